@@ -10,11 +10,13 @@ from typing import Any
 project = "peelsum"
 author = "the peelsum authors"
 copyright = "the peelsum authors, Apache-2.0"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinxcontrib.mermaid"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 # For those who browse the folder.
 exclude_patterns = ["README.md"]
 
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_title = "peelsum"
 html_show_sphinx = False
 man_pages = [
@@ -22,7 +24,6 @@ man_pages = [
 ]
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
-myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 4
 copybutton_exclude = ".linenos, .gp, .go"
 
@@ -36,11 +37,16 @@ _MARKUP = re.compile(r"[*|\\]|(?<=\w)_(?=\W|$)")
 
 
 def _plain(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Escape markup outside of `code`, in place: docstrings are plain text."""
-    for number, line in enumerate(lines):
+    """Escape markup outside of `code`, in place: docstrings are plain text, and their tables are literal."""
+    plain: list[str] = []
+    for line in lines:
+        if line.startswith("|"):
+            plain += [f" {line}"] if plain[-1] else ["::", "", f" {line}"]
+            continue
         parts = line.split("`")
         parts[::2] = [_MARKUP.sub(r"\\\g<0>", part) for part in parts[::2]]
-        lines[number] = "`".join(parts)
+        plain.append("`".join(parts))
+    lines[:] = plain
 
 
 def _command_line(app: Any) -> None:
@@ -52,6 +58,9 @@ def _command_line(app: Any) -> None:
         r"## `peelsum demo-worker`.*?(?=^## )|^\* `demo-worker`[^\n]*\n", re.DOTALL | re.MULTILINE
     )
     text = hidden.sub("", html.unescape(text)).replace("# `peelsum`", "# The peelsum command", 1)
+    # In a list, typer cuts help off, also within `code`: then a backtick has no partner.
+    alone = re.compile(r"^((?:[^`\n]*`[^`\n]*`)*[^`\n]*)`([^`\n]*[.]{3})$", re.MULTILINE)
+    text = alone.sub(r"\1\2", text)
     if not page.exists() or page.read_text() != text:
         page.write_text(text)
 

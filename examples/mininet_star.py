@@ -140,14 +140,14 @@ def job(net, python, window):
 
 
 def started(stack, popen, command):
-    """Start a command, which ends with the stack; return the first line of its output."""
+    """Start a command, which ends with the stack; return the line of its output that says it is ready."""
     process = popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None)
     stack.callback(process.wait)
     stack.callback(process.terminate)
-    line = process.stdout.readline()
-    if not line:
-        raise SystemExit(f"{' '.join(command[2:5])}: ended before it was ready")
-    return line
+    for line in process.stdout:
+        if "working" not in json.loads(line):  # it tells its parent what takes long
+            return line
+    raise SystemExit(f"{' '.join(command[2:5])}: ended before it was ready")
 
 
 def work(net, python, window):

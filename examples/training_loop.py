@@ -23,8 +23,6 @@ from peelsum.transport import TransportError, job_config
 def main(model: ModelName, arguments: list[str] | None = None) -> list[float]:
     """Train, and print progress; return this rank's losses, step by step."""
     options = _options(model, arguments)
-    if options.graphs and (options.sum, options.device) != ("switch", "cuda"):
-        raise SystemExit("--graphs: is for the hook on a GPU; use --sum switch --device cuda with it")
     try:
         return _train(model, options, *_place(options.sum))
     except (HookError, AllreduceError, TransportError) as error:
@@ -47,7 +45,7 @@ def _train(model: ModelName, options: argparse.Namespace, rank: int, workers: in
         over = f"switch:{options.job}" if options.job else "switch"
         place = "gpu" if device.type == "cuda" else "cpu"  # encode where the gradients are
         names = task.model.named_parameters()
-        state = SwitchAllreduceState(over=over, names=names, implementation=place, graphs=options.graphs)
+        state = SwitchAllreduceState(over=over, names=names, implementation=place)
         network.register_comm_hook(state, hook)
     optimizer = task.optimizer(task.model.parameters())
     checkpoints = Checkpoints(options.checkpoint, rank, task.model, optimizer, state)
@@ -158,9 +156,6 @@ def _options(model: ModelName, arguments: list[str] | None) -> argparse.Namespac
     parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: train and encode on a GPU"
-    )
-    parser.add_argument(
-        "--graphs", action="store_true", help="with --device cuda: capture the hook's launches in CUDA graphs"
     )
     parser.add_argument("--threads", type=int, default=1, help="threads of each rank")
     return parser.parse_args(arguments)

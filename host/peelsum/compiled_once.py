@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from peelsum.forks import keep_from_children
 
 #: Seconds of waiting before a message says so, and between two. Loading compiled code takes less.
 BEAT_S = 2.0
@@ -37,21 +38,19 @@ def first_alone(folder: str | Path, what: str) -> Iterator[None]:
     folder: Numba's cache of `what`, the same for all processes. Processes that waited run side by side. If
     the folder cannot be locked, the body runs at once.
     """
-    lock = -1
-    with suppress(ImportError, OSError):
-        if folder:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            lock = os.open(Path(folder) / ".peelsum.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            if not _locked(lock, alone=True):
-                _wait(lock, what)
-    try:
+    with ExitStack() as held:
+        with suppress(ImportError, OSError):
+            if folder:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                lock = held.enter_context((Path(folder) / ".peelsum.lock").open("ab"))
+                keep_from_children(lock)
+                held.callback(_unlock, lock)
+                if not _locked(lock, alone=True):
+                    _wait(lock, what)
         yield
-    finally:
-        if lock >= 0:
-            os.close(lock)
 
 
-def _locked(lock: int, *, alone: bool) -> bool:
+def _locked(lock: IO[bytes], *, alone: bool) -> bool:
     import fcntl  # not on Windows, where the body runs at once
 
     try:
@@ -61,7 +60,14 @@ def _locked(lock: int, *, alone: bool) -> bool:
     return True
 
 
-def _wait(lock: int, what: str) -> None:
+def _unlock(lock: IO[bytes]) -> None:
+    """Release the lock. Closing it would not while a child, just forked, still has it open, too."""
+    import fcntl
+
+    fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def _wait(lock: IO[bytes], what: str) -> None:
     since = told_at = time.monotonic()
     while not _locked(lock, alone=False):
         time.sleep(_PAUSE_S)

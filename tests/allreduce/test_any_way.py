@@ -23,7 +23,6 @@ def any_way(draw: Callable[..., Any]) -> dict[str, Any]:
         "forms": draw(st.sampled_from([*FORMS, "auto"])),
         "index": draw(st.sampled_from(INDEXES)),
         "predict": draw(st.booleans()),
-        "limbs": draw(st.sampled_from([1, 2])),
         "implementation": draw(st.sampled_from(["cpu", "reference"])),
         "cells_per_candidate": draw(st.floats(0.05, 3.0)),
         "network": draw(st.sampled_from([SLOW, FAR, NetworkModel()])),
@@ -52,7 +51,7 @@ def check_steps(group: Any, draw: Callable[..., Any], n: int, steps: int, choice
         arrays = [np.where(where, array, np.float32(0)) for array in arrays]
         tensors, meant = zip(*(typed(array, dtype) for array in arrays), strict=True)
         slack = SLACK if choices["predict"] and step else 0
-        check(group.sum([{"g": mine} for mine in tensors]), meant, limbs=choices["limbs"], slack=slack)
+        check(group.sum([{"g": mine} for mine in tensors]), meant, slack=slack)
 
 
 @pytest.mark.parametrize(("octaves", "finer"), [(62, 62), (64, 0), (66, 2)])
@@ -141,4 +140,4 @@ def test_all_three_implementations_in_one_job(make_workers: Any, data: st.DataOb
         ours, *theirs = group.sum([{"g": on_device(tensors[0])}, *({"g": mine} for mine in tensors[1:])])
         slack = SLACK if choices["predict"] and step else 0
         results = [{"g": OnHost(ours["g"])}, *theirs]
-        check(results, meant, limbs=choices["limbs"], slack=slack)
+        check(results, meant, slack=slack)

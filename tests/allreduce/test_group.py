@@ -175,7 +175,7 @@ def test_false_positives_between_tensors_are_not_elements(make_workers: Any) -> 
 )
 def test_occupied_elements_are_those_of_the_sum(totals: list[int], elements: int) -> None:
     nobody: Any = None
-    total = np.array([totals], np.int32)
+    total = np.array(totals, np.int32)
     chosen = Selection(3, lambda: np.array([1, 5, 9]))
     member = Member(100, None, chosen, total, total, 0, None, nobody, slice(0, 32), None, HostMemory())
     assert member.occupied()[0] == elements

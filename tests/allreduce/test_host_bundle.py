@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from sums_of_floats import check
 
 from peelsum.allreduce import Allreduce, NetworkModel, host_bundle
+from peelsum.allreduce.exchange import Setting, TensorExchange
 from peelsum.allreduce.host_bundle import HostBundle
+from peelsum.allreduce.plan import Choice, Settings, TensorPlan
 from peelsum.codec import cpu_bundle_loops as loops
-from peelsum.codec import sample
+from peelsum.codec import kernels, sample
 from peelsum.codec.cpu_bundle_loops import Kind
 
 STEPS = 3
@@ -212,3 +214,12 @@ def test_integers_of_a_result_belong_to_the_caller(make_workers: Any, form: str)
     for integers in (result.total_at, result.quantized_at):
         integers *= 2
     np.testing.assert_array_equal(result.total, result.quantized)
+
+
+def test_a_form_without_a_case_is_an_error_and_no_other_forms_words() -> None:
+    choice = Choice(cast(Any, "packed"))
+    with pytest.raises(AssertionError, match="packed"):
+        host_bundle.kind_of(TensorPlan("g", (9,), "float32", choice))
+    exchange = TensorExchange(choice, np.ones(9, np.float32), Setting(kernels(), 1, 8, Settings(), 0))
+    with pytest.raises(AssertionError, match="packed"):
+        next(exchange.rounds())

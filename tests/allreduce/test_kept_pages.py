@@ -63,6 +63,13 @@ def test_arrays_of_64_kib_to_4_mib_are_kept(bytes_, kept):
     assert sum(map(len, kept_pages._free.values())) == kept
 
 
+@pytest.mark.parametrize("count", [5, COUNT, 2**20 + 1])
+def test_zeros_are_zeros_also_in_pages_that_had_other_words(count):
+    kept_pages.empty(count, np.float32)[:] = 7
+    array = kept_pages.zeros(count, np.float32)
+    assert (array.size, array.dtype, array.any()) == (count, np.float32, False)
+
+
 def test_at_most_four_blocks_of_a_size_are_kept():
     arrays = [kept_pages.empty(COUNT, np.uint32) for _ in range(6)]
     assert len({address(array) for array in arrays}) == 6

@@ -36,12 +36,9 @@ def held(tensor: Any, sums: list[Fraction], divisor: int = 1) -> None:
 
 
 @pytest.mark.parametrize("average", [False, True])
-@pytest.mark.parametrize("limbs", [1, 2])
 @pytest.mark.parametrize("form", FORMS)
-def test_no_value_differs_by_more_than_its_bound(
-    make_workers: Any, form: str, limbs: int, average: bool
-) -> None:
-    group = make_workers(3, forms=form, limbs=limbs, average=average)
+def test_no_value_differs_by_more_than_its_bound(make_workers: Any, form: str, average: bool) -> None:
+    group = make_workers(3, forms=form, average=average)
     for step in range(3):
         arrays = workers_of(700, 3, 0.4, step, spread=12)
         arrays[step][step] = 3e38 if step else 1e-45
@@ -74,12 +71,6 @@ def test_a_sum_too_large_for_float32_has_no_bound(make_workers: Any) -> None:
 def test_what_is_not_exact_at_all_has_no_bound(make_workers: Any) -> None:
     infinite = np.array([math.inf, 1.0], np.float32)
     tensor = make_workers(2).sum([{"g": infinite}] * 2)[0]["g"]
-    assert tensor.error_bound == math.inf
-    assert np.isinf(tensor.error_bounds).all()
-    many = workers_of(3000, 2, 0.3, 0)
-    group = make_workers(2, forms="sketch", cells_per_candidate=0.8, estimate=True)
-    tensor = group.sum([{"g": one} for one in many])[0]["g"]
-    assert tensor.estimated
     assert tensor.error_bound == math.inf
     assert np.isinf(tensor.error_bounds).all()
 

@@ -65,7 +65,7 @@ def test_one_in_a_hundred_sketches_may_have_left_over(count: int) -> None:
             assert where.size >= 0.5 * count
             layout = segmented_layout(ops, HostMemory(), where, int(rng.integers(2**62)), 1.3)
             assert layout.cells <= 1.3 * where.size * 1.01
-            sketch, out = np.zeros((1, layout.cells), np.uint32), np.empty((1, where.size), np.int32)
+            sketch, out = np.zeros(layout.cells, np.uint32), np.empty(where.size, np.int32)
             failed[kind] += len(ops.sketch_decode(layout, sketch, where, out)) > 0
     assert sum(failed.values()) <= 0.01 * SEEDS * len(KINDS), failed
 
@@ -118,5 +118,5 @@ def test_segments_of_sketches_sent_ahead_are_even(length: int, seed: int) -> Non
     width = block_width(Seen(0, tuple(ops.occupied(where).tolist())))
     layout = SketchLayout.ahead(where.size, width, seed, 1.3)
     assert layout.segments == 3
-    sketch, out = np.zeros((1, layout.cells), np.uint32), np.empty((1, where.size), np.int32)
+    sketch, out = np.zeros(layout.cells, np.uint32), np.empty(where.size, np.int32)
     assert len(ops.sketch_decode(layout, sketch, where, out)) == 0

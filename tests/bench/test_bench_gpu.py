@@ -37,7 +37,7 @@ def test_page_compares_with_the_device_s_copy(tmp_path: Path) -> None:
         network_ms=7.0, decode_ms=0.25, bytes_per_step=1_250_000, cpu_ms=40.0, cpu_of_gloo=None,
     )  # fmt: skip
     page, rows = tmp_path / "docs" / "gpu.md", tmp_path / "gpu.json"
-    buckets = [bench.BucketRow(100, 1000, graphs, 2.5) for graphs in (False, True)]
+    buckets = [bench.BucketRow(100, 1000, 2.5)]
     other, lhc = (
         filled(CodecRow, elements=2**27, density=0.05, form=form, index="bitmap", bits_per_element=3.2,
                encode_gbps=8 * encode, decode_gbps=8 * decode)
@@ -53,13 +53,13 @@ def test_page_compares_with_the_device_s_copy(tmp_path: Path) -> None:
     assert "| 134,217,728 | sketch | bitmap | 3.2 | 900 | 200 | 3.00 | 1.25 |" in lines
     assert "| 134,217,728 | lhc_cuda | bitmap | 3.2 | 300 | 160 | 1.00 | 1.00 |" in lines
     assert "| lstm | 4 | switch | 12.5 | 3 | 0.5 / 7 / 0.25 | 1.25 | 40 | - |" in lines
-    assert "| 100 | 1,000 | yes | 2.5 |" in lines
+    assert "| 100 | 1,000 | 2.5 |" in lines
     assert '"copy_gbytes": 1000.0' in rows.read_text()
 
 
 def test_buckets_are_measured() -> None:
-    row = bench.bucket_row(DEVICE, 3, 40, True, steps=1)
-    assert (row.tensors, row.elements, row.graphs) == (3, 40, True)
+    row = bench.bucket_row(DEVICE, 3, 40, steps=1)
+    assert (row.tensors, row.elements) == (3, 40)
     assert row.tensor_us > 0
 
 

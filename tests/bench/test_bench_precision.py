@@ -20,9 +20,9 @@ def test_errors_are_relative_to_exact_sums() -> None:
     gradients = drawn()
     found = list(precision.rows_of("toy", 7, gradients))
     assert {(row.model, row.step, row.workers) for row in found} == {("toy", 7, 3)}
-    assert [row.tensor for row in found] == ["rows"] * 4 + ["all"] * 4
-    assert [row.way for row in found[:4]] == ["float32", "one scale", "blocks", "two limbs"]
-    float32, one_scale, blocks, two_limbs = found[:4]
+    assert [row.tensor for row in found] == ["rows"] * 3 + ["all"] * 3
+    assert [row.way for row in found[:3]] == ["float32", "one scale", "blocks"]
+    float32, one_scale, blocks = found[:3]
     arrays = [array.astype(np.longdouble) for array in gradients["rows"]]
     exact = arrays[0] + arrays[1] + arrays[2]
     in_sequence = np.float32(np.float32(gradients["rows"][0] + gradients["rows"][1]) + gradients["rows"][2])
@@ -33,10 +33,8 @@ def test_errors_are_relative_to_exact_sums() -> None:
     assert one_scale.lost > 0.1
     assert float32.lost == blocks.lost == 0
     assert blocks.median_error < 2 * float32.median_error < one_scale.median_error
-    assert two_limbs.median_error < 2 * float32.median_error
     assert float32.scale_words is one_scale.scale_words is None
     assert blocks.scale_words == pytest.approx(120 / (3840 + 120 + 8))
-    assert two_limbs.scale_words == 0
 
 
 def test_gradients_are_those_of_every_worker_at_the_steps_asked_for() -> None:

@@ -185,7 +185,6 @@ def test_densities_are_of_every_tensor_and_of_all() -> None:
         (["--gbps", "0"], "out of range"),
         (["--workers", "1"], "out of range"),
         (["--top-k", "2"], "out of range"),
-        (["--graphs"], "--graphs: is for launches on a GPU; use --device cuda with it"),
         (["--data", "/nowhere", "--densities"], "does not exist"),
     ],
 )

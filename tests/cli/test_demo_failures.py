@@ -54,7 +54,7 @@ def flipped(step, name, element, bit):
     """Return the step with one bit of one total changed."""
     total = step[name].total.copy().ravel()
     total[element] ^= np.int32(1) << bit
-    wrong = replace(step[name], total_at=total[np.newaxis])
+    wrong = replace(step[name], total_at=total)
     return replace(step, tensors=tuple(wrong if tensor.name == name else tensor for tensor in step.tensors))
 
 

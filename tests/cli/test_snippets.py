@@ -4,17 +4,23 @@ import re
 from pathlib import Path
 
 import pytest
+from mininet_missing import mininet_missing
 from snippets import Block, SnippetError, blocks, play, run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("examples/**/*.md"))]
-#: Tests of their own run these: one is a session, the other needs several machines.
-APART = (ROOT / "docs/tutorial/one-chunk.md", ROOT / "docs/how-to/train-on-several-nodes.md")
+#: Tests of their own run these: two are sessions, one needs several machines.
+APART = (
+    ROOT / "docs/tutorial/one-chunk.md",
+    ROOT / "docs/how-to/train-on-several-nodes.md",
+    ROOT / "docs/how-to/use-p4runtime-shell.md",
+)
 RUN = [page for page in PAGES if page not in APART and blocks(page.read_text(encoding="utf-8"))]
 #: Networks: from ten seconds to half a minute of processor time. Trainings over networks: minutes.
 LONG = {
     "README.md": pytest.mark.system,
     "docs/how-to/deploy.md": pytest.mark.system,
+    "docs/how-to/use-bmv2-and-mininet.md": pytest.mark.system,
     "docs/reference/topology.md": pytest.mark.system,
     "docs/reference/torch.md": pytest.mark.system,
     "docs/reference/traces.md": pytest.mark.system,
@@ -31,6 +37,8 @@ def _named(page: Path) -> object:
 
 @pytest.mark.parametrize("page", [_named(page) for page in RUN])
 def test_blocks_of_a_page_run_in_order(page):
+    if any(block.needs_mininet for block in blocks(page.read_text(encoding="utf-8"))) and mininet_missing():
+        pytest.skip(mininet_missing())
     done = play(page)
     assert done.returncode == 0, done.stderr
     assert not re.search(r"\bWRONG\b", done.stdout)
@@ -58,9 +66,14 @@ def test_marks_and_blocks_are_told_apart():
     page = (
         "```sh\nfirst\n```\n\n<!-- not run: installs -->\n```sh\nmake\n```\n"
         "```text\npeelsum: s1: ended\n```\n"
+        "<!-- needs Mininet -->\n```sh\nstar\n```\n"
         "<!-- goes on, ready with: port 3 at -->\n```sh\nsecond\n```\n```python\nimport peelsum\n```\n"
     )
-    assert blocks(page) == [Block("first\n"), Block("second\n", "port 3 at")]
+    assert blocks(page) == [
+        Block("first\n"),
+        Block("star\n", needs_mininet=True),
+        Block("second\n", "port 3 at"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -98,18 +98,18 @@ def test_blocks_are_rounded_by_their_own_scales_and_come_back(implementation: An
     ops, n, block = kernels(implementation), 9001, 64
     values = drawn(n, 0, 40)
     top, octaves = agreed(ops, [values], block)
-    fixed = FixedPoint(scale_for(top, 4), 0, octaves, block)
-    quantized, back = np.empty((1, n), np.int32), np.empty(n, np.float32)
+    fixed = FixedPoint(scale_for(top, 4), octaves, block)
+    quantized, back = np.empty(n, np.int32), np.empty(n, np.float32)
     ops.quantize(values, fixed, quantized)
     ops.dequantize(quantized, fixed, 1, back)
     for i in range(n):
         scale = 2.0 ** (scale_for(top, 4) + int(octaves[i // block]))
-        assert quantized[0, i] == round(float(values[i]) * scale)
-        assert back[i] == np.float32(quantized[0, i] / scale)
+        assert quantized[i] == round(float(values[i]) * scale)
+        assert back[i] == np.float32(quantized[i] / scale)
     where = np.flatnonzero(values)[::3]
-    some, spread = np.empty((1, where.size), np.int32), np.zeros(n, np.float32)
+    some, spread = np.empty(where.size, np.int32), np.zeros(n, np.float32)
     ops.quantize_at(values, where, fixed, some)
     ops.dequantize_at(some, where, fixed, 1, spread)
-    np.testing.assert_array_equal(some[0], quantized[0, where])
+    np.testing.assert_array_equal(some, quantized[where])
     np.testing.assert_array_equal(spread[where], back[where])
     assert np.count_nonzero(spread) <= where.size

@@ -75,13 +75,13 @@ def agree(results: Sequence[StepResult], name: str = "g") -> Any:
     "settings",
     [
         {"forms": "dense"},
-        {"forms": "dense", "predict": True, "limbs": 2},
-        {"forms": "compact", "index": "bitmap", "limbs": 2},
+        {"forms": "dense", "predict": True},
+        {"forms": "compact", "index": "bitmap"},
         {"forms": "compact", "index": "two_level"},
         {"forms": "compact", "index": "bloom", "average": True},
         {"forms": "sketch", "index": "bitmap", "predict": True},
         {"forms": "sketch", "index": "two_level", "cells_per_candidate": 0.6},
-        {"forms": "sketch", "index": "bloom", "predict": True, "limbs": 2},
+        {"forms": "sketch", "index": "bloom", "predict": True},
         {"sparse": ["g"]},
     ],
     ids=str,
@@ -186,7 +186,7 @@ def test_many_small_dense_tensors_together(average: bool) -> None:
     "settings",
     [
         {"forms": "compact", "index": "bitmap", "average": True},
-        {"forms": "compact", "index": "bitmap", "limbs": 2},
+        {"forms": "compact", "index": "bitmap"},
         {"forms": "compact", "index": "two_level"},
         {"forms": {"b": "dense", "d": "sketch"}, "sparse": ["a", "c"], "predict": True},
         {"forms": "sketch", "index": "bloom", "cells_per_candidate": 0.6},
@@ -234,11 +234,6 @@ def test_a_tensor_that_lies_elsewhere_is_refused() -> None:
         CodecError, match=f"ndarray is not on the kernels' device; pass torch tensors on {DEVICE}"
     ):
         reduce.sum([np.zeros(3, np.float32)])
-
-
-def test_estimates_are_not_made_on_a_device() -> None:
-    with pytest.raises(InvalidRequestError, match="estimate: True does not work with the gpu kernels"):
-        Allreduce(LocalSummation.group(1)[0], implementation="gpu", estimate=True)
 
 
 def test_without_a_gpu_the_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

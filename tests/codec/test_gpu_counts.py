@@ -61,13 +61,11 @@ def third_step(
     ("waits", "launches", "settings"),
     [
         (1, 9, {"forms": "dense", "predict": True}),
-        (2, 11, {"forms": "dense", "limbs": 2}),
         (2, 17, {"forms": "compact", "index": "bitmap"}),
         (2, 20, {"sparse": ["0"]}),
         (4, 29, {"forms": "compact", "index": "bloom"}),
         (5, 38, {"forms": "compact", "index": "two_level"}),
         (2, 23, {"forms": "sketch", "index": "bitmap", "predict": True}),
-        (2, 23, {"forms": "sketch", "index": "bitmap", "predict": True, "limbs": 2}),
         (8, 65, {"forms": "sketch", "index": "two_level"}),
     ],
     ids=str,
@@ -96,7 +94,6 @@ def test_a_bucket_of_dense_tensors_takes_no_more_than_one_tensor(
     ("launches", "settings"),
     [
         (21, {"forms": "compact", "index": "bitmap"}),
-        (16, {"forms": "compact", "index": "bitmap", "limbs": 2}),
         (28, {"forms": "sketch", "index": "bitmap", "predict": True}),
     ],
     ids=str,
@@ -109,12 +106,11 @@ def test_sparse_tensors_share_launches(
     assert third_step(N, 2, **settings).launches <= launches
 
 
-@pytest.mark.parametrize("limbs", [1, 2])
 @pytest.mark.parametrize("predict", [False, True])
 @pytest.mark.parametrize("index", ["bitmap", "two_level", "bloom"])
 @pytest.mark.parametrize("form", ["dense", "compact", "sketch"])
 @pytest.mark.covering(1)
-def test_several_tensors_wait_no_more_than_one(form: str, index: str, predict: bool, limbs: int) -> None:
+def test_several_tensors_wait_no_more_than_one(form: str, index: str, predict: bool) -> None:
     """The host waits for all tensors' numbers at once, in every form and refinement.
 
     A sketch that is sent ahead with a Bloom filter takes a wait more: for the number of candidates.
@@ -126,13 +122,11 @@ def test_several_tensors_wait_no_more_than_one(form: str, index: str, predict: b
         forms=form,
         index=index,
         predict=predict,
-        limbs=limbs,
     )
 
 
-@pytest.mark.parametrize("limbs", [1, 2])
-def test_left_over_of_several_tensors(limbs: int) -> None:
-    third_step(N, 3, forms="sketch", index="bitmap", cells_per_candidate=0.6, limbs=limbs)
+def test_left_over_of_several_tensors() -> None:
+    third_step(N, 3, forms="sketch", index="bitmap", cells_per_candidate=0.6)
 
 
 def test_tensors_of_a_bucket_share_waits() -> None:

@@ -33,9 +33,9 @@ Mode = Literal["in place", "new", "no room"]
 STEPS: list[tuple[list[str], dict[str, Any], Mode]] = [
     (["a"], {"forms": "dense", "predict": True}, "in place"),
     (["a", "b", "c"], {"forms": "dense"}, "new"),
-    (["a"], {"forms": "dense", "limbs": 2}, "no room"),
+    (["a"], {"forms": "dense"}, "no room"),
     (["a", "b"], {"sparse": ["a", "b"]}, "no room"),
-    (["a", "c"], {"forms": "compact", "index": "bitmap", "limbs": 2}, "in place"),
+    (["a", "c"], {"forms": "compact", "index": "bitmap"}, "in place"),
     (["a", "b", "c"], {"forms": {"c": "dense"}, "sparse": ["a", "b"]}, "in place"),
     (["a"], {"forms": "compact", "index": "two_level"}, "in place"),
     (["a"], {"forms": "compact", "index": "bloom", "average": True}, "new"),

@@ -34,7 +34,7 @@ def test_lanes_of_different_launches() -> None:
                 else:
                     gpu.index_exponents(sample, 64, index, words)
                 where = gpu.positions(index, n, count=int(np.count_nonzero(values(n))))
-                numbers = torch.empty((1, len(where)), dtype=torch.int32, device=DEVICE)
+                numbers = torch.empty(len(where), dtype=torch.int32, device=DEVICE)
                 gpu.quantize_at(sample, where, FixedPoint(9 + m), numbers)
                 made.append((index, words, where, numbers, gpu_memory.later(where)))
     assert counts.kernels["index_kernel"] == counts.kernels["positions_kernel"] == 1, str(counts)
@@ -47,7 +47,7 @@ def test_lanes_of_different_launches() -> None:
             reference.block_exponents(values(n), 64, exponents)
             np.testing.assert_array_equal(bits(words), exponents)
         found = np.flatnonzero(values(n))
-        truth = np.empty((1, found.size), np.int32)
+        truth = np.empty(found.size, np.int32)
         reference.quantize_at(values(n), found, FixedPoint(9 + m), truth)
         np.testing.assert_array_equal(where.cpu(), found)
         np.testing.assert_array_equal(near(), found)

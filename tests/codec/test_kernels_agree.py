@@ -11,7 +11,6 @@ from peelsum.codec import (
     CodecError,
     FixedPoint,
     SketchLayout,
-    cpu_peel_loops,
     index_words,
     kernels,
     threads,
@@ -65,8 +64,8 @@ def test_quantize_and_dequantize(n: int, divisor: int) -> None:
     sample, scale = values(n, density=0.9), 11
     where = np.flatnonzero(sample)
     fixed = FixedPoint(scale)
-    whole = [np.empty((1, n), np.int32) for _ in range(2)]
-    some = [np.empty((1, where.size), np.int32) for _ in range(2)]
+    whole = [np.empty(n, np.int32) for _ in range(2)]
+    some = [np.empty(where.size, np.int32) for _ in range(2)]
     back = [np.empty(n, np.float32) for _ in range(2)]
     scattered = [np.zeros(n, np.float32) for _ in range(2)]
     for i, ops in enumerate((CPU, REFERENCE)):
@@ -77,57 +76,38 @@ def test_quantize_and_dequantize(n: int, divisor: int) -> None:
     for pair in (whole, some, back, scattered):
         np.testing.assert_array_equal(pair[0], pair[1])
     expected = [round(float(value) * 2.0**scale) for value in sample]
-    np.testing.assert_array_equal(whole[0][0], np.array(expected, np.int32))
+    np.testing.assert_array_equal(whole[0], np.array(expected, np.int32))
     np.testing.assert_array_equal(scattered[0], back[0])
 
 
 def test_half_goes_to_even() -> None:
     halves = np.array([0.5, 1.5, 2.5, -0.5, -1.5, -2.5], np.float32)
     for ops in (CPU, REFERENCE):
-        out = np.empty((1, 6), np.int32)
+        out = np.empty(6, np.int32)
         ops.quantize(halves, FixedPoint(0), out)
-        np.testing.assert_array_equal(out[0], [0, 2, 2, 0, -2, -2])
+        np.testing.assert_array_equal(out, [0, 2, 2, 0, -2, -2])
 
 
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize(
     ("lanes", "cells_per_candidate"), [(32, 1.4), (7, 1.4), (1, 1.3), (256, 0.14), (13, 0.1)]
 )
-@pytest.mark.parametrize("fixed", [FixedPoint(20), FixedPoint(40, 30)], ids=["one limb", "two limbs"])
-def test_sketch(n: int, lanes: int, cells_per_candidate: float, fixed: FixedPoint) -> None:
+def test_sketch(n: int, lanes: int, cells_per_candidate: float) -> None:
     sample = values(n, seed=n)
     where = np.flatnonzero(sample)
-    quantized = np.empty((fixed.limbs, where.size), np.int32)
-    CPU.quantize_at(sample, where, fixed, quantized)
+    quantized = np.empty(where.size, np.int32)
+    CPU.quantize_at(sample, where, FixedPoint(20), quantized)
     layout = SketchLayout.sized(where.size, lanes, n, cells_per_candidate)
-    sketches = [np.empty((fixed.limbs, layout.cells), np.uint32) for _ in range(2)]
-    decoded = [np.full((fixed.limbs, where.size), 7, np.int32) for _ in range(3)]
+    sketches = [np.empty(layout.cells, np.uint32) for _ in range(2)]
+    decoded = [np.full(where.size, 7, np.int32) for _ in range(2)]
     left = []
     for i, ops in enumerate((CPU, REFERENCE)):
-        for limb, sketch in zip(quantized, sketches[i], strict=True):
-            ops.sketch_encode(layout, where, limb, sketch)
+        ops.sketch_encode(layout, where, quantized, sketches[i])
         left.append(ops.sketch_decode(layout, sketches[i], where, decoded[i]))
-    # Independently: every limb is peeled alone.
-    for limb in range(fixed.limbs):
-        one = slice(limb, limb + 1)
-        REFERENCE.sketch_decode(layout, sketches[1][one], where, decoded[2][one])
     for results in (sketches, decoded, left):
         np.testing.assert_array_equal(results[0], results[1])
-    np.testing.assert_array_equal(decoded[1], decoded[2])
-
-
-def test_two_limbs_are_peeled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, sweep = [], cpu_peel_loops.sweep
-    monkeypatch.setattr(cpu_peel_loops, "sweep", lambda *arguments: calls.append(1) or sweep(*arguments))
-    where = np.arange(0, 5000, 13)
-    layout = SketchLayout.sized(where.size, 8, 3)
-    rounds = []
-    for limbs in (1, 2):
-        calls.clear()
-        sketch, out = np.zeros((limbs, layout.cells), np.uint32), np.empty((limbs, where.size), np.int32)
-        assert CPU.sketch_decode(layout, sketch, where, out).size == 0
-        rounds.append(len(calls))
-    assert rounds[0] == rounds[1] > 1
+    quantized[left[0]] = 0
+    np.testing.assert_array_equal(decoded[0], quantized)
 
 
 @pytest.mark.parametrize("cores", [1, 3])
@@ -137,23 +117,21 @@ def test_segments(share: int, segments: int, cores: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(threads, "PER_CORE", 1)
     rng = np.random.default_rng(share)
     where = np.sort(rng.choice(5000, 389, replace=False)).astype(np.int64)
-    numbers = rng.integers(-(2**31), 2**31, (2, where.size)).astype(np.int32)
+    numbers = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
     layout = SketchLayout(8, 6, 9, segments, share)
-    sketches = [np.full((2, layout.cells), 7, np.uint32) for _ in range(3)]
-    decoded = [np.full((2, where.size), 7, np.int32) for _ in range(3)]
+    sketches = [np.full(layout.cells, 7, np.uint32) for _ in range(3)]
+    decoded = [np.full(where.size, 7, np.int32) for _ in range(3)]
     left = []
     for i, ops in enumerate((CPU, REFERENCE)):
-        for limb, sketch in zip(numbers, sketches[i], strict=True):
-            ops.sketch_encode(layout, where, limb, sketch)
+        ops.sketch_encode(layout, where, numbers, sketches[i])
         left.append(ops.sketch_decode(layout, sketches[i], where, decoded[i]))
     # Independently: every segment is a sketch of its own.
     alone, parts = SketchLayout(8, 6, 9), []
     for s in range(segments):
         part = slice(s * share, (s + 1) * share)
-        cells = sketches[2][:, s * alone.cells : (s + 1) * alone.cells]
-        for limb, sketch in zip(numbers, cells, strict=True):
-            REFERENCE.sketch_encode(alone, where[part], limb[part], sketch)
-        parts.append(s * share + REFERENCE.sketch_decode(alone, cells, where[part], decoded[2][:, part]))
+        cells = sketches[2][s * alone.cells : (s + 1) * alone.cells]
+        REFERENCE.sketch_encode(alone, where[part], numbers[part], cells)
+        parts.append(s * share + REFERENCE.sketch_decode(alone, cells, where[part], decoded[2][part]))
     left.append(np.concatenate(parts))
     for results in (sketches, decoded, left):
         np.testing.assert_array_equal(results[0], results[2])
@@ -162,10 +140,7 @@ def test_segments(share: int, segments: int, cores: int, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("cores", [1, 3])
 @pytest.mark.parametrize(("lanes", "segments"), [(1, 2), (8, 3), (32, 7), (256, 5), (8, 600)])
-@pytest.mark.parametrize("fixed", [FixedPoint(12), FixedPoint(40, 30)], ids=["one limb", "two limbs"])
-def test_dealt_segments(
-    lanes: int, segments: int, fixed: FixedPoint, cores: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dealt_segments(lanes: int, segments: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are dealt to segments by their numbers, for sketches that are sent ahead of the union."""
     monkeypatch.setattr(threads, "_CORES", cores)
     monkeypatch.setattr(threads, "PER_CORE", 1)
@@ -173,13 +148,13 @@ def test_dealt_segments(
     where = np.flatnonzero(sample)
     rows = max(where.size // (2 * segments * lanes), 1)
     layout = SketchLayout(lanes, rows, 2**64 - segments, segments, dealt=True)
-    quantized = np.empty((fixed.limbs, where.size), np.int32)
+    quantized = np.empty(where.size, np.int32)
+    fixed = FixedPoint(12)
     REFERENCE.quantize_at(sample, where, fixed, quantized)
     outcomes = []
     for ops in (CPU, REFERENCE):
-        sketch, passed = (np.full((fixed.limbs, layout.cells), 7, np.uint32) for _ in range(2))
-        for limb, out in zip(quantized, sketch, strict=True):
-            ops.sketch_encode(layout, where + first, limb, out)
+        sketch, passed = (np.full(layout.cells, 7, np.uint32) for _ in range(2))
+        ops.sketch_encode(layout, where + first, quantized, sketch)
         bitmap, decoded = np.empty(index_words(sample.size), np.uint32), np.full_like(quantized, 7)
         ops.index_sketch(layout, sample, fixed, bitmap, passed, first)
         np.testing.assert_array_equal(passed, sketch)
@@ -193,15 +168,11 @@ def test_dealt_segments(
     segment = np.array([segment_of(block, layout) for block in blocks])
     for s in range(segments):
         own = np.flatnonzero(segment == s)
-        cells, out = (
-            np.zeros((fixed.limbs, alone.cells), np.uint32),
-            np.empty((fixed.limbs, own.size), np.int32),
-        )
-        for limb, words in zip(quantized[:, own], cells, strict=True):
-            REFERENCE.sketch_encode(alone, where[own] + first, limb, words)
-        np.testing.assert_array_equal(cells, sketch[:, s * alone.cells : (s + 1) * alone.cells])
+        cells, out = np.zeros(alone.cells, np.uint32), np.empty(own.size, np.int32)
+        REFERENCE.sketch_encode(alone, where[own] + first, quantized[own], cells)
+        np.testing.assert_array_equal(cells, sketch[s * alone.cells : (s + 1) * alone.cells])
         found.append(own[REFERENCE.sketch_decode(alone, cells, where[own] + first, out)])
-        np.testing.assert_array_equal(decoded[:, own], out)
+        np.testing.assert_array_equal(decoded[own], out)
     np.testing.assert_array_equal(left, np.sort(np.concatenate(found)))
 
 
@@ -223,9 +194,9 @@ def test_read_only_and_foreign_memory_is_read() -> None:
     sample = np.frombuffer(values(97).tobytes(), np.float32)
     assert not sample.flags.writeable
     assert CPU.magnitude(sample) == REFERENCE.magnitude(sample)
-    out = np.empty((1, 97), np.int32)
+    out = np.empty(97, np.int32)
     CPU.quantize(sample, FixedPoint(3), out)
-    np.testing.assert_array_equal(out[0], np.rint(sample.astype(np.float64) * 8).astype(np.int32))
+    np.testing.assert_array_equal(out, np.rint(sample.astype(np.float64) * 8).astype(np.int32))
 
 
 def test_unknown_implementation_is_refused() -> None:
@@ -234,17 +205,16 @@ def test_unknown_implementation_is_refused() -> None:
 
 
 @pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("fixed", [FixedPoint(12), FixedPoint(40, 30)], ids=["one limb", "two limbs"])
 @pytest.mark.parametrize(("lanes", "rows"), [(256, 3), (7, 20), (1, 50)])
-def test_one_pass_is_index_and_sketch(n: int, fixed: FixedPoint, lanes: int, rows: int) -> None:
+def test_one_pass_is_index_and_sketch(n: int, lanes: int, rows: int) -> None:
     sample, layout, first = values(n, seed=n), SketchLayout(lanes, rows, n), 2**33 + 32
     where = np.flatnonzero(sample)
-    quantized = np.empty((fixed.limbs, where.size), np.int32)
+    quantized = np.empty(where.size, np.int32)
+    fixed = FixedPoint(12)
     REFERENCE.quantize_at(sample, where, fixed, quantized)
-    bitmap, sketch = np.empty(index_words(n), np.uint32), np.empty((fixed.limbs, layout.cells), np.uint32)
+    bitmap, sketch = np.empty(index_words(n), np.uint32), np.empty(layout.cells, np.uint32)
     REFERENCE.index(sample, bitmap)
-    for limb, out in zip(quantized, sketch, strict=True):
-        REFERENCE.sketch_encode(layout, where + first, limb, out)
+    REFERENCE.sketch_encode(layout, where + first, quantized, sketch)
     for ops in (CPU, REFERENCE):
         ours, added = np.empty_like(bitmap), np.empty_like(sketch)
         assert ops.index_sketch(layout, sample, fixed, ours, added, first) == REFERENCE.magnitude(sample)
@@ -275,17 +245,15 @@ def test_one_pass_tells_what_did_not_fit(bad: float) -> None:
     sample, layout = values(100), SketchLayout(32, 2, 0)
     sample[40] = bad
     for ops in (CPU, REFERENCE):
-        bitmap, sketch = np.empty(4, np.uint32), np.empty((1, layout.cells), np.uint32)
+        bitmap, sketch = np.empty(4, np.uint32), np.empty(layout.cells, np.uint32)
         top = ops.index_sketch(layout, sample, FixedPoint(20), bitmap, sketch)
-        assert top == ops.quantize(sample, FixedPoint(20), np.empty((1, 100), np.int32))
+        assert top == ops.quantize(sample, FixedPoint(20), np.empty(100, np.int32))
         assert top == int(np.float32(bad).view(np.uint32))
 
 
 @pytest.mark.parametrize("n", [3 * 8192 + 17, 65537, 131072])
-@pytest.mark.parametrize("fixed", [FixedPoint(12), FixedPoint(40, 30)], ids=["one limb", "two limbs"])
-def test_cores_share_the_work_and_change_nothing(
-    n: int, fixed: FixedPoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cores_share_the_work_and_change_nothing(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed = FixedPoint(12)
     sample, first = values(n, seed=n, density=0.5), 2**33
     where, layout, bloom = np.flatnonzero(sample), SketchLayout(64, 9, n), BloomLayout(3, 500, n)
     outcomes = []
@@ -293,8 +261,8 @@ def test_cores_share_the_work_and_change_nothing(
         monkeypatch.setattr(threads, "PER_CORE", 8192)
         monkeypatch.setattr(threads, "_CORES", cores)
         bitmap, passed = np.empty(index_words(n), np.uint32), np.empty(index_words(n), np.uint32)
-        sketch, filtered = np.empty((fixed.limbs, layout.cells), np.uint32), np.empty(bloom.words, np.uint32)
-        whole, some = np.empty((fixed.limbs, n), np.int32), np.empty((fixed.limbs, where.size), np.int32)
+        sketch, filtered = np.empty(layout.cells, np.uint32), np.empty(bloom.words, np.uint32)
+        whole, some = np.empty(n, np.int32), np.empty(where.size, np.int32)
         back, scattered = np.empty(n, np.float32), np.zeros(n, np.float32)
         blocks, filled = np.empty(index_words(-(-n // 4)), np.uint32), np.empty_like(bitmap)
         tops = [CPU.magnitude(sample), CPU.index(sample, bitmap), CPU.quantize(sample, fixed, whole)]

@@ -22,32 +22,27 @@ def _selection(n: int, density: float, seed: int, stray: int = 0) -> tuple[Selec
     return Selection(where.size, lambda: where, bitmap), where
 
 
-def _fixed(n: int, block: int | None, limbs: int, seed: int) -> FixedPoint:
-    scale, low_bits = (16, 0) if limbs == 1 else (40, 30)
+def _fixed(n: int, block: int | None, seed: int) -> FixedPoint:
     if block is None:
-        return FixedPoint(scale, low_bits)
+        return FixedPoint(16)
     octaves = np.random.default_rng(seed).integers(0, 6, -(-n // block)).astype(np.int32)
-    return FixedPoint(scale, low_bits, octaves, block)
+    return FixedPoint(16, octaves, block)
 
 
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 31, 32, 33, 4095, 4096, 4097, 4128, 8192, 12321])
 @pytest.mark.parametrize("block", [None, 32, 64, 4096, 65536])
-@pytest.mark.parametrize("limbs", [1, 2])
 @pytest.mark.parametrize("packs", [False, True])
-def test_gather_and_scatter(
-    n: int, block: int | None, limbs: int, packs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gather_and_scatter(n: int, block: int | None, packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "PACKS_FLOATS", packs and PACKS_FLOATS)
-    rng, fixed = np.random.default_rng(n), _fixed(n, block, limbs, n)
+    rng, fixed = np.random.default_rng(n), _fixed(n, block, n)
     for density in (0.0, 0.02, 0.05, 0.5, 1.0):
         selection, where = _selection(n, density, n, stray=3)
         k, values = where.size, (rng.standard_normal(n) * 100).astype(np.float32)
-        numbers = np.full((limbs, k), _SENTINEL, np.int32)
+        numbers = np.full(k, _SENTINEL, np.int32)
         CPU.gather(values, selection, fixed, numbers)
         scales = fixed.scales_at(where)
         exact = np.rint(values[where] * np.ldexp(1.0, scales))  # a power of 2 times 24 bits fits float64
-        own = numbers[0] if limbs == 1 else fixed.joined(numbers)
-        np.testing.assert_array_equal(own, exact.astype(np.int64))
+        np.testing.assert_array_equal(numbers, exact.astype(np.int64))
         for divisor in (1, 3, 8):
             for clear in (False, True):
                 # Nothing around `out` may be written.
@@ -57,7 +52,7 @@ def test_gather_and_scatter(
                 CPU.scatter(numbers, selection, fixed, divisor, out, clear=clear)
                 expected = np.full(n + 64, _SENTINEL, np.float32)
                 expected[32 : 32 + n] = 0.0
-                quotients = own.astype(np.float64) * np.ldexp(1.0, -scales) / divisor
+                quotients = numbers.astype(np.float64) * np.ldexp(1.0, -scales) / divisor
                 expected[32 + where] = quotients.astype(np.float32)
                 np.testing.assert_array_equal(room.view(np.uint32), expected.view(np.uint32))
 
@@ -98,11 +93,11 @@ def test_packed_non_zeros(
         assert [part.begin for part in packed.parts] + [n] == [0] + [part.end for part in packed.parts]
         if 256 * where.size >= n:
             own[:] = np.nan
-        fixed, numbers = _fixed(n, block, 1, n), np.full((1, where.size + 8), _SENTINEL, np.int32)
-        CPU.gather(own, selection, fixed, numbers[:, : where.size], packed)
+        fixed, numbers = _fixed(n, block, n), np.full(where.size + 8, _SENTINEL, np.int32)
+        CPU.gather(own, selection, fixed, numbers[: where.size], packed)
         exact = np.rint(values[where] * np.ldexp(1.0, fixed.scales_at(where)))
-        np.testing.assert_array_equal(numbers[0, : where.size], exact.astype(np.int32))
-        np.testing.assert_array_equal(numbers[0, where.size :], _SENTINEL)
+        np.testing.assert_array_equal(numbers[: where.size], exact.astype(np.int32))
+        np.testing.assert_array_equal(numbers[where.size :], _SENTINEL)
 
 
 def _words(count: int) -> np.ndarray:
@@ -116,10 +111,10 @@ def test_cores_share_the_work(cores: int, monkeypatch: pytest.MonkeyPatch) -> No
     n = 5 * 8192 + 77
     for block in (None, 128, 16384):
         selection, where = _selection(n, 0.3, n)
-        fixed, values = _fixed(n, block, 1, 5), np.random.default_rng(1).random(n, np.float32)
+        fixed, values = _fixed(n, block, 5), np.random.default_rng(1).random(n, np.float32)
         numbers, back = [], []
         for ops in (CPU, REFERENCE):
-            numbers.append(np.empty((1, where.size), np.int32))
+            numbers.append(np.empty(where.size, np.int32))
             ops.gather(values, selection, fixed, numbers[-1])
             back.append(np.full(n, np.nan, np.float32))
             ops.scatter(numbers[-1], selection, fixed, 7, back[-1], clear=True)

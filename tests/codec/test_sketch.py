@@ -38,7 +38,7 @@ def decoded_with_left_over_round(
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Return the workers' final sums: peeled values, and one `compact` round for the left-over."""
     values = np.empty(where.size, np.int32)
-    left = ops.sketch_decode(layout, sketch[np.newaxis], where, values[np.newaxis])
+    left = ops.sketch_decode(layout, sketch, where, values)
     assert (np.diff(left) > 0).all()
     assert not values[left].any()
     values[left] = total[left]
@@ -111,8 +111,8 @@ def test_numbers_of_cells_past_int32_decode_alike(monkeypatch: pytest.MonkeyPatc
     where = np.flatnonzero(rng.random(5000) < 0.1)
     values = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
     layout = SketchLayout.sized(where.size, 32, 1, 1.2)
-    sketch = np.array([encoded(kernels(), layout, where, values)] * 2)
-    narrow, wide = np.empty((2, where.size), np.int32), np.empty((2, where.size), np.int32)
+    sketch = encoded(kernels(), layout, where, values)
+    narrow, wide = np.empty(where.size, np.int32), np.empty(where.size, np.int32)
     left = kernels().sketch_decode(layout, sketch, where, narrow)
     monkeypatch.setattr(cpu, "_NARROW_CELLS", 0)
     np.testing.assert_array_equal(kernels().sketch_decode(layout, sketch, where, wide), left)
@@ -174,9 +174,9 @@ def test_default_size_peels_a_bucket_to_the_end(seed: int, kind: str) -> None:
     where = np.flatnonzero(chosen)
     values = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
     layout = SketchLayout.sized(where.size, lanes, seed)
-    got, sketch = np.empty((1, where.size), np.int32), encoded(kernels(), layout, where, values)
-    assert kernels().sketch_decode(layout, sketch[np.newaxis], where, got).size == 0
-    np.testing.assert_array_equal(got[0], values)
+    got, sketch = np.empty(where.size, np.int32), encoded(kernels(), layout, where, values)
+    assert kernels().sketch_decode(layout, sketch, where, got).size == 0
+    np.testing.assert_array_equal(got, values)
 
 
 @pytest.mark.parametrize(

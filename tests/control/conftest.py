@@ -58,9 +58,9 @@ def freed(monkeypatch):
     """Return the slots that a controller reset, each once even if it repeated the request."""
     slots = set()
 
-    def reset_frames(wanted, lanes, _frames=resets.reset_frames):
+    def reset_frames(wanted, lanes, request, _frames=resets.reset_frames):
         slots.update(wanted)
-        return _frames(wanted, lanes)
+        return _frames(wanted, lanes, request)
 
     monkeypatch.setattr(resets, "reset_frames", reset_frames)
     return slots

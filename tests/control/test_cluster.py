@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -63,7 +64,8 @@ def controllers(tmp_path, switches, told):
 
 def polled(cluster):
     """Poll until the controller is the primary: switches take a moment to notice a stream's end."""
-    for _ in range(100):
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
         cluster.poll()
         if cluster.is_primary:
             return cluster
@@ -153,6 +155,10 @@ def test_generations_go_on_after_an_eviction_and_a_restart_of_the_switch(primary
         (("workers = 2", "wokers = 2"), "a.toml: job.wokers: .*; call it 'workers'"),
         (("pipeline_lanes = 32", "pipeline_lanes = 64"), "pipeline_lanes: 64: the switch runs 32 lanes"),
         (("window = 64", "window = 60000"), "job.window: 60000: at most half"),
+        (
+            ("[job]", "[job] # \ud800"),
+            r"^a.toml: line 2: '\\ud800': is no Unicode character; remove it$",
+        ),
     ],
 )
 def test_a_job_that_cannot_be_admitted_changes_nothing(primary, switches, change, message):
@@ -160,7 +166,17 @@ def test_a_job_that_cannot_be_admitted_changes_nothing(primary, switches, change
     jobs = {3: (text, primary.admit(text)["generation"])}
     with pytest.raises(DescriptionError, match=message):
         primary.admit(text.replace(*change), "a.toml")
+    assert have(switches, jobs)
     primary.poll()
+    assert have(switches, jobs)
+
+
+def test_a_token_that_cannot_be_stored_changes_nothing(primary, switches):
+    text = job_text(3, switches[0].address)
+    jobs = {3: (text, primary.admit(text)["generation"])}
+    for change in (lambda: primary.admit(text, token="\ud800"), lambda: primary.evict(3, "\ud800")):
+        with pytest.raises(ValueError, match=r"^token: is not Unicode text; make one: peelsum certificates"):
+            change()
     assert have(switches, jobs)
 
 
@@ -168,6 +184,12 @@ def test_an_eviction_of_a_job_that_is_not_admitted(primary, switches):
     primary.admit(job_text(3, switches[0].address))
     with pytest.raises(ControlError, match=r"^job: 4: is not admitted; admitted: 3$"):
         primary.evict(4)
+
+
+@pytest.mark.parametrize("job_id", [-1, 0, 256, 1 << 63, 10**30])
+def test_an_eviction_of_what_no_job_can_be_called(primary, job_id):
+    with pytest.raises(ValueError, match=f"^job_id: {job_id}: is no number of a job; use 1 to 255$"):
+        primary.evict(job_id)
 
 
 def test_a_job_with_a_token_is_changed_with_it_only(primary, switches):
@@ -318,6 +340,34 @@ def test_the_file_refuses_changes_of_an_earlier_epoch(tmp_path):
         assert (store.jobs(), store.job(3)) == ([], job._replace(admitted=False))
 
 
+def test_a_change_that_is_not_committed_does_not_stand_in_the_way_of_the_next(tmp_path):
+    """Where a file system has no write-ahead log, a reader is in a commit's way, but in no statement's."""
+    path, job = tmp_path / "state", StoredJob(3, True, 5, "text", "")
+    with closing(Store(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        epoch = store.take_over("one:1", [("switch:1", 1)])
+        store._file.execute("PRAGMA journal_mode = DELETE")
+        store._file.execute("PRAGMA busy_timeout = 0")
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM jobs").fetchone() == (0,)
+        with pytest.raises(StoreError, match=r"state: database is locked; give a file"):
+            store.admit(epoch, job)
+        reader.execute("ROLLBACK")
+        assert store.jobs() == []
+        store.admit(epoch, job._replace(generation=6))
+        assert store.jobs() == [job._replace(generation=6)]
+
+
+def test_a_full_disk_is_called_by_its_name(tmp_path):
+    job = StoredJob(3, True, 5, "text", "")
+    with closing(Store(tmp_path / "state")) as store:
+        epoch = store.take_over("one:1", [("switch:1", 1)])
+        store._file.execute("PRAGMA max_page_count = 8")
+        with pytest.raises(StoreError, match=r"state: database or disk is full; give a file"):
+            store.admit(epoch, job._replace(description="#" * 100_000))
+        store.admit(epoch, job)
+        assert store.jobs() == [job]
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_an_admission_that_a_switch_refuses_half_way_leaves_the_job_as_it_was(
     primary, switches, monkeypatch, known
@@ -449,7 +499,8 @@ def test_the_reference_has_all_keys_and_events():
 
 def polled_until_up(cluster):
     """Poll until every switch is up, which loads BMv2's pipeline."""
-    for _ in range(100):
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
         if all(one["state"] == "up" for one in polled(cluster).listed()["switches"]):
             return cluster
         time.sleep(0.1)

@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 from clusters import Controllers, actual, expected, random_job
+from patience import PATIENCE_S
 from restartable_switch import RestartableSwitch
 
 from peelsum.control import SwitchError
@@ -48,7 +49,8 @@ class Life:
         self.settle()
 
     def settle(self):
-        for _ in range(1000):
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
             self.cluster.poll()
             if self.cluster.is_primary and self.cluster.totals()["away"] == 0:
                 return
@@ -71,6 +73,7 @@ class Life:
             self.halfway += 1
         except SwitchError:
             self.refused += 1  # a switch has just restarted; the job goes on as it was
+            self._writes_left = None  # the admission's writes are over
             self.cluster.poll()
         self._writes_left = None
         if dies:

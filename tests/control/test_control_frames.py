@@ -1,3 +1,4 @@
+import pytest
 from frames import frame, payload_of
 
 from peelsum.control.frames import acknowledged_slot, reset_frames
@@ -17,3 +18,10 @@ def test_only_a_reset_that_came_back_acknowledges():
     assert acknowledged_slot(raw + bytes(20), 4) == 9  # padded by an Ethernet
     for other in (raw[:-1], raw[:20], b"", frame(bytes(32)), bytes(200)):
         assert acknowledged_slot(other, 4) is None
+
+
+@pytest.mark.parametrize("request_", [0, 1, 0xFFFFFFFF])
+def test_an_acknowledgement_of_another_request_is_none(request_):
+    (raw,) = reset_frames([9], lanes=4, request=request_)
+    found = [acknowledged_slot(raw, 4, other) for other in (0, 1, 0xFFFFFFFF)]
+    assert found == [9 if other == request_ else None for other in (0, 1, 0xFFFFFFFF)]

@@ -22,6 +22,7 @@ from peelsum.control.sections import SwitchSection
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device
 from peelsum.wire import EVERYONE, Kind, Verdict, pack, slot_index, unpack
+from peelsum.wire.clock import DEFAULT_AGE_TICKS
 
 LANES = 32
 #: For a switch to notice that its primary has left, on a machine however busy.
@@ -319,6 +320,27 @@ def test_age_limits(controller, device, limit_ms, ticks):
     controller.set_limits(age_limit_ms=limit_ms, queue_depth=12)
     assert tables(device)["limits"].default[1] == (ticks,)
     assert tables(device)["congestion"].default[1] == (12,)
+
+
+@pytest.mark.parametrize("key", ["age_limit_ms", "queue_depth"])
+def test_an_admission_that_gives_no_limit_keeps_the_switch_s(controller, device, description, key):
+    """Another job's description may have set it, and the last that gives one wins."""
+
+    def limits(job_id, **given):
+        section = SwitchSection(pipeline_lanes=32, **given)
+        job = description.job.model_copy(update={"id": job_id})
+        controller.admit(description.model_copy(update={"job": job, "switch": section}))
+        return [tables(device)[name].default[1] for name in ("limits", "congestion")]
+
+    new = [tables(device)[name].default[1] for name in ("limits", "congestion")]
+    assert new[0] == (DEFAULT_AGE_TICKS,)
+    assert limits(3) == new
+    place, value = {"age_limit_ms": (0, (10_000,)), "queue_depth": (1, (640,))}[key]
+    changed = limits(4, **{key: 640})
+    assert (changed[place], changed[1 - place]) == (value, new[1 - place])
+    assert limits(5) == changed
+    controller.evict(4)
+    assert limits(5) == changed
 
 
 def test_what_the_pipeline_cannot_hold_is_refused(controller, device, description):

@@ -277,15 +277,41 @@ def cluster(tmp_path, switches):
         yield Cluster(described, store, PIPELINES)
 
 
-@pytest.mark.parametrize(
-    "request_", [b"", b"[]", b'{"job_id": "3"}', b'{"job_id": true}', b'{"job_id": 3, "token": 4}']
-)
-def test_a_malformed_request_gets_an_error(cluster, request_):
+def refusal(cluster, call, request):
+    """Return the code and the details of the error that a call gets."""
     with ControllerService("127.0.0.1:0", None) as service, grpc.insecure_channel(service.address) as channel:
         service.start(cluster)
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(f"/{calls.SERVICE}/Evict")(request_, timeout=PATIENCE_S)
-        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            channel.unary_unary(f"/{calls.SERVICE}/{call}")(request, timeout=PATIENCE_S)
+        return caught.value.code(), caught.value.details()
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (b"", "Expecting value: line 1 column 1 (char 0)"),
+        (b"[]", "is not a JSON object"),
+        (b"[" * 100_000, "maximum recursion depth exceeded"),
+        (b'{"job_id": "3"}', "job_id: '3': is not a number"),
+        (b'{"job_id": true}', "job_id: True: is not a number"),
+        (
+            b'{"job_id": 9223372036854775808}',
+            "job_id: 9223372036854775808: is no number of a job; use 1 to 255",
+        ),
+        (b'{"job_id": 3, "token": 4}', "token: 4: is not a text"),
+    ],
+)
+def test_a_malformed_request_gets_an_error(cluster, request_, said):
+    code, details = refusal(cluster, "Evict", request_)
+    assert (code, details.partition(" while ")[0]) == (grpc.StatusCode.INVALID_ARGUMENT, said)
+
+
+def test_an_error_about_a_file_whose_name_is_not_utf_8(cluster):
+    cluster._epoch = 1
+    asked = calls.encoded({"description": "x", "source": "\udcff.toml"})
+    code, said = refusal(cluster, "Admit", asked)
+    assert code == grpc.StatusCode.FAILED_PRECONDITION
+    assert said.startswith("\\udcff.toml: is not TOML: ")
 
 
 def test_a_request_that_is_too_long(cluster):

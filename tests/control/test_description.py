@@ -19,7 +19,7 @@ def test_what_is_left_out_has_a_default():
     found = JobDescription.parse(MINIMAL)
     assert (found.job.window, found.job.timeout_s) == (512, 30)
     assert (found.switch.p4runtime, found.switch.device_id) == ("127.0.0.1:9559", 1)
-    assert (found.switch.pipeline_lanes, found.switch.age_limit_ms) == (256, 1000)
+    assert (found.switch.pipeline_lanes, found.switch.age_limit_ms) == (256, None)
     assert found.ports.workers == (1, 2)
     assert found.expected_mask == 0b11
 

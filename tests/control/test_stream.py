@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 from finsy.proto import U128, p4r, rpc_code, rpc_status
+from frames import payload_of
 from patience import PATIENCE_S
 
 from peelsum.control import NotPrimaryError, resets, v1model
-from peelsum.control.frames import reset_frames
 from peelsum.control.stream import Stream
+from peelsum.wire import unpack
 from peelsum.wire.clock import FREED_TICKS
 
 LANES = 32
@@ -39,22 +40,40 @@ class Loses:
     """A stream that loses the first packet of one slot, and brings back all others."""
 
     def __init__(self, slot):
-        (self.lost,) = reset_frames([slot], LANES)
-        self.sent, self._back = [], []
+        self._slot, self.sent, self._back = slot, [], []
 
     def send_packet(self, frame):
         self.sent.append(frame)
-        if frame != self.lost or self.sent.count(frame) > 1:
+        if slots_of([frame]) != [self._slot] or self.sent.count(frame) > 1:
             self._back.append(frame)
+
+    def late(self, slot):
+        """Bring back another frame for a slot that was reset."""
+        self._back.append(dict(zip(slots_of(self.sent), self.sent, strict=True))[slot])
 
     def next_packet(self, deadline):
         return self._back.pop(0) if self._back else None
 
 
+def slots_of(frames):
+    """Return the slots that RESET frames free."""
+    return [int(unpack(payload_of(frame), LANES)[0]["chunk_id"]) for frame in frames]
+
+
 def test_only_a_reset_that_was_lost_is_sent_again():
     stream = Loses(5)
     resets.reset(SimpleNamespace(stream=stream, address="s1:9559"), [4, 5, 6], LANES)
-    assert stream.sent == reset_frames([4, 5, 6, 5], LANES)
+    assert slots_of(stream.sent) == [4, 5, 6, 5]
+
+
+def test_a_late_acknowledgement_of_an_earlier_reset_does_not_count():
+    """The second request for slot 5 is lost; what then comes belongs to the first."""
+    session = SimpleNamespace(stream=Loses(5), address="s1:9559")
+    resets.reset(session, [5], LANES)
+    session.stream.late(5)
+    session.stream.late(5)
+    resets.reset(session, [5], LANES)
+    assert slots_of(session.stream.sent) == [5, 5, 5, 5]
 
 
 @pytest.mark.parametrize("probe", [1000, 0xFFFFFFF0])

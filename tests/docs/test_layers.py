@@ -3,6 +3,7 @@
 import re
 import tomllib
 from pathlib import Path
+from textwrap import wrap
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,29 +16,16 @@ def layers_of(container):
         for contract in tool["contracts"]
         if contract["type"] == "layers" and contract["containers"] == [container]
     )
-    return layers
-
-
-def rows(layers, name):
-    """Return the lines of a flowchart with a row per layer, each above those that it may import."""
-    lines = [f'    {name}{number}["{layer.replace(" |", ",")}"]' for number, layer in enumerate(layers)]
-    return [*lines, "    " + " --> ".join(f"{name}{number}" for number in range(len(layers)))]
+    return [layer.replace("|", "│") for layer in layers]
 
 
 def drawing():
-    inside = rows(layers_of("peelsum.softswitch"), "inside")
-    return "\n".join(
-        [
-            "flowchart TD",
-            *rows(layers_of("peelsum"), "layer"),
-            "    subgraph softswitch_layers [inside the softswitch]",
-            *(f"    {line}" for line in inside),
-            "    end\n",
-        ]
-    )
+    """Return a row for each layer, above those that it may import; the softswitch's own stand below."""
+    rows = [line for layer in layers_of("peelsum") for line in wrap(layer, 80, subsequent_indent="  ")]
+    return "\n".join([*rows, "", "in softswitch: " + " ► ".join(layers_of("peelsum.softswitch")), ""])
 
 
 def test_the_page_draws_the_layers_that_are_checked():
     page = (ROOT / "docs/explanation/rounds.md").read_text(encoding="utf-8")
-    (drawn,) = re.findall(r"```mermaid\n(flowchart.*?)```", page.partition("## Layers")[2], re.DOTALL)
+    (drawn,) = re.findall(r"```text\n(.*?)```", page.partition("## Layers")[2], re.DOTALL)
     assert drawn == drawing(), f"put this into docs/explanation/rounds.md:\n{drawing()}"

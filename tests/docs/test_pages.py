@@ -56,6 +56,14 @@ def test_links_lead_somewhere(page):
             assert linked.exists() or linked in GENERATED, target
 
 
+@pytest.mark.parametrize("name", ["accuracy", "performance", "simulation", "training"])
+def test_a_page_of_results_opens_with_a_picture_and_three_sentences(name):
+    """The experiments' pages have theirs in tests/experiments/test_pages.py."""
+    beginnings = ("# ", "![", "**What was measured.** ", "**What it shows.** ", "**Where we lose.** ")
+    parts = (DOCS / f"results/{name}.md").read_text().split("\n\n")
+    assert [begin for begin, part in zip(beginnings, parts, strict=False) if not part.startswith(begin)] == []
+
+
 @pytest.mark.parametrize("folder", [*FOLDERS, "examples"])
 def test_every_folder_has_a_page_of_its_own(folder):
     assert (ROOT / folder / "README.md").read_text().startswith("# ")

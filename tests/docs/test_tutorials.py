@@ -1,4 +1,4 @@
-"""The tutorials' commands and Python sessions run as they stand, on free ports."""
+"""The commands and Python sessions of pages run as they stand, on free ports."""
 
 import doctest
 import os
@@ -49,6 +49,10 @@ def run_session(page, at_least):
 
 def test_one_sketch_peeled_by_hand():
     run_session((DOCS / "explanation/sketch-by-hand.md").read_text(), at_least=25)
+
+
+def test_a_compressor_of_ones_own():
+    run_session((DOCS / "how-to/add-a-compressor.md").read_text(), at_least=8)
 
 
 def test_one_chunk_packet_by_packet(shell, monkeypatch, kept_port):

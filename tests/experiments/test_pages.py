@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from math import comb
 from pathlib import Path
 
 import pytest
 from command_line import peelsum
 
+from peelsum.experiments.loading import find, known, load
+from peelsum.experiments.page import page as page_of
 from peelsum.experiments.page import plain
+from peelsum.experiments.results import rendered
+from peelsum.experiments.running import Run, rows_of
 from peelsum.experiments.statistics import summary
+from peelsum.experiments.store import read
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,9 +28,8 @@ def test_a_page_has_figures_tables_and_how_they_were_measured(mine: Path, tmp_pa
     assert done.stdout == f"squares: 21 rows, 0 of them from earlier runs: {folder / 'page.md'}\n"
     page = (folder / "page.md").read_text()
     for part in (
-        "# Squares\n\nAreas of squares.\n",
+        "# Squares\n\n![area by width](areas.svg)\n\nAreas of squares.\n",
         "| the largest square (Euclid) | 60 | 65 [64, 66] | measured at width 8, way a |",
-        "![areas](areas.svg)",
         "| 1 | a | 2 [1, 3] | a | 0.5 |",
         "| 4 | b | 17 [16, 18] | b | - |",
         "Missing figures: b, has no loss.",
@@ -39,9 +44,15 @@ def test_a_page_has_figures_tables_and_how_they_were_measured(mine: Path, tmp_pa
         assert part in page
     assert page.index("| 2 | a |") < page.index("| 4 | a |") < page.index("| 8 | a |")
     assert {path.name for path in folder.iterdir()} == {"areas.png", "areas.svg", "page.md", "rows.csv"}
-    assert "<svg" in (folder / "areas.svg").read_text()
+    drawn = (folder / "areas.svg").read_text()
+    assert ">area by width<" in drawn
     shown = peelsum("experiment", "show", str(mine), "--out", str(tmp_path))
     assert shown.stdout == page
+    for path in (folder / "page.md", folder / "areas.svg"):
+        path.unlink()
+    redrawn = peelsum("experiment", "draw", str(mine), "--out", str(tmp_path))
+    assert redrawn.stdout == f"{folder / 'page.md'}\n"
+    assert ((folder / "page.md").read_text(), (folder / "areas.svg").read_text()) == (page, drawn)
     groups = json.loads(peelsum("experiment", "show", str(mine), "--out", str(tmp_path), "--json").stdout)
     assert groups[0]["figures"]["area"] == {
         "median": 2.0,
@@ -50,6 +61,36 @@ def test_a_page_has_figures_tables_and_how_they_were_measured(mine: Path, tmp_pa
         "confidence": 0.75,
         "count": 3,
     }
+
+
+@pytest.mark.parametrize("name", known())
+def test_a_committed_page_is_of_its_rows_and_opens_with_a_picture_and_what_it_says(name: str) -> None:
+    out = ROOT / "docs/results/experiments"
+    page = (out / name / "page.md").read_text()
+    what = Run(find(name))
+    assert rendered(what, rows_of(what, read(out / name / "rows.csv")), name) == page, (
+        f"run: peelsum experiment draw {name} --out docs/results/experiments"
+    )
+    beginnings = (
+        r"# .*",
+        r"!\[.+\]\(.*\.svg\)",
+        r"\*\*What was measured.*",
+        r"\*\*What it shows.*",
+        r"\*\*Where we lose.*",
+    )
+    for beginning, part in zip(beginnings, page.split("\n\n"), strict=False):
+        assert re.fullmatch(beginning, part, re.DOTALL)
+
+
+def test_a_line_of_a_text_never_begins_a_list_in_mid_sentence() -> None:
+    """Wherever a line is broken, a number or a dash at its beginning stays what it is."""
+    experiment = replace(
+        load(find("loss")), about="Of OmniReduce (SIGCOMM'21, algorithm\n1) a model:\n1. of N\n- W."
+    )
+    told = page_of(experiment, [], command="", expected=0)
+    assert "algorithm\n1\\) a model:\n1. of N\n- W.\n" in told
+    about = replace(experiment, about="x" * 109 + " - y")
+    assert "\n\\- y\n" in page_of(about, [], command="", expected=0)
 
 
 def test_quick_rows_have_a_page_of_their_own_size(mine: Path, tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+import struct
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from threading import Event, Semaphore
 from urllib.error import HTTPError
 
 import numpy as np
@@ -78,10 +80,13 @@ def test_there_is_nothing_else(served):
         read(served.url.replace("/metrics", "/"))
 
 
+def port_of(url):
+    return int(url.split("/")[2].split(":")[1])
+
+
 def silent_clients(url):
     """Connections that ask nothing, as many as there may be."""
-    host, port = url.split("/")[2].split(":")
-    return [socket.create_connection((host, int(port)), PATIENCE_S) for _ in range(MOST_CLIENTS)]
+    return [socket.create_connection(("127.0.0.1", port_of(url)), PATIENCE_S) for _ in range(MOST_CLIENTS)]
 
 
 def read_once_there_is_room(url):
@@ -92,15 +97,39 @@ def read_once_there_is_room(url):
             pass
 
 
-def test_more_clients_than_there_may_be_are_turned_away_until_one_leaves(served, monkeypatch):
+def test_beyond_the_most_clients_the_longest_silent_one_is_closed(served, monkeypatch):
     monkeypatch.setattr(serve, "ASK_S", PATIENCE_S)
     silent = silent_clients(served.url)
-    with pytest.raises(OSError, match=r"closed|reset"):
-        read(served.url)
-    silent.pop().close()
-    assert read_once_there_is_room(served.url) == EXPECTED
+    silent[1].sendall(b"GET /met")  # half a line is as good as none
+    assert read(served.url) == EXPECTED
+    assert silent[0].recv(1) == b""
+    for one in silent[2:]:
+        one.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert one.recv(1) == b"H"
     for one in silent:
         one.close()
+
+
+def test_clients_that_are_being_answered_are_not_closed_for_others(monkeypatch):
+    monkeypatch.setattr(serve, "ASK_S", PATIENCE_S)
+    reading, go_on = Semaphore(0), Event()
+
+    def values():
+        reading.release()
+        go_on.wait(PATIENCE_S)
+        return {"peelsum_switch_lanes": {(): 32.0}}
+
+    with (
+        MetricsServer(("127.0.0.1", 0), PARTS["switch"], values) as server,
+        ThreadPoolExecutor(MOST_CLIENTS) as pool,
+    ):
+        asked = [pool.submit(read, server.url) for _ in range(MOST_CLIENTS)]
+        assert all(reading.acquire(timeout=PATIENCE_S) for _ in asked)
+        with pytest.raises(OSError, match=r"closed|reset"):
+            read(server.url)
+        go_on.set()
+        assert [one.result() for one in asked] == [{("peelsum_switch_lanes",): 32.0}] * MOST_CLIENTS
+        assert read_once_there_is_room(server.url) == {("peelsum_switch_lanes",): 32.0}
 
 
 def test_silent_clients_do_not_keep_the_next_ones_out_for_long(served, monkeypatch):
@@ -123,7 +152,14 @@ def test_beyond_loopback_only_with_tls(tmp_path):
     )
     with MetricsServer(("0.0.0.0", 0), PARTS["switch"], dict, switch) as server:
         url = server.url.replace("0.0.0.0", "127.0.0.1")
+        for said in (b"", b"\x16\x03\x01") * MOST_CLIENTS:  # port scans: a connection, perhaps data, a reset
+            with socket.create_connection(("127.0.0.1", port_of(url)), PATIENCE_S) as stranger:
+                stranger.sendall(said)
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        silent = silent_clients(url)
         assert read(url, context=viewer.context(server=False)) == {}
+        for one in silent:
+            one.close()
         nobody = ssl.create_default_context(cafile=viewer.folder / "ca.pem")
         with pytest.raises(OSError, match=r"certificate required|closed|reset|EOF"):
             read(url, context=nobody)
@@ -149,7 +185,7 @@ def test_no_addresses(text):
 
 
 def test_a_port_in_use_is_named(served):
-    port = int(served.url.split(":")[2].split("/")[0])
+    port = port_of(served.url)
     with pytest.raises(
         MetricsError, match=f"metrics: 127.0.0.1:{port}: Address already in use; choose another"
     ):

@@ -317,7 +317,8 @@ _CONTROL: Changes = {
         ('"$PORT_ENABLE": True', '"$PORT_ENABLE": False'),
     ],
     "control_plane/peelsum/control/resets.py": [
-        ("for frame in reset_frames(sorted(missing), lanes):", "for frame in reset_frames(wanted, lanes):"),
+        ("in reset_frames(sorted(missing), lanes, request):", "in reset_frames(wanted, lanes, request):"),
+        ("randbits(32)", "0"),
         ("wanted[start : start + _WINDOW]", "wanted[start : start + _WINDOW - 1]"),
     ],
     "control_plane/peelsum/control/entries.py": [
@@ -387,37 +388,31 @@ _CONTROL: Changes = {
 
 _COMPRESS: Changes = {
     "host/peelsum/compress/loops.py": [
-        ("most, numbers[i])\n    return max(-least, most)", "most, numbers[i])\n    return max(least, most)"),
-        (
-            "out[i] = np.int64(np.rint(np.float64(gradient[i]) * factor))",
-            "out[i] = np.int64(gradient[i] * factor)",
-        ),
-        (
-            "kept[i] + np.int64(np.rint(np.float64(gradient[i]) * factor))",
-            "kept[i] + np.int64(gradient[i] * factor)",
-        ),
+        ("((number << left) + half) >> right", "(number << left) >> right"),
+        ("min(finest, MOST_BITS - 1 - bits)", "min(finest, MOST_BITS + 2 - bits)"),
+        ("min(finest, MOST_BITS - 1 - bits)", "MOST_BITS - 1 - bits"),
+        ("return scale if number != 0 else _NO_SCALE", "return scale"),
+        ("        while scale > scales[i] and number != 0", "        while False and number != 0"),
+        ("min(max(value, -MOST_OFFERED), MOST_OFFERED)", "value"),
+        ("+ (np.int64(field != 0) << np.int64(23))", "+ (np.int64(1) << np.int64(23))"),
+        # Momentum over a change of the scale.
+        ("_moved(velocity[i], target - scale)", "velocity[i]"),
+        ("_moved(kept[i], target - scale) + new", "kept[i] + new"),
+        ("max(max(bits, kept_bits), own_bits) + 1", "max(kept_bits, own_bits) + 1"),
+        ("_finest(velocity[i], _VELOCITY_BITS - bits))", "_NO_SCALE)"),
+        ("np.rint(momentum * np.float64", "np.floor(momentum * np.float64"),
         ("if size < k and every > 1:", "if size < 0:"),
         ("bits <= NOT_FINITE", "bits < NOT_FINITE"),
         ("equal -= np.int64(bits == least)", "equal -= np.int64(0)"),
         ("while counts[digit] < left:", "while counts[digit] < left - 1:"),
     ],
     "host/peelsum/compress/memory.py": [
-        # Momentum over a change of the grid.
-        ("else _halved(self.velocity, coarser)", "else self.velocity"),
-        ("Residual(_halved(self.numbers, coarser), velocity", "Residual(self.numbers, velocity"),
-        ("0 if self.velocity is None else _bits(self.velocity) + 1)", "0)"),
-        ("else _bits(self.velocity) + 1)", "else _bits(self.velocity))"),
-        (
-            "return [self.numbers] if self.velocity is None else [self.numbers, self.velocity]",
-            "return [self.numbers]",
-        ),
-        ("            self.velocity[positions] = 0\n", "            pass\n"),
-        ("= self.velocities << finer", "= self.velocities"),
-        ("+= self.units << finer", "+= self.units"),
-        ("if too_many <= 0:", "if too_many < 0:"),
-        ("exponent + self.scale) <= MOST_BITS:", "exponent + self.scale) <= MOST_BITS + 1:"),
-        ("self.most + int(loops.magnitude(units))", "self.most"),
-        ("np.rint(momentum * kept.velocity)", "np.floor(momentum * kept.velocity)"),
+        ("            self.velocity[at] = 0\n", "            pass\n"),
+        ("self.residual.scales[self.positions] = self.scales", "pass"),
+        ("self.residual.velocity[self.positions] = self.velocities", "pass"),
+        ("whole >> zeros, (_MANTISSA_BITS - exponents - zeros)", "whole, (_MANTISSA_BITS - exponents)"),
+        ("-self.scales.astype(np.int32)", "-self.scales[0].astype(np.int32)"),
+        ("(wide * (most / norm)).astype(np.float32)", "gradient * np.float32(most / norm)"),
         (
             "self._step, self._skipped, self._sent = step, False, []",
             "self._step, self._skipped = step, False",
@@ -425,9 +420,11 @@ _COMPRESS: Changes = {
         ("return gradient if norm <= most", "return gradient if norm < most", "scaling by 1 changes nothing"),
     ],
     "host/peelsum/compress/indexed.py": [
-        ("numbers << left >> right", "numbers << left"),
-        ("own - np.repeat(np.concatenate([[0], ends[:-1]]), counts)", "own"),
-        ("np.flatnonzero(result.total_at.any(0))", "np.arange(result.elements)"),
+        (
+            "own.positions - np.repeat(np.concatenate([[0], ends[:-1]]), np.diff(own_ends, prepend=0))",
+            "own.positions",
+        ),
+        ("np.flatnonzero(result.total_at)", "np.arange(result.elements)"),
     ],
     "host/peelsum/compress/sparsifiers.py": [
         ("np.flatnonzero(magnitudes >= self.value)", "np.flatnonzero(magnitudes > self.value)"),

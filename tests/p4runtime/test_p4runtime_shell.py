@@ -7,6 +7,7 @@ cache folder.
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +15,14 @@ from pathlib import Path
 import pytest
 from bmv2_process import running_bmv2
 from patience import PATIENCE_S
+from snippets import play
 
 from peelsum.pipelines import pipeline
 
 REQUIREMENTS = ("p4runtime-shell==0.0.6", "p4runtime==1.4.1", "protobuf==3.20.3")
 INSTALL_LIMIT_S = 300
+PAGE = Path(__file__).parents[2] / "docs/how-to/use-p4runtime-shell.md"
+PROMPT = "P4Runtime sh >>> "
 
 
 def _cache_folder():
@@ -98,3 +102,28 @@ def test_the_shell_loads_writes_and_reads(shell_python, server, device):
 def test_bmv2_answers_the_shell_alike(shell_python, tmp_path):
     with running_bmv2(tmp_path / "bmv2.log") as address:
         check(session(shell_python, address))
+
+
+def exchanges(shown):
+    """Return what was typed or printed after each prompt, without blank lines and the terminal's controls."""
+    plain = re.sub(r"\x1b\][^\x07]*\x07|\x1b\[[0-9;]*[a-zA-Z]", "", shown)
+    return ["\n".join(filter(str.strip, one.splitlines())).strip() for one in plain.split(PROMPT)[1:]]
+
+
+@pytest.mark.system
+def test_the_shell_prints_what_the_page_shows(shell_python, tmp_path):
+    page = PAGE.read_text(encoding="utf-8")
+    shown = exchanges("\n".join(re.findall(r"^```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)))
+    typed = [one.partition("\n")[0] for one in shown]
+    assert len(typed) > 10
+    (tmp_path / "typed").write_text("\n".join(typed) + "\n", encoding="utf-8")
+    (tmp_path / "page").write_text(
+        page.replace(
+            "p4sh/bin/python",
+            f"IPYTHONDIR={tmp_path} < {tmp_path}/typed > {tmp_path}/printed {shell_python}",
+        )
+    )
+    done = play(tmp_path / "page")
+    assert done.returncode == 0, done.stderr
+    printed = exchanges((tmp_path / "printed").read_text(encoding="utf-8"))
+    assert [f"{line}\n{said}".strip() for line, said in zip(typed, printed, strict=True)] == shown

@@ -27,6 +27,7 @@ from peelsum.compress import (
     PackedIntegers,
     PowerSGD,
     RandomK,
+    Residual,
     SignSGD,
     Single,
     StarTopK,
@@ -92,9 +93,20 @@ def alone(compressor: Compressor, tensor: np.ndarray, **fields: Any) -> tuple[np
 def fractions(sent: Exact, elements: int) -> list[Fraction]:
     """Return the part of each element that a worker sent."""
     out = [Fraction(0)] * elements
-    for at, number in zip(sent.positions.tolist(), sent.numbers.tolist(), strict=True):
-        out[at] = Fraction(number) / Fraction(2) ** sent.scale
+    for at, value in zip(sent.positions.tolist(), exactly(sent.numbers, sent.scales), strict=True):
+        out[at] = value
     return out
+
+
+def exactly(numbers: np.ndarray, scales: np.ndarray) -> list[Fraction]:
+    """Return numbers / 2**scales."""
+    pairs = zip(numbers.tolist(), scales.tolist(), strict=True)
+    return [Fraction(number) / Fraction(2) ** scale for number, scale in pairs]
+
+
+def kept(residual: Residual) -> np.ndarray:
+    """Return what a residual keeps, in float64."""
+    return np.ldexp(residual.numbers.astype(float), -residual.scales.astype(np.int32))
 
 
 class Books(Memory):
@@ -106,14 +118,13 @@ class Books(Memory):
         self.sent: dict[str, list[Fraction]] = {}
 
     def grown(self, gradients: Any, workers: int) -> Any:
-        """Enter what is added: the gradient, or the velocity, on the grid."""
+        """Enter what is added: the gradient, or the velocity."""
         grown = super().grown(gradients, workers)
         for name, residual in grown.items():
-            unit = Fraction(2) ** -(residual.scale or 0)
             if residual.velocity is not None:
-                fresh = [int(one) * unit for one in residual.velocity]
+                fresh = exactly(residual.velocity, residual.scales)
             else:
-                fresh = [round(Fraction(float(one)) / unit) * unit for one in gradients[name]]
+                fresh = [Fraction(float(one)) for one in gradients[name]]
             before = self.accumulated.get(name, [Fraction(0)] * len(fresh))
             self.accumulated[name] = [a + b for a, b in zip(before, fresh, strict=True)]
         return grown
@@ -129,9 +140,7 @@ class Books(Memory):
     def balance(self) -> None:
         """All that was sent and what is kept must come to all that was entered."""
         for name, residual in self.residuals.items():
-            unit = Fraction(2) ** -(residual.scale or 0)
-            kept = [int(one) * unit for one in residual.numbers]
-            pairs = zip(self.sent[name], kept, strict=True)
+            pairs = zip(self.sent[name], exactly(residual.numbers, residual.scales), strict=True)
             assert [a + b for a, b in pairs] == self.accumulated[name], name
 
 

@@ -103,14 +103,13 @@ def numbers() -> None:
     gpu_launch.block_exponents(words(N), 32, words(N // 32), words(1))
     gpu_launch.block_octaves(words(N // 32), 127, words(N // 32))
     gpu_launch.exponent(words(1), words(8))
-    for limbs, low_bits in ((1, 0), (2, 30)):
-        blocks = gpu_launch.Blocks(words(N // 32), 5) if limbs == 1 else None
-        gpu_launch.quantize(words(N), words(1), low_bits, words(limbs, N), words(1), blocks)
+    floats = torch.zeros(N)
+    for blocks in (gpu_launch.Blocks(words(N // 32), 5), None):
+        gpu_launch.quantize(words(N), words(1), words(N), words(1), blocks)
         for some in (found, gpu_launch.Candidates(longs(K), None)):
-            gpu_launch.quantize_at(words(N), some, words(1), low_bits, words(limbs, K), blocks)
-        floats = torch.zeros(N)
-        gpu_launch.dequantize(words(limbs, N), words(1), low_bits, 1, floats)
-        gpu_launch.dequantize_at(words(limbs, K), found, words(1), low_bits, 3, floats)
+            gpu_launch.quantize_at(words(N), some, words(1), words(K), blocks)
+        gpu_launch.dequantize(words(N), words(1), 1, floats, blocks)
+        gpu_launch.dequantize_at(words(K), found, words(1), 3, floats, blocks)
 
 
 def bundles() -> None:
@@ -124,12 +123,12 @@ def bundles() -> None:
 def sketch() -> None:
     found, out = gpu_launch.Candidates(longs(K), longs(1)), words(K)
     for layout in (LAYOUT, DEALT, SketchLayout(7, 100, 0), SketchLayout(7, 100, 0, 2, dealt=True)):
-        cells = words(2, layout.cells)
-        gpu_launch.index_sketch(layout, longs(1), words(N), words(1), 30, words(N // 32), cells, words(1))
-    for layout, limbs in ((LAYOUT, 1), (LAYOUT, 2), (DEALT, 1), (DEALT, 2)):
+        cells = words(layout.cells)
+        gpu_launch.index_sketch(layout, longs(1), words(N), words(1), words(N // 32), cells, words(1))
+    for layout in (LAYOUT, DEALT):
         gpu_launch.sketch_encode(layout, longs(1), found, out, words(layout.cells))
-        room = gpu_launch.Peeling.room(K, layout.cells, torch.device("cpu"), limbs=limbs)
-        gpu_launch.peel(layout, longs(1), words(limbs, layout.cells), found, room, words(limbs, K))
+        room = gpu_launch.Peeling.room(K, layout.cells, torch.device("cpu"))
+        gpu_launch.peel(layout, longs(1), words(layout.cells), found, room, words(K))
     gpu_launch.left_over(room, words(K // 32), words(1), longs(1), found)
 
 

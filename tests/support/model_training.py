@@ -28,11 +28,6 @@ _TINY: dict[ModelName, Callable[[Path], Task]] = {
     "vgg19": lambda data: vgg19.make(vgg19.Size(32, 32, 4), data),
     "bert": lambda data: bert.make(bert.Size(1, 32, 2, 400, positions=64, length=64, batch=4), data),
 }
-#: One limb rounds averages to 31 bits of the tensor's largest, which is not how floats are rounded. VGG19 can
-#: turn a difference in the last bit into one of any size. It has so many units that soon one is very close to
-#: zero, or to its neighbour in a pool, and then that bit decides where its gradient goes. With two limbs and
-#: two ranks, averages are rounded as floats are.
-_LIMBS: dict[ModelName, int] = {"vgg19": 2}
 
 Parameters = dict[ModelName, np.ndarray]
 
@@ -90,7 +85,7 @@ def _train(
     state = None
     if over is not None:
         names = task.model.named_parameters()
-        state = SwitchAllreduceState(over=over, names=names, limbs=_LIMBS.get(model, 1))
+        state = SwitchAllreduceState(over=over, names=names)
         network.register_comm_hook(state, hook)
     # Not the task's Adam: where a gradient should be zero, as of keys' biases, it makes a step of rounding.
     optimizer = torch.optim.SGD(task.model.parameters(), lr=0.05)

@@ -32,12 +32,14 @@ ELEMENTS = 1_000_000
 class World:
     """What is true at each step, and what happened. Each worker measures it with its own noise.
 
-    `switch_link` is the link through the switch; None is the same as that of the process group.
+    `switch_link` is the link through the switch; None is the same as that of the process group. `summing` is
+    called with each step and its decision, before `gain`.
     """
 
     link: Callable[[int], LinkModel]
     switch_link: Callable[[int], LinkModel] | None = None
     gain: Callable[[int, float], float] = lambda step, ratio: ratio**0.2
+    summing: Callable[[int, Next], None] = lambda step, plan: None
     noise: float = 0.05
     select_s: float = 1e-3
     compute_s: float = 5e-3
@@ -65,6 +67,7 @@ class World:
             assert all(one == found[0] for one in found)
             self.events += [(step, event) for event in found[0]]
             traffic = Traffic.modelled(plan.method, self._step(step, plan, workers))
+            self.summing(step, plan)
             last = [self._summed(step, plan, random, workers) for _ in range(workers)]
         return deciders
 

@@ -1,8 +1,8 @@
 """Runs the shell blocks of a Markdown page as a reader would type them: in order, a block a terminal.
 
 `<!-- not run: REASON -->` before a block keeps it from being run. `<!-- goes on, ready with: TEXT -->` leaves
-it running in the background once it has printed TEXT. As a program, in a folder with the project's examples:
-`python snippets.py PAGE`.
+it running in the background once it has printed TEXT. `<!-- needs Mininet -->` has the page skipped where
+Mininet is missing. As a program, in a folder with the project's examples: `python snippets.py PAGE`.
 """
 
 import os
@@ -22,8 +22,8 @@ REASONS = (
     "installs",
     "needs ASTRA-sim",
     "needs BMv2",
+    "needs Open MPI",
     "needs a checkout",
-    "needs Mininet",
     "needs files of your own",
     "needs interfaces of your own",
     "needs the SDE",
@@ -44,6 +44,7 @@ class Block:
 
     text: str
     ready_with: str | None = None
+    needs_mininet: bool = False
 
 
 def blocks(page: str) -> list[Block]:
@@ -58,11 +59,12 @@ def blocks(page: str) -> list[Block]:
             continue
         elif kind == "goes on, ready with" and rest:
             found.append(Block(text, rest))
-        elif not mark:
-            found.append(Block(text))
+        elif mark in ("", "needs Mininet"):
+            found.append(Block(text, needs_mininet=bool(mark)))
         else:
             raise SnippetError(
-                f"{mark}: is not a known mark; use `goes on, ready with`, or `not run` with a known reason"
+                f"{mark}: is not a known mark; use `goes on, ready with`, `needs Mininet`, or `not run` with "
+                "a known reason"
             )
     return found
 
@@ -128,11 +130,13 @@ def run(found: list[Block]) -> None:
 def play(page: Path) -> subprocess.CompletedProcess[str]:
     """Run a page's blocks in a clean environment, with the commands on PATH and a network of its own.
 
-    Without the right to have one, the ports that the page names must be free.
+    As in a checkout, `examples` and `.venv` are in the folder where they run. Without the right to have a
+    network, the ports that the page names must be free.
     """
     root = Path(__file__).parents[2]
     with tempfile.TemporaryDirectory(prefix="peelsum-snippets-") as folder:
         shutil.copytree(root / "examples", Path(folder) / "examples")
+        (Path(folder) / ".venv").symlink_to(sys.prefix)
         environment = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HOME": os.environ.get("HOME", folder),

@@ -11,10 +11,11 @@ from threading import RLock, Thread
 
 import grpc
 from finsy.proto import U128, p4i, p4r, p4r_grpc, rpc_code
+from frames import payload_of
 from google.protobuf import text_format
 from rpc_reports import report
 
-from peelsum.control.frames import acknowledged_slot
+from peelsum.wire import Kind, unpack
 
 Code = grpc.StatusCode
 
@@ -74,7 +75,8 @@ class StratumSwitch(p4r_grpc.P4RuntimeServicer):
     def _answer(self, request, outgoing):
         if request.WhichOneof("update") == "packet":
             frame = request.packet.payload
-            self.resets.append(acknowledged_slot(frame, self.lanes))
+            (packet,) = unpack(payload_of(frame), self.lanes)
+            self.resets.append(int(packet["chunk_id"]) if packet["kind"] == Kind.RESET else None)
             outgoing.put(p4r.StreamMessageResponse(packet=p4r.PacketIn(payload=frame)))
             return
         bid = request.arbitration

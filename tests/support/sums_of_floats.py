@@ -32,17 +32,15 @@ SLACK = 4
 _OF_ZEROS = -1000
 
 
-def finest(exponent: int, workers: int, limbs: int = 1) -> int:
-    """The largest scale by which values below 2**(exponent + 1) of all workers add up in the words given."""
-    if limbs == 2:
-        return 62 - 2 * math.ceil(math.log2(workers)) - exponent
+def finest(exponent: int, workers: int) -> int:
+    """The largest scale by which values below 2**(exponent + 1) of all workers add up in an int32."""
     largest, scale = (2 - Fraction(2) ** -23) * Fraction(2) ** exponent, -exponent - 2
     while workers * round(largest * Fraction(2) ** (scale + 1)) <= 2**31 - 1:
         scale += 1
     return scale
 
 
-def scales_of(arrays: Sequence[Floats], fixed: Any, limbs: int = 1) -> NDArray[np.int64]:
+def scales_of(arrays: Sequence[Floats], fixed: Any) -> NDArray[np.int64]:
     """Each element's scale, if the blocks are those of `fixed`: the block's exponent, to the next odd field.
 
     A block counts as no less than 46 octaves below its worker's largest value, and no more than the largest
@@ -52,7 +50,7 @@ def scales_of(arrays: Sequence[Floats], fixed: Any, limbs: int = 1) -> NDArray[n
     n, top = arrays[0].size, exponent_of(arrays)
     assert top is not None
     if fixed.octaves is None:
-        return np.full(n, finest(top, len(arrays), limbs))
+        return np.full(n, finest(top, len(arrays)))
     assert fixed.block >= 32
     begins = np.arange(0, n, fixed.block)
     below = np.full(len(begins), _OF_ZEROS)  # levels below the top's, of the highest worker
@@ -89,9 +87,7 @@ def expected(arrays: Sequence[Floats], scales: NDArray[np.int64]) -> NDArray[np.
     return np.array(total, np.int64)
 
 
-def check(
-    results: Sequence[Any], arrays: Sequence[Floats], name: str = "g", *, limbs: int = 1, slack: int = 0
-) -> Any:
+def check(results: Sequence[Any], arrays: Sequence[Floats], name: str = "g", *, slack: int = 0) -> Any:
     """All workers have the same bits, the sum's: at the finest scales, or at that of up to `slack` more."""
     first, exponent = results[0][name], exponent_of(arrays)
     if exponent is None:
@@ -100,11 +96,11 @@ def check(
         assert not first.values.any()
     else:
         if slack and first.fixed.octaves is None:
-            possible = [finest(exponent + more, len(arrays), limbs) for more in range(slack + 1)]
+            possible = [finest(exponent + more, len(arrays)) for more in range(slack + 1)]
             assert first.fixed.scale in possible
             scales = np.full(arrays[0].size, first.fixed.scale)
         else:
-            scales = scales_of(arrays, first.fixed, limbs)
+            scales = scales_of(arrays, first.fixed)
         np.testing.assert_array_equal(first.scales.reshape(-1), scales)
         total = expected(arrays, scales)
         np.testing.assert_array_equal(first.total.reshape(-1), total)

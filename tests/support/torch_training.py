@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -30,8 +31,10 @@ from peelsum.torch import (
     ProcessGroupSummation,
     Sparsifier,
     SwitchAllreduceState,
+    bucket_sum,
     fsdp_hook,
     hook,
+    ready,
 )
 from peelsum.torch.process_group_summation import OrBy
 
@@ -101,18 +104,17 @@ def by_hook(rank: int, steps: int, settings: dict[str, Any], options: dict[str, 
 
 
 def in_order(rank: int, steps: int, settings: dict[str, Any], order: tuple[int, ...]) -> np.ndarray:
-    """`by_hook`; each rank plugs in when the one before it in `order` has handed over its first bucket."""
+    """`by_hook`; each rank begins to connect after the one before it in `order`."""
     assert dist.group.WORLD is not None
     store, place, begun = dist.group.WORLD.get_group_store(), order.index(rank), []
 
     def in_turn(state, bucket):
-        if not begun and place:
-            store.wait([f"begun {order[place - 1]}"])
-        future = hook(state, bucket)
         if not begun:
+            if place:
+                store.wait([f"begun {order[place - 1]}"])
             begun.append(True)
             store.set(f"begun {rank}", "")
-        return future
+        return hook(state, bucket)
 
     return train(rank, steps, SwitchAllreduceState(**settings), wrapped=in_turn)
 
@@ -584,3 +586,38 @@ def without_last_bucket(rank: int) -> tuple[int, int]:
     after = state.stats().buckets
     state.close()
     return before, after
+
+
+def compiling_late(rank: int, timeout_s: float) -> tuple[str, float]:
+    """What rank 0 logged, for which rank 1's compiler waits; the average of the ranks' numbers, twice."""
+    assert dist.group.WORLD is not None
+    store = dist.group.WORLD.get_group_store()
+
+    class Log:
+        def warning(self, text: str, *values: object) -> None:
+            store.set("waited", text % values)
+
+    with (
+        patch.object(ready, "TELL_AFTER_S", 1.3 * timeout_s),
+        patch.object(ready, "_log", Log()),
+        patch.object(bucket_sum, "warm_up", lambda _: rank == 0 or store.wait(["waited"])),
+    ):
+        state = SwitchAllreduceState(over="gloo", timeout_s=timeout_s)
+        state.connect()
+    tensor = torch.full([3], 2.0 * rank)
+    state.average(tensor)
+    state.close()
+    return store.get("waited").decode(), tensor[0].item()
+
+
+def in_double(rank: int, settings: dict[str, Any]) -> str:
+    """The error of a backward pass in float64."""
+    torch.manual_seed(7)
+    ddp = DistributedDataParallel(nn.Linear(4, 3, dtype=torch.float64))
+    state = SwitchAllreduceState(over="gloo", names=ddp.module.named_parameters(), **settings)
+    ddp.register_comm_hook(state, hook)
+    try:
+        ddp(torch.full([2, 4], 1e300, dtype=torch.float64)).sum().backward()
+    except Exception as error:
+        return f"{type(error).__name__} {error}"
+    return "summed"

@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import ssl
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -104,6 +105,17 @@ def test_without_a_certificate_of_today_nothing_is_heard(serving, ask, name, rea
 def test_plain_text_is_not_a_handshake(serving, ask):
     assert ask(None) is None
     assert serving.requests.holder is None
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /", b"\x16\x03\x01"])
+def test_strangers_who_reset_their_connections_end_nothing(serving, ask, said):
+    """As port scans and health checks do, before their connections are accepted."""
+    for _ in range(2 * MOST):
+        with socket.create_connection(serving.address, PATIENCE_S) as stranger:
+            stranger.sendall(said)
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert not serving.requests.next(0.0, PATIENCE_S)
+    assert ask("worker") == {"welcome": True}
 
 
 def test_who_never_shakes_hands_is_closed_in_time_without_a_wait(serving):

@@ -190,7 +190,9 @@ def test_workers_that_differ_all_raise_the_same_error(other):
     assert {type(outcome) for outcome in outcomes.values()} == {PlanMismatchError}
 
 
-def test_worker_that_never_arrives_is_named_by_the_others():
+def test_worker_that_never_arrives_is_named_by_the_others(monkeypatch):
+    monkeypatch.setenv("PEELSUM_JOIN_S", "0.1")
+
     def named(timeout_s):
         with Star(WORKERS, timeout_s=timeout_s) as star:
             outcomes = on_every_worker(

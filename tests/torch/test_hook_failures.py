@@ -14,12 +14,14 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 from torch_alone import PATIENCE_S, Sums, group_of_one, hooked, in_time, layers, let_go, summing_threads
 
+from peelsum.compress import QSGD
 from peelsum.torch import (
     HookConfigError,
     HookError,
     HookFailedError,
     SwitchAllreduceState,
     backends,
+    bucket_sum,
     fsdp_hook,
     hook,
 )
@@ -261,6 +263,21 @@ def test_backends_that_torch_has_and_has_not(backend, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name == "gloo")
     with pytest.raises(HookConfigError, match=re.escape(message)):
         state.connect()
+
+
+def test_a_group_is_closed_even_if_leaving_the_switch_fails(monkeypatch):
+    class Stuck(Sums):
+        def close(self):
+            raise OSError("no way out")
+
+    group = Sums()
+    monkeypatch.setattr(bucket_sum, "connect", lambda *_: Stuck())
+    monkeypatch.setattr(bucket_sum, "gathering_group", lambda *_: group)
+    state = SwitchAllreduceState(over="switch", compressor=QSGD())
+    state.connect()
+    with pytest.raises(OSError, match="no way out"):
+        state.close()
+    assert group.closed.is_set()
 
 
 @pytest.mark.parametrize(("given", "waits"), [(None, 30.0), (7.0, 7.0)])

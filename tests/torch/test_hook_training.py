@@ -112,7 +112,7 @@ def test_statistics_say_whether_it_helps():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"predict": True}, {"limbs": 2}, {"forms": "sketch"}, {"forms": "compact", "index": "bloom"}]
+    "settings", [{"predict": True}, {"forms": "sketch"}, {"forms": "compact", "index": "bloom"}]
 )
 def test_settings_of_the_all_reduce(settings, by_ddp):
     trained = run_ranks(2, training.by_hook, 6, GLOO | settings, {})

@@ -15,7 +15,7 @@ from torch_alone import Sums, group_of_one
 
 from peelsum.allreduce import Allreduce
 from peelsum.compress import CompressedSum, Memory, Residual
-from peelsum.torch import RandomK, SwitchAllreduceState, Threshold, TopK
+from peelsum.torch import HookConfigError, RandomK, SwitchAllreduceState, Threshold, TopK
 
 SIZES = {"a": 6, "b": 11, "c": 3}
 
@@ -53,8 +53,7 @@ class Training:
 
     def kept(self, name):
         """The residual in the gradient's units."""
-        one = self.state.state_dict()["residuals"][name]
-        return np.ldexp(one["numbers"].numpy().astype(float), -one["scale"])
+        return residual_of(self, name, "numbers")
 
 
 def eighths(seed):
@@ -183,8 +182,7 @@ def test_a_step_that_is_skipped_leaves_all_as_if_nothing_had_been_sent(overflows
     gradients = {name: one.copy() for name, one in largest.items()}
     gradients[overflows][1] = math.inf
     training.step(gradients, "a", "b", "c")
-    scale = training.state.state_dict()["residuals"]["b"]["scale"]
-    velocity = np.rint(0.5 * velocity) + largest["b"] * 2.0**scale
+    velocity = 0.5 * velocity + largest["b"]
     np.testing.assert_array_equal(residual_of(training, "b", "velocity"), velocity)
     np.testing.assert_array_equal(residual_of(training, "b", "numbers"), kept + velocity)
     nothing = {name: np.zeros_like(one) for name, one in largest.items()}
@@ -207,57 +205,95 @@ def test_the_step_after_a_skipped_one_is_sent_and_counted():
 
 
 def residual_of(training, name, field):
-    return training.state.state_dict()["residuals"][name][field].numpy().astype(float)
+    """The residual or the velocity, in the gradient's units."""
+    one = training.state.state_dict()["residuals"][name]
+    return np.ldexp(one[field].numpy().astype(float), -one["scales"].numpy().astype(int))
 
 
 def test_momentum_over_a_change_of_the_grid():
-    """Velocity and residual move to the coarser grid together: u = m u + g holds, in its units."""
-    small = np.full(4, 1.0, np.float32)
-    kept = Residual(np.zeros(4, np.int64), np.zeros(4, np.int64)).grown(small, 0.5)
+    """Velocity and residual move to the coarser scale together: u = m u + g holds, in its units."""
+    kept = Residual.zeros(4, momentum=True).grown(np.full(4, 1.0, np.float32), 0.5)
     large = np.float32(2.0**30) * np.arange(1, 5, dtype=np.float32)
     grown = kept.grown(large, 0.5)
-    assert grown.scale < kept.scale
-    unit, large = 2.0**-grown.scale, large.astype(float)
-    np.testing.assert_allclose(grown.velocity * unit, 0.5 * small + large, rtol=0, atol=unit)
-    np.testing.assert_allclose(grown.numbers * unit, 1.5 * small + large, rtol=0, atol=2 * unit)
+    large = large.astype(float)
+    assert np.ldexp(grown.velocity, -grown.scales).tolist() == (0.5 + large).tolist()
+    assert np.ldexp(grown.numbers, -grown.scales).tolist() == (1.5 + large).tolist()
 
 
 def test_the_grid_gives_way_to_velocities_too():
     """Velocities are added to the residual in every step, whatever the gradients; it must fit 62 bits."""
     velocity = np.array([2**59, -(2**59)], np.int64)
-    grown = Residual(np.zeros(2, np.int64), velocity, 40).grown(np.full(2, 1.0, np.float32), 0.99)
-    assert grown.scale < 40
-    np.testing.assert_allclose(
-        grown.velocity * 2.0**-grown.scale, velocity * 0.99 * 2.0**-40 + 1.0, rtol=1e-9
-    )
+    kept = Residual(np.zeros(2, np.int64), np.full(2, 40, np.int16), velocity)
+    grown = kept.grown(np.full(2, 1.0, np.float32), 0.99)
+    assert grown.scales.max() < 40
+    values = np.ldexp(grown.velocity, -grown.scales)
+    np.testing.assert_allclose(values, velocity * 0.99 * 2.0**-40 + 1.0, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("bits", "scale"), [(59, 40), (60, 40), (61, 18)])
-def test_the_grid_changes_when_the_next_sum_could_leave_61_bits(bits, scale):
-    kept = Residual(np.array([2 ** (bits - 1)], np.int64), None, 40)
+@pytest.mark.parametrize(("bits", "scale"), [(59, 40), (60, 40), (61, 39)])
+def test_the_scale_changes_when_the_next_sum_could_leave_61_bits(bits, scale):
+    kept = Residual(np.array([2 ** (bits - 1)], np.int64), np.array([40], np.int16))
     grown = kept.grown(np.full(1, 1.0, np.float32), 0.0)
-    assert grown.scale == scale
+    assert grown.scales.tolist() == [scale]
     assert grown.numbers[0] == round((2 ** (bits - 1) + 2**40) * 2.0 ** (scale - 40))
 
 
-def test_what_is_halved_is_rounded_to_the_nearest():
-    kept = Residual(np.array([3 * 2**21, -3 * 2**21, 2**21 - 1, 2**60], np.int64), None, 40)
-    grown = kept.grown(np.array([0, 0, 0, 1], np.float32), 0.0)
-    assert grown.scale == 18
-    assert grown.numbers[:3].tolist() == [2, -1, 0]
-
-
-def test_a_gradient_beyond_all_of_the_grid_leaves_nothing_of_what_was_kept():
-    kept = Residual(np.array([2**40, 1], np.int64), np.array([2**40, 1], np.int64), 140)
+def test_a_gradient_beyond_all_of_the_scale_leaves_nothing_of_what_its_element_kept():
+    kept = Residual(np.array([1, 1], np.int64), np.full(2, 140, np.int16), np.array([1, 1], np.int64))
     grown = kept.grown(np.array([2.0**100, 0.0], np.float32), 0.5)
-    assert grown.numbers[1] == grown.velocity[1] == 0
-    assert grown.numbers[0] * 2.0**-grown.scale == 2.0**100
+    assert np.ldexp(grown.numbers, -grown.scales).tolist() == [2.0**100, 1.5 * 2.0**-140]
 
 
-def test_gradients_are_rounded_to_the_nearest_on_the_grid():
-    kept = Residual(np.zeros(3, np.int64), None, 2)
-    grown = kept.grown(np.array([0.3, -0.2, 0.1], np.float32), 0.0)
-    assert grown.numbers.tolist() == [1, -1, 0]
+@pytest.mark.parametrize("spike", [1e6, 1e12, 1e30])
+def test_steps_after_a_spike_count_as_if_there_had_been_none(spike):
+    """Also in a state that was restored when half of it had been sent."""
+    training, other = (Training(TopK(0.5)) for _ in range(2))
+    for step in range(60):
+        gradients = {name: one * np.float32(spike if step == 2 else 1) for name, one in eighths(step).items()}
+        sent = training.step(gradients, "abc")
+        if step == 3:
+            other.state.load_state_dict(training.state.state_dict())
+        elif step > 3:
+            np.testing.assert_equal(other.step(gradients, "abc"), sent)
+    for name in SIZES:
+        before, training.given[name], training.sent[name] = training.kept(name), 0.0, 0.0
+        assert np.abs(before).max() < 1000
+        training.given[name] = training.given[name] + before
+    for step in range(60, 65):
+        training.step(eighths(step), "abc")
+        for name in SIZES:
+            np.testing.assert_array_equal(training.sent[name] + training.kept(name), training.given[name])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_checkpoints_of_version_1_are_loaded_exactly(momentum):
+    """They have one scale for all elements of a tensor, and none for a tensor of zeros."""
+    velocity = torch.tensor([2**20, -3, 0]) if momentum else None
+    nothing = torch.zeros(6, dtype=torch.int64)
+    residuals = {
+        "c": {"numbers": torch.tensor([-5, 2**60, 1]), "velocity": velocity, "scale": 41},
+        "a": {"numbers": nothing, "velocity": nothing if momentum else None, "scale": None},
+    }
+    training = Training(TopK(0.5), momentum=momentum)
+    training.state.load_state_dict({"version": 1, "steps": 7, "residuals": residuals})
+    assert training.kept("c").tolist() == [-5 * 2.0**-41, 2.0**19, 2.0**-41]
+    assert not training.kept("a").any()
+    if momentum:
+        assert residual_of(training, "c", "velocity").tolist() == [2.0**-21, -3 * 2.0**-41, 0]
+    assert training.state.state_dict()["version"] == 2
+    sent = training.step(eighths(0), "abc")["c"]
+    assert sent[1] == pytest.approx(2.0**19, rel=1e-4)
+
+
+def test_a_checkpoint_with_arrays_that_do_not_fit_changes_nothing():
+    training = Training(TopK(0.5))
+    training.step(eighths(0), "abc")
+    before = training.state.state_dict()
+    damaged = training.state.state_dict()
+    damaged["residuals"]["b"]["scales"] = damaged["residuals"]["b"]["scales"][:3]
+    with pytest.raises(HookConfigError, match="residual: b has arrays of other types or sizes"):
+        training.state.load_state_dict(damaged)
+    assert written(training.state.state_dict()) == written(before)
 
 
 def test_a_value_equal_to_the_threshold_is_sent():
@@ -317,7 +353,7 @@ def test_units_that_are_coarser_than_the_grid_and_finer():
     """The residual loses exactly what was sent, whichever of the two scales is larger."""
     for numbers, scale in (([5 << 38, 1 << 38], 40), ([5, 1], 2)):
         memory = Memory()
-        memory.restore({"a": Residual(np.array(numbers, np.int64), None, scale)})
+        memory.restore({"a": Residual(np.array(numbers, np.int64), np.full(2, scale, np.int16))})
         result = CompressedSum(Sums(), TopK(1.0), memory).sum({"a": np.zeros(2, np.float32)})
         assert result["a"].values.tolist() == [1.25, 0.25]
         assert memory.residuals["a"].numbers.tolist() == [0, 0]
@@ -337,7 +373,6 @@ def test_what_the_user_chose_reaches_the_all_reduce(monkeypatch):
         "forms": {"a": "compact", "b": "dense"},
         "index": "bloom",
         "predict": True,
-        "limbs": 2,
         "seed": 9,
     }
     training = Training(None, **chosen)
@@ -346,8 +381,8 @@ def test_what_the_user_chose_reaches_the_all_reduce(monkeypatch):
     _, first, second = made
     assert (first["forms"], second["forms"]) == ({"a": "compact"}, {"b": "dense"})
     for options in made:
-        assert {name: options[name] for name in ("index", "predict", "limbs", "seed")} == {
-            name: chosen[name] for name in ("index", "predict", "limbs", "seed")
+        assert {name: options[name] for name in ("index", "predict", "seed")} == {
+            name: chosen[name] for name in ("index", "predict", "seed")
         }
         assert options["average"] is True
     stats = training.state.stats()

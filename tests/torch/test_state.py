@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -12,9 +13,12 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 import torch_training as training
+from torch_alone import Sums, group_of_one, hooked, in_time
 from torch_ranks import run_ranks
 
-from peelsum.allreduce import NetworkModel
+from peelsum.allreduce import InvalidRequestError, NetworkModel
+from peelsum.compress import PowerSGD, SignSGD
+from peelsum.flexible import Flexible
 from peelsum.torch import HookConfigError, SwitchAllreduceState, TopK
 
 
@@ -87,3 +91,26 @@ def test_a_script_that_fails_in_a_sum_ends_at_once():
 def test_a_script_leaves_its_job_at_exit():
     """Both with a state that is still referenced, and after one that is not."""
     assert run_ranks(2, training.leaves) == [[(0, True), (0, True)]] * 2
+
+
+FLOAT64 = "dtype: '(weight|bias)' is float64; convert it to one of float32, float16, bfloat16 on every worker"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sparsifier": TopK(0.1)}, {"compressor": SignSGD()}, {"compressor": PowerSGD()}],
+    ids=str,
+)
+def test_float64_is_refused_however_it_would_be_summed(options):
+    """It was rounded to float32, with 1e300 as infinity."""
+    module = torch.nn.Linear(4, 3, dtype=torch.float64)
+    with group_of_one():
+        state = SwitchAllreduceState(over=Sums(), names=module.named_parameters(), **options)
+        ddp = hooked(state, module)
+        with pytest.raises(InvalidRequestError, match=FLOAT64):
+            in_time(lambda: ddp(torch.full([2, 4], 1e300, dtype=torch.float64)).sum().backward())
+
+
+def test_float64_is_refused_with_a_strategy_on_every_rank():
+    for error in run_ranks(2, training.in_double, {"strategy": Flexible(explore_steps=1)}):
+        assert re.fullmatch(f"InvalidRequestError {FLOAT64}", error), error

@@ -232,12 +232,12 @@ def test_a_controllers_job_is_held_once_in_a_process(plugged, monkeypatch):
     """All ranks get the error; the others would otherwise wait for rank 0."""
     monkeypatch.setattr(held_seats, "_LEAVING_S", 0.0)
     store = Shared()
-    with held_seats.only_here("rank 0 of the job of controller h:9"):
-        first = next(switch_seat._asked) + 1
-        with pytest.raises(HookConfigError, match="this process is rank 0 of the job of controller h:9"):
-            plugged("//h:9", 0, store)
-    told = store[f"peelsum/job/{first}"].decode()
-    assert "share one state between modules" in told
+    with (
+        held_seats.only_here("rank 0 of the job of controller h:9"),
+        pytest.raises(HookConfigError, match="this process is rank 0 of the job of controller h:9") as raised,
+    ):
+        plugged("//h:9", 0, store)
+    assert "share one state between modules" in str(raised.value)
     with pytest.raises(HookConfigError, match="controller h:9: rank 0: this process is rank 0 of the job"):
         plugged("//h:9", 1, store)
 
@@ -249,8 +249,11 @@ class Shared(dict):
         self[key] = value.encode()
 
     def get(self, key):
-        (value,) = self.values()
-        return value
+        return self[key]
+
+    def add(self, key, amount):
+        self[key] = self.get(key) + amount if key in self else amount
+        return self[key]
 
 
 class Controller:
@@ -315,3 +318,49 @@ def test_every_rank_refuses_an_invalid_address(plugged):
     for rank in (0, 1):
         with pytest.raises(HookConfigError, match="'here' is not HOST:PORT"):
             plugged("//here", rank, Shared())
+
+
+@pytest.mark.parametrize("source", ["//h:0", "//h:65536", "//h:99999"])
+def test_every_rank_refuses_a_port_that_is_none(plugged, source):
+    for rank in (0, 1):
+        with pytest.raises(HookConfigError, match=r"'h:\d+' is not HOST:PORT; give .*, up to 65535"):
+            plugged(source, rank, Shared())
+
+
+def test_a_host_name_that_is_too_long_is_told_to_all(plugged, monkeypatch):
+    """As with TLS, without which no name beyond loopback is looked up."""
+    store = Shared()
+    monkeypatch.setattr(switch_seat, "_lease", socket.create_connection)
+    for rank in (0, 1):
+        with pytest.raises(HookConfigError, match=r"rank 0: .*; check the host's name"):
+            plugged(f"//{'a' * 64}:9560", rank, store)
+
+
+def test_ports_of_later_ranks_beyond_the_last_one_are_refused(plugged, job):
+    source = job(ADMISSION) + "@h:65535"
+    plugged(source, 0)
+    with pytest.raises(HookConfigError, match="rank 1 would connect to port 65536 of h; give rank 0 a lower"):
+        plugged(source, 1)
+
+
+def test_ranks_in_different_numbers_of_groups_get_the_same_job(plugged, held):
+    """Rank 0 has asked for another group's job before, and for this one's earlier start."""
+    alone, everybody = Shared(), Shared()
+    for _ in range(2):
+        with pytest.raises(HookConfigError, match="Connection refused"):
+            plugged(refusing(), 0, alone, ranks=1)
+    for _ in range(2):
+        switch = ["10.0.0.1:5", "10.0.0.2:9"]
+        with closing(Controller({"admission": ADMISSION, "switch": switch})) as controller:
+            for rank in (0, 1):
+                plugged(f"//{controller.address}", rank, everybody)
+            for seat in held:
+                seat.close()
+    assert len([key for key in everybody if key.startswith("peelsum/job/")]) == 2
+
+
+def refusing():
+    """The address of a controller that is not there."""
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        return f"//127.0.0.1:{unheard.getsockname()[1]}"

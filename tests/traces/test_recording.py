@@ -84,6 +84,24 @@ def test_buckets_and_times_follow_each_other(ncf: Path) -> None:
         assert trace.names[-1] == "perceptron_users.weight"  # DDP sums the model's first parameters last
 
 
+def test_computing_is_timed_by_one_processor_s_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine takes the processor away for long: its clock jumps, the processor time does not."""
+    from peelsum.training import make_task, recording
+
+    task, threads = make_task("ncf"), torch.get_num_threads()
+    seen: list[int] = []
+    clock = iter(range(0, 10**9, 1000))
+    monkeypatch.setattr(recording.time, "perf_counter", lambda: float(next(clock)))
+    torch.set_num_threads(2)
+    try:
+        (trace,) = recording.record(task, 1, 2, tell=lambda _: seen.append(torch.get_num_threads()))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == [1, 1]
+    assert 0 < np.nanmax(trace.ready_s) < 1000
+
+
 @pytest.mark.system
 def test_any_script_with_the_hook_is_recorded(tmp_path: Path) -> None:
     script, out = tmp_path / "hooked.py", tmp_path / "trace"

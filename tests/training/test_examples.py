@@ -39,14 +39,6 @@ def test_an_example_trains_by_itself(
     assert f"step 2: loss {losses[1]:.4f}" in out
 
 
-def test_graphs_need_the_hook_and_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    loop = importlib.import_module("training_loop")
-    for options in (["--graphs", "--sum", "none"], ["--graphs", "--sum", "switch"]):
-        with pytest.raises(SystemExit, match="--graphs: is for the hook on a GPU; use --sum switch --device"):
-            loop.main("ncf", options)
-
-
 @pytest.mark.system
 def test_ranks_at_seats_train_through_a_switch(kept_port: KeptPort) -> None:
     """Workers started as by `peelsum exec` take rank and number of workers from the seat."""

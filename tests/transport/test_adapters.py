@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import select
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S, with_longer_timeouts
 from udp_switch import UdpSwitch
 
 from peelsum.summation import Part
 from peelsum.transport import (
     AggregationService,
     JobConfig,
+    JobFinished,
     StalledError,
     SwitchSummation,
     SwitchUnreachableError,
@@ -26,8 +33,10 @@ from peelsum.transport import (
     server_kernels,
     service_kernels,
 )
+from peelsum.transport.events import Event
 from peelsum.transport.warming import warm_up
-from peelsum.wire.datagrams import BatchSocket
+from peelsum.wire import Flag, Kind, pack
+from peelsum.wire.datagrams import Address, BatchSocket
 
 PORT = 50
 CONFIG = JobConfig(
@@ -123,27 +132,35 @@ def test_two_jobs_share_one_server_process_and_its_port() -> None:
 
 def test_a_missing_worker_is_named_by_the_others() -> None:
     config = replace(CONFIG, timers=Timers(first_answer=0.01, need=0.005, resend_most=0.05, linger=0.1))
-    with UdpSwitch(8) as switch:
-        switch.admit(config, PORT)
-        with (
-            AggregationService([config], switch.server_address(PORT)) as service,
-            ThreadPoolExecutor() as pool,
-        ):
-            serving = pool.submit(service.run)
 
-            def wait_in_vain(worker: int) -> None:
-                address = switch.worker_address(config, PORT, worker)
-                with SwitchSummation(config, worker, address, timeout_s=3) as summation:
-                    with pytest.raises(StalledError, match=r"job 1: .*chunk 4294967264 .*worker 2"):
-                        summation.sum_words([Part(drawn(worker, 0, 5), "add")])
-                    with pytest.raises(TransportError, match="out of step"):
-                        summation.sum_words([])
+    def named(timeout_s: float) -> None:
+        with UdpSwitch(8) as switch:
+            switch.admit(config, PORT)
+            with (
+                AggregationService([config], switch.server_address(PORT)) as service,
+                ThreadPoolExecutor() as pool,
+            ):
+                serving = pool.submit(service.run)
 
-            for one in [pool.submit(wait_in_vain, worker) for worker in (0, 1)]:
-                one.result()
-            assert service.progress()[1].missing_workers == (2,)
-            service.stop()
-            serving.result()
+                def wait_in_vain(worker: int) -> None:
+                    address = switch.worker_address(config, PORT, worker)
+                    with SwitchSummation(
+                        config, worker, address, timeout_s=timeout_s, join_s=0.0
+                    ) as summation:
+                        with pytest.raises(StalledError, match=r"job 1: .*chunk 4294967264 .*worker 2"):
+                            summation.sum_words([Part(drawn(worker, 0, 5), "add")])
+                        with pytest.raises(TransportError, match="out of step"):
+                            summation.sum_words([])
+
+                try:
+                    for one in [pool.submit(wait_in_vain, worker) for worker in (0, 1)]:
+                        one.result()
+                    assert service.progress()[1].missing_workers == (2,)
+                finally:
+                    service.stop()
+                serving.result()
+
+    with_longer_timeouts(named)
 
 
 def test_without_a_server_the_stall_says_so() -> None:
@@ -156,6 +173,74 @@ def test_without_a_server_the_stall_says_so() -> None:
             pytest.raises(StalledError, match=r"server has not answered; .* has the job in generation"),
         ):
             summation.sum_words([Part(drawn(0, 0, 5), "add")])
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_service_ends_without_the_fin_of_a_worker_that_left(jobs: int) -> None:
+    timers = Timers(linger=0.1, stall=0.2)
+    configs = [replace(CONFIG, job_id=number + 1, workers=2, timers=timers) for number in range(jobs)]
+    header = {
+        "kind": Kind.BYPASS,
+        "generation": 4,
+        "chunk_id": 9,
+        "sender": 0,
+        "bitmap": 1,
+        "flags": Flag.FIN,
+    }
+    with UdpSwitch(8) as switch:
+        for config in configs:
+            switch.admit(config, PORT)
+        with (
+            AggregationService(configs, switch.server_address(PORT)) as service,
+            ThreadPoolExecutor() as pool,
+        ):
+            for job_id, server in service._servers.items():
+                server.receive(pack(np.zeros((1, 8), np.uint32), job_id=job_id, **header), time.monotonic())
+            heard: list[Event] = []
+            serving = pool.submit(service.run, heard.append)
+            try:
+                serving.result(PATIENCE_S)
+            finally:
+                service.stop()
+    assert JobFinished(1, confirmed=False) in heard
+
+
+def test_results_that_came_while_a_worker_had_no_processor_are_no_stall(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when another thread holds the interpreter's lock after the compiled loop has returned."""
+    config = replace(CONFIG, workers=1)
+    late_by = [0.0]
+    exchange = exchange_kernels.exchange
+
+    def kept_waiting(stations: tuple[exchange_kernels.Station, ...], polled: np.ndarray, until: float) -> Any:
+        if late_by[0]:
+            return exchange(stations, polled, until)
+        returned = exchange(stations, polled, 0.0)  # sends; nobody answers yet
+        pool.submit(service.run)
+        late_by[0] = 1000.0
+        assert select.select([stations[0].wire.descriptor], [], [], PATIENCE_S)[0]
+        return returned
+
+    def now() -> float:
+        of_worker = threading.current_thread() is threading.main_thread()
+        return time.monotonic() + (late_by[0] if of_worker else 0.0)
+
+    with UdpSwitch(8) as switch:
+        switch.admit(config, PORT)
+        with (
+            AggregationService([config], switch.server_address(PORT)) as service,
+            ThreadPoolExecutor() as pool,
+        ):
+            address = switch.worker_address(config, PORT, 0)
+            monkeypatch.setattr("peelsum.transport.exchange.exchange", kept_waiting)
+            monkeypatch.setattr("peelsum.transport.exchange.time", SimpleNamespace(monotonic=now))
+            try:
+                with SwitchSummation(config, 0, address) as summation:
+                    (result,) = summation.sum_words([Part(drawn(0, 0, 5), "add")])
+                np.testing.assert_array_equal(result, drawn(0, 0, 5))
+            finally:
+                service.stop()
 
 
 def test_what_a_check_raises_ends_the_sum() -> None:
@@ -212,6 +297,12 @@ def test_nobody_at_the_switch_address() -> None:
         assert time.monotonic() - started < 30
 
 
+@pytest.mark.parametrize("address", [("a" * 64, 5), ("127.0.0.1", 99999)])
+def test_an_address_that_is_none_is_named(address: Address) -> None:
+    with pytest.raises(SwitchUnreachableError, match=rf"{address[0]}:{address[1]}: .*; check host and port"):
+        SwitchSummation(CONFIG, 0, address)
+
+
 def test_jobs_that_cannot_share_a_server() -> None:
     with pytest.raises(TransportConfigError, match="job_id"):
         AggregationService([CONFIG, CONFIG], ("127.0.0.1", 9))
@@ -235,3 +326,32 @@ def test_after_warm_up_nothing_is_compiled_any_more() -> None:
             serving.result()
     assert [len(loop.signatures) for loop in loops] == before
     assert min(before) > 0
+
+
+def test_a_forked_child_is_refused_and_leaves_the_job_to_its_parent() -> None:
+    """It sends nothing, and closes only its own descriptors."""
+    config, left = replace(CONFIG, workers=1), ExitStack()
+    with UdpSwitch(8) as switch:
+        switch.admit(config, PORT)
+        with (
+            AggregationService([config], switch.server_address(PORT)) as service,
+            ThreadPoolExecutor() as pool,
+        ):
+            pool.submit(service.run)
+            summation = SwitchSummation(config, 0, switch.worker_address(config, PORT, 0), held=left)
+            left.callback(lambda: os._exit(9))
+            steps(summation, 1)
+            heard, say = os.pipe()
+            if not (child := os.fork()):
+                try:
+                    summation.sum_words([])
+                except TransportError as error:
+                    os.write(say, str(error).encode())
+                summation.close()
+                os._exit(3)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+            assert b"this process was forked from the one that is connected" in os.read(heard, 1000)
+            left.pop_all()
+            assert_sums(steps(summation, 1), expected(1, 1))
+            summation.close()
+            service.stop()

@@ -1,5 +1,7 @@
 """Processes that start together on a cold cache: one compiles, the others wait and load what it compiled."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -92,3 +94,30 @@ def test_without_a_place_for_a_lock_the_body_runs(tmp_path):
         with first_alone(folder, "loops"):
             pass
     assert cache_of(len) == ""
+
+
+def is_free(folder):
+    """Whether another process could compile alone now."""
+    lock = os.open(folder / ".peelsum.lock", os.O_RDWR)
+    free = compiled_once._locked(lock, alone=True)
+    os.close(lock)
+    return free
+
+
+def test_forked_children_change_nothing(tmp_path):
+    """One ends the body early, the other stays for longer; both have the parent's lock open."""
+    body = first_alone(tmp_path, "loops")
+    body.__enter__()
+    if not (leaves := os.fork()):
+        body.__exit__(None, None, None)
+        os._exit(0)
+    os.waitpid(leaves, 0)
+    assert not is_free(tmp_path)
+    if not (stays := os.fork()):
+        signal.pause()
+    body.__exit__(None, None, None)
+    try:
+        assert is_free(tmp_path)
+    finally:
+        os.kill(stays, signal.SIGKILL)
+        os.waitpid(stays, 0)

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from patience import PATIENCE_S
+from patience import PATIENCE_S, with_longer_timeouts
 from udp_switch import UdpSwitch
 
 from peelsum.summation import Part
@@ -247,22 +247,25 @@ def test_what_a_check_raises_ends_the_sum_in_all_planes() -> None:
 @pytest.mark.parametrize("dead", [0, 1])
 @pytest.mark.parametrize("length", [LANES, 4 * SHARE])
 def test_a_plane_whose_switch_falls_silent_is_named_by_every_worker(dead: int, length: int) -> None:
-    met = threading.Barrier(WORKERS)
+    def named(timeout_s: float) -> None:
+        met = threading.Barrier(WORKERS)
 
-    def work(summation: SwitchSummation) -> object:
-        summation.sum_words([Part(drawn(0, 0, length), "add")])
-        if met.wait(PATIENCE_S) == 0:
-            made.switches[dead].spec.process = lambda *_: []
-        met.wait(PATIENCE_S)
-        for _ in range(2):  # one of two single chunks goes to the dead plane
+        def work(summation: SwitchSummation) -> object:
             summation.sum_words([Part(drawn(0, 0, length), "add")])
-        return "summed"
+            if met.wait(PATIENCE_S) == 0:
+                made.switches[dead].spec.process = lambda *_: []
+            met.wait(PATIENCE_S)
+            for _ in range(2):  # one of two single chunks goes to the dead plane
+                summation.sum_words([Part(drawn(0, 0, length), "add")])
+            return "summed"
 
-    with planes(2, timers=Timers(resend_most=0.05, linger=0.1)) as made:
-        errors = made.on_all(work, timeout_s=1.0)
-    assert {type(error) for error in errors} == {StalledError}
-    for error in errors:
-        assert str(error).startswith(f"plane {dead}: job {CONFIGS[dead].job_id}: no progress on chunk")
+        with planes(2, timers=Timers(resend_most=0.05, linger=0.1)) as made:
+            errors = made.on_all(work, timeout_s)
+        assert {type(error) for error in errors} == {StalledError}
+        for error in errors:
+            assert str(error).startswith(f"plane {dead}: job {CONFIGS[dead].job_id}: no progress on chunk")
+
+    with_longer_timeouts(named)
 
 
 def test_a_worker_that_leaves_is_noticed_in_the_plane_of_the_next_part() -> None:

@@ -226,6 +226,21 @@ def test_the_fin_chunk_finishes_the_job_once() -> None:
     assert [int(p["sender"]) for p in sent(server)] == [0]
 
 
+def test_the_job_ends_without_the_fin_of_a_worker_that_left() -> None:
+    """It ends `stall` seconds after the last packet with FIN; one that comes later is still answered."""
+    server = AggregationServer(CONFIG)
+    for now in (1.0, 2.0):
+        server.receive(partial(0, 0b011, 0, flags=Flag.FIN, sender=0), now)
+    while (due := server.next_timer()) != 7.0:
+        assert due is not None
+        assert server.expire(due) == []
+        sent(server)
+    assert server.expire(7.0) == [JobFinished(9, confirmed=False)]
+    assert (server.finished, server.next_timer()) == (True, None)
+    assert server.receive(partial(0, 0b100, 0, flags=Flag.FIN, sender=2), 8.0) == []
+    assert [(p["kind"], p["flags"]) for p in sent(server)] == [(Kind.RESULT, Flag.FIN)]
+
+
 @pytest.mark.parametrize(
     ("packet", "reason"),
     [

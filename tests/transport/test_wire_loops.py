@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import select
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from frames import checksum
 from patience import PATIENCE_S
 from udp_switch import UdpSwitch
 
@@ -17,7 +21,7 @@ from peelsum.summation import Part
 from peelsum.transport import AggregationServer, AggregationService, JobConfig, SwitchSummation
 from peelsum.transport.service_kernels import serve
 from peelsum.transport.warming import warm_up
-from peelsum.transport.wire_kernels import NOTHING, Wire, new_wire, received
+from peelsum.transport.wire_kernels import NOTHING, Wire, new_wire, received, sent
 from peelsum.wire import Kind, fields_of, pack, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
 from peelsum.wire.system_calls import seconds
@@ -66,6 +70,70 @@ def test_a_segmented_send_of_another_size_counts_each_datagram(
     other.resize(SIZE - 4)
     other.send(np.zeros((3, SIZE - 4), np.uint8))
     assert (counted(wire), wire.odd.tolist()) == (5, [3])
+
+
+#: Type and code of ICMP messages that Linux reports to a connected socket, and its error. Left out is (3, 4),
+#: EMSGSIZE, after which Linux would use a smaller MTU for ten minutes.
+ICMP = {
+    (3, 2): errno.ENOPROTOOPT,
+    (3, 3): errno.ECONNREFUSED,
+    (3, 6): errno.ENETUNREACH,
+    (3, 7): errno.EHOSTDOWN,
+    (3, 8): errno.ENONET,
+    (3, 10): errno.EHOSTUNREACH,  # as many firewalls answer
+    (12, 0): errno.EPROTO,
+}
+
+
+def report(sock: BatchSocket, peer: BatchSocket, kind: int, code: int) -> None:
+    """Send the ICMP message that a datagram of `sock` to `peer` had trouble, as a stranger can; await it."""
+    (source, from_port), (target, to_port) = sock.address, peer.address
+    hosts = socket.inet_aton(source) + socket.inet_aton(target)
+    quoted = struct.pack("!BBHHHBBH", 0x45, 0, 36, 0, 0, 64, 17, 0) + hosts
+    quoted += struct.pack("!HHHH", from_port, to_port, 16, 0)
+    check = checksum(struct.pack("!BBHI", kind, code, 0, 0) + quoted)
+    try:
+        raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+    except PermissionError:
+        pytest.skip("no permission for raw sockets")
+    with raw:
+        raw.sendto(struct.pack("!BBHI", kind, code, check, 0) + quoted, (source, 0))
+    pending = select.poll()
+    pending.register(sock.fileno(), 0)
+    assert pending.poll(1000 * PATIENCE_S) == [(sock.fileno(), select.POLLERR)]
+
+
+def trouble(sock: BatchSocket) -> int:
+    """Return, and clear, the error that the next call would have."""
+    return sock._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+
+@pytest.mark.parametrize(("kind", "code"), ICMP)
+def test_a_stranger_s_icmp_message_ends_no_link(
+    ends: tuple[BatchSocket, BatchSocket], kind: int, code: int
+) -> None:
+    one, other = ends
+    wire, packets = new_wire(one, SIZE // 4), np.arange(SIZE, dtype=np.uint8)[None]
+    report(one, other, kind, code)
+    assert trouble(one) == ICMP[kind, code]
+
+    report(one, other, kind, code)
+    assert one.receive() is None
+    report(one, other, kind, code)
+    assert received(wire) == NOTHING
+
+    offload = one.offload, one.segments
+    report(one, other, kind, code)
+    assert one.send(packets) == 1
+    report(one, other, kind, code)
+    wire.scratch[:1] = packets.view(np.uint32)
+    wire.unsent[:] = (1, 0, 1)
+    assert (sent(wire, wire.scratch), wire.unsent.tolist()) == (0, [1, 1, 0])
+    assert (one.offload, one.segments) == offload
+    burst = other.receive()
+    assert burst is not None
+    assert np.array_equal(burst.packets, np.repeat(packets, 2, axis=0))
+    assert trouble(one) == 0
 
 
 def test_the_loops_clock_is_pythons() -> None:

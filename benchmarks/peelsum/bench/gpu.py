@@ -62,8 +62,6 @@ class BucketRow:
     tensors: int
     elements: int
     """Elements of each tensor."""
-    graphs: bool
-    """Whether launches were captured."""
     tensor_us: float
     """Median time of a step, in microseconds, divided by the number of tensors."""
 
@@ -102,9 +100,7 @@ def bench_gpu(*, quick: bool = False, tune: bool = False, tell: Callable[[str], 
             codec.append(row)
             tell(f"codec: {row.elements:,} elements, {row.density:g}, {row.form}")
     tell("buckets of small tensors")
-    buckets = [
-        bucket_row(torch.device("cuda"), *size, graphs) for size in BUCKETS for graphs in (False, True)
-    ]
+    buckets = [bucket_row(torch.device("cuda"), *size) for size in BUCKETS]
     train: list[TrainRow] = []
     models: Sequence[ModelName] = ("lstm",) if quick else MODELS
     for model in models:
@@ -122,11 +118,9 @@ class _Alone:
         return [part.words.copy() for part in parts]
 
 
-def bucket_row(
-    device: torch.device, tensors: int, elements: int, graphs: bool, steps: int = _STEPS
-) -> BucketRow:
+def bucket_row(device: torch.device, tensors: int, elements: int, steps: int = _STEPS) -> BucketRow:
     """Measure steps with a bucket of dense tensors, whose results take their places."""
-    allreduce = Allreduce(_Alone(), forms="dense", implementation="gpu", graphs=graphs)
+    allreduce = Allreduce(_Alone(), forms="dense", implementation="gpu")
     bucket = list(torch.randn(tensors, elements, device=device))
     seconds = []
     for number in range(steps + _WARM_STEPS):
@@ -136,7 +130,7 @@ def bucket_row(
         wait(device)
         if number >= _WARM_STEPS:
             seconds.append(time.perf_counter() - started)
-    return BucketRow(tensors, elements, graphs, round(1e6 * median(seconds) / tensors, 2))
+    return BucketRow(tensors, elements, round(1e6 * median(seconds) / tensors, 2))
 
 
 def write(results: GpuResults, page: Path, rows: Path) -> None:
@@ -262,12 +256,11 @@ def _bucket_section(results: GpuResults) -> Iterator[str]:
         "",
         "Steps of `Allreduce.sum` with dense tensors in place, by one worker without a network.",
         "",
-        "| tensors | elements of each | CUDA graphs | us a tensor |",
-        "|---|---|---|---|",
+        "| tensors | elements of each | us a tensor |",
+        "|---|---|---|",
     )
     for row in results.buckets:
-        graphs = "yes" if row.graphs else "no"
-        yield f"| {row.tensors} | {row.elements:,} | {graphs} | {row.tensor_us:.3g} |"
+        yield f"| {row.tensors} | {row.elements:,} | {row.tensor_us:.3g} |"
 
 
 def _training_section(results: GpuResults) -> Iterator[str]:

@@ -92,12 +92,12 @@ def _works(device: torch.device, n: int) -> Iterator[Work]:
         return torch.zeros(size, dtype=torch.int64, device=device)
 
     bitmap, largest, blocks = words(index_words(n)), words(1), words(-(-n // _BLOCK))
-    scale, seed, dense = words(1) + 20, longs(1) + 7, words(1, n)
+    scale, seed, dense = words(1) + 20, longs(1) + 7, words(n)
     gpu_launch.index(values, bitmap, largest)
     where = kept.nonzero().view(-1).to(device)
     candidates = Candidates(where, longs(1) + len(where))
     layout = SketchLayout.sized(len(where), _LANES, 7)
-    sketch, compact = words(1, layout.cells), words(1, len(where))
+    sketch, compact = words(layout.cells), words(len(where))
     floats, at = torch.zeros(n, device=device), torch.zeros(n, device=device)
     bases, count = longs(index_words(n)), longs(1)
     listed = Candidates(longs(len(where)), count)
@@ -105,7 +105,7 @@ def _works(device: torch.device, n: int) -> Iterator[Work]:
     yield Work("index_kernel", lambda: gpu_launch.index(values, own, largest), [own, largest])
     yield Work(
         "index_sketch_kernel",
-        lambda: gpu_launch.index_sketch(layout, seed, values, scale, 0, own, sketch, largest),
+        lambda: gpu_launch.index_sketch(layout, seed, values, scale, own, sketch, largest),
         [own, sketch, largest],
     )
     yield Work(
@@ -119,25 +119,25 @@ def _works(device: torch.device, n: int) -> Iterator[Work]:
         [blocks, largest],
     )
     yield Work(
-        "quantize_kernel", lambda: gpu_launch.quantize(values, scale, 0, dense, largest), [dense, largest]
+        "quantize_kernel", lambda: gpu_launch.quantize(values, scale, dense, largest), [dense, largest]
     )
-    gpu_launch.quantize(values, scale, 0, dense, largest)
-    yield Work("dequantize_kernel", lambda: gpu_launch.dequantize(dense, scale, 0, 1, floats), [floats])
+    gpu_launch.quantize(values, scale, dense, largest)
+    yield Work("dequantize_kernel", lambda: gpu_launch.dequantize(dense, scale, 1, floats), [floats])
     yield Work(
         "quantize_at_kernel",
-        lambda: gpu_launch.quantize_at(values, candidates, scale, 0, compact),
+        lambda: gpu_launch.quantize_at(values, candidates, scale, compact),
         [compact],
     )
-    gpu_launch.quantize_at(values, candidates, scale, 0, compact)
+    gpu_launch.quantize_at(values, candidates, scale, compact)
 
     def scatter() -> None:
         at.zero_()
-        gpu_launch.dequantize_at(compact, candidates, scale, 0, 1, at)
+        gpu_launch.dequantize_at(compact, candidates, scale, 1, at)
 
     yield Work("dequantize_at_kernel", scatter, [at])
     cells = words(layout.cells)
     yield Work(
         "sketch_encode_kernel",
-        lambda: gpu_launch.sketch_encode(layout, seed, candidates, compact[0], cells),
+        lambda: gpu_launch.sketch_encode(layout, seed, candidates, compact, cells),
         [cells],
     )

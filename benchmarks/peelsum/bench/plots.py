@@ -16,7 +16,8 @@ FIGURES = RESULTS.parents[1] / "docs" / "figures"
 #: Text stays text in the SVG, and the same measurements give the same file.
 mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "peelsum", "font.size": 9})
 _FORMS = {
-    ("lhc", ""): "LHC, recovering all",
+    ("lhc", ""): "LHC, program",
+    ("lhc_fewest", ""): "LHC, best",
     ("sketch", "bitmap"): "sketch, bitmap",
     ("compact", "bitmap"): "compact, bitmap",
     ("sketch", "bloom"): "sketch, bloom",
@@ -47,7 +48,7 @@ def rate_of_a_switch(figure: Any) -> None:
         axes.set_yscale("log")
     left.set(xlabel="lanes (4 workers)", ylabel="contributions/s")
     right.set(xlabel="workers (256 lanes)")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
 
 
 def parts_of_a_packet(figure: Any) -> None:
@@ -63,16 +64,6 @@ def parts_of_a_packet(figure: Any) -> None:
         _stack(axes, [str(row["lanes"]) for row in rows], [row["parts_ns"] for row in rows])
         axes.set(xlabel="lanes", title=title)
     figure.axes[0].set_ylabel("ns a contribution")
-
-
-def cost_of_loss(figure: Any) -> None:
-    """Plot the share of the rate that is lost, by the share of lost packets."""
-    axes = figure.subplots()
-    rows = [row for row in _read("loss") if row["loss"]]
-    labels = [f"{row['loss']:.1%}" for row in rows]
-    bars = axes.bar(labels, [row["share_lost"] for row in rows], width=0.5)
-    axes.bar_label(bars, [f"{row['share_lost']:.0%}" for row in rows])
-    axes.set(xlabel="packets lost at every port, each way", ylabel="share of the rate lost", ylim=(0, 1.1))
 
 
 def size_of_forms(figure: Any) -> None:
@@ -93,7 +84,7 @@ def size_of_forms(figure: Any) -> None:
         axes.minorticks_off()
     figure.axes[0].set_ylabel("size over lower bound")
     handles = figure.axes[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper center", ncols=5, frameon=False)
+    figure.legend(*handles, loc="outside lower center", ncols=3, frameon=False)
 
 
 def recovery(figure: Any) -> None:
@@ -174,7 +165,7 @@ def accuracy(figure: Any) -> None:
             if row:
                 axes.set(xlabel="seconds, network modelled")
     figure.legend(
-        *figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=7, frameon=False
+        *figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=7, frameon=False
     )
 
 
@@ -299,9 +290,10 @@ def _read(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-def draw(name: str, content: Callable[[Any], None], width: float, height: float = 3.2) -> Path:
+def draw(name: str, title: str, content: Callable[[Any], None], width: float, height: float = 3.4) -> Path:
     """Draw one SVG in docs/figures; return its path."""
     figure = plt.figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(title, fontweight="bold")
     content(figure)
     FIGURES.mkdir(exist_ok=True)
     path = FIGURES / f"{name}.svg"
@@ -312,21 +304,20 @@ def draw(name: str, content: Callable[[Any], None], width: float, height: float 
 
 def draw_all() -> Iterator[Path]:
     """Draw all figures; yield their paths."""
-    for name, content, width in (
-        ("switch-rate", rate_of_a_switch, 8),
-        ("switch-profile", parts_of_a_packet, 8),
-        ("loss", cost_of_loss, 4),
-        ("training", training, 11),
-        ("codec-size", size_of_forms, 9),
-        ("codec-recovery", recovery, 6),
-        ("simulation-scale", simulated_scale, 6),
-        ("simulation-slots-loss", simulated_slots_and_loss, 9),
-        ("simulation-density", simulated_density, 6),
+    for name, title, content, width in (
+        ("switch-rate", "Contributions a second through one switch", rate_of_a_switch, 8),
+        ("switch-profile", "Time of a contribution, by part", parts_of_a_packet, 8),
+        ("training", "Training through the switch, by the rate of the links", training, 11),
+        ("codec-size", "Size of an encoded tensor, by density", size_of_forms, 9),
+        ("codec-recovery", "What peeling recovers, by size of the sketch", recovery, 6),
+        ("simulation-scale", "A sum by workers: packets (marks), formulas (lines)", simulated_scale, 6),
+        ("simulation-slots-loss", "Sums with few slots, and with loss", simulated_slots_and_loss, 9),
+        ("simulation-density", "A sparse sum on the network, by density", simulated_density, 6),
     ):
-        yield draw(name, content, width)
-    yield draw("accuracy", accuracy, width=10, height=5.5)
-    yield draw("accuracy-bytes", bytes_and_accuracy, width=9)
-    yield draw("accuracy-shares", accuracy_by_shares, width=9)
+        yield draw(name, title, content, width)
+    yield draw("accuracy", "Learning over modelled time", accuracy, width=10, height=5.7)
+    yield draw("accuracy-bytes", "Accuracy of digits by bytes saved", bytes_and_accuracy, width=9)
+    yield draw("accuracy-shares", "Learning from shares that differ", accuracy_by_shares, width=9)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from peelsum.experiments.experiment import Experiment, ExperimentError, Plot
@@ -37,7 +38,8 @@ def draw(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Iterator[
     groups = grouped(experiment, rows)
     with matplotlib.rc_context(_STYLE):
         for plot in experiment.plots:
-            figure = plt.figure(figsize=(5.2, 3.2), layout="constrained")
+            figure = plt.figure(figsize=(6.4, 3.6), layout="constrained")
+            figure.suptitle(plot.title, fontweight="bold")
             _fill(figure.subplots(), experiment, plot, [group for group in groups if group.at(plot.where)])
             for ending, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
                 path = folder / f"{plot.name}.{ending}"
@@ -54,12 +56,13 @@ def _fill(axes: Any, experiment: Experiment, plot: Plot, groups: Sequence[Group]
         lines.setdefault(group.point.get(plot.lines, ""), []).append(group)
     for name, mine in lines.items():
         _line(axes, plot, name, mine, ticks if named else None)
-    axes.set(xlabel=plot.x, ylabel=experiment.columns[plot.y].meaning)
-    axes.yaxis.label.set_wrap(True)
+    axes.set(xlabel=plot.x, ylabel="\n".join(wrap(experiment.columns[plot.y].meaning, 36)))
     if named:
         axes.set_xticks(range(len(ticks)), ticks, rotation=20, ha="right")
     elif "x" in plot.log:
         axes.set_xscale(**_logarithmic(ticks))
+        axes.set_xticks([number(tick) for tick in ticks], ticks)
+        axes.set_xticks([], minor=True)
     if "y" in plot.log:
         axes.set_yscale("log")
     else:

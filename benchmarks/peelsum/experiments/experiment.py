@@ -61,6 +61,13 @@ class Plot:
     log: Literal["", "x", "y", "xy"] = ""
     """The logarithmic axes."""
 
+    @property
+    def title(self) -> str:
+        """What is drawn, along what, and the parameters whose values are fixed."""
+        fixed = [f"{name} {value}" for name, value in self.where.items() if value is not None]
+        said = f"{self.y} by {self.x}" + (f" ({', '.join(fixed)})" if fixed else "")
+        return said.replace("_", " ")
+
 
 @dataclass(frozen=True)
 class Published:
@@ -82,10 +89,14 @@ class Published:
 
 @dataclass(frozen=True)
 class Sentences:
-    """The lessons of a run, in three sentences."""
+    """The lessons of a run. A page opens with the first three, after its first figure."""
 
+    measured: str
+    """What was measured."""
     shows: str
     """What it shows."""
+    loses: str
+    """Where we lose."""
     does_not_show: str
     """What it does not show."""
     surprised: str

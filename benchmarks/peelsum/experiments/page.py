@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from statistics import median
 from textwrap import wrap
@@ -14,6 +15,10 @@ from peelsum.experiments.summaries import Group, grouped, ours
 
 #: The longest line of text.
 _COLUMNS = 110
+#: What begins a list, a heading or a quotation if it begins a line.
+_MARK = re.compile(r"^(\s*)(?:(\d+)(?=[.)]\s)|(?=[-+*#>]\s))")
+#: A line in mid-sentence, outside of lists.
+_UNFINISHED = re.compile(r"(?!\s|\d+[.)]\s|[-+*#>]\s).*[^.:;!?]")
 
 
 def page(
@@ -21,13 +26,17 @@ def page(
 ) -> str:
     """Return the page of these rows; `expected` is the number of rows that the run has when complete."""
     groups = grouped(experiment, rows)
+    figures = [f"![{plot.title}]({plot.name}.svg)" for plot in experiment.plots if rows]
     parts = [
-        [f"# {experiment.title}", "", experiment.about.strip()],
+        [f"# {experiment.title}"],
+        figures[:1],
+        _opening(experiment),
         _missing(len(rows), expected, failed),
+        list(_literal(experiment.about.strip().splitlines())),
         _published(experiment, groups),
-        [f"![{plot.name}]({plot.name}.svg)" for plot in experiment.plots if rows],
+        figures[1:],
         list(table(experiment, groups)) if rows else [],
-        _sentences(experiment),
+        _lessons(experiment),
         _columns(experiment),
         list(_measured(rows, command)) if rows else [],
     ]
@@ -42,7 +51,8 @@ def table(experiment: Experiment, groups: Sequence[Group]) -> Iterator[str]:
     if fixed:
         yield ", ".join(f"{name} {groups[0].point[name]}" for name in fixed) + "."
         yield ""
-    yield _line([*varying, *experiment.columns])
+    # Without underscores, a browser breaks long names.
+    yield _line([name.replace("_", " ") for name in (*varying, *experiment.columns)])
     yield "|---" * (len(varying) + len(experiment.columns)) + "|"
     for group in groups:
         yield _line([*(group.point[name] or "-" for name in varying), *map(shown, group.figures.values())])
@@ -72,7 +82,22 @@ def _wrapped(line: str) -> list[str]:
     if len(line) <= _COLUMNS or line.startswith(("|", "#", "!", "- Command")):
         return [line]
     indent = "  " if line.startswith("- ") else ""
-    return wrap(line, _COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    first, *others = wrap(
+        line, _COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [first, *map(_escaped, others)]
+
+
+def _literal(lines: Sequence[str]) -> Iterator[str]:
+    """Yield a text's lines. A number or a dash in mid-sentence begins no list, wherever a line begins."""
+    before = ""
+    for line in lines:
+        yield _escaped(line) if _UNFINISHED.fullmatch(before) else line
+        before = line
+
+
+def _escaped(line: str) -> str:
+    return _MARK.sub(r"\1\2\\", line)
 
 
 def _varying(experiment: Experiment, groups: Sequence[Group]) -> list[str]:
@@ -111,18 +136,29 @@ def _kind(column: Column, group: Group) -> str:
     return "modelled" if column.modelled or group.modelled else "measured"
 
 
-def _sentences(experiment: Experiment) -> list[str]:
+def _opening(experiment: Experiment) -> list[str]:
     one = experiment.sentences
     if one is None:
         return []
     return [
+        f"**What was measured.** {one.measured}",
+        "",
         f"**What it shows.** {one.shows}",
         "",
+        f"**Where we lose.** {one.loses}",
+        "",
+        f"(Written about the run of {one.run}.)",
+    ]
+
+
+def _lessons(experiment: Experiment) -> list[str]:
+    one = experiment.sentences
+    if one is None:
+        return []
+    return [
         f"**What it does not show.** {one.does_not_show}",
         "",
         f"**What surprised.** {one.surprised}",
-        "",
-        f"(Written about the run of {one.run}.)",
     ]
 
 

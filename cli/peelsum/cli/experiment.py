@@ -16,6 +16,7 @@ from peelsum.cli.options import Json, within
 if TYPE_CHECKING:
     from peelsum.experiments.comparing import Difference
     from peelsum.experiments.running import Measured, Run, Watch
+    from peelsum.experiments.store import Row
     from peelsum.topology.progress import Tell
 
 app = typer.Typer(help="From one command to the figure.", no_args_is_help=True)
@@ -108,19 +109,36 @@ def show(
     """Print the page of the rows that were measured last, by whatever commit and version of the file."""
     from peelsum.experiments import ExperimentError
     from peelsum.experiments.loading import load
-    from peelsum.experiments.measuring import Care
-    from peelsum.experiments.results import ROWS, folder, rendered
-    from peelsum.experiments.running import rows_of
-    from peelsum.experiments.store import read
+    from peelsum.experiments.results import rendered
     from peelsum.experiments.summaries import grouped
 
     with measuring(ExperimentError, json=json):
-        what = _what(name, quick, full, seed, Care())
-        rows = rows_of(what, read(folder(out, what) / ROWS))
+        what, rows = _measured_last(name, quick, full, seed, out)
         if json:
             print_json(grouped(load(what.source), rows))
         else:
             print(rendered(what, rows, name), end="")
+
+
+@app.command("draw")
+def draw(
+    names: Annotated[list[str], typer.Argument(help="Names, or paths of files.")],
+    quick: Quick = False,
+    full: Full = False,
+    out: Out = _OUT,
+    seed: Seed = 0,
+) -> None:
+    """Write pages and figures again, of the rows that were measured last; measure nothing."""
+    from peelsum.experiments import ExperimentError
+    from peelsum.experiments.drawing import require_matplotlib
+    from peelsum.experiments.results import write
+    from peelsum.experiments.running import Report
+
+    with measuring(ExperimentError, json=False):
+        require_matplotlib()
+        for name in names:
+            what, rows = _measured_last(name, quick, full, seed, out)
+            print(write(what, Report(rows, len(rows), []), name, out))
 
 
 @app.command("compare")
@@ -140,6 +158,16 @@ def compare(
             print_json(found)
         else:
             Console().print(_compared(found))
+
+
+def _measured_last(name: str, quick: bool, full: bool, seed: int, out: Path) -> tuple[Run, list[Row]]:
+    from peelsum.experiments.measuring import Care
+    from peelsum.experiments.results import ROWS, folder
+    from peelsum.experiments.running import rows_of
+    from peelsum.experiments.store import read
+
+    what = _what(name, quick, full, seed, Care())
+    return what, rows_of(what, read(folder(out, what) / ROWS))
 
 
 def _what(name: str, quick: bool, full: bool, seed: int, care: Any) -> Run:

@@ -117,14 +117,23 @@ class Requests:
         if len(self._guests) == MOST and not self._make_room():
             link.close()
             return
+        try:
+            link = self._prepared(link)
+        except OSError:  # the client has reset the connection, or sent data and closed it
+            link.close()
+            return
+        self._selector.register(link, selectors.EVENT_READ)
+        self._guests[link] = _Guest(link, host, now + SPEAK_S, secured=self._tls is None)
+
+    def _prepared(self, link: socket.socket) -> socket.socket:
+        """Set a connection's options, and add TLS if there is any. Raises OSError if the client has gone."""
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEP_ALIVE:
             link.setsockopt(socket.IPPROTO_TCP, option, value)
         link.setblocking(False)
-        if self._tls is not None:
-            link = self._tls.wrap_socket(link, server_side=True, do_handshake_on_connect=False)
-        self._selector.register(link, selectors.EVENT_READ)
-        self._guests[link] = _Guest(link, host, now + SPEAK_S, secured=self._tls is None)
+        if self._tls is None:
+            return link
+        return self._tls.wrap_socket(link, server_side=True, do_handshake_on_connect=False)
 
     def _make_room(self) -> bool:
         """Close the connection that has been silent longest, so that strangers cannot keep workers out."""

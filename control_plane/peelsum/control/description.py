@@ -110,7 +110,13 @@ def file_text(path: Path) -> str:
 def parsed_toml(text: str, source: str) -> dict[str, Any]:
     """Parse TOML. Raises DescriptionError naming `source`."""
     try:
+        text.encode()  # TOML is UTF-8; whatever stores or sends the text relies on that
         return tomllib.loads(text)
+    except UnicodeEncodeError as error:
+        line = text.count("\n", 0, error.start) + 1
+        raise DescriptionError(
+            f"{source}: line {line}: {text[error.start]!r}: is no Unicode character; remove it"
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise DescriptionError(f"{source}: is not TOML: {error}") from None
 

@@ -6,6 +6,7 @@ BMv2 cannot write registers over P4Runtime, so slots are freed in this way where
 from __future__ import annotations
 
 from collections.abc import Iterable
+from secrets import randbits
 from time import monotonic
 
 from peelsum.control.errors import SwitchError
@@ -21,21 +22,22 @@ _ATTEMPT_S = 0.25
 def reset(session: Session, slots: Iterable[int], lanes: int) -> None:
     """Free slots, and wait until the switch has acknowledged each. Lost requests are retransmitted.
 
+    A late acknowledgement of an earlier request, perhaps of another controller, does not count.
     Raises SwitchError saying how many slots were never acknowledged.
     """
-    wanted = sorted(set(slots))
+    wanted, request = sorted(set(slots)), randbits(32)
     for start in range(0, len(wanted), _WINDOW):
-        _reset_window(session, wanted[start : start + _WINDOW], lanes)
+        _reset_window(session, wanted[start : start + _WINDOW], lanes, request)
 
 
-def _reset_window(session: Session, wanted: list[int], lanes: int) -> None:
+def _reset_window(session: Session, wanted: list[int], lanes: int, request: int) -> None:
     missing, stream = set(wanted), session.stream
     for _ in range(_ATTEMPTS):
-        for frame in reset_frames(sorted(missing), lanes):
+        for frame in reset_frames(sorted(missing), lanes, request):
             stream.send_packet(frame)
         deadline = monotonic() + _ATTEMPT_S
         while missing and (response := stream.next_packet(deadline)) is not None:
-            slot = acknowledged_slot(response, lanes)
+            slot = acknowledged_slot(response, lanes, request)
             if slot is not None:
                 missing.discard(slot)
         if not missing:

@@ -16,6 +16,8 @@ from peelsum.wire import COMPILED_LANES, CPU_PORT, DROP_PORT, MAX_WORKERS, RESER
 
 #: Limits of the switch program's tables. Table `bridge` has one more row, for broadcasts.
 MAX_BRIDGED, MAX_ROUTES = 1023, 1024
+#: The largest number of a job, as packets have 8 bits for it.
+MAX_JOB_ID = 255
 _MAC_HINT = "six bytes in hexadecimal, as 02:00:00:00:00:01"
 
 
@@ -83,7 +85,7 @@ class NextHop(Section):
 class JobSection(Section):
     """`[job]`: the job's number, its workers, window and timeout."""
 
-    id: int = Field(gt=RESERVED_JOB_ID, le=255)
+    id: int = Field(gt=RESERVED_JOB_ID, le=MAX_JOB_ID)
     """Number of the job, which every packet carries."""
     workers: int = Field(ge=2, le=MAX_WORKERS)
     """Number of workers."""
@@ -143,8 +145,9 @@ class SwitchSection(Section):
     """P4Runtime's device_id of the switch."""
     pipeline_lanes: int = COMPILED_LANES[-1]
     """32-bit values per packet in the pipeline that must run."""
-    age_limit_ms: float = Field(default=1000.0, ge=0)
-    """Milliseconds without a packet after which another chunk may take a slot over."""
+    age_limit_ms: float | None = Field(default=None, ge=0)
+    """Milliseconds without a packet after which another chunk may take a slot over. None keeps the switch's
+    limit, which is one second in a new pipeline."""
     queue_depth: int | None = Field(default=None, ge=0, lt=1 << 19)
     """Packets in a port's queue from which later ones get an ECN mark. None keeps the switch's limit."""
     address: HostAddress | None = None

@@ -144,9 +144,10 @@ class Tofino:
                 f"{plan.prefix}ports: {plan.up_port}: is in pipe {pipe}, but P4Runtime frees slots of pipe "
                 f"{reachable} only, the processor's; use ports of that pipe, or bfruntime as the api"
             )
-        if round(plan.switch.age_limit_ms * 1000 / TICK_US) != DEFAULT_AGE_TICKS:
+        limit = plan.switch.age_limit_ms
+        if limit is not None and round(limit * 1000 / TICK_US) != DEFAULT_AGE_TICKS:
             raise DescriptionError(
-                f"{plan.section}.age_limit_ms: {plan.switch.age_limit_ms:g}: P4Runtime cannot change it on a "
+                f"{plan.section}.age_limit_ms: {limit:g}: P4Runtime cannot change it on a "
                 "Tofino; leave it out, or use bfruntime as the api"
             )
 

@@ -30,14 +30,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Never, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce.bundle import bundled, joinable, ordered
+from peelsum.allreduce.bundle import bundled, ordered
 from peelsum.allreduce.costs import NetworkModel
-from peelsum.allreduce.errors import DeviceMemoryError, InvalidRequestError, PlanMismatchError
+from peelsum.allreduce.errors import (
+    DeviceMemoryError,
+    InvalidRequestError,
+    PlanMismatchError,
+    refuse_arguments,
+)
 from peelsum.allreduce.exchange import Setting, TensorExchange
 from peelsum.allreduce.finishing import finished
 from peelsum.allreduce.forms import (
@@ -50,7 +55,6 @@ from peelsum.allreduce.forms import (
 from peelsum.allreduce.group import Group
 from peelsum.allreduce.host_bundle import HostBundle, Layout
 from peelsum.allreduce.plan import (
-    SUPPORTED_DTYPES,
     Plan,
     Settings,
     TensorPlan,
@@ -58,6 +62,7 @@ from peelsum.allreduce.plan import (
     agreement_words,
     labeled,
     unsupported,
+    unsupported_dtype,
 )
 from peelsum.allreduce.result import StepResult, TensorResult
 from peelsum.allreduce.rounds import Note, Span, Step, unnoted
@@ -77,13 +82,13 @@ from peelsum.summation import NotBegunError, Part, Summation, Words
 from peelsum.wire import packet_bytes
 
 if TYPE_CHECKING:
-    from peelsum.allreduce.device_bundle import DeviceBundle, KeptBuffers
+    from peelsum.allreduce.device_bundle import DeviceBundle
     from peelsum.allreduce.finishing import Joined
     from peelsum.codec.gpu_memory import DeviceMemory
 
 _log = logging.getLogger("peelsum")
-#: Plans of earlier steps that are kept.
-_REMEMBERED = 32
+#: Plans of earlier steps that are kept, and plans of which it is kept that all workers have agreed on them.
+_REMEMBERED, _AGREED = 32, 1024
 
 
 class DeviceTensor(Protocol):
@@ -120,13 +125,7 @@ class Allreduce:
     - `seed`, `cells_per_candidate`: determine the layout of sketches. By default a sketch has 1.4 cells per
       candidate, or 1.3 if it is sent after its union and that has 1,000 candidates or more.
     - `average`: divide results by the number of workers.
-    - `limbs`: words per value. With 1, each block of elements has its own scale, unless its values are sent
-      at a prediction. With 2, a tensor has one scale, with about 30 more bits.
-    - `estimate`: for experiments only. Estimates the left-over of peeling, at a coarser scale, instead of
-      exchanging it, so results are not exact.
     - `implementation`: the implementation of the codec; "gpu" takes torch tensors.
-    - `graphs`: with the gpu kernels only. Replays CUDA graphs of the launches for small dense tensors, from
-      the third step of a plan on; other tensors are launched one by one.
     - `clock`: returns the time in seconds.
     - `span`: takes "encode", "exchange" or "decode" and returns a context manager, such as a profiler's. It
       is entered around the work of that phase, and with "step" around the whole step.
@@ -151,40 +150,30 @@ class Allreduce:
         seed: int = 0,
         average: bool = False,
         cells_per_candidate: float | None = None,
-        limbs: int = 1,
-        estimate: bool = False,
         implementation: Implementation = "cpu",
-        graphs: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         span: Span = nullcontext,
         note: Note = unnoted,
+        **removed: Never,
     ) -> None:
+        refuse_arguments(removed)
         self._summation = summation
-        flags = {"average": average, "predict": predict, "estimate": estimate, "graphs": graphs}
+        flags = {"average": average, "predict": predict}
         for option, flag in flags.items():
             if not isinstance(flag, bool):
                 raise InvalidRequestError(f"{option}: {flag!r} is not a bool; use True or False")
         require_names("names", names)
         self._names = tuple(names)
         self._chooser = FormChooser(forms, sparse, index=index, predict=predict, network=network)
-        self._settings = Settings(seed, average, cells_per_candidate, limbs, estimate, str(self._chooser))
-        # Report an invalid size or number of limbs here, not in a later step.
+        self._settings = Settings(seed, average, cells_per_candidate, str(self._chooser))
+        # Report an invalid size here, not in a later step.
         SketchLayout.sized(0, 1, 0, self._settings.cells(0, ahead=True))
-        fixed_point(0, summation.workers, limbs)
-        if estimate and limbs != 1:
-            raise InvalidRequestError(f"estimate: True does not work with {limbs} limbs; use limbs=1")
-        if estimate and implementation == "gpu":
-            raise InvalidRequestError(
-                "estimate: True does not work with the gpu kernels; use implementation='cpu'"
-            )
-        if graphs and implementation != "gpu":
-            raise InvalidRequestError(
-                f"graphs: True does not work with the {implementation} kernels; use implementation='gpu'"
-            )
+        fixed_point(0, summation.workers)
         direct = getattr(summation, "device", None) is not None
         self._codec = Codec(kernels(implementation), memory(implementation, direct=direct))
         self._clock, self._span, self._note = clock, span, note
-        self._agreed: set[int] = set()
+        #: The plans that all workers have agreed on, by their requests, oldest first.
+        self._agreed: dict[int, None] = {}
         #: The plans of the last steps, latest first, with their digests: choices often alternate.
         self._plans: deque[Plan] = deque(maxlen=_REMEMBERED)
         #: Each tensor's last plan, ahead of groups.
@@ -193,8 +182,6 @@ class Allreduce:
         self._layouts: dict[int, Layout] = {}
         self._failed = False
         self._steps = 0
-        self._graphs = graphs
-        self._kept: KeptBuffers | None = None
 
     def sum(self, tensors: Tensors, *, in_place: bool = False, out: Tensors | None = None) -> StepResult:
         """Return the exact sum of each tensor over all workers.
@@ -412,13 +399,12 @@ class Allreduce:
         step.sum_words([self._agreement(plan)])
         refused = unsupported(plan.tensors)
         if refused is not None:
-            raise InvalidRequestError(
-                f"dtype: {refused.name!r} is {refused.dtype}; convert it to one of "
-                f"{', '.join(SUPPORTED_DTYPES)} on every worker"
-            )
+            raise unsupported_dtype(refused.name, refused.dtype)
         if not self._agreed:
             self._chooser.check(self._names or [tensor.name for tensor in plan.tensors])
-        self._agreed.add(plan.request)
+        if len(self._agreed) == _AGREED:  # all workers forget the same one, and agree on it again
+            del self._agreed[next(iter(self._agreed))]
+        self._agreed[plan.request] = None
 
     def _agreement(self, plan: Plan) -> Part:
         def check(words: Words) -> None:
@@ -452,7 +438,7 @@ class Allreduce:
         joined: list[Joined] = []
         if group := [tensor for tensor in plan.tensors if tensor.choice.grouped]:
             joined.append(self._group(codec, group, {one.name: values.pop(one.name) for one in group}, out))
-        if codec.ops is kernels("cpu") and joinable(plan.settings):
+        if codec.ops is kernels("cpu"):
             if values:
                 joined.append(self._host_bundle(codec, plan, values, out))
             return joined, {}
@@ -510,13 +496,10 @@ class Allreduce:
         places = {codec.memory.beside(one) for one in values.values()}
         if isinstance(codec.memory, HostMemory) or len(places) > 1:
             return None
-        from peelsum.allreduce.device_bundle import DeviceBundle, KeptBuffers
+        from peelsum.allreduce.device_bundle import DeviceBundle
 
         into = {name: one for name, one in out.items() if name in values}
-        room = cast("DeviceMemory", codec.memory)
-        if self._graphs and self._kept is None:
-            self._kept = KeptBuffers()
-        return DeviceBundle(values, into, self._summation.workers, room, self._kept)
+        return DeviceBundle(values, into, self._summation.workers, cast("DeviceMemory", codec.memory))
 
     def _group(
         self,
@@ -566,7 +549,7 @@ class Allreduce:
         with step.timed("decode"):
             done = finished(plan, joined, alone, self._chooser.wants, step, complete)
             for one in done.learned:
-                self._chooser.learn(one.name, one.elements, one.seen, one.words_sent, self._settings.limbs)
+                self._chooser.learn(one.name, one.elements, one.seen, one.words_sent)
         lanes = self._summation.lanes
         wire_bytes = step.chunks * packet_bytes(lanes)
         numbers = {"step": self._steps, "worker": self._summation.worker_id}

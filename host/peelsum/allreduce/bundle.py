@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce.plan import Choice, Plan, Settings, TensorPlan
+from peelsum.allreduce.plan import Choice, Plan, TensorPlan
 
 #: Elements of the largest tensor in a group. Larger ones gain little: their time goes into their elements.
 LARGEST = 2**13
@@ -20,18 +20,11 @@ BLOCK = 32
 _WITH_BLOCKS, _WITHOUT_BLOCKS = Choice("dense", scale_block=BLOCK), Choice("dense")
 
 
-def joinable(settings: Settings) -> bool:
-    """Return whether tensors are sent in one limb, and not estimated."""
-    return settings.limbs == 1 and not settings.estimate
-
-
 def bundled(plan: Plan) -> list[str]:
     """Return the names of the plan's tensors that go first in every round, on all workers.
 
-    They are small and dense, sent after the agreement, in one limb, and not estimated.
+    They are small and dense, and sent after the agreement.
     """
-    if not joinable(plan.settings):
-        return []
     return [tensor.name for tensor in plan.tensors if _is_small_and_dense(tensor)]
 
 

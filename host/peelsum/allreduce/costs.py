@@ -38,7 +38,6 @@ _DENSE_NS = 0.65  # per element: quantize, dequantize
 _SPARSE_NS = 0.4  # per element: index, zeros
 _COMPACT_NS = 3.0  # per candidate: positions, quantize, dequantize
 _CELL_NS = 18.0  # per cell of a sketch: add, peel
-_LIMB_NS = 8.0  # per cell of a second limb's sketch: add, repeat the peeling
 _BLOCK_NS = 13.0  # per word of a bitmap: blocks smaller than a word
 _WORD_NS = 3.0  # per word of a bitmap: larger blocks
 _REFINE_NS = 7.0  # per word of a bitmap that holds candidates
@@ -157,24 +156,24 @@ class Candidate:
         return network.seconds(self.words, self.exchanges) + self.codec_s
 
 
-def scale_block(elements: int, words: float, settings: Settings) -> int | None:
+def scale_block(elements: int, words: float) -> int | None:
     """Return the elements of a block with its own scale, for a tensor that otherwise sends `words` words.
 
     Blocks have at least 32 elements and take at most one word in 33. None, for one scale, if the tensor is no
-    larger than a block, and with two limbs or estimates.
+    larger than a block.
     """
-    if settings.limbs != 1 or settings.estimate or not elements:
+    if not elements:
         return None
     per_block = max(_WORDS_PER_SCALE * elements / max(words, 1.0), 1.0)
     block = max(1 << math.ceil(math.log2(per_block)), _WORDS_PER_SCALE)
     return block if block < elements else None
 
 
-def with_scales(choice: Choice, elements: int, words: float, settings: Settings) -> Choice:
+def with_scales(choice: Choice, elements: int, words: float) -> Choice:
     """Return the choice with its `scale_block`, if it otherwise sends `words` words."""
     if choice.prediction is not None:
         return choice
-    return replace(choice, scale_block=scale_block(elements, words, settings))
+    return replace(choice, scale_block=scale_block(elements, words))
 
 
 def candidates(
@@ -185,7 +184,7 @@ def candidates(
     With `predict`, dense values and sketches are sent together with the index, using `seen.prediction`.
     """
     for one in _with_one_scale(elements, seen, settings, predict=predict, forms=forms):
-        choice = with_scales(one.choice, elements, one.words, settings)
+        choice = with_scales(one.choice, elements, one.words)
         scales = -(-elements // choice.scale_block) if choice.scale_block else 0
         yield replace(one, choice=choice, words=one.words + scales)
 
@@ -193,39 +192,37 @@ def candidates(
 def _with_one_scale(
     elements: int, seen: Seen, settings: Settings, *, predict: bool, forms: Collection[Form]
 ) -> Iterator[Candidate]:
-    late, limbs = 0 if predict else 1, settings.limbs
+    late = 0 if predict else 1
     if "dense" in forms:
         guess = seen.prediction(elements) if predict else None
-        words = EXPONENT_WORDS + limbs * elements
-        work_ns = _CALL_NS * (_DENSE_CALLS + late) + _DENSE_NS * limbs * elements
+        words = EXPONENT_WORDS + elements
+        work_ns = _CALL_NS * (_DENSE_CALLS + late) + _DENSE_NS * elements
         yield Candidate(Choice("dense", None, guess), words, 1 + late, work_ns * 1e-9)
     if "compact" in forms:
-        for index in indexes(elements, seen, limbs):
+        for index in indexes(elements, seen, 1):
             _, passed = expected(index, elements, seen)
-            yield _sparse(Choice("compact", index), elements, seen, limbs, passed, 2)
+            yield _sparse(Choice("compact", index), elements, seen, passed, 2)
     if "sketch" in forms:
         per_candidate, lanes = settings.cells(seen.candidates, ahead=predict), block_width(seen)
-        for index in indexes(elements, seen, limbs * per_candidate):
+        for index in indexes(elements, seen, per_candidate):
             _, passed = expected(index, elements, seen)
             sized_for = math.ceil(_with_margin(passed) if predict else passed)
             sized = SketchLayout.ahead if predict else SketchLayout.segmented
             layout = sized(sized_for, lanes, 0, per_candidate)
             guess = seen.prediction(passed) if predict else None
             choice = Choice("sketch", index, guess, lanes)
-            yield _sparse(choice, elements, seen, limbs, layout.cells, 1 + late)
+            yield _sparse(choice, elements, seen, layout.cells, 1 + late)
 
 
-def _sparse(
-    choice: Choice, elements: int, seen: Seen, limbs: int, values: float, exchanges: int
-) -> Candidate:
-    """Return the Candidate of a sparse choice that sends `values` words of values for each limb."""
+def _sparse(choice: Choice, elements: int, seen: Seen, values: float, exchanges: int) -> Candidate:
+    """Return the Candidate of a sparse choice that sends `values` words of values."""
     assert choice.index is not None
     words, passed = expected(choice.index, elements, seen)
     work_ns = _CALL_NS * _SPARSE_CALLS + _SPARSE_NS * elements + _COMPACT_NS * passed
     work_ns += index_ns(choice.index, elements, seen)
     if choice.form == "sketch":
-        work_ns += _CALL_NS * _SKETCH_CALLS + (_CELL_NS + (limbs - 1) * _LIMB_NS) * values
-    total, exchanges = EXPONENT_WORDS + words + limbs * values, exchanges + choice.index.refined
+        work_ns += _CALL_NS * _SKETCH_CALLS + _CELL_NS * values
+    total, exchanges = EXPONENT_WORDS + words + values, exchanges + choice.index.refined
     return Candidate(choice, total, exchanges, work_ns * 1e-9)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peelsum.allreduce.bundle import BLOCK, ends
-from peelsum.allreduce.exchange import Limbs
+from peelsum.allreduce.exchange import Numbers
 from peelsum.allreduce.indexes import Index
 from peelsum.allreduce.plan import Form, labeled
 from peelsum.allreduce.staging import PAUSE, Round, Rounds, Sums
@@ -24,13 +24,9 @@ from peelsum.codec import EXPONENT_WORDS, NON_FINITE, FixedPoint, Selection, fix
 from peelsum.codec.cpu import frozen, occupied
 from peelsum.codec.cpu_bundle_loops import ZERO, read_dense_headers
 from peelsum.codec.gpu_bundle_kernels import NON_FINITE_SCALE, ZERO_SCALE
-from peelsum.codec.gpu_graphs import Phase
 from peelsum.codec.gpu_launch import Segments
 from peelsum.codec.gpu_memory import DeviceMemory, stream_of
 from peelsum.summation import Words
-
-#: Bundles whose buffers an all-reduce keeps: DDP has one for each bucket.
-_BUNDLES_KEPT = 32
 
 
 class DeviceBundle:
@@ -38,7 +34,6 @@ class DeviceBundle:
 
     tensors: float32[n], n > 0, by name, in the plan's order.
     out: float32[n] to which a tensor's result is written, by name.
-    kept: buffers of earlier steps, in which captured launches work; None to launch one by one.
     """
 
     def __init__(
@@ -47,7 +42,6 @@ class DeviceBundle:
         out: Mapping[str, Any],
         workers: int,
         memory: DeviceMemory,
-        kept: KeptBuffers | None = None,
     ) -> None:
         like = next(iter(tensors.values()))
         self._memory = memory.beside(like)
@@ -62,15 +56,13 @@ class DeviceBundle:
         self._sent = np.zeros(0, np.int64)
         self._total = self._quantized = self._integers(0)
         #: The host's copies of `_quantized` and `_total`, if the words go through the host.
-        self._near: tuple[Limbs, Limbs] | None = None
+        self._near: tuple[Numbers, Numbers] | None = None
         self._floats: Any = None
         self.words_sent = 0
         self.label = labeled(list(tensors))
         values: list[Any] = list(tensors.values())
-        stream = stream_of(like.device)
-        self._buffers = None if kept is None else kept.of(lengths, self._header_words, stream, memory.direct)
-        self._values = torch.cat(values, out=None if self._buffers is None else self._buffers.values)
-        self._segments = _segments(lengths, stream)
+        self._values = torch.cat(values)
+        self._segments = _segments(lengths, stream_of(like.device))
         #: int32[2, blocks]: what `_placed` returns.
         self._sent_as: Tensor | None = None
 
@@ -111,11 +103,7 @@ class DeviceBundle:
         return floats[part] if out is None else out
 
     def _dequantized(self, divisor: int) -> Tensor:
-        if self._buffers is not None and self._sent[-1]:
-            floats = self._buffers.dequantized(divisor)
-            # The buffer is overwritten in the next step.
-            return floats if len(self._out) == len(self._tensors) else floats.clone()
-        fresh, total = self._memory.floats(len(self._values)), self._total[0]
+        fresh, total = self._memory.floats(len(self._values)), self._total
         gpu_launch.bundle_dequantize(cast(Tensor, total), self._segments, *self._placed(), divisor, fresh)
         return fresh
 
@@ -125,23 +113,23 @@ class DeviceBundle:
         fixed = None
         if field not in (ZERO, NON_FINITE):
             scale, octaves = self._highest - field, self._octaves[first : first + blocks]
-            fixed = FixedPoint(scale, 0, octaves, BLOCK) if blocks else FixedPoint(scale)
-        total = self._total[:, sent]
+            fixed = FixedPoint(scale, octaves, BLOCK) if blocks else FixedPoint(scale)
+        total = self._total[sent]
         return Member(
             exponent_field=None if field == ZERO else field,
             fixed=fixed,
-            quantized=self._quantized[:, sent],
+            quantized=self._quantized[sent],
             total=total,
-            near_quantized=None if self._near is None else self._near[0][:, sent],
-            near_total=None if self._near is None else self._near[1][:, sent],
-            words_sent=EXPONENT_WORDS + blocks + total.shape[1],
+            near_quantized=None if self._near is None else self._near[0][sent],
+            near_total=None if self._near is None else self._near[1][sent],
+            words_sent=EXPONENT_WORDS + blocks + len(total),
             bundle=self,
             part=slice(self._begins[m], self._begins[m + 1]),
             out=self._out.get(name),
         )
 
     def _integers(self, count: int) -> Any:
-        return self._memory.integers(1, count)
+        return self._memory.integers(count)
 
     def _bits(self) -> Tensor:
         values: Any = self._values
@@ -149,9 +137,6 @@ class DeviceBundle:
         return bits
 
     def _write_headers(self, ored: Words, added: Words) -> None:
-        if self._buffers is not None:
-            self._memory.send(self._buffers.headers(), ored)
-            return
         words = self._memory.words(self._header_words)
         scratch = self._memory.words(len(self._lengths) + self._segments.blocks)
         gpu_launch.bundle_headers(self._bits(), self._segments, scratch, words)
@@ -159,11 +144,8 @@ class DeviceBundle:
 
     def _write_values(self, ored: Words, added: Words) -> None:
         self._sent_words = added
-        if self._buffers is not None:
-            self._memory.send(self._buffers.quantized(self._places_and_scales())[: len(added)], added)
-            return
         self._quantized = self._integers(len(added))
-        quantized: Any = self._quantized[0]
+        quantized: Any = self._quantized
         gpu_launch.bundle_quantize(self._bits(), self._segments, *self._placed(), quantized)
         self._memory.send(quantized, added)
 
@@ -184,109 +166,10 @@ class DeviceBundle:
 
     def _receive(self, words: Any) -> None:
         if isinstance(words, np.ndarray):
-            sent, total = (one.view(np.int32).reshape(1, -1) for one in (self._sent_words, words))
+            sent, total = (one.view(np.int32) for one in (self._sent_words, words))
             self._near = sent, total
-            if self._buffers is not None:
-                # Results keep the host's copies, as the buffers are overwritten in the next step.
-                self._quantized, self._total = sent, total
-                self._buffers.take(total[0])
-                return
-        there: Any = self._memory.receive(words).view(1, -1)
+        there: Any = self._memory.receive(words)
         self._total = there
-        if self._buffers is not None:
-            self._quantized = self._memory.by_limb(cast(Any, self._sent_words), 1)
-            self._buffers.take(words)
-
-
-class KeptBuffers:
-    """The buffers of bundles, by the tensors' lengths and the stream: a plan's bundle is the same each step.
-
-    They take 17 bytes per element on the device and, unless words stay there, 4 of pinned memory. One thread
-    uses them.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[Any, ...], _Buffers] = {}
-
-    def of(
-        self, lengths: tuple[int, ...], header_words: int, stream: tuple[torch.device, int], direct: bool
-    ) -> _Buffers:
-        """Return a bundle's buffers; those of the last few bundles are kept.
-
-        direct: whether words stay on the device.
-        """
-        key = lengths, stream
-        buffers = self._kept.pop(key, None) or _Buffers(
-            _segments(lengths, stream), sum(lengths), header_words, direct
-        )
-        self._kept[key] = buffers
-        if len(self._kept) > _BUNDLES_KEPT:
-            del self._kept[next(iter(self._kept))]
-        return buffers
-
-
-class _Buffers:
-    """Memory of a bundle of n elements that stays where it is, and the phases that work in it."""
-
-    def __init__(self, segments: Segments, n: int, header_words: int, direct: bool) -> None:
-        device, blocks, tensors = segments.tensors.device, segments.blocks, segments.headers.numel()
-
-        def words(count: int, *, on_host: bool = False) -> Tensor:
-            pinned = on_host and device.type == "cuda"
-            place = torch.device("cpu") if on_host else device
-            return torch.empty(count, dtype=torch.int32, device=place, pin_memory=pinned)
-
-        self._device, self._segments = device, segments
-        self.values, self._floats = (torch.empty(n, device=device) for _ in range(2))
-        self._bits = self.values.view(torch.int32)
-        self._headers, self._scratch = words(header_words), words(tensors + blocks)
-        self._placed, self._quantized, self._total = words(2 * blocks), words(n), words(n)
-        # The host writes to these only after it has waited for the step's first round, on the same stream.
-        self._near_placed = words(2 * blocks, on_host=True)
-        self._near_total = None if direct else words(n, on_host=True)
-        self._header_phase = Phase(self._write_headers, device)
-        self._quantize_phase = Phase(self._quantize, device)
-        #: By divisor, which is a number of the captured launch.
-        self._dequantize_phases: dict[int, Phase] = {}
-
-    def headers(self) -> Tensor:
-        """Return the words of all headers, of `values`."""
-        self._header_phase.run()
-        return self._headers
-
-    def quantized(self, places_and_scales: NDArray[np.int32]) -> Tensor:
-        """Return the integers of `values`, from the blocks' places on."""
-        self._near_placed.numpy()[:] = places_and_scales
-        self._quantize_phase.run()
-        return self._quantized
-
-    def take(self, total: NDArray[np.int32] | Tensor) -> None:
-        """Set the first of the summed integers, as many as were sent: an array, or a tensor if `direct`."""
-        if isinstance(total, Tensor):
-            self._total[: len(total)].copy_(total)
-        elif self._near_total is not None:
-            self._near_total.numpy()[: len(total)] = total
-
-    def dequantized(self, divisor: int) -> Tensor:
-        """Return the sums as floats, for the places and scales of the last call of `quantized`."""
-        if divisor not in self._dequantize_phases:
-            self._dequantize_phases[divisor] = Phase(partial(self._dequantize, divisor), self._device)
-        self._dequantize_phases[divisor].run()
-        return self._floats
-
-    def _write_headers(self) -> None:
-        gpu_launch.bundle_headers(self._bits, self._segments, self._scratch, self._headers)
-
-    def _quantize(self) -> None:
-        self._placed.copy_(self._near_placed, non_blocking=True)
-        places, scales = self._placed.view(2, -1)
-        gpu_launch.bundle_quantize(self._bits, self._segments, places, scales, self._quantized)
-
-    def _dequantize(self, divisor: int) -> None:
-        if self._near_total is not None:
-            self._total.copy_(self._near_total, non_blocking=True)
-        places, scales = self._placed.view(2, -1)
-        gpu_launch.bundle_dequantize(self._total, self._segments, places, scales, divisor, self._floats)
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,13 +180,13 @@ class Member:
     """The largest exponent field of all workers; None if all values are zero."""
     fixed: FixedPoint | None
     """Fixed-point format; None if all values are zero or some are not finite."""
-    quantized: Limbs
-    """int32[limbs, k]: what this worker contributed."""
-    total: Limbs
-    """int32[limbs, k]: the sum over workers."""
-    near_quantized: Limbs | None
+    quantized: Numbers
+    """int32[k]: what this worker contributed."""
+    total: Numbers
+    """int32[k]: the sum over workers."""
+    near_quantized: Numbers | None
     """The host's copy of `quantized`, if that is on a device and was sent through the host."""
-    near_total: Limbs | None
+    near_total: Numbers | None
     """The host's copy of `total`, if that is on a device and came through the host."""
     words_sent: int
     """Words that this worker has sent for the tensor."""
@@ -318,7 +201,6 @@ class Member:
     index: ClassVar[Index | None] = None
     selection: ClassVar[Selection | None] = None
     sampled_share: ClassVar[float] = 0.0
-    estimated: ClassVar[int] = 0
 
     @property
     def finite(self) -> bool:
@@ -333,7 +215,7 @@ class Member:
     def occupied(self) -> tuple[int, ...]:
         """See `TensorExchange.occupied`."""
         total = self.total if self.near_total is None else self.near_total
-        return tuple(occupied(np.flatnonzero(total[0])).tolist())
+        return tuple(occupied(np.flatnonzero(total)).tolist())
 
 
 @lru_cache(256)  # a model's bundles are the same in every step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +19,22 @@ class PlanMismatchError(AllreduceError):
 
 class InvalidRequestError(AllreduceError, ValueError):
     """The caller asked for something unsupported, e.g. an unknown form or dtype."""
+
+
+#: Arguments of earlier versions, with what to write instead.
+_REMOVED = {
+    "limbs": "leave it out: every block of elements has a scale of its own",
+    "estimate": "leave it out: what peeling leaves is always summed exactly",
+    "graphs": "leave it out: launches are not captured",
+}
+
+
+def refuse_arguments(names: Iterable[str]) -> None:
+    """Raise InvalidRequestError for an argument of an earlier version, and TypeError for any other name."""
+    for name in names:
+        if name not in _REMOVED:
+            raise TypeError(f"{name!r} is not an argument")
+        raise InvalidRequestError(f"{name}: was removed; {_REMOVED[name]}")
 
 
 class SummationStalledError(AllreduceError, TimeoutError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ from peelsum.allreduce.plan import Choice, Form, Settings
 from peelsum.allreduce.refinement import Refinement
 from peelsum.allreduce.staging import PAUSE, Round, Rounds, Sums, staged
 from peelsum.codec import (
-    ESTIMABLE,
     EXPONENT_WORDS,
     NON_FINITE,
     SAMPLE,
@@ -31,7 +30,6 @@ from peelsum.codec import (
     Packed,
     Selection,
     SketchLayout,
-    estimate_left_over,
     fixed_point,
     index_words,
     largest_exponent_field,
@@ -41,8 +39,8 @@ from peelsum.summation import Words
 
 T = TypeVar("T")
 Positions = NDArray[np.int64]
-#: int32[limbs, k].
-Limbs = NDArray[np.int32]
+#: int32[k].
+Numbers = NDArray[np.int32]
 #: Cells per candidate with which a sketch that was sent ahead can do without refining its index.
 _PEELABLE = 1.25
 #: Above this density, the positions of the non-zeros do not affect the choice of a form.
@@ -83,7 +81,7 @@ class TensorExchange:
     ) -> None:
         """out: float32[n] to which `floats` writes. If it is `values`, zeros outside the union stay."""
         self._choice, self._values, self._setting = choice, values, setting
-        self._ops, self._limbs, self._elements = setting.ops, setting.settings.limbs, len(values)
+        self._ops, self._elements = setting.ops, len(values)
         self._memory, self._out, self._over = setting.memory.beside(values), out, out is values
         self._on_device = not isinstance(setting.memory, HostMemory)
         # Other workers may have zeros of the other sign.
@@ -103,11 +101,11 @@ class TensorExchange:
         self.fixed: FixedPoint | None = None
         #: The elements to which `quantized` and `total` belong; None means all.
         self.selection: Selection | None = None
-        #: int32[limbs, k]: what this worker contributed, and the sum over workers.
-        self.quantized = self.total = self._memory.integers(self._limbs, 0)
+        #: int32[k]: what this worker contributed, and the sum over workers.
+        self.quantized = self.total = self._memory.integers(0)
         #: The host's copies of `quantized` and `total`, if those are on a device; None without a copy.
-        self.near_quantized: Limbs | None = None
-        self.near_total: Limbs | None = None
+        self.near_quantized: Numbers | None = None
+        self.near_total: Numbers | None = None
         #: Returns the counts for `occupied`; None until counting has started.
         self._counted: Callable[[], NDArray[np.int64]] | None = None
         #: Share of a dense tensor's elements that are not zero, if it was sampled.
@@ -116,8 +114,6 @@ class TensorExchange:
         self._known = False
         # This worker's non-zeros, from the header until their integers are written.
         self._packed = Packed()
-        #: Number of elements of `total` that are estimates.
-        self.estimated = 0
         self._decoded: NDArray[np.float32] | None = None
         #: The names of its tensors, for messages.
         self.label = ""
@@ -133,14 +129,18 @@ class TensorExchange:
         return self._rounds()
 
     def _rounds(self) -> Rounds:
-        if self.index is None:
-            yield from self._dense()
-        else:
-            self.selection = Selection(0, partial(self._memory.positions, self._values[:0]))
-            yield from self._sparse(self.index)
+        match self._choice.form:
+            case "dense":
+                yield from self._dense()
+            case "compact" | "sketch":
+                assert self.index is not None
+                self.selection = Selection(0, partial(self._memory.positions, self._values[:0]))
+                yield from self._sparse(self.index)
+            case unknown:
+                assert_never(unknown)
 
     def _dense(self) -> Rounds:
-        guess, words = self._guess, self._limbs * self._elements
+        guess, words = self._guess, self._elements
         sampled, begin = SAMPLE_WORDS if self._choice.sampled else 0, EXPONENT_WORDS + self._blocks
 
         def header(ored: Words, added: Words) -> None:
@@ -174,14 +174,14 @@ class TensorExchange:
         n, seed = self._elements, self._setting.seed
         own = self._memory.words(index_words(n))
         self._index(self._values, own)
-        index = self._setting.refinement.first(n, max(share, 0.5 / SAMPLE), self._limbs)
+        index = self._setting.refinement.first(n, max(share, 0.5 / SAMPLE), 1)
         self.form, self.index = "compact", index
         sums = yield Round(index.words(n), 0, partial(self._write_index, index, own, n, seed))
         selection = yield from self._union(own, index, sums, 0, None)
         yield from self._compact(fixed, selection)
 
     def _write(self, fixed: FixedPoint, added: Words) -> int:
-        self.quantized = self._by_limb(added)
+        self.quantized = self._memory.signed(added)
         return self._ops.quantize(self._values, fixed, self.quantized)
 
     def _write_again(self, fixed: FixedPoint, ored: Words, added: Words) -> None:
@@ -200,8 +200,7 @@ class TensorExchange:
             if layout and guess:
                 if self._over:
                     self._index(self._values, bitmap)
-                sketch = added.reshape(self._limbs, -1)
-                magnitude = ops.index_sketch(layout, self._values, guess, bitmap, sketch)
+                magnitude = ops.index_sketch(layout, self._values, guess, bitmap, added)
             elif self._block:
                 given = self._values, self._block, bitmap, ored[EXPONENT_WORDS:begin]
                 magnitude = ops.index_exponents(*given, over=self._over, packed=self._packed)
@@ -211,7 +210,7 @@ class TensorExchange:
             if not sent_as_it_is:
                 index.encode(ops, own, n, seed, ored[begin:])
 
-        cells = self._limbs * layout.cells if layout else 0
+        cells = layout.cells if layout else 0
         sums = yield Round(begin + index.words(n), cells, header)
         (exponents,) = yield from self._on_host(sums.near.ored[:EXPONENT_WORDS])
         self._agree(sums, exponents)
@@ -295,20 +294,20 @@ class TensorExchange:
         """Return the next index; None if few of the elements that passed `index` are false positives."""
         if isinstance(index, BitmapIndex):
             return None
-        per_candidate: float = self._limbs
+        per_candidate = 1.0
         if sketch:
             if sketch.cells >= _PEELABLE * passed:
                 return None
         elif self.form == "sketch":
-            per_candidate *= self._setting.settings.cells(passed, ahead=False)
+            per_candidate = self._setting.settings.cells(passed, ahead=False)
         return self._setting.refinement.after(index, filled, passed, per_candidate, level)
 
     def _compact(self, fixed: FixedPoint, selection: Selection) -> Rounds:
         def write(ored: Words, added: Words) -> None:
-            self.quantized = self._by_limb(added)
+            self.quantized = self._memory.signed(added)
             self._gather(selection, fixed, self.quantized)
 
-        sums = yield Round(0, self._limbs * len(selection), write)
+        sums = yield Round(0, len(selection), write)
         self._receive(sums)
 
     def _sketched(self, fixed: FixedPoint, selection: Selection) -> Rounds:
@@ -320,33 +319,26 @@ class TensorExchange:
         quantized = self._quantized(fixed, selection)
 
         def write(ored: Words, added: Words) -> None:
-            for limb, sketch in zip(quantized, added.reshape(self._limbs, -1), strict=True):
-                self._ops.sketch_encode(layout, positions, limb, sketch)
+            self._ops.sketch_encode(layout, positions, quantized, added)
 
-        sums = yield Round(0, self._limbs * layout.cells, write)
+        sums = yield Round(0, layout.cells, write)
         yield from self._peeled(layout, sums.added, positions, quantized)
 
-    def _peeled(self, layout: SketchLayout, words: Words, positions: Positions, quantized: Limbs) -> Rounds:
-        """Peel the summed sketch; exchange or estimate the left-over."""
-        self.quantized, self.total = quantized, self._memory.integers(self._limbs, len(positions))
-        sketches = words.reshape(self._limbs, -1)
-        peeled = self._ops.peeled(layout, sketches, positions, self.total)
+    def _peeled(self, layout: SketchLayout, words: Words, positions: Positions, quantized: Numbers) -> Rounds:
+        """Peel the summed sketch; exchange the left-over."""
+        self.quantized, self.total = quantized, self._memory.integers(len(positions))
+        peeled = self._ops.peeled(layout, words, positions, self.total)
         if not self._known:
             self._count_ahead()  # again, if something is left over
         (left,) = yield from self._read([peeled])
         if not len(left):
             return
-        if self._setting.settings.estimate:
-            self.estimated = len(left)
-            for sketch, total in zip(sketches, self.total, strict=True):
-                estimate_left_over(self._ops, layout, sketch, positions, total, left)
-            return
 
         def write(ored: Words, added: Words) -> None:
-            self._by_limb(added)[:] = quantized[:, left]
+            self._memory.signed(added)[:] = quantized[left]
 
-        sums = yield Round(0, self._limbs * len(left), write)
-        self.total[:, left] = self._by_limb(sums.added)
+        sums = yield Round(0, len(left), write)
+        self.total[left] = self._memory.signed(sums.added)
         if not self._known:
             self._count_ahead()
 
@@ -415,9 +407,7 @@ class TensorExchange:
         if self._known and self.selection is not None:
             return self.selection
         total = self.total if self.near_total is None else self.near_total
-        # Comparing is several times as fast as `any`.
-        chosen = total[0] != 0 if self._limbs == 1 else total.any(0)
-        where = self._memory.positions(chosen)
+        where = self._memory.positions(total != 0)
         if self.selection is None:
             return Selection(len(where), lambda: where)
         if 2 * len(where) <= len(self.selection):
@@ -427,11 +417,11 @@ class TensorExchange:
 
     def _receive(self, sums: Sums) -> None:
         """Set `total` to the sums of a round, and start counting for `occupied`."""
-        self.total = self._by_limb(sums.added)
+        self.total = self._memory.signed(sums.added)
         if sums.near is not sums:
-            self.near_total = sums.near.added.view(np.int32).reshape(self._limbs, -1)
+            self.near_total = sums.near.added.view(np.int32)
             if sums.near_sent is not None:
-                self.near_quantized = sums.near_sent.view(np.int32).reshape(self._limbs, -1)
+                self.near_quantized = sums.near_sent.view(np.int32)
         if self._counted is None and (self.selection is not None or self.near_total is not None):
             self._count_ahead()
 
@@ -440,22 +430,19 @@ class TensorExchange:
         self.exponent_field = field = largest_exponent_field(exponents)
         self.finite = field != NON_FINITE
         if field is None or not self.finite:
-            self.quantized = self._memory.integers(self._limbs, 0)
+            self.quantized = self._memory.integers(0)
         elif self._choice.prediction and self._choice.prediction.holds(field):
             self.fixed = self._guess
         else:
             self.fixed = self._fixed_point(field)
             if self._block:
-                octaves = self._memory.integers(1, self._blocks)[0]
+                octaves = self._memory.integers(self._blocks)
                 levels = sums.ored[EXPONENT_WORDS : EXPONENT_WORDS + self._blocks]
                 self._ops.block_octaves(levels, field, octaves)
-                self.fixed = FixedPoint(self.fixed.scale, self.fixed.low_bits, octaves, self._block)
+                self.fixed = FixedPoint(self.fixed.scale, octaves, self._block)
 
     def _fixed_point(self, exponent_field: int) -> FixedPoint:
-        settings, fan_in = self._setting.settings, self._setting.fan_in
-        return fixed_point(
-            exponent_field, fan_in * ESTIMABLE if settings.estimate else fan_in, settings.limbs
-        )
+        return fixed_point(exponent_field, self._setting.fan_in)
 
     def _layout(self, candidates: int, lanes: int) -> SketchLayout:
         per_candidate = self._setting.settings.cells(candidates, ahead=True)
@@ -467,17 +454,14 @@ class TensorExchange:
             return None
         return self._layout(prediction.candidates, lanes)
 
-    def _quantized(self, fixed: FixedPoint, selection: Selection) -> Limbs:
-        out = self._memory.integers(self._limbs, len(selection))
+    def _quantized(self, fixed: FixedPoint, selection: Selection) -> Numbers:
+        out = self._memory.integers(len(selection))
         self._gather(selection, fixed, out)
         return out
 
-    def _gather(self, selection: Selection, fixed: FixedPoint, out: Limbs) -> None:
+    def _gather(self, selection: Selection, fixed: FixedPoint, out: Numbers) -> None:
         self._ops.gather(self._values, selection, fixed, out, self._packed)
         self._packed = Packed()
-
-    def _by_limb(self, words: Words) -> Limbs:
-        return self._memory.by_limb(words, self._limbs)
 
 
 def segmented_layout(

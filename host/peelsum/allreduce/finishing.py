@@ -128,7 +128,6 @@ def _result(plan: TensorPlan, exchange: Outcome | HostMember, fan_in: int, divis
         total_at=exchange.total,
         near_quantized=exchange.near_quantized,
         near_total=exchange.near_total,
-        estimated=exchange.estimated,
     )
 
 
@@ -142,7 +141,7 @@ def _counting(
     total: Any = exchange.total
     if exchange.selection is not None or exchange.near_total is not None or isinstance(total, np.ndarray):
         return None
-    return step.memory.later((total != 0).any(0).sum()) if wants(result.name) and result.elements else None
+    return step.memory.later((total != 0).sum()) if wants(result.name) and result.elements else None
 
 
 def _learned(

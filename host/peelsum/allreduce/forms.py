@@ -17,23 +17,26 @@ from peelsum.allreduce.bundle import LARGEST
 from peelsum.allreduce.costs import Candidate, NetworkModel, Seen, candidates, with_scales
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.group import groupable
-from peelsum.allreduce.history import History
+from peelsum.allreduce.history import History, kept
 from peelsum.allreduce.plan import FORMS, NAMED, Choice, Form, Settings, TensorPlan
 from peelsum.allreduce.refinement import Refinement
 
-RequestedForm = Literal["dense", "compact", "sketch", "auto"]
+RequestedForm = Literal[Form, "auto"]
 RequestedIndex = Literal["bitmap", "two_level", "bloom", "auto"]
 #: The density assumed to size a tensor's first index. It is low because too small an index is refined.
 _FIRST_DENSITY = 1 / 1000
 #: From this number of elements on, a tensor is sent dense only if this share of its elements is not zero.
 _LARGE, _DENSE = 2**15, 0.2
-#: Choices of a tensor that are kept, for unions like the ones that they were made for.
+#: Choices of a tensor of one size that are kept, for unions like the ones that they were made for.
 _REMEMBERED = 16
+#: Sizes of one tensor, and groups of tensors, for which choices are kept.
+_SIZES, _GROUPS = 64, 32
 #: Share of its elements that sizes the scales of a large tensor of unknown density: blocks of 1,024.
 _UNKNOWN_SHARE = 1 / 32
 #: Without a prediction, a sketch waits for the index and is larger than the compact values: never the best.
 _WITHOUT_PREDICTION: tuple[Form, ...] = ("dense", "compact")
 DEFAULT_NETWORK = NetworkModel()
+_Choices = deque[tuple[Seen, Choice]]
 _WORDS_ONLY = NetworkModel(gbps=1e-6, round_trip_s=0.0)
 
 
@@ -69,11 +72,11 @@ class FormChooser:
         self._sparse, self._index = frozenset(sparse), index
         self._predict, self._network = predict, network
         self._histories: dict[str, History] = {}
-        # The last choices of each tensor, and what they were made for. Choosing costs more than summing a
-        # small tensor does, and most steps are like one of those before.
-        self._chosen: dict[tuple[str, int], deque[tuple[Seen, Choice]]] = {}
+        # The last choices of each tensor, by its elements, and what they were made for. Choosing costs more
+        # than summing a small tensor does, and most steps are like one of those before.
+        self._chosen: dict[str, dict[int, _Choices]] = {}
         # The same for groups, by the names and sizes of their tensors.
-        self._chosen_of_groups: dict[tuple[tuple[str, int], ...], deque[tuple[Seen, Choice]]] = {}
+        self._chosen_of_groups: dict[tuple[tuple[str, int], ...], _Choices] = {}
 
     def __str__(self) -> str:
         """Return all settings as text; two choosers with equal text make equal choices."""
@@ -97,13 +100,11 @@ class FormChooser:
         """Return the choice for a tensor of `elements` elements in the coming step."""
         history, form = self._histories.get(name), self._forms.get(name, self._default)
         if form == "dense" and not self._predict:
-            return _only_dense(elements, settings)
+            return _only_dense(elements)
         if history is None:
             return self._first(form, name, elements, settings)
         seen = history.fewest
-        chosen = self._chosen.get((name, elements))
-        if chosen is None:
-            chosen = self._chosen[name, elements] = deque(maxlen=_REMEMBERED)
+        chosen = kept(self._chosen.setdefault(name, {}), elements, _new_choices, _SIZES)
         if not self._predict:
             for like, choice in chosen:
                 if like.resembles(seen):
@@ -120,7 +121,7 @@ class FormChooser:
 
     def grouped(self, tensors: Sequence[TensorPlan], settings: Settings) -> Sequence[TensorPlan]:
         """Return the tensors' plans, with the same index for all that can be exchanged in a group."""
-        group = [tensor for tensor in tensors if groupable(tensor, settings)]
+        group = [tensor for tensor in tensors if groupable(tensor)]
         if len(group) < 2:
             return tensors
         members = tuple((tensor.name, tensor.elements) for tensor in group)
@@ -130,13 +131,13 @@ class FormChooser:
             history.fewest if history else Seen.uniform(tensor.elements, _FIRST_DENSITY)
             for history, tensor in zip(histories, group, strict=True)
         )
-        chosen = self._chosen_of_groups.setdefault(members, deque(maxlen=_REMEMBERED))
+        chosen = kept(self._chosen_of_groups, members, _new_choices, _GROUPS)
         choice = next((choice for like, choice in chosen if like.resembles(seen)), None)
         if choice is None:
             found = self._cheapest("compact", elements, seen, settings, predict=False).choice
             choice = replace(found, grouped=True)
             chosen.appendleft((seen, choice))
-        return [replace(one, choice=choice) if groupable(one, settings) else one for one in tensors]
+        return [replace(one, choice=choice) if groupable(one) else one for one in tensors]
 
     def refinement_of(self, tensors: Sequence[TensorPlan]) -> Refinement:
         """Return what decides how the index of a group of tensors is refined in the coming step."""
@@ -160,20 +161,20 @@ class FormChooser:
         form = self._forms.get(name, self._default)
         return form in ("auto", "sketch") or (form == "compact" and self._index != "bitmap")
 
-    def learn(self, name: str, elements: int, seen: Seen | None, words: int, limbs: int) -> None:
+    def learn(self, name: str, elements: int, seen: Seen | None, words: int) -> None:
         """Record a tensor's step: its union, or None if all values were zero, and the words sent."""
         if name not in self._histories:
-            self._histories[name] = History(elements, limbs)
+            self._histories[name] = History(elements)
         self._histories[name].add(seen, words)
 
     def _first(self, form: RequestedForm, name: str, elements: int, settings: Settings) -> Choice:
         if form == "dense":
-            return _only_dense(elements, settings)
+            return _only_dense(elements)
         if form == "auto":
             if name not in self._sparse:
                 sampled = elements >= _LARGE
                 words = elements * _UNKNOWN_SHARE if sampled else elements
-                return with_scales(Choice("dense", sampled=sampled), elements, words, settings)
+                return with_scales(Choice("dense", sampled=sampled), elements, words)
             form = "compact"
         seen = Seen.uniform(elements, _FIRST_DENSITY)
         return self._cheapest(form, elements, seen, settings, predict=False).choice
@@ -201,9 +202,13 @@ class FormChooser:
         return found
 
 
+def _new_choices() -> _Choices:
+    return deque(maxlen=_REMEMBERED)
+
+
 @lru_cache(1024)  # it is the same in every step
-def _only_dense(elements: int, settings: Settings) -> Choice:
-    return with_scales(Choice("dense"), elements, elements, settings)
+def _only_dense(elements: int) -> Choice:
+    return with_scales(Choice("dense"), elements, elements)
 
 
 def _together(seen: Iterable[Seen]) -> Seen:

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce.bundle import LARGEST, ends
-from peelsum.allreduce.exchange import Limbs, Positions, Setting, TensorExchange
+from peelsum.allreduce.exchange import Numbers, Positions, Setting, TensorExchange
 from peelsum.allreduce.indexes import Index
-from peelsum.allreduce.plan import Choice, Form, Settings, TensorPlan, labeled
+from peelsum.allreduce.plan import Choice, Form, TensorPlan, labeled
 from peelsum.allreduce.staging import Round, Rounds, by_host
 from peelsum.codec import (
     EXPONENT_WORDS,
@@ -48,11 +48,11 @@ _ZERO = -1
 _Numbers = NDArray[np.int64]
 
 
-def groupable(tensor: TensorPlan, settings: Settings) -> bool:
+def groupable(tensor: TensorPlan) -> bool:
     """Return whether a tensor is small and sent compact, so that it can be part of a group."""
     choice = tensor.choice
     small = 0 < tensor.elements <= LARGEST
-    return small and choice.form == "compact" and settings.limbs == 1 and not settings.estimate
+    return small and choice.form == "compact"
 
 
 class Group(TensorExchange):
@@ -164,7 +164,7 @@ class Group(TensorExchange):
         self._scales = highest - np.where(summed, fields, fields[summed].max())
         octaves = self._scales[self._of] - self._scales.min() + self._block_octaves
         octaves = np.repeat(octaves, self._widths).astype(np.int32)
-        self.fixed = FixedPoint(int(self._scales.min()), 0, octaves, _WORD_BITS)
+        self.fixed = FixedPoint(int(self._scales.min()), octaves, _WORD_BITS)
 
     def floats(self, divisor: int) -> NDArray[np.float32]:
         """Return the sums of all tensors, divided by `divisor`, in the tensors' memory."""
@@ -195,17 +195,15 @@ class Group(TensorExchange):
         if field not in (_ZERO, NON_FINITE):
             scale = int(self._scales[m])
             octaves = self._block_octaves[self._blocks_of[m] : self._blocks_of[m + 1]]
-            fixed = (
-                FixedPoint(scale, 0, octaves, self._scale_block) if len(octaves) > 1 else FixedPoint(scale)
-            )
+            fixed = FixedPoint(scale, octaves, self._scale_block) if len(octaves) > 1 else FixedPoint(scale)
         elif self.fixed is not None:
             part = slice(0, 0)
         return Member(
             exponent_field=None if field == _ZERO else field,
             fixed=fixed,
             selection=Selection(part.stop - part.start, lambda: positions[part] - begin),
-            quantized=self.quantized[:, part],
-            total=self.total[:, part],
+            quantized=self.quantized[part],
+            total=self.total[part],
             words_sent=words,
             index=self.index,
             group=self,
@@ -225,10 +223,10 @@ class Member:
     """Fixed-point format; None if all values are zero or some are not finite."""
     selection: Selection
     """The elements to which `quantized` and `total` belong."""
-    quantized: Limbs
-    """int32[1, k]: what this worker contributed."""
-    total: Limbs
-    """int32[1, k]: the sum over workers."""
+    quantized: Numbers
+    """int32[k]: what this worker contributed."""
+    total: Numbers
+    """int32[k]: the sum over workers."""
     words_sent: int
     """Words that this worker has sent: for the tensor alone, and its share of the group's, by elements."""
     index: Index | None
@@ -242,11 +240,10 @@ class Member:
     memory: Memory
     """The memory of the tensor and its result."""
 
-    near_quantized: ClassVar[Limbs | None] = None
-    near_total: ClassVar[Limbs | None] = None
+    near_quantized: ClassVar[Numbers | None] = None
+    near_total: ClassVar[Numbers | None] = None
     form: ClassVar[Form] = "compact"
     sampled_share: ClassVar[float] = 0.0
-    estimated: ClassVar[int] = 0
 
     @property
     def finite(self) -> bool:
@@ -262,7 +259,7 @@ class Member:
     def occupied(self) -> tuple[int, ...]:
         """See `TensorExchange.occupied`."""
         positions = self.selection.positions
-        summed = positions[self.total[0] != 0]  # false positives are zero
+        summed = positions[self.total != 0]  # false positives are zero
         return tuple(occupied(summed if 2 * len(summed) > len(positions) else positions).tolist())
 
 

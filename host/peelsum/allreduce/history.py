@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from peelsum.allreduce.costs import NetworkModel, Seen, lower_bound_bits
 from peelsum.allreduce.refinement import Refinement
 
@@ -9,13 +12,15 @@ from peelsum.allreduce.refinement import Refinement
 #: number of steps of which savings are kept.
 _AFFORDED, _KEPT_STEPS = 1.45, 3.0
 _WORD_BITS = 32
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class History:
     """A tensor's past steps."""
 
-    def __init__(self, elements: int, limbs: int) -> None:
-        self._elements, self._limbs = elements, limbs
+    def __init__(self, elements: int) -> None:
+        self._elements = elements
         self._last = self._before = Seen.uniform(elements, 0.0)
         self._steps = 0
         #: The union of the last step in which some value was not zero.
@@ -44,5 +49,16 @@ class History:
         self._last, self._before = now, self._last if self._steps else now
         self.filled, self._steps = seen or self.filled, self._steps + 1
         bound = lower_bound_bits(self._elements, now.candidates) / _WORD_BITS
-        bound += (self._limbs - 1) * now.candidates
         self.spare = min(self.spare + _AFFORDED * bound - words, _KEPT_STEPS * bound)
+
+
+def kept(values: dict[K, V], key: K, make: Callable[[], V], most: int) -> V:
+    """Return the value of `key`, new if there is none, and keep the `most` keys that were used last.
+
+    What is kept depends on the sequence of keys alone, which is the same on all workers.
+    """
+    value = values.pop(key) if key in values else make()
+    if len(values) == most:
+        del values[next(iter(values))]
+    values[key] = value
+    return value

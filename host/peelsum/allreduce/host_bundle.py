@@ -13,14 +13,14 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import SimpleNamespace
-from typing import cast
+from typing import assert_never, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import kept_pages
 from peelsum.allreduce.costs import Seen
-from peelsum.allreduce.exchange import DENSE, DENSE_SAMPLE, Limbs, TensorExchange
+from peelsum.allreduce.exchange import DENSE, DENSE_SAMPLE, Numbers, TensorExchange
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex, Index
 from peelsum.allreduce.plan import Choice, Form, TensorPlan, labeled
 from peelsum.allreduce.refinement import Refinement
@@ -113,15 +113,20 @@ class Layout:
 
 
 def kind_of(tensor: TensorPlan) -> loops.Kind:
-    """Return how the loops send a tensor."""
+    """Return how the loops send a tensor. Every form has a case, or its words would be read as another's."""
     choice = tensor.choice
-    if choice.prediction or choice.form == "sketch" or tensor.elements >= _LARGE:
-        return Kind.OTHER
-    if choice.index is None:
-        return Kind.DENSE
-    if isinstance(choice.index, BitmapIndex):
-        return Kind.BITMAP
-    return Kind.OTHER if choice.index.refined else Kind.BLOOM
+    match choice.form:
+        case "dense":
+            kind = Kind.DENSE
+        case "compact" if isinstance(choice.index, BitmapIndex):
+            kind = Kind.BITMAP
+        case "compact":
+            kind = Kind.BLOOM if choice.index and not choice.index.refined else Kind.OTHER
+        case "sketch":
+            kind = Kind.OTHER
+        case unknown:
+            assert_never(unknown)
+    return Kind.OTHER if choice.prediction or tensor.elements >= _LARGE else kind
 
 
 class HostBundle:
@@ -229,7 +234,7 @@ class HostBundle:
         field, blocks, sent = row[Column.FIELD], row[Column.BLOCKS], row[Column.ADD_WORDS]
         if field not in (loops.ZERO, NON_FINITE):
             octaves, scale = self._octaves[row[Column.FACTORS] :][:blocks], self._highest - field
-            fixed = FixedPoint(scale, 0, octaves, row[Column.BLOCK]) if blocks else FixedPoint(scale)
+            fixed = FixedPoint(scale, octaves, row[Column.BLOCK]) if blocks else FixedPoint(scale)
         place = slice(row[Column.ADD_PLACE], row[Column.ADD_PLACE] + sent)
         return Member(
             form=choice.form,
@@ -237,8 +242,8 @@ class HostBundle:
             finite=field != NON_FINITE,
             fixed=fixed,
             selection=self._selection(row) if choice.index else None,
-            quantized=self._quantized[place].reshape(1, -1),
-            total=self._total[place].reshape(1, -1),
+            quantized=self._quantized[place],
+            total=self._total[place],
             words_sent=self._layout.header_words[name] + sent,
             values=result,
         )
@@ -415,17 +420,16 @@ class Member:
     """Fixed-point format; None if all values are zero or some are not finite."""
     selection: Selection | None
     """The elements to which `quantized` and `total` belong; None means all."""
-    quantized: Limbs
-    """int32[1, k]: what this worker contributed."""
-    total: Limbs
-    """int32[1, k]: the sum over workers."""
+    quantized: Numbers
+    """int32[k]: what this worker contributed."""
+    total: Numbers
+    """int32[k]: the sum over workers."""
     words_sent: int
     """Words that this worker has sent for the tensor."""
     values: Floats
     """The result."""
 
     near_quantized = near_total = None
-    estimated = 0
 
     def floats(self, divisor: int) -> Floats:
         """Return the result, which has been divided."""

@@ -10,17 +10,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
+from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import Index
 from peelsum.codec import CELLS_PER_CANDIDATE, FEWEST_CELLS, MANY_CANDIDATES
 from peelsum.summation import Words
 
 #: How a tensor's values are sent: all, those at the index's positions, or a sketch of the latter.
 Form = Literal["dense", "compact", "sketch"]
-FORMS: tuple[Form, ...] = ("dense", "compact", "sketch")
+FORMS: tuple[Form, ...] = get_args(Form)
 #: The dtypes that can be summed. A plan may contain others, so that all workers reject them together.
 SUPPORTED_DTYPES = ("float32", "float16", "bfloat16")
 #: A digest and its complement, as 32-bit words.
@@ -96,10 +97,6 @@ class Settings:
     """Whether results are divided by the number of workers."""
     cells_per_candidate: float | None = None
     """Size of sketches; None for the default of `cells`."""
-    limbs: int = 1
-    """int32 words per value, 1 or 2."""
-    estimate: bool = False
-    """Whether the left-over of peeling is estimated instead of exchanged; for experiments."""
     choices: str = ""
     """The settings of the form chooser as text, which differs if they do."""
 
@@ -176,3 +173,11 @@ def labeled(names: Sequence[str]) -> str:
 def unsupported(tensors: Sequence[TensorPlan]) -> TensorPlan | None:
     """Return the first tensor with an unsupported dtype, or None."""
     return next((tensor for tensor in tensors if tensor.dtype not in SUPPORTED_DTYPES), None)
+
+
+def unsupported_dtype(name: str, dtype: str) -> InvalidRequestError:
+    """Return the error for a tensor whose dtype is not supported."""
+    supported = ", ".join(SUPPORTED_DTYPES)
+    return InvalidRequestError(
+        f"dtype: {name!r} is {dtype}; convert it to one of {supported} on every worker"
+    )

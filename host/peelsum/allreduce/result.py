@@ -33,10 +33,7 @@ class TensorResult:
     shape: tuple[int, ...]
     """The tensor's shape."""
     values: NDArray[np.float32]
-    """float32[shape]: the sum or average, NaN if any worker's tensor was not finite.
-
-    It is rounded once; with two limbs, it may be rounded to float64 before.
-    """
+    """float32[shape]: the sum or average, rounded once; NaN if any worker's tensor was not finite."""
     finite: bool
     """Whether every worker's tensor was finite. If not, `total` and `quantized` are zero."""
     fixed: FixedPoint | None
@@ -53,15 +50,13 @@ class TensorResult:
     selection: Selection | None
     """The elements to which `quantized_at` and `total_at` belong; None means all."""
     quantized_at: NDArray[np.int32]
-    """int32[limbs, k]: the integers that this worker contributed."""
+    """int32[k]: the integers that this worker contributed."""
     total_at: NDArray[np.int32]
-    """int32[limbs, k]: their sum over all workers."""
+    """int32[k]: their sum over all workers."""
     near_quantized: NDArray[np.int32] | None = None
     """The host's copy of `quantized_at`, if that is on a device and was sent through the host; else None."""
     near_total: NDArray[np.int32] | None = None
     """The host's copy of `total_at`, if that is on a device and came through the host; else None."""
-    estimated: int = 0
-    """Number of elements of `total` that are estimates; 0 unless `estimate` is set."""
 
     @property
     def positions(self) -> NDArray[np.int64] | None:
@@ -72,13 +67,13 @@ class TensorResult:
         return None if self.selection is None else self.selection.positions
 
     @cached_property
-    def quantized(self) -> NDArray[np.int32] | NDArray[np.int64]:
-        """The integers that this worker contributed: int32[shape], or int64 with two limbs."""
+    def quantized(self) -> NDArray[np.int32]:
+        """The integers that this worker contributed: int32[shape]."""
         return self._spread(self.quantized_at)
 
     @cached_property
-    def total(self) -> NDArray[np.int32] | NDArray[np.int64]:
-        """The exact sum of all workers' `quantized`: int32[shape], or int64 with two limbs."""
+    def total(self) -> NDArray[np.int32]:
+        """The exact sum of all workers' `quantized`: int32[shape]."""
         return self._spread(self.total_at)
 
     @cached_property
@@ -104,9 +99,9 @@ class TensorResult:
         """The largest possible difference between an element of `values` and the exact sum or average.
 
         It includes the rounding to float32, and holds for all values with these exponents; `error_bounds` is
-        tighter. Infinite for estimates, and if a sum may exceed float32 or was not finite.
+        tighter. Infinite if a sum may exceed float32 or was not finite.
         """
-        if not self.finite or self.estimated:
+        if not self.finite:
             return math.inf
         return 0.0 if self.fixed is None else self.fixed.error_bound(self.fan_in, self.divisor)
 
@@ -118,7 +113,7 @@ class TensorResult:
         non-zero, and infinite as for `error_bound`.
         """
         bounds = np.full(self.elements, math.inf)
-        if self.finite and not self.estimated:
+        if self.finite:
             bounds[:] = 0.0
             if self.fixed is not None:
                 at = slice(None) if self.positions is None else _on_host(self.positions)
@@ -148,9 +143,8 @@ class TensorResult:
         own = self.quantized_at if self.near_quantized is None else self.near_quantized
         return non_zeros(own) / max(self.elements, 1)
 
-    def _spread(self, limbs: NDArray[np.int32]) -> NDArray[np.int32] | NDArray[np.int64]:
-        limbs = _on_host(limbs)
-        numbers = limbs[0] if len(limbs) == 1 or self.fixed is None else self.fixed.joined(limbs)
+    def _spread(self, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
+        numbers = _on_host(numbers)
         if numbers.size == self.elements:
             return numbers.reshape(self.shape)
         spread = np.zeros(self.elements, numbers.dtype)
@@ -284,11 +278,9 @@ class StepResult(Mapping[str, TensorResult]):
         return {tensor.name: tensor for tensor in self.tensors}
 
 
-def non_zeros(limbs: NDArray[np.int32]) -> int:
-    """Count the elements of int32[limbs, k] that are not zero."""
-    if len(limbs) == 1 and isinstance(limbs, np.ndarray):
-        return int(np.count_nonzero(limbs))  # several times as fast as `any`
-    return int(limbs.any(0).sum())
+def non_zeros(numbers: NDArray[np.int32]) -> int:
+    """Count the elements of int32[k] that are not zero."""
+    return int(np.count_nonzero(numbers) if isinstance(numbers, np.ndarray) else (numbers != 0).sum())
 
 
 def _on_host(array: Any) -> NDArray[Any]:

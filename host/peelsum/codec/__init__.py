@@ -5,7 +5,6 @@ implementations: NumPy, Numba and Triton.
 """
 
 from peelsum.codec.errors import CodecError
-from peelsum.codec.estimate import ESTIMABLE, estimate_left_over
 from peelsum.codec.fixed_point import (
     EXPONENT_WORDS,
     NON_FINITE,
@@ -28,7 +27,6 @@ from peelsum.codec.selection import Selection
 __all__ = [
     "BLOCK_SIZES",
     "CELLS_PER_CANDIDATE",
-    "ESTIMABLE",
     "EXPONENT_WORDS",
     "FEWEST_CELLS",
     "MANY_CANDIDATES",
@@ -48,7 +46,6 @@ __all__ = [
     "Selection",
     "SketchLayout",
     "block_words",
-    "estimate_left_over",
     "exponent_words",
     "fixed_point",
     "index_words",

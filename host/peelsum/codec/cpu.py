@@ -287,15 +287,15 @@ def gather(
 ) -> None:
     """See `Kernels.gather`."""
     many = len(selection) * _FEW >= values.size
-    if many and packed is not None and packed.parts and selection.bitmap is not None and fixed.limbs == 1:
-        _gather_packed(packed, frozen(selection.bitmap), values.size, fixed, out[0])
+    if many and packed is not None and packed.parts and selection.bitmap is not None:
+        _gather_packed(packed, frozen(selection.bitmap), values.size, fixed, out)
         return
-    index = _packed(selection, fixed, values.size)
+    index = _packed(selection, values.size)
     if index is None:
         quantize_at(values, selection.positions, fixed, out)
         return
-    values, numbers, firsts = frozen(values), out[0], _firsts(index, values.size)
-    factors, bits, _ = _scaling(fixed, 1)
+    values, numbers, firsts = frozen(values), out, _firsts(index, values.size)
+    factors, bits = _scaling(fixed, 1)
 
     def work(a: int, b: int) -> None:
         selection_loops.gather(values[a:b], _words(index, a, b), a, factors, bits, numbers, firsts[a])
@@ -306,7 +306,7 @@ def gather(
 def _gather_packed(
     packed: Packed, index: NDArray[np.uint32], elements: int, fixed: FixedPoint, out: NDArray[np.int32]
 ) -> None:
-    parts, own, (factors, bits, _) = packed.parts, frozen(packed.index), _scaling(fixed, 1)
+    parts, own, (factors, bits) = packed.parts, frozen(packed.index), _scaling(fixed, 1)
 
     def count_parts(first: int, last: int) -> list[int]:
         return [int(index_loops.count(_words(index, a, b), b - a)) for a, b, _ in parts[first:last]]
@@ -331,14 +331,14 @@ def scatter(
     clear: bool,
 ) -> None:
     """See `Kernels.scatter`."""
-    index = _packed(selection, fixed, out.size, all_written=clear)
+    index = _packed(selection, out.size, all_written=clear)
     if index is None:
         if clear:
             out[:] = 0.0
         dequantize_at(quantized, selection.positions, fixed, divisor, out)
         return
-    numbers, firsts = frozen(quantized[0]), _firsts(index, out.size)
-    factors, bits, _ = _scaling(fixed, -1)
+    numbers, firsts = frozen(quantized), _firsts(index, out.size)
+    factors, bits = _scaling(fixed, -1)
     share = float(divisor)
     if divisor & (divisor - 1) == 0:  # a multiplication gives the same bits
         factors, share = factors / share, 1.0
@@ -350,12 +350,10 @@ def scatter(
     each(out.size, work)
 
 
-def _packed(
-    selection: Selection, fixed: FixedPoint, elements: int, *, all_written: bool = False
-) -> NDArray[np.uint32] | None:
+def _packed(selection: Selection, elements: int, *, all_written: bool = False) -> NDArray[np.uint32] | None:
     """Return the bitmap; None if positions serve better, as for few elements, or are needed."""
     few = len(selection) * WORD_BITS < elements and not all_written
-    if selection.bitmap is None or few or fixed.limbs > 1 or not PACKS_FLOATS:
+    if selection.bitmap is None or few or not PACKS_FLOATS:
         return None
     return frozen(selection.bitmap)
 
@@ -402,9 +400,7 @@ def index_sketch(
     def work(begin: int, end: int) -> tuple[int, NDArray[np.uint32]]:
         own, bits = np.empty_like(sketch) if begin else sketch, index[begin // WORD_BITS :]
         own[:] = 0
-        largest = loops.index_sketch(
-            *_sketch(layout), first + begin, values[begin:end], factor, fixed.low_bits, bits, own
-        )
+        largest = loops.index_sketch(*_sketch(layout), first + begin, values[begin:end], factor, bits, own)
         return int(largest), own
 
     largest, sketches = zip(*each(values.size, work, copies_of=sketch.size), strict=True)
@@ -428,8 +424,7 @@ def sketch_decode(
     peel_loops.deal(*dealing, where, begins, by_segment)
     values = np.empty_like(numbers)
     left = _peeled(layout, sketch, frozen(by_segment), list(pairwise(begins.tolist())), values)
-    for own, collected in zip(values, numbers, strict=True):
-        peel_loops.collect(*dealing, where, begins, own, collected)
+    peel_loops.collect(*dealing, where, begins, values, numbers)
     return np.searchsorted(where, np.sort(by_segment[left])).astype(np.int64)
 
 
@@ -452,14 +447,15 @@ def _peeled(
     out: NDArray[np.uint32],
 ) -> NDArray[np.int64]:
     """Peel segments whose candidates are these slices of positions[k]; return the left-over."""
-    limbs, size = frozen(sketch), layout.segment_cells
+    size = layout.segment_cells
     most = max(b - a for a, b in slices)
+    sketch = frozen(sketch)
 
     def work(first: int, last: int) -> list[NDArray[np.int64]]:
-        room, left = _Peeling(layout, most, len(limbs)), []
+        room, left = _Peeling(layout, most), []
         for s, (a, b) in list(enumerate(slices))[first:last]:
-            cells = limbs[:, s * size : (s + 1) * size]
-            left.append(a + room.peeled(layout, cells, positions[a:b], out[:, a:b]))
+            cells = sketch[s * size : (s + 1) * size]
+            left.append(a + room.peeled(layout, cells, positions[a:b], out[a:b]))
         return left
 
     parts = each(layout.segments, work, _ELEMENTS_OF_A_CANDIDATE * positions.size)
@@ -469,10 +465,10 @@ def _peeled(
 class _Peeling:
     """Memory for peeling segments of up to `candidates` candidates, one after the other."""
 
-    def __init__(self, layout: SketchLayout, candidates: int, limbs: int) -> None:
+    def __init__(self, layout: SketchLayout, candidates: int) -> None:
         narrow = max(layout.segment_cells, SUB_TABLES * candidates // 2) < _NARROW_CELLS
-        sizes = SUB_TABLES * candidates, candidates, candidates if limbs > 1 else 0
-        self._places, self._left, self._peeled = (
+        sizes = SUB_TABLES * candidates, candidates
+        self._places, self._left = (
             np.empty(size, np.uint32) if narrow else np.empty(size, np.uint64) for size in sizes
         )
         self._cells = np.empty(layout.segment_cells, np.uint64)
@@ -484,18 +480,15 @@ class _Peeling:
         positions: NDArray[np.int64],
         out: NDArray[np.uint32],
     ) -> NDArray[np.int64]:
-        """Peel one segment, sketch[limbs, n] into out[limbs, k]; return the left-over of its candidates."""
+        """Peel one segment, sketch[n] into out[k]; return the left-over of its candidates."""
         places, cells, left = self._places[: SUB_TABLES * positions.size], self._cells, self._left
         peel_loops.load(
-            layout.lanes, layout.rows, np.uint64(layout.seed), positions, sketch[0], places, cells, left
+            layout.lanes, layout.rows, np.uint64(layout.seed), positions, sketch, places, cells, left
         )
-        before, count, done = -1, positions.size, 0
+        before, count = -1, positions.size
         while count != before:
-            before, after = count, peel_loops.sweep(places, cells, left, count, out[0], self._peeled[done:])
-            done, count = done + before - after, after
-        for limb, values in zip(sketch[1:], out[1:], strict=True):
-            peel_loops.repeat(places, limb.copy(), self._peeled[:done], values)
-        out[:, left[:count]] = 0
+            before, count = count, peel_loops.sweep(places, cells, left, count, out)
+        out[left[:count]] = 0
         return left[:count].astype(np.int64)
 
 
@@ -508,11 +501,11 @@ def _bloom(layout: BloomLayout) -> tuple[int, int, np.uint64]:
     return layout.hashes, layout.rows, np.uint64(layout.seed)
 
 
-def _scaling(fixed: FixedPoint, sign: int) -> tuple[NDArray[np.float64], int, int]:
-    """Return each block's factor 2**(sign * scale), log2 of the block's size, and the lower limb's bits."""
+def _scaling(fixed: FixedPoint, sign: int) -> tuple[NDArray[np.float64], int]:
+    """Return each block's factor 2**(sign * scale), and log2 of the block's size."""
     if fixed.octaves is None:
-        return np.array([math.ldexp(1.0, sign * fixed.scale)]), fixed.block_bits, fixed.low_bits
-    return np.ldexp(1.0, sign * (fixed.scale + fixed.octaves)), fixed.block_bits, fixed.low_bits
+        return np.array([math.ldexp(1.0, sign * fixed.scale)]), fixed.block_bits
+    return np.ldexp(1.0, sign * (fixed.scale + fixed.octaves)), fixed.block_bits
 
 
 def _sketch(layout: SketchLayout) -> tuple[int, int, int, np.uint64]:

@@ -1,7 +1,7 @@
 """Loops over all tensors of a step, one call a phase, compiled by Numba and cached on disk.
 
-They write the words that the kernels of `peelsum.codec.cpu` write for one tensor after another, with one limb
-and without a prediction. A table int64[tensors, len(Column)] tells where each tensor's numbers lie.
+They write the words that the kernels of `peelsum.codec.cpu` write for one tensor after another
+without a prediction. A table int64[tensors, len(Column)] tells where each tensor's numbers lie.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ def _gather_by_positions(
     """Do what `gather` does, for a whole tensor."""
     found = np.empty(out.size, np.int64)
     positions(index, values.size, 0, found)
-    quantize_at(values, found, factors, bits, 0, out.reshape((1, out.size)), 0, found.size)
+    quantize_at(values, found, factors, bits, out, 0, found.size)
 
 
 @compiled
@@ -338,9 +338,9 @@ def _scatter_by_positions(
     """Do what `scatter` does, for a whole tensor."""
     if clear:
         out[:] = 0.0
-    found, numbers = np.empty(quantized.size, np.int64), quantized.reshape((1, quantized.size))
+    found = np.empty(quantized.size, np.int64)
     positions(index, out.size, 0, found)
-    dequantize_at(numbers, found, factors, bits, 0, divisor, out, 0, found.size)
+    dequantize_at(quantized, found, factors, bits, divisor, out, 0, found.size)
 
 
 _gather_many = gather if PACKS_FLOATS else _gather_by_positions
@@ -360,7 +360,7 @@ def write_values(table: _Table, ored: Words, bitmaps: Words, factors: _Factors, 
         own = factors[row[Column.FACTORS] : row[Column.FACTORS] + max(blocks, 1)]
         numbers = added[row[Column.ADD_PLACE] : row[Column.ADD_PLACE] + sent]
         if row[Column.KIND] == Kind.DENSE:
-            quantize(values, own, bits, 0, numbers.reshape((1, sent)), 0, sent)
+            quantize(values, own, bits, numbers, 0, sent)
         elif 32 * sent < elements:
             _gather_by_positions(values, _union(row, ored, bitmaps), 0, own, bits, numbers, 0)
         else:
@@ -394,7 +394,7 @@ def read_values(
         own = inverse[row[Column.FACTORS] : row[Column.FACTORS] + max(row[Column.BLOCKS], 1)]
         numbers = total[row[Column.ADD_PLACE] : row[Column.ADD_PLACE] + sent]
         if row[Column.KIND] == Kind.DENSE:
-            dequantize(numbers.reshape((1, sent)), own, bits, 0, divisor, out, 0, sent)
+            dequantize(numbers, own, bits, divisor, out, 0, sent)
             row[Column.TOTAL] = _non_zeros(numbers)
             continue
         union, clear = _union(row, ored, bitmaps), row[Column.CLEAR] != 0

@@ -80,7 +80,7 @@ def decode_octaves(words: Words, turn: np.uint32, spare: int, out: _Integers) ->
 
 @compiled
 def quantize(
-    values: _Floats, factors: _Factors, bits: int, low_bits: int, out: _Integers, begin: int, end: int
+    values: _Floats, factors: _Factors, bits: int, out: _Integers, begin: int, end: int
 ) -> np.uint32:
     largest, size = _ZERO, min(1 << bits, BLOCK)
     for start in range(begin, end, BLOCK):
@@ -89,20 +89,9 @@ def quantize(
         largest = max(largest, magnitude(block.view(np.uint32)))
         for first in range(start, stop, size):
             last, factor = min(first + size, stop), factors[first >> bits]
-            if low_bits:
-                for i in range(np.uint64(first), np.uint64(last)):
-                    out[0, i], out[1, i] = _split(np.float64(values[i]) * factor, low_bits)
-            else:
-                for i in range(np.uint64(first), np.uint64(last)):
-                    out[0, i] = np.int32(np.rint(np.float64(values[i]) * factor))
+            for i in range(np.uint64(first), np.uint64(last)):
+                out[i] = np.int32(np.rint(np.float64(values[i]) * factor))
     return largest
-
-
-@compiled
-def _split(scaled: float, low_bits: int) -> tuple[np.int32, np.int32]:
-    """Round a scaled value; return the limbs of the number."""
-    number = np.int64(np.rint(scaled))
-    return np.int32(number >> low_bits), np.int32(np.uint32(number & ((1 << low_bits) - 1)))
 
 
 @compiled
@@ -111,7 +100,6 @@ def quantize_at(
     positions: Numbers,
     factors: _Factors,
     bits: int,
-    low_bits: int,
     out: _Integers,
     begin: int,
     end: int,
@@ -123,18 +111,8 @@ def quantize_at(
         for k in range(count):
             i = np.uint64(positions[first + k])
             scaled[k] = np.float64(values[i]) * factors[i >> shift]
-        if low_bits:
-            for k in range(count):
-                out[0, first + k], out[1, first + k] = _split(scaled[k], low_bits)
-        else:
-            for k in range(count):
-                out[0, first + k] = np.int32(np.rint(scaled[k]))
-
-
-@compiled
-def _joined(upper: np.int32, lower: np.int32, low_bits: int) -> float:
-    """Return the number that two limbs hold."""
-    return np.float64((np.int64(upper) << low_bits) + np.int64(np.uint32(lower)))
+        for k in range(count):
+            out[first + k] = np.int32(np.rint(scaled[k]))
 
 
 @compiled
@@ -142,7 +120,6 @@ def dequantize(
     quantized: _Integers,
     factors: _Factors,
     bits: int,
-    low_bits: int,
     divisor: float,
     out: _Floats,
     begin: int,
@@ -151,12 +128,8 @@ def dequantize(
     size = min(1 << bits, BLOCK)
     for first in range(begin, end, size):
         last, factor = min(first + size, end), factors[first >> bits]
-        if low_bits:
-            for i in range(np.uint64(first), np.uint64(last)):
-                out[i] = np.float32(_joined(quantized[0, i], quantized[1, i], low_bits) * factor / divisor)
-        else:
-            for i in range(np.uint64(first), np.uint64(last)):
-                out[i] = np.float32(np.float64(quantized[0, i]) * factor / divisor)
+        for i in range(np.uint64(first), np.uint64(last)):
+            out[i] = np.float32(np.float64(quantized[i]) * factor / divisor)
 
 
 @compiled
@@ -165,7 +138,6 @@ def dequantize_at(
     positions: Numbers,
     factors: _Factors,
     bits: int,
-    low_bits: int,
     divisor: float,
     out: _Floats,
     begin: int,
@@ -175,11 +147,10 @@ def dequantize_at(
     scaled, floats = np.empty(_FEW, np.float64), np.empty(_FEW, np.float32)
     for start in range(begin, end, _FEW):
         stop = min(start + _FEW, end)
-        where, upper, lower = positions[start:stop], quantized[0, start:stop], quantized[-1, start:stop]
+        where, numbers = positions[start:stop], quantized[start:stop]
         for k in range(where.size):
             factor = factors[np.uint64(where[k]) >> np.uint64(bits)]
-            number = _joined(upper[k], lower[k], low_bits) if low_bits else np.float64(upper[k])
-            scaled[k] = number * factor
+            scaled[k] = np.float64(numbers[k]) * factor
         for k in range(where.size):
             floats[k] = np.float32(scaled[k] / divisor)
         for k in range(where.size):
@@ -243,13 +214,12 @@ def index_sketch(
     first: int,
     values: _Floats,
     factor: float,
-    low_bits: int,
     index: Words,
     sketch: Words,
 ) -> np.uint32:
-    """Write the index and add the sketch to sketch[limbs, cells]; return the magnitude."""
+    """Write the index and add the sketch to sketch[cells]; return the magnitude."""
     largest, bits, one_scale = _ZERO, values.view(np.uint32), np.full(1, factor)
-    where, numbers = np.empty(BLOCK, np.int64), np.empty((2, BLOCK), np.int32)
+    where, numbers = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int32)
     for start in range(0, values.size, BLOCK):
         size = min(BLOCK, values.size - start)
         largest = max(largest, pack(bits, start, start + size, index))
@@ -257,10 +227,9 @@ def index_sketch(
         found = where[: count(words, size)]
         fetched = found.size * _MANY > size
         positions(words, size, start, found)
-        quantize_at(values, found, one_scale, _WHOLE, low_bits, numbers, 0, found.size)
-        for limb in range(sketch.shape[0]):
-            own = numbers[limb, : found.size].view(np.uint32)
-            _add(lanes, rows, dealt_to, seed, first, found, own, fetched, sketch[limb])
+        quantize_at(values, found, one_scale, _WHOLE, numbers, 0, found.size)
+        own = numbers[: found.size].view(np.uint32)
+        _add(lanes, rows, dealt_to, seed, first, found, own, fetched, sketch)
     return largest
 
 

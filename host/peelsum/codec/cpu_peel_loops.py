@@ -3,8 +3,6 @@
 During peeling a cell is one 64-bit word: its value in the upper half, the number of its candidates in the
 lower. A candidate's three cells lie far apart, so the loops prefetch them: cache misses would otherwise take
 most of the time. Unsigned indices save Numba the check for negative ones.
-
-Of several limbs only the first is peeled. The order is recorded, and repeated for the others.
 """
 
 from __future__ import annotations
@@ -67,17 +65,16 @@ def _count(places: Places, k: int, cells: _Cells) -> None:
 
 
 @compiled
-def sweep(places: Places, cells: _Cells, left: _Narrow, count: int, out: Words, peeled: _Narrow) -> int:
+def sweep(places: Places, cells: _Cells, left: _Narrow, count: int, out: Words) -> int:
     """Peel, in ascending order, every candidate of left[:count] that is in a pure cell when its batch comes.
 
-    The others move to the front of `left`, still ascending. Return their number. The pure cells go into
-    `peeled`, as indices of `places`, in the order of peeling, unless it is empty.
+    The others move to the front of `left`, still ascending. Return their number.
     Neighbouring candidates have neighbouring cells, so a sweep hits the cache more often than a queue of pure
     cells would. It looks for pure cells in a batch of candidates, and then peels those. This is safe, because
     peeling one candidate leaves another's pure cell pure. Which cells are pure is unpredictable, so the
     search does not branch on it.
     """
-    kept, done, found = _ZERO, _ZERO, np.empty(_BATCH, places.dtype)
+    kept, found = _ZERO, np.empty(_BATCH, places.dtype)
     for start in range(0, count, _BATCH):
         pure, begin, end = _ZERO, np.uint64(start), np.uint64(min(start + _BATCH, count))
         for i in range(begin, end):
@@ -92,10 +89,6 @@ def sweep(places: Places, cells: _Cells, left: _Narrow, count: int, out: Words, 
             kept += _ONE - is_pure
         for i in range(pure):
             _peel(places, np.uint64(found[i]), cells, out)
-        if peeled.size:
-            for i in range(pure):
-                peeled[done + i] = found[i]
-        done += pure
     return int(kept)
 
 
@@ -117,22 +110,6 @@ def _peel(places: Places, at: np.uint64, cells: _Cells, out: Words) -> None:
     for j in range(SUB_TABLES):
         place = np.uint64(places[_place(k, j)])
         cells[place >> _ONE] -= _ONE + _signed(value, place)
-
-
-@compiled
-def repeat(places: Places, sketch: Words, peeled: _Narrow, out: Words) -> None:
-    """Peel another limb's sketch[n], which is overwritten, in the order of `peeled`."""
-    for i in range(peeled.size):
-        ahead = np.uint64(peeled[min(i + _AHEAD, peeled.size - 1)]) // _THREE
-        for j in range(SUB_TABLES):
-            prefetch(sketch, np.uint64(places[_place(ahead, j)]) >> _ONE)
-        at = np.uint64(peeled[i])
-        k, place = at // _THREE, np.uint64(places[at])
-        value = _signed(np.uint64(sketch[place >> _ONE]) << _S32, place)
-        out[k] = np.uint32(value >> _S32)
-        for j in range(SUB_TABLES):
-            place = np.uint64(places[_place(k, j)])
-            sketch[place >> _ONE] -= np.uint32(_signed(value, place) >> _S32)
 
 
 @compiled

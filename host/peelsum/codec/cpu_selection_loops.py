@@ -1,7 +1,7 @@
 """Loops over the elements of a tensor that a bitmap selects, compiled by Numba and cached on disk.
 
 They need no positions: AVX-512 packs and spreads 16 floats at a time, so `PACKS_FLOATS` must be true. A slice
-of a tensor begins at element `begin`, a multiple of 32; its numbers, of one limb, begin at number `first`. A
+of a tensor begins at element `begin`, a multiple of 32; its numbers begin at number `first`. A
 block of scales has 32 elements or more.
 """
 

@@ -21,10 +21,7 @@ _EXPONENT_BIAS = 127
 MANTISSA_BITS = 23
 _MANTISSA = MANTISSA_BITS + 1
 _LARGEST_SUM = 2**31 - 1
-_WORD_BITS = 32
-#: Up to this fan-in, two limbs hold all bits of the largest float32, so rounding cannot carry beyond them.
-_MOST_FOR_TWO_LIMBS = 2**16
-#: A sum of one limb, or of upper limbs, is below 2**this.
+#: A sum is below 2**this.
 _SUM_BITS = 31
 #: Spacing of the largest float32, which has no next one.
 _LARGEST_SPACING = 2.0**104
@@ -34,27 +31,17 @@ _HALF_ULP, _ROUNDINGS, _SMALLEST = 2.0**-24, 2.0**-50, 2.0**-150
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """A fixed-point format: values become integers rint(value * 2**scale), in one or two int32 limbs.
+    """A fixed-point format: values become int32 numbers rint(value * 2**scale).
 
     With `octaves`, element i is multiplied by 2**(scale + octaves[i // block]) instead.
-
-    With two limbs, the upper is the integer divided by 2**low_bits, rounded down; the lower is the remainder,
-    0 to 2**low_bits - 1. Sums of upper limbs are read as int32, sums of lower limbs as uint32.
     """
 
     scale: int
     """Exponent of the power of two by which values are multiplied; with `octaves`, the smallest."""
-    low_bits: int = 0
-    """Bits of the lower limb; 0 if there is one limb."""
     octaves: NDArray[np.int32] | None = field(default=None, compare=False)
     """int32[blocks], 0 or more, in the kernels' memory; None if all elements have the same scale."""
     block: int = 2**62
     """Elements in a block, a power of 2."""
-
-    @property
-    def limbs(self) -> int:
-        """Words per number: 1, or 2 if `low_bits` is not 0."""
-        return 2 if self.low_bits else 1
 
     @property
     def block_bits(self) -> int:
@@ -74,19 +61,12 @@ class FixedPoint:
         The result is that of `Kernels.dequantize`. It counts half of 2**-scale for each worker, and the
         rounding of the largest possible sum. Infinite if a sum can be too large for float32.
         """
-        return _error_bound(self.scale, self.low_bits, fan_in, divisor)
-
-    def joined(self, limbs: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return the numbers int64[k] that limbs[limbs, k] represent."""
-        numbers: NDArray[np.int64] = limbs[0].astype(np.int64) << self.low_bits
-        if self.low_bits:
-            numbers += limbs[1].view(np.uint32)
-        return numbers
+        return _error_bound(self.scale, fan_in, divisor)
 
 
 @lru_cache(1024)  # scales of a model's tensors seldom change
-def _error_bound(scale: int, low_bits: int, fan_in: int, divisor: int) -> float:
-    largest = np.ldexp(1.0, _SUM_BITS + low_bits - scale) / divisor
+def _error_bound(scale: int, fan_in: int, divisor: int) -> float:
+    largest = np.ldexp(1.0, _SUM_BITS - scale) / divisor
     if largest > np.finfo(np.float32).max:
         return float("inf")
     rounded = largest * (_HALF_ULP + _ROUNDINGS) + _SMALLEST
@@ -120,7 +100,7 @@ def scale_for(exponent_field: int, fan_in: int) -> int:
     -127. Raises CodecError for a fan-in below 1 or above 2**31 - 1, and for an exponent field that is not 0
     to 254.
     """
-    _check(exponent_field, fan_in, _LARGEST_SUM)
+    _check(exponent_field, fan_in)
     most = _LARGEST_SUM // fan_in
     headroom = most.bit_length()
     if _largest_integer(headroom) > most:
@@ -135,27 +115,14 @@ def _largest_integer(headroom: int) -> int:
 
 
 @lru_cache(1024)
-def fixed_point(exponent_field: int, fan_in: int, limbs: int = 1) -> FixedPoint:
-    """Return the finest format in which the sum of `fan_in` values of this exponent fits 1 or 2 limbs.
-
-    One limb has the scale of `scale_for`. Two limbs have scale 62 - 2c - E, with c = ceil(log2(fan_in)):
-    float32 values down to 2**-(39 - 2c) of the largest are then exact. Raises CodecError for a fan-in, an
-    exponent field or a number of limbs that is out of range.
-    """
-    if limbs == 1:
-        return FixedPoint(scale_for(exponent_field, fan_in))
-    if limbs != 2:
-        raise CodecError(f"limbs: {limbs} is out of range; use 1 or 2")
-    _check(exponent_field, fan_in, _MOST_FOR_TWO_LIMBS)
-    carry = (fan_in - 1).bit_length()
-    # The sum of lower limbs fits a uint32. Upper limbs are rounded down, so each is below 2**(31 - carry).
-    scale = (_WORD_BITS - 2) - carry - (exponent_field - _EXPONENT_BIAS)
-    return FixedPoint(scale + _WORD_BITS - carry, _WORD_BITS - carry)
+def fixed_point(exponent_field: int, fan_in: int) -> FixedPoint:
+    """Return the format with the scale of `scale_for`, and raise what that raises."""
+    return FixedPoint(scale_for(exponent_field, fan_in))
 
 
-def _check(exponent_field: int, fan_in: int, most: int) -> None:
-    if not 1 <= fan_in <= most:
-        raise CodecError(f"fan_in: {fan_in} workers are out of range; use 1 to {most}")
+def _check(exponent_field: int, fan_in: int) -> None:
+    if not 1 <= fan_in <= _LARGEST_SUM:
+        raise CodecError(f"fan_in: {fan_in} workers are out of range; use 1 to {_LARGEST_SUM}")
     if not 0 <= exponent_field < NON_FINITE:
         raise CodecError(
             f"exponent_field: {exponent_field} is not that of a finite float32; use 0 to {NON_FINITE - 1}"

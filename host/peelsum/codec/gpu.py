@@ -93,10 +93,10 @@ def occupied(positions: Tensor, total: Tensor | None = None) -> Tensor:
 
 
 def _not_zero(positions: Tensor, total: Tensor) -> Candidates:
-    """Return the positions whose total[limbs, k] is not zero, with room for all of them."""
+    """Return the positions whose total[k] is not zero, with room for all of them."""
     gpu_together.flush()  # torch reads the sums
     k = positions.numel()
-    chosen = (total[0] != 0 if len(total) == 1 else total.any(0)).to(torch.int32)
+    chosen = (total != 0).to(torch.int32)
     bitmap = _empty(index_words(k), positions)
     launch.index(chosen, bitmap, _empty(1, positions))
     bases, count = _totals(bitmap, k)
@@ -179,25 +179,25 @@ def block_octaves(words: Tensor, exponent_field: int, out: Tensor) -> None:
 def quantize(values: Tensor, fixed: FixedPoint, out: Tensor) -> Tensor:
     """See `Kernels.quantize`: returns int32[1]."""
     largest, bits = _empty(1, values), values.view(torch.int32)
-    launch.quantize(bits, _scale(fixed, values), fixed.low_bits, out, largest, _blocks(fixed))
+    launch.quantize(bits, _scale(fixed, values), out, largest, _blocks(fixed))
     return largest
 
 
 def quantize_at(values: Tensor, positions: Tensor, fixed: FixedPoint, out: Tensor) -> None:
     """See `Kernels.quantize_at`."""
     bits, where, scale = values.view(torch.int32), _all(positions), _scale(fixed, values)
-    launch.quantize_at(bits, where, scale, fixed.low_bits, out, _blocks(fixed))
+    launch.quantize_at(bits, where, scale, out, _blocks(fixed))
 
 
 def dequantize(quantized: Tensor, fixed: FixedPoint, divisor: int, out: Tensor) -> None:
     """See `Kernels.dequantize`."""
-    launch.dequantize(quantized, _scale(fixed, out), fixed.low_bits, divisor, out, _blocks(fixed))
+    launch.dequantize(quantized, _scale(fixed, out), divisor, out, _blocks(fixed))
 
 
 def dequantize_at(quantized: Tensor, positions: Tensor, fixed: FixedPoint, divisor: int, out: Tensor) -> None:
     """See `Kernels.dequantize_at`."""
     where, scale = _all(positions), _scale(fixed, out)
-    launch.dequantize_at(quantized, where, scale, fixed.low_bits, divisor, out, _blocks(fixed))
+    launch.dequantize_at(quantized, where, scale, divisor, out, _blocks(fixed))
 
 
 def gather(
@@ -227,7 +227,7 @@ def index_sketch(
     """See `Kernels.index_sketch`: returns int32[1]."""
     largest, seed, scale = _empty(1, values), _seed(layout, values), _scale(fixed, values)
     bits = values.view(torch.int32)
-    launch.index_sketch(layout, seed, bits, scale, fixed.low_bits, index, sketch, largest, first)
+    launch.index_sketch(layout, seed, bits, scale, index, sketch, largest, first)
     return largest
 
 
@@ -239,7 +239,7 @@ def sketch_decode(layout: SketchLayout, sketch: Tensor, positions: Tensor, out: 
 def peeled(layout: SketchLayout, sketch: Tensor, positions: Tensor, out: Tensor) -> Callable[[], Tensor]:
     """See `Kernels.peeled`."""
     candidates = _all(positions)
-    room = Peeling.room(candidates.capacity, layout.cells, sketch.device, limbs=len(sketch))
+    room = Peeling.room(candidates.capacity, layout.cells, sketch.device)
     launch.peel(layout, _seed(layout, sketch), sketch, candidates, room, out)
     if not candidates.capacity:
         return lambda: positions[:0]

@@ -75,19 +75,19 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False)
 class Peeling:
-    """Working memory of peeling: 12 bytes per candidate and 12 per cell, with two limbs 16 per cell."""
+    """Working memory of peeling: 12 bytes per candidate and 12 per cell."""
 
     zeroed: Tensor
     """int64[cells + 5]: `state` and `progress`, which are zeroed together."""
     sums: Tensor
-    """int32[limbs, cells]: the sketches, less the peeled values."""
+    """int32[cells]: the sketch, less the peeled values."""
     waiting: Tensor
     """int32[capacity]: 1 for each candidate that is not queued yet."""
     queue: Tensor
     """int64[capacity]: queued candidates, in the order of their rounds."""
 
     @classmethod
-    def room(cls, capacity: int, cells: int, device: torch.device, limbs: int = 1) -> Peeling:
+    def room(cls, capacity: int, cells: int, device: torch.device) -> Peeling:
         """Allocate for `capacity` candidates in `cells` cells."""
 
         def empty(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -95,7 +95,7 @@ class Peeling:
 
         return cls(
             zeroed=empty(cells + 5, dtype=torch.int64),
-            sums=empty(limbs, cells, dtype=torch.int32),
+            sums=empty(cells, dtype=torch.int32),
             waiting=empty(capacity, dtype=torch.int32),
             queue=empty(capacity, dtype=torch.int64),
         )
@@ -261,19 +261,18 @@ def block_octaves(words: Tensor, exponent_field: int, out: Tensor) -> None:
 def quantize(
     values: Tensor,
     scale: Tensor,
-    low_bits: int,
     out: Tensor,
     largest: Tensor,
     blocks: Blocks | None = None,
 ) -> None:
-    """Run `Kernels.quantize` into out[limbs, n] and largest[1], with the scale in scale[1]."""
+    """Run `Kernels.quantize` into out[n] and largest[1], with the scale in scale[1]."""
     clear(largest)
     n, (octaves, block_bits) = values.numel(), _octaves(scale, blocks)
     tile, warps = tuned("quantize_kernel", values.device)
     _launch(
         sketches.quantize_kernel, _cut(n, tile),
-        values, out, largest, scale, octaves, n, block_bits, low_bits,
-        blocks is not None, out.shape[0], tile, num_warps=warps,
+        values, out, largest, scale, octaves, n, block_bits,
+        blocks is not None, tile, num_warps=warps,
     )  # fmt: skip
 
 
@@ -281,16 +280,15 @@ def quantize_at(
     values: Tensor,
     candidates: Candidates,
     scale: Tensor,
-    low_bits: int,
     out: Tensor,
     blocks: Blocks | None = None,
 ) -> None:
-    """Run `Kernels.quantize_at` into out[limbs, capacity], of which only `count` columns are written."""
+    """Run `Kernels.quantize_at` into out[capacity], of which only `count` are written."""
     octaves, block_bits = _octaves(scale, blocks)
     _stride(
         sketches.quantize_at_kernel, candidates,
         values, candidates.positions, candidates.count, out, scale, octaves,
-        candidates.capacity, block_bits, low_bits, blocks is not None, out.shape[0],
+        candidates.capacity, block_bits, blocks is not None,
         launch=tuned("quantize_at_kernel", values.device),
     )  # fmt: skip
 
@@ -298,18 +296,17 @@ def quantize_at(
 def dequantize(
     quantized: Tensor,
     scale: Tensor,
-    low_bits: int,
     divisor: int,
     out: Tensor,
     blocks: Blocks | None = None,
 ) -> None:
-    """Run `Kernels.dequantize` on quantized[limbs, n], into float32 out[n]."""
+    """Run `Kernels.dequantize` on quantized[n], into float32 out[n]."""
     n, (octaves, block_bits) = out.numel(), _octaves(scale, blocks)
     tile, warps = tuned("dequantize_kernel", out.device)
     _launch(
         sketches.dequantize_kernel, _cut(n, tile),
-        quantized, out, scale, octaves, n, divisor, block_bits, low_bits,
-        blocks is not None, quantized.shape[0], tile, num_warps=warps,
+        quantized, out, scale, octaves, n, divisor, block_bits,
+        blocks is not None, tile, num_warps=warps,
     )  # fmt: skip
 
 
@@ -317,17 +314,16 @@ def dequantize_at(
     quantized: Tensor,
     candidates: Candidates,
     scale: Tensor,
-    low_bits: int,
     divisor: int,
     out: Tensor,
     blocks: Blocks | None = None,
 ) -> None:
-    """Run `Kernels.dequantize_at` on quantized[limbs, capacity], into float32 out[n]."""
+    """Run `Kernels.dequantize_at` on quantized[capacity], into float32 out[n]."""
     octaves, block_bits = _octaves(scale, blocks)
     _stride(
         sketches.dequantize_at_kernel, candidates,
         quantized, candidates.positions, candidates.count, out, scale, octaves, candidates.capacity,
-        divisor, block_bits, low_bits, blocks is not None, quantized.shape[0],
+        divisor, block_bits, blocks is not None,
         launch=tuned("dequantize_at_kernel", out.device),
     )  # fmt: skip
 
@@ -350,22 +346,21 @@ def index_sketch(
     seed: Tensor,
     values: Tensor,
     scale: Tensor,
-    low_bits: int,
     bitmap: Tensor,
     sketch: Tensor,
     largest: Tensor,
     first: int = 0,
 ) -> None:
-    """Run `Kernels.index_sketch` into bitmap, sketch[limbs, cells] and largest[1]."""
+    """Run `Kernels.index_sketch` into bitmap, sketch[cells] and largest[1]."""
     clear(sketch)
     clear(largest)
-    n, limbs = values.numel(), sketch.shape[0]
+    n = values.numel()
     share, lanes, segmented = _segments(layout)
     tile, warps = tuned("index_sketch_kernel", values.device)
     _launch(
         sketches.index_sketch_kernel, _cut(-(-n // WORD_BITS), tile),
-        values, bitmap, sketch, largest, seed, scale, n, first, layout.rows, layout.cells, share, low_bits,
-        lanes, lanes % WORD_BITS == 0, segmented, limbs, _PIECE_WORDS, tile,
+        values, bitmap, sketch, largest, seed, scale, n, first, layout.rows, share,
+        lanes, lanes % WORD_BITS == 0, segmented, _PIECE_WORDS, tile,
         num_warps=warps,
     )  # fmt: skip
 
@@ -373,18 +368,16 @@ def index_sketch(
 def peel(
     layout: SketchLayout, seed: Tensor, sketch: Tensor, candidates: Candidates, room: Peeling, out: Tensor
 ) -> None:
-    """Run `Kernels.sketch_decode` on sketch[limbs, cells]; `left_over` lists its result.
+    """Run `Kernels.sketch_decode` on sketch[cells]; `left_over` lists its result.
 
-    Values go into out[limbs, capacity]; columns from `count` on are zeroed. `room.left` is the left-over's
-    size.
+    Values go into out[capacity]; from `count` on they are zero. `room.left` is the left-over's size.
     """
     clear(room.zeroed)
     gpu_together.copy(sketch, room.sums)
-    limbs = len(room.sums)
     _stride(
         peeling.load_kernel, candidates,
         candidates.positions, candidates.count, room.state, room.waiting, out, seed,
-        candidates.capacity, layout.rows, *_segments(layout), limbs,
+        candidates.capacity, layout.rows, *_segments(layout),
     )  # fmt: skip
     if not candidates.capacity:
         return
@@ -397,8 +390,8 @@ def peel(
     _launch(
         peeling.rounds_kernel, min(cooperating(sketch.device), most),
         candidates.positions, candidates.count, room.state, room.sums, room.queue, room.progress,
-        room.waiting, out, seed, layout.cells, candidates.capacity, layout.rows, *_segments(layout),
-        limbs, _CANDIDATES,
+        room.waiting, out, seed, candidates.capacity, layout.rows, *_segments(layout),
+        _CANDIDATES,
         launch_cooperative_grid=True,
     )  # fmt: skip
 

@@ -129,13 +129,13 @@ class DeviceMemory:
         """See `Memory.words`."""
         return torch.empty(count, dtype=torch.int32, device=self._device)
 
-    def integers(self, limbs: int, count: int) -> Tensor:
+    def integers(self, count: int) -> Tensor:
         """See `Memory.integers`."""
-        return torch.empty((limbs, count), dtype=torch.int32, device=self._device)
+        return self.words(count)
 
-    def by_limb(self, words: Tensor, limbs: int) -> Tensor:
-        """See `Memory.by_limb`."""
-        return words.view(limbs, words.numel() // limbs)
+    def signed(self, words: Tensor) -> Tensor:
+        """See `Memory.signed`."""
+        return words
 
     def floats(self, count: int, value: float = 0.0) -> Tensor:
         """See `Memory.floats`."""

@@ -27,7 +27,7 @@ _ITEM = tl.constexpr(4)
 @triton.jit
 def load_kernel(
     table, launches, positions, count, state, waiting, out, seed, capacity, rows, share,
-    LANES: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+    LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add candidates to their cells' state, which must be zero; set them as waiting; zero `out`."""
     launch, program, programs = placed(table, launches)
@@ -40,8 +40,7 @@ def load_kernel(
         inside = t < candidates
         position = tl.load(positions + t, mask=inside, other=0)
         tl.store(waiting + t, inside.to(tl.int32), mask=t < capacity)
-        for limb in tl.static_range(LIMBS):
-            tl.store(out + limb * wide(capacity) + t, tl.zeros((BLOCK,), tl.int32), mask=t < capacity)
+        tl.store(out + t, tl.zeros((BLOCK,), tl.int32), mask=t < capacity)
         segment = segment_of(t, position, share, tl.load(seed), rows, LANES, SEGMENTED)
         for j in tl.static_range(_SUB_TABLES):
             cell, _ = cells_of(position, tl.load(seed), j, rows, LANES)
@@ -76,9 +75,9 @@ def first_round_kernel(
 
 @triton.jit
 def _peel_round(
-    program, programs, begin, end, following, positions, state, sums, queue, waiting, out, seed, cells,
-    capacity, rows, share,
-    LANES: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+    program, programs, begin, end, following, positions, state, sums, queue, waiting, out, seed,
+    rows, share,
+    LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Peel queue[begin:end]; queue, behind them, candidates whose cells become pure, and count them."""
     for start in range(begin + program * BLOCK, end, programs * BLOCK):
@@ -88,18 +87,16 @@ def _peel_round(
         candidate, alone_in = item // _ITEM, item % _ITEM
         position = tl.load(positions + candidate, mask=inside, other=0)
         segment = segment_of(candidate, position, share, tl.load(seed), rows, LANES, SEGMENTED)
-        for limb in tl.static_range(LIMBS):
-            limbs = sums + limb * wide(cells) + segment
-            value = tl.zeros((BLOCK,), tl.int32)
-            for j in tl.static_range(_SUB_TABLES):
-                cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
-                own = tl.load(limbs + cell, mask=inside & (alone_in == j), other=0)
-                value += tl.where(negative, 0 - own, own)
-            tl.store(out + limb * wide(capacity) + candidate, value, mask=inside)
-            for j in tl.static_range(_SUB_TABLES):
-                cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
-                change = tl.where(negative, value, 0 - value)
-                tl.atomic_add(limbs + cell, change, mask=inside & (alone_in != j), sem="relaxed")
+        value = tl.zeros((BLOCK,), tl.int32)
+        for j in tl.static_range(_SUB_TABLES):
+            cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
+            own = tl.load(sums + segment + cell, mask=inside & (alone_in == j), other=0)
+            value += tl.where(negative, 0 - own, own)
+        tl.store(out + candidate, value, mask=inside)
+        for j in tl.static_range(_SUB_TABLES):
+            cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
+            change = tl.where(negative, value, 0 - value)
+            tl.atomic_add(sums + segment + cell, change, mask=inside & (alone_in != j), sem="relaxed")
         for j in tl.static_range(_SUB_TABLES):
             cell, _ = cells_of(position, tl.load(seed), j, rows, LANES)
             shared = inside & (alone_in != j)
@@ -124,12 +121,12 @@ def _meet(arrived, times, programs):
 
 @triton.jit
 def rounds_kernel(
-    table, launches, positions, count, state, sums, queue, progress, waiting, out, seed, cells, capacity,
-    rows, share, LANES: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+    table, launches, positions, count, state, sums, queue, progress, waiting, out, seed, capacity,
+    rows, share, LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Peel the queue, round after round, until no candidate is queued: the rest is the 2-core.
 
-    Each of sums[LIMBS, cells] is peeled into a row of out[LIMBS, capacity]. progress[0] holds the candidates
+    sums[cells] is peeled into out[capacity]. progress[0] holds the candidates
     queued for the first round; round r counts those of the next in progress[(r + 1) % 3]. progress[3]
     counts arrivals at the barriers between rounds. progress[4] becomes the number of candidates left over.
     """
@@ -137,8 +134,7 @@ def rounds_kernel(
     positions, count, state = longs(launch, 0, positions), longs(launch, 1, count), longs(launch, 2, state)
     sums, queue, progress = ints(launch, 3, sums), longs(launch, 4, queue), longs(launch, 5, progress)
     waiting, out, seed = ints(launch, 6, waiting), ints(launch, 7, out), longs(launch, 8, seed)
-    cells, capacity = size(launch, 9, cells), size(launch, 10, capacity)
-    rows, share = size(launch, 11, rows), size(launch, 12, share)
+    capacity, rows, share = size(launch, 9, capacity), size(launch, 10, rows), size(launch, 11, share)
     begin, round_ = wide(0), wide(0)
     end = tl.load(progress)
     while begin < end:
@@ -147,7 +143,7 @@ def rounds_kernel(
         following = progress + (round_ + 1) % 3
         _peel_round(
             program, programs, begin, end, following, positions, state, sums, queue, waiting, out, seed,
-            cells, capacity, rows, share, LANES, SEGMENTED, LIMBS, BLOCK,
+            rows, share, LANES, SEGMENTED, BLOCK,
         )  # fmt: skip
         round_ += 1
         _meet(progress + 3, round_, programs)

@@ -1,8 +1,8 @@
 """Triton kernels that quantize, dequantize and encode sketches.
 
 Sums are atomic additions modulo 2**32. Integer addition is independent of order, so every run gives the same
-bits. Seed and scale change with each step; kernels read them from device memory, so that a captured graph can
-be replayed with new ones. `peelsum.codec.layout` defines the elements' places.
+bits. Seed and scale change with each step; kernels read them from device memory.
+`peelsum.codec.layout` defines the elements' places.
 """
 
 from __future__ import annotations
@@ -98,102 +98,85 @@ def fixed_number(value, scale):
 
 
 @triton.jit
-def _limb(number, limb, low_bits, LIMBS: tl.constexpr):
-    """Return limb 0 (the upper) or limb 1 of int64 numbers, as int32."""
-    if LIMBS == 1:
-        chosen = number
-    else:
-        chosen = number >> low_bits if limb == 0 else number & ((tl.full((), 1, tl.int64) << low_bits) - 1)
-    return chosen.to(tl.int32)
-
-
-@triton.jit
 def quantize_kernel(
-    table, launches, values, out, largest, scale, octaves, n, block_bits, low_bits,
-    BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+    table, launches, values, out, largest, scale, octaves, n, block_bits,
+    BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Quantize values[n], given as bit patterns, into out[LIMBS, n], and write their magnitude."""
+    """Quantize values[n], given as bit patterns, into out[n], and write their magnitude."""
     launch, program, _ = placed(table, launches)
     values, out, largest = ints(launch, 0, values), ints(launch, 1, out), ints(launch, 2, largest)
     scale, octaves, n = ints(launch, 3, scale), ints(launch, 4, octaves), size(launch, 5, n)
-    block_bits, low_bits = size(launch, 6, block_bits), size(launch, 7, low_bits)
+    block_bits = size(launch, 6, block_bits)
     begin = program.to(tl.int64) * BLOCK
     element = begin + tl.arange(0, BLOCK)
     bits = load_tile(values, element, begin + BLOCK, n)
     scales = _scale_of(element, element < n, scale, octaves, block_bits, BLOCKS)
     number = fixed_number(bits.to(tl.float32, bitcast=True), scales)
-    for limb in tl.static_range(LIMBS):
-        tl.store(out + limb * wide(n) + element, _limb(number, limb, low_bits, LIMBS), mask=element < n)
+    tl.store(out + element, number.to(tl.int32), mask=element < n)
     raise_to(largest, tl.max(bits & 0x7FFFFFFF, axis=0))
 
 
 @triton.jit
 def quantize_at_kernel(
-    table, launches, values, positions, count, out, scale, octaves, capacity, block_bits, low_bits,
-    BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+    table, launches, values, positions, count, out, scale, octaves, capacity, block_bits,
+    BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Quantize values[positions[count]] into out[LIMBS, capacity]."""
+    """Quantize values[positions[count]] into out[capacity]."""
     launch, program, programs = placed(table, launches)
     values, positions, count = ints(launch, 0, values), longs(launch, 1, positions), longs(launch, 2, count)
     out, scale, octaves = ints(launch, 3, out), ints(launch, 4, scale), ints(launch, 5, octaves)
     capacity, block_bits = size(launch, 6, capacity), size(launch, 7, block_bits)
-    low_bits, candidates = size(launch, 8, low_bits), present(count, capacity)
+    candidates = present(count, capacity)
     for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
         bits = tl.load(values + position, mask=t < candidates, other=0)
         scales = _scale_of(position, t < candidates, scale, octaves, block_bits, BLOCKS)
         number = fixed_number(bits.to(tl.float32, bitcast=True), scales)
-        for limb in tl.static_range(LIMBS):
-            limbs = out + limb * wide(capacity)
-            tl.store(limbs + t, _limb(number, limb, low_bits, LIMBS), mask=t < candidates)
+        tl.store(out + t, number.to(tl.int32), mask=t < candidates)
 
 
 @triton.jit
-def _float(quantized, at, stride, inside, scale, divisor, low_bits, LIMBS: tl.constexpr):
-    """Dequantize column `at` of quantized[LIMBS, stride] to float32, by its own `scale`."""
-    number = tl.load(quantized + at, mask=inside, other=0).to(tl.int64)
-    if LIMBS == 2:
-        lower = tl.load(quantized + stride + at, mask=inside, other=0).to(tl.uint32, bitcast=True)
-        number = (number << low_bits) + lower.to(tl.int64)
+def _float(quantized, at, inside, scale, divisor):
+    """Dequantize the numbers quantized[at] to float32, each by its own `scale`."""
+    number = tl.load(quantized + at, mask=inside, other=0)
     return (number.to(tl.float64) * power_of_two(0 - scale) / wide(divisor).to(tl.float64)).to(tl.float32)
 
 
 @triton.jit
 def dequantize_kernel(
-    table, launches, quantized, out, scale, octaves, n, divisor, block_bits, low_bits,
-    BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+    table, launches, quantized, out, scale, octaves, n, divisor, block_bits,
+    BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Dequantize quantized[LIMBS, n] into float32 out[n]."""
+    """Dequantize quantized[n] into float32 out[n]."""
     launch, program, _ = placed(table, launches)
     quantized, out, scale = ints(launch, 0, quantized), floats(launch, 1, out), ints(launch, 2, scale)
     octaves, n, divisor = ints(launch, 3, octaves), size(launch, 4, n), size(launch, 5, divisor)
-    block_bits, low_bits = size(launch, 6, block_bits), size(launch, 7, low_bits)
+    block_bits = size(launch, 6, block_bits)
     element = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = element < n
     scales = _scale_of(element, inside, scale, octaves, block_bits, BLOCKS)
-    value = _float(quantized, element, wide(n), inside, scales, divisor, low_bits, LIMBS)
+    value = _float(quantized, element, inside, scales, divisor)
     tl.store(out + element, value, mask=inside)
 
 
 @triton.jit
 def dequantize_at_kernel(
     table, launches, quantized, positions, count, out, scale, octaves, capacity, divisor, block_bits,
-    low_bits, BLOCKS: tl.constexpr, LIMBS: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Dequantize quantized[LIMBS, capacity] into float32 out[positions[count]]."""
+    """Dequantize quantized[capacity] into float32 out[positions[count]]."""
     launch, program, programs = placed(table, launches)
     quantized, positions = ints(launch, 0, quantized), longs(launch, 1, positions)
     count = longs(launch, 2, count)
     out, scale, octaves = floats(launch, 3, out), ints(launch, 4, scale), ints(launch, 5, octaves)
     capacity, divisor = size(launch, 6, capacity), size(launch, 7, divisor)
-    block_bits, low_bits = size(launch, 8, block_bits), size(launch, 9, low_bits)
-    candidates = present(count, capacity)
+    block_bits, candidates = size(launch, 8, block_bits), present(count, capacity)
     for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
         scales = _scale_of(position, t < candidates, scale, octaves, block_bits, BLOCKS)
-        value = _float(quantized, t, wide(capacity), t < candidates, scales, divisor, low_bits, LIMBS)
+        value = _float(quantized, t, t < candidates, scales, divisor)
         tl.store(out + position, value, mask=t < candidates)
 
 
@@ -221,8 +204,8 @@ def sketch_encode_kernel(
 
 @triton.jit
 def _add_words(
-    values, word, sketch, seed, scale, n, first, rows, cells, share, low_bits,
-    LANES: tl.constexpr, ALIGNED: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr,
+    values, word, sketch, seed, scale, n, first, rows, share,
+    LANES: tl.constexpr, ALIGNED: tl.constexpr, SEGMENTED: tl.constexpr,
 ):  # fmt: skip
     """Add the elements of a bitmap's words int64[w] to the sketch, unless all are zero."""
     element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
@@ -230,7 +213,7 @@ def _add_words(
     element = tl.max_contiguous(element, (1, 1))
     bits = tl.load(values + element, mask=element < n, other=0)
     if tl.max(tl.max(bits & 0x7FFFFFFF, axis=1), axis=0) != 0:
-        number = fixed_number(bits.to(tl.float32, bitcast=True), tl.load(scale))
+        number = fixed_number(bits.to(tl.float32, bitcast=True), tl.load(scale)).to(tl.int32)
         begin = first + word * WORD_BITS
         if ALIGNED:
             segment = segment_of(begin, begin, share, tl.load(seed), rows, LANES, SEGMENTED)[:, None]
@@ -248,21 +231,17 @@ def _add_words(
                 negative = negative[:, None]
             else:
                 cell, negative = cells_of(first + element, tl.load(seed), j, rows, LANES)
-            for limb in tl.static_range(LIMBS):
-                value = _limb(number, limb, low_bits, LIMBS)
-                value = tl.where(negative, 0 - value, value)
-                tl.atomic_add(
-                    sketch + limb * wide(cells) + segment + cell, value, mask=value != 0, sem="relaxed"
-                )
+            value = tl.where(negative, 0 - number, number)
+            tl.atomic_add(sketch + segment + cell, value, mask=value != 0, sem="relaxed")
 
 
 @triton.jit
 def index_sketch_kernel(
-    table, launches, values, bitmap, sketch, largest, seed, scale, n, first, rows, cells, share, low_bits,
-    LANES: tl.constexpr, ALIGNED: tl.constexpr, SEGMENTED: tl.constexpr, LIMBS: tl.constexpr,
+    table, launches, values, bitmap, sketch, largest, seed, scale, n, first, rows, share,
+    LANES: tl.constexpr, ALIGNED: tl.constexpr, SEGMENTED: tl.constexpr,
     PIECE: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Write bitmap, magnitude and sketch of values[n] in one pass; sketch[LIMBS, cells] must be zero.
+    """Write bitmap, magnitude and sketch of values[n] in one pass; sketch[cells] must be zero.
 
     A tile is loaded 16 bytes at a time, as for `index_kernel`. Its non-zeros are added in pieces of PIECE
     words, which are in the cache then: fewer registers for each thread leave room for more threads.
@@ -270,8 +249,8 @@ def index_sketch_kernel(
     launch, program, _ = placed(table, launches)
     values, bitmap, sketch = ints(launch, 0, values), ints(launch, 1, bitmap), ints(launch, 2, sketch)
     largest, seed, scale = ints(launch, 3, largest), longs(launch, 4, seed), ints(launch, 5, scale)
-    n, first, rows = size(launch, 6, n), size(launch, 7, first), size(launch, 8, rows)
-    cells, share, low_bits = size(launch, 9, cells), size(launch, 10, share), size(launch, 11, low_bits)
+    n, first = size(launch, 6, n), size(launch, 7, first)
+    rows, share = size(launch, 8, rows), size(launch, 9, share)
     tile = program.to(tl.int64) * WORDS
     word = tile + tl.arange(0, WORDS)
     element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
@@ -282,6 +261,6 @@ def index_sketch_kernel(
     if tile_largest != 0:
         for start in range(0, WORDS, PIECE):
             _add_words(
-                values, tile + start + tl.arange(0, PIECE), sketch, seed, scale, n, first, rows, cells, share,
-                low_bits, LANES, ALIGNED, SEGMENTED, LIMBS,
+                values, tile + start + tl.arange(0, PIECE), sketch, seed, scale, n, first, rows, share,
+                LANES, ALIGNED, SEGMENTED,
             )  # fmt: skip

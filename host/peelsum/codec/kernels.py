@@ -72,7 +72,7 @@ class Kernels(Protocol):
     ) -> NDArray[np.int64]:
         """Count the blocks of 2**b elements that hold one of positions[k], for each b: int64[BLOCK_SIZES].
 
-        With total[limbs, k], only positions count whose `total` is not zero.
+        With total[k], only positions count whose `total` is not zero.
         """
 
     def occupied_by(self, selection: Selection) -> NDArray[np.int64]:
@@ -161,7 +161,7 @@ class Kernels(Protocol):
         """
 
     def quantize(self, values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> int:
-        """Write rint(value * 2**scale) into out[limbs, n]; return the values' `magnitude`.
+        """Write rint(value * 2**scale) into out[n]; return the values' `magnitude`.
 
         Element i has the scale of its block if `fixed` has `octaves`, here and below. The product is computed
         in float64 and rounded half to even. If a value does not fit or is not finite, as the magnitude shows,
@@ -175,15 +175,14 @@ class Kernels(Protocol):
         fixed: FixedPoint,
         out: NDArray[np.int32],
     ) -> None:
-        """Apply `quantize` to values[positions], into out[limbs, k]."""
+        """Apply `quantize` to values[positions], into out[k]."""
 
     def dequantize(
         self, quantized: NDArray[np.int32], fixed: FixedPoint, divisor: int, out: NDArray[np.float32]
     ) -> None:
         """Write number * 2**-scale / divisor into float32 out[n], computed in float64.
 
-        A number is read from quantized[limbs, n] as upper limb * 2**low_bits + lower limb (as uint32), in
-        int64. A result too large for float32 becomes infinite.
+        The numbers are quantized[n]. A result too large for float32 becomes infinite.
         """
 
     def dequantize_at(
@@ -194,7 +193,7 @@ class Kernels(Protocol):
         divisor: int,
         out: NDArray[np.float32],
     ) -> None:
-        """Apply `dequantize` to quantized[limbs, k], into out[positions]; keep the rest of out[n]."""
+        """Apply `dequantize` to quantized[k], into out[positions]; keep the rest of out[n]."""
 
     def gather(
         self,
@@ -204,7 +203,7 @@ class Kernels(Protocol):
         out: NDArray[np.int32],
         packed: Packed | None = None,
     ) -> None:
-        """Apply `quantize` to the selected elements of values[n], into out[limbs, k].
+        """Apply `quantize` to the selected elements of values[n], into out[k].
 
         Blocks of scales have 32 elements or more, here and in `scatter`. packed: as `index_exponents` left it
         after reading the same values. It spares another read; the non-zeros must be among those selected.
@@ -220,7 +219,7 @@ class Kernels(Protocol):
         *,
         clear: bool,
     ) -> None:
-        """Apply `dequantize` to quantized[limbs, k], into the selected elements of out[n].
+        """Apply `dequantize` to quantized[k], into the selected elements of out[n].
 
         If `clear`, all other elements become 0; if not, they must be 0.
         """
@@ -251,7 +250,7 @@ class Kernels(Protocol):
     ) -> int:
         """Write the bitmap and the sketch of the quantized non-zeros in one pass; return the `magnitude`.
 
-        The outputs are those of `index` and of `sketch_encode` on each limb: sketch[limbs, layout.cells].
+        The outputs are those of `index` and of `sketch_encode`: sketch[layout.cells].
         `fixed` has no `octaves`, and the layout is `dealt` or has one segment. If a value does not fit
         `fixed`, as the magnitude shows, the sketch is undefined.
         """
@@ -263,12 +262,11 @@ class Kernels(Protocol):
         positions: NDArray[np.int64],
         out: NDArray[np.int32],
     ) -> NDArray[np.int64]:
-        """Peel: write the values of the candidates positions[k] into out[limbs, k]; return the left-over.
+        """Peel: write the values of the candidates positions[k] into out[k]; return the left-over.
 
-        Row l of sketch[limbs, layout.cells] is the sketch of limb l; all are peeled in the same order. The
-        left-over, int64[m], ascending, holds indices into `positions`: the candidates in the 2-core,
-        whose `out` is 0. It depends only on layout and positions, so it is the same on every worker. The
-        candidates must include every element that any worker encoded.
+        `sketch` is uint32[layout.cells]. The left-over, int64[m], ascending, holds indices into `positions`:
+        the candidates in the 2-core, whose `out` is 0. It depends only on layout and positions, so it is the
+        same on every worker. The candidates must include every element that any worker encoded.
         """
 
     def peeled(
@@ -341,7 +339,7 @@ def warm_up(implementation: Implementation = "cpu") -> None:
 def _run_all(ops: Kernels, room: Memory) -> None:
     values = room.floats(1, 1.0)
     bitmap, other, copied = (room.receive(np.zeros(1, np.uint32)) for _ in range(3))
-    sketch = room.receive(np.zeros(6, np.uint32)).reshape(2, 3)
+    sketch = room.receive(np.zeros(6, np.uint32))
     layout, bloom = SketchLayout(1, 1, 0), BloomLayout(1, 1, 0)
     dealt = SketchLayout(1, 1, 0, 2, dealt=True)
     room.write_exponent(ops.magnitude(values), room.words(EXPONENT_WORDS))
@@ -363,10 +361,9 @@ def _run_all(ops: Kernels, room: Memory) -> None:
     for over in (False, True):
         ops.index_exponents(values, 32, bitmap, other, over=over)
         ops.index_exponents(values, 32, bitmap, other, over=over, packed=packed)
-    octaves = room.integers(1, 1)[0]
+    octaves, quantized = room.integers(1), room.integers(1)
     ops.block_octaves(other, 127, octaves)
-    for fixed in (FixedPoint(0, 0, octaves, 32), FixedPoint(0), FixedPoint(0, 31)):
-        quantized = room.integers(fixed.limbs, 1)
+    for fixed in (FixedPoint(0, octaves, 32), FixedPoint(0)):
         ops.quantize(values, fixed, quantized)
         ops.quantize_at(values, where, fixed, quantized)
         ops.dequantize(quantized, fixed, 1, values)
@@ -375,8 +372,7 @@ def _run_all(ops: Kernels, room: Memory) -> None:
         ops.gather(values, selection, fixed, quantized, packed)
         ops.scatter(quantized, selection, fixed, 1, values, clear=True)
         if fixed.octaves is None:
-            ops.index_sketch(layout, values, fixed, bitmap, sketch[: fixed.limbs])
-        ops.sketch_encode(layout, where, quantized[0], sketch[0])
-        ops.sketch_decode(layout, sketch[: fixed.limbs], where, quantized)
-        in_two = room.receive(np.zeros(6 * fixed.limbs, np.uint32)).reshape(fixed.limbs, 6)
-        ops.sketch_decode(dealt, in_two, where, quantized)
+            ops.index_sketch(layout, values, fixed, bitmap, sketch[:3])
+        ops.sketch_encode(layout, where, quantized, sketch[:3])
+        ops.sketch_decode(layout, sketch[:3], where, quantized)
+        ops.sketch_decode(dealt, sketch, where, quantized)

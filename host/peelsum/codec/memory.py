@@ -55,11 +55,11 @@ class Memory(Protocol):
     def words(self, count: int) -> Words:
         """Allocate uint32[count]."""
 
-    def integers(self, limbs: int, count: int) -> NDArray[np.int32]:
-        """Allocate int32[limbs, count]."""
+    def integers(self, count: int) -> NDArray[np.int32]:
+        """Allocate int32[count]."""
 
-    def by_limb(self, words: Words, limbs: int) -> NDArray[np.int32]:
-        """Return a view of `words` as int32[limbs, k]."""
+    def signed(self, words: Words) -> NDArray[np.int32]:
+        """Return a view of `words` as int32[k]."""
 
     def floats(self, count: int, value: float = 0.0) -> NDArray[np.float32]:
         """Allocate float32[count], filled with `value`."""
@@ -143,13 +143,13 @@ class HostMemory:
         """See `Memory.words`."""
         return kept_pages.empty(count, np.uint32)
 
-    def integers(self, limbs: int, count: int) -> NDArray[np.int32]:
+    def integers(self, count: int) -> NDArray[np.int32]:
         """See `Memory.integers`."""
-        return kept_pages.empty(limbs * count, np.int32).reshape(limbs, count)
+        return kept_pages.empty(count, np.int32)
 
-    def by_limb(self, words: Words, limbs: int) -> NDArray[np.int32]:
-        """See `Memory.by_limb`."""
-        return words.view(np.int32).reshape(limbs, -1)
+    def signed(self, words: Words) -> NDArray[np.int32]:
+        """See `Memory.signed`."""
+        return words.view(np.int32)
 
     def floats(self, count: int, value: float = 0.0) -> NDArray[np.float32]:
         """See `Memory.floats`."""

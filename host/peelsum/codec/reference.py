@@ -55,7 +55,7 @@ def positions(
 
 def occupied(positions: NDArray[np.int64], total: NDArray[np.int32] | None = None) -> NDArray[np.int64]:
     """See `Kernels.occupied`."""
-    positions = positions if total is None else positions[total.any(0)]
+    positions = positions if total is None else positions[total != 0]
     return np.array([np.unique(positions >> bits).size for bits in range(BLOCK_SIZES)], np.int64)
 
 
@@ -156,10 +156,7 @@ def quantize_at(
     """See `Kernels.quantize_at`."""
     with np.errstate(invalid="ignore", over="ignore"):
         scaled = np.ldexp(values[positions].astype(np.float64), fixed.scales_at(positions))
-        numbers = np.rint(scaled).astype(np.int64)
-    out[0] = (numbers >> fixed.low_bits).astype(np.int32)
-    if fixed.low_bits:
-        out[1] = (numbers & 2**fixed.low_bits - 1).astype(np.uint32).view(np.int32)
+        out[:] = np.rint(scaled).astype(np.int64).astype(np.int32)
 
 
 def dequantize(
@@ -177,7 +174,7 @@ def dequantize_at(
     out: NDArray[np.float32],
 ) -> None:
     """See `Kernels.dequantize_at`."""
-    sums = np.ldexp(fixed.joined(quantized).astype(np.float64), -fixed.scales_at(positions))
+    sums = np.ldexp(quantized.astype(np.float64), -fixed.scales_at(positions))
     with np.errstate(over="ignore"):
         out[positions] = (sums / divisor).astype(np.float32)
 
@@ -228,10 +225,9 @@ def index_sketch(
     """See `Kernels.index_sketch`."""
     where = np.flatnonzero(values)
     index[:] = _packed(values != 0, index.size)
-    quantized = np.empty((fixed.limbs, where.size), np.int32)
+    quantized = np.empty(where.size, np.int32)
     quantize_at(values, where, fixed, quantized)
-    for limb, out in zip(quantized, sketch, strict=True):
-        sketch_encode(layout, where + first, limb, out)
+    sketch_encode(layout, where + first, quantized, sketch)
     return magnitude(values)
 
 
@@ -255,9 +251,8 @@ def sketch_decode(
         if not peelable.any():
             return left
         peeled, sub_table = left[peelable], pure[peelable].argmax(axis=1)
-        for limb, values in zip(remaining, numbers, strict=True):
-            values[peeled] = signs[peeled, sub_table] * limb[cells[peeled, sub_table]]
-            np.subtract.at(limb, cells[peeled], signs[peeled] * values[peeled, np.newaxis])
+        numbers[peeled] = signs[peeled, sub_table] * remaining[cells[peeled, sub_table]]
+        np.subtract.at(remaining, cells[peeled], signs[peeled] * numbers[peeled, np.newaxis])
         np.subtract.at(load, cells[peeled], np.uint32(1))
         left = left[~peelable]
 

@@ -91,7 +91,7 @@ def fixed_words(values: Floats, bound: float, workers: int) -> Words:
     """Return values[k] in the fixed point in which sums of `workers` values up to `bound` fit an int32."""
     words = np.empty(len(values), np.uint32)
     fixed = fixed_point(code_of(bound) >> _MANTISSA_BITS, workers)
-    kernels("cpu").quantize(values, fixed, words.view(np.int32)[None])
+    kernels("cpu").quantize(values, fixed, words.view(np.int32))
     return words
 
 

@@ -36,6 +36,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum import kept_pages
 from peelsum.allreduce import Allreduce, PlanMismatchError
 from peelsum.allreduce.plan import agreed, agreement_words
 from peelsum.allreduce.rounds import Note, Span, unnoted
@@ -44,11 +45,16 @@ from peelsum.compress.compressor import Compressor, Floats, Payload, TensorState
 from peelsum.compress.errors import CompressConfigError, CompressError
 from peelsum.compress.exchange import Unit, exchange_additive, exchange_gathered
 from peelsum.compress.indexed import JOINED, joined_results, parted, share, tensor_result
-from peelsum.compress.memory import Exact, Memory, Residual, magnitude
+from peelsum.compress.memory import Exact, Memory, magnitude
 from peelsum.compress.result import CompressedResult, CompressedTensor
 from peelsum.compress.sparsifiers import spreads
 from peelsum.compress.wire import Wire
 from peelsum.summation import Part, Summation, Words
+
+#: Smaller sums of squares are computed in float64, because squares may have become zero in float32.
+_LEAST_ENERGY = 2.0**-80
+#: Requests of which it is kept that all workers have agreed on them.
+_AGREED = 1024
 
 
 class CompressedSum:
@@ -97,7 +103,8 @@ class CompressedSum:
         self._collectives = collectives or SummationCollectives(summation)
         self._clock, self._span, self._note = clock, span, note
         self._workers, self._worker_id = summation.workers, summation.worker_id
-        self._agreed: set[int] = set()
+        #: The last requests that all workers have agreed on.
+        self._agreed: dict[int, None] = {}
         self._steps, self._failed = 0, False
 
     @property
@@ -135,18 +142,18 @@ class CompressedSum:
             offered = flat | {name: one.offer() for name, one in grown.items()}
             units = self._units(offered, {name: one.shape for name, one in tensors.items()}, step)
         if self._compressor.kind == "indexed":
-            summed = self._indexed(units, tensors, offered, grown, wire)
+            summed = self._indexed(units, tensors, offered, wire)
         else:
             self._exchange(units, wire, f"{request}/{step}")
             with wire.timed("decode"):
-                summed = [one for unit in units for one in self._results(unit, grown, tensors)]
+                summed = [one for unit in units for one in self._results(unit, tensors)]
         if self._memory.feedback:
             self._memory.keep(grown, {one.name: one.sent for one in summed}, step)
         by_name = {one.name: one for one in summed}
         sent = [one for one in summed if one.sent is not None]
         return replace(
             wire.result([by_name[name] for name in tensors]),
-            offered_energy=sum(float(np.dot(offered[one.name], offered[one.name])) for one in sent),
+            offered_energy=sum(_energy(offered[one.name]) for one in sent),
             sent_energy=sum(one.sent.energy for one in sent if one.sent is not None),
         )
 
@@ -157,7 +164,9 @@ class CompressedSum:
         request = repr(settings)
         if _digest(request) not in self._agreed:
             wire.sum_words([self._agreement(request)])
-            self._agreed.add(_digest(request))
+            if len(self._agreed) == _AGREED:  # all workers forget the same one, and agree on it again
+                del self._agreed[next(iter(self._agreed))]
+            self._agreed[_digest(request)] = None
         return request
 
     def _units(
@@ -203,7 +212,6 @@ class CompressedSum:
         units: Sequence[Unit],
         tensors: Mapping[str, NDArray[np.float32]],
         offered: Mapping[str, Floats],
-        grown: Mapping[str, Residual],
         wire: Wire,
     ) -> list[CompressedTensor]:
         """Sum the chosen elements by the exact allreduce; of a tensor that is not finite, all elements.
@@ -211,9 +219,9 @@ class CompressedSum:
         If the tensors are summed as one, and that is not finite on some worker, each is summed by itself.
         """
         shapes = {name: one.shape for name, one in tensors.items()}
-        grids = {name: one.scale for name, one in grown.items()} if self._memory.feedback else None
+        feedback = self._memory.feedback
         with wire.timed("encode"):
-            joined = np.zeros(sum(one.size for one in offered.values()), np.float32)
+            joined = kept_pages.zeros(sum(one.size for one in offered.values()), np.float32)
             sparse = parted(joined, shapes)
             for unit in units:
                 if unit.finite and unit.names:
@@ -227,11 +235,11 @@ class CompressedSum:
             wire.add(result)
             if all(one.finite for one in result.tensors):
                 with wire.timed("decode"):
-                    return joined_results(result[JOINED], shapes, grids) if shapes else []
+                    return joined_results(result[JOINED], shapes, feedback) if shapes else []
         result = self._allreduce.sum(sparse)
         wire.add(result)
         with wire.timed("decode"):
-            return [tensor_result(one, shapes[one.name], grids) for one in result.tensors]
+            return [tensor_result(one, shapes[one.name], feedback) for one in result.tensors]
 
     def _write(self, parts: Sequence[Floats], payload: Payload, state: TensorState) -> None:
         """Write an indexed payload's values to the unit's tensors, which are zero."""
@@ -245,9 +253,7 @@ class CompressedSum:
         ):
             part[:] = some
 
-    def _results(
-        self, unit: Unit, grown: Mapping[str, Residual], tensors: Mapping[str, NDArray[np.float32]]
-    ) -> list[CompressedTensor]:
+    def _results(self, unit: Unit, tensors: Mapping[str, NDArray[np.float32]]) -> list[CompressedTensor]:
         n, divisor = unit.tensor.size, self._workers if self._average else 1
         total = np.zeros(n) if unit.total is None else unit.total
         own = np.zeros(n) if unit.own is None else unit.own
@@ -264,7 +270,7 @@ class CompressedSum:
                     index=None,
                     values=values[span].copy().reshape(tensors[name].shape),
                     finite=unit.finite,
-                    sent=Exact.of(own[span], grown[name].scale or 0) if with_sent else None,
+                    sent=Exact.of(own[span]) if with_sent else None,
                     density=share(int(np.count_nonzero(total[span])), length)
                     if unit.finite
                     else float("nan"),
@@ -286,6 +292,16 @@ class CompressedSum:
                 )
 
         return Part(agreement_words(_digest(text)), "or", check)
+
+
+def _energy(floats: Floats) -> float:
+    """Return the sum of squares, computed in float64 if float32's range is too small for it."""
+    with np.errstate(over="ignore"):
+        energy = float(np.dot(floats, floats))
+    if _LEAST_ENERGY < energy < math.inf:
+        return energy
+    wide = floats.astype(np.float64)
+    return float(np.dot(wide, wide))
 
 
 def _digest(text: str) -> int:

@@ -6,7 +6,7 @@ As one, the tensors lie end to end: a bucket of small tensors takes one plan, on
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import TensorResult
 from peelsum.compress.compressor import Floats, Positions
-from peelsum.compress.memory import MOST_BITS, Exact
+from peelsum.compress.memory import Exact
 from peelsum.compress.result import CompressedTensor
 
 _T = TypeVar("_T", bound=np.generic)
@@ -23,8 +23,6 @@ _T = TypeVar("_T", bound=np.generic)
 JOINED = "(joined)"
 #: The shapes of tensors that lie end to end, by name, in order.
 Shapes = Mapping[str, tuple[int, ...]]
-#: The scales of the tensors' grids, by name; a tensor without one has no values yet.
-Grids = Mapping[str, int | None]
 
 
 def parted(joined: Floats, shapes: Shapes) -> dict[str, Floats]:
@@ -32,15 +30,9 @@ def parted(joined: Floats, shapes: Shapes) -> dict[str, Floats]:
     return dict(zip(shapes, _cut(joined, _ends(shapes)), strict=True))
 
 
-def tensor_result(result: TensorResult, shape: tuple[int, ...], grids: Grids | None) -> CompressedTensor:
-    """Return the result of a tensor that was summed by itself. grids: as in `joined_results`."""
-    sent = None
-    if result.finite and grids is not None:
-        own, numbers = _own(result)
-        grid = grids.get(result.name) or 0
-        if result.fixed is not None:
-            numbers = _shifted(numbers, grid - result.scales_at(own))
-        sent = Exact(own, numbers, grid)
+def tensor_result(result: TensorResult, shape: tuple[int, ...], feedback: bool) -> CompressedTensor:
+    """Return the result of a tensor that was summed by itself; `sent` only with error feedback."""
+    sent = _own(result) if result.finite and feedback else None
     return CompressedTensor(
         name=result.name,
         form=result.form,
@@ -55,17 +47,13 @@ def tensor_result(result: TensorResult, shape: tuple[int, ...], grids: Grids | N
     )
 
 
-def joined_results(result: TensorResult, shapes: Shapes, grids: Grids | None) -> list[CompressedTensor]:
-    """Return each tensor's result, given the result of all as one.
-
-    grids: None without error feedback, when `sent` is None.
-    """
-    ends, finite, bound = _ends(shapes), result.finite, result.error_bound
-    own, numbers = _own(result)
-    own_ends, union_ends = (np.searchsorted(one, ends) for one in (own, _union(result)))
+def joined_results(result: TensorResult, shapes: Shapes, feedback: bool) -> list[CompressedTensor]:
+    """Return each tensor's result, given the result of all as one; `sent` only with error feedback."""
+    ends, finite, bound, own = _ends(shapes), result.finite, result.error_bound, _own(result)
+    own_ends, union_ends = (np.searchsorted(one, ends) for one in (own.positions, _union(result)))
     sent: list[Exact | None] = [None] * len(shapes)
-    if finite and grids is not None:
-        sent[:] = _sent(result, own, numbers, [grids.get(name) or 0 for name in shapes], ends, own_ends)
+    if finite and feedback:
+        sent[:] = _sent(own, ends, own_ends)
     rows = zip(
         shapes.items(),
         _cut(result.values.reshape(-1), ends),
@@ -108,39 +96,24 @@ def _cut(array: NDArray[_T], ends: NDArray[np.int64]) -> list[NDArray[_T]]:
 def _union(result: TensorResult) -> Positions:
     """Return the elements that are not zero on any worker, by the index; without one, in the sum."""
     positions = result.positions
-    return np.flatnonzero(result.total_at.any(0)) if positions is None else positions
+    return np.flatnonzero(result.total_at) if positions is None else positions
 
 
-def _own(result: TensorResult) -> tuple[Positions, NDArray[np.int64]]:
-    """Return the elements that this worker sent as other than zero, and the integers that it sent."""
+def _own(result: TensorResult) -> Exact:
+    """Return what this worker sent as other than zero."""
     if result.fixed is None:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    numbers = result.fixed.joined(result.quantized_at)
+        return Exact.of(np.zeros(0))
+    numbers = result.quantized_at.astype(np.int64)
     at = np.flatnonzero(numbers)
-    return at if result.positions is None else result.positions[at], numbers[at]
+    own = at if result.positions is None else result.positions[at]
+    return Exact(own, numbers[at], result.scales_at(own).astype(np.int16))
 
 
-def _sent(
-    result: TensorResult,
-    own: Positions,
-    numbers: NDArray[np.int64],
-    scales: Sequence[int],
-    ends: NDArray[np.int64],
-    own_ends: NDArray[np.int64],
-) -> list[Exact]:
-    """Return what this worker sent for each tensor, in units of the grid on which its values lie.
+def _sent(own: Exact, ends: NDArray[np.int64], own_ends: NDArray[np.int64]) -> list[Exact]:
+    """Return what this worker sent for each tensor.
 
-    scales: the grids'. ends: the elements before each tensor's end; own_ends: those of them in `own`.
+    ends: the elements before each tensor's end; own_ends: those of them in `own`.
     """
-    counts = np.diff(own_ends, prepend=0)
-    if result.fixed is not None:
-        numbers = _shifted(numbers, np.repeat(np.array(scales, np.int64), counts) - result.scales_at(own))
-    within = own - np.repeat(np.concatenate([[0], ends[:-1]]), counts)
-    parts = zip(_cut(within, own_ends), _cut(numbers, own_ends), scales, strict=True)
-    return [Exact(positions, units, scale) for positions, units, scale in parts]
-
-
-def _shifted(numbers: NDArray[np.int64], by: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return numbers * 2**by, rounded down."""
-    left, right = (np.minimum(np.maximum(one, 0), MOST_BITS) for one in (by, -by))
-    return numbers << left >> right
+    within = own.positions - np.repeat(np.concatenate([[0], ends[:-1]]), np.diff(own_ends, prepend=0))
+    parts = [_cut(one, own_ends) for one in (within, own.numbers)]
+    return [Exact(*one) for one in zip(*parts, _cut(own.scales, own_ends), strict=True)]

@@ -1,7 +1,7 @@
 """Loops over all elements of a gradient, compiled by Numba and cached on disk.
 
-They choose the largest elements, and do the arithmetic of error feedback. Factors are powers of two in
-float64, so that products of floats by them are exact.
+They choose the largest elements, and do the arithmetic of error feedback: on numbers, integers in units of
+2**-scale, each with a scale of its own.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ compiled = compiler([__file__])
 #: The bits of infinity: those of the magnitudes of all finite floats are less.
 NOT_FINITE = np.uint32(0x7F800000)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
+#: Numbers are at most 2**MOST_BITS.
+MOST_BITS = 61
+#: The largest float offered. Compressors round up, and their sums should still be finite floats.
+MOST_OFFERED = 2.0**126
+#: Bits of a velocity, at least, if there is room.
+_VELOCITY_BITS = 40
+#: The scale of zero, coarser than any.
+_NO_SCALE = np.int64(-(2**14))
+_FLOAT64_MANTISSA, _FLOAT64_BIAS = np.int64(52), np.int64(1023)
 #: Elements of a sample.
 _SAMPLE = 2048
 #: The size of the space for counts that `largest` needs.
 COUNTS = 2048
-
-
-@compiled
-def magnitude(numbers: NDArray[np.int64]) -> np.int64:
-    """Return the largest magnitude, 0 without numbers."""
-    least, most = np.int64(0), np.int64(0)
-    for i in range(np.uint64(numbers.size)):
-        least, most = min(least, numbers[i]), max(most, numbers[i])
-    return max(-least, most)
 
 
 @compiled
@@ -43,30 +43,115 @@ def float_magnitude(bits: NDArray[np.uint32]) -> np.uint32:
 
 
 @compiled
-def units(gradient: NDArray[np.float32], factor: float, out: NDArray[np.int64]) -> None:
-    """Write a gradient times `factor`, rounded to nearest."""
+def grow(
+    gradient: NDArray[np.uint32],
+    kept: NDArray[np.int64],
+    scales: NDArray[np.int16],
+    out: NDArray[np.int64],
+    out_scales: NDArray[np.int16],
+) -> None:
+    """Write `kept` plus a gradient, given by its floats' bits."""
     for i in range(np.uint64(out.size)):
-        out[i] = np.int64(np.rint(np.float64(gradient[i]) * factor))
+        number, scale = _of_bits(gradient[i])
+        out[i], out_scales[i] = _sum(kept[i], np.int64(scales[i]), number, scale)
 
 
 @compiled
-def added_units(
-    gradient: NDArray[np.float32], factor: float, kept: NDArray[np.int64], out: NDArray[np.int64]
-) -> np.int64:
-    """Write `kept` plus a gradient times `factor`, rounded to nearest; return the largest magnitude."""
-    least, most = np.int64(0), np.int64(0)
+def grow_velocity(
+    gradient: NDArray[np.uint32],
+    momentum: float,
+    kept: NDArray[np.int64],
+    velocity: NDArray[np.int64],
+    scales: NDArray[np.int16],
+    out: NDArray[np.int64],
+    out_velocity: NDArray[np.int64],
+    out_scales: NDArray[np.int16],
+) -> None:
+    """Write u = momentum * velocity + gradient, rounded to nearest, and kept + u; both have one scale."""
     for i in range(np.uint64(out.size)):
-        number = kept[i] + np.int64(np.rint(np.float64(gradient[i]) * factor))
-        out[i] = number
-        least, most = min(least, number), max(most, number)
-    return max(-least, most)
+        number, own = _of_bits(gradient[i])
+        scale, own_bits = np.int64(scales[i]), _bits(number) - own
+        bits, kept_bits = _bits(velocity[i]) - scale, _bits(kept[i]) - scale
+        # Velocities have digits to spare, because their products by the momentum are rounded.
+        finest = max(_finest(number, _VELOCITY_BITS - own_bits), _finest(velocity[i], _VELOCITY_BITS - bits))
+        finest = max(finest, _finest(kept[i] | velocity[i], scale))
+        target = _target(finest, max(max(bits, kept_bits), own_bits) + 1)
+        moved = np.rint(momentum * np.float64(_moved(velocity[i], target - scale)))
+        new = np.int64(moved) + _moved(number, target - own)
+        out_velocity[i], out[i] = new, _moved(kept[i], target - scale) + new
+        out_scales[i] = target
 
 
 @compiled
-def offer(numbers: NDArray[np.int64], factor: float, out: NDArray[np.float32]) -> None:
-    """Write each number, rounded to a float, times `factor`."""
+def subtract(
+    numbers: NDArray[np.int64],
+    scales: NDArray[np.int16],
+    positions: NDArray[np.int64],
+    sent: NDArray[np.int64],
+    sent_scales: NDArray[np.int16],
+) -> None:
+    """Subtract in place what was sent at `positions`. A scale grows only if what was sent needs it."""
+    for j in range(np.uint64(positions.size)):
+        i, number, scale = positions[j], sent[j], np.int64(sent_scales[j])
+        while scale > scales[i] and number != 0 and number & 1 == 0:
+            number >>= 1
+            scale -= 1
+        numbers[i], scales[i] = _sum(numbers[i], np.int64(scales[i]), -number, scale)
+
+
+@compiled
+def offer(numbers: NDArray[np.int64], scales: NDArray[np.int16], out: NDArray[np.float32]) -> None:
+    """Write each number, rounded to a float; of more than `MOST_OFFERED`, that much of it."""
     for i in range(np.uint64(out.size)):
-        out[i] = np.float32(np.float64(np.float32(numbers[i])) * factor)
+        unit = np.int64((_FLOAT64_BIAS - np.int64(scales[i])) << _FLOAT64_MANTISSA).view(np.float64)
+        value = np.float64(np.float32(numbers[i])) * unit
+        out[i] = np.float32(min(max(value, -MOST_OFFERED), MOST_OFFERED))
+
+
+@compiled
+def _of_bits(bits: np.uint32) -> tuple[np.int64, np.int64]:
+    """Return a finite float's mantissa with its sign, and its scale."""
+    field = np.int64((bits & _MAGNITUDE) >> np.uint32(23))
+    mantissa = np.int64(bits & np.uint32(0x7FFFFF)) + (np.int64(field != 0) << np.int64(23))
+    scale = np.int64(150) - max(field, np.int64(1))
+    return mantissa * (1 - 2 * np.int64(bits >> np.uint32(31))), scale
+
+
+@compiled
+def _sum(
+    number: np.int64, scale: np.int64, other: np.int64, other_scale: np.int64
+) -> tuple[np.int64, np.int64]:
+    """Return the sum of two numbers and its scale: the finer, or the finest for which the sum has room."""
+    most = max(_bits(number) - scale, _bits(other) - other_scale)
+    target = _target(max(_finest(number, scale), _finest(other, other_scale)), most)
+    return _moved(number, target - scale) + _moved(other, target - other_scale), target
+
+
+@compiled
+def _finest(number: np.int64, scale: np.int64) -> np.int64:
+    """Return the scale that a number needs."""
+    return scale if number != 0 else _NO_SCALE
+
+
+@compiled
+def _target(finest: np.int64, bits: np.int64) -> np.int64:
+    """Return the scale, `finest` at most, for which 2**bits has room; 0 if all numbers are zero."""
+    return min(finest, MOST_BITS - 1 - bits) if finest > _NO_SCALE else np.int64(0)
+
+
+@compiled
+def _moved(number: np.int64, by: np.int64) -> np.int64:
+    """Return number * 2**by, rounded to nearest."""
+    left = min(max(by, np.int64(0)), np.int64(63))
+    right = min(max(-by, np.int64(0)), np.int64(63))
+    half = np.int64((np.uint64(1) << np.uint64(right)) >> np.uint64(1))
+    return ((number << left) + half) >> right
+
+
+@compiled
+def _bits(number: np.int64) -> np.int64:
+    """Return the bits of a number's magnitude, or one more; far below 0 for zero."""
+    return (np.float64(abs(number)).view(np.int64) >> _FLOAT64_MANTISSA) - (_FLOAT64_BIAS - 1)
 
 
 @compiled
@@ -159,10 +244,11 @@ def _least(
 
 def warm_up() -> None:
     """Run every loop once, so that a later timed step does not include its compilation."""
-    numbers, floats = np.zeros(1, np.int64), np.zeros(1, np.float32)
-    magnitude(numbers)
-    units(floats, 1.0, numbers)
-    offer(numbers, 1.0, floats)
-    added_units(floats, 1.0, numbers, numbers)
-    float_magnitude(floats.view(np.uint32))
-    largest(floats.view(np.uint32), numbers, np.zeros(COUNTS, np.int64), numbers)
+    numbers, scales, floats = np.zeros(1, np.int64), np.zeros(1, np.int16), np.zeros(1, np.float32)
+    bits = floats.view(np.uint32)
+    grow(bits, numbers, scales, numbers, scales)
+    grow_velocity(bits, 0.5, numbers, numbers, scales, numbers, numbers, scales)
+    subtract(numbers, scales, numbers, numbers, scales)
+    offer(numbers, scales, floats)
+    float_magnitude(bits)
+    largest(bits, numbers, np.zeros(COUNTS, np.int64), numbers)

@@ -1,18 +1,17 @@
 """Exact error feedback: integers keep what a compressor leaves out and what it rounds off.
 
-Theory of operation. A parameter's gradients accumulate in 64-bit integers, in units of 2**-scale: the grid.
-Each step offers them to a compressor as floats, rounded to 24 bits, which lie on the grid. The values that
-the compressor sent are multiples of some power of two, and are subtracted from the integers. Hence
+Theory of operation. A parameter's gradients accumulate in 64-bit integers, in units of 2**-scale; every
+element has a scale of its own. Each step offers them to a compressor as floats, rounded to 24 bits. The
+values that the compressor sent are multiples of some power of two, and are subtracted. Hence
 
-    all that was sent + what is kept  ==  all gradients, each rounded once to the grid
+    all that was sent + what is kept  ==  all gradients
 
-holds bit for bit after every step. Sparsifiers round to a fixed point, whose units lie on the grid, or leave
-the float unchanged. What other compressors send may have finer units; the grid is then made finer, which is
-exact. A step in which a gradient was not finite on some worker is skipped: what it sent is put back. With
-momentum, `gradients` are the velocities u = momentum * u + gradient of Deep Gradient Compression (Lin et
-al., ICLR'18), which are cleared where they were sent.
-The first non-zero gradient sets the grid, to 2**-40 of its largest value. If numbers would outgrow 64 bits,
-being about 2**20 times larger, the grid is made coarser and what is kept is rounded to it.
+holds bit for bit after every step. The scale of a sum is the finer of both summands', which is exact. It is
+coarser only if an integer would outgrow 61 bits: then less than 2**-59 of the larger summand is rounded off,
+of this element alone. Once the large value has been sent, the scale becomes that of the next gradient.
+A step in which a gradient was not finite on some worker is skipped: what it sent is put back. With momentum,
+`gradients` are the velocities u = momentum * u + gradient of Deep Gradient Compression (Lin et al., ICLR'18),
+rounded to the grid, which are cleared where they were sent.
 """
 
 from __future__ import annotations
@@ -28,13 +27,10 @@ from numpy.typing import NDArray
 from peelsum import kept_pages
 from peelsum.compress import loops
 from peelsum.compress.compressor import Floats, Positions, Values, require_number
-from peelsum.compress.errors import CompressConfigError, CompressError
+from peelsum.compress.errors import CompressConfigError
 
 Numbers = NDArray[np.int64]
-#: Bits below the largest value of the gradient that sets the grid.
-_GRID_BITS = 40
-#: Numbers stay below 2**this.
-MOST_BITS = 61
+Scales = NDArray[np.int16]
 #: Bits of a float64's mantissa.
 _MANTISSA_BITS = 53
 
@@ -47,37 +43,25 @@ class Exact:
     """int64[k]: the elements."""
 
     numbers: Numbers
-    """int64[k] in units of 2**-scale."""
+    """int64[k] in units of 2**-scales."""
 
-    scale: int
-    """Exponent of the unit's reciprocal."""
+    scales: Scales
+    """int16[k]: exponents of the units' reciprocals."""
 
     @property
     def energy(self) -> float:
         """Sum of squares, rounded as floats are."""
-        values = self.numbers.astype(np.float64)
-        return math.ldexp(float(np.dot(values, values)), -2 * self.scale)
+        values = np.ldexp(self.numbers.astype(np.float64), -self.scales.astype(np.int32))
+        return float(np.dot(values, values))
 
     @classmethod
-    def of(cls, values: Values, scale: int) -> Exact:
-        """Return the non-zeros of float64[n], in units of 2**-scale or in the coarsest finer ones they need.
-
-        Raises CompressError if their magnitudes are too different for 64-bit integers.
-        """
+    def of(cls, values: Values) -> Exact:
+        """Return the non-zeros of float64[n], each in the coarsest units that it is a multiple of."""
         positions = np.flatnonzero(values)
-        some = values[positions]
-        if not some.size:
-            return cls(positions, np.zeros(0, np.int64), scale)
-        mantissas, exponents = np.frexp(some)
+        mantissas, exponents = np.frexp(values[positions])
         whole = np.ldexp(mantissas, _MANTISSA_BITS).astype(np.int64)
         zeros = np.frexp((whole & -whole).astype(np.float64))[1] - 1
-        finest = max(scale, int((_MANTISSA_BITS - exponents - zeros).max()))
-        if int(exponents.max()) + finest > MOST_BITS:
-            raise CompressError(
-                f"sent: needs {int(exponents.max()) + finest} bits, more than {MOST_BITS}; "
-                "turn error feedback off for this compressor"
-            )
-        return cls(positions, np.ldexp(some, finest).astype(np.int64), finest)
+        return cls(positions, whole >> zeros, (_MANTISSA_BITS - exponents - zeros).astype(np.int16))
 
 
 @dataclass
@@ -85,134 +69,90 @@ class Residual:
     """One parameter's values that are still to be sent."""
 
     numbers: Numbers
-    """int64[n] in units of 2**-scale: the values not sent yet."""
+    """int64[n] in units of 2**-scales: the values not sent yet."""
+
+    scales: Scales
+    """int16[n]: exponents of the units' reciprocals."""
 
     velocity: Numbers | None = None
-    """int64[n] in units of 2**-scale; None without momentum."""
+    """int64[n] in units of 2**-scales; None without momentum."""
 
-    scale: int | None = None
-    """The grid's scale; None, with all numbers zero, until the first non-zero gradient."""
+    @classmethod
+    def zeros(cls, elements: int, *, momentum: bool = False) -> Residual:
+        """Return a residual with nothing to send."""
+        velocity = np.zeros(elements, np.int64) if momentum else None
+        return cls(np.zeros(elements, np.int64), np.zeros(elements, np.int16), velocity)
 
-    most: int | None = None
-    """No number is larger in magnitude; None if that is not known, and with momentum."""
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickle, also one of the time when a tensor had one scale for all elements."""
+        scale = state.pop("scale", None) or 0
+        state.pop("most", None)
+        vars(self).update({"scales": np.full(state["numbers"].size, scale, np.int16)} | state)
 
-    def grown(self, gradient: Floats, momentum: float, largest: float | None = None) -> Residual:
-        """Return the residual with one more finite gradient added; this one is unchanged.
+    @property
+    def sound(self) -> bool:
+        """Whether its arrays have the types and the one size that the compiled loops rely on."""
+        arrays: list[tuple[NDArray[Any] | None, type]] = [
+            (self.numbers, np.int64),
+            (self.scales, np.int16),
+            (self.velocity, np.int64),
+        ]
+        shape = (self.numbers.size,)
+        return all(one is None or (one.dtype == kind and one.shape == shape) for one, kind in arrays)
 
-        largest: the gradient's largest magnitude, if it is known.
-        """
-        kept = self._fitting(magnitude(gradient) if largest is None else largest)
-        if kept.scale is None:
-            return kept
-        factor, numbers = math.ldexp(1.0, kept.scale), kept_pages.empty(gradient.size, np.int64)
-        if kept.velocity is None:
-            most = loops.added_units(gradient, factor, kept.numbers, numbers)
-            return Residual(numbers, None, kept.scale, int(most))
-        loops.units(gradient, factor, numbers)
-        velocity = np.rint(momentum * kept.velocity).astype(np.int64) + numbers
-        return Residual(kept.numbers + velocity, velocity, kept.scale)
+    def grown(self, gradient: Floats, momentum: float) -> Residual:
+        """Return the residual with one more finite gradient added; this one is unchanged."""
+        bits, size = gradient.view(np.uint32), gradient.size
+        numbers, scales = kept_pages.empty(size, np.int64), kept_pages.empty(size, np.int16)
+        if self.velocity is None:
+            loops.grow(bits, self.numbers, self.scales, numbers, scales)
+            return Residual(numbers, scales)
+        velocity = kept_pages.empty(size, np.int64)
+        kept = (self.numbers, self.velocity, self.scales)
+        loops.grow_velocity(bits, momentum, *kept, numbers, velocity, scales)
+        return Residual(numbers, scales, velocity)
 
     def offer(self) -> Floats:
-        """Return float32[n]: the numbers, each rounded to a float, which lies on the grid."""
+        """Return float32[n]: the numbers, each rounded to a float; of very large ones, a part."""
         floats = kept_pages.empty(self.numbers.size, np.float32)
-        loops.offer(self.numbers, math.ldexp(1.0, -(self.scale or 0)), floats)
+        loops.offer(self.numbers, self.scales, floats)
         return floats
 
     def send(self, sent: Exact) -> Sent:
-        """Subtract, in place, what this worker contributed to a finite sum; return it."""
-        if not sent.positions.size:
-            return Sent(self, sent.positions, sent.numbers, None, self.scale or 0)
-        if self.scale is None:  # of a bucket's low-rank approximation, zeros can become other values
-            self.scale = max(sent.scale, _GRID_BITS + sent.scale - _bits(sent.numbers))
-        units, positions = self._units(sent), sent.positions
-        at = np.flatnonzero(units)
-        if at.size < units.size:
-            units, positions = units[at], positions[at]
-        cleared = None if self.velocity is None else self.velocity[positions]
-        taken = Sent(self, positions, units, cleared, self.scale)
-        self.numbers[positions] -= units
-        self.most = None if self.most is None else self.most + int(loops.magnitude(units))
+        """Subtract, in place, what this worker contributed to a finite sum; return what was there before."""
+        at = sent.positions
+        cleared = None if self.velocity is None else self.velocity[at]
+        before = Sent(self, at, self.numbers[at], self.scales[at], cleared)
         if self.velocity is not None:
-            self.velocity[positions] = 0
-        return taken
-
-    def _units(self, sent: Exact) -> Numbers:
-        """Return what was sent in units of the grid, which is made finer or coarser in place if needed."""
-        assert self.scale is not None
-        excess = _bits(sent.numbers) + self.scale - sent.scale - MOST_BITS
-        if excess > 0:
-            self._coarsen(excess)
-        shift = self.scale - sent.scale
-        if shift >= 0:
-            return sent.numbers << shift
-        zeros = _trailing_zeros(sent.numbers)
-        if zeros < -shift:
-            self._refine(-shift - zeros)
-            shift = -zeros
-        return sent.numbers >> min(-shift, MOST_BITS)
-
-    def _refine(self, times: int) -> None:
-        bits = max(map(_bits, self._held())) + times
-        if bits > MOST_BITS or self.scale is None:
-            raise CompressError(
-                f"residual: needs {bits} bits for what was sent, more than {MOST_BITS}; "
-                "turn error feedback off for this compressor"
-            )
-        for held in self._held():
-            held <<= times
-        self.scale, self.most = self.scale + times, None
-
-    def _coarsen(self, times: int) -> None:
-        assert self.scale is not None
-        for held in self._held():
-            held[:] = _halved(held, times)
-        self.scale, self.most = self.scale - times, None
-
-    def _held(self) -> list[Numbers]:
-        return [self.numbers] if self.velocity is None else [self.numbers, self.velocity]
-
-    def _fitting(self, largest: float) -> Residual:
-        """Return the residual on a grid on which values up to `largest` can be added."""
-        if largest == 0.0:
-            return self
-        exponent = math.frexp(largest)[1]
-        if self.scale is None:
-            return Residual(self.numbers, self.velocity, _GRID_BITS - exponent)
-        if self.most is not None and 1 + max(self.most.bit_length(), exponent + self.scale) <= MOST_BITS:
-            return self
-        bits = max(_bits(self.numbers), 0 if self.velocity is None else _bits(self.velocity) + 1)
-        too_many = 1 + max(bits, exponent + self.scale) - MOST_BITS
-        if too_many <= 0:
-            return self
-        coarser = too_many + (MOST_BITS - _GRID_BITS)
-        velocity = None if self.velocity is None else _halved(self.velocity, coarser)
-        return Residual(_halved(self.numbers, coarser), velocity, self.scale - coarser)
+            # Velocities are sent to zero, so that they fit whatever scale the element has now.
+            self.velocity[at] = 0
+        loops.subtract(self.numbers, self.scales, at, sent.numbers, sent.scales)
+        return before
 
 
 @dataclass(frozen=True)
 class Sent:
-    """The values that one step subtracted from a residual."""
+    """A residual before a step sent some of its elements."""
 
     residual: Residual
     positions: Positions
     """int64[k]: the elements that were sent."""
 
-    units: Numbers
-    """int64[k] in units of 2**-scale: the values."""
+    numbers: Numbers
+    """int64[k] in units of 2**-scales: the values before."""
+
+    scales: Scales
+    """int16[k]: their scales before."""
 
     velocities: Numbers | None
-    """int64[k] in units of 2**-scale: the velocities that were cleared; None without momentum."""
-
-    scale: int
-    """The grid's scale when it was subtracted; the grid is not made coarser within a step."""
+    """int64[k] in units of 2**-scales: the velocities before; None without momentum."""
 
     def put_back(self) -> None:
-        """Add it to the residual again, and restore the velocities."""
-        finer = (self.residual.scale or 0) - self.scale
-        self.residual.numbers[self.positions] += self.units << finer
-        self.residual.most = None
+        """Make the residual what it was."""
+        self.residual.numbers[self.positions] = self.numbers
+        self.residual.scales[self.positions] = self.scales
         if self.residual.velocity is not None and self.velocities is not None:
-            self.residual.velocity[self.positions] = self.velocities << finer
+            self.residual.velocity[self.positions] = self.velocities
 
 
 class Memory:
@@ -244,7 +184,15 @@ class Memory:
         return self.feedback, self.momentum, self.clip
 
     def restore(self, residuals: Mapping[str, Residual]) -> None:
-        """Replace all residuals. Raises CompressConfigError if only they, or only this one, have momentum."""
+        """Replace all residuals.
+
+        Raises CompressConfigError if only they, or only this one, have momentum, or if they are damaged.
+        """
+        for name, one in residuals.items():
+            if not one.sound:
+                raise CompressConfigError(
+                    f"residual: {name} has arrays of other types or sizes; give what a memory kept"
+                )
         if any((one.velocity is not None) != bool(self.momentum) for one in residuals.values()):
             was, now = ("without", "with") if self.momentum else ("with", "without")
             raise CompressConfigError(
@@ -267,11 +215,8 @@ class Memory:
             return {}
         grown = {}
         for name, one in gradients.items():
-            largest = magnitude(one)
-            if largest < math.inf:
-                clipped = self._clipped(one, workers)
-                known = largest if clipped is one else None
-                grown[name] = self._residual(name, one).grown(clipped, self.momentum, known)
+            if magnitude(one) < math.inf:
+                grown[name] = self._residual(name, one).grown(self._clipped(one, workers), self.momentum)
         return grown
 
     def keep(self, grown: Mapping[str, Residual], sent: Mapping[str, Exact | None], step: int) -> None:
@@ -289,21 +234,21 @@ class Memory:
                 self._sent.append(residual.send(contributed))
         self._skipped |= any(one is None for one in sent.values())
         if self._skipped:
-            for one in self._sent:
+            for one in reversed(self._sent):
                 one.put_back()
             self._sent = []
 
     def _clipped(self, gradient: Floats, workers: int) -> Floats:
         if self.clip is None:
             return gradient
-        norm, most = float(np.linalg.norm(gradient.astype(np.float64))), self.clip / math.sqrt(workers)
-        return gradient if norm <= most else gradient * np.float32(most / norm)
+        wide, most = gradient.astype(np.float64), self.clip / math.sqrt(workers)
+        norm = float(np.linalg.norm(wide))
+        return gradient if norm <= most else (wide * (most / norm)).astype(np.float32)
 
     def _residual(self, name: str, gradient: Floats) -> Residual:
         kept = self.residuals.get(name)
         if kept is None:
-            velocity = np.zeros(gradient.size, np.int64) if self.momentum else None
-            return Residual(np.zeros(gradient.size, np.int64), velocity)
+            return Residual.zeros(gradient.size, momentum=bool(self.momentum))
         if kept.numbers.size != gradient.size:
             raise CompressConfigError(
                 f"residual: {name} has {kept.numbers.size} elements, its gradient {gradient.size}; "
@@ -316,20 +261,3 @@ def magnitude(floats: Floats) -> float:
     """Return the largest magnitude, 0 without floats; infinity if one of them is not finite."""
     bits = np.uint32(loops.float_magnitude(floats.view(np.uint32)))
     return float(bits.view(np.float32)) if bits < loops.NOT_FINITE else math.inf
-
-
-def _halved(numbers: Numbers, times: int) -> Numbers:
-    """Return numbers / 2**times, rounded to nearest; zeros if `times` exceeds their bits."""
-    if times > MOST_BITS:
-        return np.zeros_like(numbers)
-    return (numbers + (np.int64(1) << (times - 1))) >> times
-
-
-def _bits(numbers: Numbers) -> int:
-    return int(loops.magnitude(numbers)).bit_length()
-
-
-def _trailing_zeros(numbers: Numbers) -> int:
-    """Return the largest t for which all numbers are multiples of 2**t; 0 to 62."""
-    together = int(np.bitwise_or.reduce(numbers)) if numbers.size else 0
-    return (together & -together).bit_length() - 1 if together else MOST_BITS + 1

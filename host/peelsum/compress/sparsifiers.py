@@ -76,7 +76,7 @@ class Indexed(Compressor):
 
     def compress(self, tensor: Floats, state: TensorState) -> Payload:
         """See `Compressor.compress`."""
-        positions = np.sort(self.chooser.choose(np.abs(tensor), state.step, state.seed))
+        positions = np.sort(self.chooser.choose(_magnitudes(tensor), state.step, state.seed))
         return Payload("indexed", tensor[positions], positions)
 
     def decompress(self, payload: Payload, state: TensorState) -> Values:
@@ -99,7 +99,7 @@ class Sparsifier(Compressor):
 
     def positions(self, tensor: Floats, state: TensorState) -> Positions:
         """Return int64[k]: the positions that this worker sends, ascending."""
-        return np.sort(self.choose(np.abs(tensor), state.step, state.seed))
+        return np.sort(self.choose(_magnitudes(tensor), state.step, state.seed))
 
     def compress(self, tensor: Floats, state: TensorState) -> Payload:
         """See `Compressor.compress`."""
@@ -115,6 +115,7 @@ class Sparsifier(Compressor):
 class _Share(Sparsifier):
     """A share `ratio` of the elements, at least one, reached over `warm_up_steps` from `warm_up_from`.
 
+    It is a share of each tensor, or, with `per="bucket"`, of all tensors that are summed together.
     The exponential warm-up is that of Deep Gradient Compression (Lin et al., ICLR'18).
     """
 
@@ -164,6 +165,12 @@ class TopK(_Share):
         super().__post_init__()
         if self.sample is not None:
             require_share("sample", self.sample)
+
+    def positions(self, tensor: Floats, state: TensorState) -> Positions:
+        """See `Sparsifier.positions`; `largest` needs no array of magnitudes."""
+        if self.sample is None:
+            return largest(tensor, self.count(tensor.size, state.step))
+        return super().positions(tensor, state)
 
     def choose(self, magnitudes: Magnitudes, step: int, seed: int) -> Positions:
         """See `Sparsifier.choose`."""
@@ -291,6 +298,10 @@ def largest(values: Magnitudes, count: int) -> Positions:
 def randomly(elements: int, count: int, seed: int | list[int]) -> Positions:
     """Return int64[count]: distinct positions below `elements`, by `seed`."""
     return np.random.default_rng(seed).choice(elements, count, replace=False, shuffle=False)
+
+
+def _magnitudes(tensor: Floats) -> Floats:
+    return np.abs(tensor, out=kept_pages.empty(tensor.size, np.float32))
 
 
 def require_share(field: str, share: object) -> None:

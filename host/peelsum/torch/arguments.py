@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from peelsum.allreduce import NetworkModel
+from peelsum.allreduce import InvalidRequestError, NetworkModel
+from peelsum.allreduce.errors import refuse_arguments
 from peelsum.compress import Compressor
 from peelsum.compress.compressor import SCOPES
 from peelsum.flexible import Flexible
@@ -54,7 +55,6 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "momentum": (lambda value: isinstance(value, Real), "is not a number; give one from 0 to below 1"),
     "implementation": (lambda value: value in ("cpu", "gpu"), "is unknown; use 'cpu' or 'gpu'"),
-    "graphs": (lambda value: isinstance(value, bool), "is not a choice; give True or False"),
     "joined": (lambda value: isinstance(value, bool), "is not a choice; give True or False"),
     "log_every": (
         lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
@@ -65,6 +65,14 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
         "is not a timeout; give seconds above 0, or None for the job's",
     ),
 }
+
+
+def check_removed(names: Iterable[str]) -> None:
+    """Raise HookConfigError for an argument of an earlier version, and TypeError for any other name."""
+    try:
+        refuse_arguments(names)
+    except InvalidRequestError as error:
+        raise HookConfigError(str(error)) from error
 
 
 def check_arguments(**arguments: Any) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
 from peelsum.allreduce import Summation
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
+from peelsum.torch.ready import when_all_are_ready
 from peelsum.torch.switch_seat import check_size, connect_rank
 
 #: The name of the switch in `over`, alone or before a colon.
@@ -16,14 +19,18 @@ _TIMEOUT_S = 30.0
 
 
 def connect(
-    over: str | Summation, process_group: dist.ProcessGroup | None, timeout_s: float | None
+    over: str | Summation,
+    process_group: dist.ProcessGroup | None,
+    timeout_s: float | None,
+    prepare: Callable[[], None] = lambda: None,
 ) -> Summation:
     """Connect the ranks of `process_group` (None: all) to a backend; all of them must call this.
 
     over: "switch" takes the job from the environment, "switch:..." as `connect_rank` explains. The name of a
     backend of torch.distributed, such as "gloo" or "nccl", sums over that. A summation is returned as it is.
     timeout_s: how long a sum may wait for a worker; None takes the job's timeout, or 30 s.
-    Raises HookConfigError, TransportError, and torch's errors.
+    prepare: is called first, e.g. to compile. Ranks wait for each other afterwards, and once connected.
+    Raises HookConfigError, TransportError, torch's errors, and HookError if another rank fails.
     """
     group = process_group or dist.group.WORLD
     if group is None:
@@ -32,11 +39,16 @@ def connect(
         )
     if not isinstance(over, str):
         check_size(over.workers, group.size())
+        prepare()
         return over
     name, _, source = over.partition(":")
-    if name == SWITCH:
-        return connect_rank(source, group.rank(), group.size(), group.get_group_store(), timeout_s)
-    if dist.is_backend_available(over):
+    if name == SWITCH or dist.is_backend_available(over):
+        store, rank, ranks = group.get_group_store(), group.rank(), group.size()
+        when_all_are_ready(store, rank, ranks, prepare)
+        if name == SWITCH:
+            return when_all_are_ready(
+                store, rank, ranks, lambda: connect_rank(source, rank, ranks, store, timeout_s)
+            )
         return ProcessGroupSummation(over, group, timeout_s=_TIMEOUT_S if timeout_s is None else timeout_s)
     if over.lower() in dist.Backend.backend_list:
         raise HookConfigError(

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from peelsum.allreduce import Allreduce, DeviceMemoryError, StepResult
+from peelsum.allreduce.plan import SUPPORTED_DTYPES, unsupported_dtype
 from peelsum.codec import warm_up
 from peelsum.compress import CompressedResult, CompressedSum, Memory
 from peelsum.compress.loops import warm_up as warm_up_compressing
@@ -70,6 +71,10 @@ class BucketSum:
                 if error.result is None:
                     raise
                 return error.result
+        for one, name in zip(gradients, self.names, strict=True):
+            dtype = str(one.dtype).removeprefix("torch.")
+            if dtype not in SUPPORTED_DTYPES:
+                raise unsupported_dtype(name, dtype)
         shaped = (one.float().view(shape) for one, shape in zip(gradients, shapes, strict=True))
         named = {name: one.numpy() for name, one in zip(self.names, shaped, strict=True)}
         return self.allreduce.sum(named, step)
@@ -106,10 +111,7 @@ class BucketSums:
             raise _closed_error()
         if self._queue is None:
             settings = self._settings
-            warm_up(settings.implementation)
-            if self._memory is not None:
-                warm_up_compressing()
-            summation = connect(settings.over, group, settings.timeout_s)
+            summation = connect(settings.over, group, settings.timeout_s, self._warm_up)
             if isinstance(summation, ProcessGroupSummation):
                 self._group = summation
             elif settings.needs_group:
@@ -119,6 +121,11 @@ class BucketSums:
                 self._decisions.connect(backends_of(summation, self._group, self._path))
             self._queue = SumQueue(summation, leave=settings.makes_backend)
         return self._queue
+
+    def _warm_up(self) -> None:
+        warm_up(self._settings.implementation)
+        if self._memory is not None:
+            warm_up_compressing()
 
     def submit(
         self,
@@ -192,9 +199,11 @@ class BucketSums:
         queue, self._queue = self._queue, None
         self._sums.clear()
         if queue is not None:
-            queue.close()
-            if self._group is not None and self._group is not queue.summation:
-                self._group.close()
+            try:
+                queue.close()
+            finally:
+                if self._group is not None and self._group is not queue.summation:
+                    self._group.close()
 
     def _new_sum(self, queue: SumQueue, names: tuple[str, ...]) -> BucketSum:
         summation = QueuedSummation(queue)

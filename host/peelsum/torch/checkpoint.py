@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -12,7 +13,8 @@ from peelsum.compress import CompressError, Memory, Residual
 from peelsum.torch.decisions import Decisions, check_saved
 from peelsum.torch.errors import HookConfigError
 
-_VERSION = 1
+#: Residuals of version 1 have one scale for all elements.
+_VERSION = 2
 
 
 def saved(steps: int, memory: Memory | None, decisions: Decisions | None) -> dict[str, Any]:
@@ -37,9 +39,10 @@ def loaded(values: Mapping[str, Any], memory: Memory | None, decisions: Decision
         raise HookConfigError(
             f"values: a {type(values).__name__} is not a state; give what state_dict returned"
         )
-    if values.get("version") != _VERSION:
+    if values.get("version") not in (1, _VERSION):
         raise HookConfigError(
-            f"version: {values.get('version')!r} is not supported; give a checkpoint of version {_VERSION}"
+            f"version: {values.get('version')!r} is not supported; "
+            f"give a checkpoint of version 1 or {_VERSION}"
         )
     if ("residuals" in values) != (memory is not None):
         has, needs = ("residuals", "no") if memory is None else ("no residuals", "a")
@@ -80,15 +83,16 @@ def _written(residual: Residual) -> dict[str, Any]:
     velocity = residual.velocity
     return {
         "numbers": torch.from_numpy(residual.numbers.copy()),
+        "scales": torch.from_numpy(residual.scales.copy()),
         "velocity": None if velocity is None else torch.from_numpy(velocity.copy()),
-        "scale": residual.scale,
     }
 
 
 def _read(values: Mapping[str, Any]) -> Residual:
-    velocity = values["velocity"]
-    return Residual(
-        values["numbers"].numpy().copy(),
-        None if velocity is None else velocity.numpy().copy(),
-        values["scale"],
-    )
+    """Return the residual that `_written` wrote, in this version or in version 1."""
+    numbers, velocity = values["numbers"].numpy().copy(), values["velocity"]
+    if "scale" in values:
+        scales = np.full(numbers.size, values["scale"] or 0, np.int16)
+    else:
+        scales = values["scales"].numpy().copy()
+    return Residual(numbers, scales, None if velocity is None else velocity.numpy().copy())

@@ -29,6 +29,7 @@ from peelsum.summation import Op, Words
 from peelsum.torch.errors import CallTimeoutError, HookConfigError
 from peelsum.torch.futures import pass_on
 from peelsum.torch.host_memory import summable
+from peelsum.torch.ready import when_all_are_ready
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
 from peelsum.torch.switch_seat import connect_rank
 
@@ -92,10 +93,11 @@ class SwitchProcessGroup(dist.ProcessGroup):
         for group in (self, self._gloo):
             group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
             group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self._backend)
-        warm_up()
+        when_all_are_ready(store, rank, size, warm_up)
         stall_s = None if timeout == default_pg_timeout else timeout.total_seconds()
+        seat = when_all_are_ready(store, rank, size, lambda: connect_rank("", rank, size, store, stall_s))
         # One thread: calls share one all-reduce, which sums one thing at a time.
-        self._queue = SumQueue(connect_rank("", rank, size, store, stall_s), threads=1, leave=True)
+        self._queue = SumQueue(seat, threads=1, leave=True)
         self._summation = QueuedSummation(self._queue)
         self._allreduce = Allreduce(self._summation)
 

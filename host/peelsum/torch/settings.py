@@ -45,8 +45,6 @@ class Settings:
     """The form of the index."""
     predict: bool
     """Whether values are sent together with exponents, at a predicted scale."""
-    limbs: int
-    """Words per number, 1 or 2."""
     seed: int
     """Seed of sketches, Bloom filters and random choices."""
     network: NetworkModel
@@ -67,8 +65,6 @@ class Settings:
     """Seconds that a sum waits for other ranks; None for the backend's."""
     log_every: int
     """Steps between two lines of statistics; 0 for none."""
-    graphs: bool = False
-    """Whether launches on a GPU are captured in CUDA graphs."""
     joined: bool = False
     """Whether the chosen elements of a bucket are summed as one tensor."""
 
@@ -85,11 +81,8 @@ class Settings:
             implementation=self.implementation,
             timeout_s=self.timeout_s,
             log_every=self.log_every,
-            graphs=self.graphs,
             joined=self.joined,
         )
-        if self.graphs and self.implementation == "cpu":
-            raise HookConfigError("graphs: True is for launches on a GPU; use implementation='gpu' with it")
         if self.joined and (self.method is None or self.method.kind != "indexed"):
             raise HookConfigError(
                 "joined: True is for chosen elements; use it with a sparsifier, or an indexed compressor"
@@ -104,8 +97,6 @@ class Settings:
             self._check_lossless()
         elif self.implementation == "gpu":
             raise HookConfigError("implementation: 'gpu' has no error feedback; use 'cpu' with a sparsifier")
-        elif self.method.kind != "indexed" and self.limbs != 1:
-            raise HookConfigError(f"limbs: {self.limbs} is for sparsifiers; use 1 with {self.method!r}")
         self.memory()
 
     def _check_lossless(self) -> None:
@@ -126,7 +117,6 @@ class Settings:
             "momentum": (self.momentum, 0, "whose dense steps would clear it; give it to the optimizer"),
             "error_feedback": (self.error_feedback is False, False, "whose residuals it is; use None"),
             "implementation": (self.implementation, "cpu", "which runs on the host; use 'cpu'"),
-            "limbs": (self.limbs, 1, "whose residuals keep what is rounded; use 1"),
         }
         for field, (value, wanted, reason) in beside.items():
             if value != wanted:
@@ -241,9 +231,7 @@ class Settings:
         names: those of all parameters, outside of which `forms` may name none; empty if not known.
         """
         try:
-            replace(self, implementation="cpu", graphs=False)._allreduce(
-                LocalSummation.group(1)[0], self.forms, ()
-            )
+            replace(self, implementation="cpu")._allreduce(LocalSummation.group(1)[0], self.forms, ())
         except ValueError as error:
             raise HookConfigError(str(error)) from error
         unknown = set() if isinstance(self.forms, str) else set(self.forms) - set(names)
@@ -265,12 +253,10 @@ class Settings:
             names=names,
             index=self.index,
             predict=self.predict,
-            limbs=self.limbs,
             seed=self.seed,
             network=self.network,
             average=True,
             implementation=self.implementation,
-            graphs=self.graphs,
             span=profiled,
             note=unnoted if step_spans() is None else noted,
         )

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from peelsum.allreduce import NetworkModel, RequestedForm, RequestedIndex, Summation
 from peelsum.compress import Chooser, Compressor
 from peelsum.flexible import Flexible
-from peelsum.torch.arguments import check_arguments
+from peelsum.torch.arguments import check_arguments, check_removed
 from peelsum.torch.backward_pass import PassCounter, call_at_end, in_pass, this_pass, wait_at_end
 from peelsum.torch.bucket_sum import BucketSums
 from peelsum.torch.checkpoint import loaded, saved
@@ -51,9 +51,8 @@ class SwitchAllreduceState:
     - `names`: the parameters' names, as `model.named_parameters()` returns them, for `forms`, `stats` and
       checkpoints. `forms` may then name no others. By default the names are "parameter 0", "parameter 1", ...
       in the order of their first sums.
-    - `forms`, `index`, `predict`, `limbs`, `seed`, `network`: see `peelsum.allreduce.Allreduce`. All are
-      lossless up to fixed point, whose error bound `stats()` returns. `limbs=2` doubles the words and adds 30
-      bits of precision.
+    - `forms`, `index`, `predict`, `seed`, `network`: see `peelsum.allreduce.Allreduce`. All are
+      lossless up to fixed point, whose error bound `stats()` returns.
     - `sparsifier`: None sums every element. `TopK`, `RandomK` and `Threshold` send some elements and keep the
       others for later steps, in exact error feedback; so does any object with `per` and `choose`. With a
       GradScaler the residual is in units of its step's scale.
@@ -69,8 +68,6 @@ class SwitchAllreduceState:
     - `implementation`: "cpu" copies gradients from a GPU to the host and back. "gpu" encodes and decodes them
       on the GPU by Triton, so that only words are copied. Both produce the same bits, and ranks may mix them.
       Sparsifiers run on the host.
-    - `graphs`: with `implementation="gpu"`, replay CUDA graphs of the launches for a bucket's dense tensors
-      of up to 32,767 elements, once the bucket has been summed. See `peelsum.allreduce.Allreduce`.
     - `joined`: with a sparsifier or an indexed compressor, sum a bucket's chosen elements as one tensor, in
       less processor time. What is rounded off then depends on how DDP cuts buckets.
     - `timeout_s`: seconds that a sum waits for other workers before it raises an error that names them. None
@@ -79,7 +76,7 @@ class SwitchAllreduceState:
 
     Under `peelsum trace record`, a state also records the gradients that it gets, before they are summed.
 
-    All settings must be the same on every rank, except the address in `over`, `implementation`, `graphs` and
+    All settings must be the same on every rank, except the address in `over`, `implementation` and
     `log_every`. If they differ, every rank raises PlanMismatchError in its first step. Ranks do not learn of
     differences in `timeout_s`.
     """
@@ -93,7 +90,6 @@ class SwitchAllreduceState:
         forms: RequestedForm | Mapping[str, RequestedForm] = "auto",
         index: RequestedIndex = "auto",
         predict: bool = False,
-        limbs: int = 1,
         seed: int = 0,
         network: NetworkModel | None = None,
         sparsifier: Chooser | None = None,
@@ -104,9 +100,10 @@ class SwitchAllreduceState:
         implementation: Literal["cpu", "gpu"] = "cpu",
         timeout_s: float | None = None,
         log_every: int = 0,
-        graphs: bool = False,
         joined: bool = False,
+        **removed: Never,
     ) -> None:
+        check_removed(removed)
         check_arguments(process_group=process_group, network=network)
         self.process_group = process_group
         self._settings = Settings(
@@ -114,7 +111,6 @@ class SwitchAllreduceState:
             forms=forms,
             index=index,
             predict=predict,
-            limbs=limbs,
             seed=seed,
             network=network or NetworkModel(),
             sparsifier=sparsifier,
@@ -125,7 +121,6 @@ class SwitchAllreduceState:
             implementation=implementation,
             timeout_s=timeout_s,
             log_every=log_every,
-            graphs=graphs,
             joined=joined,
         )
         self._memory = self._settings.memory()

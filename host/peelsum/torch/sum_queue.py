@@ -51,6 +51,7 @@ class SumQueue:
     leave: whether the queue closes the summation at its end. It ends at `close`, after a failure, when it is
     unreferenced and its work is done, and at the interpreter's exit unless work is running.
     threads: 2 overlaps encoding with the network; 1 runs all work strictly in order.
+    In a forked child every call raises HookError, or returns a future that does.
     """
 
     def __init__(self, summation: Summation, threads: int = 2, *, leave: bool) -> None:
@@ -80,10 +81,12 @@ class SumQueue:
 
     def drain(self) -> None:
         """Wait until everything submitted is done or has failed."""
+        self._check_process()
         self._pool.wait_for(self._pool.submitted)
 
     def close(self) -> None:
         """End the threads once all work is done. Raises what closing the summation raises."""
+        self._check_process()
         self._pool.end()
         self._pool.join()
 
@@ -128,7 +131,16 @@ class SumQueue:
         if self._failure is not None:
             raise self._refusal()
 
+    def _check_process(self) -> None:
+        if self._pool.inherited:
+            raise self._refusal()
+
     def _refusal(self) -> HookError:
+        if self._pool.inherited:
+            return HookError(
+                "sum: this process was forked from the one that is connected; sum there, or make a new state "
+                "or process group here, for a worker of its own"
+            )
         if self._failure is None:
             return HookError("sum: this worker has left the job; make a new state or process group")
         refusal = HookFailedError(

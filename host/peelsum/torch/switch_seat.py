@@ -9,9 +9,8 @@ import re
 import ssl
 from contextlib import ExitStack, closing
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from peelsum.logs import LogsError, configure
 from peelsum.metrics import PARTS, MetricsError, MetricsServer, metrics_address, worker_values
@@ -19,6 +18,7 @@ from peelsum.tls import Identity, TlsError, read_token
 from peelsum.tls.identity import tls_reason
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.held_seats import only_here
+from peelsum.torch.ready import Store, numbered
 from peelsum.transport import JobConfig, SwitchSummation, job_config
 from peelsum.transport.lease import Lease
 from peelsum.transport.seats import SEAT
@@ -37,15 +37,7 @@ _ADMISSION_S = 60.0
 _CHECK_TLS = f"check that {TLS} is of the controller's CA and valid today, and that the controller has TLS"
 #: A controller's address in forms other than //HOST:PORT, to suggest the right one.
 _CONTROLLER = re.compile(r"(?:\w+:/*|/)?((?:[^/@:\[\]]+|\[[\da-fA-F:.]+\]):\d+)(?:/.*)?")
-#: Counts the jobs that this process has requested, the same on every rank.
-_asked = count()
-
-
-class Store(Protocol):
-    """A `torch.distributed.Store`, which all ranks read and write."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
+_LAST_PORT = 65535
 
 
 def connect_rank(
@@ -61,7 +53,8 @@ def connect_rank(
       and passes the response to all ranks that share `store`.
 
     A switch's HOST:PORT is the port of rank 0; rank r connects to PORT + r. Several of these, separated by
-    commas, are the planes of the job, for which the rank has a port in each.
+    commas, are the planes of the job, for which the rank has a port in each. The first sum does not wait for
+    workers that start later: `when_all_are_ready` does.
     Raises HookConfigError or TransportError.
     """
     held = ExitStack()
@@ -99,6 +92,7 @@ def _connected(
         worker_id,
         addresses[0],
         timeout_s=timeout_s,
+        join_s=0.0,
         wire=seat.get("wire", "udp-port"),
         held=held,
         more_planes=list(zip(jobs, addresses, strict=True))[1:],
@@ -161,9 +155,11 @@ def _planes(source: str, rank: int, store: Store, held: ExitStack) -> list[dict[
         raise HookConfigError(
             f"over: neither {SEAT} nor {JOB} is in the environment; set one, or give 'switch:FILE@HOST:PORT'"
         )
+    planes = source.split(",")
+    key = numbered(store, "job", rank) if any(one.startswith("//") for one in planes) else ""
     return [
-        _admitted(one[2:], rank, store, held) if one.startswith("//") else _described(one)
-        for one in source.split(",")
+        _admitted(one[2:], rank, store, f"{key}/{plane}", held) if one.startswith("//") else _described(one)
+        for plane, one in enumerate(planes)
     ]
 
 
@@ -197,9 +193,9 @@ def _described(source: str) -> dict[str, Any]:
     return {"admission": values, "switch": address} if address else values
 
 
-def _admitted(controller: str, rank: int, store: Store, held: ExitStack) -> dict[str, Any]:
+def _admitted(controller: str, rank: int, store: Store, key: str, held: ExitStack) -> dict[str, Any]:
     """Return the job as a controller admits it: rank 0 requests it and tells the others, errors included."""
-    key, address = f"peelsum/job/{next(_asked)}", _address(controller)
+    address = _address(controller)
     if rank == 0:
         try:
             held.enter_context(only_here(f"rank 0 of the job of controller {controller}"))
@@ -214,6 +210,8 @@ def _admitted(controller: str, rank: int, store: Store, held: ExitStack) -> dict
         except OSError as error:
             reason = f"rank 0: {error.strerror or error}; check that `peelsum job serve` runs"
             answer = json.dumps({"error": reason})
+        except UnicodeError as error:  # of a name that no resolver takes, such as one of 64 letters and more
+            answer = json.dumps({"error": f"rank 0: {error}; check the host's name"})
         store.set(key, answer)
     values = _parsed(store.get(key).decode(), f"the answer of controller {controller}")
     if "error" in values:
@@ -238,14 +236,19 @@ def _place(addresses: str | list[str], rank: int) -> dict[str, Any]:
         host, port = _address(addresses[rank])
         return {"switch_host": host, "switch_port": port}
     host, port = _address(str(addresses))
+    if port + rank > _LAST_PORT:
+        raise HookConfigError(
+            f"over: rank {rank} would connect to port {port + rank} of {host}; give rank 0 a lower port"
+        )
     return {"switch_host": host, "switch_port": port + rank}
 
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
         raise HookConfigError(
-            f"over: {text!r} is not HOST:PORT; give rank 0's port of the switch, or a controller's"
+            f"over: {text!r} is not HOST:PORT; give rank 0's port of the switch, or a controller's, up to "
+            f"{_LAST_PORT}"
         )
     return host.strip("[]"), int(port)
 

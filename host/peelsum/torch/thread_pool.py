@@ -7,6 +7,7 @@ collected. Its finalizer then ends the threads.
 from __future__ import annotations
 
 import atexit
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -14,12 +15,17 @@ from concurrent.futures import Future
 
 
 class ThreadPool:
-    """A pool of `threads` threads that takes tasks in order; the last thread to end calls `leave`."""
+    """A pool of `threads` threads that takes tasks in order; the last thread to end calls `leave`.
+
+    A forked child has no threads, and perhaps locks that are held for good. There `inherited` is true,
+    `submit` returns False, and the exit does not wait.
+    """
 
     def __init__(self, threads: int, leave: Callable[[], object]) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._leave = leave
         self._left: Future[None] = Future()
+        self._process_id = os.getpid()
         self._ended = False
         self._submitted = self._turn = 0
         self._turned = threading.Condition()
@@ -33,12 +39,19 @@ class ThreadPool:
             thread.start()
 
     @property
+    def inherited(self) -> bool:
+        """Whether this process is a child that was forked after the pool was made."""
+        return os.getpid() != self._process_id
+
+    @property
     def submitted(self) -> int:
         """The number of tasks submitted so far, which is the next task's ticket."""
         return self._submitted
 
     def submit(self, task: Callable[[], object]) -> bool:
-        """Queue a task, which must call `pass_on` at its end. Return False after `end`."""
+        """Queue a task, which must call `pass_on` at its end. Return False after `end`, and if inherited."""
+        if self.inherited:
+            return False
         with self._turned:
             if self._ended:
                 return False
@@ -62,6 +75,8 @@ class ThreadPool:
 
     def end(self) -> None:
         """End the threads once all tasks are done. Can be called repeatedly, and from any thread."""
+        if self.inherited:
+            return
         with self._turned:
             if not self._ended:
                 self._ended = True
@@ -102,6 +117,6 @@ class ThreadPool:
 
         A script that exits during a task has failed. It does not leave, so that others see it end.
         """
-        if self._turn == self._submitted:
+        if self._turn == self._submitted and not self.inherited:
             self.end()
             self.join()

@@ -38,10 +38,10 @@ class Exchange:
 
         Raises SwitchUnreachableError.
         """
-        now = time.monotonic()
-        until = now + _SLICE
+        began = time.monotonic()
+        until = began + _SLICE
         for endpoint, link in self._planes:
-            until = min(until, endpoint.next_report(), link.greet(now))
+            until = min(until, endpoint.next_report(), link.greet(began))
         stations = tuple(
             Station(one.state, one.identity, one.limits, wire)
             for (one, _), wire in zip(self._planes, self._wires, strict=True)
@@ -56,8 +56,9 @@ class Exchange:
         for i, (endpoint, _) in enumerate(self._planes):
             found = endpoint.collect(now)
             events += [(i, one) for one in found]
-            if endpoint.next_report() <= now:
-                events += [(i, one) for one in endpoint.expire(now)]
+            # Not by `now`: while this thread waited for a processor, results may have come to the socket.
+            if endpoint.next_report() <= began:
+                events += [(i, one) for one in endpoint.expire(began)]
         return events
 
 
@@ -79,15 +80,15 @@ class Serving:
         Raises SwitchUnreachableError.
         """
         server, link, heard_at = self._server, self._link, self._wire.heard_at[1]
-        now = time.monotonic()
-        until = min(now + _SLICE, link.greet(now))
+        began = time.monotonic()
+        until = min(began + _SLICE, link.greet(began))
         problem = serve(server.state, server.identity, server.config.window, server.waits, self._wire, until)
         heard = bool(self._wire.heard_at[1] > heard_at)
         self._wire = _settled(self._wire, link, problem, self._wire.scratch)
-        now = time.monotonic()
-        events = server.collect(now) if heard else []
+        events = server.collect(time.monotonic()) if heard else []
         timer = server.next_timer()
-        return events if timer is None or timer > now else events + server.expire(now), heard
+        # As at a worker: what has come to the socket since is received first.
+        return events if timer is None or timer > began else events + server.expire(began), heard
 
 
 def _settled(wire: Wire, link: PortLink, problem: int, own: Words) -> Wire:

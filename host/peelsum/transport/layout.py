@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.wire import FIELDS, HEADER_BYTES, RESERVED_JOB_ID, Batch, Kind, pack, system_calls
+from peelsum.wire import FIELDS, HEADER_BYTES, RESERVED_JOB_ID, Batch, Kind, datagrams, pack, system_calls
 from peelsum.wire import VERSION as WIRE_VERSION
 from peelsum.wire import format as wire_format
 from peelsum.wire.compiled import compiler
@@ -30,7 +30,8 @@ def _sources() -> list[Path]:
     here = Path(__file__).parent
     patterns = ("*_state.py", "*_rows.py", "*_kernels.py", "congestion.py")
     shared = sorted(source for pattern in patterns for source in here.glob(pattern))
-    return [*(Path(str(module.__file__)) for module in (wire_format, system_calls)), Path(__file__), *shared]
+    modules = (wire_format, system_calls, datagrams)
+    return [*(Path(str(module.__file__)) for module in modules), Path(__file__), *shared]
 
 
 compiled = compiler(_sources())

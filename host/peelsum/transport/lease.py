@@ -14,6 +14,7 @@ import threading
 from contextlib import suppress
 from typing import NamedTuple
 
+from peelsum.forks import keep_from_children
 from peelsum.tls import Identity, require_tls
 from peelsum.tls.tokens import LONGEST_TOKEN
 from peelsum.wire.datagrams import Address
@@ -56,6 +57,7 @@ class Lease:
             except BaseException:
                 self._link.close()
                 raise
+        keep_from_children(self._link)
         waiting = "controller %s:%d: admits the job; waiting up to %g s"
         told = threading.Timer(_TELL_AFTER_S, _log.warning, (waiting, *controller, patience_s))
         told.daemon = True
@@ -79,7 +81,7 @@ class Lease:
             told.cancel()
 
     def close(self) -> None:
-        """End the lease, also for forked processes that inherited the connection."""
+        """End the lease; in a forked child, do nothing."""
         with suppress(OSError):  # the controller may have closed it first
             self._link.shutdown(socket.SHUT_RDWR)
         self._link.close()

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal, Protocol, Self
 
+from peelsum.forks import keep_from_children
 from peelsum.transport.errors import SwitchUnreachableError
 from peelsum.wire import UDP_PORT, Batch
 from peelsum.wire.datagrams import Address, BatchSocket
@@ -62,6 +63,7 @@ class PortLink:
         self._woken.setblocking(False)
         try:
             self.socket = self._bind(packet_bytes)
+            keep_from_children(self.socket)
         except OSError as error:
             self._close_waiting()
             raise SwitchUnreachableError(str(error)) from error
@@ -169,13 +171,13 @@ class PortLink:
 
     @contextmanager
     def _blaming_the_network(self) -> Iterator[None]:
-        """Turn OSError into a SwitchUnreachableError that names the address."""
+        """Turn OSError, and errors of a host or port that is none, into a SwitchUnreachableError."""
         try:
             yield
-        except OSError as error:
+        except (OSError, OverflowError, UnicodeError) as error:
             where = f"{self._address[0]}:{self._address[1]}"
             raise SwitchUnreachableError(
-                f"switch address {where}: {error.strerror or error}; check host and port"
+                f"switch address {where}: {getattr(error, 'strerror', None) or error}; check host and port"
             ) from error
 
     def _close_waiting(self) -> None:

@@ -19,6 +19,7 @@ one level of switches and for two.
 | overlap, ADD | drop, count |
 | H is all workers | keep as the result (2 W are kept), RESULT to all, with CE if any part had it |
 | H is incomplete and the chunk's timer expires | request the missing parts |
+| a part had FIN, and no part has had it for `stall` | the job is over: a worker left without its FIN |
 
 A request is a RESEND to the switch, which then gives up what it holds of the chunk. With two levels it goes
 to the spine and to the switch of each incomplete rack. From the second request on, all workers also get a
@@ -39,6 +40,7 @@ from peelsum.transport.config import JobConfig, numbers_of
 from peelsum.transport.events import Event, JobFinished, Stalled
 from peelsum.transport.layout import SERIAL_BASE, rows_of
 from peelsum.transport.server_state import (
+    Clock,
     CompleteSum,
     Count,
     Cursor,
@@ -102,10 +104,13 @@ class AggregationServer:
         return self._scratch[:count].view(np.uint8)
 
     def expire(self, now: float) -> list[Event]:
-        """Request missing parts and report a stall, if due. Call once `next_timer` has passed."""
+        """Request missing parts, report a stall or finish, if due. Call once `next_timer` has passed."""
         timers = self.config.timers
         self._now = now
         kernels.expire(self.state, now, self.config.window, timers.need, timers.need_most)
+        if now >= self._gives_up_at():
+            self.finished = True
+            return [JobFinished(self.config.job_id, confirmed=False)]
         if now < self._report_at:
             return []
         incomplete, row = kernels.oldest_incomplete(self.state, self.config.window)
@@ -127,7 +132,7 @@ class AggregationServer:
 
     def next_timer(self) -> float | None:
         """Return the time at which to call `expire` if no packet arrives before, or None for never."""
-        due = kernels.next_due(self.state)
+        due = min(kernels.next_due(self.state), self._gives_up_at())
         return due if due < np.inf else None
 
     def progress(self, now: float | None = None) -> Progress:
@@ -164,6 +169,14 @@ class AggregationServer:
             needs=int(counts[Count.NEEDS]),
             dropped={reason.name.lower(): int(counts[reason]) for reason in _DROPS},
         )
+
+    def _gives_up_at(self) -> float:
+        """Return when to stop waiting for workers whose FIN has not come; infinity for never.
+
+        They may have left: a worker without its result of the FIN chunk does so after `linger`.
+        """
+        fin_at = float(self.state.clock[Clock.FIN])
+        return np.inf if self.finished or fin_at == -np.inf else fin_at + self.config.timers.stall
 
     def _unseen_for(self, worker: int, now: float) -> float | None:
         """Return the seconds since a worker's last contribution, or None if there was none."""

@@ -28,7 +28,7 @@ from peelsum.transport.layout import (
     well_formed,
 )
 from peelsum.transport.server_rows import ASKS, current, pause, row_of
-from peelsum.transport.server_state import Count, Cursor, Identity, JobState, Members, Waits
+from peelsum.transport.server_state import Clock, Count, Cursor, Identity, JobState, Members, Waits
 from peelsum.wire import EVERYONE as EVERYONE_ID
 from peelsum.wire import MAX_WORKERS, Flag, Kind
 
@@ -77,6 +77,8 @@ def take(
                 continue
             if state.deadline[row] == np.inf:
                 state.deadline[row] = now + pause(state.asked[row], waits.need, waits.need_most)
+            if get(packet, FLAGS) & FIN:
+                state.clock[Clock.FIN] = now
             _merge(state, row, packet, Members(bitmap, rack), now)
 
 

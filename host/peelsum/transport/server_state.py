@@ -60,6 +60,7 @@ class Clock(IntEnum):
 
     HEARD = 0  # when a chunk near ANCHOR was last received
     ELSEWHERE = 1  # since when all other chunks received were near Cursor.ELSEWHERE
+    FIN = 2  # when a part with FIN was last received
 
 
 class Identity(NamedTuple):

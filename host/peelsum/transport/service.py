@@ -101,11 +101,10 @@ class AggregationService:
             return ([], False) if self._stopping else self._serving.run()
         for server in self._servers.values():
             self._link.send_from(server, time.monotonic())
-        batch = self._link.receive()
+        now, batch = time.monotonic(), self._link.receive()
         if batch is None:
             self._link.wait(self._next_timer(quiet_since))
-            batch = self._link.receive()
-        now = time.monotonic()
+            now, batch = time.monotonic(), self._link.receive()
         events = [] if batch is None else self._receive(batch, now)
         for server in self._servers.values():
             timer = server.next_timer()

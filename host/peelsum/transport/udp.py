@@ -10,6 +10,7 @@ for workers that lost them. Other workers wait for a later chunk only until this
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from peelsum.transport.endpoint import BATCH, WorkerEndpoint
 from peelsum.transport.errors import StalledError, TransportConfigError, TransportError, in_plane
 from peelsum.transport.events import Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.exchange import Exchange
+from peelsum.transport.joining import JoinWait, join_limit_s
 from peelsum.transport.link import PortLink, Wire
 from peelsum.transport.stats import WorkerStats, added
 from peelsum.transport.warming import warm_up
@@ -74,6 +76,8 @@ class SwitchSummation:
 
     - `timeout_s`: seconds without progress after which `sum_words` raises; by default the job's
       `timers.stall`.
+    - `join_s`: seconds that the first sum waits for workers that still start, if that is longer than
+      `timeout_s`; by default the environment's PEELSUM_JOIN_S, or 600.
     - `hello_s`: seconds to wait for a switch's first answer.
     - `wire`: "udp-port" if the switch port is a UDP socket; "ethernet" if the switch is on this host's wire
       and takes packets sent to the address `switch`.
@@ -92,6 +96,7 @@ class SwitchSummation:
         switch: Address,
         *,
         timeout_s: float | None = None,
+        join_s: float | None = None,
         hello_s: float = 10.0,
         wire: Wire = "udp-port",
         held: ExitStack | None = None,
@@ -109,6 +114,8 @@ class SwitchSummation:
         if timeout_s is not None:
             jobs = tuple(replace(job, timers=replace(job.timers, stall=timeout_s)) for job in jobs)
         self._endpoints = [WorkerEndpoint(job, worker_id) for job in jobs]
+        self._join_s = join_limit_s() if join_s is None else join_s
+        self._process_id = os.getpid()
         self._broken = False
         self._closed = self._joined = False
         self._next_plane = 0
@@ -155,6 +162,11 @@ class SwitchSummation:
         Raises StalledError, which names job, oldest chunk and missing workers, or TransportError. After an
         error the workers may be out of step: call only `close`.
         """
+        if self._inherited:
+            raise TransportError(
+                "sum: this process was forked from the one that is connected; sum there, or connect another "
+                "worker here"
+            )
         if self._broken or self._closed:
             state = "closed" if self._closed else "out of step after an earlier error"
             raise TransportError(f"sum: this connection is {state}; restart the job under a new generation")
@@ -167,12 +179,12 @@ class SwitchSummation:
 
     def _join(self) -> None:
         """Join the job in every plane."""
-        sums = []
+        sums, wait = [], JoinWait(self._endpoints[0].worker_id, self._join_s, time.monotonic())
         for plane, endpoint in enumerate(self._endpoints):
             joining = JoiningSum(endpoint.config, endpoint.worker_id)
             ticket = endpoint.submit(joining.words, "add")
             sums.append(_Sum([(plane, ticket)], 1, None, partial(self._check_joined, plane, joining)))
-        for endpoint, numbers in zip(self._endpoints, self._results(sums), strict=True):
+        for endpoint, numbers in zip(self._endpoints, self._results(sums, wait), strict=True):
             endpoint.start_run(int(np.bitwise_xor.reduce(numbers)))
 
     def _check_joined(self, plane: int, joining: JoiningSum, result: Words) -> None:
@@ -198,12 +210,22 @@ class SwitchSummation:
             shares.append((plane, submit(words[share], part.op, urgent=urgent, result=result[share])))
         return _Sum(shares, count, result, part.check)
 
-    def _results(self, sums: Sequence[_Sum]) -> list[Words]:
-        """Wait for all shares; check every part as soon as its last share is there."""
+    def _results(self, sums: Sequence[_Sum], wait: JoinWait | None = None) -> list[Words]:
+        """Wait for all shares; check every part as soon as its last share is there.
+
+        wait: the wait for workers that still start, in the first sum.
+        """
         waiting = {share: one for one in sums for share in one.shares}
         while waiting:
-            for plane, event in self._exchange.run():
+            events, now = self._exchange.run(), time.monotonic()
+            if wait is not None:
+                wait.tell(self._endpoints[next(iter(waiting))[0]].stalled(now), now)
+            for plane, event in events:
                 with in_plane(plane, self.planes):
+                    if isinstance(event, Stalled) and wait is not None:
+                        if wait.outlasts(event, now):
+                            continue
+                        event = wait.whole(event, now)
                     if isinstance(event, Stalled):
                         raise StalledError(str(event))
                     if isinstance(event, WorkerLeft):
@@ -234,11 +256,22 @@ class SwitchSummation:
         """Packets that the kernel dropped because this process did not read them in time."""
         return sum(link.overruns for link in self._links)
 
+    @property
+    def _inherited(self) -> bool:
+        """Whether this process is a child that was forked after the connection was made."""
+        return os.getpid() != self._process_id
+
     def close(self) -> None:
-        """Wait, at most `timers.linger`, until every worker has every result; then free the ports."""
+        """Wait, at most `timers.linger`, until every worker has every result; then free the ports.
+
+        In a forked child, only close its own descriptors: the job goes on in the parent.
+        """
         if self._closed:
             return
         self._closed = True
+        if self._inherited:
+            self._open.close()
+            return
         try:
             if not self._broken:
                 for endpoint in self._endpoints:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.transport.layout import Words, compiled
-from peelsum.wire.datagrams import BatchSocket
+from peelsum.wire.datagrams import REPORTED, BatchSocket
 from peelsum.wire.system_calls import AGAIN, NO_BUFFERS, NO_WAIT, errno, is_late, poll, receive, seconds, send
 
 #: Packets taken from the sender at once.
@@ -94,13 +94,14 @@ def sent(wire: Wire, own: Words) -> int:
 @compiled
 def _sent_once(descriptor: int, address: int, size: int) -> int:
     """Send bytes by one system call; return 0 or the error number."""
+    problem = 0
     for _ in range(2):
         if send(descriptor, address, size, NO_WAIT) >= 0:
-            break
+            return 0
         problem = errno()
-        if not is_late(problem):  # else this datagram was not sent yet
-            return problem
-    return 0
+        if not is_late(problem) and problem not in REPORTED:  # else this datagram was not sent yet
+            break
+    return 0 if is_late(problem) else problem
 
 
 @compiled
@@ -108,6 +109,8 @@ def received(wire: Wire) -> int:
     """Receive one datagram into `wire.received`; return its packets, NOTHING, or an error below that."""
     size = 4 * wire.scratch.shape[1]
     got = receive(wire.descriptor, wire.message)
+    while -got in REPORTED:
+        got = receive(wire.descriptor, wire.message)
     if got < 0:
         return NOTHING if got == -AGAIN else NOTHING + got
     wire.heard_at[0] = seconds(wire.clock)

@@ -13,6 +13,8 @@ _WORD, _GOLDEN = 0xFFFFFFFF, 0x9E3779B1
 _SUM, _RESEND, _RESULT = 1, 2, 3
 #: Later results after which a chunk counts as lost (ATP, section 3.4).
 _LATER = 3
+#: Slots of ATP's switch (its aggregators), as published.
+ATP_SLOTS = 40_000
 
 
 class PoolWorker:

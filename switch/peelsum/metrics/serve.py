@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import BoundedSemaphore, Thread
+from threading import Lock, Thread
 from typing import Any, Self
 
+from peelsum.forks import keep_from_children
 from peelsum.metrics.catalogue import Metric
 from peelsum.metrics.values import Values
 from peelsum.tls import Identity, require_tls
 
-#: Most clients at once, and seconds that each has to ask.
+#: Most clients at once, and seconds of silence after which one is closed.
 MOST_CLIENTS, ASK_S = 8, 5.0
 
 
@@ -53,6 +55,7 @@ class MetricsServer:
         except OSError as error:
             host, port = address
             raise MetricsError(f"metrics: {host}:{port}: {error.strerror}; choose another") from None
+        keep_from_children(self._server)
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         scheme = "http" if identity is None else "https"
         #: Where the metrics are.
@@ -100,29 +103,56 @@ class _Server(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.registry = registry
         self._tls = None if identity is None else identity.context(server=True)
-        self._free = BoundedSemaphore(MOST_CLIENTS)
+        # The connections, by age, and whether each has asked. Other threads change it, too.
+        self._clients: dict[Any, bool] = {}
+        self._changing = Lock()
         super().__init__(address, _Handler)
 
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection. The base class skips it on OSError, as for a client that has gone already."""
+        request, client_address = super().get_request()
+        request.settimeout(ASK_S)
+        if self._tls is not None:
+            request = self._tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        return request, client_address
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
+        with self._changing:
+            room = len(self._clients) < MOST_CLIENTS or self._make_room()
+            if room:
+                self._clients[request] = False
+        if room:
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+    def _make_room(self) -> bool:
+        """Close the oldest connection that has not asked, so that strangers cannot keep scrapers out."""
+        silent = next((client for client, asked in self._clients.items() if not asked), None)
+        if silent is None:
+            return False
+        del self._clients[silent]
+        with suppress(OSError):
+            socket.socket.shutdown(silent, socket.SHUT_RDWR)  # its thread then closes it
+        return True
+
+    def asks(self, request: Any) -> None:
+        """Note that a client has asked, and is to be answered."""
+        with self._changing:
+            if request in self._clients:
+                self._clients[request] = True
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection, which then no longer counts."""
+        with self._changing:
+            self._clients.pop(request, None)
+        super().shutdown_request(request)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        request.settimeout(ASK_S)
         if self._tls is not None:
             # Here, in the client's thread, so that one that never shakes hands keeps nobody waiting.
-            with self._tls.wrap_socket(request, server_side=True) as secured:
-                super().finish_request(secured, client_address)
-        else:
-            super().finish_request(request, client_address)
+            request.do_handshake()
+        super().finish_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that leave or send nonsense."""
@@ -137,6 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] != "/metrics":
             self.send_error(404, "the metrics are at /metrics")
             return
+        self.server.asks(self.connection)
         encoder, content_type = choose_encoder(self.headers.get("Accept", ""))
         body = encoder(self.server.registry)
         self.send_response(200)

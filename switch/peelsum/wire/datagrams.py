@@ -36,6 +36,17 @@ _OVERHEAD_IN_BURSTS = 100
 _OVERHEAD_ALONE = 1280
 _CMSG_SPACE = socket.CMSG_SPACE(4) if hasattr(socket, "CMSG_SPACE") else 0
 _FULL = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS)
+#: Errors of a connected socket that may report an ICMP message about an earlier datagram. Strangers can send
+#: one, so an error counts only if the next call has it, too.
+REPORTED = (
+    errno.ENONET,
+    errno.EPROTO,
+    errno.EMSGSIZE,
+    errno.ENOPROTOOPT,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+)
 #: How a kernel or a network device says that it will not segment after all.
 _NO_OFFLOAD = (errno.EINVAL, errno.EIO, errno.EMSGSIZE, errno.EOPNOTSUPP)
 
@@ -256,6 +267,10 @@ class BatchSocket:
                 return None
             except (ConnectionError, InterruptedError):
                 continue  # Reports that an earlier datagram of ours was not received.
+            except OSError as error:
+                if error.errno not in REPORTED:
+                    raise
+                continue
             if not got:
                 return 0, source
             segment = struct.unpack("=i", ancillary[0][2])[0] if ancillary else got
@@ -266,6 +281,7 @@ class BatchSocket:
 
     def _send(self, data: memoryview, address: Address | None) -> int:
         """Send with one system call; return 0 or the errno."""
+        problem = 0
         for _ in range(2):
             try:
                 if address is None:
@@ -273,11 +289,14 @@ class BatchSocket:
                 else:
                     self._sock.sendto(data, address)
             except ConnectionError:
-                continue  # Reports that an earlier datagram was not received; this one was not sent yet.
+                problem = 0  # Reports that an earlier datagram was not received; this one was not sent yet.
             except OSError as error:
-                return error.errno or errno.EIO
-            return 0
-        return 0
+                problem = error.errno or errno.EIO
+                if problem not in REPORTED:
+                    break
+            else:
+                return 0
+        return problem
 
 
 def _option(sock: socket.socket, level: int, option: int, value: int) -> bool:

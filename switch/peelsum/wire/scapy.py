@@ -1,8 +1,8 @@
 """A Scapy layer for peelsum packets, to inspect captures and to forge packets.
 
 It is written from docs/reference/protocol.md alone, without `peelsum.wire.format`, so that a test can
-compare the two. Scapy is GPL-2.0 and optional (`pip install 'peelsum[scapy]'`). Nothing else in the project
-imports it or this module.
+compare the two. Scapy is GPL-2.0 and optional (the extra `scapy`). Nothing else in the project imports it or
+this module.
 """
 
 from __future__ import annotations

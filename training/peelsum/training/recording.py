@@ -1,7 +1,8 @@
 """Record traces of the models' training, all workers in one process.
 
 All workers have the same parameters, so one model computes their gradients, one worker after the other; the
-optimizer gets their average. Buckets are those that DistributedDataParallel makes at first.
+optimizer gets their average. Buckets are those that DistributedDataParallel makes at first. Times are of
+one processor's work, which other programs on the machine hardly change, unlike the wall clock's.
 """
 
 from __future__ import annotations
@@ -25,9 +26,20 @@ def record(
 ) -> list[Trace]:
     """Train for `steps` steps; return the trace of each worker. `tell` is called after each step.
 
-    `ready_s` is the time of one worker's pass, with the optimizer of the step before. Needs torch with
-    torch.distributed.
+    `ready_s` is the processor time of one worker's pass, on one thread of torch, with the optimizer of the
+    step before. Needs torch with torch.distributed.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _record(task, workers, steps, seed, values, tell)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _record(
+    task: Task, workers: int, steps: int, seed: int, values: bool, tell: Callable[[int], None]
+) -> list[Trace]:
     recorders = [Recorder(task.name, worker, workers, values=values) for worker in range(workers)]
     batches = [task.batches(worker, workers, seed) for worker in range(workers)]
     optimizer, buckets = task.optimizer(task.model.parameters()), _buckets(task.model)
@@ -47,11 +59,11 @@ def record(
                 for name, gradient in zip(used, gradients, strict=True):
                     sums[name] += gradient
             recorder.end_step()
-        began = time.perf_counter()
+        began = time.process_time()
         for name, parameter in parameters.items():
             parameter.grad = sums[name] / workers
         optimizer.step()
-        optimizing_s = time.perf_counter() - began
+        optimizing_s = time.process_time() - began
         tell(step + 1)
     return [recorder.trace() for recorder in recorders]
 
@@ -68,12 +80,12 @@ def _pass(
     ready_s: dict[str, float] = {}
     handles = []
     (batch,) = islice(batches, 1)
-    began = time.perf_counter()
+    began = time.process_time()
     for name, parameter in parameters.items():
         parameter.grad = None
 
         def note(_: torch.Tensor, name: str = name) -> None:
-            ready_s[name] = time.perf_counter() - began
+            ready_s[name] = time.process_time() - began
 
         if parameter.requires_grad:
             handles.append(parameter.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]

@@ -19,7 +19,7 @@ It uses all cores: encoding divides the blocks among them, and peeling the lanes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -167,14 +167,21 @@ class LhcLayout:
         return self.lanes // strip * element // max(elements, 1) * strip
 
 
-def smallest_lhc(positions: NDArray[np.int64], elements: int, seed: int = 0) -> LhcLayout | None:
+def smallest_lhc(
+    positions: NDArray[np.int64],
+    elements: int,
+    seed: int = 0,
+    *,
+    lanes: int = LHC_LANES,
+    index_bits: Literal[1, 4] = 4,
+) -> LhcLayout | None:
     """Return the smallest layout, in steps of 5 %, that recovers all non-zeros, or None.
 
     The search begins with as many rows as the heaviest lane has candidates, and ends at one cell per element.
     """
-    layout = LhcLayout(1, seed)
+    layout = LhcLayout(1, seed, lanes, index_bits)
     rows = max(layout.heaviest_lane(positions), 1)
-    while (layout := LhcLayout(rows, seed)).cells <= max(elements, LHC_LANES):
+    while (layout := replace(layout, rows=rows)).cells <= max(elements, lanes):
         if not layout.peeled(positions).left:
             return layout
         rows = max(rows + 1, int(rows * _ROWS_STEP))

@@ -20,7 +20,7 @@ from peelsum.allreduce import Allreduce, LocalSummation, StepResult
 from peelsum.codec import exponent_words, kernels, largest_exponent_field, scale_for
 from peelsum.training import ModelName, make_task
 
-Way = Literal["float32", "one scale", "blocks", "two limbs"]
+Way = Literal["float32", "one scale", "blocks"]
 MODELS: tuple[ModelName, ...] = ("ncf", "lstm", "bert")
 DEFAULT_STEPS = (0, 60, 300)
 QUICK_STEPS = (0, 5)
@@ -46,8 +46,8 @@ class PrecisionRow:
     way: str
     """One of `Way`.
 
-    "float32" adds float32 in the workers' order; "one scale" is fixed point with one scale a tensor; "blocks"
-    is the default, and "two limbs" the allreduce with `limbs=2`.
+    "float32" adds float32 in the workers' order; "one scale" is fixed point with one scale a tensor, "blocks"
+    the allreduce.
     """
     sums: int
     """Elements whose exact sum is not zero."""
@@ -115,8 +115,7 @@ def rows_of(model: str, step: int, gradients: Gradients) -> Iterator[PrecisionRo
     by_way: dict[Way, dict[str, _Summed]] = {
         "float32": {name: _Summed(_in_sequence(arrays), 0, 0) for name, arrays in used.items()},
         "one scale": {name: _Summed(_one_scale(arrays), 0, 0) for name, arrays in used.items()},
-        "blocks": _allreduced(used, limbs=1),
-        "two limbs": _allreduced(used, limbs=2),
+        "blocks": _allreduced(used),
     }
     for name in [*used, "all"]:
         these = list(used) if name == "all" else [name]
@@ -156,13 +155,13 @@ def _one_scale(arrays: Sequence[Floats]) -> Floats:
     return result
 
 
-def _allreduced(gradients: Gradients, limbs: int) -> dict[str, _Summed]:
+def _allreduced(gradients: Gradients) -> dict[str, _Summed]:
     """Return the sums of the second of two equal steps, whose forms follow from the first one's densities."""
     workers = len(next(iter(gradients.values())))
     group = LocalSummation.group(workers, _LANES)
 
     def work(rank: int) -> StepResult:
-        reduce = Allreduce(group[rank], limbs=limbs)
+        reduce = Allreduce(group[rank])
         own = {name: arrays[rank] for name, arrays in gradients.items()}
         reduce.sum(own)
         return reduce.sum(own)

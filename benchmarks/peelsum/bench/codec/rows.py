@@ -274,10 +274,10 @@ def fewest_words(form: Form, index: str, elements: int, seen: Seen, settings: Se
     """Return the choice for this form and index, with the parameters that need the fewest words."""
     if form == "compact":
         words = BitmapIndex().words(elements) + seen.candidates
-        return with_scales(Choice("compact", BitmapIndex()), elements, words, settings)
+        return with_scales(Choice("compact", BitmapIndex()), elements, words)
     if form == "sketch_after":
         words = BitmapIndex().words(elements) + settings.cells(seen.candidates, ahead=False) * seen.candidates
-        return with_scales(Choice("sketch", BitmapIndex()), elements, words, settings)
+        return with_scales(Choice("sketch", BitmapIndex()), elements, words)
     found = candidates(elements, seen, settings, predict=False)
     if form == "auto":
         return min(found, key=lambda one: one.words).choice

@@ -73,7 +73,7 @@ def one_step(
         encode_s += clock() - started
         words += ored.size + added.size
         # Words added after the sketch are those of the left-over.
-        left += added.size // settings.limbs if sketched else 0
+        left += added.size if sketched else 0
         sketched = sketched or (choice.form == "sketch" and added.size > 0)
         sums = Sums(ored.copy(), added.copy())
         started = clock()

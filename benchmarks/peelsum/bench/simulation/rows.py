@@ -11,8 +11,7 @@ import numpy as np
 
 from peelsum.allreduce import Settings
 from peelsum.allreduce.costs import Seen, candidates
-from peelsum.bench.codec.lhc import smallest_lhc
-from peelsum.bench.simulation.sparse import LANES, omnireduce
+from peelsum.bench.simulation.sparse import LANES, lhc_words, omnireduce
 from peelsum.simulation import Job, NetworkSection, Scenario, TimersSection, simulate
 from peelsum.simulation.collectives import COLLECTIVES
 from peelsum.simulation.cost_model import (
@@ -26,7 +25,7 @@ from peelsum.simulation.cost_model import (
 )
 from peelsum.simulation.flows import run_collective
 from peelsum.simulation.slot_model import run_protocol
-from peelsum.simulation.slot_protocols import PROTOCOLS
+from peelsum.simulation.slot_protocols import ATP_SLOTS, PROTOCOLS
 
 #: Timers for round trips of microseconds, in place of those for a host's system calls.
 QUICK = TimersSection(
@@ -173,10 +172,11 @@ def loss_rows(
     algorithms: Sequence[str] = ("peelsum", "switchml", "atp", "ring"),
     workers: int = 8,
 ) -> Iterator[Row]:
-    """Yield goodput against loss on every link; peelsum also with its default timers."""
+    """Yield goodput against loss on every link; peelsum also with its default timers, ATP with its slots."""
     for loss in losses:
         for algorithm in algorithms:
-            yield measured(scenario_of(workers, loss=loss), algorithm)
+            scenario = scenario_of(workers, loss=loss)
+            yield measured(_with_slots_of_atp(scenario) if algorithm == "atp" else scenario, algorithm)
         yield measured(scenario_of(workers, loss=loss, quick=False), "peelsum")
 
 
@@ -185,9 +185,9 @@ def density_rows(
 ) -> Iterator[Row]:
     """Yield the network's time of sparse sums by encoding; no time of encoding or decoding is in it.
 
-    peelsum's words are those of its planner's smallest form, LHC's those of the smallest layout that recovers
-    everything. OmniReduce sends blocks of 256 elements, with the fastest number of STREAMS. all_gather sends
-    indices and values.
+    peelsum's words are those of its planner's smallest form. LHC's are those of its program's layout, and of
+    the best that its paper allows ("lhc_best"), in the smallest table that recovers everything. OmniReduce
+    sends blocks of 256 elements, with the fastest number of STREAMS. all_gather sends indices and values.
     """
     shortest = measured(scenario_of(workers, elements=1), "peelsum")
     for density in densities:
@@ -196,11 +196,12 @@ def density_rows(
         union = np.flatnonzero(supports.any(0))
         seen = Seen.uniform(elements, len(union) / elements)
         best = min(candidates(elements, seen, Settings(), predict=False), key=lambda one: one.words)
-        lhc = smallest_lhc(union, elements)
+        lhc, lhc_best = (lhc_words(way, union, elements) for way in ("lhc", "lhc_best"))
         mine = int(supports.sum(1).max())
         for algorithm, runs, words in (
             ("peelsum", "peelsum", math.ceil(best.words)),
-            ("lhc", "peelsum", lhc.words(elements) if lhc else elements),
+            ("lhc", "peelsum", lhc.words if lhc else elements),
+            ("lhc_best", "peelsum", lhc_best.words if lhc_best else elements),
             ("dense", "peelsum", elements),
             ("ring", "ring", elements),
             ("all_gather", "all_gather", 2 * mine),
@@ -236,8 +237,9 @@ def slots_rows(
     """Yield the share summed in the switch against its slots, for a window of 8,192 chunks.
 
     The links are long (15 us each) and chunks short (8 lanes), so that many chunks are under way. The models
-    have one job.
+    have one job. ATP has a row with the slots of its paper.
     """
+    yield measured(_with_slots_of_atp(_long_links(slots[0], 1)), "atp")
     for count in jobs:
         for number in slots:
             scenario = _long_links(number, count)
@@ -252,6 +254,11 @@ def _long_links(slots: int, jobs: int) -> Scenario:
     job = Job(workers=2, elements=8 * 3 * window, window=window, initial_window=window, timers=QUICK)
     network = NetworkSection(delay_us=15.0, queue=1 << 17, mark_from=1 << 17)
     return Scenario(lanes=8, slots=slots, network=network, jobs=(job,) * jobs)
+
+
+def _with_slots_of_atp(scenario: Scenario) -> Scenario:
+    """Return the scenario with the published slots of ATP's switch, which are not a power of two as ours."""
+    return scenario.model_copy(update={"slots": ATP_SLOTS})
 
 
 @dataclass(frozen=True)

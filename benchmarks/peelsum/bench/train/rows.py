@@ -57,8 +57,6 @@ class Request:
     device: str = "cpu"
     """"cpu", or "cuda" for a GPU that all workers share: the model trains there, and gradients are encoded
     there."""
-    graphs: bool = False
-    """Whether the hook captures its launches on the GPU in CUDA graphs."""
 
 
 class Watch:

@@ -63,8 +63,6 @@ class Job:
     top_k: float | None
     device: str
     """"cpu" or "cuda"."""
-    graphs: bool = False
-    """Whether the hook captures launches in CUDA graphs."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,6 @@ class Trainer:
                 sparsifier=sparsifier,
                 joined=sparsifier is not None,
                 implementation="gpu" if on_gpu else "cpu",
-                graphs=on_gpu and job.graphs,
             )
         self._recorder = Recorder(self._sum)
         # DDP reads a hook's annotations, which an object lacks.

@@ -45,9 +45,6 @@ def train(
     ] = False,
     cpu: Annotated[bool, typer.Option(help="Compare CPU time, without rates.")] = False,
     device: Annotated[str, typer.Option(help="cpu, or cuda: one GPU that all workers share.")] = "cpu",
-    graphs: Annotated[
-        bool, typer.Option(help="With --device cuda: capture the hook's launches in CUDA graphs.")
-    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the model and its batches.")] = 0,
     json: Json = False,
 ) -> None:
@@ -69,11 +66,7 @@ def train(
     if chosen is None:
         raise typer.BadParameter(f"--model: {model!r} is unknown; use one of {', '.join(MODELS)}")
     rates = tuple(_rate(text) for text in gbps.split(","))
-    if graphs and device == "cpu":
-        raise typer.BadParameter("--graphs: is for launches on a GPU; use --device cuda with it")
-    request = bench.Request(
-        chosen, workers, rates, small, data, steps, warm_ups, seed, top_k, cpu, device, graphs
-    )
+    request = bench.Request(chosen, workers, rates, small, data, steps, warm_ups, seed, top_k, cpu, device)
     with measuring(TopologyError, TrainingDataError, NoDeviceError, json=json):
         if densities:
             _show_densities(request, json=json)

@@ -26,8 +26,10 @@ from peelsum.control.job_tables import close_job
 from peelsum.control.opening import program_files
 from peelsum.control.plan import SwitchPlan
 from peelsum.control.racks import parse_description
+from peelsum.control.sections import MAX_JOB_ID
 from peelsum.control.session import pipeline_schema
 from peelsum.tls import Identity
+from peelsum.wire import RESERVED_JOB_ID
 
 #: Polls in a row that must see no primary before a backup takes over from one that did not resign.
 _FREE_POLLS = 2
@@ -219,14 +221,14 @@ class Cluster:
     def admit(self, text: str, source: str = "job description", token: str = "") -> dict[str, Any]:
         """Admit a job, or admit it again, in a new generation; return what its participants must know.
 
-        token: what later changes of this job need; empty for none. Raises ControlError. If that was a switch,
-        a job that was admitted before goes on in its generation.
+        token: what later changes of this job need; empty for none. Raises ControlError, or ValueError for a
+        token that is not text. After a switch's error, a job that was admitted before goes on as before.
         """
         with self._changing:
             epoch = self._leading()
-            described = parse_description(text, source)
+            described, digest = parse_description(text, source), _digest(token)
             job_id, plans = described.job.id, described.plans()
-            known = self._permitted(job_id, token)
+            known = self._permitted(job_id, digest)
             switches = [self._switch_of(plan) for plan in plans]
             with _locked(switches), _doubted_after_errors(switches):
                 for switch in switches:
@@ -239,7 +241,7 @@ class Cluster:
                     self._clock(),
                     known=[known.generation] if known else [],
                 )
-                job = StoredJob(job_id, True, admitted.generation, text, _digest(token))
+                job = StoredJob(job_id, True, admitted.generation, text, digest)
                 self._store.admit(epoch, job)
         text = f"job: {job_id}: admitted in generation {admitted.generation}"
         self.events.tell(Event("admitted", text, job_id, admitted.generation))
@@ -248,11 +250,13 @@ class Cluster:
     def evict(self, job_id: int, token: str = "") -> dict[str, Any]:
         """Evict a job; return the switches that are away, and will follow when they are up, as `waiting`.
 
-        Raises ControlError if it is not admitted, or has another token.
+        Raises ControlError if it is not admitted, or has another token, ValueError for no number of a job.
         """
+        if not RESERVED_JOB_ID < job_id <= MAX_JOB_ID:
+            raise ValueError(f"job_id: {job_id}: is no number of a job; use 1 to {MAX_JOB_ID}")
         with self._changing:
             epoch = self._leading()
-            known = self._permitted(job_id, token)
+            known = self._permitted(job_id, _digest(token))
             if known is None or not known.admitted:
                 others = ", ".join(str(job.job_id) for job in self._store.jobs()) or "none"
                 raise ControlError(f"job: {job_id}: is not admitted; admitted: {others}")
@@ -311,10 +315,10 @@ class Cluster:
             raise BackupError(self._store.leader().address)
         return self._epoch
 
-    def _permitted(self, job_id: int, token: str) -> StoredJob | None:
+    def _permitted(self, job_id: int, digest: str) -> StoredJob | None:
         """Return the job as it was last admitted. Raises ControlError if its token is another."""
         known = self._store.job(job_id)
-        if known and known.token and not hmac.compare_digest(known.token, _digest(token)):
+        if known and known.token and not hmac.compare_digest(known.token, digest):
             raise ControlError(f"job: {job_id}: was admitted with a token; give --token FILE with the same")
         return known
 
@@ -349,7 +353,10 @@ def _place(plan: SwitchPlan) -> tuple[str, int]:
 
 
 def _digest(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest() if token else ""
+    try:
+        return hashlib.sha256(token.encode()).hexdigest() if token else ""
+    except UnicodeEncodeError:
+        raise ValueError("token: is not Unicode text; make one: peelsum certificates token FILE") from None
 
 
 def _closed(switch: ManagedSwitch, epoch: int, job: StoredJob) -> bool:

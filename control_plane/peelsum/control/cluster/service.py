@@ -130,8 +130,10 @@ def _abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
             code = grpc.StatusCode.ABORTED
         case ControlError() | TlsError():
             code = grpc.StatusCode.FAILED_PRECONDITION
-        case ValueError():
+        case ValueError() | RecursionError():  # the latter for lists of lists of lists, in JSON or TOML
             code = grpc.StatusCode.INVALID_ARGUMENT
         case _:
             code = grpc.StatusCode.INTERNAL
-    context.abort(code, " ".join(str(error).split())[:1000] or type(error).__name__)
+    # Half a character, as in a file's name that is not UTF-8, cannot be sent.
+    said = " ".join(str(error).split()).encode(errors="backslashreplace").decode()
+    context.abort(code, said[:1000] or type(error).__name__)

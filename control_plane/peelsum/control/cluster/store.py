@@ -173,10 +173,11 @@ class Store:
             self._file.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._file.execute("COMMIT")
             except BaseException:
-                self._file.execute("ROLLBACK")
+                if self._file.in_transaction:  # after some errors, as of a full disk, SQLite has rolled back
+                    self._file.execute("ROLLBACK")
                 raise
-            self._file.execute("COMMIT")
 
     @contextmanager
     def _reported(self) -> Iterator[None]:

@@ -27,6 +27,7 @@ def machine(emit: Emitter, part: Machine, write: Callable[[Block], None]) -> Non
         emit.line(f"visits = visits + {emit.constant(1)}")
         for number, block in enumerate(part.states):
             with emit.block(f"{'elif' if number else 'if'} state == {emit.constant(number)}:"):
+                emit.filled.clear()  # a loop comes back with other counts
                 write(block)
 
 

@@ -1,7 +1,8 @@
 """Writes code for header stacks.
 
-A stack's elements are ordinary headers; one variable per stack counts the filled ones. The code finds `next`
-by that variable when a packet is processed, so parsers may loop.
+A stack's elements are ordinary headers; one variable per stack counts the filled ones. Where every path of
+the parser has filled as many, `next` is one known element. Elsewhere, e.g. in a loop, the code finds it by
+the variable when a packet is processed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from peelsum.softswitch.compiler.emitter import Emitter
 def extract_next(emit: Emitter, stack: str) -> None:
     """Extract a stack's next element from the packet."""
     elements = emit.program.stacks[stack]
-    count = emit.stack_count(stack)
+    count, filled = emit.stack_count(stack), emit.filled.get(stack)
+    if filled is not None and filled < len(elements):
+        extract(emit, elements[filled])
+        emit.line(f"{count} = {emit.constant(filled + 1)}")
+        emit.filled[stack] = filled + 1
+        return
     stop_parser(emit, f"{count} == {emit.constant(len(elements))}", "StackOutOfBounds")
     for number, header in enumerate(elements):
         with emit.block(f"{'elif' if number else 'if'} {count} == {emit.constant(number)}:"):
@@ -23,6 +29,7 @@ def extract_next(emit: Emitter, stack: str) -> None:
 
 def push(emit: Emitter, stack: str, places: int) -> None:
     """Shift a stack's elements up; those shifted past its end are lost."""
+    emit.filled.pop(stack, None)
     elements = emit.program.stacks[stack]
     for number in range(len(elements) - 1, places - 1, -1):
         _move(emit, elements[number], elements[number - places])
@@ -35,6 +42,7 @@ def push(emit: Emitter, stack: str, places: int) -> None:
 
 def pop(emit: Emitter, stack: str, places: int) -> None:
     """Shift a stack's elements down; the first ones are lost."""
+    emit.filled.pop(stack, None)
     elements = emit.program.stacks[stack]
     kept = max(len(elements) - places, 0)
     for number in range(kept):
@@ -47,6 +55,7 @@ def pop(emit: Emitter, stack: str, places: int) -> None:
 
 def copy_stack(emit: Emitter, target: str, source: str) -> None:
     """Copy a stack from another of its type."""
+    emit.filled.pop(target, None)
     for to, header in zip(emit.program.stacks[target], emit.program.stacks[source], strict=True):
         _move(emit, to, header)
     emit.line(f"{emit.stack_count(target)} = {emit.stack_count(source)}")

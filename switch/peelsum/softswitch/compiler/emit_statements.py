@@ -190,13 +190,16 @@ class Statements:
     # --- branches ---------------------------------------------------------------------------------
 
     def _if(self, part: If, word: str = "if") -> None:
+        before = dict(self._emit.filled)
         with self._emit.block(f"{word} {self._emit.expressions.condition(part.condition)}:"):
             self.block(part.then)
+        then, self._emit.filled = self._emit.filled, before
         if len(part.orelse) == 1 and isinstance(part.orelse[0], If):
             self._if(part.orelse[0], "elif")
         elif part.orelse:
             with self._emit.block("else:"):
                 self.block(part.orelse)
+        self._emit.filled = dict(then.items() & self._emit.filled.items())
 
     # --- tables -----------------------------------------------------------------------------------
 

@@ -150,6 +150,7 @@ class SwitchWriter:
             emit.line(f"{hit} = False")
         for stack in self._program.stacks:
             emit.line(f"{emit.stack_count(stack)} = {emit.constant(0)}")
+        emit.filled = dict.fromkeys(self._program.stacks, 0)
 
     def _clear_unparsed(self) -> None:
         """Clear the arrays of headers that were not extracted; extraction would have filled them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import accumulate
 
 from peelsum.softswitch.compiler.emit_expressions import Expressions, Value, unsigned
 from peelsum.softswitch.compiler.emit_loads import load_bits
@@ -15,6 +16,10 @@ from peelsum.softswitch.program.operations import Element, Expr, FieldRef, Looka
 
 #: Python allows 100 levels of indentation.
 _DEPTH_LIMIT = 90
+#: Python allows 200 open brackets.
+_NESTING_LIMIT = 200
+#: Python takes 2.5 kB of memory for a line that it loads.
+_LINE_LIMIT = 300_000
 #: The variable with the packet's length, which add_header and remove_header update.
 CURRENT_SIZE = "current_size"
 
@@ -43,6 +48,8 @@ class Emitter:
         self._constants: dict[int, str] = {}
         self._temporaries = 0
         self.hits: dict[str, str] = {}
+        #: How many elements of a stack the parser has filled so far, if that is the same on every path.
+        self.filled: dict[str, int] = {}
         self._validities = _named("v_", (name for name, item in program.headers.items() if not item.metadata))
         self._stack_counts = _named("n_", program.stacks)
 
@@ -50,6 +57,13 @@ class Emitter:
 
     def line(self, text: str) -> None:
         """Append one line at the current depth."""
+        if len(text) > _NESTING_LIMIT and _nesting(text) > _NESTING_LIMIT:
+            raise UnsupportedConstruct("expression: nested too deeply; assign its parts to variables first")
+        if len(self.lines) >= _LINE_LIMIT:
+            raise UnsupportedConstruct(
+                f"program: takes more than {_LINE_LIMIT} lines of code; use shorter header stacks, "
+                "or fewer statements"
+            )
         self.lines.append("    " * self._depth + text)
 
     @contextmanager
@@ -210,6 +224,11 @@ class Emitter:
         if isinstance(target, FieldRef) and target in self._largest:
             return Value(value.text, 0, self._largest[target])
         return value
+
+
+def _nesting(text: str) -> int:
+    """Return how many brackets are open at once."""
+    return max(accumulate((letter in "([") - (letter in ")]") for letter in text))
 
 
 def _named(prefix: str, things: Iterable[str]) -> dict[str, str]:

@@ -43,5 +43,7 @@ def parse(document: Any, name: str) -> Program:
     except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
         raise BadProgram(f"{name}: incomplete BMv2 JSON ({error!r}); compile the program again") from error
     except RecursionError:
-        raise UnsupportedConstruct(f"{name}: branches nested too deeply; make tables of them") from None
+        raise UnsupportedConstruct(
+            f"{name}: branches or an expression nested too deeply; make tables or variables of parts"
+        ) from None
     return program

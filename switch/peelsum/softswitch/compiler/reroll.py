@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from peelsum.softswitch.compiler.flow import Apply, Block, If, Leave, Repeat, Statement
-from peelsum.softswitch.program.model import Program
+from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Program, Require, Verify
 from peelsum.softswitch.program.operations import (
     Element,
     Exit,
@@ -29,6 +29,9 @@ from peelsum.softswitch.program.operations import (
 MIN_TURNS = 4
 #: Longest loop body, in statements.
 MAX_PERIOD = 16
+
+#: Operations that may end the parser, which a `break` of a loop over lanes would not.
+_ENDING = (Extract, ExtractNext, Require, Advance, Verify)
 
 #: What can advance between iterations: (header, number of the field) or ("", number of the register).
 Place: TypeAlias = tuple[str, int]
@@ -103,7 +106,7 @@ class Roller:
             places.append(place)
             declared = self._program.headers[node.header].fields[place[1]]
             return "field", declared.bits, declared.signed
-        if isinstance(node, (Apply, Leave, Exit, Hit, Repeat)):
+        if isinstance(node, (Apply, Leave, Exit, Hit, Repeat, *_ENDING)):
             return "unique", id(node)  # equal to no other shape: control flow is not rolled
         if isinstance(node, tuple):
             return tuple(self._shape_of(part, places) for part in node)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import os
 import pickle
 import platform
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -20,17 +22,65 @@ from types import ModuleType
 from typing import Any
 
 from peelsum.softswitch.compiler.codegen import RUNTIME, Generated
+from peelsum.softswitch.errors import UnsupportedConstruct
 
 _HERE = Path(__file__).parent
 _BUILT_ON = ("native.py", "lookups.py", "queues.py", "hashes.py")
+_log = logging.getLogger("peelsum.switch")
+
+#: Most seconds that Numba may take for a program, by `seconds_to_compile`. It then needs less than 1 GB.
+MOST_SECONDS = 10.0
+
+
+def seconds_to_compile(source: str) -> float:
+    """Estimate the processor time that Numba takes to compile generated code, the same on every machine.
+
+    Numba follows variables from block to block, so that its time grows with the product of both. The factors
+    were fitted to programs that take 1 to 45 s.
+    """
+    words = sum(1 for _ in re.finditer(r"\w+", source))
+    blocks = source.count(":\n")
+    return 0.5 + 1.4e-3 * words + 2.8e-6 * words * blocks
+
+
+def machine_code(
+    generated: Generated, name: str, cache: Path | None = None
+) -> Callable[..., tuple[int, int]] | None:
+    """Return the generated function of program `name` as `through_numba` does.
+
+    Return None, and log why, if compiling it would take too long or Numba cannot.
+    """
+    seconds = seconds_to_compile(generated.source)
+    if seconds > MOST_SECONDS:
+        _log.warning(
+            "switch: interprets program %s, slowly: compiling it would take about %.1f s, more than %g s; "
+            "make lanes fields of one header with a register each, which become loops",
+            *(name, seconds, MOST_SECONDS),
+        )
+        return None
+    try:
+        return through_numba(generated, cache)
+    except RecursionError:
+        _log.warning(
+            "switch: interprets program %s, slowly: has too many branches in a row to compile; "
+            "make tables of them",
+            name,
+        )
+        return None
 
 
 def as_it_is(generated: Generated) -> Callable[..., tuple[int, int]]:
-    """Return the generated function in plain Python, e.g. for debugging."""
+    """Return the generated function in plain Python. Raises UnsupportedConstruct if Python cannot load it."""
     from peelsum.softswitch.runtime import plain
 
     names: dict[str, Any] = {name: getattr(plain, name) for name in RUNTIME}
-    exec(compile(generated.source, "<generated>", "exec"), names)
+    try:
+        exec(compile(generated.source, "<generated>", "exec"), names)
+    except (RecursionError, MemoryError):  # the latter if Python's parser ran out of levels
+        raise UnsupportedConstruct(
+            "program: has too many branches in a row; use shorter header stacks, or fewer parser states and "
+            "actions of a table"
+        ) from None
     return plain.main(names["run"])  # type: ignore[no-any-return]
 
 
@@ -39,9 +89,12 @@ def through_numba(generated: Generated, cache: Path | None = None) -> Callable[.
     text = _module_text(generated)
     folder = _usable(cache if cache is not None else _user_cache())
     if folder is not None:
-        # A cache that is broken, full or cannot be locked must cost only time.
-        with suppress(OSError, EOFError, ImportError, RuntimeError, pickle.UnpicklingError):
+        try:
             return _imported(_written(folder, text)).run  # type: ignore[no-any-return]
+        except RecursionError:
+            raise  # is not the cache's fault
+        except (OSError, EOFError, ImportError, RuntimeError, pickle.UnpicklingError):
+            pass  # a cache that is broken, full or cannot be locked must cost only time
     names: dict[str, Any] = {"__name__": "peelsum_uncached"}  # as which messages on compilation know it
     exec(compile(text.replace("CACHED = True", "CACHED = False"), "<generated>", "exec"), names)
     return names["run"]  # type: ignore[no-any-return]

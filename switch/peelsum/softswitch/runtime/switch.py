@@ -16,7 +16,7 @@ from peelsum.softswitch.compiler.codegen import generate
 from peelsum.softswitch.compiler.emit_again import COUNT, MOST_ITEMS, NEXT, REFUSED
 from peelsum.softswitch.errors import InvalidEntry, SoftswitchError
 from peelsum.softswitch.program.model import Program
-from peelsum.softswitch.runtime.compiled import as_it_is, through_numba
+from peelsum.softswitch.runtime.compiled import as_it_is, machine_code
 from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.locks import FairLock
 from peelsum.softswitch.runtime.native import Entry
@@ -43,7 +43,8 @@ class State(NamedTuple):
 class Switch:
     """A running program and its state, which is initially zero and without entries.
 
-    mode: "numba" runs machine code, "python" runs the generated text, thousands of times slower.
+    mode: "numba" runs machine code, "python" runs the generated text, thousands of times slower. A program
+    that would take too long to compile is run as text, too, and `mode` says so.
     roll: False leaves loops over lanes unrolled, for comparison.
     cache: the folder for machine code, by default in the user's cache folder.
     queues: frames that leave by one of their ports pass through its queue.
@@ -62,7 +63,6 @@ class Switch:
         if mode not in ("numba", "python"):
             raise SoftswitchError(f"mode: {mode!r} is unknown; use 'numba' or 'python'")
         self.program = program
-        self.mode = mode
         self.lock = FairLock()
         self._generated = generated = generate(program, roll, queues is not None)
         places = generated.places
@@ -92,9 +92,11 @@ class Switch:
         self._scratch: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._queues = (queues or Queues({})).memory
         self._out = Room()
-        self._run = as_it_is(generated) if mode == "python" else through_numba(generated, cache)
+        code = machine_code(generated, program.name, cache) if mode == "numba" else None
+        self.mode = "python" if code is None else "numba"
+        self._run = as_it_is(generated) if code is None else code
         #: For compiled loops; None if the program is not compiled, or packets may go through it again.
-        self.entry = Entry(self._run) if mode == "numba" and not generated.again else None
+        self.entry = None if code is None or generated.again else Entry(code)
         #: The most bytes by which a frame grows.
         self.growth = generated.growth
 

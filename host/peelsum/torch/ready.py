@@ -1,0 +1,91 @@
+"""Makes the ranks of a group wait for each other at a start, through the group's store.
+
+Ranks take different times: one compiles for minutes, others find compiled code. A sum that began before all
+are ready would take the slow rank for a dead one.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol, TypeVar
+
+from peelsum.torch.errors import HookError
+from peelsum.transport.joining import JOIN, TELL_AFTER_S, join_limit_s
+
+T = TypeVar("T")
+_PAUSE_S = 0.05
+#: At most so many ranks are named in a message.
+_NAMED = 8
+_log = logging.getLogger("peelsum")
+
+
+class Store(Protocol):
+    """A `torch.distributed.Store`, which all ranks of a group read and write."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def add(self, key: str, amount: int) -> int: ...
+    def check(self, keys: list[str]) -> bool: ...
+
+
+def numbered(store: Store, what: str, rank: int) -> str:
+    """Return a key prefix that is the same on all ranks of the store's group, and new at every call.
+
+    Each rank counts in the store: what its process did in other groups, or earlier stores, changes nothing.
+    """
+    return f"peelsum/{what}/{store.add(f'peelsum/{what} of rank {rank}', 1)}"
+
+
+def when_all_are_ready(store: Store, rank: int, ranks: int, work: Callable[[], T]) -> T:
+    """Return the result of `work`, once it has succeeded on every rank.
+
+    Raises what it raises here, or HookError soon after it has failed on another rank. Raises HookError, too,
+    if a rank takes longer than `join_limit_s`. The result is then left by its `__exit__`, if it has one.
+    """
+    if ranks == 1:
+        return work()
+    key = numbered(store, "ready", rank)
+    try:
+        limit_s, done = join_limit_s(), work()
+    except BaseException as error:
+        with suppress(Exception):  # of a store that is gone: the first error counts
+            store.set(f"{key}/failed", f"rank {rank} failed at the start: {type(error).__name__}: {error}")
+        raise
+    try:
+        store.set(f"{key}/{rank}", "")
+        _wait(store, key, ranks, limit_s)
+    except BaseException:
+        if leave := getattr(done, "__exit__", None):
+            leave(*sys.exc_info())
+        raise
+    return done
+
+
+def _wait(store: Store, key: str, ranks: int, limit_s: float) -> None:
+    since, told = time.monotonic(), False
+    everybody, failed = [f"{key}/{rank}" for rank in range(ranks)], f"{key}/failed"
+    while not store.check(everybody):
+        waited = time.monotonic() - since
+        if store.check([failed]):
+            raise HookError(f"start: {store.get(failed).decode()}")
+        if waited >= limit_s:
+            raise HookError(
+                f"start: {_missing(store, everybody)} not ready after {limit_s:g} s; see whether it is "
+                f"running, or allow more time by {JOIN}"
+            )
+        if waited >= TELL_AFTER_S and not told:
+            told = True
+            text = "start: %s not ready, it may still compile; waiting up to %g s"
+            _log.warning(text, _missing(store, everybody), limit_s)
+        time.sleep(_PAUSE_S)
+
+
+def _missing(store: Store, keys: list[str]) -> str:
+    missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+    if len(missing) > _NAMED:
+        missing[_NAMED:] = [f"{len(missing) - _NAMED} more"]
+    return f"rank {', '.join(missing)} {'is' if len(missing) == 1 else 'are'}"

@@ -1,0 +1,61 @@
+"""The wait for workers that still start, e.g. compile, before the job's first sum: longer than a stall."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from dataclasses import replace
+
+from peelsum.transport.errors import TransportConfigError
+from peelsum.transport.events import Stalled, named
+
+#: Environment variable with the seconds that workers wait for each other at a start.
+JOIN = "PEELSUM_JOIN_S"
+#: The default: several times what compiling takes on a slow machine.
+_JOIN_S = 600.0
+#: Seconds of waiting after which a warning names who is missing.
+TELL_AFTER_S = 2.0
+_log = logging.getLogger("peelsum")
+
+
+def join_limit_s() -> float:
+    """Return how long workers wait for each other at a start, by the environment.
+
+    Raises TransportConfigError unless the variable is a number of seconds above 0.
+    """
+    given = os.environ.get(JOIN, str(_JOIN_S))
+    try:
+        limit_s = float(given)
+    except ValueError:
+        limit_s = math.nan
+    if not 0 < limit_s < math.inf:
+        raise TransportConfigError(f"{JOIN}: {given!r} is not a time to wait; give seconds above 0")
+    return limit_s
+
+
+class JoinWait:
+    """One worker's wait for the others, which began at `now`, for at most `limit_s` seconds."""
+
+    def __init__(self, worker_id: int, limit_s: float, now: float) -> None:
+        self._worker_id, self._limit_s, self._since = worker_id, limit_s, now
+        self._told = False
+
+    def tell(self, wait: Stalled, now: float) -> None:
+        """Log once who is missing, if the wait takes long."""
+        if not self._told and now - self._since >= TELL_AFTER_S and self._others(wait):
+            self._told = True
+            missing = named(wait.missing_workers, (), wait.racks)
+            text = "job %d: worker %s has not joined, it may still be starting; waiting up to %g s"
+            _log.warning(text, wait.job_id, missing, self._limit_s)
+
+    def outlasts(self, stall: Stalled, now: float) -> bool:
+        """Return whether to wait on. A server that names nobody else is not answering: that is no start."""
+        return self._others(stall) and now - self._since < self._limit_s
+
+    def whole(self, stall: Stalled, now: float) -> Stalled:
+        """Return the stall with the time of the whole wait."""
+        return replace(stall, seconds=now - self._since)
+
+    def _others(self, wait: Stalled) -> bool:
+        return bool(set(wait.missing_workers) - {self._worker_id})

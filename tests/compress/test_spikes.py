@@ -1,0 +1,218 @@
+"""One gradient that is far too large harms its own elements, and only until it has been sent."""
+
+from __future__ import annotations
+
+import copy
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from compressors import COMPRESSORS, Books, Workers, exactly, kept
+
+from peelsum.compress import (
+    Brain,
+    CompressedSum,
+    Compressor,
+    Dense,
+    Half,
+    Indexed,
+    Int8Blocks,
+    Memory,
+    NaturalCompression,
+    PackedIntegers,
+    RandomK,
+    Single,
+    StarTopK,
+    Threshold,
+    TopK,
+    VarTopK,
+)
+
+SIZES = {"a": 40, "b": 23}
+SPIKES = [1e6, 1e9, 1e12, 1e30]
+#: Until a spike has been sent, in parts of as few as 8 bits.
+STEPS = 100
+WHERE = ["one element", "one tensor", "all"]
+#: Those that send most of what they are offered, so that a spike has soon been sent.
+SOON = [
+    TopK(0.5),
+    TopK(0.5, per="bucket"),
+    Indexed(TopK(0.5)),
+    RandomK(0.5),
+    RandomK(0.5, seeds="own"),
+    Threshold(1e-3),
+    StarTopK(0.5),
+    VarTopK(0.5),
+    Dense(),
+    Single(),
+    Half(),
+    Brain(),
+    Int8Blocks(16),
+    NaturalCompression(),
+    PackedIntegers(16),
+]
+
+
+def gradients(step, workers=2, spike=None, where="all"):
+    """Of every worker: standard normal, the same in every run; times `spike` at some elements."""
+    given = []
+    for worker in range(workers):
+        rng = np.random.default_rng([step, worker])
+        own = {name: rng.standard_normal(size).astype(np.float32) for name, size in SIZES.items()}
+        if spike is not None:
+            own["a"][slice(7, 8) if where == "one element" else slice(None)] *= np.float32(spike)
+            if where == "all":
+                own["b"] *= np.float32(spike)
+        given.append(own)
+    return given
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
+def test_books_balance_over_spikes(compressor: Compressor, where: str) -> None:
+    """Sent and kept come to all gradients: exactly, or up to the precision of the element's own largest."""
+    for spike in (1e6, 1e30):
+        workers = Workers(compressor, 2, memory={"feedback": True})
+        for step in range(7):
+            workers.step(gradients(step, spike=spike if step == 2 else None, where=where))
+        for memory in (one.memory for one in workers.sums):
+            for name, residual in memory.residuals.items():
+                left = exactly(residual.numbers, residual.scales)
+                rows = zip(memory.sent[name], left, memory.accumulated[name], strict=True)
+                for sent, one, given in rows:
+                    assert abs(sent + one - given) <= max(abs(given), abs(sent)) / 2**55
+            if spike == 1e6 and compressor in SOON:
+                memory.balance()
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("compressor", SOON, ids=str)
+def test_later_steps_are_as_if_there_had_been_no_spike(compressor: Compressor, where: str) -> None:
+    """What is kept is soon as small as without it, and every later gradient is counted, bit for bit."""
+    runs = {}
+    for spike in (None, 1e9, 1e30):
+        workers = runs[spike] = Workers(compressor, 1, memory={"feedback": True}, kind=Memory)
+        for step in range(STEPS):
+            workers.step(gradients(step, 1, spike if step == 3 else None, where))
+    twin = runs.pop(None).sums[0].memory
+    for spike, workers in runs.items():
+        known = workers.sums[0].memory
+        for name in SIZES:
+            usual = np.abs(kept(twin.residuals[name])).max()
+            assert np.abs(kept(known.residuals[name])).max() <= 4 * usual + 1e-6, (name, spike)
+        books = Books()
+        books.restore(known.residuals)
+        books.kept = known.kept
+        books.accumulated = {name: exactly(one.numbers, one.scales) for name, one in known.residuals.items()}
+        books.sent = {name: [Fraction(0)] * size for name, size in SIZES.items()}
+        (later,) = Workers(compressor, 1, memory={"feedback": True}).sums
+        later._memory = books
+        for step in range(STEPS, STEPS + 4):
+            later.sum(gradients(step, 1)[0], step)
+            books.balance()
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("spike", SPIKES)
+def test_dense_sums_are_precise_again_after_a_spike(spike: float, where: str) -> None:
+    """The spike is rounded to 31 bits, and what that leaves to the next step, until nothing is left."""
+    workers, errors = Workers(Dense(), 1, memory={"feedback": True}, kind=Memory), []
+    for step in range(12):
+        given = gradients(step, 1, spike if step == 3 else None, where)
+        (result,) = workers.step(given)
+        errors.append(
+            max(np.abs(result[name].values - one).max() / np.abs(one).max() for name, one in given[0].items())
+        )
+    assert max(errors[:4]) < 2e-8
+    assert max(errors[9:]) < 2e-8
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5], ids=["", "momentum"])
+def test_a_spike_harms_no_neighbour(momentum: float) -> None:
+    """Other elements keep the same values as without a spike, exactly."""
+    memories = [Memory(momentum=momentum) for _ in range(2)]
+    for step in range(10):
+        for memory, spike in zip(memories, (1e30, None), strict=True):
+            grown = memory.grown(gradients(step, 1, spike if step == 2 else None, "one element")[0], 1)
+            memory.restore(memory.residuals | grown)
+    for name in SIZES:
+        known, twin = (kept(memory.residuals[name]) for memory in memories)
+        others = np.delete(np.arange(known.size), 7 if name == "a" else [])
+        np.testing.assert_array_equal(known[others], twin[others])
+
+
+@pytest.mark.parametrize("spike", SPIKES)
+def test_methods_of_a_strategy_recover_together(spike: float) -> None:
+    """A strategy changes the compressor from step to step; all share one memory."""
+    outcome = []
+    for size in (spike, None):
+        (summation,) = Workers(Dense(), 1).summations
+        memory = Memory()
+        sums = [CompressedSum(summation, one, memory) for one in (TopK(0.2), Dense(), StarTopK(0.3))]
+        for step in range(40):
+            given = gradients(step, 1, size if step == 5 else None)[0]
+            sums[step % 3].sum(given, step)
+        outcome.append(memory)
+    for name in SIZES:
+        known, twin = (np.abs(kept(memory.residuals[name])).max() for memory in outcome)
+        assert known <= 4 * twin + 1e-6
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9], ids=["", "momentum"])
+@pytest.mark.parametrize("at", [2, 3, 5])
+def test_memories_restored_near_a_spike_go_on_bit_for_bit(at: int, momentum: float) -> None:
+    """Before it, right after it, and when some of it has been sent."""
+    workers = Workers(TopK(0.3), 2, memory={"momentum": momentum}, kind=Memory, joined=False)
+    other = Workers(TopK(0.3), 2, memory={"momentum": momentum}, kind=Memory, joined=False)
+    for step in range(9):
+        given = gradients(step, spike=1e20 if step == 2 else None)
+        results = workers.step(given)
+        if step == at:
+            for one, new in zip(workers.sums, other.sums, strict=True):
+                new.memory.restore(copy.deepcopy(one.memory.residuals))
+                new._steps = one._steps
+        elif step > at:
+            for one, new in zip(results, other.step(given), strict=True):
+                for name in SIZES:
+                    assert one[name].values.tobytes() == new[name].values.tobytes()
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
+def test_what_float32_cannot_hold_is_sent_in_parts(compressor: Compressor, where: str) -> None:
+    """Gradients of 6e37 twice in a row are finite, but not what is kept. No tensor becomes NaN.
+
+    Rotated, the gradients themselves outgrow float32: these two steps are as those that are not finite.
+    """
+    workers, rotated = (
+        Workers(compressor, 2, memory={"feedback": True}, kind=Memory),
+        "rotate=True" in repr(compressor),
+    )
+    for step in range(12):
+        large = step in (3, 4)
+        for one in workers.step(gradients(step, spike=6e37 if large else None, where=where)):
+            if not (large and rotated):
+                assert all(tensor.finite for tensor in one.tensors), step
+                assert not any(np.isnan(tensor.values).any() for tensor in one.tensors)
+            assert 0 <= one.sent_energy < np.inf
+            assert 0 <= one.offered_energy < np.inf
+
+
+def test_parts_of_a_large_value_come_to_the_whole() -> None:
+    (summation,) = Workers(TopK(1.0), 1).summations
+    total, summed = Fraction(0), CompressedSum(summation, TopK(1.0))
+    given = np.array([3.2e38, 1.0], np.float32)
+    for step in range(20):
+        gradient = given if step < 2 else np.zeros(2, np.float32)
+        total += Fraction(float(summed.sum({"a": gradient})["a"].values[0]))
+    assert total == 2 * Fraction(float(given[0]))
+    assert not summed.memory.residuals["a"].numbers.any()
+
+
+def test_a_spike_is_clipped_as_precisely_as_others() -> None:
+    """The factor is as small as 1e-40, of which float32 has few bits."""
+    direction = np.linspace(1, 2, 8, dtype=np.float32)
+    memory = Memory(clip=1e-3)
+    grown = memory.grown({"a": direction * np.float32(1.5e38)}, 1)["a"]
+    expected = direction * 1e-3 / np.linalg.norm(direction.astype(float))
+    np.testing.assert_allclose(kept(grown), expected, rtol=1e-6)

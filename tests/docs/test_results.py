@@ -1,0 +1,297 @@
+"""Results files can be read, and every table of a results page has their figures, as far as printed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import pytest
+
+from peelsum.experiments.loading import find, load
+from peelsum.experiments.page import shown, table
+from peelsum.experiments.store import read
+from peelsum.experiments.summaries import grouped, ours
+
+ROOT = Path(__file__).parents[2]
+RESULTS, PAGES = ROOT / "benchmarks/results", ROOT / "docs/results"
+EXPERIMENTS = sorted(PAGES.glob("experiments/*/rows.csv"))
+
+#: A cell's text, its figures, or "" for a cell that is not compared.
+Cell = str | float | Sequence[float]
+Row = dict[str, Any]
+Rows = Callable[[], Iterable[Sequence[Cell]]]
+
+#: By page and begin of a table's heading: what its rows hold, made from the committed rows.
+TABLES: dict[tuple[str, str], Rows] = {}
+#: Tables that other tests compare, and one without figures.
+ELSEWHERE = {
+    ("training.md", "model | union"): "tests/training/test_training_figures.py",
+    ("training.md", "model | Gbit/s"): "tests/training/test_training_figures.py",
+    ("training.md", " | times an iteration"): "tests/training/test_training_figures.py",
+    ("training.md", "condition"): "",
+    ("accuracy.md", "method"): "tests/bench/test_bench_accuracy.py",
+}
+
+
+def rows_of(page: str, heading: str) -> Callable[[Rows], Rows]:
+    """Register the rows of a table."""
+
+    def register(rows: Rows) -> Rows:
+        TABLES[page, heading] = rows
+        return rows
+
+    return register
+
+
+def committed(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def tables(page: Path) -> Iterator[tuple[str, list[list[str]]]]:
+    """Yield the heading and the rows of each table of a page."""
+    for block in re.findall(r"(?:^\|.*\n?)+", page.read_text(), re.M):
+        heading, _, *lines = block.strip().splitlines()
+        cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
+        yield (
+            heading.removeprefix("|").removesuffix("|").strip(" ") if heading[2] != "|" else heading[1:],
+            cells,
+        )
+
+
+def shows(cell: str, wanted: Cell) -> bool:
+    """Return whether a cell has a text, or figures rounded to as many digits as it prints."""
+    if isinstance(wanted, str):
+        return wanted in ("", cell)
+    printed = re.findall(r"-?\d[\d,]*(?:\.\d+)?", cell)
+    figures = [wanted] if isinstance(wanted, int | float) else list(wanted)
+    if len(printed) != len(figures):
+        return False
+    return all(
+        abs(float(text.replace(",", "")) - figure) <= 0.5 * 10.0 ** -len(text.partition(".")[2]) + 1e-9
+        for text, figure in zip(printed, figures, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", ["switch", "ports"])
+def test_switch_rows_are_of_what_the_page_names(name: str) -> None:
+    assert {row["bmv2"] for row in committed(name)} == {"measured"}
+
+
+def _switch(name: str, key: str) -> Iterator[Sequence[Cell]]:
+    for row in committed(name):
+        latency = (row["latency_p50_us"], row["latency_p99_us"], row["latency_to_bmv2"])
+        yield row["target"], row["ports"], row[key], row["packets_per_s"], row["rate_to_bmv2"], *latency
+
+
+rows_of("performance.md", "target | ports | lanes")(lambda: _switch("switch", "lanes"))
+rows_of("performance.md", "target | ports | workers")(lambda: _switch("ports", "workers"))
+
+
+@rows_of("performance.md", "lanes | workers | parse")
+def program() -> Iterator[Sequence[Cell]]:
+    for row in committed("profile")["program"]:
+        both = row["sum_of_parts_ns"], row["without_stamps_ns"]
+        yield row["lanes"], row["workers"], *row["parts_ns"].values(), *both
+
+
+@rows_of("performance.md", "lanes | workers | packets/s")
+def loop() -> Iterator[Sequence[Cell]]:
+    for row in committed("profile")["loop"]:
+        yield row["lanes"], row["workers"], row["packets_per_s"], *row["parts_ns"].values()
+
+
+@rows_of("performance.md", "what | lanes")
+def endpoint() -> Iterator[Sequence[Cell]]:
+    names = {"memory": "endpoint, in memory", "sockets": "endpoint and sockets", "bare": "bare sockets"}
+    for row in committed("endpoint"):
+        by_clock = row["packets_per_s"] or "-"
+        yield names[row["way"]], row["lanes"], row["packets_per_core_s"], row["share_of_bare"], by_clock
+
+
+def _transcribed(begin: str) -> Iterator[Sequence[Cell]]:
+    (run,) = (run for command, run in committed("transcribed")["runs"].items() if begin in command)
+    assert run["date"]
+    assert run["machine"]
+    return iter(run["rows"])
+
+
+rows_of("performance.md", "planes | workers")(lambda: _transcribed("--planes"))
+rows_of("performance.md", "elements | density")(lambda: _transcribed("bench allreduce"))
+rows_of("training.md", "sums by | Gbit/s | iteration")(lambda: _transcribed("--top-k"))
+
+
+def _simulated(name: str, **where: Any) -> Row:
+    """Return the only row of a simulation with these values."""
+    (row,) = (row for row in committed(f"simulation_{name}") if where.items() <= row.items())
+    return row
+
+
+@rows_of("simulation.md", "level | workers")
+def scale() -> Iterator[Sequence[Cell]]:
+    levels = {row["workers"]: row["level"] for row in committed("simulation_scale")}
+    levels |= {row["workers"]: "packet" for row in committed("simulation_scale") if row["level"] == "packet"}
+    for workers, level in levels.items():
+        ways = ("peelsum", "switchml", "ring", "binomial", "parameter_server", "sharded_server")
+        mine = {
+            row["algorithm"]: 1e3 * row["seconds"]
+            for row in committed("simulation_scale")
+            if (row["workers"], row["level"]) == (workers, level)
+        }
+        if workers > 32:  # the model of SwitchML has one switch
+            mine.pop("switchml", None)
+        yield level, workers, *(mine.get(way, "-") for way in ways)
+
+
+@rows_of("simulation.md", "slots | peelsum")
+def slots() -> Iterator[Sequence[Cell]]:
+    def figures(number: int, way: str, jobs: int = 1) -> tuple[float, float]:
+        row = _simulated("slots", slots=number, algorithm=way, jobs=jobs)
+        return 100 * row["in_switch"], row["goodput_gbps"]
+
+    yield "", "-", "-", *figures(40_000, "atp"), "-", "-", "-"
+    for number in (16_384, 8192, 4096, 2048, 1024, 512, 256):
+        one, two = figures(number, "peelsum"), figures(number, "peelsum", jobs=2)
+        yield number, *one, *figures(number, "atp"), figures(number, "switchml")[1], *two
+
+
+@rows_of("simulation.md", "loss | peelsum")
+def loss() -> Iterator[Sequence[Cell]]:
+    for share in (0.0, 0.001, 0.005, 0.01, 0.02, 0.05):
+        mine = _simulated("loss", loss=share, algorithm="peelsum", timers="quick")
+        slow = _simulated("loss", loss=share, algorithm="peelsum", timers="default")
+        pool, atp, ring = (
+            _simulated("loss", loss=share, algorithm=way) for way in ("switchml", "atp", "ring")
+        )
+        assert (atp["slots"], mine["slots"], pool["slots"]) == (40_000, 4096, 4096)
+        cells = (mine["goodput_gbps"], 100 * mine["in_switch"], slow["goodput_gbps"], pool["goodput_gbps"])
+        yield 100 * share, *cells, atp["goodput_gbps"], 100 * atp["in_switch"], ring["goodput_gbps"]
+
+
+@rows_of("simulation.md", "non-zero | peelsum")
+def density() -> Iterator[Sequence[Cell]]:
+    ways = ("peelsum", "lhc", "lhc_best", "dense", "ring", "all_gather", "omnireduce")
+    for share in (0.0001, 0.001, 0.01, 0.1):
+        found = [_simulated("density", density=share, algorithm=way) for way in ways]
+        yield 100 * share, *(1e6 * row["seconds"] for row in found)
+
+
+@rows_of("training.md", "model | tensor")
+def densities() -> Iterator[Sequence[Cell]]:
+    named = {
+        "ncf": ("users.weight", "items.weight", "perceptron.0.weight"),
+        "lstm": ("embedding.weight", "softmax.weight", "lstm.weight_hh_l0"),
+        "vgg19": ("features.7.weight", "features.34.weight", "classifier.3.weight"),
+        "bert": ("words.weight", "positions.weight", "encoder.layers.0.linear1.weight"),
+    }
+    for model, names in named.items():
+        rows = committed("train")[f"peelsum bench train --model {model} --densities"]
+        of = {f"`{row['tensor']}`": row for row in rows}
+        for name in (*(f"`{name}`" for name in names), "all of it"):
+            row = of["`all`" if name == "all of it" else name]
+            shares = (100 * share for share in (row["worker"], *row["union"].values()))
+            yield model, name, row["elements"], *shares
+
+
+def _cpu(model: str) -> list[dict[str, Row]]:
+    """Return the rows by path of each run that measured a model's processor time."""
+    begin = f"peelsum bench train --model {model} --cpu"
+    runs = [rows for command, rows in committed("train").items() if command.startswith(begin)]
+    return [{row["path"]: row for row in rows} for rows in runs]
+
+
+@rows_of("training.md", "sums by | CPU ms a step | of it")
+def cpu() -> Iterator[Sequence[Cell]]:
+    def spread(values: Sequence[float]) -> Sequence[float]:
+        return median(values), min(values), max(values)
+
+    for path in ("switch", "switch-dense", "gloo", "hook-gloo", "fp16"):
+        rows = [run[path] for run in _cpu("lstm")]
+        assert len(rows) == 3
+        switch = median(row["switch_cpu_ms"] for row in rows) if path.startswith("switch") else "-"
+        over = spread([row["cpu_of_gloo"] for row in rows]) if path != "gloo" else 1
+        times = (spread([row[name] for row in rows]) for name in ("cpu_ms", "iteration_ms"))
+        first, last = times
+        yield "", first, switch, over, last, rows[0]["bytes_per_step"] / 1e6
+
+
+@rows_of("training.md", "sums by | ncf")
+def cpu_of_others() -> Iterator[Sequence[Cell]]:
+    runs = [_cpu(model)[0] for model in ("ncf", "bert", "vgg19")]
+    for path in ("switch", "switch-dense", "hook-gloo", "fp16"):
+        yield "", *(run[path]["cpu_of_gloo"] for run in runs)
+
+
+@rows_of("training.md", " | MB a step")
+def full_size() -> Iterator[Sequence[Cell]]:
+    for row in committed("train")["peelsum bench train --model ncf --full --gbps 1 --steps 1 --warm-ups 1"]:
+        network = (row["encode_ms"], row["network_ms"], row["decode_ms"])
+        spent: Cell = network if row["path"] != "gloo" else row["network_ms"]
+        sums = row["iteration_ms"], row["compute_ms"], spent, row["aggregation_ms"]
+        yield f"`{row['path']}`", row["bytes_per_step"] / 1e6, *sums
+
+
+@rows_of("accuracy.md", "model | data")
+def subjects() -> Iterator[Sequence[Cell]]:
+    for model in ("digits", "ratings", "text", "transformer", "images"):
+        curves = [dict(run["curve"]) for run in committed("accuracy") if _is_dense(run, model)]
+        assert len(curves) == 3
+        last = max(curves[0])
+        later = min(step for step in curves[0] if step >= 0.8 * last)
+        ends = [mean(curve[step] for curve in curves) for step in (later, last)]
+        # The name of the ratings' metric has a figure of its own.
+        yield model, "", "", [10, *ends] if model == "ratings" else ends
+
+
+def _is_dense(run: Row, model: str) -> bool:
+    usual = {"model": model, "method": "dense", "workers": 4, "shares": "iid", "steps": None}
+    return usual.items() <= run["setting"].items()
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.iterdir()), ids=lambda path: path.name)
+def test_results_are_json(path: Path) -> None:
+    assert path.suffix == ".json"
+    assert json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.name)
+def test_tables_have_the_figures_of_their_rows(page: Path) -> None:
+    for heading, printed in tables(page):
+        if any((page.name, begin) in ELSEWHERE for begin in _begins(page, heading, ELSEWHERE)):
+            continue
+        (begin,) = _begins(page, heading, TABLES)
+        wanted = list(TABLES[page.name, begin]())
+        assert len(printed) == len(wanted), heading
+        for cells, row in zip(printed, wanted, strict=True):
+            assert len(cells) == len(row), cells
+            assert [(cell, one) for cell, one in zip(cells, row, strict=True) if not shows(cell, one)] == []
+
+
+def _begins(page: Path, heading: str, known: Iterable[tuple[str, str]]) -> list[str]:
+    return [begin for name, begin in known if name == page.name and heading.startswith(begin)]
+
+
+def test_figures_are_compared_to_the_printed_precision() -> None:
+    assert shows("1,240,637 (2.5 to 3)", (1240637.4, 2.54, 3.4))
+    assert not shows("2.5", 2.56)
+    assert not shows("2.5 / 3", 2.5)
+    assert shows("-", "-")
+    assert not shows("1", "-")
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.parent.name)
+def test_an_experiment_s_page_has_the_table_of_its_rows(path: Path) -> None:
+    with path.open() as lines:
+        next(lines)
+        assert len({len(row) for row in csv.reader(lines)}) == 1
+    experiment = load(find(path.parent.name))
+    page, groups = (path.parent / "page.md").read_text(), grouped(experiment, read(path))
+    assert "\n".join(table(experiment, groups)) in page
+    for one in experiment.published:
+        found = ours(groups, one)
+        assert found is not None
+        assert f"| {shown(found[1])} |" in page

@@ -1,0 +1,93 @@
+"""A forked child of a process with a queue of sums ends as any child, and is told not to use the queue."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from patience import PATIENCE_S
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+HEAD = """
+import os, sys
+import torch
+from peelsum.allreduce import LocalSummation
+from peelsum.torch import SwitchAllreduceState, process_group
+from peelsum.torch.sum_queue import QueuedSummation, SumQueue
+"""
+#: A queue whose threads hold its lock while the child is forked.
+QUEUE = """
+(seat,) = LocalSummation.group(1)
+queue = SumQueue(seat, leave=False)
+queue.submit(QueuedSummation(queue), lambda: None).result()
+with queue._pool._turned:
+    child = os.fork()
+"""
+CALLS = """
+def submit():
+    queue.submit(QueuedSummation(queue), lambda: None).result()
+
+if not child:
+    for call in (submit, queue.drain, queue.close):
+        try:
+            call()
+        except Exception as error:
+            print(type(error).__name__, error)
+    sys.exit(3)
+"""
+PROCESS_GROUP = """
+from torch.distributed import HashStore
+from datetime import timedelta
+(seat,) = LocalSummation.group(1)
+process_group.connect_rank = lambda *_: seat
+group = process_group.SwitchProcessGroup(HashStore(), 0, 1, timedelta(seconds=300))
+group.allreduce([torch.ones(3)]).wait()
+child = os.fork()
+if not child:
+    for call in (lambda: group.allreduce([torch.ones(3)]).wait(), lambda: group.barrier().wait()):
+        try:
+            call()
+        except Exception as error:
+            print(type(error).__name__, error)
+    sys.stdout.flush()
+    os._exit(3)  # at a normal exit gloo would join its threads, which the child has not
+"""
+STATE = """
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+state = SwitchAllreduceState(over=LocalSummation.group(1)[0])
+state.average(torch.ones(3))
+child = os.fork()
+if not child:
+    for call in (lambda: state.average(torch.ones(3)), state.state_dict):
+        try:
+            call()
+        except Exception as error:
+            print(type(error).__name__, error)
+    sys.stdout.flush()
+    os._exit(3)  # likewise
+"""
+TAIL = """
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+REFUSED = (
+    "HookError sum: this process was forked from the one that is connected; sum there, or make a new state "
+    "or process group here, for a worker of its own"
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        pytest.param(QUEUE + "if not child: sys.exit(3)", [], id="exit"),
+        pytest.param(QUEUE + CALLS, [REFUSED] * 3, id="queue"),
+        pytest.param(PROCESS_GROUP, [REFUSED] * 2, id="process group"),
+        pytest.param(STATE, [REFUSED] * 2, id="state"),
+    ],
+)
+def test_a_forked_child_is_refused_and_ends(program, said):
+    command = [sys.executable, "-c", HEAD + program + TAIL]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.stdout.splitlines() == [*said, "3"], done.stderr

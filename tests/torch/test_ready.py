@@ -1,0 +1,108 @@
+"""Ranks wait for each other at a start, and hear at once that one has failed."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from patience import PATIENCE_S, with_longer_timeouts
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch_training as training
+from torch.distributed import HashStore, PrefixStore
+from torch_ranks import run_ranks
+
+from peelsum.torch import HookError, ready
+from peelsum.torch.ready import when_all_are_ready
+
+RANKS = 3
+
+
+def on_all_ranks(work, store=None):
+    """What each rank, in a thread of its own, returns or raises."""
+    store = store or HashStore()
+    with ThreadPoolExecutor(RANKS) as pool:
+        running = [
+            pool.submit(when_all_are_ready, store, rank, RANKS, lambda r=rank: work(r))
+            for rank in range(RANKS)
+        ]
+        return [one.exception(PATIENCE_S) or one.result() for one in running]
+
+
+def test_nobody_goes_on_before_all_are_ready(monkeypatch):
+    told = threading.Event()
+    lines = []
+
+    class Log:
+        def warning(self, text, *values):
+            lines.append(text % values)
+            if len(lines) == RANKS - 1:
+                told.set()
+
+    monkeypatch.setattr(ready, "TELL_AFTER_S", 0.01)
+    monkeypatch.setattr(ready, "_log", Log())
+
+    def work(rank):
+        assert rank != 1 or told.wait(PATIENCE_S)
+        return rank
+
+    assert on_all_ranks(work) == [0, 1, 2]
+    assert lines == ["start: rank 1 is not ready, it may still compile; waiting up to 600 s"] * 2
+
+
+class Connection:
+    left = None
+
+    def __exit__(self, kind, *_):
+        self.left = kind
+
+
+def test_a_rank_that_fails_is_told_of_by_the_others():
+    """They leave what they have connected, at once."""
+    made = [Connection(), Connection()]
+
+    def work(rank):
+        if rank == 2:
+            raise ValueError("no compiler")
+        return made[rank]
+
+    *others, own = on_all_ranks(work)
+    assert str(own) == "no compiler"
+    for error in others:
+        assert type(error) is HookError
+        assert str(error) == "start: rank 2 failed at the start: ValueError: no compiler"
+    assert [one.left for one in made] == [HookError] * 2
+
+
+def test_a_rank_that_never_comes_is_named(monkeypatch):
+    monkeypatch.setenv("PEELSUM_JOIN_S", "0.2")
+    store = HashStore()
+    with pytest.raises(HookError, match=r"rank 1, 2 are not ready after 0\.2 s; see whether it is running"):
+        when_all_are_ready(store, 0, RANKS, lambda: None)
+
+
+def test_the_second_start_of_a_group_does_not_meet_the_first():
+    """Rank 0 has been in another group before, and a start of this one has failed."""
+    store = HashStore()
+    when_all_are_ready(PrefixStore("alone", store), 0, 1, lambda: None)
+
+    def failing(rank):
+        raise ValueError(f"rank {rank}")
+
+    everybody = PrefixStore("all", store)
+    assert [str(error) for error in on_all_ranks(failing, everybody)] == ["rank 0", "rank 1", "rank 2"]
+    assert on_all_ranks(lambda rank: rank, everybody) == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("forked_children")
+def test_the_hook_waits_for_a_rank_that_compiles():
+    """Rank 1 compiles until rank 0 has waited for longer than the timeout of its sums."""
+
+    def late(timeout_s):
+        (line, first), (_, second) = run_ranks(2, training.compiling_late, timeout_s)
+        assert "rank 1 is not ready, it may still compile" in line
+        assert first == second == 1.0
+
+    with_longer_timeouts(late)

@@ -1,0 +1,77 @@
+"""A strategy goes on after one gradient that is far too large, as it would have without it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from simulated_network import World
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from peelsum.allreduce import LocalSummation
+from peelsum.compress import CompressedResult, CompressedSum, Memory
+from peelsum.flexible import DENSE, Flexible, LinkModel, Next
+from peelsum.torch.flexible_sum import FlexibleSum, compressor_of
+
+WORKERS, ELEMENTS = 2, 60
+SPIKE_AT, LATER, STEPS = 15, 75, 100
+SETTINGS = Flexible(ratios=(0.5, 0.2), explore_steps=2, explore_after=20)
+#: Links over which dense sums are best, and those over which sparse ones are.
+LINKS = {"dense": LinkModel(1e-5, 100.0), "sparse": LinkModel(1e-4, 1.0)}
+
+
+class Decided:
+    """Stands for a worker's `Decisions`: the world decides."""
+
+    next: Next
+    gain: float
+
+    def add(self, result: CompressedResult) -> None:
+        """See `Decisions.add`."""
+        self.gain = result.sent_energy / result.offered_energy
+
+
+class Group:
+    """Workers that sum a gradient by a strategy's decisions; `error` is that of all later sums together."""
+
+    def __init__(self, spike: float) -> None:
+        self.spike, self.error, self.decided = spike, np.zeros(ELEMENTS), [Decided() for _ in range(WORKERS)]
+        seats = zip(self.decided, LocalSummation.group(WORKERS), strict=True)
+        self.sums = [self._flexible(one, seat, Memory()) for one, seat in seats]
+
+    def _flexible(self, decided: Decided, seat: LocalSummation, memory: Memory) -> FlexibleSum:
+        return FlexibleSum(  # type: ignore[arg-type]
+            decided, lambda method, ratio: CompressedSum(seat, compressor_of(method, ratio), memory)
+        )
+
+    def step(self, step: int, plan: Next) -> None:
+        """Sum a gradient of every worker, as the step's decision says."""
+        given = np.random.default_rng(step).standard_normal((WORKERS, ELEMENTS)).astype(np.float32)
+        given *= np.float32(self.spike if step == SPIKE_AT else 1.0)
+        for one in self.decided:
+            one.next = plan
+        with ThreadPoolExecutor(WORKERS) as pool:
+            results = list(pool.map(lambda own, one: own.sum({"a": one}, step), self.sums, given))
+        if step >= LATER:
+            self.error += results[0]["a"].values - given.astype(np.float64).mean(0)
+
+
+@pytest.mark.parametrize("best", LINKS)
+def test_later_sums_are_as_close_to_the_gradients_as_without_a_spike(best: str) -> None:
+    errors, methods = [], []
+    for spike in (1.0, 1e9):
+        group = Group(spike)
+        world = World(
+            lambda _: LINKS[best],
+            gain=lambda step, ratio, group=group: group.decided[0].gain,
+            noise=0.0,
+            select_s=0.02 if best == "dense" else 1e-3,
+            summing=group.step,
+        )
+        world.run(SETTINGS, STEPS)
+        errors.append(np.abs(group.error).max())
+        methods.append({method for method, _, _ in world.used[LATER:]})
+    assert all((set(DENSE) >= one) == (best == "dense") for one in methods)
+    assert errors[1] <= errors[0] + 1e-6

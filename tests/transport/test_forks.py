@@ -1,0 +1,97 @@
+"""A killed process leaves its lease, its lock and its ports, even while a child that it forked lives."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from patience import PATIENCE_S
+
+from peelsum import compiled_once
+from peelsum.cli.job_requests import Requests
+from peelsum.compiled_once import first_alone
+
+#: A worker that holds all of them, and forks a child as a data loader does. Both end with the input.
+WORKER = """
+import json, os, sys
+from peelsum.compiled_once import first_alone
+from peelsum.transport import link
+from peelsum.transport.lease import Lease
+link.UDP_PORT = 0  # any
+lease = Lease(("127.0.0.1", int(sys.argv[1])), 300.0)
+port = link.PortLink(("127.0.0.1", 9), 48, hello_s=1.0, wire="ethernet")
+told = {"port": port.socket.address}
+try:
+    from peelsum.metrics import PARTS, MetricsServer
+    metrics = MetricsServer(("127.0.0.1", 0), PARTS["switch"], dict)
+    told["metrics"] = ("127.0.0.1", metrics._server.server_port)
+except ModuleNotFoundError:  # prometheus_client is an extra
+    pass
+with first_alone(sys.argv[2], "loops"):
+    if os.fork() == 0:
+        lease.close()
+        print(json.dumps(told), flush=True)
+    os.read(0, 1)
+os._exit(0)
+"""
+
+
+class Killed:
+    """A worker that was killed, whose child lives."""
+
+    def __init__(self, folder: Path, open_: ExitStack) -> None:
+        self.folder = folder
+        listening = open_.enter_context(socket.create_server(("127.0.0.1", 0)))
+        self.requests = open_.enter_context(Requests(listening, "job 1"))
+        address = str(listening.getsockname()[1])
+        worker = open_.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", WORKER, address, str(folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        )
+        while not self.requests.next(0.0, PATIENCE_S):
+            pass
+        self.requests.tell({"admission": {}})
+        assert worker.stdout is not None
+        self.told: dict[str, Any] = json.loads(worker.stdout.readline())
+        self.requests.next(0.0, 0.0)
+        self.holder_before = self.requests.holder
+        worker.send_signal(signal.SIGKILL)
+        worker.wait(PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
+    with ExitStack() as open_:
+        yield Killed(tmp_path_factory.mktemp("cache"), open_)
+
+
+def test_the_lease_ends_with_its_holder_and_not_before(killed: Killed) -> None:
+    """A child that closes its copy of the lease does not end it."""
+    assert killed.holder_before is not None
+    killed.requests.next(0.0, PATIENCE_S)
+    assert killed.requests.holder is None
+
+
+def test_the_compile_lock_is_free(killed: Killed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_once, "_wait", lambda *_: pytest.fail("the child keeps the lock"))
+    with first_alone(killed.folder, "loops"):
+        pass
+
+
+@pytest.mark.parametrize(("name", "kind"), [("port", socket.SOCK_DGRAM), ("metrics", socket.SOCK_STREAM)])
+def test_its_ports_are_free(killed: Killed, name: str, kind: int) -> None:
+    if name not in killed.told:
+        pytest.skip("prometheus_client is not installed")
+    with socket.socket(socket.AF_INET, kind) as again:
+        again.bind(tuple(killed.told[name]))

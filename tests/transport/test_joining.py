@@ -1,0 +1,122 @@
+"""The first sum waits for workers that still start, longer than a stall, but not for ever."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from patience import PATIENCE_S, with_longer_timeouts
+from udp_switch import UdpSwitch
+
+from peelsum.summation import Part
+from peelsum.transport import (
+    AggregationService,
+    JobConfig,
+    Stalled,
+    SwitchSummation,
+    TransportConfigError,
+    joining,
+)
+from peelsum.transport.joining import JoinWait, join_limit_s
+
+PORT = 50
+WORKERS = 3
+CONFIG = JobConfig(job_id=1, generation=4, workers=WORKERS, lanes=8, window=64)
+
+
+class Told(logging.Handler):
+    """Notes what is logged, and when something was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.some = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+        self.some.set()
+
+
+@pytest.fixture
+def told():
+    handler, log = Told(), logging.getLogger("peelsum")
+    log.addHandler(handler)
+    yield handler
+    log.removeHandler(handler)
+
+
+def test_a_worker_may_start_later_than_the_others_stall(monkeypatch, told) -> None:
+    """The last worker starts when another has waited for longer than its timeout."""
+
+    def late(timeout_s: float) -> None:
+        monkeypatch.setattr(joining, "TELL_AFTER_S", 1.3 * timeout_s)
+        told.some.clear()
+        told.lines.clear()
+
+        def work(worker: int) -> list[np.ndarray]:
+            if worker == 2:
+                assert told.some.wait(PATIENCE_S)
+            address = switch.worker_address(CONFIG, PORT, worker)
+            with SwitchSummation(CONFIG, worker, address, timeout_s=timeout_s) as summation:
+                return summation.sum_words([Part(np.full(5, 1 << worker, np.uint32), "add")])
+
+        with UdpSwitch(8) as switch:
+            switch.admit(CONFIG, PORT)
+            with (
+                AggregationService([CONFIG], switch.server_address(PORT)) as service,
+                ThreadPoolExecutor() as pool,
+            ):
+                serving = pool.submit(service.run)
+                working = [pool.submit(work, worker) for worker in range(WORKERS)]
+                for one in working:  # or else the last would wait for what nobody says any more
+                    one.add_done_callback(lambda _: told.some.set())
+                try:
+                    outcomes = [one.exception() or one.result()[0].tolist() for one in working]
+                finally:
+                    service.stop()
+                serving.result()
+        assert outcomes == [[7] * 5] * WORKERS
+        assert set(told.lines) == {
+            "job 1: worker 2 has not joined, it may still be starting; waiting up to 600 s"
+        }
+
+    with_longer_timeouts(late)
+
+
+def stall(*missing: int) -> Stalled:
+    return Stalled(1, 0, missing, 5.0)
+
+
+def test_it_waits_for_others_until_its_limit() -> None:
+    wait = JoinWait(0, 60.0, now=100.0)
+    assert wait.outlasts(stall(1), 159.0)
+    assert not wait.outlasts(stall(1), 160.0)
+    assert wait.whole(stall(1), 160.0) == Stalled(1, 0, (1,), 60.0)
+
+
+@pytest.mark.parametrize("missing", [(), (0,)])
+def test_it_does_not_wait_for_a_server_or_for_itself(missing: tuple[int, ...], told: Told) -> None:
+    wait = JoinWait(0, 60.0, now=100.0)
+    wait.tell(stall(*missing), 110.0)
+    assert not wait.outlasts(stall(*missing), 110.0)
+    assert told.lines == []
+
+
+def test_it_says_once_who_is_missing(told: Told) -> None:
+    wait = JoinWait(0, 60.0, now=100.0)
+    for now in (101.9, 102.0, 104.0):
+        wait.tell(stall(1, 2), now)
+    assert told.lines == ["job 1: worker 1, 2 has not joined, it may still be starting; waiting up to 60 s"]
+
+
+def test_the_limit_is_of_the_environment(monkeypatch) -> None:
+    assert join_limit_s() == 600.0
+    monkeypatch.setenv("PEELSUM_JOIN_S", "90")
+    assert join_limit_s() == 90.0
+    for given in ("", "soon", "0", "-1", "inf", "nan"):
+        monkeypatch.setenv("PEELSUM_JOIN_S", given)
+        with pytest.raises(TransportConfigError, match=f"PEELSUM_JOIN_S: '{given}' is not a time to wait"):
+            join_limit_s()
