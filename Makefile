@@ -13,7 +13,7 @@ PYTEST := $(BIN)/pytest -q --maxprocesses 8 --dist loadfile --no-loadscope-reord
 # One process more than processors: many tests wait for others.
 ONE_MORE := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)' 2>/dev/null || echo logical)
 
-.PHONY: setup demo test test-system test-slow test-all gpu mutants check docs format bench experiments clean
+.PHONY: setup demo test test-system test-slow test-all test-torch gpu mutants check docs format bench experiments clean
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.installed
@@ -38,6 +38,16 @@ test-all: $(VENV)/.installed
 # How many small changes to the program the tests notice (docs/reference/testing.md): make mutants MUTANTS="--area wire"
 mutants: $(VENV)/.installed
 	$(BIN)/python tests/mutation/run.py $(MUTANTS)
+
+# The tests of the PyTorch side with another version of torch, in an environment of its own.
+TORCH ?= 2.15.0
+OTHER := build/torch-$(TORCH)
+test-torch:
+	test -d $(OTHER) || $(PYTHON) -m venv $(OTHER)
+	grep -v '^torch==' constraints.txt > $(OTHER)/constraints.txt
+	$(OTHER)/bin/pip install --quiet -c $(OTHER)/constraints.txt -e '.[dev]' torch==$(TORCH)
+	$(OTHER)/bin/pytest -q -n logical --dist loadfile tests/torch -m "not slow and not system"
+	$(OTHER)/bin/pytest -q tests/cli/test_snippets.py -k torch.md
 
 # On a machine with a GPU: the tests that need one, the benchmarks, and the page docs/results/gpu.md.
 gpu: $(VENV)/.installed

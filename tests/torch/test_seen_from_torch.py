@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch_alone import Sums, group_of_one, hooked, in_time, layers
 from torch_ranks import run_ranks
 
+import peelsum.torch
 from peelsum.telemetry import StepSpans
 from peelsum.torch import HookConfigError, SwitchAllreduceState
 from peelsum.torch.profiling import step_spans
@@ -163,17 +164,32 @@ def test_a_module_compiled_by_inductor(outside):
         np.testing.assert_allclose(compiled, plain, rtol=0, atol=1e-5)
 
 
-# pip
+# versions
+
+
+def _beside(version: str, by: int) -> str:
+    major, minor = version.split(".")
+    return f"{major}.{int(minor) + by}"
+
+
+@pytest.mark.parametrize(
+    ("version", "warned"), [("2.8.1", 1), ("2.9.0", 0), ("2.15.1+cpu", 0), ("2.16.0a0", 1), ("3.0.0", 1)]
+)
+def test_a_version_that_was_not_tested_is_told_in_one_warning(version, warned, recwarn):
+    peelsum.torch.check_version(version)
+    assert [str(one.message) for one in recwarn] == [
+        f"torch: {version} was not tested; peelsum's tests ran with 2.9 to 2.15"
+    ] * warned
 
 
 def test_the_versions_of_torch_that_pip_takes_are_those_tested():
-    """Of every extra that names torch; and another minor version is none of them."""
+    """They are named once, and no version before or after them is among them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = [Requirement(one) for extra in project["optional-dependencies"].values() for one in extra]
     ranges = [one.specifier for one in named if one.name == "torch"]
-    major, minor, _ = torch.__version__.partition("+")[0].split(".")
-    assert len(ranges) == 2
-    for specifier in ranges:
-        assert specifier.contains(torch.__version__)
-        assert not specifier.contains(f"{major}.{int(minor) + 1}.0")
-        assert not specifier.contains(f"{major}.{int(minor) - 1}.0")
+    (specifier,) = ranges
+    first, last = (".".join(map(str, version)) for version in peelsum.torch.TESTED)
+    for version in (f"{first}.0", f"{last}.9", torch.__version__):
+        assert specifier.contains(version)
+    for version in (f"{_beside(first, -1)}.9", f"{_beside(last, 1)}.0"):
+        assert not specifier.contains(version)

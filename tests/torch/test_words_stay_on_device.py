@@ -56,7 +56,7 @@ class Nccl:
     def all_gather(self, out: list[torch.Tensor], tensor: torch.Tensor) -> None:
         raise AssertionError("all_gather allocates as much memory as its list has")
 
-    def all_gather_single(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
+    def gather_into_one(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
         assert out.shape == (WORKERS * tensor.numel(),), "Output tensor must have size of all inputs"
         with _disable_current_modes():
             out.copy_(torch.cat(self._exchanged(tensor)))
@@ -96,12 +96,15 @@ class OverNccl(ProcessGroupSummation):
         self._crew.barrier.abort()
 
 
+_METHODS = {process_group_summation.ALL_GATHER: "gather_into_one"}
+
+
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("all_reduce", "all_gather", "all_gather_single"):
+    for name in ("all_reduce", "all_gather", process_group_summation.ALL_GATHER):
 
         def call(first: Any, second: Any, group: Nccl, name: str = name) -> None:
-            getattr(group, name)(first, second)
+            getattr(group, _METHODS.get(name, name))(first, second)
 
         monkeypatch.setattr(process_group_summation.dist, name, call)
 

@@ -4,6 +4,10 @@ A script needs one line: `ddp.register_comm_hook(SwitchAllreduceState(), hook)`.
 registers the backend of `torch.distributed.init_process_group("cpu:peelsum")`.
 """
 
+import warnings
+
+import torch
+
 from peelsum.compress import RandomK, Threshold, TopK
 from peelsum.torch.errors import CallTimeoutError, HookConfigError, HookError, HookFailedError
 from peelsum.torch.hook import fsdp_hook, hook
@@ -33,4 +37,18 @@ __all__ = [
     "init_process_group",
 ]
 
+#: The first and the last version, major and minor, of torch that the tests ran with.
+TESTED = ((2, 9), (2, 15))
+
+
+def check_version(version: str) -> None:
+    """Warn of a version of torch that the tests did not run with."""
+    if not TESTED[0] <= tuple(map(int, version.split(".")[:2])) <= TESTED[1]:
+        first, last = (".".join(map(str, one)) for one in TESTED)
+        warnings.warn(
+            f"torch: {version} was not tested; peelsum's tests ran with {first} to {last}", stacklevel=3
+        )
+
+
+check_version(torch.__version__)
 register_backend()

@@ -38,15 +38,19 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _INTEGERS = (torch.int32, torch.int8, torch.uint8)
 #: An int64 is summed in pieces of this many bits, which leaves room for the carries of 1,024 workers.
 _PIECE_BITS = 22
-#: Calls passed to gloo here, because torch's base class would hold the GIL while it waits for them.
+#: Calls passed to gloo here, because torch's base class would hold the GIL while it waits for them. Versions
+#: of torch before 2.12 have the names with `base` and `tensor`, later ones those with `single`.
 _BY_GLOO = (
     "allgather",
+    "allgather_into_tensor_coalesced",
     "all_gather_single_coalesced",
     "allreduce_coalesced",
     "all_to_all_single",
+    "alltoall_base",
     "monitored_barrier",
     "reduce_scatter",
     "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
     "send",
     "recv",
 )
@@ -90,8 +94,8 @@ class SwitchProcessGroup(dist.ProcessGroup):
         self._backend = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
         # A group of torch's own class, whose calls release the GIL; a Python subclass's do not.
         self._gloo = dist.ProcessGroup(store, rank, size)
-        self._gloo._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         for group in (self, self._gloo):
+            group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
             group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self._backend)
         when_all_are_ready(store, rank, size, warm_up)
         stall_s = None if timeout == default_pg_timeout else timeout.total_seconds()
@@ -199,7 +203,7 @@ def _handed_over(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in _BY_GLOO:
+for _name in filter(functools.partial(hasattr, dist.ProcessGroup), _BY_GLOO):
     setattr(SwitchProcessGroup, _name, _handed_over(_name))
 
 

@@ -45,6 +45,8 @@ _ROLL_CALL_S = 5.0
 _ROLL_CALL_PAUSE_S = 0.05
 #: How long the store may take for one answer.
 _STORE_S = 10.0
+#: The name that torch gives to gathering into one tensor: the second before torch 2.12.
+ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ class ProcessGroupSummation:
             dist.all_reduce(words, by, self._open())
         elif copied.scratch is None:
             # `all_gather` takes a list of tensors, for which NCCL's group allocates as much memory again.
-            dist.all_gather_single(others.view(-1), words, self._open())
+            getattr(dist, ALL_GATHER)(others.view(-1), words, self._open())
             for one in others:
                 words.bitwise_or_(one)
         else:
@@ -344,7 +346,7 @@ def _new_group(backend: str, ranks: Sequence[int], timeout: timedelta) -> dist.P
         ranks,
         dist.Backend(backend),
         store,
-        c10d.GroupName(f"{name}-{number}"),
+        getattr(c10d, "GroupName", str)(f"{name}-{number}"),  # a type of str since torch 2.10
         timeout=timeout,
     )
     c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
