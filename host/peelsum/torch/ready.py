@@ -44,7 +44,7 @@ def when_all_are_ready(store: Store, rank: int, ranks: int, work: Callable[[], T
     """Return the result of `work`, once it has succeeded on every rank.
 
     Raises the error of `work` on this rank, or HookError soon after `work` has failed on another rank. Raises
-    HookError, too, if a rank takes longer than `join_limit_s`. Then calls the `__exit__` of the result, if any.
+    HookError, too, if a rank takes longer than `join_limit_s`. Then calls the `__exit__` of the result.
     """
     if ranks == 1:
         return work()
