@@ -188,7 +188,7 @@ def test_an_eviction_of_a_job_that_is_not_admitted(primary, switches):
 
 @pytest.mark.parametrize("job_id", [-1, 0, 256, 1 << 63, 10**30])
 def test_an_eviction_of_what_no_job_can_be_called(primary, job_id):
-    with pytest.raises(ValueError, match=f"^job_id: {job_id}: is no number of a job; use 1 to 255$"):
+    with pytest.raises(ValueError, match=f"^job_id: {job_id}: is not a job's number; use 1 to 255$"):
         primary.evict(job_id)
 
 

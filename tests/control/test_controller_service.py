@@ -296,7 +296,7 @@ def refusal(cluster, call, request):
         (b'{"job_id": true}', "job_id: True: is not a number"),
         (
             b'{"job_id": 9223372036854775808}',
-            "job_id: 9223372036854775808: is no number of a job; use 1 to 255",
+            "job_id: 9223372036854775808: is not a job's number; use 1 to 255",
         ),
         (b'{"job_id": 3, "token": 4}', "token: 4: is not a text"),
     ],

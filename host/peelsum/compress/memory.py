@@ -7,11 +7,11 @@ values that the compressor sent are multiples of some power of two, and are subt
     all that was sent + what is kept  ==  all gradients
 
 holds bit for bit after every step. The scale of a sum is the finer of both summands', which is exact. It is
-coarser only if an integer would outgrow 61 bits: then less than 2**-59 of the larger summand is rounded off,
-of this element alone. Once the large value has been sent, the scale becomes that of the next gradient.
+coarser only if an integer would outgrow 61 bits: then at most 2**-58 of the larger summand is rounded off,
+of this element alone. Once the large value has been sent, the next gradient sets the scale.
 A step in which a gradient was not finite on some worker is skipped: what it sent is put back. With momentum,
 `gradients` are the velocities u = momentum * u + gradient of Deep Gradient Compression (Lin et al., ICLR'18),
-rounded to the grid, which are cleared where they were sent.
+rounded to the element's unit. They are cleared where they were sent.
 """
 
 from __future__ import annotations

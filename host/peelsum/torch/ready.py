@@ -18,7 +18,7 @@ from peelsum.transport.joining import JOIN, TELL_AFTER_S, join_limit_s
 
 T = TypeVar("T")
 _PAUSE_S = 0.05
-#: At most so many ranks are named in a message.
+#: Most ranks that a message names.
 _NAMED = 8
 _log = logging.getLogger("peelsum")
 
@@ -43,8 +43,8 @@ def numbered(store: Store, what: str, rank: int) -> str:
 def when_all_are_ready(store: Store, rank: int, ranks: int, work: Callable[[], T]) -> T:
     """Return the result of `work`, once it has succeeded on every rank.
 
-    Raises what it raises here, or HookError soon after it has failed on another rank. Raises HookError, too,
-    if a rank takes longer than `join_limit_s`. The result is then left by its `__exit__`, if it has one.
+    Raises the error of `work` on this rank, or HookError soon after `work` has failed on another rank. Raises
+    HookError, too, if a rank takes longer than `join_limit_s`. Then calls the `__exit__` of the result.
     """
     if ranks == 1:
         return work()

@@ -264,7 +264,7 @@ class SwitchSummation:
     def close(self) -> None:
         """Wait, at most `timers.linger`, until every worker has every result; then free the ports.
 
-        In a forked child, only close its own descriptors: the job goes on in the parent.
+        In a forked child, only close its own descriptors: the job continues in the parent.
         """
         if self._closed:
             return

@@ -127,7 +127,7 @@ class _Server(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def _make_room(self) -> bool:
-        """Close the oldest connection that has not asked, so that strangers cannot keep scrapers out."""
+        """Close the oldest connection that has sent no request, lest strangers keep scrapers out."""
         silent = next((client for client, asked in self._clients.items() if not asked), None)
         if silent is None:
             return False

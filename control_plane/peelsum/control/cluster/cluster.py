@@ -222,7 +222,7 @@ class Cluster:
         """Admit a job, or admit it again, in a new generation; return what its participants must know.
 
         token: what later changes of this job need; empty for none. Raises ControlError, or ValueError for a
-        token that is not text. After a switch's error, a job that was admitted before goes on as before.
+        token that is not text. After a switch's error, an already admitted job continues.
         """
         with self._changing:
             epoch = self._leading()
@@ -253,7 +253,7 @@ class Cluster:
         Raises ControlError if it is not admitted, or has another token, ValueError for no number of a job.
         """
         if not RESERVED_JOB_ID < job_id <= MAX_JOB_ID:
-            raise ValueError(f"job_id: {job_id}: is no number of a job; use 1 to {MAX_JOB_ID}")
+            raise ValueError(f"job_id: {job_id}: is not a job's number; use 1 to {MAX_JOB_ID}")
         with self._changing:
             epoch = self._leading()
             known = self._permitted(job_id, _digest(token))

@@ -35,7 +35,7 @@ MOST_SECONDS = 10.0
 def seconds_to_compile(source: str) -> float:
     """Estimate the processor time that Numba takes to compile generated code, the same on every machine.
 
-    Numba follows variables from block to block, so that its time grows with the product of both. The factors
+    Numba follows variables from block to block: its time grows with the product of both. The factors
     were fitted to programs that take 1 to 45 s.
     """
     words = sum(1 for _ in re.finditer(r"\w+", source))
