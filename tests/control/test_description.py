@@ -88,6 +88,12 @@ ip = "10.0.0.1"
             r"switch.routes.10.0.1.0/24.mac: is missing",
         ),
         (("[job]", "[job"), "is not TOML"),
+        pytest.param(("[job]", f"x = {'9' * 5000}\n[job]"), "is not TOML: .* digits", id="digits"),
+        pytest.param(
+            ("[job]", f"x = {'[' * 5000}{']' * 5000}\n[job]"),
+            "has lists or tables nested too deeply; remove them$",
+            id="nested lists",
+        ),
     ],
 )
 def test_each_validation_error_is_one_line_with_field_and_value(change, message):

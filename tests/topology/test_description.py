@@ -204,6 +204,13 @@ def test_a_file_that_is_not_toml_is_named() -> None:
         parse("hosts = {", "net.toml")
 
 
+@pytest.mark.parametrize("source", ["net.toml", "net.json"])
+def test_a_file_that_is_nested_too_deeply_is_named(source: str) -> None:
+    lists = "[" * 100_000 + "]" * 100_000
+    with pytest.raises(TopologyDescriptionError, match=f"^{source}: has lists or tables nested too deeply"):
+        parse(lists if source == "net.json" else f"hosts = {lists}", source)
+
+
 def test_every_example_can_be_read(request: pytest.FixtureRequest) -> None:
     examples = list((request.config.rootpath / "examples/topologies").iterdir())
     assert examples

@@ -117,8 +117,10 @@ def parsed_toml(text: str, source: str) -> dict[str, Any]:
         raise DescriptionError(
             f"{source}: line {line}: {text[error.start]!r}: is no Unicode character; remove it"
         ) from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # not only TOMLDecodeError: Python limits the digits of a number
         raise DescriptionError(f"{source}: is not TOML: {error}") from None
+    except RecursionError:
+        raise DescriptionError(f"{source}: has lists or tables nested too deeply; remove them") from None
 
 
 def validated(model: type[Model], values: Mapping[str, Any], source: str) -> Model:

@@ -291,6 +291,10 @@ def parse(text: str, source: str) -> Topology:
         raise TopologyDescriptionError(f"{source}: {message}") from None
     except ValueError as error:  # both decoders raise it
         raise TopologyDescriptionError(f"{source}: cannot be read: {error}; correct it there") from None
+    except RecursionError:
+        raise TopologyDescriptionError(
+            f"{source}: has lists or tables nested too deeply; remove them"
+        ) from None
 
 
 def _check_names(topology: Topology) -> None:
