@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import selectors
 import socket
 
 import pytest
 from patience import PATIENCE_S
 
 #: How long what has been sent over loopback may take to be there, in seconds.
-from peelsum.cli.job_requests import MOST, SPEAK_S, WAIT_S, Requests
+from peelsum.cli.job_requests import MOST, PAUSE_S, SPEAK_S, WAIT_S, Requests
 from peelsum.transport.lease import LONGEST_REQUEST
 
 
@@ -89,6 +91,52 @@ def test_who_connects_and_leaves_changes_nothing(requests, link):
     assert first.recv(100) == b'{"switch": []}\n'
     with pytest.raises(BlockingIOError):
         first.recv(100)
+
+
+def test_who_asks_and_leaves_gets_no_run(requests, link):
+    """As do launchers that give up: each run would take seconds."""
+    for process in range(5):
+        link(ask(process)).close()
+    for _ in range(10):
+        assert not requests.next(0.0, 0.1)
+    asking = link(ask(8))
+    await_start(requests)
+    assert requests.holder == "process 8 of 127.0.0.1"
+    asking.close()
+
+
+def test_without_descriptors_the_longest_silent_makes_room_or_nobody_is_accepted_for_a_while(
+    requests, place, link, monkeypatch
+):
+    class Full:
+        """A listening socket of a process without descriptors."""
+
+        def __init__(self):
+            self.accepts = 0
+
+        def accept(self):
+            self.accepts += 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        def fileno(self):
+            return place.fileno()
+
+    silent = link()
+    requests.next(0.0, PATIENCE_S)
+    full = Full()
+    requests._selector.unregister(place)
+    requests._selector.register(full, selectors.EVENT_READ)
+    monkeypatch.setattr(requests, "_listening", full)
+    asking = link(ask(8))
+    requests.next(1.0, PATIENCE_S)
+    assert silent.recv(100) == b""
+    for _ in range(3):
+        assert not requests.next(1.0 + PAUSE_S / 2, 0.0)
+    assert full.accepts == 2
+    monkeypatch.setattr(full, "accept", place.accept)
+    await_start(requests, 1.0 + 2 * PAUSE_S)
+    assert requests.holder == "process 8 of 127.0.0.1"
+    asking.close()
 
 
 def test_who_says_nothing_is_not_waited_for(requests, link):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import selectors
 import socket
@@ -19,6 +20,8 @@ SPEAK_S = 5.0
 WAIT_S = 8.0
 #: Maximum number of connections.
 MOST = 32
+#: How long no connection is accepted if the process has no file descriptor left, in seconds.
+PAUSE_S = 1.0
 #: (option, value) in seconds, or probes: the connection of a lost machine is closed after 5 s.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3))
 
@@ -75,6 +78,7 @@ class Requests:
         self._selector.register(listening, selectors.EVENT_READ)
         self._guests: dict[socket.socket, _Guest] = {}
         self._holder: _Guest | None = None
+        self._deaf_until: float | None = None
 
     def __enter__(self) -> Requests:
         return self
@@ -91,17 +95,27 @@ class Requests:
 
     def next(self, now: float, timeout_s: float) -> bool:
         """Wait up to `timeout_s`; return whether a new client got the lease and awaits `tell`."""
+        if self._deaf_until is not None and now >= self._deaf_until:
+            self._deaf_until = None
+            self._selector.register(self._listening, selectors.EVENT_READ)
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listening:
                 self._let_in(now)
             elif guest := self._guests.get(key.fileobj):  # type: ignore[call-overload]  # sockets only
                 self._hear(guest, now)
-        waiting = [guest for guest in self._guests.values() if guest.process is not None]
-        started = self._holder is None and bool(waiting)
+        started = self._holder is None and bool(self._waiting())
         if started:
-            self._holder = min(waiting, key=lambda guest: guest.until)
+            for key, _ in self._selector.select(0):  # who has left after its request
+                guest = self._guests.get(key.fileobj)  # type: ignore[call-overload]
+                if guest is not None and guest.process is not None:
+                    self._hear(guest, now)
+            self._holder = min(self._waiting(), key=lambda guest: guest.until, default=None)
+            started = self._holder is not None
         self._dismiss(now)
         return started
+
+    def _waiting(self) -> list[_Guest]:
+        return [guest for guest in self._guests.values() if guest.process is not None]
 
     def tell(self, answer: dict[str, Any]) -> None:
         """Send the holder its response. The lease is freed if `answer` is an error, or if sending fails."""
@@ -112,7 +126,10 @@ class Requests:
     def _let_in(self, now: float) -> None:
         try:
             link, (host, *_) = self._listening.accept()
-        except OSError:  # the client has already gone
+        except OSError as error:  # the client has already gone, or no descriptor is left for it
+            if error.errno in (errno.EMFILE, errno.ENFILE) and not self._make_room():
+                self._deaf_until = now + PAUSE_S
+                self._selector.unregister(self._listening)
             return
         if len(self._guests) == MOST and not self._make_room():
             link.close()

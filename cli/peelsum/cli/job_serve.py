@@ -266,7 +266,7 @@ def _answer(requests: Requests, runs: _Runs, ended: Signalled) -> None:
             try:
                 answer = runs.start()
                 runs.tell(f"generation {answer['admission']['generation']}: started for {requests.holder}")
-            except (ControlError, ProcessError) as error:
+            except (ControlError, ProcessError, OSError) as error:
                 answer = {"error": str(error)}
                 runs.tell(error)
             requests.tell(answer)

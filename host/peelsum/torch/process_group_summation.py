@@ -346,7 +346,7 @@ def _new_group(backend: str, ranks: Sequence[int], timeout: timedelta) -> dist.P
         ranks,
         dist.Backend(backend),
         store,
-        getattr(c10d, "GroupName", str)(f"{name}-{number}"),  # a type of str since torch 2.10
+        cast(Any, getattr(c10d, "GroupName", str)(f"{name}-{number}")),  # a type of str since torch 2.10
         timeout=timeout,
     )
     c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
