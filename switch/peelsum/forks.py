@@ -7,13 +7,14 @@ killed parent. Python's own descriptors are closed by exec, not by fork.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Protocol
 from weakref import WeakSet
 
 
 class _Opened(Protocol):
     def fileno(self) -> int:
-        """Return the descriptor, or -1 after closing."""
+        """Return the descriptor. After closing, sockets return -1, and files raise ValueError."""
 
 
 _kept: WeakSet[_Opened] = WeakSet()
@@ -30,8 +31,9 @@ def keep_from_children(opened: _Opened) -> None:
 def _replace() -> None:
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for opened in _kept:
-        if (descriptor := opened.fileno()) >= 0:
-            os.dup2(null, descriptor, inheritable=False)
+        with suppress(ValueError):  # it is closed; e.g. the traceback of a kept error refers to it
+            if (descriptor := opened.fileno()) >= 0:
+                os.dup2(null, descriptor, inheritable=False)
     _kept.clear()
     os.close(null)
 

@@ -17,6 +17,8 @@ from peelsum.torch import HookConfigError, RandomK, SwitchAllreduceState, Thresh
 
 LAYER = torch.nn.Linear(2, 2)
 NAMES = [("weight", LAYER.weight), ("bias", LAYER.bias)]
+#: A parameter's residual in a checkpoint of version 1.
+NOTHING_KEPT = {"numbers": torch.zeros(1, dtype=torch.int64), "velocity": None, "scale": None}
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,13 @@ def test_complex_parameters_with_and_without_names():
         {"version": 1},
         {"version": 1, "steps": "a"},
         {"version": 1, "steps": 1, "residuals": [1]},
+        {"version": 1, "steps": float("inf")},
         {"version": 1, "steps": 1, "residuals": {"weight": {"numbers": torch.zeros(1)}}},
+        {"version": 1, "steps": 1, "residuals": {"weight": {"numbers": torch.zeros(1).requires_grad_()}}},
+        *(
+            {"version": 1, "steps": 1, "residuals": {"weight": NOTHING_KEPT | {"scale": scale}}}
+            for scale in (2**15, 0.5, float("nan"))
+        ),
     ],
     ids=str,
 )
@@ -152,7 +160,6 @@ def test_a_checkpoint_of_another_strategy_is_refused(strategy):
 
 
 def test_a_checkpoint_without_momentum_for_a_state_with_it():
-    residual = {"numbers": torch.zeros(1, dtype=torch.int64), "velocity": None, "scale": None}
     state = SwitchAllreduceState(over="gloo", compressor=TopK(0.5), momentum=0.5)
     with pytest.raises(HookConfigError, match="momentum: the checkpoint was made without, this state with;"):
-        state.load_state_dict({"version": 1, "steps": 1, "residuals": {"weight": residual}})
+        state.load_state_dict({"version": 1, "steps": 1, "residuals": {"weight": NOTHING_KEPT}})

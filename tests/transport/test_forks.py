@@ -43,6 +43,31 @@ with first_alone(sys.argv[2], "loops"):
 os._exit(0)
 """
 
+#: A process whose wait for the lock was interrupted, and which keeps the error. Its child says which of the
+#: open sockets it has a copy of. The order in which they are replaced is arbitrary, so there are many.
+INTERRUPTED = """
+import os, socket, sys
+from peelsum import compiled_once
+from peelsum.forks import keep_from_children
+sockets = [socket.socket() for _ in range(64)]
+for one in sockets:
+    keep_from_children(one)
+def interrupted(lock, what):
+    raise KeyboardInterrupt
+compiled_once._locked = lambda lock, alone: False
+compiled_once._wait = interrupted
+try:
+    with compiled_once.first_alone(sys.argv[1], "loops"):
+        pass
+except KeyboardInterrupt as error:
+    kept = error
+if (child := os.fork()) == 0:
+    null = os.stat(os.devnull)
+    print([i for i, one in enumerate(sockets) if not os.path.samestat(os.fstat(one.fileno()), null)])
+else:
+    os.waitpid(child, 0)
+"""
+
 
 class Killed:
     """A worker that was killed, whose child lives."""
@@ -95,3 +120,10 @@ def test_its_ports_are_free(killed: Killed, name: str, kind: int) -> None:
         pytest.skip("prometheus_client is not installed")
     with socket.socket(socket.AF_INET, kind) as again:
         again.bind(tuple(killed.told[name]))
+
+
+def test_a_closed_file_that_an_error_refers_to_does_not_keep_the_others_open(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert (run.stdout, run.stderr) == ("[]\n", "")

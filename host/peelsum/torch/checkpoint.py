@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,8 @@ def loaded(values: Mapping[str, Any], memory: Memory | None, decisions: Decision
         steps = int(values["steps"])
         residuals = {name: _read(one) for name, one in values.get("residuals", {}).items()}
         kept = {name: _arrays(one) for name, one in values.get("kept", {}).items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    # torch raises RuntimeError, a scale or step that is out of range OverflowError.
+    except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise HookConfigError(
             f"values: are not a saved state ({type(error).__name__}: {error}); give what state_dict returned"
         ) from error
@@ -91,7 +93,7 @@ def _read(values: Mapping[str, Any]) -> Residual:
     """Return the residual that `_written` wrote, in this version or in version 1."""
     numbers, velocity = values["numbers"].numpy().copy(), values["velocity"]
     if "scale" in values:
-        scales = np.full(numbers.size, values["scale"] or 0, np.int16)
+        scales = np.full(numbers.size, index(values["scale"] or 0), np.int16)
     else:
         scales = values["scales"].numpy().copy()
     return Residual(numbers, scales, None if velocity is None else velocity.numpy().copy())
