@@ -252,6 +252,26 @@ def test_a_lookahead_outside_the_packet_is_a_bad_program(document, value):
         parse(document, "x")
 
 
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"op": "shift", "parameters": [-8]},
+        {"op": "advance", "parameters": [{"type": "hexstr", "value": "-0x40"}]},
+    ],
+)
+def test_a_parser_that_goes_back_is_a_bad_program(document, step):
+    """Machine code would read and write memory before the packet."""
+    document["parsers"][0]["parse_states"][0]["parser_ops"].append(step)
+    with pytest.raises(BadProgram, match="advances by -8 bytes"):
+        parse(document, "x")
+
+
+def test_metadata_that_is_extracted_is_a_bad_program(document):
+    next(item for item in document["headers"] if item["name"] == "ipv4")["metadata"] = True
+    with pytest.raises(BadProgram, match="header ipv4: is metadata"):
+        parse(document, "x")
+
+
 def test_a_counter_of_a_table_in_no_pipeline_is_a_bad_program(document):
     pipeline(document)["name"] = "sideways"
     with pytest.raises(BadProgram, match="incomplete"):

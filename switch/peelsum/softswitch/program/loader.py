@@ -16,6 +16,7 @@ from peelsum.softswitch.program.load_tables import load_pipeline
 from peelsum.softswitch.program.model import (
     Checksum,
     CounterArray,
+    Extract,
     Field,
     Header,
     Parser,
@@ -24,11 +25,13 @@ from peelsum.softswitch.program.model import (
     RegisterArray,
 )
 from peelsum.softswitch.program.operations import (
+    AddHeader,
     Clone,
     CountAt,
     FieldRef,
     ReadRegister,
     Recirculate,
+    RemoveHeader,
     Resubmit,
     WriteRegister,
     walk,
@@ -229,6 +232,8 @@ def _check_state(program: Program) -> None:
     for node in walk((parser, *(action.body for action in program.actions.values()))):
         if isinstance(node, (ReadRegister, WriteRegister)) and node.register not in program.registers:
             raise BadProgram(f"register {node.register}: is not declared; compile the program again")
+        if isinstance(node, (AddHeader, RemoveHeader, Extract)) and program.headers[node.header].metadata:
+            raise BadProgram(f"header {node.header}: is metadata, in no packet; compile the program again")
         if isinstance(node, CountAt) and node.counter not in program.counters:
             raise BadProgram(f"counter {node.counter}: is not declared; compile the program again")
         if isinstance(node, (Clone, Resubmit, Recirculate)) and node.fields not in program.field_lists:
