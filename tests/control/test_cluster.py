@@ -460,6 +460,22 @@ def test_a_file_that_cannot_be_a_state_file(tmp_path):
         Store(tmp_path / "no" / "state")
 
 
+@pytest.mark.parametrize("other", [False, True], ids=["removed", "replaced"])
+def test_a_state_file_that_is_gone_gets_no_more_changes(tmp_path, other):
+    """SQLite goes on with the file that it has opened, and lost what it admitted."""
+    path = tmp_path / "state"
+    with closing(Store(path)) as store:
+        epoch = store.take_over("one:1", [("switch:1", 1)])
+        path.unlink()
+        if other:
+            path.write_bytes(b"another file")
+        for use in (store.leader, store.jobs, lambda: store.admit(epoch, StoredJob(3, True, 5, "text", ""))):
+            with pytest.raises(
+                StoreError, match=r"controller.state: .*: was removed or replaced while in use"
+            ):
+                use()
+
+
 def test_a_state_file_of_a_later_version(tmp_path):
     path = tmp_path / "state"
     with closing(Store(path)) as store:

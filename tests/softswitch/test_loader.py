@@ -209,6 +209,83 @@ def test_another_version_of_the_format_is_refused(document):
         parse(document, "x")
 
 
+@pytest.mark.parametrize("meta", [True, [], {"version": 2.0}, {"version": {}}])
+def test_a_version_that_is_none_is_a_bad_program(document, meta):
+    document["__meta__"] = meta
+    with pytest.raises(BadProgram, match="incomplete"):
+        parse(document, "x")
+
+
+@pytest.mark.parametrize("bits", [-1, 0, 2049, 1_000_000])
+def test_fields_of_no_bits_or_of_more_than_p4c_has_are_refused(document, bits):
+    """Writing the code of a field takes time that grows with the square of its bits."""
+    kind = next(item for item in document["header_types"] if item["name"] == "ipv4_h")
+    kind["fields"][0][1] = bits
+    with pytest.raises(UnsupportedConstruct, match=rf"field ipv4_h\..*: {bits} bits; use 1 to 2048"):
+        parse(document, "x")
+
+
+@pytest.mark.parametrize("section", ["register_arrays", "counter_arrays"])
+def test_cells_that_no_memory_holds_are_refused(document, section):
+    item = next(item for item in document[section] if not item.get("is_direct"))
+    item["size"] = 1 << 60
+    with pytest.raises(UnsupportedConstruct, match=r"no memory for \d+ cells"):
+        Switch(parse(document, "x"), "python")
+    item["size"] = -1
+    with pytest.raises(BadProgram, match=f"{item['name']}: size -1"):
+        parse(document, "x")
+
+
+def test_a_width_that_is_infinite_is_a_bad_program(document):
+    document["header_types"][0]["fields"][0][1] = float("inf")
+    with pytest.raises(BadProgram, match="incomplete"):
+        parse(document, "x")
+
+
+@pytest.mark.parametrize("value", [[-8, 8], [0, 0]])
+def test_a_lookahead_outside_the_packet_is_a_bad_program(document, value):
+    """Machine code would read memory before the packet."""
+    (steps,) = (s["parser_ops"] for s in document["parsers"][0]["parse_states"] if s["name"] == "start")
+    target = {"type": "field", "value": ["scalars", "tmp_0"]}
+    steps.append({"op": "set", "parameters": [target, {"type": "lookahead", "value": value}]})
+    with pytest.raises(BadProgram, match=r"lookahead: \d bits after"):
+        parse(document, "x")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"op": "shift", "parameters": [-8]},
+        {"op": "advance", "parameters": [{"type": "hexstr", "value": "-0x40"}]},
+    ],
+)
+def test_a_parser_that_goes_back_is_a_bad_program(document, step):
+    """Machine code would read and write memory before the packet."""
+    document["parsers"][0]["parse_states"][0]["parser_ops"].append(step)
+    with pytest.raises(BadProgram, match="advances by -8 bytes"):
+        parse(document, "x")
+
+
+def test_metadata_that_is_extracted_is_a_bad_program(document):
+    next(item for item in document["headers"] if item["name"] == "ipv4")["metadata"] = True
+    with pytest.raises(BadProgram, match="header ipv4: is metadata"):
+        parse(document, "x")
+
+
+def test_a_counter_of_a_table_in_no_pipeline_is_a_bad_program(document):
+    pipeline(document)["name"] = "sideways"
+    with pytest.raises(BadProgram, match="incomplete"):
+        parse(document, "x")
+
+
+@pytest.mark.parametrize("name", ["m\u00b2", "\ufb01", "a b\n#"])
+def test_any_name_becomes_one_of_python(document, name):
+    """Python refuses the first, a digit to `re`, and takes the second for `fi`."""
+    text = json.dumps(document).replace('"tmp"', json.dumps(name))
+    switch = Switch(parse(json.loads(text.replace('"ethernet"', json.dumps(name))), "x"), "python")
+    assert switch.source.isascii()
+
+
 def test_branches_nested_too_deeply_are_refused(document):
     conditions = [
         {

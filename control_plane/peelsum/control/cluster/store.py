@@ -75,11 +75,13 @@ class Store:
     def __init__(self, path: Path) -> None:
         """Open the file, and make it if it is missing. Raises StoreError."""
         self._path, self._lock = path, RLock()
+        self._inode: tuple[int, int] | None = None
         with self._reported():
             self._file = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             with self._reported():
                 self._prepare()
+            self._inode = _inode(path)
         except BaseException:
             self._file.close()
             raise
@@ -182,9 +184,24 @@ class Store:
     @contextmanager
     def _reported(self) -> Iterator[None]:
         with self._lock:
+            # SQLite would go on with a file that no longer has a name, and lose every change at its end.
+            if self._inode is not None and _inode(self._path) != self._inode:
+                raise StoreError(
+                    f"controller.state: {self._path}: was removed or replaced while in use; start the "
+                    "controller again, with the file that it should continue from"
+                )
             try:
                 yield
             except sqlite3.Error as error:
                 raise StoreError(
                     f"controller.state: {self._path}: {error}; give a file that can be read and written"
                 ) from None
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file from others that get its name; None if there is no file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -235,6 +235,6 @@ def _named(prefix: str, things: Iterable[str]) -> dict[str, str]:
     """Return a distinct variable name for each thing, made from the thing's name."""
     made: dict[str, str] = {}
     for thing in things:
-        name = prefix + "".join(letter if letter.isalnum() else "_" for letter in thing)
+        name = prefix + "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in thing)
         made[thing] = f"{name}_{len(made)}" if name in made.values() else name
     return made

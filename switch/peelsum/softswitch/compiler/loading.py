@@ -30,17 +30,17 @@ def load(path: str | PathLike[str]) -> Program:
 
 def parse(document: Any, name: str) -> Program:
     """Return the program in a BMv2 JSON document. Raises as `load` does."""
-    version = document.get("__meta__", {}).get("version", [2]) if isinstance(document, dict) else None
-    if version is not None and version[0] != 2:
-        raise UnsupportedConstruct(f"{name}: BMv2 JSON version {version}; use version 2")
     if not isinstance(document, dict) or "pipelines" not in document:
         raise BadProgram(
             f"{name}: has no pipelines, so it is not BMv2 JSON; compile the program with p4c-bm2-ss"
         )
     try:
+        version = document.get("__meta__", {}).get("version", [2])
+        if version[0] != 2:
+            raise UnsupportedConstruct(f"{name}: BMv2 JSON version {version}; use version 2")
         program = read(document, name)
         generate(program, True, False)  # refuses what the loader cannot; a switch finds the code cached
-    except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, IndexError, ValueError, OverflowError, AttributeError) as error:
         raise BadProgram(f"{name}: incomplete BMv2 JSON ({error!r}); compile the program again") from error
     except RecursionError:
         raise UnsupportedConstruct(

@@ -98,7 +98,7 @@ class Storage:
 
     def name(self, *parts: str) -> str:
         """Return a new variable name made from `parts`."""
-        wanted = re.sub(r"\W+", "_", "_".join(parts)).strip("_")
+        wanted = re.sub(r"\W+", "_", "_".join(parts), flags=re.ASCII).strip("_")
         name, number = wanted, 1
         while name in self._names:
             number += 1

@@ -219,6 +219,12 @@ def _split(value: int, widths: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(parts))
 
 
+def _advance(count: int, where: str) -> Advance:
+    if count < 0:
+        raise BadProgram(f"{where}: advances by {count} bytes; compile the program again")
+    return Advance(count)
+
+
 def _parser_op(item: Mapping[str, Any], scope: Scope, where: str) -> list[ParserOp]:
     args = item["parameters"]
     match item["op"]:
@@ -232,14 +238,14 @@ def _parser_op(item: Mapping[str, Any], scope: Scope, where: str) -> list[Parser
         case "verify":
             return [Verify(scope.expression(args[0]), scope.expression(args[1]))]
         case "shift":
-            return [Advance(int(args[0]))]
+            return [_advance(int(args[0]), where)]
         case "advance":
             bits = scope.expression(args[0])
             if not isinstance(bits, Const) or bits.value % 8:
                 raise UnsupportedConstruct(
                     f"{where}: advances by a computed or odd number of bits; use whole bytes"
                 )
-            return [Advance(bits.value // 8)]
+            return [_advance(bits.value // 8, where)]
         case "primitive":
             return [load_primitive(args[0], scope, where)]
     shown = args[0].get("type") if args and isinstance(args[0], dict) else ""

@@ -131,7 +131,10 @@ class Scope:
             case "runtime_data" | "local":
                 return Param(int(value), self.params[int(value)].bits)
             case "lookahead":
-                return Lookahead(int(value[0]), int(value[1]))
+                offset, bits = int(value[0]), int(value[1])
+                if offset < 0 or bits < 1:
+                    raise BadProgram(f"lookahead: {bits} bits after {offset}; compile the program again")
+                return Lookahead(offset, bits)
         raise UnsupportedConstruct(f"{kind} {value} in an expression: not supported; leave it out")
 
     def _operation(self, item: Mapping[str, Any]) -> Expr:

@@ -16,6 +16,7 @@ from peelsum.softswitch.program.load_tables import load_pipeline
 from peelsum.softswitch.program.model import (
     Checksum,
     CounterArray,
+    Extract,
     Field,
     Header,
     Parser,
@@ -24,11 +25,13 @@ from peelsum.softswitch.program.model import (
     RegisterArray,
 )
 from peelsum.softswitch.program.operations import (
+    AddHeader,
     Clone,
     CountAt,
     FieldRef,
     ReadRegister,
     Recirculate,
+    RemoveHeader,
     Resubmit,
     WriteRegister,
     walk,
@@ -46,6 +49,9 @@ _CORE_ERRORS = (
     *("NoError", "PacketTooShort", "NoMatch", "StackOutOfBounds"),
     *("HeaderTooShort", "ParserTimeout", "ParserInvalidArgument"),
 )
+#: Bits of the widest field: p4c's own limit. The compiler's work grows with the square of it.
+_WIDEST = 2048
+_PIPELINES = ("ingress", "egress")
 _STANDARD = "standard_metadata"
 _NEEDED = ("ingress_port", "egress_spec", "egress_port")
 
@@ -93,6 +99,10 @@ def _headers(document: Mapping[str, Any]) -> dict[str, Header]:
                 raise UnsupportedConstruct(
                     f"varbit {item['name']}.{field_name}: not supported; give it a fixed width"
                 )
+            if not 1 <= int(bits) <= _WIDEST:
+                raise UnsupportedConstruct(
+                    f"field {item['name']}.{field_name}: {bits} bits; use 1 to {_WIDEST}"
+                )
             fields.append(Field(field_name, int(bits), bool(signed and signed[0])))
         types[item["name"]] = tuple(fields)
     headers: dict[str, Header] = {}
@@ -135,21 +145,31 @@ def _registers(document: Mapping[str, Any]) -> dict[str, RegisterArray]:
             raise UnsupportedConstruct(
                 f"register {item['name']}: cells of {item['bitwidth']} bits; use 1 to 64"
             )
-        registers[item["name"]] = RegisterArray(item["name"], int(item["size"]), int(item["bitwidth"]))
+        registers[item["name"]] = RegisterArray(item["name"], _size(item), int(item["bitwidth"]))
     return registers
 
 
 def _counters(document: Mapping[str, Any]) -> dict[str, CounterArray]:
     counters = {}
-    sizes = {table["name"]: table for pipe in document["pipelines"] for table in pipe["tables"]}
+    tables = [
+        table for pipe in document["pipelines"] if pipe["name"] in _PIPELINES for table in pipe["tables"]
+    ]
+    sizes = {table["name"]: table for table in tables}
     for item in document.get("counter_arrays", ()):
         if item["is_direct"]:
             bound = sizes[item["binding"]]
             size = max(int(bound["max_size"]), len(bound.get("entries", ())))
             counters[item["name"]] = CounterArray(item["name"], size, item["binding"])
         else:
-            counters[item["name"]] = CounterArray(item["name"], int(item["size"]), None)
+            counters[item["name"]] = CounterArray(item["name"], _size(item), None)
     return counters
+
+
+def _size(item: Mapping[str, Any]) -> int:
+    size = int(item["size"])
+    if size < 0:
+        raise BadProgram(f"{item['name']}: size {size}; compile the program again")
+    return size
 
 
 def _parser(document: Mapping[str, Any], scope: Scope) -> Parser:
@@ -212,6 +232,8 @@ def _check_state(program: Program) -> None:
     for node in walk((parser, *(action.body for action in program.actions.values()))):
         if isinstance(node, (ReadRegister, WriteRegister)) and node.register not in program.registers:
             raise BadProgram(f"register {node.register}: is not declared; compile the program again")
+        if isinstance(node, (AddHeader, RemoveHeader, Extract)) and program.headers[node.header].metadata:
+            raise BadProgram(f"header {node.header}: is metadata, in no packet; compile the program again")
         if isinstance(node, CountAt) and node.counter not in program.counters:
             raise BadProgram(f"counter {node.counter}: is not declared; compile the program again")
         if isinstance(node, (Clone, Resubmit, Recirculate)) and node.fields not in program.field_lists:

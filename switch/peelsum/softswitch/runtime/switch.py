@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from peelsum.softswitch.compiler.codegen import generate
 from peelsum.softswitch.compiler.emit_again import COUNT, MOST_ITEMS, NEXT, REFUSED
-from peelsum.softswitch.errors import InvalidEntry, SoftswitchError
+from peelsum.softswitch.errors import InvalidEntry, SoftswitchError, UnsupportedConstruct
 from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.runtime.compiled import as_it_is, machine_code
 from peelsum.softswitch.runtime.frames import Frames
@@ -207,7 +207,13 @@ class Room:
 
 def _zeros(ends: Iterable[int], dtype: type[_Scalar]) -> NDArray[_Scalar]:
     """Return zeros up to the last of `ends`."""
-    return np.zeros(max(ends, default=0), dtype)
+    cells = max(ends, default=0)
+    try:
+        return np.zeros(cells, dtype)
+    except (MemoryError, ValueError):  # the latter if no machine can have as many
+        raise UnsupportedConstruct(
+            f"program: no memory for {cells} cells of tables, registers or counters; make them smaller"
+        ) from None
 
 
 def _checked(frames: Frames) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.int32]]:
