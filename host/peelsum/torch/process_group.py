@@ -41,14 +41,18 @@ _PIECE_BITS = 22
 #: Calls passed to gloo here, because torch's base class would hold the GIL while it waits for them. Versions
 #: of torch before 2.12 have the names with `base` and `tensor`, later ones those with `single`.
 _BY_GLOO = (
+    "_allgather_base",
+    "_reduce_scatter_base",
     "allgather",
     "allgather_into_tensor_coalesced",
+    "all_gather_single",
     "all_gather_single_coalesced",
     "allreduce_coalesced",
     "all_to_all_single",
     "alltoall_base",
     "monitored_barrier",
     "reduce_scatter",
+    "reduce_scatter_single",
     "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor_coalesced",
     "send",
