@@ -154,7 +154,7 @@ class Settings:
 
     @property
     def method(self) -> Compressor | None:
-        """The compressor, also of a choice of elements that is none itself; None without one."""
+        """The compressor, or None. An object that only chooses elements becomes an `Indexed` one."""
         chosen = self.compressor
         return chosen if chosen is None or isinstance(chosen, Compressor) else Indexed(chosen)
 
