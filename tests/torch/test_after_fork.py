@@ -90,4 +90,5 @@ REFUSED = (
 def test_a_forked_child_is_refused_and_ends(program, said):
     command = [sys.executable, "-c", HEAD + program + TAIL]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.stdout.splitlines() == [*said, "3"], done.stderr
+    told = [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]  # torch before 2.12
+    assert told == [*said, "3"], done.stderr
