@@ -171,7 +171,7 @@ class PortLink:
 
     @contextmanager
     def _blaming_the_network(self) -> Iterator[None]:
-        """Turn OSError, and errors of a host or port that is none, into a SwitchUnreachableError."""
+        """Turn OSError, and errors of an invalid host or port, into a SwitchUnreachableError."""
         try:
             yield
         except (OSError, OverflowError, UnicodeError) as error:
