@@ -4,6 +4,7 @@
 """
 
 from peelsum.allreduce.allreduce import Allreduce
+from peelsum.allreduce.choosing import RequestedForm, RequestedValues
 from peelsum.allreduce.costs import NetworkModel
 from peelsum.allreduce.errors import (
     AllreduceError,
@@ -12,10 +13,9 @@ from peelsum.allreduce.errors import (
     PlanMismatchError,
     SummationStalledError,
 )
-from peelsum.allreduce.forms import RequestedForm, RequestedIndex
-from peelsum.allreduce.indexes import BitmapIndex, BloomIndex, Index, IndexForm, TwoLevelIndex
+from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index, IndexForm
 from peelsum.allreduce.local import LocalSummation
-from peelsum.allreduce.plan import Choice, Form, Plan, Prediction, Settings, TensorPlan
+from peelsum.allreduce.plan import Choice, Form, Plan, Settings, TensorPlan
 from peelsum.allreduce.result import StepResult, TensorResult
 from peelsum.summation import Op, Part, Summation
 
@@ -23,6 +23,7 @@ __all__ = [
     "Allreduce",
     "AllreduceError",
     "BitmapIndex",
+    "BlockIndex",
     "BloomIndex",
     "Choice",
     "DeviceMemoryError",
@@ -36,14 +37,12 @@ __all__ = [
     "Part",
     "Plan",
     "PlanMismatchError",
-    "Prediction",
     "RequestedForm",
-    "RequestedIndex",
+    "RequestedValues",
     "Settings",
     "StepResult",
     "Summation",
     "SummationStalledError",
     "TensorPlan",
     "TensorResult",
-    "TwoLevelIndex",
 ]

@@ -1,31 +1,26 @@
 """Sum float tensors exactly over all workers, on any backend.
 
-Theory of operation. One call of `Allreduce.sum` is one step, and a step consists of these rounds. In each
-round, the words of all tensors are sent back to back, in one exchange, so that chunks are full. A tensor
-skips the rounds that it does not need.
+Theory of operation. One call of `Allreduce.sum` is one step, and a step sums two vectors: the dense tensors
+end to end, and the sparse tensors end to end. It consists of these rounds, each one exchange.
 
     round        op   words                                          when
     agreement    OR   a digest d of plan and step, and ~d            always; alone if the tensors are new
-    header       OR   exponent, scales, index or sample of density   with the agreement, else after it
-                 ADD  dense values or sketch, at a predicted scale   with the header, if there is a prediction
-    refinement   OR   an index of the candidates                     while too many may be false positives
-    values       ADD  dense, compact or sketch                       unless sent already, zero or not finite
-    left-over    ADD  values that peeling did not recover            if there are any
+    header       OR   scales of blocks, indexes of the sparse        with the agreement, else after it
+    refinement   OR   the candidates' own bits                       if too many may be false positives
+    values       ADD  the dense numbers; the candidates', or their   unless all are zero or not finite
+                      sketch
+    left-over    ADD  numbers that peeling did not recover           if there are any
 
-After a wrong prediction, the "values" round sends the tensor again, at the agreed scale.
-
-All workers must make the same decisions: on agreement, scale, lengths, left-over and the next step's choices.
-They do, because each decision depends only on sums, which are the same on every worker.
+All workers must make the same decisions: on agreement, scales, lengths, left-over and the next step's
+choices. They do, because each decision depends only on sums, which are the same on every worker.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import time
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -35,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Never, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce.bundle import bundled, ordered
+from peelsum.allreduce.choosing import DEFAULT_NETWORK, Chooser, RequestedForm, RequestedValues, require_names
 from peelsum.allreduce.costs import NetworkModel
 from peelsum.allreduce.errors import (
     DeviceMemoryError,
@@ -43,30 +38,21 @@ from peelsum.allreduce.errors import (
     PlanMismatchError,
     refuse_arguments,
 )
-from peelsum.allreduce.exchange import Setting, TensorExchange
-from peelsum.allreduce.finishing import finished
-from peelsum.allreduce.forms import (
-    DEFAULT_NETWORK,
-    FormChooser,
-    RequestedForm,
-    RequestedIndex,
-    require_names,
-)
-from peelsum.allreduce.group import Group
-from peelsum.allreduce.host_bundle import HostBundle, Layout
+from peelsum.allreduce.exchange import Exchange, Setting
+from peelsum.allreduce.outcome import Outcome
 from peelsum.allreduce.plan import (
+    Choice,
+    IndexPart,
     Plan,
     Settings,
     TensorPlan,
     agreed,
     agreement_words,
-    labeled,
     unsupported,
     unsupported_dtype,
 )
-from peelsum.allreduce.result import StepResult, TensorResult
+from peelsum.allreduce.result import StepResult
 from peelsum.allreduce.rounds import Note, Span, Step, unnoted
-from peelsum.allreduce.together import Together
 from peelsum.codec import (
     BFloat16,
     HostMemory,
@@ -77,18 +63,19 @@ from peelsum.codec import (
     fixed_point,
     kernels,
     memory,
+    segment_codec,
 )
+from peelsum.codec.kernels import SegmentCodecs
 from peelsum.summation import NotBegunError, Part, Summation, Words
 from peelsum.wire import packet_bytes
 
 if TYPE_CHECKING:
-    from peelsum.allreduce.device_bundle import DeviceBundle
-    from peelsum.allreduce.finishing import Joined
     from peelsum.codec.gpu_memory import DeviceMemory
 
 _log = logging.getLogger("peelsum")
 #: Plans of earlier steps that are kept, and plans of which it is kept that all workers have agreed on them.
 _REMEMBERED, _AGREED = 32, 1024
+_UNCHOSEN = Choice("dense")
 
 
 class DeviceTensor(Protocol):
@@ -111,6 +98,14 @@ class Codec(NamedTuple):
 
     ops: Kernels
     memory: Memory
+    segments: SegmentCodecs
+
+    @classmethod
+    def of(cls, implementation: Implementation, *, direct: bool = False) -> Codec:
+        """Return the one of this name; direct: see `memory`."""
+        return cls(
+            kernels(implementation), memory(implementation, direct=direct), segment_codec(implementation)
+        )
 
 
 class Allreduce:
@@ -118,12 +113,12 @@ class Allreduce:
 
     Each worker has its own object, which only one thread may use.
 
-    `forms`, `sparse`, `index`, `predict` and `network` are those of `FormChooser`. Every name in `forms` and
-    `sparse` must be the name of a tensor; otherwise every worker raises InvalidRequestError in the first
-    step. The known names are `names`, or, if that is empty, those of the first call of `sum`.
+    `forms`, `values` and `network` are those of `Chooser`. Every name in `forms` must be the name of a
+    tensor; otherwise every worker raises InvalidRequestError in the first step. The known names are `names`,
+    or, if that is empty, those of the first call of `sum`.
 
-    - `seed`, `cells_per_candidate`: determine the layout of sketches. By default a sketch has 1.4 cells per
-      candidate, or 1.3 if it is sent after its union and that has 1,000 candidates or more.
+    - `seed`, `cells_per_candidate`: determine the layout of sketches. By default a sketch has 1.3 cells per
+      candidate, or 1.4 if there are fewer than 1,000.
     - `average`: divide results by the number of workers.
     - `implementation`: the implementation of the codec; "gpu" takes torch tensors.
     - `clock`: returns the time in seconds.
@@ -142,10 +137,8 @@ class Allreduce:
         summation: Summation,
         *,
         forms: RequestedForm | Mapping[str, RequestedForm] = "auto",
-        sparse: Collection[str] = (),
+        values: RequestedValues = "auto",
         names: Collection[str] = (),
-        index: RequestedIndex = "auto",
-        predict: bool = False,
         network: NetworkModel = DEFAULT_NETWORK,
         seed: int = 0,
         average: bool = False,
@@ -158,28 +151,22 @@ class Allreduce:
     ) -> None:
         refuse_arguments(removed)
         self._summation = summation
-        flags = {"average": average, "predict": predict}
-        for option, flag in flags.items():
-            if not isinstance(flag, bool):
-                raise InvalidRequestError(f"{option}: {flag!r} is not a bool; use True or False")
+        if not isinstance(average, bool):
+            raise InvalidRequestError(f"average: {average!r} is not a bool; use True or False")
         require_names("names", names)
         self._names = tuple(names)
-        self._chooser = FormChooser(forms, sparse, index=index, predict=predict, network=network)
+        self._chooser = Chooser(forms, values=values, network=network)
         self._settings = Settings(seed, average, cells_per_candidate, str(self._chooser))
         # Report an invalid size here, not in a later step.
-        SketchLayout.sized(0, 1, 0, self._settings.cells(0, ahead=True))
+        SketchLayout.sized(0, 1, 0, self._settings.cells(0))
         fixed_point(0, summation.workers)
         direct = getattr(summation, "device", None) is not None
-        self._codec = Codec(kernels(implementation), memory(implementation, direct=direct))
+        self._codec = Codec.of(implementation, direct=direct)
         self._clock, self._span, self._note = clock, span, note
         #: The plans that all workers have agreed on, by their requests, oldest first.
         self._agreed: dict[int, None] = {}
-        #: The plans of the last steps, latest first, with their digests: choices often alternate.
-        self._plans: deque[Plan] = deque(maxlen=_REMEMBERED)
-        #: Each tensor's last plan, ahead of groups.
-        self._tensor_plans: dict[str, TensorPlan] = {}
-        #: The layouts of plans' bundles, by the plans' digests.
-        self._layouts: dict[int, Layout] = {}
+        #: The last plan of each sequence of names, shapes and dtypes, the one used last at the end.
+        self._plans: dict[tuple[Any, ...], Plan] = {}
         self._failed = False
         self._steps = 0
 
@@ -227,27 +214,26 @@ class Allreduce:
 
     def _sum(self, named: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> StepResult:
         self._steps += 1
-        memory = self._codec.memory
-        on_device = not isinstance(memory, HostMemory)
-        step = Step(self._summation, memory, self._clock, self._span, self._note, keeping=on_device)
+        codec = self._codec
+        on_device = not isinstance(codec.memory, HostMemory)
+        step = Step(self._summation, codec.memory, self._clock, self._span, self._note, keeping=on_device)
         plan = self._plan(named)
         known = plan.request in self._agreed
         if not known:
             self._agree(plan, step)
         ahead = [self._agreement(plan)] if known else []
-        done: dict[str, TensorResult] = {}
         try:
-            return self._summed(self._codec, plan, named, into, ahead, step, done)
+            return self._summed(codec, plan, named, into, ahead, step)
         except RuntimeError as error:
-            lacked = self._lacked(error, step) if on_device else None
+            lacked = self._lacked(error, plan, step) if on_device else None
             if lacked is None:
                 raise
         # The traceback is gone here, and with it what the step had on the device.
         _log.error("%s. The host computes this step.", lacked)
         try:
-            return self._on_host(plan, named, into, ahead, step, done)
+            return self._on_host(plan, named, into, ahead, step)
         except RuntimeError as error:  # over NCCL, words need memory of the device
-            lacked = self._lacked(error, step)
+            lacked = self._lacked(error, plan, step)
             if lacked is None:
                 raise
         raise DeviceMemoryError(f"{lacked}. Start again with a new summation.")
@@ -260,15 +246,32 @@ class Allreduce:
         into: Mapping[str, Tensor],
         ahead: Sequence[Part],
         step: Step,
-        done: dict[str, TensorResult],
     ) -> StepResult:
-        """Run the rounds and decode their sums; `done` gets each result that is on the device for good."""
-        with step.timed("encode"):
-            joined, alone = self._exchanges(codec, plan, named, into, step)
-        step.run([*joined, *alone.values()], ahead)
-        return self._finish(joined, alone, plan, step, done)
+        """Run the rounds, and decode their sums."""
+        layout, workers = plan.layout, self._summation.workers
+        outcome = Outcome(plan, self._chooser)
+        if layout.order:
+            with step.timed("encode"):
+                values, out = codec.memory.flat(list(named.values()), [into.get(name) for name in named])
+                chosen = [values[m] for m in layout.order], [out[m] for m in layout.order]
+                segments = codec.segments(layout.table, *chosen, workers)
+                exchange = Exchange(layout, segments, self._setting(codec, plan))
+            step.run(exchange.rounds(), ahead, codec.memory)
+            with step.timed("decode"):
+                outcome.take(exchange, codec.memory)
+        elif ahead:
+            step.run(None, ahead, codec.memory)
+        return self._finish(outcome, plan, step)
 
-    def _lacked(self, error: RuntimeError, step: Step) -> str | None:
+    def _setting(self, codec: Codec, plan: Plan) -> Setting:
+        def likely(part: IndexPart) -> float:
+            return self._chooser.likely([one for one in plan.tensors if one.choice.index == part.index])
+
+        sketched = self._chooser.sparse_form == "sketch"
+        seed = _step_seed(self._settings.seed, self._steps) if plan.layout.parts else 0
+        return Setting(codec.ops, codec.memory, self._settings, self._chooser.network, seed, sketched, likely)
+
+    def _lacked(self, error: RuntimeError, plan: Plan, step: Step) -> str | None:
         """Return a message if a device had no room; None if the error says something else.
 
         Raises DeviceMemoryError if the backend had begun a sum, which cannot go on.
@@ -279,7 +282,7 @@ class Allreduce:
             return None
         message = (
             f"memory: worker {self._summation.worker_id} has no room for {asked} on the device, in step "
-            f"{self._steps} for {step.label}; free memory there, sum fewer tensors in one step (with DDP, a "
+            f"{self._steps} for {plan.label}; free memory there, sum fewer tensors in one step (with DDP, a "
             "smaller bucket_cap_mb), or pass in_place=True"
         )
         if step.summing and not isinstance(error, NotBegunError):
@@ -295,28 +298,22 @@ class Allreduce:
         into: Mapping[str, Any],
         ahead: Sequence[Part],
         step: Step,
-        done: Mapping[str, TensorResult],
     ) -> StepResult:
-        """Go through a step's rounds again on the host, and end it there. Results that are `done` stay."""
-        memory, codec = cast("DeviceMemory", self._codec.memory), Codec(kernels("cpu"), HostMemory())
+        """Go through a step's rounds again on the host, and end it there."""
+        memory = cast("DeviceMemory", self._codec.memory)
         near: dict[str, Tensor] = {name: memory.near(tensor) for name, tensor in named.items()}
-        if memory.direct:
-            step.carrying = True
-        else:
-            step.memory = codec.memory
-        found = self._summed(codec, plan, near, {}, ahead, step, {})
-        results, lacked = {result.name: result for result in found.tensors} | dict(done), None
-        for name in results.keys() - done.keys():
-            step.label, values = repr(name), results[name].values
+        found = self._summed(Codec.of("cpu"), plan, near, {}, ahead, step)
+        results, lacked = [], None
+        for result in found.tensors:
             try:
-                there = memory.placed_in(values, named[name], into.get(name))
+                there = memory.placed_in(result.values, named[result.name], into.get(result.name))
             except RuntimeError as error:
-                lacked = self._lacked(error, step)
+                lacked = self._lacked(error, plan, step)
                 if lacked is None:
                     raise
-                there = memory.left_on_host(values)
-            results[name] = replace(results[name], values=cast(Any, there))
-        ended = replace(found, tensors=[results[tensor.name] for tensor in plan.tensors])
+                there = memory.left_on_host(result.values)
+            results.append(replace(result, values=cast(Any, there)))
+        ended = replace(found, tensors=results)
         if lacked is not None:
             failed = DeviceMemoryError(f"{lacked}. The error's `result` has the sums, on the host.")
             failed.result = ended
@@ -324,25 +321,22 @@ class Allreduce:
         return ended
 
     def _plan(self, named: Mapping[str, Tensor]) -> Plan:
-        each = [self._tensor_plan(name, tensor) for name, tensor in named.items()]
-        tensors = tuple(self._chooser.grouped(each, self._settings))
-        for at, plan in enumerate(self._plans):
-            if plan.tensors == tensors:
-                del self._plans[at]
-                break
-        else:
-            plan = Plan(tensors, self._summation.workers, self._summation.lanes, self._settings)
-        self._plans.appendleft(plan)
-        return plan
-
-    def _tensor_plan(self, name: str, tensor: Tensor) -> TensorPlan:
-        """Return a tensor's plan, as the object of its last step if it is the same: plans compare faster."""
-        shape, dtype = tuple(tensor.shape), self._codec.memory.dtype(tensor)
-        choice = self._chooser.choose(name, math.prod(shape), self._settings)
-        last = self._tensor_plans.get(name)
-        if last is not None and last.choice is choice and (last.shape, last.dtype) == (shape, dtype):
-            return last
-        self._tensor_plans[name] = plan = TensorPlan(name, shape, dtype, choice)
+        asked = tuple([(name, tensor.shape, tensor.dtype) for name, tensor in named.items()])
+        plan = self._plans.pop(asked, None)
+        if plan is None or self._chooser.changed(plan.keys):
+            if plan is None:
+                dtype = self._codec.memory.dtype
+                tensors = tuple(
+                    TensorPlan(name, tuple(one.shape), dtype(one), _UNCHOSEN) for name, one in named.items()
+                )
+            else:
+                tensors = plan.tensors
+            chosen = self._chooser.choose(tensors, self._settings)
+            if plan is None or chosen != plan.tensors:
+                plan = Plan(chosen, self._summation.workers, self._summation.lanes, self._settings)
+        if len(self._plans) == _REMEMBERED:
+            del self._plans[next(iter(self._plans))]
+        self._plans[asked] = plan
         return plan
 
     def _named(self, tensors: Tensors) -> dict[str, Tensor]:
@@ -419,147 +413,17 @@ class Allreduce:
         # The step seeds the sketches, so a worker whose step differs would add values to the wrong cells.
         return Part(agreement_words(plan.digest_at(self._steps)), "or", check)
 
-    def _exchanges(
-        self,
-        codec: Codec,
-        plan: Plan,
-        named: Mapping[str, Tensor],
-        into: Mapping[str, Tensor],
-        step: Step,
-    ) -> tuple[list[Joined], dict[str, TensorExchange]]:
-        """Return the exchanges of a step in the order in which all workers send them, joined ones first."""
-        step.label, memory = labeled(list(named)), codec.memory
-        values = {name: memory.widened(tensor) for name, tensor in named.items()}
-        # Of a tensor that is overwritten, these are the values themselves.
-        out = {
-            name: values[name] if tensor is named[name] else memory.widened(tensor)
-            for name, tensor in into.items()
-        }
-        joined: list[Joined] = []
-        if group := [tensor for tensor in plan.tensors if tensor.choice.grouped]:
-            joined.append(self._group(codec, group, {one.name: values.pop(one.name) for one in group}, out))
-        if codec.ops is kernels("cpu"):
-            if values:
-                joined.append(self._host_bundle(codec, plan, values, out))
-            return joined, {}
-        first = dict.fromkeys(bundled(plan))
-        if first:
-            own = self._device_bundle(codec, {name: values[name] for name in first}, out)
-            if own:
-                joined.append(own)
-                values = {name: one for name, one in values.items() if name not in first}
-        alone = {
-            tensor.name: self._exchange(codec, tensor, values[tensor.name], out.get(tensor.name))
-            for tensor in ordered(plan)
-            if tensor.name in values
-        }
-        places = [*{memory.beside(one) for one in values.values()}]
-        if isinstance(memory, HostMemory) or len(places) != 1:
-            return joined, alone
-        return [*joined, Together(alone, cast("DeviceMemory", places[0]))], {}
-
-    def _host_bundle(
-        self,
-        codec: Codec,
-        plan: Plan,
-        values: Mapping[str, NDArray[np.float32]],
-        out: Mapping[str, NDArray[np.float32]],
-    ) -> HostBundle:
-        layout = self._layouts.get(plan.digest)
-        if layout is None:
-            if len(self._layouts) == _REMEMBERED:
-                del self._layouts[next(iter(self._layouts))]
-            tensors = [tensor for tensor in ordered(plan) if tensor.name in values]
-            layout = self._layouts[plan.digest] = Layout.of(tensors, self._chooser.wants)
-        arrays = [values[name] for name in layout.names]
-
-        def make(m: int) -> TensorExchange:
-            return self._exchange(codec, layout.tensors[m], arrays[m], out.get(layout.names[m]))
-
-        return HostBundle(
-            layout,
-            arrays,
-            out,
-            self._summation.workers,
-            make=make,
-            seed=lambda name: _tensor_seed(self._settings.seed, self._steps, name),
-            refinement=self._chooser.refinement,
-        )
-
-    def _device_bundle(
-        self,
-        codec: Codec,
-        values: Mapping[str, NDArray[np.float32]],
-        out: Mapping[str, NDArray[np.float32]],
-    ) -> DeviceBundle | None:
-        """Return the bundle of tensors on a device; None if they are not on one."""
-        places = {codec.memory.beside(one) for one in values.values()}
-        if isinstance(codec.memory, HostMemory) or len(places) > 1:
-            return None
-        from peelsum.allreduce.device_bundle import DeviceBundle
-
-        into = {name: one for name, one in out.items() if name in values}
-        return DeviceBundle(values, into, self._summation.workers, cast("DeviceMemory", codec.memory))
-
-    def _group(
-        self,
-        codec: Codec,
-        tensors: Sequence[TensorPlan],
-        values: Mapping[str, NDArray[np.float32]],
-        out: Mapping[str, NDArray[np.float32]],
-    ) -> Group:
-        seed = _tensor_seed(self._settings.seed, self._steps, tensors[0].name)
-        setting = Setting(
-            codec.ops if isinstance(codec.memory, HostMemory) else kernels("cpu"),
-            self._summation.workers,
-            self._summation.lanes,
-            self._settings,
-            seed,
-            refinement=self._chooser.refinement_of(tensors),
-        )
-        return Group(tensors[0].choice, values, out, setting, codec.memory)
-
-    def _exchange(
-        self, codec: Codec, plan: TensorPlan, values: NDArray[np.float32], out: NDArray[np.float32] | None
-    ) -> TensorExchange:
-        summation, seeded = self._summation, plan.choice.index or plan.choice.sampled
-        seed = _tensor_seed(self._settings.seed, self._steps, plan.name) if seeded else 0
-        setting = Setting(
-            codec.ops,
-            summation.workers,
-            summation.lanes,
-            self._settings,
-            seed,
-            codec.memory,
-            self._chooser.refinement(plan.name),
-            not isinstance(codec.memory, HostMemory) and self._chooser.wants(plan.name),
-        )
-        exchange = TensorExchange(plan.choice, values, setting, out=out)
-        exchange.label = repr(plan.name)
-        return exchange
-
-    def _finish(
-        self,
-        joined: Sequence[Joined],
-        alone: Mapping[str, TensorExchange],
-        plan: Plan,
-        step: Step,
-        complete: dict[str, TensorResult],
-    ) -> StepResult:
-        with step.timed("decode"):
-            done = finished(plan, joined, alone, self._chooser.wants, step, complete)
-            for one in done.learned:
-                self._chooser.learn(one.name, one.elements, one.seen, one.words_sent)
+    def _finish(self, outcome: Outcome, plan: Plan, step: Step) -> StepResult:
         lanes = self._summation.lanes
         wire_bytes = step.chunks * packet_bytes(lanes)
         numbers = {"step": self._steps, "worker": self._summation.worker_id}
         self._note({**numbers, "chunks": step.chunks, "bytes": wire_bytes})
         return StepResult(
-            tensors=done.results,
-            tally=done.tally,
+            tensors=outcome.results(),
+            tally=outcome.tally,
             digest=plan.digest,
             wire_bytes=wire_bytes,
-            dense_bytes=-(-done.tally.elements // lanes) * packet_bytes(lanes),
+            dense_bytes=-(-outcome.tally.elements // lanes) * packet_bytes(lanes),
             encode_s=step.seconds["encode"],
             network_s=step.seconds["exchange"],
             decode_s=step.seconds["decode"],
@@ -578,7 +442,6 @@ def _check(name: str, tensor: Tensor) -> None:
         )
 
 
-def _tensor_seed(seed: int, step: int, name: str) -> int:
+def _step_seed(seed: int, step: int) -> int:
     """Return a seed that changes with each step, so that a support with an unlucky layout gets another."""
-    digest = hashlib.blake2b(f"{seed}/{step}/{name}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest)
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{step}".encode(), digest_size=8).digest())

@@ -1,21 +1,20 @@
-"""Estimate by formula what each choice of form and index costs, from the last step's union."""
+"""Estimate by formula the words and the time of each choice of form and index, from the last step's union."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from peelsum.allreduce.errors import InvalidRequestError
-from peelsum.allreduce.indexes import BitmapIndex, BloomIndex, Index, TwoLevelIndex
-from peelsum.allreduce.plan import FORMS, Choice, Form, Prediction, Settings
-from peelsum.codec import BLOCK_SIZES, EXPONENT_WORDS, NON_FINITE, BloomLayout, SketchLayout
+from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index
+from peelsum.allreduce.plan import FORMS, Choice, Form, Settings
+from peelsum.codec import BLOCK_SIZES, ROW, BloomLayout, SketchLayout
 
 _WORD_BITS = 32
-#: Margins of a prediction over the last step: standard deviations of candidates, increment of the exponent.
-_DEVIATIONS = 2.0
-_MORE_EXPONENT = 1
+#: Elements of the largest block of scales: a large tensor is cut into pieces of whole blocks.
+_LARGEST_BLOCK = 2**15
 #: Least number of other words that a tensor has for each word that agrees on the scale of a block.
 _WORDS_PER_SCALE = 32
 #: Bits per candidate for which a Bloom filter halves its false positives: one more sub-table.
@@ -25,8 +24,6 @@ _BLOOM_BITS = 1 / math.log(2)
 _CANDIDATES_PER_LANE, _MOST_LANES, _BLOCKS_TO_COUNT_ON = 256, 256, 2000
 #: The most lanes of blocks that are more than a quarter full. Smaller blocks fill segments more evenly.
 _MOST_FULL_LANES = 64
-#: Unions whose counts differ by less than this part of them get the same choice.
-_RESEMBLING = 16
 #: Blocks of 2**5 elements are the words of a bitmap.
 _WORD_LEVEL = 5
 
@@ -52,8 +49,6 @@ _INDEX_CALLS, _REFINE_CALLS, _SKETCH_CALLS = 2, 1, 3  # in addition, e.g. for an
 class Seen:
     """Facts about a tensor that all workers know from the last step in which it had values."""
 
-    exponent_field: int
-    """The largest exponent field of any worker."""
     occupied: tuple[float, ...]
     """For each b from 0 on, the number of blocks of 2**b elements that hold a non-zero of the union."""
 
@@ -62,35 +57,10 @@ class Seen:
         """Non-zeros in the union."""
         return self.occupied[0]
 
-    def prediction(self, candidates: float) -> Prediction:
-        """Return the prediction for the next step, if `candidates` elements pass its index."""
-        exponent_field = min(self.exponent_field + _MORE_EXPONENT, NON_FINITE - 1)
-        return Prediction(exponent_field, math.ceil(_with_margin(candidates)))
-
-    def scaled(self, elements: int, candidates: float) -> Seen:
-        """Return what is expected of `candidates` among `elements` elements that cluster as these do.
-
-        Elements that passed an index keep their order, so that clusters stay clusters.
-        """
-        uniform = Seen.uniform(elements, candidates / max(elements, 1), self.exponent_field)
-        if not self.candidates:
-            return uniform
-        factor = candidates / self.candidates
-        occupied = (min(a, b * factor) for a, b in zip(uniform.occupied, self.occupied, strict=True))
-        return Seen(self.exponent_field, tuple(occupied))
-
-    def resembles(self, other: Seen) -> bool:
-        """Return whether no count differs by more than a sixteenth."""
-        if self.occupied is not other.occupied:
-            for a, b in zip(self.occupied, other.occupied, strict=True):
-                if abs(a - b) * _RESEMBLING > a:
-                    return False
-        return True
-
     @staticmethod
-    def uniform(elements: int, density: float, exponent_field: int = 0) -> Seen:
+    def uniform(elements: int, density: float) -> Seen:
         """Return what is expected of `elements` elements, each non-zero with probability `density`."""
-        return Seen(exponent_field, _occupied_uniformly(elements, density))
+        return Seen(_occupied_uniformly(elements, density))
 
 
 @lru_cache(1024)  # most tensors of a model keep their density, 1
@@ -156,65 +126,42 @@ class Candidate:
         return network.seconds(self.words, self.exchanges) + self.codec_s
 
 
-def scale_block(elements: int, words: float) -> int | None:
-    """Return the elements of a block with its own scale, for a tensor that otherwise sends `words` words.
+def scale_block(elements: int, words: float) -> int:
+    """Return the elements of a block with its own scale, of a tensor that otherwise sends `words` words.
 
-    Blocks have at least 32 elements and take at most one word in 33. None, for one scale, if the tensor is no
-    larger than a block.
+    Blocks have at least 32 elements, and take at most one word in 33 unless they are the largest.
     """
-    if not elements:
-        return None
     per_block = max(_WORDS_PER_SCALE * elements / max(words, 1.0), 1.0)
-    block = max(1 << math.ceil(math.log2(per_block)), _WORDS_PER_SCALE)
-    return block if block < elements else None
-
-
-def with_scales(choice: Choice, elements: int, words: float) -> Choice:
-    """Return the choice with its `scale_block`, if it otherwise sends `words` words."""
-    if choice.prediction is not None:
-        return choice
-    return replace(choice, scale_block=scale_block(elements, words))
+    return min(max(1 << math.ceil(math.log2(per_block)), ROW), _LARGEST_BLOCK)
 
 
 def candidates(
-    elements: int, seen: Seen, settings: Settings, *, predict: bool, forms: Collection[Form] = FORMS
+    elements: int, seen: Seen, settings: Settings, forms: Collection[Form] = FORMS
 ) -> Iterator[Candidate]:
-    """Yield every combination of one of `forms` and an index, with the best parameters for each.
-
-    With `predict`, dense values and sketches are sent together with the index, using `seen.prediction`.
-    """
-    for one in _with_one_scale(elements, seen, settings, predict=predict, forms=forms):
-        choice = with_scales(one.choice, elements, one.words)
-        scales = -(-elements // choice.scale_block) if choice.scale_block else 0
-        yield replace(one, choice=choice, words=one.words + scales)
-
-
-def _with_one_scale(
-    elements: int, seen: Seen, settings: Settings, *, predict: bool, forms: Collection[Form]
-) -> Iterator[Candidate]:
-    late = 0 if predict else 1
+    """Yield every combination of one of `forms` and an index, with the best parameters for each."""
     if "dense" in forms:
-        guess = seen.prediction(elements) if predict else None
-        words = EXPONENT_WORDS + elements
-        work_ns = _CALL_NS * (_DENSE_CALLS + late) + _DENSE_NS * elements
-        yield Candidate(Choice("dense", None, guess), words, 1 + late, work_ns * 1e-9)
+        work_ns = _CALL_NS * _DENSE_CALLS + _DENSE_NS * elements
+        yield _with_scales(Choice("dense"), elements, elements, 2, work_ns)
     if "compact" in forms:
         for index in indexes(elements, seen, 1):
             _, passed = expected(index, elements, seen)
-            yield _sparse(Choice("compact", index), elements, seen, passed, 2)
+            yield _sparse(Choice("compact", index), elements, seen, passed)
     if "sketch" in forms:
-        per_candidate, lanes = settings.cells(seen.candidates, ahead=predict), block_width(seen)
+        per_candidate, lanes = settings.cells(seen.candidates), block_width(seen)
         for index in indexes(elements, seen, per_candidate):
             _, passed = expected(index, elements, seen)
-            sized_for = math.ceil(_with_margin(passed) if predict else passed)
-            sized = SketchLayout.ahead if predict else SketchLayout.segmented
-            layout = sized(sized_for, lanes, 0, per_candidate)
-            guess = seen.prediction(passed) if predict else None
-            choice = Choice("sketch", index, guess, lanes)
-            yield _sparse(choice, elements, seen, layout.cells, 1 + late)
+            layout = SketchLayout.segmented(math.ceil(passed), lanes, 0, per_candidate)
+            yield _sparse(Choice("sketch", index), elements, seen, layout.cells)
 
 
-def _sparse(choice: Choice, elements: int, seen: Seen, values: float, exchanges: int) -> Candidate:
+def _with_scales(choice: Choice, elements: int, words: float, exchanges: int, work_ns: float) -> Candidate:
+    """Return the Candidate of a choice that sends `words` words beside those that agree on scales."""
+    block = scale_block(elements, words)
+    scales = 1 + -(-elements // block)
+    return Candidate(replace(choice, scale_block=block), words + scales, exchanges, work_ns * 1e-9)
+
+
+def _sparse(choice: Choice, elements: int, seen: Seen, values: float) -> Candidate:
     """Return the Candidate of a sparse choice that sends `values` words of values."""
     assert choice.index is not None
     words, passed = expected(choice.index, elements, seen)
@@ -222,8 +169,7 @@ def _sparse(choice: Choice, elements: int, seen: Seen, values: float, exchanges:
     work_ns += index_ns(choice.index, elements, seen)
     if choice.form == "sketch":
         work_ns += _CALL_NS * _SKETCH_CALLS + _CELL_NS * values
-    total, exchanges = EXPONENT_WORDS + words + values, exchanges + choice.index.refined
-    return Candidate(choice, total, exchanges, work_ns * 1e-9)
+    return _with_scales(choice, elements, words + values, 2 + choice.index.refined, work_ns)
 
 
 def block_width(seen: Seen) -> int:
@@ -240,11 +186,6 @@ def block_width(seen: Seen) -> int:
     return min(lanes, _MOST_FULL_LANES, _power_of_2(seen.candidates / _BLOCKS_TO_COUNT_ON))
 
 
-def _with_margin(candidates: float) -> float:
-    """Return a number that random fluctuations of so many candidates seldom exceed."""
-    return candidates + _DEVIATIONS * math.sqrt(candidates)
-
-
 def _power_of_2(most: float) -> int:
     return 1 << max(int(most).bit_length() - 1, 0)
 
@@ -255,8 +196,9 @@ def index_ns(index: Index, elements: int, seen: Seen) -> float:
     if isinstance(index, BitmapIndex):
         return 0.0
     calls_ns = _CALL_NS * (_INDEX_CALLS + _REFINE_CALLS * index.refined)
-    if isinstance(index, TwoLevelIndex):
-        refined = max(seen.occupied[_WORD_LEVEL], seen.occupied[_level(index)] * index.block / _WORD_BITS)
+    if isinstance(index, BlockIndex):
+        held = seen.occupied[_level(index)] * index.block / _WORD_BITS
+        refined = max(seen.occupied[_WORD_LEVEL], held) if index.refined else 0.0
         blocks_ns = (_BLOCK_NS if index.block < _WORD_BITS else _WORD_NS) * words
         return calls_ns + blocks_ns + _REFINE_NS * refined
     probes = index.hashes * (words + seen.occupied[_WORD_LEVEL])
@@ -270,8 +212,9 @@ def expected(index: Index, elements: int, seen: Seen) -> tuple[float, float]:
     words, count = index.words(elements), seen.candidates
     if isinstance(index, BitmapIndex):
         return words, count
-    if isinstance(index, TwoLevelIndex):
-        return words + min(seen.occupied[_level(index)] * index.block, elements) / _WORD_BITS, count
+    if isinstance(index, BlockIndex):
+        held = min(seen.occupied[_level(index)] * index.block, elements)
+        return (words + held / _WORD_BITS, count) if index.refined else (words, held)
     passed = _passed(index, elements, seen)
     return (words + passed / _WORD_BITS, count) if index.refined else (words, passed)
 
@@ -282,21 +225,25 @@ def _passed(index: BloomIndex, elements: int, seen: Seen) -> float:
     return seen.candidates + (elements - seen.candidates) * filled**index.hashes
 
 
-def _level(index: TwoLevelIndex) -> int:
+def _level(index: BlockIndex) -> int:
     return index.block.bit_length() - 1
 
 
-def indexes(elements: int, seen: Seen, words_per_candidate: float, *, blocks: bool = True) -> Iterator[Index]:
-    """Yield the best indexes of each form, if a candidate's value takes `words_per_candidate` words.
-
-    blocks: whether `two_level` indexes are among them.
-    """
+def indexes(elements: int, seen: Seen, words_per_candidate: float) -> Iterator[Index]:
+    """Yield the best indexes of each form, if a candidate's value takes `words_per_candidate` words."""
     yield BitmapIndex()
-    for levels in (range(1, _WORD_LEVEL), range(_WORD_LEVEL, BLOCK_SIZES)) if blocks else ():
-        yield min((TwoLevelIndex(2**b) for b in levels), key=lambda index: expected(index, elements, seen)[0])
     for refined in (False, True):
+        for levels in (range(1, _WORD_LEVEL), range(_WORD_LEVEL, BLOCK_SIZES)):
+            blocks = (BlockIndex(2**b, refined) for b in levels)
+            yield min(blocks, key=partial(_index_words, elements, seen, words_per_candidate))
         wasted_bits = 1.0 if refined else _WORD_BITS * words_per_candidate
         yield best_bloom(elements, seen.candidates, wasted_bits, refined=refined)
+
+
+def _index_words(elements: int, seen: Seen, words_per_candidate: float, index: Index) -> float:
+    """Return the words of an index and of the values of all that pass it."""
+    words, passed = expected(index, elements, seen)
+    return words + passed * words_per_candidate
 
 
 def best_bloom(elements: int, candidates: float, wasted_bits: float, *, refined: bool) -> BloomIndex:

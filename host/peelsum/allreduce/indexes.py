@@ -1,8 +1,7 @@
-"""The forms in which a tensor's index is sent.
+"""The forms in which the index of a part of the sparse vector is sent.
 
 A form encodes a bitmap of non-zeros as words to be OR-ed, and decodes their OR to a bitmap of candidates,
-which includes every non-zero. If the form is `refined`, further exchanges OR an index of the candidates, in
-most cases their own bits. `peelsum.allreduce.refinement` chooses it.
+which includes every non-zero. If the form is `refined`, the candidates' own bits follow in another exchange.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from typing import ClassVar, Literal, NamedTuple
 from peelsum.codec import BloomLayout, Kernels, Memory, block_words, index_words
 from peelsum.summation import Words
 
-IndexForm = Literal["bitmap", "two_level", "bloom"]
-INDEX_FORMS: tuple[IndexForm, ...] = ("bitmap", "two_level", "bloom")
+IndexForm = Literal["bitmap", "blocks", "bloom"]
 _WORD_BITS = 32
 #: With fewer empty bits than this, a filter says little about the number of its elements.
 _FEW = 8
@@ -48,19 +46,16 @@ class BitmapIndex:
         """Return the bitmap of candidates, in `memory`, from the OR of all workers' words."""
         return words
 
-    def passed(self, ops: Kernels, words: Words, elements: int) -> int | None:
-        """Return the number of candidates, from the OR of all workers' words; None if that needs `decode`."""
-        return ops.count(words, elements)
-
 
 @dataclass(frozen=True)
-class TwoLevelIndex:
-    """A bit per block; then, in a second exchange, a bit per element of the union's blocks."""
+class BlockIndex:
+    """A bit per block, whose elements are all candidates."""
 
     block: int
-    """Elements per block, a power of 2."""
-    form: ClassVar[IndexForm] = "two_level"
-    refined: ClassVar[bool] = True
+    """Elements per block, a power of 2 from 2 on."""
+    refined: bool
+    """Whether a bit per element of the union's blocks follows."""
+    form: ClassVar[IndexForm] = "blocks"
 
     def words(self, elements: int) -> int:
         """See `BitmapIndex.words`."""
@@ -76,23 +71,17 @@ class TwoLevelIndex:
         ops.block_decode(words, elements, self.block, out)
         return out
 
-    def passed(self, ops: Kernels, words: Words, elements: int) -> int | None:
-        """See `BitmapIndex.passed`."""
-        whole, rest = divmod(elements, self.block)
-        last = ops.count(words, whole + bool(rest)) - ops.count(words, whole)
-        return ops.count(words, whole) * self.block + last * rest
-
 
 @dataclass(frozen=True)
 class BloomIndex:
-    """A Bloom filter, with a new seed for each tensor and step."""
+    """A Bloom filter, with a new seed in each step."""
 
     hashes: int
     """Number of sub-tables."""
     rows: int
     """Words per sub-table."""
     refined: bool
-    """Whether a further exchange is planned; if not, false positives stay candidates, with a sum of 0."""
+    """Whether the candidates' bits follow; if not, false positives stay candidates, with a sum of 0."""
     form: ClassVar[IndexForm] = "bloom"
 
     def words(self, elements: int) -> int:
@@ -109,10 +98,6 @@ class BloomIndex:
         ops.bloom_decode(self._layout(seed), words, elements, out)
         return out
 
-    def passed(self, ops: Kernels, words: Words, elements: int) -> int | None:
-        """See `BitmapIndex.passed`."""
-        return None
-
     def estimate(self, filled: int) -> Estimate:
         """Estimate the number of elements in a filter with `filled` bits set, by linear counting.
 
@@ -128,4 +113,4 @@ class BloomIndex:
         return BloomLayout(self.hashes, self.rows, seed)
 
 
-Index = BitmapIndex | TwoLevelIndex | BloomIndex
+Index = BitmapIndex | BlockIndex | BloomIndex

@@ -10,13 +10,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from itertools import chain
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import Index
-from peelsum.codec import CELLS_PER_CANDIDATE, FEWEST_CELLS, MANY_CANDIDATES
+from peelsum.codec import CELLS_PER_CANDIDATE, FEWEST_CELLS, MANY_CANDIDATES, ROW
+from peelsum.codec.segments import Segment, Table
 from peelsum.summation import Words
 
 #: How a tensor's values are sent: all, those at the index's positions, or a sketch of the latter.
@@ -26,27 +28,11 @@ FORMS: tuple[Form, ...] = get_args(Form)
 SUPPORTED_DTYPES = ("float32", "float16", "bfloat16")
 #: A digest and its complement, as 32-bit words.
 AGREEMENT_WORDS = 4
-#: A predicted exponent may exceed the true one by this much: bits of precision that a step can lose.
-SLACK = 4
 _DIGEST_BYTES = 8
 #: Raise it when the words of a plan, or their order, change: workers of both versions then refuse each other.
-_WORDS_VERSION = 5
+_WORDS_VERSION = 6
 #: The number of tensors that a message names.
 NAMED = 6
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Exponent and size, predicted from the last step, to send values before the workers have agreed."""
-
-    exponent_field: int
-    """Upper bound for all workers' exponent fields; if one is larger, the values are sent again."""
-    candidates: int
-    """Number of candidates for which a sketch is sized."""
-
-    def holds(self, exponent_field: int) -> bool:
-        """Return whether the agreed exponent is at most the predicted one, and at most SLACK below it."""
-        return 0 <= self.exponent_field - exponent_field <= SLACK
 
 
 @dataclass(frozen=True)
@@ -55,17 +41,9 @@ class Choice:
 
     form: Form
     index: Index | None = None
-    """The index; None for the dense form."""
-    prediction: Prediction | None = None
-    """The prediction with which values are sent ahead of agreement; None to wait."""
-    lanes: int | None = None
-    """Lanes of a sketch that is sent before the union is known; None to choose them by the union."""
-    sampled: bool = False
-    """Whether the header of a dense tensor samples its density, so that few non-zeros are sent compact."""
-    scale_block: int | None = None
-    """Elements in each block that has a scale of its own; None for one scale. Unused with a prediction."""
-    grouped: bool = False
-    """Whether the tensor is exchanged in a group, with the group's index."""
+    """The index of its part of the sparse vector; None for the dense form."""
+    scale_block: int = ROW
+    """Elements in each block that has a scale of its own."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +60,11 @@ class TensorPlan:
     def elements(self) -> int:
         """Number of elements; 1 for a tensor without dimensions."""
         return math.prod(self.shape)
+
+    @cached_property
+    def key(self) -> tuple[str, int]:
+        """Name and number of elements, by which is known what the tensor had."""
+        return self.name, self.elements
 
     def __str__(self) -> str:
         return f"{self.name!r} {self.dtype}{list(self.shape)} {self.choice.form}"
@@ -100,15 +83,68 @@ class Settings:
     choices: str = ""
     """The settings of the form chooser as text, which differs if they do."""
 
-    def cells(self, candidates: float, *, ahead: bool) -> float:
-        """Return the cells per candidate of a sketch that is sent ahead of its union, or after it.
+    def cells(self, candidates: float) -> float:
+        """Return the cells per candidate of a sketch of so many candidates.
 
-        By default, a sketch that is sent ahead has enough cells to be peeled fast. One that waits is chosen
-        for its size, so it has the fewest cells from which that many candidates can be peeled.
+        By default they are the fewest from which that many can be peeled.
         """
         if self.cells_per_candidate is not None:
             return self.cells_per_candidate
-        return CELLS_PER_CANDIDATE if ahead or candidates < MANY_CANDIDATES else FEWEST_CELLS
+        return CELLS_PER_CANDIDATE if candidates < MANY_CANDIDATES else FEWEST_CELLS
+
+
+class IndexPart(NamedTuple):
+    """Segments that share an index: a part of the sparse vector."""
+
+    index: Index
+    words: slice
+    """Its words, of the bitmap of the sparse vector."""
+    sent: slice
+    """The words of its index, of those that are OR-ed first."""
+
+    @property
+    def elements(self) -> int:
+        """Number of elements, with those that fill up rows."""
+        return ROW * (self.words.stop - self.words.start)
+
+
+class Layout:
+    """Where the tensors of a plan lie: the table of their segments, and the parts of the sparse vector."""
+
+    def __init__(self, tensors: Sequence[TensorPlan]) -> None:
+        dense: list[int] = []
+        parts: dict[Index, list[int]] = {}
+        for number, tensor in enumerate(tensors):
+            index = tensor.choice.index
+            if tensor.elements:
+                (dense if index is None else parts.setdefault(index, [])).append(number)
+        #: The numbers of the tensors in the order of their segments; those without elements have none.
+        self.order = [*dense, *chain.from_iterable(parts.values())]
+        chosen = [tensors[number] for number in self.order]
+        #: The keys of the tensors, in the order of their segments.
+        self.keys = tuple(tensor.key for tensor in chosen)
+        self.table = Table(
+            [Segment(one.elements, one.choice.index is not None, one.choice.scale_block) for one in chosen]
+        )
+        self.parts: list[IndexPart] = []
+        segment, sent = 0, self.table.scale_words
+        for index, numbers in parts.items():
+            first, end = (int(self.table.first_words[at]) for at in (segment, segment + len(numbers)))
+            words = index.words(ROW * (end - first))
+            self.parts.append(IndexPart(index, slice(first, end), slice(sent, sent + words)))
+            segment, sent = segment + len(numbers), sent + words
+        #: Words that are OR-ed first: of scales, and of indexes.
+        self.header_words = sent
+
+    @cached_property
+    def valid(self) -> Words:
+        """The bitmap of the sparse vector's elements, without those that only fill up rows."""
+        table = self.table
+        words = np.full(table.words, 0xFFFFFFFF, np.uint32)
+        rest = table.elements[table.dense :] % ROW
+        lasts = table.first_words[1:][rest > 0] - 1
+        words[lasts] = (np.uint32(1) << rest[rest > 0].astype(np.uint32)) - np.uint32(1)
+        return words
 
 
 @dataclass(frozen=True)
@@ -124,6 +160,21 @@ class Plan:
     def digest(self) -> int:
         """64-bit hash of the plan: plans that differ have equal digests with probability 2**-64."""
         return _digest(f"{_WORDS_VERSION} {self!r}")
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where the tensors lie."""
+        return Layout(self.tensors)
+
+    @cached_property
+    def keys(self) -> tuple[tuple[str, int], ...]:
+        """The tensors' keys."""
+        return tuple(tensor.key for tensor in self.tensors)
+
+    @cached_property
+    def label(self) -> str:
+        """The tensors' names, for messages."""
+        return labeled([tensor.name for tensor in self.tensors])
 
     @cached_property
     def request(self) -> int:

@@ -20,8 +20,7 @@ from peelsum.codec import FixedPoint, Selection, rounding_bounds
 class TensorResult:
     """One tensor's sum. It is the same on every worker, bit for bit, except for `quantized`.
 
-    With the gpu kernels, `values`, `positions`, `quantized_at` and `total_at` are torch tensors on the
-    device. Of tensors that were summed in a group, only `values` are.
+    With the gpu kernels, `values`, `quantized_at` and `total_at` are torch tensors on the device.
     """
 
     name: str
@@ -53,10 +52,10 @@ class TensorResult:
     """int32[k]: the integers that this worker contributed."""
     total_at: NDArray[np.int32]
     """int32[k]: their sum over all workers."""
-    near_quantized: NDArray[np.int32] | None = None
-    """The host's copy of `quantized_at`, if that is on a device and was sent through the host; else None."""
-    near_total: NDArray[np.int32] | None = None
-    """The host's copy of `total_at`, if that is on a device and came through the host; else None."""
+    occupied: int
+    """Elements that are non-zero on any worker: of a dense tensor, those of `total`; else the candidates."""
+    own: int
+    """Elements that are not zero in this worker's `quantized`."""
 
     @property
     def positions(self) -> NDArray[np.int64] | None:
@@ -122,7 +121,7 @@ class TensorResult:
                 bounds[at] = rounding_bounds(scales, values, self.fan_in, self.divisor)
         return bounds.reshape(self.shape)
 
-    @cached_property
+    @property
     def density(self) -> float:
         """Share of elements that are non-zero on any worker, according to the index.
 
@@ -131,17 +130,14 @@ class TensorResult:
         """
         if not self.finite:
             return float("nan")
-        total = self.total_at if self.near_total is None else self.near_total
-        occupied = non_zeros(total) if self.selection is None else len(self.selection)
-        return occupied / self.elements if self.elements else 0.0
+        return self.occupied / self.elements if self.elements else 0.0
 
     @property
     def density_worker(self) -> float:
         """Share of elements that are not zero in this worker's `quantized`; NaN if not finite."""
         if not self.finite:
             return float("nan")
-        own = self.quantized_at if self.near_quantized is None else self.near_quantized
-        return non_zeros(own) / max(self.elements, 1)
+        return self.own / max(self.elements, 1)
 
     def _spread(self, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
         numbers = _on_host(numbers)
@@ -155,7 +151,7 @@ class TensorResult:
 
 @dataclass(frozen=True)
 class TensorTally:
-    """What is told of a tensor's sum, without its arrays."""
+    """A tensor's sum in numbers, without its arrays."""
 
     elements: int
     """Number of elements."""
@@ -173,23 +169,9 @@ class TensorTally:
     """Elements in each block that had a scale of its own; None if all had the same, or none was needed."""
 
 
-def tally_of(result: TensorResult) -> TensorTally:
-    """Return what is told of a tensor's sum."""
-    fixed = result.fixed
-    return TensorTally(
-        result.elements,
-        result.form,
-        result.index,
-        result.density,
-        result.density_worker,
-        result.error_bound,
-        None if fixed is None or fixed.octaves is None else fixed.block,
-    )
-
-
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """What is told of a step's tensors."""
+    """Counts of a step's tensors."""
 
     words_sent: Mapping[str, int]
     """The words that this worker sent for each tensor, by name."""
@@ -197,17 +179,8 @@ class Tally:
     """Elements of all tensors."""
     non_finite: int
     """Tensors that were not finite on some worker."""
-    alone: Mapping[str, TensorResult]
-    """The results of tensors that were not summed in a bundle on the host, by name."""
-    bundled: Callable[[], Mapping[str, TensorTally]]
-    """Returns what is told of each of the others, by name. It keeps no arrays of the step."""
-
-    def kept(self) -> Callable[[], Mapping[str, TensorTally]]:
-        """Return a function that returns what is told of each tensor, by name, and keeps no arrays."""
-        if not self.alone:
-            return self.bundled
-        alone, bundled = {name: tally_of(one) for name, one in self.alone.items()}, self.bundled
-        return lambda: alone | dict(bundled())
+    tensors: Callable[[], Mapping[str, TensorTally]]
+    """Returns each tensor's tally, by name. It keeps no arrays of elements."""
 
 
 class Results(Sequence[TensorResult]):
@@ -243,7 +216,7 @@ class StepResult(Mapping[str, TensorResult]):
     tensors: Sequence[TensorResult]
     """The results, in the order of the tensors."""
     tally: Tally
-    """What is told of the step, without arrays."""
+    """Counts of the step's tensors, without arrays."""
     digest: int
     """The plan's digest."""
     wire_bytes: int
@@ -276,11 +249,6 @@ class StepResult(Mapping[str, TensorResult]):
     @cached_property
     def _by_name(self) -> dict[str, TensorResult]:
         return {tensor.name: tensor for tensor in self.tensors}
-
-
-def non_zeros(numbers: NDArray[np.int32]) -> int:
-    """Count the elements of int32[k] that are not zero."""
-    return int(np.count_nonzero(numbers) if isinstance(numbers, np.ndarray) else (numbers != 0).sum())
 
 
 def _on_host(array: Any) -> NDArray[Any]:

@@ -1,19 +1,13 @@
-"""Run the exchanges of all tensors of a step in common rounds, each with one call of `Summation.sum_words`.
-
-A round places all tensors' words back to back, so that chunks are full. `Step` measures time and counts
-chunks.
-"""
+"""Run the rounds of a step, each with one call of `Summation.sum_words`, and measure them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from peelsum.allreduce.staging import PAUSE, Round, Rounds, Sums, by_host
-from peelsum.codec import Memory
+from peelsum.allreduce.exchange import Round, Rounds, Sums
+from peelsum.codec import HostMemory, Memory
 from peelsum.summation import Part, Summation, Words
 from peelsum.wire import packet_bytes
 
@@ -26,39 +20,15 @@ def unnoted(values: Mapping[str, int]) -> None:
 Phase = Literal["encode", "exchange", "decode"]
 #: Maps a phase, or "step" for all of it, to a context manager, entered and left with it.
 Span = Callable[[Phase | Literal["step"]], AbstractContextManager[object]]
-#: Takes what a step or an exchange cost, inside its span.
+#: Takes the cost of a step or of an exchange, inside its span.
 Note = Callable[[Mapping[str, int]], None]
-
-
-class Exchange(Protocol):
-    """The exchange of a tensor or of a bundle of tensors, in the rounds of a step."""
-
-    label: str
-    """The names of its tensors, for messages."""
-    words_sent: int
-    """Words that this worker has sent; `Step` counts them."""
-
-    def rounds(self) -> Rounds:
-        """Yield every round of the exchange; send each round's sums back into the generator."""
-
-
-@dataclass(eq=False)
-class _Running:
-    """An exchange that waits for the sums of a round."""
-
-    exchange: Exchange
-    rounds: Rounds
-    asked: Round
-
-    def write(self, ored: Words, added: Words) -> None:
-        self.exchange.words_sent += self.asked.or_words + self.asked.add_words
-        self.asked.write(ored, added)
 
 
 class Step:
     """One step over a summation, with its cost so far: `chunks` sent, and seconds in each phase.
 
-    keeping: whether `past` keeps the sums of every round, so that other exchanges can go on from there.
+    memory: the one in which words travel. keeping: whether `past` keeps the sums of every round, so that another
+    exchange can go on from there.
     """
 
     def __init__(
@@ -73,12 +43,8 @@ class Step:
     ) -> None:
         self._summation, self.memory, self.clock, self.span = summation, memory, clock, span
         self._note, self._keeping = note, keeping
-        #: The OR-ed and the added words of each round so far, of all exchanges.
-        self.past: list[tuple[Words, Words]] = []
-        #: The names of the tensors whose words are being written, or whose sums are being read.
-        self.label = ""
-        #: Whether exchanges are on the host although their words are sent from a device, as over NCCL.
-        self.carrying = False
+        #: The OR-ed and the added words of each round so far.
+        self._past: list[tuple[Words, Words]] = []
         #: Whether the backend has begun a sum and has not returned it.
         self.summing = False
         self.chunks = 0
@@ -88,29 +54,31 @@ class Step:
         """Return a context that adds the time of its body to the phase, unless the body raises."""
         return _Timed(self, phase)
 
-    def run(self, exchanges: Sequence[Exchange], ahead: Sequence[Part]) -> None:
-        """Run all rounds of the exchanges; the parts `ahead` are sent before those of the first round.
+    def run(self, rounds: Rounds | None, ahead: Sequence[Part], room: Memory) -> None:
+        """Run all rounds of an exchange, if there is one, whose arrays lie in `room`.
 
-        If the step has had rounds, the exchanges go through them again: nothing is sent, and the sums are
-        those of `past`.
+        The parts `ahead` are sent before those of the first round. If the step has had rounds, the exchange
+        goes through them again: nothing is sent, and the sums are the same.
         """
-        running = []
-        with self.timed("encode"):
-            for exchange in exchanges:
-                self.label, rounds = exchange.label, exchange.rounds()
-                rounds = by_host(rounds, self.memory) if self.carrying else rounds
-                running.append(_Running(exchange, rounds, next(rounds)))
-        for ored, added in self.past:
+        asked, past = None, iter(self._past)
+        ahead = () if self._past else ahead
+        if rounds is not None:
             with self.timed("encode"):
-                *_, or_spans, add_spans = self._written(running)
+                asked = next(rounds)
+        while asked is not None or ahead:
+            if (before := next(past, None)) is not None and asked is not None:
+                with self.timed("encode"):
+                    self._written(asked, room)
+                ored, added = before
+            else:
+                ored, added = self._summed(asked, ahead, room)
+            if rounds is None:
+                return
             with self.timed("decode"):
-                running = self._advanced(running, _divided(ored, added, or_spans, add_spans))
-        if self.past:
-            ahead = ()
-        while running or ahead:
-            sums = self._round(running, ahead)
-            with self.timed("decode"):
-                running, ahead = self._advanced(running, sums), ()
+                try:
+                    asked, ahead = rounds.send(self._received(ored, added, room)), ()
+                except StopIteration:
+                    return
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """Call `Summation.sum_words`, measure it, and run each part's check, in case the backend did not."""
@@ -118,67 +86,52 @@ class Step:
             self.summing = True
             results = self._summation.sum_words(parts)
             self.summing = False
-            chunks = sum(-(-len(part.words) // self._summation.lanes) for part in parts)
-            self._note({"chunks": chunks, "bytes": chunks * packet_bytes(self._summation.lanes)})
+            lanes = self._summation.lanes
+            chunks = 0
+            for part in parts:
+                chunks += -(-len(part.words) // lanes)
+            self._note({"chunks": chunks, "bytes": chunks * packet_bytes(lanes)})
         self.chunks += chunks
         for part, result in zip(parts, results, strict=True):
             if part.check is not None:
                 part.check(result)
         return results
 
-    def _round(self, running: Sequence[_Running], ahead: Sequence[Part]) -> list[Sums]:
-        """Run one round of every exchange: write the words, sum them, and divide the sums."""
-        with self.timed("encode"):
-            ored, added, or_spans, add_spans = self._written(running)
-            if running and not self.memory.direct:
-                self.memory.settle()
-        parts = [Part(ored, "or"), Part(added, "add")]
-        sent = [part for part in parts if len(part.words)]
+    def _summed(self, asked: Round | None, ahead: Sequence[Part], room: Memory) -> tuple[Words, Words]:
+        """Write the words of a round, and sum them."""
+        sent: list[Part] = []
+        if asked is not None:
+            with self.timed("encode"):
+                ored, added = self._written(asked, room)
+            sent = [Part(words, op) for words, op in ((ored, "or"), (added, "add")) if len(words)]
         totals = self.sum_words([*ahead, *sent])[len(ahead) :]
         by_op = {part.op: total for part, total in zip(sent, totals, strict=True)}
-        ored, added = by_op.get("or", ored), by_op.get("add", added)
+        nothing = self.memory.traveling(0)
+        found = by_op.get("or", nothing), by_op.get("add", nothing)
         if self._keeping:
-            self.past.append((ored, added))
-        return _divided(ored, added, or_spans, add_spans)
+            self._past.append(found)
+        return found
 
-    def _written(self, running: Sequence[_Running]) -> tuple[Words, Words, list[slice], list[slice]]:
-        """Return the words of every exchange's round, and where each exchange's are."""
-        ored, or_spans = self._laid_out([one.asked.or_words for one in running])
-        added, add_spans = self._laid_out([one.asked.add_words for one in running])
-        for one, or_span, add_span in zip(running, or_spans, add_spans, strict=True):
-            self.label = one.exchange.label
-            one.write(ored[or_span], added[add_span])
-        return ored, added, or_spans, add_spans
+    def _written(self, asked: Round, room: Memory) -> tuple[Words, Words]:
+        """Return the words of a round, where they are sent from."""
+        travels = room if room is self.memory or not self.memory.direct else self.memory
+        sent = travels.traveling(asked.or_words), travels.traveling(asked.add_words)
+        if travels is room and room.direct:
+            asked.write(*sent)
+            return sent
+        own = room.words(asked.or_words), room.words(asked.add_words)
+        asked.write(*own)
+        for words, out in zip(own, sent, strict=True):
+            travels.send(travels.receive(words), out)
+        travels.settle()
+        return sent
 
-    def _advanced(self, running: Sequence[_Running], sums: Sequence[Sums]) -> list[_Running]:
-        """Send each exchange its sums; return the exchanges that have another round.
-
-        Those that pause go on when all others have paused, too, or asked for their round.
-        """
-        asked = [self._resumed(one, total) for one, total in zip(running, sums, strict=True)]
-        while any(one is PAUSE for one in asked):
-            asked = [
-                self._resumed(one, None) if round_ is PAUSE else round_
-                for one, round_ in zip(running, asked, strict=True)
-            ]
-        return [
-            _Running(one.exchange, one.rounds, round_)
-            for one, round_ in zip(running, asked, strict=True)
-            if round_ is not None
-        ]
-
-    def _resumed(self, one: _Running, sums: Sums | None) -> Round | None:
-        """Go on with an exchange, with sums or after a pause; return what it asks for, None at its end."""
-        self.label = one.exchange.label
-        try:
-            return next(one.rounds) if sums is None else one.rounds.send(sums)
-        except StopIteration:
-            return None
-
-    def _laid_out(self, lengths: Sequence[int]) -> tuple[Words, list[slice]]:
-        """Allocate words for spans of these lengths; return them, and each span."""
-        ends = list(accumulate(lengths, initial=0))
-        return self.memory.traveling(ends[-1]), [slice(a, b) for a, b in pairwise(ends)]
+    def _received(self, ored: Words, added: Words, room: Memory) -> Sums:
+        """Return sums in an exchange's memory."""
+        if isinstance(room, HostMemory):
+            ored, added = self.memory.on_host(ored), self.memory.on_host(added)
+            return Sums(ored, added, ored)
+        return Sums(room.receive(ored), room.receive(added), ored)
 
 
 class _Timed:
@@ -195,8 +148,3 @@ class _Timed:
         if kind is None:
             self._step.seconds[self._phase] += self._step.clock() - self._started
         self._span.__exit__(kind, *error)
-
-
-def _divided(ored: Words, added: Words, or_spans: Sequence[slice], add_spans: Sequence[slice]) -> list[Sums]:
-    """Return each exchange's sums."""
-    return [Sums(ored[a], added[b]) for a, b in zip(or_spans, add_spans, strict=True)]

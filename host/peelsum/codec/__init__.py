@@ -5,34 +5,22 @@ implementations: NumPy, Numba and Triton.
 """
 
 from peelsum.codec.errors import CodecError
-from peelsum.codec.fixed_point import (
-    EXPONENT_WORDS,
-    NON_FINITE,
-    FixedPoint,
-    exponent_words,
-    fixed_point,
-    largest_exponent_field,
-    rounding_bounds,
-    scale_for,
-)
+from peelsum.codec.fixed_point import NON_FINITE, FixedPoint, fixed_point, rounding_bounds, scale_for
 from peelsum.codec.floats import BFloat16, widened
 from peelsum.codec.index import BLOCK_SIZES, BloomLayout, block_words, index_words
-from peelsum.codec.kernels import Implementation, Kernels, kernels, memory, warm_up
+from peelsum.codec.kernels import Implementation, Kernels, kernels, memory, segment_codec, warm_up
 from peelsum.codec.layout import CELLS_PER_CANDIDATE, FEWEST_CELLS, MANY_CANDIDATES, SUB_TABLES, SketchLayout
 from peelsum.codec.memory import HostMemory, Memory
-from peelsum.codec.packed import Packed
-from peelsum.codec.sample import SAMPLE, SAMPLE_WORDS, sample
+from peelsum.codec.segments import ROW
 from peelsum.codec.selection import Selection
 
 __all__ = [
     "BLOCK_SIZES",
     "CELLS_PER_CANDIDATE",
-    "EXPONENT_WORDS",
     "FEWEST_CELLS",
     "MANY_CANDIDATES",
     "NON_FINITE",
-    "SAMPLE",
-    "SAMPLE_WORDS",
+    "ROW",
     "SUB_TABLES",
     "BFloat16",
     "BloomLayout",
@@ -42,19 +30,16 @@ __all__ = [
     "Implementation",
     "Kernels",
     "Memory",
-    "Packed",
     "Selection",
     "SketchLayout",
     "block_words",
-    "exponent_words",
     "fixed_point",
     "index_words",
     "kernels",
-    "largest_exponent_field",
     "memory",
     "rounding_bounds",
-    "sample",
     "scale_for",
+    "segment_codec",
     "warm_up",
     "widened",
 ]

@@ -1,62 +1,70 @@
-"""Agree on a scale for each block of a tensor's elements, from OR-ed words: one word for each block.
+"""Agree on a scale for each block of a segment's elements, from OR-ed words: one for each block, one beside.
 
-Strategy: a block's largest exponent field, halved, is its level. A worker sets bit `level % LEVELS` of the
-block's word. The largest field of the whole tensor is agreed beside it. So the bits of the OR, read downwards
-from that field's level, give the largest level of any worker, unless it is LEVELS or more below.
+Strategy: the segment's word says where its largest value lies: a bit for `SPAN` exponent fields, and bit
+`NON_FINITE_BIT` if some value is not finite. A block's word has bit `level % LEVELS`, where the level of an
+exponent field is half of it. So the bits of all workers, read downwards from the upper end of the segment's
+span, give the block's largest level, unless it is LEVELS or more below.
 
 A block that is far below its worker's own largest value counts as `DEPTH` octaves below. Only if workers'
-largest values differ by more than 2 * LEVELS - `DEPTH` octaves can a level be read as one that is LEVELS
-higher. The scale is then coarser than needed, never too fine.
+largest values differ by more than 2 * LEVELS - `DEPTH` - `SPAN` octaves can a level be read as one that is
+LEVELS higher. The scale is then coarser than needed, never too fine.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec.fixed_point import MANTISSA_BITS
+from peelsum.codec.fixed_point import MANTISSA_BITS, NON_FINITE
 
-#: Levels that a word tells apart, one for each bit.
+#: Levels that a block's word tells apart, one for each bit.
 LEVELS = 32
 #: log2 of the octaves (exponent fields) of a level.
 LEVEL_BITS = 1
 #: Octaves below a worker's largest value from which on blocks are not told apart.
-DEPTH = 46
-_LOW32 = 0xFFFFFFFF
-_Fields = int | NDArray[np.int64]
+DEPTH = 40
+#: Exponent fields that have the same bit in a segment's word. Bits up to 28 are those of finite values.
+SPAN = 9
+#: The bit of a segment's word that says that some value is not finite.
+NON_FINITE_BIT = 31
+#: In place of an exponent field, of a segment that is zero on every worker, and of one that is not finite.
+ZERO = -1
+_LARGEST_FINITE = NON_FINITE - 1
+
+_Words = NDArray[np.uint32]
+_Fields = NDArray[np.int32]
 
 
-def exponents_of(largest: NDArray[np.uint32], magnitude: int | NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the words uint32[blocks] that a worker contributes to the OR.
+def encoded(magnitudes: _Words, firsts: NDArray[np.int64]) -> tuple[_Words, _Words]:
+    """Return a worker's words: uint32[segments] and uint32[blocks].
 
-    `largest` holds each block's largest bit pattern of |g|, and `magnitude` that of its tensor, one for all
-    blocks or one for each. Blocks of zeros get a word without bits.
+    magnitudes: each block's largest bit pattern of |g|, uint32[blocks].
+    firsts: each segment's first block, and the end: int64[segments + 1]. No segment is without blocks.
     """
-    least = np.maximum((np.asarray(magnitude, np.int64) >> MANTISSA_BITS) - DEPTH, 0)
-    fields = np.maximum((largest >> MANTISSA_BITS).astype(np.int64), least).astype(np.uint32)
-    bits = np.uint32(1) << (fields >> LEVEL_BITS) % LEVELS
-    return np.where(largest != 0, bits, 0).astype(np.uint32)
+    largest = np.maximum.reduceat(magnitudes, firsts[:-1])
+    field = (largest >> MANTISSA_BITS).astype(np.int64)
+    bit = np.where(field == NON_FINITE, NON_FINITE_BIT, field // SPAN)
+    segments = np.where(largest != 0, np.uint32(1) << bit.astype(np.uint32), 0).astype(np.uint32)
+    least = np.repeat(np.maximum(field - DEPTH, 0), np.diff(firsts))
+    levels = np.maximum((magnitudes >> MANTISSA_BITS).astype(np.int64), least) >> LEVEL_BITS
+    words = np.where(magnitudes != 0, np.uint32(1) << (levels % LEVELS).astype(np.uint32), 0)
+    return segments, words.astype(np.uint32)
 
 
-def octaves_of(words: NDArray[np.uint32], exponent_field: _Fields) -> NDArray[np.int32]:
-    """Return how many octaves each block's values are below the tensor's, from OR-ed words: int32[blocks].
+def decoded(segments: _Words, blocks: _Words, firsts: NDArray[np.int64]) -> tuple[_Fields, _Fields]:
+    """Return exponent fields int32[segments] and int32[blocks] that no worker's values exceed.
 
-    `exponent_field` is the largest of any worker, one for all blocks or one for each. 0 for blocks that are
-    zero on every worker.
+    segments, blocks: the OR of all workers' words. A segment's field is ZERO if all its values are zero, or
+    NON_FINITE. A block's field is a segment's largest possible one if the block is zero.
     """
-    turn, spare = turn_of(exponent_field)
-    wide, left = words.astype(np.uint64), np.asarray(turn, np.uint64)
-    turned = (wide << left | wide >> (np.uint64(LEVELS) - left)) & np.uint64(_LOW32)
-    below = LEVELS - np.frexp(turned.astype(np.float64))[1]
-    octaves = np.maximum((below << LEVEL_BITS) - spare, 0)
-    return np.where(words != 0, octaves, 0).astype(np.int32)
-
-
-def turn_of(exponent_field: _Fields) -> tuple[Any, Any]:
-    """Return by how many bits words are turned left, so that the tensor's level is the uppermost bit.
-
-    Also return the octaves of that level that lie above the tensor's exponent field.
-    """
-    return (LEVELS - 1 - (exponent_field >> LEVEL_BITS)) % LEVELS, 1 - (exponent_field & 1)
+    tops = np.frexp((segments & np.uint32((1 << NON_FINITE_BIT) - 1)).astype(np.float64))[1] - 1
+    tops = np.minimum(SPAN * tops + SPAN - 1, _LARGEST_FINITE)
+    fields = np.where(segments == 0, ZERO, np.where(segments >> NON_FINITE_BIT, NON_FINITE, tops))
+    top = np.repeat(np.maximum(tops, 0), np.diff(firsts)) >> LEVEL_BITS
+    # Turned so that the level of the segment's upper end is the uppermost bit.
+    left = ((LEVELS - 1 - top) % LEVELS).astype(np.uint64)
+    wide = blocks.astype(np.uint64)
+    turned = (wide << left | wide >> (np.uint64(LEVELS) - left)) & np.uint64(0xFFFFFFFF)
+    below = np.where(blocks != 0, LEVELS - np.frexp(turned.astype(np.float64))[1], 0)
+    upper = ((top - below) << LEVEL_BITS) + (1 << LEVEL_BITS) - 1
+    return fields.astype(np.int32), np.clip(upper, 0, _LARGEST_FINITE).astype(np.int32)

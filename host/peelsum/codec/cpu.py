@@ -1,13 +1,12 @@
 """The codec in Numba: the same bits as `peelsum.codec.reference`, on all cores, one pass over memory each.
 
 `peelsum.codec.kernels` documents the functions. This module allocates and converts arrays; the loops are in
-`cpu_index_loops`, `cpu_loops`, `cpu_peel_loops` and `cpu_selection_loops`.
+`cpu_index_loops`, `cpu_loops` and `cpu_peel_loops`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
@@ -18,31 +17,16 @@ from peelsum import kept_pages
 from peelsum.codec import cpu_index_loops as index_loops
 from peelsum.codec import cpu_loops as loops
 from peelsum.codec import cpu_peel_loops as peel_loops
-from peelsum.codec import cpu_selection_loops as selection_loops
-from peelsum.codec.block_scales import turn_of
-from peelsum.codec.cpu_vectors import PACKS_FLOATS
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
-from peelsum.codec.packed import Packed, PackedPart
-from peelsum.codec.selection import Selection
 from peelsum.codec.threads import each, slices
 
 #: Below this many cells, twice a cell's number plus one bit fits a uint32.
 _NARROW_CELLS = 2**31
 #: Peeling a candidate takes at least as long as a pass over this many elements: 13 ns or more.
 _ELEMENTS_OF_A_CANDIDATE = 16
-#: Up to one selected element in so many, finding their positions takes less time than reading their bitmaps.
-_FEW = 256
-#: Floats in the memory for a part of a tensor's non-zeros, 4 MiB.
-_PACKED = 2**20
 _T = TypeVar("_T", bound=np.generic)
-
-
-def magnitude(values: NDArray[np.float32]) -> int:
-    """See `Kernels.magnitude`."""
-    bits = frozen(values.view(np.uint32))
-    return int(max(each(bits.size, lambda a, b: index_loops.magnitude(bits[a:b]))))
 
 
 def index(values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
@@ -51,21 +35,9 @@ def index(values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
     return int(max(each(bits.size, lambda a, b: index_loops.index(bits[a:b], out[a // WORD_BITS :]))))
 
 
-def index_over(values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
-    """See `Kernels.index_over`."""
-    bits = values.view(np.uint32)
-    return int(max(each(bits.size, lambda a, b: index_loops.index_over(bits[a:b], out[a // WORD_BITS :]))))
-
-
 def count(index: NDArray[np.uint32], elements: int) -> int:
     """See `Kernels.count`."""
     return int(index_loops.count(frozen(index), elements))
-
-
-def counted(index: NDArray[np.uint32], elements: int) -> Callable[[], int]:
-    """See `Kernels.counted`."""
-    number = count(index, elements)
-    return lambda: number
 
 
 def positions(
@@ -87,20 +59,10 @@ def positions(
     return out
 
 
-def occupied(positions: NDArray[np.int64], total: NDArray[np.int32] | None = None) -> NDArray[np.int64]:
+def occupied(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """See `Kernels.occupied`."""
-    positions = positions if total is None else positions[total.any(0)]
     out = np.empty(BLOCK_SIZES, np.int64)
     index_loops.occupied(frozen(positions), np.zeros(WORD_BITS + 1, np.int64), out)
-    return out
-
-
-def occupied_by(selection: Selection) -> NDArray[np.int64]:
-    """See `Kernels.occupied_by`."""
-    if selection.bitmap is None:
-        return occupied(selection.positions)
-    out = np.empty(BLOCK_SIZES, np.int64)
-    index_loops.occupied_in(frozen(selection.bitmap), out)
     return out
 
 
@@ -188,58 +150,10 @@ def scatter_bits(
     index_loops.scatter_bits(frozen(bits), frozen(mask), out)
 
 
-def block_exponents(values: NDArray[np.float32], block: int, out: NDArray[np.uint32]) -> int:
-    """See `Kernels.block_exponents`."""
-    bits, piece = frozen(values.view(np.uint32)), min(block, index_loops.BLOCK)
-    pieces = out if piece == block else np.zeros(out.size * (block // piece), np.uint32)
-    each(bits.size, lambda a, b: index_loops.magnitudes(bits[a:b], piece, pieces[a // piece :]))
-    return int(loops.encode_exponents(pieces, block // piece, out))
-
-
-def index_exponents(
-    values: NDArray[np.float32],
-    block: int,
-    index: NDArray[np.uint32],
-    exponents: NDArray[np.uint32],
-    *,
-    over: bool = False,
-    packed: Packed | None = None,
-) -> int:
-    """See `Kernels.index_exponents`."""
-    bits, piece = values.view(np.uint32), min(block, index_loops.BLOCK)
-    pieces = exponents if piece == block else np.zeros(exponents.size * (block // piece), np.uint32)
-    if packed is not None and PACKS_FLOATS:
-        address = index_loops.address(frozen(bits))
-
-        def work(begin: int, end: int) -> list[PackedPart]:
-            parts = []
-            while begin < end:
-                room = kept_pages.empty(min(_PACKED, end - begin + selection_loops.SPARE), np.float32)
-                words, largest = index[begin // WORD_BITS :], pieces[begin // piece :]
-                given = address + bits.itemsize * begin, end - begin, piece, over
-                read, count = selection_loops.index_packed(*given, words, largest, room)
-                parts.append(PackedPart(begin, begin + read, room[: count + selection_loops.SPARE]))
-                begin += read
-            return parts
-
-        packed.index, packed.parts = index, [part for parts in each(bits.size, work) for part in parts]
-    else:
-        bits = bits if over else frozen(bits)
-        run = index_loops.index_magnitudes_over if over else index_loops.index_magnitudes
-        each(bits.size, lambda a, b: run(bits[a:b], piece, index[a // WORD_BITS :], pieces[a // piece :]))
-    return int(loops.encode_exponents(pieces, block // piece, exponents))
-
-
-def block_octaves(words: NDArray[np.uint32], exponent_field: int, out: NDArray[np.int32]) -> None:
-    """See `Kernels.block_octaves`."""
-    turn, spare = turn_of(exponent_field)
-    loops.decode_octaves(frozen(words), np.uint32(turn), spare, out)
-
-
-def quantize(values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> int:
+def quantize(values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> None:
     """See `Kernels.quantize`."""
     values, scaling = frozen(values), _scaling(fixed, 1)
-    return int(max(each(values.size, lambda a, b: loops.quantize(values, *scaling, out, a, b))))
+    each(values.size, lambda a, b: loops.quantize(values, *scaling, out, a, b))
 
 
 def quantize_at(
@@ -278,95 +192,6 @@ def dequantize_at(
     )
 
 
-def gather(
-    values: NDArray[np.float32],
-    selection: Selection,
-    fixed: FixedPoint,
-    out: NDArray[np.int32],
-    packed: Packed | None = None,
-) -> None:
-    """See `Kernels.gather`."""
-    many = len(selection) * _FEW >= values.size
-    if many and packed is not None and packed.parts and selection.bitmap is not None:
-        _gather_packed(packed, frozen(selection.bitmap), values.size, fixed, out)
-        return
-    index = _packed(selection, values.size)
-    if index is None:
-        quantize_at(values, selection.positions, fixed, out)
-        return
-    values, numbers, firsts = frozen(values), out, _firsts(index, values.size)
-    factors, bits = _scaling(fixed, 1)
-
-    def work(a: int, b: int) -> None:
-        selection_loops.gather(values[a:b], _words(index, a, b), a, factors, bits, numbers, firsts[a])
-
-    each(values.size, work)
-
-
-def _gather_packed(
-    packed: Packed, index: NDArray[np.uint32], elements: int, fixed: FixedPoint, out: NDArray[np.int32]
-) -> None:
-    parts, own, (factors, bits) = packed.parts, frozen(packed.index), _scaling(fixed, 1)
-
-    def count_parts(first: int, last: int) -> list[int]:
-        return [int(index_loops.count(_words(index, a, b), b - a)) for a, b, _ in parts[first:last]]
-
-    def work(first: int, last: int) -> None:
-        for (a, b, floats), start in list(zip(parts, starts, strict=False))[first:last]:
-            words = _words(own, a, b), _words(index, a, b)
-            selection_loops.gather_packed(frozen(floats), *words, b - a, a, factors, bits, out, start)
-
-    counts = each(len(parts) - 1, count_parts, elements)
-    starts = list(accumulate((count for some in counts for count in some), initial=0))
-    each(len(parts), work, elements)
-
-
-def scatter(
-    quantized: NDArray[np.int32],
-    selection: Selection,
-    fixed: FixedPoint,
-    divisor: int,
-    out: NDArray[np.float32],
-    *,
-    clear: bool,
-) -> None:
-    """See `Kernels.scatter`."""
-    index = _packed(selection, out.size, all_written=clear)
-    if index is None:
-        if clear:
-            out[:] = 0.0
-        dequantize_at(quantized, selection.positions, fixed, divisor, out)
-        return
-    numbers, firsts = frozen(quantized), _firsts(index, out.size)
-    factors, bits = _scaling(fixed, -1)
-    share = float(divisor)
-    if divisor & (divisor - 1) == 0:  # a multiplication gives the same bits
-        factors, share = factors / share, 1.0
-
-    def work(a: int, b: int) -> None:
-        rest = share, out[a:b], firsts[a], clear
-        selection_loops.scatter(numbers, _words(index, a, b), a, factors, bits, *rest)
-
-    each(out.size, work)
-
-
-def _packed(selection: Selection, elements: int, *, all_written: bool = False) -> NDArray[np.uint32] | None:
-    """Return the bitmap; None if positions serve better, as for few elements, or are needed."""
-    few = len(selection) * WORD_BITS < elements and not all_written
-    if selection.bitmap is None or few or not PACKS_FLOATS:
-        return None
-    return frozen(selection.bitmap)
-
-
-def _firsts(index: NDArray[np.uint32], elements: int) -> dict[int, int]:
-    """Return how many set bits lie before each slice of a bitmap, by the slice's first element."""
-    begins = [begin for begin, _ in slices(elements)]
-    if len(begins) == 1:
-        return {0: 0}
-    counts = each(elements, lambda a, b: int(index_loops.count(_words(index, a, b), b - a)))
-    return dict(zip(begins, accumulate(counts, initial=0), strict=False))
-
-
 def sketch_encode(
     layout: SketchLayout, positions: NDArray[np.int64], values: NDArray[np.int32], out: NDArray[np.uint32]
 ) -> None:
@@ -386,29 +211,6 @@ def sketch_encode(
     each(layout.segments, work, _ELEMENTS_OF_A_CANDIDATE * where.size)
 
 
-def index_sketch(
-    layout: SketchLayout,
-    values: NDArray[np.float32],
-    fixed: FixedPoint,
-    index: NDArray[np.uint32],
-    sketch: NDArray[np.uint32],
-    first: int = 0,
-) -> int:
-    """See `Kernels.index_sketch`."""
-    values, factor = frozen(values), np.ldexp(1.0, fixed.scale)
-
-    def work(begin: int, end: int) -> tuple[int, NDArray[np.uint32]]:
-        own, bits = np.empty_like(sketch) if begin else sketch, index[begin // WORD_BITS :]
-        own[:] = 0
-        largest = loops.index_sketch(*_sketch(layout), first + begin, values[begin:end], factor, bits, own)
-        return int(largest), own
-
-    largest, sketches = zip(*each(values.size, work, copies_of=sketch.size), strict=True)
-    for own in sketches[1:]:
-        np.add(sketch, own, out=sketch)
-    return int(max(largest))
-
-
 def sketch_decode(
     layout: SketchLayout,
     sketch: NDArray[np.uint32],
@@ -426,17 +228,6 @@ def sketch_decode(
     left = _peeled(layout, sketch, frozen(by_segment), list(pairwise(begins.tolist())), values)
     peel_loops.collect(*dealing, where, begins, values, numbers)
     return np.searchsorted(where, np.sort(by_segment[left])).astype(np.int64)
-
-
-def peeled(
-    layout: SketchLayout,
-    sketch: NDArray[np.uint32],
-    positions: NDArray[np.int64],
-    out: NDArray[np.int32],
-) -> Callable[[], NDArray[np.int64]]:
-    """See `Kernels.peeled`."""
-    left = sketch_decode(layout, sketch, positions, out)
-    return lambda: left
 
 
 def _peeled(

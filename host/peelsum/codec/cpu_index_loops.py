@@ -87,40 +87,8 @@ def magnitude(bits: Words) -> np.uint32:
 
 
 @compiled
-def magnitudes(bits: Words, block: int, out: Words) -> None:
-    """Write the magnitude of each `block` floats."""
-    for b in range((bits.size + block - 1) // block):
-        largest = _ZERO
-        for i in range(np.uint64(b * block), np.uint64(min((b + 1) * block, bits.size))):
-            largest = max(largest, np.uint32(bits[i] & _MAGNITUDE_MASK))
-        out[b] = largest
-
-
-@compiled
 def index(bits: Words, out: Words) -> np.uint32:
     return pack(bits, 0, bits.size, out)
-
-
-@compiled
-def index_over(bits: Words, out: Words) -> np.uint32:
-    largest = _ZERO
-    for start in range(0, bits.size, BLOCK):
-        largest = max(largest, pack_over(bits, start, min(start + BLOCK, bits.size), out))
-    return largest
-
-
-@compiled
-def index_magnitudes(bits: Words, piece: int, out: Words, largest: Words) -> None:
-    """Write the bitmap, and the magnitude of each `piece` floats, a power of 2 from 32 to BLOCK."""
-    for p in range((bits.size + piece - 1) // piece):
-        largest[p] = pack(bits, p * piece, min((p + 1) * piece, bits.size), out)
-
-
-@compiled
-def index_magnitudes_over(bits: Words, piece: int, out: Words, largest: Words) -> None:
-    """Do what `index_magnitudes` does, and replace -0.0 by 0.0 in place, as `index_over` does."""
-    for p in range((bits.size + piece - 1) // piece):
-        largest[p] = pack_over(bits, p * piece, min((p + 1) * piece, bits.size), out)
 
 
 @leaf

@@ -12,21 +12,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec.block_scales import DEPTH, LEVEL_BITS, LEVELS
 from peelsum.codec.cpu_index_loops import (
     BLOCK,
     Numbers,
     Words,
     compiled,
-    count,
-    magnitude,
     mixed,
-    ones,
-    pack,
-    positions,
 )
-from peelsum.codec.cpu_prefetch import prefetch
-from peelsum.codec.fixed_point import MANTISSA_BITS
 from peelsum.codec.layout import FIRST_GROUP, SUB_TABLES
 
 #: If more than one element in 16 is non-zero, prefetching every cache line of the next block's rows pays off.
@@ -48,50 +40,12 @@ _Row = tuple[int, int, np.uint32]
 
 
 @compiled
-def encode_exponents(pieces: Words, per_block: int, out: Words) -> np.uint32:
-    """Write the words of blocks, from the magnitudes of so many pieces of each; return the largest.
-
-    `out` may be `pieces`, if blocks have one.
-    """
-    for b in range(out.size):
-        largest = pieces[b * per_block]
-        for p in range(b * per_block + 1, (b + 1) * per_block):
-            largest = max(largest, pieces[p])
-        out[b] = largest
-    largest = magnitude(out)
-    least = np.int64(max(int(largest >> np.uint32(MANTISSA_BITS)) - DEPTH, 0))
-    for b in range(out.size):
-        field = max(np.int64(out[b] >> np.uint32(MANTISSA_BITS)), least)
-        bit = np.uint32(1 << ((field >> LEVEL_BITS) % LEVELS))
-        out[b] = bit if out[b] else _ZERO
-    return largest
-
-
-@compiled
-def decode_octaves(words: Words, turn: np.uint32, spare: int, out: _Integers) -> None:
-    for b in range(words.size):
-        # Turned so that the level of `exponent_field` is the uppermost bit. Fill all bits below the highest.
-        word = np.uint32((words[b] << turn) | (words[b] >> ((_32 - turn) & _31)))
-        for shift in (1, 2, 4, 8, 16):
-            word = np.uint32(word | (word >> np.uint32(shift)))
-        below = LEVELS - int(ones(word))
-        out[b] = np.int32(max((below << LEVEL_BITS) - spare, 0) if word else 0)
-
-
-@compiled
-def quantize(
-    values: _Floats, factors: _Factors, bits: int, out: _Integers, begin: int, end: int
-) -> np.uint32:
-    largest, size = _ZERO, min(1 << bits, BLOCK)
-    for start in range(begin, end, BLOCK):
-        stop = min(start + BLOCK, end)
-        block = values[start:stop]
-        largest = max(largest, magnitude(block.view(np.uint32)))
-        for first in range(start, stop, size):
-            last, factor = min(first + size, stop), factors[first >> bits]
-            for i in range(np.uint64(first), np.uint64(last)):
-                out[i] = np.int32(np.rint(np.float64(values[i]) * factor))
-    return largest
+def quantize(values: _Floats, factors: _Factors, bits: int, out: _Integers, begin: int, end: int) -> None:
+    size = min(1 << bits, BLOCK)
+    for first in range(begin, end, size):
+        last, factor = min(first + size, end), factors[first >> bits]
+        for i in range(np.uint64(first), np.uint64(last)):
+            out[i] = np.int32(np.rint(np.float64(values[i]) * factor))
 
 
 @compiled
@@ -202,66 +156,12 @@ def sketch_encode(
     lanes: int, rows: int, dealt_to: int, seed: np.uint64, positions: Numbers, values: Words, out: Words
 ) -> None:
     """Encode into `out`, which must be zero."""
-    _add(lanes, rows, dealt_to, seed, 0, positions, values, False, out)
-
-
-@compiled
-def index_sketch(
-    lanes: int,
-    rows: int,
-    dealt_to: int,
-    seed: np.uint64,
-    first: int,
-    values: _Floats,
-    factor: float,
-    index: Words,
-    sketch: Words,
-) -> np.uint32:
-    """Write the index and add the sketch to sketch[cells]; return the magnitude."""
-    largest, bits, one_scale = _ZERO, values.view(np.uint32), np.full(1, factor)
-    where, numbers = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int32)
-    for start in range(0, values.size, BLOCK):
-        size = min(BLOCK, values.size - start)
-        largest = max(largest, pack(bits, start, start + size, index))
-        words = index[start // 32 : start // 32 + (size + 31) // 32]
-        found = where[: count(words, size)]
-        fetched = found.size * _MANY > size
-        positions(words, size, start, found)
-        quantize_at(values, found, one_scale, _WHOLE, numbers, 0, found.size)
-        own = numbers[: found.size].view(np.uint32)
-        _add(lanes, rows, dealt_to, seed, first, found, own, fetched, sketch)
-    return largest
-
-
-@compiled
-def _fetch(placed: tuple[_Row, _Row, _Row], lanes: int, sketch: Words) -> None:
-    """Prefetch a block's rows."""
-    for row, _, _ in placed:
-        for cell in range(row, row + lanes, _LINE):
-            prefetch(sketch, np.uint64(cell))
-
-
-@compiled
-def _add(
-    lanes: int,
-    rows: int,
-    dealt_to: int,
-    seed: np.uint64,
-    first: int,
-    positions: Numbers,
-    values: Words,
-    fetched: bool,
-    sketch: Words,
-) -> None:
-    """Add values[k] at first + positions[k]. If `fetched`, prefetch the rows of the next block."""
     start, placed = -lanes, rows_of(0, lanes, rows, dealt_to, seed)
     for k in range(np.uint64(positions.size)):
-        lane = first + positions[k] - start
+        lane = positions[k] - start
         if lane >= lanes:
             block = (start + lane) // lanes
             lane += start - block * lanes
             start, placed = block * lanes, rows_of(block, lanes, rows, dealt_to, seed)
-            if fetched:
-                _fetch(rows_of(block + 1, lanes, rows, dealt_to, seed), lanes, sketch)
         for j in range(SUB_TABLES):
-            sketch[np.uint64(cell_of(placed[j], lane, lanes))] += np.uint32(placed[j][2] * values[k])
+            out[np.uint64(cell_of(placed[j], lane, lanes))] += np.uint32(placed[j][2] * values[k])

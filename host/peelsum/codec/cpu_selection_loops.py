@@ -13,21 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.codec.cpu_index_loops import (
-    BLOCK,
     ROOM,
     Numbers,
     Words,
     compiled,
-    floats_at,
     leaf,
     ones,
-    pack,
-    pack_over,
     used_numbers,
-    valid,
 )
 from peelsum.codec.cpu_prefetch import prefetch, prefetch_to_read
-from peelsum.codec.cpu_vectors import move_floats, pack_floats, scale_numbers, spread_floats
+from peelsum.codec.cpu_vectors import pack_floats, scale_numbers, spread_floats
 
 _TOGETHER = 128  # words of a bitmap, whose numbers stay in the caches
 _MOST = 32 * (_TOGETHER + 1)  # their numbers, and room for what is written or read at once
@@ -44,53 +39,6 @@ _Floats = NDArray[np.float32]
 _Factors = NDArray[np.float64]
 
 
-@compiled
-def index_packed(
-    address: int, elements: int, piece: int, over: bool, index: Words, largest: Words, packed: _Floats
-) -> tuple[int, int]:
-    """Do what `index_magnitudes` does, and pack the non-zeros, until the end or until `packed` is full.
-
-    The tensor float32[elements] lies at an address, so that one version serves arrays that are read-only. If
-    `over`, replace -0.0 by 0.0 in place, as `index_over` does. Return the number of elements that were read,
-    all or a multiple of BLOCK, and of their non-zeros.
-    """
-    values, read, count = floats_at(address, elements), 0, _0
-    bits = values.view(np.uint32)
-    while read < elements and int(count) + min(BLOCK, elements - read) + SPARE <= packed.size:
-        end = min(read + BLOCK, elements)
-        for start in range(read, end, piece):
-            stop = min(start + piece, end)
-            count = _pack_piece(
-                values, bits, start, stop, over, index, largest, start // piece, packed, count
-            )
-        read = end
-    return read, int(count)
-
-
-@leaf
-def _pack_piece(
-    values: _Floats,
-    bits: Words,
-    begin: int,
-    end: int,
-    over: bool,
-    index: Words,
-    largest: Words,
-    place: int,
-    packed: _Floats,
-    count: np.uint64,
-) -> np.uint64:
-    """Pack the non-zeros of elements `begin` to `end` behind `count` others; return how many there are."""
-    largest[place] = pack_over(bits, begin, end, index) if over else pack(bits, begin, end, index)
-    for w in range(np.uint64(begin // 32), np.uint64(end // 32)):
-        count = _pack_word(values, np.uint64(w) << _5, index[w], packed, count)
-    for i in range(end // 32 * 32, end):
-        if (index[np.uint64(end // 32)] >> np.uint32(i % 32)) & _ONE:
-            packed[count] = values[i]
-            count += np.uint64(1)
-    return count
-
-
 @leaf
 def _pack_word(values: _Floats, at: np.uint64, word: np.uint32, out: _Floats, count: np.uint64) -> np.uint64:
     """Write those of values[at : at + 32] that a word selects to out[count:]; return the end of them.
@@ -102,58 +50,6 @@ def _pack_word(values: _Floats, at: np.uint64, word: np.uint32, out: _Floats, co
     count += np.uint64(ones(lower))
     pack_floats(values, at + _16, upper, out, count)
     return np.uint64(count + np.uint64(ones(upper)))
-
-
-@compiled
-def gather_packed(
-    packed: _Floats,
-    own: Words,
-    index: Words,
-    elements: int,
-    begin: int,
-    factors: _Factors,
-    bits: int,
-    out: _Integers,
-    first: int,
-) -> None:
-    """Do what `gather` does for `elements` elements, given the non-zeros that the bitmap `own` selects."""
-    room, union = np.empty(_TOGETHER + ROOM, np.int64), np.empty(_TOGETHER, np.uint32)
-    floats, scaled = np.empty(_MOST, np.float32), np.empty(_MOST, np.float64)
-    k, read = np.uint64(first), _0
-    for start in range(0, index.size, _TOGETHER):
-        words, mine = union[: min(_TOGETHER, index.size - start)], own[start : start + _TOGETHER]
-        count, missing = _0, np.uint32(0)
-        for w in range(np.uint64(words.size)):
-            words[w] = index[np.uint64(start) + w]
-        words[-1] = valid(words, words.size - 1, elements - 32 * start)
-        for w in range(np.uint64(words.size)):
-            count += np.uint64(ones(words[w]))
-            missing |= words[w] ^ mine[w]
-        if missing:
-            read = _move(packed, read, mine, words, room[: used_numbers(words, room)], floats)
-            _scale(floats, count, words, begin + 32 * start, factors, bits, scaled)
-        else:
-            _scale(packed[read:], count, words, begin + 32 * start, factors, bits, scaled)
-            read += count
-        for i in range(count):
-            out[k + i] = np.int32(np.rint(scaled[i]))
-        k += count
-
-
-@leaf
-def _move(
-    packed: _Floats, read: np.uint64, own: Words, union: Words, used: Numbers, out: _Floats
-) -> np.uint64:
-    """Write a float for each element of the words `used` of a union: packed[read:] or 0. Return the rest."""
-    count = _0
-    for number in used:
-        w = np.uint64(number)
-        for shift in (np.uint32(0), _S16):
-            mine, selected = np.uint32((own[w] >> shift) & _LOW), np.uint32((union[w] >> shift) & _LOW)
-            move_floats(packed, read, mine, selected, out, count)
-            read += np.uint64(ones(mine))
-            count += np.uint64(ones(selected))
-    return read
 
 
 @compiled

@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 
 from peelsum.codec.errors import CodecError
 
-#: Words of a one-hot exponent field: a float32's has 8 bits, i.e. 256 values.
-EXPONENT_WORDS = 8
-#: The exponent field of NaN and infinity. Its one-hot bit means that some worker's tensor is not finite.
+#: The exponent field of NaN and infinity.
 NON_FINITE = 255
 _EXPONENT_BIAS = 127
 MANTISSA_BITS = 23
@@ -71,25 +69,6 @@ def _error_bound(scale: int, fan_in: int, divisor: int) -> float:
         return float("inf")
     rounded = largest * (_HALF_ULP + _ROUNDINGS) + _SMALLEST
     return float((np.ldexp(float(fan_in), -scale - 1) / divisor + rounded) * (1 + _ROUNDINGS))
-
-
-def exponent_words(magnitude: int) -> NDArray[np.uint32]:
-    """Return the exponent field of a tensor's largest magnitude, one-hot: uint32[EXPONENT_WORDS].
-
-    `magnitude` is the largest bit pattern of |g|, as `Kernels.magnitude` returns it. Exponent field e sets
-    bit e % 32 of word e // 32. A tensor of zeros sets no bit.
-    """
-    words = np.zeros(EXPONENT_WORDS, np.uint32)
-    if magnitude:
-        field = magnitude >> MANTISSA_BITS
-        words[field // 32] = 1 << field % 32
-    return words
-
-
-def largest_exponent_field(words: NDArray[np.uint32]) -> int | None:
-    """Return the largest exponent field in OR-ed `exponent_words`; None if every worker's tensor is zero."""
-    bits = int.from_bytes(words.astype("<u4", copy=False).tobytes(), "little").bit_length()
-    return bits - 1 if bits else None
 
 
 def scale_for(exponent_field: int, fan_in: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ class BFloat16:
 
     bits: NDArray[np.uint16]
     """Bit patterns, uint16[shape]."""
+    dtype: ClassVar[str] = "bfloat16"
 
     @property
     def shape(self) -> tuple[int, ...]:

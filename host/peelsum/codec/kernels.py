@@ -6,24 +6,27 @@ and types: arrays must be C-contiguous and in native byte order. All implementat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, Protocol, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec import cpu, cpu_bundle_loops, cpu_index_loops, reference
+from peelsum.codec import cpu, cpu_index_loops, cpu_segments, reference
 from peelsum.codec.errors import CodecError
-from peelsum.codec.fixed_point import EXPONENT_WORDS, FixedPoint
+from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BloomLayout
 from peelsum.codec.layout import SketchLayout
 from peelsum.codec.memory import HostMemory, Memory
-from peelsum.codec.packed import Packed
-from peelsum.codec.selection import Selection
+from peelsum.codec.reference_segments import ReferenceSegments
+from peelsum.codec.segments import Segment, SegmentCodec, Table
 from peelsum.compiled_once import cache_of, first_alone
 
 Implementation = Literal["cpu", "reference", "gpu"]
+#: Returns the codec of a step: of a table, its tensors float32[n] in the order of the segments, where their
+#: results are written, or None for a new array each, and the number of workers.
+SegmentCodecs = Callable[[Table, Sequence[Any], Sequence[Any], int], SegmentCodec]
 
 
 class Kernels(Protocol):
@@ -38,26 +41,14 @@ class Kernels(Protocol):
 
     # Index
 
-    def magnitude(self, values: NDArray[np.float32]) -> int:
-        """Return the largest bit pattern of |value| in values[n], 0 if n is 0.
-
-        From 0x7F800000 on, some value is not finite.
-        """
-
     def index(self, values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
         """Write the bitmap of the non-zeros of values[n] into out; return the values' `magnitude`.
 
         -0.0 is zero, NaN is not.
         """
 
-    def index_over(self, values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
-        """Do what `index` does, and replace -0.0 by 0.0 in values[n], in place."""
-
     def count(self, index: NDArray[np.uint32], elements: int) -> int:
         """Count the set bits of a bitmap of `elements` bits."""
-
-    def counted(self, index: NDArray[np.uint32], elements: int) -> Callable[[], int]:
-        """Start to `count`; return a function that returns the number, and waits for a device until then."""
 
     def positions(
         self, index: NDArray[np.uint32], elements: int, first: int = 0, count: int | None = None
@@ -67,16 +58,8 @@ class Kernels(Protocol):
         `count` is k, if it is known; without it, the GPU's kernels wait for the device to count.
         """
 
-    def occupied(
-        self, positions: NDArray[np.int64], total: NDArray[np.int32] | None = None
-    ) -> NDArray[np.int64]:
-        """Count the blocks of 2**b elements that hold one of positions[k], for each b: int64[BLOCK_SIZES].
-
-        With total[k], only positions count whose `total` is not zero.
-        """
-
-    def occupied_by(self, selection: Selection) -> NDArray[np.int64]:
-        """Count the blocks of 2**b elements with a selected one, for each b: int64[BLOCK_SIZES]."""
+    def occupied(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Count the blocks of 2**b elements that hold one of positions[k], for each b: int64[BLOCK_SIZES]."""
 
     def block_encode(
         self, index: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]
@@ -133,39 +116,12 @@ class Kernels(Protocol):
 
     # Numbers
 
-    def block_exponents(self, values: NDArray[np.float32], block: int, out: NDArray[np.uint32]) -> int:
-        """Write a word for each block of `block` elements, a power of 2 from 32 on; return the `magnitude`.
-
-        The words are those of `block_scales.exponents_of`. `out` has ceil(n / block) words.
-        """
-
-    def index_exponents(
-        self,
-        values: NDArray[np.float32],
-        block: int,
-        index: NDArray[np.uint32],
-        exponents: NDArray[np.uint32],
-        *,
-        over: bool = False,
-        packed: Packed | None = None,
-    ) -> int:
-        """Do what `index`, or `index_over`, and `block_exponents` do, in one pass; return the `magnitude`.
-
-        packed: receives the non-zeros, in the same pass, if `gather` is faster with them.
-        """
-
-    def block_octaves(self, words: NDArray[np.uint32], exponent_field: int, out: NDArray[np.int32]) -> None:
-        """Write the `octaves` of a `FixedPoint` for each block, from the OR of all workers' words.
-
-        They are those of `block_scales.octaves_of`; `out` has as many elements as `words`.
-        """
-
-    def quantize(self, values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> int:
-        """Write rint(value * 2**scale) into out[n]; return the values' `magnitude`.
+    def quantize(self, values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> None:
+        """Write rint(value * 2**scale) into out[n].
 
         Element i has the scale of its block if `fixed` has `octaves`, here and below. The product is computed
-        in float64 and rounded half to even. If a value does not fit or is not finite, as the magnitude shows,
-        its words are undefined.
+        in float64 and rounded half to even. The number of a value that does not fit, or is not finite, is
+        undefined.
         """
 
     def quantize_at(
@@ -195,35 +151,6 @@ class Kernels(Protocol):
     ) -> None:
         """Apply `dequantize` to quantized[k], into out[positions]; keep the rest of out[n]."""
 
-    def gather(
-        self,
-        values: NDArray[np.float32],
-        selection: Selection,
-        fixed: FixedPoint,
-        out: NDArray[np.int32],
-        packed: Packed | None = None,
-    ) -> None:
-        """Apply `quantize` to the selected elements of values[n], into out[k].
-
-        Blocks of scales have 32 elements or more, here and in `scatter`. packed: as `index_exponents` left it
-        after reading the same values. It spares another read; the non-zeros must be among those selected.
-        """
-
-    def scatter(
-        self,
-        quantized: NDArray[np.int32],
-        selection: Selection,
-        fixed: FixedPoint,
-        divisor: int,
-        out: NDArray[np.float32],
-        *,
-        clear: bool,
-    ) -> None:
-        """Apply `dequantize` to quantized[k], into the selected elements of out[n].
-
-        If `clear`, all other elements become 0; if not, they must be 0.
-        """
-
     # Sketch
 
     def sketch_encode(
@@ -239,22 +166,6 @@ class Kernels(Protocol):
         ascending. A cell is a sum modulo 2**32, so the sketch is linear in the values.
         """
 
-    def index_sketch(
-        self,
-        layout: SketchLayout,
-        values: NDArray[np.float32],
-        fixed: FixedPoint,
-        index: NDArray[np.uint32],
-        sketch: NDArray[np.uint32],
-        first: int = 0,
-    ) -> int:
-        """Write the bitmap and the sketch of the quantized non-zeros in one pass; return the `magnitude`.
-
-        The outputs are those of `index` and of `sketch_encode`: sketch[layout.cells].
-        `fixed` has no `octaves`, and the layout is `dealt` or has one segment. If a value does not fit
-        `fixed`, as the magnitude shows, the sketch is undefined.
-        """
-
     def sketch_decode(
         self,
         layout: SketchLayout,
@@ -267,19 +178,6 @@ class Kernels(Protocol):
         `sketch` is uint32[layout.cells]. The left-over, int64[m], ascending, holds indices into `positions`:
         the candidates in the 2-core, whose `out` is 0. It depends only on layout and positions, so it is the
         same on every worker. The candidates must include every element that any worker encoded.
-        """
-
-    def peeled(
-        self,
-        layout: SketchLayout,
-        sketch: NDArray[np.uint32],
-        positions: NDArray[np.int64],
-        out: NDArray[np.int32],
-    ) -> Callable[[], NDArray[np.int64]]:
-        """Start to do what `sketch_decode` does; return a function that returns the left-over.
-
-        A device writes `out` in order with later kernels. The function waits until the left-over's size is
-        known.
         """
 
 
@@ -318,22 +216,28 @@ def memory(implementation: Implementation = "cpu", *, direct: bool = False) -> M
     return cast(Memory, DeviceMemory(direct=direct))
 
 
+def segment_codec(implementation: Implementation = "cpu") -> SegmentCodecs:
+    """Return the codec of a step's segments, with these kernels. Raises CodecError as `kernels` does."""
+    kernels(implementation)
+    if implementation == "gpu":
+        from peelsum.codec.gpu_segments import GpuSegments
+
+        return cast(SegmentCodecs, GpuSegments)
+    return cpu_segments.CpuSegments if implementation == "cpu" else ReferenceSegments
+
+
 def warm_up(implementation: Implementation = "cpu") -> None:
     """Run every kernel once, so that a later timed step does not include its compilation.
 
     Takes seconds if Numba's or Triton's cache is cold; of processes that start together, one compiles for
     Numba's cache and the others wait for it. Triton compiles the "gpu" kernels once more for other
-    lanes, for sizes that are multiples of 16, and for the first step with several sparse tensors.
+    lanes, and for sizes that are multiples of 16.
     """
     ops, room = kernels(implementation), memory(implementation)
     with first_alone(cache_of(cpu_index_loops.count), "codec") if implementation == "cpu" else nullcontext():
         _run_all(ops, room)
-        if implementation == "cpu":
-            cpu_bundle_loops.warm_up()
-        elif implementation == "gpu":
-            from peelsum.codec import gpu
-
-            gpu.warm_up_bundles(cast(Any, room.floats(1, 1.0)))
+        if implementation != "reference":
+            _run_segments(segment_codec(implementation), room)
 
 
 def _run_all(ops: Kernels, room: Memory) -> None:
@@ -342,13 +246,9 @@ def _run_all(ops: Kernels, room: Memory) -> None:
     sketch = room.receive(np.zeros(6, np.uint32))
     layout, bloom = SketchLayout(1, 1, 0), BloomLayout(1, 1, 0)
     dealt = SketchLayout(1, 1, 0, 2, dealt=True)
-    room.write_exponent(ops.magnitude(values), room.words(EXPONENT_WORDS))
     ops.index(values, bitmap)
-    ops.index_over(values, bitmap)
     where = ops.positions(bitmap, ops.count(bitmap, 1))
-    selection = Selection(1, lambda: where, bitmap)
     ops.occupied(where)
-    ops.occupied_by(selection)
     for block in (2, 32, 64):
         ops.block_encode(bitmap, 1, block, other)
         ops.block_decode(other, 1, block, bitmap)
@@ -356,23 +256,27 @@ def _run_all(ops: Kernels, room: Memory) -> None:
     ops.bloom_decode(bloom, other, 1, bitmap)
     ops.gather_bits(bitmap, bitmap, other)
     ops.scatter_bits(other, bitmap, copied)
-    ops.block_exponents(values, 32, other)
-    packed = Packed()
-    for over in (False, True):
-        ops.index_exponents(values, 32, bitmap, other, over=over)
-        ops.index_exponents(values, 32, bitmap, other, over=over, packed=packed)
-    octaves, quantized = room.integers(1), room.integers(1)
-    ops.block_octaves(other, 127, octaves)
-    for fixed in (FixedPoint(0, octaves, 32), FixedPoint(0)):
-        ops.quantize(values, fixed, quantized)
-        ops.quantize_at(values, where, fixed, quantized)
-        ops.dequantize(quantized, fixed, 1, values)
-        ops.dequantize_at(quantized, where, fixed, 1, values)
-        ops.gather(values, selection, fixed, quantized)
-        ops.gather(values, selection, fixed, quantized, packed)
-        ops.scatter(quantized, selection, fixed, 1, values, clear=True)
-        if fixed.octaves is None:
-            ops.index_sketch(layout, values, fixed, bitmap, sketch[:3])
-        ops.sketch_encode(layout, where, quantized, sketch[:3])
-        ops.sketch_decode(layout, sketch[:3], where, quantized)
-        ops.sketch_decode(dealt, sketch, where, quantized)
+    fixed, quantized = FixedPoint(0), room.integers(1)
+    ops.quantize(values, fixed, quantized)
+    ops.quantize_at(values, where, fixed, quantized)
+    ops.dequantize(quantized, fixed, 1, values)
+    ops.dequantize_at(quantized, where, fixed, 1, values)
+    ops.sketch_encode(layout, where, quantized, sketch[:3])
+    ops.sketch_decode(layout, sketch[:3], where, quantized)
+    ops.sketch_decode(dealt, sketch, where, quantized)
+
+
+def _run_segments(codecs: SegmentCodecs, room: Memory) -> None:
+    table = Table([Segment(1, sparse=False), Segment(1, sparse=True)])
+    values, into = [room.floats(1, 1.0), room.floats(1, 1.0)], room.floats(1)
+    for out in ([values[0], into], [values[0], None]):
+        codec = codecs(table, values, out, 1)
+        words = room.words(table.scale_words)
+        bitmap = codec.write_scales(words)
+        codec.read_scales(room.on_host(words))
+        numbers = [room.integers(count) for count in codec.place(bitmap)]
+        codec.write_dense(numbers[0])
+        codec.gather(numbers[1])
+        codec.read(*numbers, 1)
+        codec.counts(*numbers, room.integers(2))
+        codec.occupied(numbers[1], np.ones(2, np.int64), known=False)

@@ -7,7 +7,7 @@ tensors share (slices, `len`, `any`, assignment), and this protocol for the rest
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,6 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from peelsum import kept_pages
-from peelsum.codec.fixed_point import exponent_words
 from peelsum.codec.floats import BFloat16, widened
 
 Words = NDArray[np.uint32]
@@ -32,7 +31,7 @@ class Memory(Protocol):
         """Return a user's tensor as one of this memory. Raises CodecError if it lies elsewhere."""
 
     def overwritable(self, tensor: Any) -> bool:
-        """Return whether a result can be written over an accepted tensor: `widened` does not copy it."""
+        """Return whether a result can be written over an accepted tensor: `flat` does not copy it."""
 
     def span(self, tensor: Any) -> tuple[int, int]:
         """Return the addresses of an accepted tensor's first byte and of the one behind its last."""
@@ -40,17 +39,12 @@ class Memory(Protocol):
     def dtype(self, tensor: Any) -> str:
         """Return the name of the tensor's dtype, e.g. "float32", the same for every memory."""
 
-    def widened(self, tensor: Any) -> NDArray[np.float32]:
-        """Return the same numbers as float32[n], in C order; without a copy if the tensor is that already."""
+    def flat(self, tensors: Sequence[Any], into: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return the same numbers as float32[n] each, in C order, and where results are written, or None.
 
-    def joined(self, tensors: list[Any]) -> NDArray[np.float32]:
-        """Return widened tensors end to end, as a NumPy array. Waits for pending writes."""
-
-    def placed(self, array: NDArray[np.float32]) -> Any:
-        """Return a NumPy array's content in this memory."""
-
-    def beside(self, values: NDArray[np.float32]) -> Memory:
-        """Return the memory in which `values` lie."""
+        An accepted tensor that is float32 in C order is not copied. If a result is written over its tensor,
+        both are the same object. The tensors of `into` are `overwritable`, or None.
+        """
 
     def words(self, count: int) -> Words:
         """Allocate uint32[count]."""
@@ -64,25 +58,10 @@ class Memory(Protocol):
     def floats(self, count: int, value: float = 0.0) -> NDArray[np.float32]:
         """Allocate float32[count], filled with `value`."""
 
-    def result(self, count: int) -> tuple[NDArray[np.float32], bool]:
-        """Allocate float32[count], and return whether it may hold anything but 0."""
-
-    def positions(self, chosen: Any) -> NDArray[np.int64]:
-        """Return the ascending indices of the non-zeros in chosen[n], here or on the host: int64[k]."""
-
-    def write_exponent(self, magnitude: int, out: Words) -> None:
-        """Write `exponent_words` of a kernel's magnitude into out[EXPONENT_WORDS]."""
-
     def on_host(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return an array's content as a NumPy array, words as uint32. Waits for pending writes.
 
         An array on the host is returned as it is.
-        """
-
-    def later(self, array: NDArray[Any]) -> Callable[[], NDArray[Any]]:
-        """Start to copy an array to the host; return a function that returns the copy.
-
-        The function waits for the copy, unless `settle` has been called since.
         """
 
     def traveling(self, count: int) -> Words:
@@ -123,21 +102,18 @@ class HostMemory:
             return "bfloat16"
         return "float32" if tensor.dtype == np.float32 else str(tensor.dtype)  # NumPy takes 5 us for the text
 
-    def widened(self, tensor: Any) -> NDArray[np.float32]:
-        """See `Memory.widened`."""
-        return widened(tensor)
-
-    def joined(self, tensors: list[Any]) -> NDArray[np.float32]:
-        """See `Memory.joined`."""
-        return np.concatenate(tensors)
-
-    def placed(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
-        """See `Memory.placed`."""
-        return array
-
-    def beside(self, values: NDArray[np.float32]) -> Memory:
-        """See `Memory.beside`."""
-        return self
+    def flat(self, tensors: Sequence[Any], into: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """See `Memory.flat`."""
+        values = [
+            one.reshape(-1)
+            if type(one) is np.ndarray and one.dtype == np.float32 and one.flags.c_contiguous
+            else widened(one)
+            for one in tensors
+        ]
+        return values, [
+            None if out is None else own if out is one else out.reshape(-1)
+            for out, one, own in zip(into, tensors, values, strict=True)
+        ]
 
     def words(self, count: int) -> Words:
         """See `Memory.words`."""
@@ -155,27 +131,9 @@ class HostMemory:
         """See `Memory.floats`."""
         return np.zeros(count, np.float32) if value == 0 else np.full(count, value, np.float32)
 
-    def result(self, count: int) -> tuple[NDArray[np.float32], bool]:
-        """See `Memory.result`. Pages that are kept hold something; new pages are cleared by the kernel."""
-        if kept_pages.keeps(count, np.float32):
-            return kept_pages.empty(count, np.float32), True
-        return np.zeros(count, np.float32), False
-
-    def positions(self, chosen: Any) -> NDArray[np.int64]:
-        """See `Memory.positions`."""
-        return np.flatnonzero(chosen)
-
-    def write_exponent(self, magnitude: int, out: Words) -> None:
-        """See `Memory.write_exponent`."""
-        out[:] = exponent_words(magnitude)
-
     def on_host(self, array: NDArray[Any]) -> NDArray[Any]:
         """See `Memory.on_host`."""
         return array
-
-    def later(self, array: NDArray[Any]) -> Callable[[], NDArray[Any]]:
-        """See `Memory.later`."""
-        return lambda: array
 
     def traveling(self, count: int) -> Words:
         """See `Memory.traveling`."""

@@ -5,45 +5,24 @@ It is written to be read, not to be fast. `peelsum.codec.kernels` documents the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec.block_scales import exponents_of, octaves_of
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
 from peelsum.codec.layout import FIRST_GROUP, MIX_FIRST, MIX_SECOND, MIX_STEP, SUB_TABLES, SketchLayout
-from peelsum.codec.packed import Packed
-from peelsum.codec.selection import Selection
-
-
-def magnitude(values: NDArray[np.float32]) -> int:
-    """See `Kernels.magnitude`."""
-    return int(_magnitudes(values).max(initial=0))
 
 
 def index(values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
     """See `Kernels.index`."""
-    out[:] = _packed(_magnitudes(values) != 0, out.size)
-    return magnitude(values)
-
-
-def index_over(values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
-    """See `Kernels.index_over`."""
-    values[values == 0] = 0
-    return index(values, out)
+    magnitudes = _magnitudes(values)
+    out[:] = _packed(magnitudes != 0, out.size)
+    return int(magnitudes.max(initial=0))
 
 
 def count(index: NDArray[np.uint32], elements: int) -> int:
     """See `Kernels.count`."""
     return int(np.count_nonzero(_bits(index, elements)))
-
-
-def counted(index: NDArray[np.uint32], elements: int) -> Callable[[], int]:
-    """See `Kernels.counted`."""
-    number = count(index, elements)
-    return lambda: number
 
 
 def positions(
@@ -53,15 +32,9 @@ def positions(
     return np.flatnonzero(_bits(index, elements)) + first
 
 
-def occupied(positions: NDArray[np.int64], total: NDArray[np.int32] | None = None) -> NDArray[np.int64]:
+def occupied(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """See `Kernels.occupied`."""
-    positions = positions if total is None else positions[total != 0]
     return np.array([np.unique(positions >> bits).size for bits in range(BLOCK_SIZES)], np.int64)
-
-
-def occupied_by(selection: Selection) -> NDArray[np.int64]:
-    """See `Kernels.occupied_by`."""
-    return occupied(selection.positions)
 
 
 def block_encode(index: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]) -> None:
@@ -114,40 +87,9 @@ def scatter_bits(
     out[:] = _packed(spread, out.size)
 
 
-def block_exponents(values: NDArray[np.float32], block: int, out: NDArray[np.uint32]) -> int:
-    """See `Kernels.block_exponents`."""
-    padded = np.zeros(out.size * block, np.uint32)
-    padded[: values.size] = _magnitudes(values)
-    largest = magnitude(values)
-    out[:] = exponents_of(padded.reshape(-1, block).max(axis=1, initial=0), largest)
-    return largest
-
-
-def index_exponents(
-    values: NDArray[np.float32],
-    block: int,
-    index: NDArray[np.uint32],
-    exponents: NDArray[np.uint32],
-    *,
-    over: bool = False,
-    packed: Packed | None = None,
-) -> int:
-    """See `Kernels.index_exponents`. Keeps nothing in `packed`."""
-    if over:
-        values[values == 0] = 0
-    index[:] = _packed(_magnitudes(values) != 0, index.size)
-    return block_exponents(values, block, exponents)
-
-
-def block_octaves(words: NDArray[np.uint32], exponent_field: int, out: NDArray[np.int32]) -> None:
-    """See `Kernels.block_octaves`."""
-    out[:] = octaves_of(words, exponent_field)
-
-
-def quantize(values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> int:
+def quantize(values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> None:
     """See `Kernels.quantize`."""
     quantize_at(values, np.arange(values.size), fixed, out)
-    return magnitude(values)
 
 
 def quantize_at(
@@ -179,32 +121,6 @@ def dequantize_at(
         out[positions] = (sums / divisor).astype(np.float32)
 
 
-def gather(
-    values: NDArray[np.float32],
-    selection: Selection,
-    fixed: FixedPoint,
-    out: NDArray[np.int32],
-    packed: Packed | None = None,
-) -> None:
-    """See `Kernels.gather`."""
-    quantize_at(values, selection.positions, fixed, out)
-
-
-def scatter(
-    quantized: NDArray[np.int32],
-    selection: Selection,
-    fixed: FixedPoint,
-    divisor: int,
-    out: NDArray[np.float32],
-    *,
-    clear: bool,
-) -> None:
-    """See `Kernels.scatter`."""
-    if clear:
-        out[:] = 0.0
-    dequantize_at(quantized, selection.positions, fixed, divisor, out)
-
-
 def sketch_encode(
     layout: SketchLayout, positions: NDArray[np.int64], values: NDArray[np.int32], out: NDArray[np.uint32]
 ) -> None:
@@ -212,23 +128,6 @@ def sketch_encode(
     cells, signs = places(layout, positions)
     out[:] = 0
     np.add.at(out, cells, signs * values.view(np.uint32)[:, np.newaxis])
-
-
-def index_sketch(
-    layout: SketchLayout,
-    values: NDArray[np.float32],
-    fixed: FixedPoint,
-    index: NDArray[np.uint32],
-    sketch: NDArray[np.uint32],
-    first: int = 0,
-) -> int:
-    """See `Kernels.index_sketch`."""
-    where = np.flatnonzero(values)
-    index[:] = _packed(values != 0, index.size)
-    quantized = np.empty(where.size, np.int32)
-    quantize_at(values, where, fixed, quantized)
-    sketch_encode(layout, where + first, quantized, sketch)
-    return magnitude(values)
 
 
 def sketch_decode(
@@ -255,17 +154,6 @@ def sketch_decode(
         np.subtract.at(remaining, cells[peeled], signs[peeled] * numbers[peeled, np.newaxis])
         np.subtract.at(load, cells[peeled], np.uint32(1))
         left = left[~peelable]
-
-
-def peeled(
-    layout: SketchLayout,
-    sketch: NDArray[np.uint32],
-    positions: NDArray[np.int64],
-    out: NDArray[np.int32],
-) -> Callable[[], NDArray[np.int64]]:
-    """See `Kernels.peeled`."""
-    left = sketch_decode(layout, sketch, positions, out)
-    return lambda: left
 
 
 def places(

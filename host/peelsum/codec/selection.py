@@ -1,4 +1,4 @@
-"""Some elements of a tensor, as a bitmap, their positions, or both."""
+"""Some elements of a tensor, whose positions are found when they are needed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ class Selection:
     """`count` elements of a tensor, in ascending order.
 
     find: returns their positions, int64[count]; called when these are first needed.
-    bitmap: uint32[ceil(n / 32)], in which their bits are set, or None. Bits from n on are 0.
     """
 
-    def __init__(
-        self, count: int, find: Callable[[], NDArray[np.int64]], bitmap: NDArray[np.uint32] | None = None
-    ) -> None:
-        self._count, self._find, self.bitmap = count, find, bitmap
+    def __init__(self, count: int, find: Callable[[], NDArray[np.int64]]) -> None:
+        self._count, self._find = count, find
 
     def __len__(self) -> int:
         """Return the number of selected elements."""

@@ -39,6 +39,16 @@ def each(
     return list(_pool(os.getpid()).map(lambda part: work(*part), parts))
 
 
+def each_of(pieces: int, elements: int, work: Callable[[int, int], None]) -> None:
+    """Run work(first, last) on consecutive slices of `pieces` pieces, which have so many elements in all."""
+    cores = min(_CORES, elements // PER_CORE, pieces)
+    if cores < 2:
+        work(0, pieces)
+        return
+    bounds = [pieces * core // cores for core in range(cores + 1)]
+    list(_pool(os.getpid()).map(work, bounds[:-1], bounds[1:]))
+
+
 def slices(items: int, elements: int | None = None, *, copies_of: int = 0) -> list[tuple[int, int]]:
     """Return the slices (begin, end) that `each` uses."""
     size = items if elements is None else elements

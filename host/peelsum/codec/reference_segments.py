@@ -1,0 +1,132 @@
+"""The segments of a step in plain NumPy: `SegmentCodec`, written to be read, not to be fast.
+
+All other implementations write the same words and results, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.codec import block_scales, reference
+from peelsum.codec.block_scales import ZERO
+from peelsum.codec.fixed_point import NON_FINITE, fixed_point
+from peelsum.codec.index import BLOCK_SIZES
+from peelsum.codec.segments import Counts, Floats, Integers, Table, Words
+
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+
+
+class ReferenceSegments:
+    """See `SegmentCodec`."""
+
+    def __init__(
+        self, table: Table, values: Sequence[Floats], out: Sequence[Floats | None], workers: int
+    ) -> None:
+        self._table, self._out = table, out
+        self._values = [values[s].copy() for s in range(len(table))]
+        self._highest = fixed_point(0, workers).scale
+        self.fields = np.empty(len(table), np.int32)
+        self.scales = np.empty(int(table.blocks[-1]), np.int32)
+        #: The positions of each segment's numbers that are sent.
+        self._sent: list[NDArray[np.int64]] = []
+
+    def write_scales(self, out: Words) -> Words:
+        """See `SegmentCodec.write_scales`."""
+        magnitudes = [
+            np.maximum.reduceat(own.view(np.uint32) & _MAGNITUDE, np.arange(0, own.size, one.block))
+            for own, one in zip(self._values, self._table.segments, strict=True)
+        ]
+        words = block_scales.encoded(np.concatenate(magnitudes), self._table.blocks)
+        out[:] = np.concatenate(words)
+        bitmap = np.zeros(self._table.words, np.uint32)
+        for s in range(self._table.dense, len(self._table)):
+            reference.index(self._values[s], self._words(s, bitmap))
+        return bitmap
+
+    def read_scales(self, words: Words) -> None:
+        """See `SegmentCodec.read_scales`."""
+        segments, blocks = words[: len(self._table)], words[len(self._table) :]
+        self.fields[:], fields = block_scales.decoded(segments, blocks, self._table.blocks)
+        self.scales[:] = self._highest - fields
+
+    def place(self, union: Words) -> tuple[int, int]:
+        """See `SegmentCodec.place`."""
+        self._sent = []
+        for s, one in enumerate(self._table.segments):
+            if one.sparse:
+                self._sent.append(reference.positions(self._words(s, union), one.elements))
+            else:
+                sent = self.fields[s] not in (ZERO, NON_FINITE)
+                self._sent.append(np.arange(one.elements if sent else 0))
+        dense = sum(map(len, self._sent[: self._table.dense]))
+        return dense, sum(map(len, self._sent)) - dense
+
+    def write_dense(self, out: Integers) -> None:
+        """See `SegmentCodec.write_dense`."""
+        self._write(range(self._table.dense), out)
+
+    def gather(self, out: Integers) -> None:
+        """See `SegmentCodec.gather`."""
+        self._write(range(self._table.dense, len(self._table)), out)
+
+    def read(self, dense: Integers, sparse: Integers, divisor: int) -> Sequence[Floats]:
+        """See `SegmentCodec.read`."""
+        numbers, results = self._split(dense, sparse), list[Floats]()
+        for s, one in enumerate(self._table.segments):
+            result = np.zeros(one.elements, np.float32)
+            if self.fields[s] == NON_FINITE:
+                result[:] = np.nan
+            elif self.fields[s] != ZERO:
+                sums = np.ldexp(numbers[s].astype(np.float64), -self._scales_of(s))
+                with np.errstate(over="ignore"):
+                    result[self._sent[s]] = (sums / divisor).astype(np.float32)
+            out = self._out[s]
+            if out is not None:
+                out[:] = result
+            results.append(result if out is None else out)
+        return results
+
+    def counts(self, dense: Integers, sparse: Integers, quantized: Integers) -> Counts:
+        """See `SegmentCodec.counts`."""
+        own = [np.count_nonzero(one) for one in self._split(quantized[: dense.size], quantized[dense.size :])]
+        total = [np.count_nonzero(one) for one in self._split(dense, sparse)]
+        total[self._table.dense :] = [0] * (len(self._table) - self._table.dense)
+        return Counts(*(np.array(one, np.int64) for one in (own, total, list(map(len, self._sent)))))
+
+    def occupied(self, sparse: Integers, wanted: NDArray[np.int64], *, known: bool) -> NDArray[np.int64]:
+        """See `SegmentCodec.occupied`."""
+        out = np.zeros((len(self._table), BLOCK_SIZES), np.int64)
+        numbers = self._split(np.zeros(0, np.int32), sparse)
+        for s in range(self._table.dense, len(self._table)):
+            positions = self._sent[s]
+            summed = positions[numbers[s] != 0]
+            if not known and 2 * summed.size > positions.size:
+                positions = summed
+            if wanted[s]:
+                out[s] = reference.occupied(positions)
+        return out
+
+    def _words(self, s: int, bitmap: Words) -> Words:
+        first, end = self._table.first_words[s - self._table.dense :][:2]
+        return bitmap[first:end]
+
+    def _scales_of(self, s: int) -> Integers:
+        scales: Integers = self.scales[self._table.blocks[s] + self._sent[s] // self._table.block[s]]
+        return scales
+
+    def _write(self, segments: range, out: Integers) -> None:
+        parts = [np.empty(0, np.int32)]
+        for s in segments:
+            with np.errstate(invalid="ignore", over="ignore"):
+                scaled = np.ldexp(self._values[s][self._sent[s]].astype(np.float64), self._scales_of(s))
+                parts.append(np.rint(scaled).astype(np.int64).astype(np.int32))
+        out[:] = np.concatenate(parts)
+
+    def _split(self, dense: Integers, sparse: Integers) -> list[Integers]:
+        """Return each segment's numbers, of those of the dense and the sparse vector."""
+        lengths = np.array([0 if not dense.size and s < self._table.dense else len(one)
+                            for s, one in enumerate(self._sent)])  # fmt: skip
+        return np.split(np.concatenate([dense, sparse]), np.cumsum(lengths)[:-1])

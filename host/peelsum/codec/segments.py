@@ -1,0 +1,152 @@
+"""The table of a step's segments: where the tensors lie in its two vectors, and how their scales are cut.
+
+The dense segments come first, and their elements lie end to end in the dense vector. The sparse segments lie
+in the sparse vector, each from a multiple of `ROW` elements on. A row is up to `ROW` successive elements of a
+segment. Blocks of scales are one row or more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.codec.index import WORD_BITS
+
+#: Elements of a row, a word of the sparse vector's bitmap.
+ROW = WORD_BITS
+Words = NDArray[np.uint32]
+Integers = NDArray[np.int32]
+Floats = NDArray[np.float32]
+_Places = NDArray[np.int64]
+
+
+class Segment(NamedTuple):
+    """A tensor's row in the table."""
+
+    elements: int
+    """Number of elements, 1 or more."""
+    sparse: bool
+    """Whether it lies in the sparse vector."""
+    block: int = ROW
+    """Elements of a block with its own scale, a power of 2 from `ROW` on."""
+
+
+class Table:
+    """The segments of a step, the dense ones first. Nothing of it changes."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self.segments = tuple(segments)
+        #: Number of dense segments.
+        self.dense = sum(not one.sparse for one in segments)
+        #: int64[segments]: elements of each segment, and of its blocks.
+        self.elements = np.array([one.elements for one in segments], np.int64)
+        self.block = np.array([one.block for one in segments], np.int64)
+        #: int64[segments + 1]: each segment's first element, block and row among those of all, and the end.
+        self.begins = ends(self.elements)
+        self.blocks = ends(-(-self.elements // self.block))
+        self.rows = ends(-(-self.elements // ROW))
+        #: Words that agree on scales: one for each segment, and one for each block.
+        self.scale_words = len(self.segments) + int(self.blocks[-1])
+        #: Words of the sparse vector's bitmap.
+        self.words = int(self.rows[-1] - self.rows[self.dense])
+
+    def __len__(self) -> int:
+        """Return the number of segments."""
+        return len(self.segments)
+
+    @property
+    def first_words(self) -> _Places:
+        """Each sparse segment's first word in the bitmap, and the end: int64[sparse + 1]."""
+        words: _Places = self.rows[self.dense :] - self.rows[self.dense]
+        return words
+
+    @cached_property
+    def segment_of_row(self) -> _Places:
+        """The number of each row's segment: int64[rows]."""
+        return np.repeat(np.arange(len(self)), np.diff(self.rows))
+
+    @cached_property
+    def begin_of_row(self) -> _Places:
+        """Each row's first element among those of all segments, and the end: int64[rows + 1]."""
+        of = self.segment_of_row
+        begins = self.begins[of] + ROW * (np.arange(of.size) - self.rows[of])
+        return np.append(begins, self.begins[-1])
+
+    @cached_property
+    def block_of_row(self) -> _Places:
+        """The number of each row's block: int64[rows]."""
+        of = self.segment_of_row
+        blocks: _Places = self.blocks[of] + (np.arange(of.size) - self.rows[of]) // (self.block[of] // ROW)
+        return blocks
+
+
+class Counts(NamedTuple):
+    """Counts of each segment's numbers: int64[segments] each."""
+
+    own: _Places
+    """Those of this worker that are not 0."""
+    total: _Places
+    """Those of the dense sums that are not 0; 0 for sparse segments."""
+    sent: _Places
+    """Those that were sent: all elements of a dense segment, or the candidates of a sparse one."""
+
+
+class SegmentCodec(Protocol):
+    """Encodes the tensors of one step, and decodes their sums. The calls of a step come in this order.
+
+    Arrays lie in the implementation's memory, unless stated otherwise. Bitmaps, sums and results are those of
+    the whole step. Segments that are zero on all workers, or not finite, send no dense numbers.
+    """
+
+    fields: Integers
+    """After `read_scales`, each segment's exponent field, as `block_scales.decoded` returns it, on the host."""
+    scales: Integers
+    """After `read_scales`, int32[blocks]: a block's values are multiplied by 2**scale. On the host."""
+
+    def write_scales(self, out: Words) -> Words:
+        """Write this worker's words of scales, uint32[table.scale_words]; return its bitmap of non-zeros.
+
+        It is uint32[table.words], of the sparse vector. -0.0 is zero, NaN is not.
+        """
+
+    def read_scales(self, words: Words) -> None:
+        """Read the OR of all workers' words of scales, on the host."""
+
+    def place(self, union: Words) -> tuple[int, int]:
+        """Take the candidates' bitmap; return how many dense and how many sparse numbers are sent."""
+
+    def write_dense(self, out: Integers) -> None:
+        """Write rint(value * 2**scale) of the dense segments, end to end.
+
+        The product is computed in float64 and rounded half to even.
+        """
+
+    def gather(self, out: Integers) -> None:
+        """Write the numbers of the candidates, in order."""
+
+    def read(self, dense: Integers, sparse: Integers, divisor: int) -> Sequence[Floats]:
+        """Return each segment's result, number * 2**-scale / divisor, computed in float64.
+
+        Elements that are not candidates are 0. A segment that is not finite on some worker is NaN.
+        """
+
+    def counts(self, dense: Integers, sparse: Integers, quantized: Integers) -> Counts:
+        """Return counts, after `read` of the same sums. quantized: this worker's numbers, dense ones first."""
+
+    def occupied(self, sparse: Integers, wanted: _Places, *, known: bool) -> _Places:
+        """Return counts of the blocks of 2**b elements with a non-zero: int64[segments, BLOCK_SIZES].
+
+        Dense segments have none. wanted: int64[segments], not 0 for the segments that are counted. known: whether all candidates are
+        non-zeros of the union; if not, those count whose sum is not 0, or all if most sums are 0.
+        """
+
+
+def ends(lengths: NDArray[np.int64]) -> _Places:
+    """Return where each of several pieces begins that lie back to back, and where the last ends."""
+    places = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=places[1:])
+    return places
