@@ -99,7 +99,7 @@ class CompressedSum:
         self._compressor, self._seed, self._average = compressor, seed, average
         self._memory = memory or Memory(feedback=compressor.needs_feedback)
         self._joined = joined
-        self._allreduce = allreduce or Allreduce(summation, forms="compact", average=average, seed=seed)
+        self._allreduce = allreduce or Allreduce(summation, forms="sparse", average=average, seed=seed)
         self._collectives = collectives or SummationCollectives(summation)
         self._clock, self._span, self._note = clock, span, note
         self._workers, self._worker_id = summation.workers, summation.worker_id

@@ -201,7 +201,7 @@ def _through_switch(
 def _forms(elements: int, density: float, forms: tuple[Form, ...], predict: bool) -> tuple[Candidate, ...]:
     """Return what an allreduce can send of this union, whatever the network."""
     seen = Seen.uniform(elements, density)
-    return tuple(candidates(elements, seen, Settings(), predict=predict, forms=forms))
+    return tuple(candidates(elements, seen, Settings(), forms))
 
 
 def _union_of_all(step: Step) -> float:

@@ -49,7 +49,7 @@ class RunningStats:
         if isinstance(result, StepResult):
             names, tally = tuple(result.tally.words_sent), result.tally
             elements, non_finite = tally.elements, tally.non_finite
-            told = partial(tensors_of, tally.kept())
+            told = partial(tensors_of, tally.tensors)
         else:
             tensors = {tensor.name: tensor_stats(tensor) for tensor in result.tensors}
             names, told = tuple(tensors), lambda: tensors

@@ -11,7 +11,7 @@ from peelsum.allreduce import (
     LocalSummation,
     NetworkModel,
     RequestedForm,
-    RequestedIndex,
+    RequestedValues,
     Summation,
 )
 from peelsum.allreduce.rounds import unnoted
@@ -41,10 +41,8 @@ class Settings:
     """The backend: its name, or an object."""
     forms: RequestedForm | Mapping[str, RequestedForm]
     """The form of all tensors, or of each by name."""
-    index: RequestedIndex
-    """The form of the index."""
-    predict: bool
-    """Whether values are sent together with exponents, at a predicted scale."""
+    values: RequestedValues
+    """How the non-zeros of sparse tensors are sent."""
     seed: int
     """Seed of sketches, Bloom filters and random choices."""
     network: NetworkModel
@@ -242,10 +240,8 @@ class Settings:
         return Allreduce(
             summation,
             forms=forms,
-            sparse=() if self.lossless else names,
             names=names,
-            index=self.index,
-            predict=self.predict,
+            values=self.values,
             seed=self.seed,
             network=self.network,
             average=True,

@@ -15,7 +15,7 @@ from typing import Any, Literal, Never
 import torch
 import torch.distributed as dist
 
-from peelsum.allreduce import NetworkModel, RequestedForm, RequestedIndex, Summation
+from peelsum.allreduce import NetworkModel, RequestedForm, RequestedValues, Summation
 from peelsum.compress import Chooser, Compressor
 from peelsum.flexible import Flexible
 from peelsum.torch.arguments import check_arguments, check_removed
@@ -51,7 +51,7 @@ class SwitchAllreduceState:
     - `names`: the parameters' names, as `model.named_parameters()` returns them, for `forms`, `stats` and
       checkpoints. `forms` may then name no others. By default the names are "parameter 0", "parameter 1", ...
       in the order of their first sums.
-    - `forms`, `index`, `predict`, `seed`, `network`: see `peelsum.allreduce.Allreduce`. All are
+    - `forms`, `values`, `seed`, `network`: see `peelsum.allreduce.Allreduce`. All are
       lossless up to fixed point, whose error bound `stats()` returns.
     - `compressor`: one of `peelsum.compress`; None sums every element. `TopK`, `RandomK` and `Threshold` send
       some elements and keep the others for later steps, in exact error feedback; so does any object with
@@ -88,8 +88,7 @@ class SwitchAllreduceState:
         over: str | Summation = "switch",
         names: Iterable[tuple[str, torch.nn.Parameter]] = (),
         forms: RequestedForm | Mapping[str, RequestedForm] = "auto",
-        index: RequestedIndex = "auto",
-        predict: bool = False,
+        values: RequestedValues = "auto",
         seed: int = 0,
         network: NetworkModel | None = None,
         compressor: Compressor | Chooser | None = None,
@@ -108,8 +107,7 @@ class SwitchAllreduceState:
         self._settings = Settings(
             over=over,
             forms=forms,
-            index=index,
-            predict=predict,
+            values=values,
             seed=seed,
             network=network or NetworkModel(),
             compressor=compressor,
