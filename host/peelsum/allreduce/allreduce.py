@@ -249,7 +249,7 @@ class Allreduce:
     ) -> StepResult:
         """Run the rounds, and decode their sums."""
         layout, workers = plan.layout, self._summation.workers
-        outcome = Outcome(plan, self._chooser)
+        outcome = Outcome(plan, self._chooser, codec.memory)
         if layout.order:
             with step.timed("encode"):
                 values, out = codec.memory.flat(list(named.values()), [into.get(name) for name in named])
@@ -258,7 +258,7 @@ class Allreduce:
                 exchange = Exchange(layout, segments, self._setting(codec, plan))
             step.run(exchange.rounds(), ahead, codec.memory)
             with step.timed("decode"):
-                outcome.take(exchange, codec.memory)
+                outcome.take(exchange)
         elif ahead:
             step.run(None, ahead, codec.memory)
         return self._finish(outcome, plan, step)

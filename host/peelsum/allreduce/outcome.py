@@ -26,8 +26,8 @@ _Numbers = NDArray[np.int64]
 class Outcome:
     """The outcome of a step with a plan. Without `take`, no tensor has elements."""
 
-    def __init__(self, plan: Plan, chooser: Chooser) -> None:
-        self._plan, self._chooser = plan, chooser
+    def __init__(self, plan: Plan, chooser: Chooser, memory: Memory) -> None:
+        self._plan, self._chooser, self._memory = plan, chooser, memory
         self._divisor = plan.workers if plan.settings.average else 1
         count = len(plan.layout.table)
         self._fields, self._scales = np.zeros(count, np.int32), np.zeros(0, np.int32)
@@ -38,17 +38,17 @@ class Outcome:
         self._segments = np.full(len(plan.tensors), -1)
         self._segments[plan.layout.order] = np.arange(count)
 
-    def take(self, exchange: Exchange, memory: Memory) -> None:
+    def take(self, exchange: Exchange) -> None:
         """Decode the sums of an exchange that has ended, and tell the chooser what they show."""
         codec, dense, sparse = exchange.codec, exchange.dense, exchange.sparse
-        self._exchange, self._memory = exchange, memory
+        self._exchange = exchange
         self._values = list(codec.read(dense, sparse, self._divisor))
         self._fields, self._scales = codec.fields, codec.scales
         self._counts = codec.counts(dense, sparse, exchange.quantized)
         self._words = _words_of(exchange, self._counts)
-        self._learn(exchange, memory)
+        self._learn(exchange)
 
-    def _learn(self, exchange: Exchange, memory: Memory) -> None:
+    def _learn(self, exchange: Exchange) -> None:
         layout = exchange.layout
         table, counts = layout.table, self._counts
         wanted = self._chooser.wanted(layout.keys)
@@ -64,7 +64,7 @@ class Outcome:
             seen[asked] = counted[asked]
         ends = np.cumsum(counts.sent)
         for s in np.flatnonzero(close & ~sparse).tolist():
-            sums = memory.on_host(exchange.dense[ends[s] - counts.sent[s] : ends[s]])
+            sums = self._memory.on_host(exchange.dense[ends[s] - counts.sent[s] : ends[s]])
             seen[s] = occupied(np.flatnonzero(sums))
         self._chooser.learn(layout.keys, self._fields != NON_FINITE, seen)
 
@@ -92,7 +92,7 @@ class Outcome:
         plan, s = self._plan, int(self._segments[number])
         tensor = plan.tensors[number]
         if s < 0:
-            return _empty(plan, number, self._divisor)
+            return _empty(plan, number, self._divisor, self._memory)
         exchange, table = self._exchange, plan.layout.table
         sent, index = int(self._counts.sent[s]), tensor.choice.index
         fixed = None
@@ -182,15 +182,15 @@ def _tallies(
     return tallies
 
 
-def _empty(plan: Plan, number: int, divisor: int) -> TensorResult:
+def _empty(plan: Plan, number: int, divisor: int, memory: Memory) -> TensorResult:
     """Return the result of a tensor without elements."""
-    tensor, nothing = plan.tensors[number], np.empty(0, np.int32)
+    tensor, nothing = plan.tensors[number], memory.integers(0)
     return TensorResult(
         name=tensor.name,
         form=tensor.choice.form,
         index=None,
         shape=tensor.shape,
-        values=np.empty(tensor.shape, np.float32),
+        values=memory.floats(0).reshape(tensor.shape),
         finite=True,
         fixed=None,
         fan_in=plan.workers,

@@ -27,7 +27,7 @@ Note = Callable[[Mapping[str, int]], None]
 class Step:
     """One step over a summation, with its cost so far: `chunks` sent, and seconds in each phase.
 
-    memory: the one in which words travel. keeping: whether `past` keeps the sums of every round, so that another
+    memory: the one in which words travel. keeping: whether the sums of every round are kept, so that another
     exchange can go on from there.
     """
 

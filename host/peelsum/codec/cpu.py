@@ -26,6 +26,7 @@ from peelsum.codec.threads import each, slices
 _NARROW_CELLS = 2**31
 #: Peeling a candidate takes at least as long as a pass over this many elements: 13 ns or more.
 _ELEMENTS_OF_A_CANDIDATE = 16
+_WHOLE = 62  # log2 of a block larger than any tensor
 _T = TypeVar("_T", bound=np.generic)
 
 
@@ -293,10 +294,8 @@ def _bloom(layout: BloomLayout) -> tuple[int, int, np.uint64]:
 
 
 def _scaling(fixed: FixedPoint, sign: int) -> tuple[NDArray[np.float64], int]:
-    """Return each block's factor 2**(sign * scale), and log2 of the block's size."""
-    if fixed.octaves is None:
-        return np.array([math.ldexp(1.0, sign * fixed.scale)]), fixed.block_bits
-    return np.ldexp(1.0, sign * (fixed.scale + fixed.octaves)), fixed.block_bits
+    """Return the factor 2**(sign * scale) of all elements, and log2 of the size of a block that has it."""
+    return np.array([math.ldexp(1.0, sign * fixed.scale)]), _WHOLE
 
 
 def _sketch(layout: SketchLayout) -> tuple[int, int, int, np.uint64]:

@@ -139,3 +139,14 @@ def _pieces(table: Table) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray
     words = np.maximum(table.rows[of] - table.rows[table.dense], 0) + begin // ROW
     rows[:, _C.WORD] = np.where(of >= table.dense, words, 0)
     return rows, of, 4 * begin
+
+
+def occupied(
+    table: Table, union: Words, sparse: Integers, wanted: NDArray[np.int64], *, known: bool
+) -> NDArray[np.int64]:
+    """Do what `SegmentCodec.occupied` does, for candidates and their sums on the host."""
+    pieces, ends = _pieces(table)[0].copy(), np.zeros(2, np.int64)
+    loops.place(pieces, np.zeros(len(table), np.int32), frozen(union), ends)
+    out = np.zeros((len(table), BLOCK_SIZES), np.int64)
+    loops.occupied(pieces, known, frozen(union), frozen(sparse), wanted, out)
+    return out

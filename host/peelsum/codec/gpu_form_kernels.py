@@ -19,14 +19,12 @@ from peelsum.codec.gpu_index_kernels import (
     wide,
 )
 from peelsum.codec.gpu_sketch_kernels import mixed
-from peelsum.codec.gpu_table_kernels import ints, longs, placed, size
 
 
 @triton.jit
-def small_block_encode_kernel(table, launches, index, out, elements, BITS: tl.constexpr, WORDS: tl.constexpr):
+def small_block_encode_kernel(index, out, elements, BITS: tl.constexpr, WORDS: tl.constexpr):
     """Write the bitmap of blocks of 2**BITS < 32 elements: a block is some bits of one word."""
-    launch, program, _ = placed(table, launches)
-    index, out, elements = ints(launch, 0, index), ints(launch, 1, out), size(launch, 2, elements)
+    program = tl.program_id(0)
     word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
     begin = (word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]) << BITS
     held = load_bits(index, begin // WORD_BITS, elements).to(tl.uint32, bitcast=True)
@@ -35,15 +33,12 @@ def small_block_encode_kernel(table, launches, index, out, elements, BITS: tl.co
 
 
 @triton.jit
-def large_block_encode_kernel(
-    table, launches, index, out, elements, BLOCK_WORDS: tl.constexpr, WORDS: tl.constexpr
-):
+def large_block_encode_kernel(index, out, elements, BLOCK_WORDS: tl.constexpr, WORDS: tl.constexpr):
     """Write the bitmap of blocks of BLOCK_WORDS whole words.
 
     The tile's dimensions are words of `out`, their bits, and the words of each bit's block.
     """
-    launch, program, _ = placed(table, launches)
-    index, out, elements = ints(launch, 0, index), ints(launch, 1, out), size(launch, 2, elements)
+    program = tl.program_id(0)
     word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
     block = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
     source = block[:, :, None] * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS)[None, None, :]
@@ -52,10 +47,9 @@ def large_block_encode_kernel(
 
 
 @triton.jit
-def block_decode_kernel(table, launches, blocks, out, elements, BITS: tl.constexpr, WORDS: tl.constexpr):
+def block_decode_kernel(blocks, out, elements, BITS: tl.constexpr, WORDS: tl.constexpr):
     """Write the bitmap of all elements of the blocks of 2**BITS elements that are set in `blocks`."""
-    launch, program, _ = placed(table, launches)
-    blocks, out, elements = ints(launch, 0, blocks), ints(launch, 1, out), size(launch, 2, elements)
+    program = tl.program_id(0)
     word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
     inside = word * WORD_BITS < elements
     if BITS < 5:
@@ -94,14 +88,9 @@ def _rotated(words, left):
 
 
 @triton.jit
-def bloom_encode_kernel(
-    table, launches, index, out, seed, words, first_word, hashes, rows, BLOCK: tl.constexpr
-):
+def bloom_encode_kernel(index, out, seed, words, first_word, hashes, rows, BLOCK: tl.constexpr):
     """OR a bitmap's words into the filter out[hashes * rows], which must be zero."""
-    launch, program, _ = placed(table, launches)
-    index, out, seed = ints(launch, 0, index), ints(launch, 1, out), longs(launch, 2, seed)
-    words, first_word = size(launch, 3, words), size(launch, 4, first_word)
-    hashes, rows = size(launch, 5, hashes), size(launch, 6, rows)
+    program = tl.program_id(0)
     word = singly(program.to(tl.int64) * BLOCK, BLOCK)
     held = tl.load(index + word, mask=word < words, other=0)
     start, stride = _bloom_hashes(seed, word, first_word)
@@ -111,14 +100,9 @@ def bloom_encode_kernel(
 
 
 @triton.jit
-def bloom_decode_kernel(
-    table, launches, filter_, out, seed, elements, first_word, hashes, rows, BLOCK: tl.constexpr
-):
+def bloom_decode_kernel(filter_, out, seed, elements, first_word, hashes, rows, BLOCK: tl.constexpr):
     """Write the bitmap of the elements that pass the filter."""
-    launch, program, _ = placed(table, launches)
-    filter_, out, seed = ints(launch, 0, filter_), ints(launch, 1, out), longs(launch, 2, seed)
-    elements, first_word = size(launch, 3, elements), size(launch, 4, first_word)
-    hashes, rows = size(launch, 5, hashes), size(launch, 6, rows)
+    program = tl.program_id(0)
     word = singly(program.to(tl.int64) * BLOCK, BLOCK)
     beyond = tl.minimum(tl.maximum((word + 1) * WORD_BITS - elements, 0), WORD_BITS - 1).to(tl.uint32)
     passed = (tl.full((BLOCK,), 0xFFFFFFFF, tl.uint32) >> beyond).to(tl.int32, bitcast=True)
@@ -132,11 +116,9 @@ def bloom_decode_kernel(
 
 
 @triton.jit
-def gather_bits_kernel(table, launches, index, mask, bases, out, words, BLOCK: tl.constexpr):
+def gather_bits_kernel(index, mask, bases, out, words, BLOCK: tl.constexpr):
     """OR the bits of `index` that `mask` selects, in order, into `out`, which must be zero."""
-    launch, program, _ = placed(table, launches)
-    index, mask, bases = ints(launch, 0, index), ints(launch, 1, mask), longs(launch, 2, bases)
-    out, words = ints(launch, 3, out), size(launch, 4, words)
+    program = tl.program_id(0)
     word = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     masks = tl.load(mask + word, mask=word < words, other=0)
     held = tl.load(index + word, mask=word < words, other=0) & masks
@@ -152,11 +134,9 @@ def gather_bits_kernel(table, launches, index, mask, bases, out, words, BLOCK: t
 
 
 @triton.jit
-def scatter_bits_kernel(table, launches, bits, mask, bases, out, words, BLOCK: tl.constexpr):
+def scatter_bits_kernel(bits, mask, bases, out, words, BLOCK: tl.constexpr):
     """Do the inverse of `gather_bits_kernel`, into out[words]."""
-    launch, program, _ = placed(table, launches)
-    bits, mask, bases = ints(launch, 0, bits), ints(launch, 1, mask), longs(launch, 2, bases)
-    out, words = ints(launch, 3, out), size(launch, 4, words)
+    program = tl.program_id(0)
     word = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     masks = tl.load(mask + word, mask=word < words, other=0)
     rank, count = ranks(masks, bases, program), popcount(masks)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from peelsum.codec.gpu_table_kernels import ints, longs, placed, size
-
 WORD_BITS = tl.constexpr(32)
 
 
@@ -74,11 +72,10 @@ def raise_to(largest, tile_largest):
 
 
 @triton.jit
-def index_kernel(table, launches, values, bitmap, largest, n, STORE: tl.constexpr, WORDS: tl.constexpr):
+def index_kernel(values, bitmap, largest, n, STORE: tl.constexpr, WORDS: tl.constexpr):
     """Write bitmap (if STORE) and magnitude of values[n], given as bit patterns."""
-    launch, program, _ = placed(table, launches)
-    values, bitmap, largest = ints(launch, 0, values), ints(launch, 1, bitmap), ints(launch, 2, largest)
-    n, tile = size(launch, 3, n), program.to(tl.int64) * WORDS
+    program = tl.program_id(0)
+    tile = program.to(tl.int64) * WORDS
     word = tile + tl.arange(0, WORDS)
     element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
     magnitudes = load_tile(values, element, (tile + WORDS) * WORD_BITS, n) & 0x7FFFFFFF
@@ -88,20 +85,17 @@ def index_kernel(table, launches, values, bitmap, largest, n, STORE: tl.constexp
 
 
 @triton.jit
-def totals_kernel(table, launches, bitmap, totals, elements, WORDS: tl.constexpr):
+def totals_kernel(bitmap, totals, elements, WORDS: tl.constexpr):
     """Count the set bits of each tile: totals[tiles]."""
-    launch, program, _ = placed(table, launches)
-    bitmap, totals, elements = ints(launch, 0, bitmap), longs(launch, 1, totals), size(launch, 2, elements)
+    program = tl.program_id(0)
     word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
     total = tl.sum(popcount(load_bits(bitmap, word, elements)), axis=0)
     tl.store(totals + program, total.to(tl.int64))
 
 
 @triton.jit
-def scan_kernel(table, launches, totals, count, tiles, BLOCK: tl.constexpr):
+def scan_kernel(totals, count, tiles, BLOCK: tl.constexpr):
     """Replace totals[tiles] by its exclusive prefix sums; write the sum of all to count[1]. One program."""
-    launch, _, _ = placed(table, launches)
-    totals, count, tiles = longs(launch, 0, totals), longs(launch, 1, count), size(launch, 2, tiles)
     before = tl.zeros((), tl.int64)
     for start in range(0, tiles, BLOCK):
         tile = start + tl.arange(0, BLOCK)
@@ -119,11 +113,9 @@ def ranks(words, bases, tile):
 
 
 @triton.jit
-def positions_kernel(table, launches, bitmap, bases, out, elements, capacity, first, WORDS: tl.constexpr):
+def positions_kernel(bitmap, bases, out, elements, capacity, first, WORDS: tl.constexpr):
     """Write the positions of the set bits, plus `first`, ascending, into out[capacity]; drop the excess."""
-    launch, program, _ = placed(table, launches)
-    bitmap, bases, out = ints(launch, 0, bitmap), longs(launch, 1, bases), longs(launch, 2, out)
-    elements, capacity, first = size(launch, 3, elements), size(launch, 4, capacity), size(launch, 5, first)
+    program = tl.program_id(0)
     word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
     words = load_bits(bitmap, word, elements)
     bits = unpacked(words)
@@ -139,13 +131,10 @@ def present(count, capacity):
 
 
 @triton.jit
-def occupied_kernel(
-    table, launches, positions, count, out, capacity, SIZES: tl.constexpr, BLOCK: tl.constexpr
-):
+def occupied_kernel(positions, count, out, capacity, SIZES: tl.constexpr, BLOCK: tl.constexpr):
     """Add to out[b] the number of blocks of 2**b elements that hold one of positions[count], b < SIZES."""
-    launch, program, programs = placed(table, launches)
-    positions, count, out = longs(launch, 0, positions), longs(launch, 1, count), longs(launch, 2, out)
-    candidates = present(count, size(launch, 3, capacity))
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    candidates = present(count, capacity)
     for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
         t = start + tl.arange(0, BLOCK).to(tl.int64)
         inside = t < candidates

@@ -1,37 +1,31 @@
 """Enqueue the codec's Triton kernels on the caller's stream.
 
-No function allocates, waits, or reads device memory from the host, so all can be captured in a CUDA graph.
-Return values of `peelsum.codec.kernels` become output tensors. An output whose size only the device knows has
-room for a bound, `capacity`, and a count beside it. Seeds and scales change with every step, so they are
-tensors: a graph can be replayed with new ones. Outputs are written completely unless stated otherwise.
+No function waits, or reads device memory from the host. Return values of `peelsum.codec.kernels` become
+output tensors. An output whose size only the device knows has room for a bound, `capacity`, and a count
+beside it. Outputs are written completely unless stated otherwise.
 
-Words and values are int32 (floats as bit patterns); positions, counts and seeds int64; scales int32[1]. With
-`blocks`, the octaves of an element's block are added to the scale.
+Words and values are int32 (floats as bit patterns); positions, counts and seeds int64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from peelsum.codec import gpu_bundle_kernels as bundles
 from peelsum.codec import gpu_form_kernels as forms
 from peelsum.codec import gpu_index_kernels as indexes
 from peelsum.codec import gpu_peel_kernels as peeling
-from peelsum.codec import gpu_scale_kernels as scales
+from peelsum.codec import gpu_segment_kernels as segments
 from peelsum.codec import gpu_sketch_kernels as sketches
-from peelsum.codec import gpu_together
-from peelsum.codec.block_scales import turn_of
-from peelsum.codec.fixed_point import EXPONENT_WORDS
-from peelsum.codec.gpu_together import Together, clear, cooperating
 from peelsum.codec.gpu_tuning import Launch, tuned
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
+
+if TYPE_CHECKING:
+    from peelsum.codec.gpu_segments import Rows
 
 # Tile sizes of kernels that `gpu_tuning` does not have, for 128 threads: the largest that need at most about
 # 100 registers per thread when compiled for compute capability 9.0. A word is 32 elements, 128 bytes.
@@ -40,22 +34,14 @@ _PIECE_WORDS = 4
 _BLOCK = 1024
 _CANDIDATES = 512
 _SCAN = 4096
-_BUNDLE_WORDS = 256
 _WARPS = 4
 _STRIDING = Launch(_CANDIDATES, _WARPS)
 #: Programs that stride over work whose size only the device knows: 8 for each of an H200's 132 SMs.
 _PROGRAMS = 1056
 _PROGRAMS_INTERPRETED = 2
-
-
-@dataclass(frozen=True, eq=False)
-class Blocks:
-    """Scales of blocks of elements."""
-
-    octaves: Tensor
-    """int32[blocks]: what is added to the scale."""
-    bits: int
-    """log2 of the elements in a block."""
+#: Programs of a cooperative launch for each SM. All must run at once: an SM's 65,536 registers are 128 for
+#: each of four times 128 threads.
+_PROGRAMS_PER_SM = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,31 +102,14 @@ class Peeling:
         return self.zeroed[-1:]
 
 
-@contextmanager
-def together() -> Iterator[Together]:
-    """Make the launches of several tensors, each in a lane of the `Together`, at the end of the context.
-
-    Those of the same kernel are one launch. Tables and joined copies for the host are allocated then. If the
-    context is left by an error, nothing is launched.
-    """
-    lanes = Together(lambda *launch, **options: _run(*launch, **options))
-    yield lanes
-    lanes.flush()
-
-
 def tiles(words: int, device: torch.device) -> int:
     """Return the number of tiles of a bitmap of `words` words: the size of `bases` for `totals`."""
     return -(-words // _scanned(device))
 
 
-def magnitude(values: Tensor, largest: Tensor) -> None:
-    """Write the magnitude of values[n] into largest[1]."""
-    index(values, None, largest)
-
-
 def index(values: Tensor, bitmap: Tensor | None, largest: Tensor) -> None:
     """Run `Kernels.index` on values[n], into bitmap[index_words(n)], if given, and largest[1]."""
-    clear(largest)
+    _clear(largest)
     n, (tile, warps) = values.numel(), tuned("index_kernel", values.device)
     into = values if bitmap is None else bitmap
     _launch(
@@ -175,7 +144,7 @@ def listed(bitmap: Tensor, elements: int, bases: Tensor, out: Candidates, first:
 
 def occupied(candidates: Candidates, out: Tensor) -> None:
     """Run `Kernels.occupied` into out[BLOCK_SIZES]."""
-    clear(out)
+    _clear(out)
     _stride(
         indexes.occupied_kernel, candidates,
         candidates.positions, candidates.count, out, candidates.capacity, BLOCK_SIZES,
@@ -205,7 +174,7 @@ def block_decode(blocks: Tensor, elements: int, block: int, out: Tensor) -> None
 
 def bloom_encode(layout: BloomLayout, seed: Tensor, bitmap: Tensor, out: Tensor, first: int = 0) -> None:
     """Run `Kernels.bloom_encode`, with the seed in seed[1]."""
-    clear(out)
+    _clear(out)
     words = bitmap.numel()
     _launch(
         forms.bloom_encode_kernel, -(-words // _BLOCK),
@@ -225,7 +194,7 @@ def bloom_decode(
 
 def gather_bits(bitmap: Tensor, mask: Tensor, bases: Tensor, out: Tensor) -> None:
     """Run `Kernels.gather_bits`, given the mask's `totals` in `bases`; `out` may be larger than needed."""
-    clear(out)
+    _clear(out)
     words, tile = mask.numel(), _scanned(mask.device)
     _launch(forms.gather_bits_kernel, _cut(words, tile), bitmap, mask, bases, out, words, tile)
 
@@ -236,132 +205,116 @@ def scatter_bits(bits: Tensor, mask: Tensor, bases: Tensor, out: Tensor) -> None
     _launch(forms.scatter_bits_kernel, _cut(words, tile), bits, mask, bases, out, words, tile)
 
 
-def block_exponents(values: Tensor, block: int, out: Tensor, largest: Tensor) -> None:
-    """Run `Kernels.block_exponents` into out[blocks] and largest[1]."""
-    clear(out)
-    clear(largest)
-    n, blocks, words = values.numel(), out.numel(), block // WORD_BITS
-    tile, warps = tuned("block_magnitudes_kernel", values.device)
-    grid = _cut(-(-n // WORD_BITS), tile)
-    _launch(scales.block_magnitudes_kernel, grid, values, out, largest, n, words, tile, num_warps=warps)
-    _launch(scales.encode_exponents_kernel, -(-blocks // _BLOCK), out, largest, blocks, _BLOCK)
+def quantize(values: Tensor, scale: int, out: Tensor) -> None:
+    """Run `Kernels.quantize` into out[n]."""
+    n, (tile, warps) = values.numel(), tuned("quantize_kernel", values.device)
+    _launch(sketches.quantize_kernel, _cut(n, tile), values, out, scale, n, tile, num_warps=warps)
 
 
-def exponent(largest: Tensor, out: Tensor) -> None:
-    """Write `exponent_words` of largest[1] into out[EXPONENT_WORDS]."""
-    _launch(scales.exponent_kernel, 1, largest, out, EXPONENT_WORDS)
-
-
-def block_octaves(words: Tensor, exponent_field: int, out: Tensor) -> None:
-    """Run `Kernels.block_octaves` into out[blocks]."""
-    blocks, turn = words.numel(), turn_of(exponent_field)
-    _launch(scales.decode_octaves_kernel, -(-blocks // _BLOCK), words, out, *turn, blocks, _BLOCK)
-
-
-def quantize(
-    values: Tensor,
-    scale: Tensor,
-    out: Tensor,
-    largest: Tensor,
-    blocks: Blocks | None = None,
-) -> None:
-    """Run `Kernels.quantize` into out[n] and largest[1], with the scale in scale[1]."""
-    clear(largest)
-    n, (octaves, block_bits) = values.numel(), _octaves(scale, blocks)
-    tile, warps = tuned("quantize_kernel", values.device)
-    _launch(
-        sketches.quantize_kernel, _cut(n, tile),
-        values, out, largest, scale, octaves, n, block_bits,
-        blocks is not None, tile, num_warps=warps,
-    )  # fmt: skip
-
-
-def quantize_at(
-    values: Tensor,
-    candidates: Candidates,
-    scale: Tensor,
-    out: Tensor,
-    blocks: Blocks | None = None,
-) -> None:
+def quantize_at(values: Tensor, candidates: Candidates, scale: int, out: Tensor) -> None:
     """Run `Kernels.quantize_at` into out[capacity], of which only `count` are written."""
-    octaves, block_bits = _octaves(scale, blocks)
     _stride(
         sketches.quantize_at_kernel, candidates,
-        values, candidates.positions, candidates.count, out, scale, octaves,
-        candidates.capacity, block_bits, blocks is not None,
+        values, candidates.positions, candidates.count, out, scale, candidates.capacity,
         launch=tuned("quantize_at_kernel", values.device),
     )  # fmt: skip
 
 
-def dequantize(
-    quantized: Tensor,
-    scale: Tensor,
-    divisor: int,
-    out: Tensor,
-    blocks: Blocks | None = None,
-) -> None:
+def dequantize(quantized: Tensor, scale: int, divisor: int, out: Tensor) -> None:
     """Run `Kernels.dequantize` on quantized[n], into float32 out[n]."""
-    n, (octaves, block_bits) = out.numel(), _octaves(scale, blocks)
-    tile, warps = tuned("dequantize_kernel", out.device)
+    n, (tile, warps) = out.numel(), tuned("dequantize_kernel", out.device)
     _launch(
-        sketches.dequantize_kernel, _cut(n, tile),
-        quantized, out, scale, octaves, n, divisor, block_bits,
-        blocks is not None, tile, num_warps=warps,
-    )  # fmt: skip
+        sketches.dequantize_kernel, _cut(n, tile), quantized, out, scale, n, divisor, tile, num_warps=warps
+    )
 
 
-def dequantize_at(
-    quantized: Tensor,
-    candidates: Candidates,
-    scale: Tensor,
-    divisor: int,
-    out: Tensor,
-    blocks: Blocks | None = None,
-) -> None:
+def dequantize_at(quantized: Tensor, candidates: Candidates, scale: int, divisor: int, out: Tensor) -> None:
     """Run `Kernels.dequantize_at` on quantized[capacity], into float32 out[n]."""
-    octaves, block_bits = _octaves(scale, blocks)
     _stride(
         sketches.dequantize_at_kernel, candidates,
-        quantized, candidates.positions, candidates.count, out, scale, octaves, candidates.capacity,
-        divisor, block_bits, blocks is not None,
+        quantized, candidates.positions, candidates.count, out, scale, candidates.capacity, divisor,
         launch=tuned("dequantize_at_kernel", out.device),
     )  # fmt: skip
+
+
+def measure(values: Tensor, rows: Rows, count: int, out: Tensor, bitmap: Tensor) -> None:
+    """Write the words of scales of `count` segments into `out`, and the bitmap of the sparse vector."""
+    blocks = out.numel() - count
+    magnitudes = torch.zeros(count + blocks, dtype=torch.int32, device=values.device)
+    largest, of_blocks = magnitudes[:count], magnitudes[count:]
+    tile, warps = tuned("measure_kernel", values.device)
+    _launch(
+        segments.measure_kernel, _cut(rows.count, tile),
+        values, *rows[:3], largest, of_blocks, bitmap, rows.count, rows.first, tile, num_warps=warps,
+    )  # fmt: skip
+    _launch(segments.segments_kernel, _cut(count, _BLOCK), largest, out, count, _BLOCK)
+    _launch(
+        segments.blocks_kernel, _cut(blocks, _BLOCK),
+        of_blocks, largest, rows.segments, out[count:], blocks, _BLOCK,
+    )  # fmt: skip
+
+
+def candidates_before(bitmap: Tensor) -> Tensor:
+    """Return the set bits before each tile of a bitmap: int64[tiles]."""
+    bases = torch.empty(tiles(bitmap.numel(), bitmap.device) + 1, dtype=torch.int64, device=bitmap.device)
+    if bitmap.numel():
+        totals(bitmap, WORD_BITS * bitmap.numel(), bases[:-1], bases[-1:])
+    return bases
+
+
+def count(bitmap: Tensor, rows: Rows, counts: Tensor) -> None:
+    """Add the set bits of each sparse segment to counts[segments]."""
+    _over_words(segments.count_kernel, rows, bitmap, rows.blocks, rows.segments, counts)
+
+
+def write_dense(values: Tensor, rows: Rows, scales: Tensor, places: Tensor, out: Tensor, own: Tensor) -> None:
+    """Run `SegmentCodec.write_dense`; add non-zeros to own[segments]."""
+    _launch(
+        segments.write_dense_kernel, _cut(rows.first, _TILE_WORDS),
+        values, *rows[:3], scales, places, out, own, rows.first, _TILE_WORDS,
+    )  # fmt: skip
+
+
+def gather(
+    values: Tensor, rows: Rows, scales: Tensor, bitmap: Tensor, bases: Tensor, out: Tensor, own: Tensor
+) -> None:
+    """Run `SegmentCodec.gather`; add non-zeros to own[segments]."""
+    _over_words(segments.gather_kernel, rows, values, *rows[:3], scales, bitmap, bases, out, own)
+
+
+def read_dense(
+    total: Tensor, rows: Rows, scales: Tensor, places: Tensor, divisor: int, out: Tensor, counts: Tensor
+) -> None:
+    """Write the results of dense rows into float32 `out`; add the sums' non-zeros to counts[segments]."""
+    _launch(
+        segments.read_dense_kernel, _cut(rows.first, _TILE_WORDS),
+        total, *rows[:3], scales, places, divisor, out, counts, rows.first, _TILE_WORDS,
+    )  # fmt: skip
+
+
+def read_sparse(
+    total: Tensor, rows: Rows, scales: Tensor, bitmap: Tensor, bases: Tensor, divisor: int, out: Tensor
+) -> None:
+    """Write the results of sparse rows into float32 `out`."""
+    _over_words(segments.read_sparse_kernel, rows, total, *rows[:3], scales, bitmap, bases, divisor, out)
+
+
+def _over_words(kernel: Any, rows: Rows, *arguments: Any) -> None:
+    """Launch a kernel over the words of the sparse vector's bitmap, in the tiles of `totals`."""
+    tile = _scanned(rows.begins.device)
+    _launch(kernel, _cut(rows.count - rows.first, tile), *arguments, rows.count, rows.first, tile)
 
 
 def sketch_encode(
     layout: SketchLayout, seed: Tensor, candidates: Candidates, values: Tensor, out: Tensor
 ) -> None:
     """Run `Kernels.sketch_encode` on values[capacity], with the seed in seed[1]."""
-    clear(out)
+    _clear(out)
     _stride(
         sketches.sketch_encode_kernel, candidates,
         candidates.positions, candidates.count, values, out, seed,
         candidates.capacity, layout.rows, *_segments(layout),
         launch=tuned("sketch_encode_kernel", out.device),
-    )  # fmt: skip
-
-
-def index_sketch(
-    layout: SketchLayout,
-    seed: Tensor,
-    values: Tensor,
-    scale: Tensor,
-    bitmap: Tensor,
-    sketch: Tensor,
-    largest: Tensor,
-    first: int = 0,
-) -> None:
-    """Run `Kernels.index_sketch` into bitmap, sketch[cells] and largest[1]."""
-    clear(sketch)
-    clear(largest)
-    n = values.numel()
-    share, lanes, segmented = _segments(layout)
-    tile, warps = tuned("index_sketch_kernel", values.device)
-    _launch(
-        sketches.index_sketch_kernel, _cut(-(-n // WORD_BITS), tile),
-        values, bitmap, sketch, largest, seed, scale, n, first, layout.rows, share,
-        lanes, lanes % WORD_BITS == 0, segmented, _PIECE_WORDS, tile,
-        num_warps=warps,
     )  # fmt: skip
 
 
@@ -372,8 +325,8 @@ def peel(
 
     Values go into out[capacity]; from `count` on they are zero. `room.left` is the left-over's size.
     """
-    clear(room.zeroed)
-    gpu_together.copy(sketch, room.sums)
+    _clear(room.zeroed)
+    room.sums.copy_(sketch)
     _stride(
         peeling.load_kernel, candidates,
         candidates.positions, candidates.count, room.state, room.waiting, out, seed,
@@ -388,80 +341,12 @@ def peel(
     )  # fmt: skip
     most = -(-candidates.capacity // _CANDIDATES)
     _launch(
-        peeling.rounds_kernel, min(cooperating(sketch.device), most),
+        peeling.rounds_kernel, min(_cooperating(sketch.device), most),
         candidates.positions, candidates.count, room.state, room.sums, room.queue, room.progress,
         room.waiting, out, seed, candidates.capacity, layout.rows, *_segments(layout),
         _CANDIDATES,
         launch_cooperative_grid=True,
     )  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class Segments:
-    """Tensors that lie back to back, in blocks of up to 32 elements: int32 each."""
-
-    begins: Tensor
-    """[blocks + 1]: each block's first element, and the end."""
-    tensors: Tensor
-    """[blocks]: the number of the block's tensor."""
-    firsts: Tensor
-    """[tensors + 1]: each tensor's first block, and the end."""
-    headers: Tensor
-    """[tensors]: where each tensor's header begins."""
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks."""
-        return self.tensors.numel()
-
-
-def bundle_headers(values: Tensor, segments: Segments, scratch: Tensor, out: Tensor) -> None:
-    """Write the headers of all tensors into `out`; scratch[tensors + blocks] is working memory."""
-    tensors, blocks = segments.headers.numel(), segments.blocks
-    largest, magnitudes = scratch[:tensors], scratch[tensors:]
-    clear(largest)
-    _launch(
-        bundles.bundle_magnitudes_kernel, _cut(blocks, _TILE_WORDS),
-        values, segments.begins, segments.tensors, largest, magnitudes, blocks, _TILE_WORDS,
-    )  # fmt: skip
-    _launch(
-        bundles.bundle_headers_kernel, tensors,
-        magnitudes, largest, segments.firsts, segments.headers, out, _BUNDLE_WORDS,
-    )  # fmt: skip
-
-
-def bundle_quantize(values: Tensor, segments: Segments, places: Tensor, scale: Tensor, out: Tensor) -> None:
-    """Quantize block b by scale[b], from out[places[b]] on, unless scale[b] says that it is not sent."""
-    blocks = segments.blocks
-    _launch(
-        bundles.bundle_quantize_kernel, _cut(blocks, _TILE_WORDS),
-        values, segments.begins, places, scale, out, blocks, _TILE_WORDS,
-    )  # fmt: skip
-
-
-def bundle_dequantize(
-    total: Tensor, segments: Segments, places: Tensor, scale: Tensor, divisor: int, out: Tensor
-) -> None:
-    """Do the inverse of `bundle_quantize` on sums: float32 out[n]."""
-    blocks = segments.blocks
-    _launch(
-        bundles.bundle_dequantize_kernel, _cut(blocks, _TILE_WORDS),
-        total, segments.begins, places, scale, divisor, out, blocks, _TILE_WORDS,
-    )  # fmt: skip
-
-
-def left_over(room: Peeling, bitmap: Tensor, largest: Tensor, bases: Tensor, out: Candidates) -> None:
-    """List the left-over of `Kernels.sketch_decode`: the candidates that still wait, ascending.
-
-    bitmap[index_words(capacity)], largest[1] and bases[tiles] are scratch memory.
-    """
-    index(room.waiting, bitmap, largest)
-    positions(bitmap, room.waiting.numel(), bases, out)
-
-
-def _octaves(scale: Tensor, blocks: Blocks | None) -> tuple[Tensor, int]:
-    """Return the octaves of blocks and their `bits`; without blocks, arguments that no kernel reads."""
-    return (blocks.octaves, blocks.bits) if blocks else (scale, 0)
 
 
 def _segments(layout: SketchLayout) -> tuple[int, int, int]:
@@ -489,14 +374,18 @@ def _scanned(device: torch.device) -> int:
     return tuned("totals_kernel", device).tile
 
 
+def _clear(tensor: Tensor) -> None:
+    tensor.zero_()
+
+
+def _cooperating(device: torch.device) -> int:
+    """Return how many programs of a cooperative launch all run at the same time."""
+    if device.type != "cuda":
+        return 1  # the interpreter runs them one after the other
+    return _PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def _launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
-    """Launch a kernel, or keep its launch for `together`."""
-    if not gpu_together.keep(kernel, programs, arguments, options):
-        tabled = (None, 0) if gpu_together.has_table(kernel) else ()
-        _run(kernel, programs, *tabled, *arguments, **options)
-
-
-def _run(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
     """Launch on the device of the first argument that is a tensor, and on the current stream there."""
     if programs:
         like = next(one for one in arguments if isinstance(one, Tensor))

@@ -7,10 +7,7 @@ through pinned memory, on the current stream.
 from __future__ import annotations
 
 import re
-import threading
-from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peelsum.codec import gpu_launch, gpu_together
 from peelsum.codec.errors import CodecError
 from peelsum.codec.floats import BFloat16
-from peelsum.codec.gpu_together import Together
 
 
 class DeviceMemory:
@@ -34,8 +29,6 @@ class DeviceMemory:
     def __init__(self, device: torch.device | None = None, *, direct: bool = False) -> None:
         self.direct = direct
         self._device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        #: By device, the memories that `beside` has returned; the one of this device may be among them.
-        self._near: dict[torch.device, DeviceMemory] = {}
 
     def accepted(self, tensor: Any) -> Tensor:
         """See `Memory.accepted`. Raises CodecError for anything but a torch tensor on this device's type."""
@@ -67,21 +60,15 @@ class DeviceMemory:
         """See `Memory.dtype`."""
         return str(tensor.dtype).removeprefix("torch.")
 
-    def widened(self, tensor: Tensor) -> Tensor:
-        """See `Memory.widened`."""
-        return tensor.to(torch.float32).contiguous().view(-1)
-
-    def joined(self, tensors: list[Tensor]) -> NDArray[np.float32]:
-        """See `Memory.joined`."""
-        apart = len({tensor.device for tensor in tensors}) > 1
-        joined: NDArray[np.float32] = (
-            torch.cat([one.cpu() for one in tensors] if apart else tensors).cpu().numpy()
-        )
-        return joined
-
-    def placed(self, array: NDArray[np.float32]) -> Tensor:
-        """See `Memory.placed`."""
-        return torch.from_numpy(array).to(self._device)
+    def flat(
+        self, tensors: Sequence[Tensor], into: Sequence[Tensor | None]
+    ) -> tuple[list[Tensor], list[Tensor | None]]:
+        """See `Memory.flat`."""
+        values = [one.to(torch.float32).contiguous().view(-1) for one in tensors]
+        return values, [
+            None if out is None else own if out is one else out.view(-1)
+            for out, one, own in zip(into, tensors, values, strict=True)
+        ]
 
     def near(self, tensor: Tensor) -> NDArray[Any] | BFloat16:
         """Return an accepted tensor's content as `HostMemory` takes it, without memory of the device."""
@@ -115,16 +102,6 @@ class DeviceMemory:
         asked = re.search(r"Tried to allocate ([\d.]+ \w+)", text)
         return asked.group(1) if asked else "what a copy or a kernel needs"
 
-    def beside(self, values: Tensor) -> DeviceMemory:
-        """See `Memory.beside`. `settle` of this memory waits for the device of `values`, too."""
-        if values.device not in self._near:
-            self._near[values.device] = DeviceMemory(values.device, direct=self.direct)
-        return self._near[values.device]
-
-    def together(self) -> AbstractContextManager[Together]:
-        """Return a context that makes the launches of several tensors at its end."""
-        return gpu_launch.together()
-
     def words(self, count: int) -> Tensor:
         """See `Memory.words`."""
         return torch.empty(count, dtype=torch.int32, device=self._device)
@@ -139,27 +116,7 @@ class DeviceMemory:
 
     def floats(self, count: int, value: float = 0.0) -> Tensor:
         """See `Memory.floats`."""
-        floats = torch.empty(count, dtype=torch.float32, device=self._device)
-        if value:
-            return floats.fill_(value)
-        gpu_together.clear(floats)
-        return floats
-
-    def result(self, count: int) -> tuple[Tensor, bool]:
-        """See `Memory.result`."""
-        return self.floats(count), False
-
-    def positions(self, chosen: Tensor | NDArray[Any]) -> Tensor:
-        """See `Memory.positions`. Waits for the device unless `chosen` is on the host or has no elements."""
-        if not len(chosen):
-            return torch.empty(0, dtype=torch.int64, device=self._device)
-        if isinstance(chosen, np.ndarray):
-            return self._sent(np.flatnonzero(chosen), torch.int64)
-        return chosen.nonzero().view(-1)
-
-    def write_exponent(self, magnitude: Tensor, out: Tensor) -> None:
-        """See `Memory.write_exponent`. The device computes it; the host does not wait for the magnitude."""
-        gpu_launch.exponent(magnitude, out)
+        return torch.full((count,), value, dtype=torch.float32, device=self._device)
 
     def on_host(self, array: Tensor | NDArray[Any]) -> NDArray[Any]:
         """See `Memory.on_host`."""
@@ -167,10 +124,6 @@ class DeviceMemory:
             return array
         host: NDArray[Any] = array.cpu().numpy()
         return host.view(np.uint32) if array.dtype == torch.int32 else host
-
-    def later(self, array: Tensor) -> Callable[[], NDArray[Any]]:
-        """See `Memory.later`."""
-        return later(array)
 
     def traveling(self, count: int) -> NDArray[np.uint32] | Tensor:
         """See `Memory.traveling`. Returns pinned memory, or, if `direct`, memory of the device."""
@@ -188,59 +141,27 @@ class DeviceMemory:
 
     def settle(self) -> None:
         """See `Memory.settle`."""
-        for device in self._near or [self._device]:
-            wait(device)
+        wait(self._device)
 
     def receive(self, words: NDArray[np.uint32] | Tensor) -> Tensor:
         """See `Memory.receive`."""
-        if isinstance(words, Tensor):
-            return words
-        return self._sent(words.view(np.int32), torch.int32)
-
-    def _sent(self, array: NDArray[Any], dtype: torch.dtype) -> Tensor:
-        """Copy from the host to the device, through pinned memory, which torch keeps and reuses in time."""
-        there = torch.empty(len(array), dtype=dtype, device=self._device)
-        if len(array):
-            staged = gpu_together.pinned(there)
-            staged.numpy()[:] = array
-            there.copy_(staged, non_blocking=True)
-        return there
+        return words if isinstance(words, Tensor) else sent(words.view(np.int32), self._device)
 
 
-class _Waits(threading.local):
-    """How often this thread has waited for a stream of a device, by both."""
-
-    def __init__(self) -> None:
-        self.done: Counter[tuple[torch.device, int]] = Counter()
-
-
-_WAITS = _Waits()
+def sent(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Copy from the host to the device, through pinned memory, which torch keeps and reuses in time."""
+    host = torch.from_numpy(np.ascontiguousarray(array))
+    there = torch.empty_like(host, device=device)
+    if len(array):
+        staged = torch.empty_like(host, pin_memory=device.type == "cuda").copy_(host)
+        there.copy_(staged, non_blocking=True)
+    return there
 
 
 def wait(device: torch.device) -> None:
-    """Wait for all work on the current stream of a device, also for launches that are kept."""
-    gpu_together.flush()
+    """Wait for all work on the current stream of a device."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
-    _WAITS.done[stream_of(device)] += 1
-
-
-def later(array: Tensor) -> Callable[[], NDArray[Any]]:
-    """Copy to pinned memory; return a function that reads it there.
-
-    It waits, unless this thread has waited for the current stream since the copy began.
-    """
-    copy, device, stream = gpu_together.copied(array), array.device, stream_of(array.device)
-    before = _WAITS.done[stream]
-
-    def read() -> NDArray[Any]:
-        if _WAITS.done[stream] == before:
-            wait(device)
-        assert copy.host is not None
-        host: NDArray[Any] = copy.host.numpy()
-        return host
-
-    return read
 
 
 def stream_of(device: torch.device) -> tuple[torch.device, int]:

@@ -16,7 +16,6 @@ import triton.language as tl
 from peelsum.codec import layout
 from peelsum.codec.gpu_index_kernels import present, singly, wide
 from peelsum.codec.gpu_sketch_kernels import cells_of, segment_of
-from peelsum.codec.gpu_table_kernels import ints, longs, placed, size
 
 _SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
 _ONE = tl.constexpr(2**32)
@@ -26,14 +25,11 @@ _ITEM = tl.constexpr(4)
 
 @triton.jit
 def load_kernel(
-    table, launches, positions, count, state, waiting, out, seed, capacity, rows, share,
+    positions, count, state, waiting, out, seed, capacity, rows, share,
     LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add candidates to their cells' state, which must be zero; set them as waiting; zero `out`."""
-    launch, program, programs = placed(table, launches)
-    positions, count, state = longs(launch, 0, positions), longs(launch, 1, count), longs(launch, 2, state)
-    waiting, out, seed = ints(launch, 3, waiting), ints(launch, 4, out), longs(launch, 5, seed)
-    capacity, rows, share = size(launch, 6, capacity), size(launch, 7, rows), size(launch, 8, share)
+    program, programs = tl.program_id(0), tl.num_programs(0)
     candidates = present(count, capacity)
     for start in range(program.to(tl.int64) * BLOCK, capacity, programs * BLOCK):
         t = singly(start, BLOCK)
@@ -60,14 +56,9 @@ def _queue(queue, end, grown, waiting, state, sub_table, inside):
 
 
 @triton.jit
-def first_round_kernel(
-    table, launches, state, queue, progress, waiting, cells, table_cells, BLOCK: tl.constexpr
-):
+def first_round_kernel(state, queue, progress, waiting, cells, table_cells, BLOCK: tl.constexpr):
     """Queue the candidates of all initially pure cells; a sub-table of a segment has `table_cells`."""
-    launch, program, _ = placed(table, launches)
-    state, queue, progress = longs(launch, 0, state), longs(launch, 1, queue), longs(launch, 2, progress)
-    waiting, cells = ints(launch, 3, waiting), size(launch, 4, cells)
-    table_cells = size(launch, 5, table_cells)
+    program = tl.program_id(0)
     cell = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     held = tl.load(state + cell, mask=cell < cells, other=0)
     _queue(queue, wide(0), progress, waiting, held, cell // table_cells % _SUB_TABLES, cell < cells)
@@ -121,7 +112,7 @@ def _meet(arrived, times, programs):
 
 @triton.jit
 def rounds_kernel(
-    table, launches, positions, count, state, sums, queue, progress, waiting, out, seed, capacity,
+    positions, count, state, sums, queue, progress, waiting, out, seed, capacity,
     rows, share, LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Peel the queue, round after round, until no candidate is queued: the rest is the 2-core.
@@ -130,11 +121,7 @@ def rounds_kernel(
     queued for the first round; round r counts those of the next in progress[(r + 1) % 3]. progress[3]
     counts arrivals at the barriers between rounds. progress[4] becomes the number of candidates left over.
     """
-    launch, program, programs = placed(table, launches)
-    positions, count, state = longs(launch, 0, positions), longs(launch, 1, count), longs(launch, 2, state)
-    sums, queue, progress = ints(launch, 3, sums), longs(launch, 4, queue), longs(launch, 5, progress)
-    waiting, out, seed = ints(launch, 6, waiting), ints(launch, 7, out), longs(launch, 8, seed)
-    capacity, rows, share = size(launch, 9, capacity), size(launch, 10, rows), size(launch, 11, share)
+    program, programs = tl.program_id(0), tl.num_programs(0)
     begin, round_ = wide(0), wide(0)
     end = tl.load(progress)
     while begin < end:

@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 
 from peelsum.codec import layout
-from peelsum.codec.gpu_index_kernels import WORD_BITS, load_tile, packed, present, raise_to, singly, wide
-from peelsum.codec.gpu_table_kernels import floats, ints, longs, placed, size
+from peelsum.codec.gpu_index_kernels import load_tile, present, singly, wide
 
 _SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
 _MIX_STEP = tl.constexpr(layout.MIX_STEP)
@@ -78,15 +77,6 @@ def power_of_two(exponent):
 
 
 @triton.jit
-def _scale_of(element, inside, scale, octaves, block_bits, BLOCKS: tl.constexpr):
-    """Return the elements' scales: scale[1], and if there are BLOCKS, the octaves of their block above it."""
-    scales = tl.load(scale)
-    if BLOCKS:
-        scales += tl.load(octaves + (element >> block_bits), mask=inside, other=0)
-    return scales
-
-
-@triton.jit
 def fixed_number(value, scale):
     """Return int64 rint(value * 2**scale) of float32 values, half to even; `scale` is an int32 or several.
 
@@ -98,98 +88,64 @@ def fixed_number(value, scale):
 
 
 @triton.jit
-def quantize_kernel(
-    table, launches, values, out, largest, scale, octaves, n, block_bits,
-    BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Quantize values[n], given as bit patterns, into out[n], and write their magnitude."""
-    launch, program, _ = placed(table, launches)
-    values, out, largest = ints(launch, 0, values), ints(launch, 1, out), ints(launch, 2, largest)
-    scale, octaves, n = ints(launch, 3, scale), ints(launch, 4, octaves), size(launch, 5, n)
-    block_bits = size(launch, 6, block_bits)
-    begin = program.to(tl.int64) * BLOCK
+def quantize_kernel(values, out, scale, n, BLOCK: tl.constexpr):
+    """Quantize values[n], given as bit patterns, into out[n]."""
+    begin = tl.program_id(0).to(tl.int64) * BLOCK
     element = begin + tl.arange(0, BLOCK)
     bits = load_tile(values, element, begin + BLOCK, n)
-    scales = _scale_of(element, element < n, scale, octaves, block_bits, BLOCKS)
-    number = fixed_number(bits.to(tl.float32, bitcast=True), scales)
+    number = fixed_number(bits.to(tl.float32, bitcast=True), wide(scale))
     tl.store(out + element, number.to(tl.int32), mask=element < n)
-    raise_to(largest, tl.max(bits & 0x7FFFFFFF, axis=0))
 
 
 @triton.jit
-def quantize_at_kernel(
-    table, launches, values, positions, count, out, scale, octaves, capacity, block_bits,
-    BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def quantize_at_kernel(values, positions, count, out, scale, capacity, BLOCK: tl.constexpr):
     """Quantize values[positions[count]] into out[capacity]."""
-    launch, program, programs = placed(table, launches)
-    values, positions, count = ints(launch, 0, values), longs(launch, 1, positions), longs(launch, 2, count)
-    out, scale, octaves = ints(launch, 3, out), ints(launch, 4, scale), ints(launch, 5, octaves)
-    capacity, block_bits = size(launch, 6, capacity), size(launch, 7, block_bits)
+    program, programs = tl.program_id(0), tl.num_programs(0)
     candidates = present(count, capacity)
     for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
         bits = tl.load(values + position, mask=t < candidates, other=0)
-        scales = _scale_of(position, t < candidates, scale, octaves, block_bits, BLOCKS)
-        number = fixed_number(bits.to(tl.float32, bitcast=True), scales)
+        number = fixed_number(bits.to(tl.float32, bitcast=True), wide(scale))
         tl.store(out + t, number.to(tl.int32), mask=t < candidates)
 
 
 @triton.jit
 def _float(quantized, at, inside, scale, divisor):
-    """Dequantize the numbers quantized[at] to float32, each by its own `scale`."""
+    """Dequantize the numbers quantized[at] to float32."""
     number = tl.load(quantized + at, mask=inside, other=0)
-    return (number.to(tl.float64) * power_of_two(0 - scale) / wide(divisor).to(tl.float64)).to(tl.float32)
+    factor = power_of_two(0 - wide(scale))
+    return (number.to(tl.float64) * factor / wide(divisor).to(tl.float64)).to(tl.float32)
 
 
 @triton.jit
-def dequantize_kernel(
-    table, launches, quantized, out, scale, octaves, n, divisor, block_bits,
-    BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def dequantize_kernel(quantized, out, scale, n, divisor, BLOCK: tl.constexpr):
     """Dequantize quantized[n] into float32 out[n]."""
-    launch, program, _ = placed(table, launches)
-    quantized, out, scale = ints(launch, 0, quantized), floats(launch, 1, out), ints(launch, 2, scale)
-    octaves, n, divisor = ints(launch, 3, octaves), size(launch, 4, n), size(launch, 5, divisor)
-    block_bits = size(launch, 6, block_bits)
-    element = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = element < n
-    scales = _scale_of(element, inside, scale, octaves, block_bits, BLOCKS)
-    value = _float(quantized, element, inside, scales, divisor)
-    tl.store(out + element, value, mask=inside)
+    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = _float(quantized, element, element < n, scale, divisor)
+    tl.store(out + element, value, mask=element < n)
 
 
 @triton.jit
-def dequantize_at_kernel(
-    table, launches, quantized, positions, count, out, scale, octaves, capacity, divisor, block_bits,
-    BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def dequantize_at_kernel(quantized, positions, count, out, scale, capacity, divisor, BLOCK: tl.constexpr):
     """Dequantize quantized[capacity] into float32 out[positions[count]]."""
-    launch, program, programs = placed(table, launches)
-    quantized, positions = ints(launch, 0, quantized), longs(launch, 1, positions)
-    count = longs(launch, 2, count)
-    out, scale, octaves = floats(launch, 3, out), ints(launch, 4, scale), ints(launch, 5, octaves)
-    capacity, divisor = size(launch, 6, capacity), size(launch, 7, divisor)
-    block_bits, candidates = size(launch, 8, block_bits), present(count, capacity)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    candidates = present(count, capacity)
     for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
-        scales = _scale_of(position, t < candidates, scale, octaves, block_bits, BLOCKS)
-        value = _float(quantized, t, t < candidates, scales, divisor)
+        value = _float(quantized, t, t < candidates, scale, divisor)
         tl.store(out + position, value, mask=t < candidates)
 
 
 @triton.jit
 def sketch_encode_kernel(
-    table, launches, positions, count, values, out, seed, capacity, rows, share,
+    positions, count, values, out, seed, capacity, rows, share,
     LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add values[count] at positions[count] to the sketch `out`, which must be zero."""
-    launch, program, programs = placed(table, launches)
-    positions, count, values = longs(launch, 0, positions), longs(launch, 1, count), ints(launch, 2, values)
-    out, seed, capacity = ints(launch, 3, out), longs(launch, 4, seed), size(launch, 5, capacity)
-    rows, share, candidates = size(launch, 6, rows), size(launch, 7, share), present(count, capacity)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    candidates = present(count, capacity)
     for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
         t = singly(start, BLOCK)
         position = tl.load(positions + t, mask=t < candidates, other=0)
@@ -200,67 +156,3 @@ def sketch_encode_kernel(
             tl.atomic_add(
                 out + segment + cell, tl.where(negative, 0 - value, value), mask=value != 0, sem="relaxed"
             )
-
-
-@triton.jit
-def _add_words(
-    values, word, sketch, seed, scale, n, first, rows, share,
-    LANES: tl.constexpr, ALIGNED: tl.constexpr, SEGMENTED: tl.constexpr,
-):  # fmt: skip
-    """Add the elements of a bitmap's words int64[w] to the sketch, unless all are zero."""
-    element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
-    # One per thread, as in `singly`: 32 neighbours, one row of the tile, are added by one warp at once.
-    element = tl.max_contiguous(element, (1, 1))
-    bits = tl.load(values + element, mask=element < n, other=0)
-    if tl.max(tl.max(bits & 0x7FFFFFFF, axis=1), axis=0) != 0:
-        number = fixed_number(bits.to(tl.float32, bitcast=True), tl.load(scale)).to(tl.int32)
-        begin = first + word * WORD_BITS
-        if ALIGNED:
-            segment = segment_of(begin, begin, share, tl.load(seed), rows, LANES, SEGMENTED)[:, None]
-        else:
-            place = first + element
-            segment = segment_of(place, place, share, tl.load(seed), rows, LANES, SEGMENTED)
-        for j in tl.static_range(_SUB_TABLES):
-            if ALIGNED:
-                # Lanes are a multiple of 32, so a row of the tile lies in one block and shares a hash.
-                block = begin // LANES
-                row, rotation, negative = _places(block, tl.load(seed), j, rows, LANES)
-                lane = (begin - block * LANES).to(tl.int32) + rotation
-                lane = lane[:, None] + tl.arange(0, WORD_BITS)[None, :]
-                cell = row[:, None] + tl.where(lane >= LANES, lane - LANES, lane)
-                negative = negative[:, None]
-            else:
-                cell, negative = cells_of(first + element, tl.load(seed), j, rows, LANES)
-            value = tl.where(negative, 0 - number, number)
-            tl.atomic_add(sketch + segment + cell, value, mask=value != 0, sem="relaxed")
-
-
-@triton.jit
-def index_sketch_kernel(
-    table, launches, values, bitmap, sketch, largest, seed, scale, n, first, rows, share,
-    LANES: tl.constexpr, ALIGNED: tl.constexpr, SEGMENTED: tl.constexpr,
-    PIECE: tl.constexpr, WORDS: tl.constexpr,
-):  # fmt: skip
-    """Write bitmap, magnitude and sketch of values[n] in one pass; sketch[cells] must be zero.
-
-    A tile is loaded 16 bytes at a time, as for `index_kernel`. Its non-zeros are added in pieces of PIECE
-    words, which are in the cache then: fewer registers for each thread leave room for more threads.
-    """
-    launch, program, _ = placed(table, launches)
-    values, bitmap, sketch = ints(launch, 0, values), ints(launch, 1, bitmap), ints(launch, 2, sketch)
-    largest, seed, scale = ints(launch, 3, largest), longs(launch, 4, seed), ints(launch, 5, scale)
-    n, first = size(launch, 6, n), size(launch, 7, first)
-    rows, share = size(launch, 8, rows), size(launch, 9, share)
-    tile = program.to(tl.int64) * WORDS
-    word = tile + tl.arange(0, WORDS)
-    element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
-    magnitudes = load_tile(values, element, (tile + WORDS) * WORD_BITS, n) & 0x7FFFFFFF
-    tl.store(bitmap + word, packed(magnitudes != 0), mask=word * WORD_BITS < n)
-    tile_largest = tl.max(tl.max(magnitudes, axis=1), axis=0)
-    raise_to(largest, tile_largest)
-    if tile_largest != 0:
-        for start in range(0, WORDS, PIECE):
-            _add_words(
-                values, tile + start + tl.arange(0, PIECE), sketch, seed, scale, n, first, rows, share,
-                LANES, ALIGNED, SEGMENTED,
-            )  # fmt: skip

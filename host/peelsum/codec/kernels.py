@@ -119,9 +119,8 @@ class Kernels(Protocol):
     def quantize(self, values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> None:
         """Write rint(value * 2**scale) into out[n].
 
-        Element i has the scale of its block if `fixed` has `octaves`, here and below. The product is computed
-        in float64 and rounded half to even. The number of a value that does not fit, or is not finite, is
-        undefined.
+        `fixed` has no `octaves`, here and below. The product is computed in float64 and rounded half to even.
+        The number of a value that does not fit, or is not finite, is undefined.
         """
 
     def quantize_at(

@@ -97,7 +97,7 @@ def quantize_at(
 ) -> None:
     """See `Kernels.quantize_at`."""
     with np.errstate(invalid="ignore", over="ignore"):
-        scaled = np.ldexp(values[positions].astype(np.float64), fixed.scales_at(positions))
+        scaled = np.ldexp(values[positions].astype(np.float64), fixed.scale)
         out[:] = np.rint(scaled).astype(np.int64).astype(np.int32)
 
 
@@ -116,7 +116,7 @@ def dequantize_at(
     out: NDArray[np.float32],
 ) -> None:
     """See `Kernels.dequantize_at`."""
-    sums = np.ldexp(quantized.astype(np.float64), -fixed.scales_at(positions))
+    sums = np.ldexp(quantized.astype(np.float64), -fixed.scale)
     with np.errstate(over="ignore"):
         out[positions] = (sums / divisor).astype(np.float32)
 

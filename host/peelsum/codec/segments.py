@@ -103,7 +103,7 @@ class SegmentCodec(Protocol):
     """
 
     fields: Integers
-    """After `read_scales`, each segment's exponent field, as `block_scales.decoded` returns it, on the host."""
+    """After `read_scales`, each segment's field, as `block_scales.decoded` returns it, on the host."""
     scales: Integers
     """After `read_scales`, int32[blocks]: a block's values are multiplied by 2**scale. On the host."""
 
@@ -135,13 +135,14 @@ class SegmentCodec(Protocol):
         """
 
     def counts(self, dense: Integers, sparse: Integers, quantized: Integers) -> Counts:
-        """Return counts, after `read` of the same sums. quantized: this worker's numbers, dense ones first."""
+        """Return counts, after `read` of the same sums. quantized: own numbers, the dense ones first."""
 
     def occupied(self, sparse: Integers, wanted: _Places, *, known: bool) -> _Places:
         """Return counts of the blocks of 2**b elements with a non-zero: int64[segments, BLOCK_SIZES].
 
-        Dense segments have none. wanted: int64[segments], not 0 for the segments that are counted. known: whether all candidates are
-        non-zeros of the union; if not, those count whose sum is not 0, or all if most sums are 0.
+        Dense segments have none. wanted: int64[segments], not 0 for the segments that are counted.
+        known: whether all candidates are non-zeros of the union; if not, those count whose sum is not 0, or
+        all, if most sums are 0.
         """
 
 
