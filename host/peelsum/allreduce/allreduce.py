@@ -42,7 +42,6 @@ from peelsum.allreduce.exchange import Exchange, Setting
 from peelsum.allreduce.outcome import Outcome
 from peelsum.allreduce.plan import (
     Choice,
-    IndexPart,
     Plan,
     Settings,
     TensorPlan,
@@ -162,7 +161,10 @@ class Allreduce:
         fixed_point(0, summation.workers)
         direct = getattr(summation, "device", None) is not None
         self._codec = Codec.of(implementation, direct=direct)
+        self._memory = self._codec.memory
         self._clock, self._span, self._note = clock, span, note
+        #: Names of tensors that were checked in earlier calls.
+        self._named_before: set[tuple[str, ...]] = set()
         #: The plans that all workers have agreed on, by their requests, oldest first.
         self._agreed: dict[int, None] = {}
         #: The last plan of each sequence of names, shapes and dtypes, the one used last at the end.
@@ -264,12 +266,17 @@ class Allreduce:
         return self._finish(outcome, plan, step)
 
     def _setting(self, codec: Codec, plan: Plan) -> Setting:
-        def likely(part: IndexPart) -> float:
-            return self._chooser.likely([one for one in plan.tensors if one.choice.index == part.index])
-
-        sketched = self._chooser.sparse_form == "sketch"
+        chooser = self._chooser
         seed = _step_seed(self._settings.seed, self._steps) if plan.layout.parts else 0
-        return Setting(codec.ops, codec.memory, self._settings, self._chooser.network, seed, sketched, likely)
+        return Setting(
+            codec.ops,
+            codec.memory,
+            self._settings,
+            chooser.network,
+            seed,
+            chooser.sparse_form == "sketch",
+            chooser.likely,
+        )
 
     def _lacked(self, error: RuntimeError, plan: Plan, step: Step) -> str | None:
         """Return a message if a device had no room; None if the error says something else.
@@ -340,6 +347,8 @@ class Allreduce:
         return plan
 
     def _named(self, tensors: Tensors) -> dict[str, Tensor]:
+        if type(tensors) is dict and tuple(tensors) in self._named_before and self._memory.plain(tensors.values()):
+            return tensors
         pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
         named: dict[str, Tensor] = {}
         for name, tensor in pairs:
@@ -348,14 +357,20 @@ class Allreduce:
                 raise InvalidRequestError(
                     f"tensors: {str(name)!r} names two tensors; give every tensor its own name"
                 )
-            named[str(name)] = self._codec.memory.accepted(tensor)
+            named[str(name)] = self._memory.accepted(tensor)
+        if len(self._named_before) == _REMEMBERED:
+            self._named_before.clear()
+        if isinstance(tensors, Mapping) and list(tensors) == list(named):
+            self._named_before.add(tuple(named))
         return named
 
     def _into(
         self, named: Mapping[str, Tensor], in_place: bool, out: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
+    ) -> Mapping[str, Tensor]:
         """Return the tensors to which results are written, by name."""
-        memory = self._codec.memory
+        memory = self._memory
+        if in_place and not out and memory.plain(named.values()):
+            return named
         into = {name: one for name, one in named.items() if in_place and memory.overwritable(one)}
         for name, tensor in out.items():
             if name not in named:
@@ -374,7 +389,7 @@ class Allreduce:
         """Raise InvalidRequestError if an array of `out` shares memory with another, or with a tensor."""
         if not out:
             return
-        memory = self._codec.memory
+        memory = self._memory
         places = ((*memory.span(tensor), name) for name, tensor in out.items())
         spans = sorted(one for one in places if one[0] < one[1])
         shared = [(one, other) for (_, end, one), (start, _, other) in pairwise(spans) if start < end]

@@ -116,9 +116,9 @@ class Chooser:
             chosen.append(tensor if tensor.choice == choice else replace(tensor, choice=choice))
         return tuple(self._sharing(chosen, rows))
 
-    def likely(self, tensors: Sequence[TensorPlan]) -> float:
+    def likely(self, keys: tuple[Key, ...]) -> float:
         """Return the non-zeros of all these tensors' unions in their last steps with any."""
-        return float(self._filled[self._known(tuple(tensor.key for tensor in tensors)), 0].sum())
+        return float(self._filled[self._known(keys), 0].sum())
 
     def wanted(self, keys: tuple[Key, ...]) -> NDArray[np.bool_]:
         """Return whether each tensor's next choice depends on where its non-zeros are: bool[tensors]."""

@@ -62,8 +62,8 @@ class Setting:
     """Seed of the step's indexes and sketch."""
     sketched: bool
     """Whether the numbers of the sparse vector are sent as a sketch."""
-    likely: Callable[[IndexPart], float]
-    """Returns the number of non-zeros to assume in a part if its index does not tell."""
+    likely: Callable[[tuple[tuple[str, int], ...]], float]
+    """Returns the number of non-zeros to assume in tensors of these keys, if their index does not tell."""
 
 
 class Exchange:
@@ -144,7 +144,7 @@ class Exchange:
         index, network = part.index, self._setting.network
         if index.refined or index.form == "bitmap":
             return index.refined
-        found = min(self._setting.likely(part), passed)
+        found = min(self._setting.likely(part.keys), passed)
         if isinstance(index, BloomIndex):
             estimate = index.estimate(self._ops.count(words, 32 * len(words)))
             found = min(max(estimate.elements, found if estimate.full else 0.0), passed)

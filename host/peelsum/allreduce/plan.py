@@ -97,6 +97,8 @@ class IndexPart(NamedTuple):
     """Segments that share an index: a part of the sparse vector."""
 
     index: Index
+    keys: tuple[tuple[str, int], ...]
+    """The keys of its tensors."""
     words: slice
     """Its words, of the bitmap of the sparse vector."""
     sent: slice
@@ -131,7 +133,8 @@ class Layout:
         for index, numbers in parts.items():
             first, end = (int(self.table.first_words[at]) for at in (segment, segment + len(numbers)))
             words = index.words(ROW * (end - first))
-            self.parts.append(IndexPart(index, slice(first, end), slice(sent, sent + words)))
+            keys = tuple(tensors[number].key for number in numbers)
+            self.parts.append(IndexPart(index, keys, slice(first, end), slice(sent, sent + words)))
             segment, sent = segment + len(numbers), sent + words
         #: Words that are OR-ed first: of scales, and of indexes.
         self.header_words = sent

@@ -35,10 +35,11 @@ class CpuSegments:
         pieces, of, offsets = _pieces(table)
         self._pieces = pieces = pieces.copy()
         begins = np.array([address(own) for own in values], np.int64)
-        pieces[:, _C.VALUES] = begins[of] + offsets
-        self._begins, self._of, self._offsets = begins, of, offsets
+        pieces[:, _C.VALUES] = pieces[:, _C.OUT] = begins[of] + offsets
+        self._of, self._offsets = of, offsets
         over = np.array([result is own for result, own in zip(out, values, strict=True)], np.int64)
         pieces[:, _C.OVER] = over[of]
+        self._over = bool(over.all())
         # A scale is this number less the exponent field.
         self._highest = fixed_point(0, workers).scale
         blocks = int(table.blocks[-1])
@@ -77,20 +78,15 @@ class CpuSegments:
 
     def read(self, dense: Integers, sparse: Integers, divisor: int) -> Sequence[Floats]:
         """See `SegmentCodec.read`."""
-        fresh = [result is None for result in self._out]
-        if any(fresh):
+        if not self._over:
             self._allocate()
-        else:
-            clear = np.array([r is not v for r, v in zip(self._out, self._values, strict=True)], np.int64)
-            self._pieces[:, _C.CLEAR] = clear[self._of]
-        addresses = np.array([address(cast(Floats, own)) for own in self._out], np.int64)
-        self._pieces[:, _C.OUT] = addresses[self._of] + self._offsets
         rest = self.fields, self._union, self._inverse, frozen(dense), frozen(sparse), float(divisor)
         self._each(lambda a, b: loops.read(self._pieces, a, b, *rest))
         self._values = ()  # a caller may keep results for long, and them alone
         return cast("Sequence[Floats]", self._out)
 
     def _allocate(self) -> None:
+        """Place the results, new arrays if need be."""
         clear = np.ones(len(self._table), np.int64)
         for s, (result, own) in enumerate(zip(self._out, self._values, strict=True)):
             if result is own:
@@ -101,6 +97,8 @@ class CpuSegments:
                 self._out[s] = kept_pages.empty(size, np.float32) if kept else np.zeros(size, np.float32)
                 clear[s] = kept
         self._pieces[:, _C.CLEAR] = clear[self._of]
+        addresses = np.array([address(cast(Floats, own)) for own in self._out], np.int64)
+        self._pieces[:, _C.OUT] = addresses[self._of] + self._offsets
 
     def counts(self, dense: Integers, sparse: Integers, quantized: Integers) -> Counts:
         """See `SegmentCodec.counts`."""

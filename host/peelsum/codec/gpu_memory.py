@@ -7,7 +7,7 @@ through pinned memory, on the current stream.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,10 @@ class DeviceMemory:
                 "torch.cuda.set_device before the group is made, or sum that tensor over another group"
             )
         return tensor.detach()
+
+    def plain(self, tensors: Collection[Any]) -> bool:
+        """See `Memory.plain`."""
+        return False
 
     def overwritable(self, tensor: Tensor) -> bool:
         """See `Memory.overwritable`."""

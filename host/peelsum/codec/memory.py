@@ -7,7 +7,7 @@ tensors share (slices, `len`, `any`, assignment), and this protocol for the rest
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from peelsum import kept_pages
 from peelsum.codec.floats import BFloat16, widened
 
 Words = NDArray[np.uint32]
+_FLOAT32 = np.dtype(np.float32)
 
 
 class Memory(Protocol):
@@ -29,6 +30,9 @@ class Memory(Protocol):
 
     def accepted(self, tensor: Any) -> Any:
         """Return a user's tensor as one of this memory. Raises CodecError if it lies elsewhere."""
+
+    def plain(self, tensors: Collection[Any]) -> bool:
+        """Return whether all of a user's tensors are accepted as they are, and `overwritable`."""
 
     def overwritable(self, tensor: Any) -> bool:
         """Return whether a result can be written over an accepted tensor: `flat` does not copy it."""
@@ -86,6 +90,14 @@ class HostMemory:
         """See `Memory.accepted`."""
         return tensor if isinstance(tensor, BFloat16) else np.asarray(tensor)
 
+    def plain(self, tensors: Collection[Any]) -> bool:
+        """See `Memory.plain`."""
+        if set(map(type, tensors)) != {np.ndarray}:
+            return False
+        # The sets are made without a call for each tensor.
+        flags = {(one.dtype, one.flags.c_contiguous, one.flags.writeable) for one in tensors}
+        return flags == {(_FLOAT32, True, True)}
+
     def overwritable(self, tensor: Any) -> bool:
         """See `Memory.overwritable`."""
         if not isinstance(tensor, np.ndarray) or tensor.dtype != np.float32:
@@ -105,8 +117,8 @@ class HostMemory:
     def flat(self, tensors: Sequence[Any], into: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """See `Memory.flat`."""
         values = [
-            one.reshape(-1)
-            if type(one) is np.ndarray and one.dtype == np.float32 and one.flags.c_contiguous
+            (one if one.ndim == 1 else one.reshape(-1))
+            if type(one) is np.ndarray and one.dtype is _FLOAT32 and one.flags.c_contiguous
             else widened(one)
             for one in tensors
         ]
