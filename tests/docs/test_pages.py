@@ -1,6 +1,7 @@
 """Every page is reachable from the site's index, and every relative link leads somewhere."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,12 @@ FOLDERS = (
     "tests",
     "docs",
 )
+API = DOCS / "reference/api"
 #: Made by the build.
-GENERATED = {DOCS / "reference/command-line.md"}
+GENERATED = {
+    DOCS / "reference/command-line.md",
+    *(API / f"{package}.md" for package in tomllib.loads((API / "modules.toml").read_text())),
+}
 PAGES = sorted(
     page
     for page in (*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *DOCS.rglob("*.md"))
