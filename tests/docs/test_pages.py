@@ -61,7 +61,7 @@ def test_links_lead_somewhere(page):
             assert linked.exists() or linked in GENERATED, target
 
 
-@pytest.mark.parametrize("name", ["accuracy", "performance", "simulation", "training"])
+@pytest.mark.parametrize("name", ["accuracy", "codec", "performance", "simulation", "training"])
 def test_a_page_of_results_opens_with_a_picture_and_three_sentences(name):
     """The experiments' pages have theirs in tests/experiments/test_pages.py."""
     beginnings = ("# ", "![", "**What was measured.** ", "**What it shows.** ", "**Where we lose.** ")
