@@ -20,7 +20,9 @@ PORTS = 3
 @pytest.fixture
 def blocks(tmp_path, kept_port):
     """Return the walk-through's shell blocks, one per terminal, in a folder with the examples."""
-    section = (ROOT / "docs/how-to/run-the-demo.md").read_text().partition("## By hand")[2].partition("\n## ")[0]
+    section = (
+        (ROOT / "docs/how-to/run-the-demo.md").read_text().partition("## By hand")[2].partition("\n## ")[0]
+    )
     base = free_udp_base(PORTS)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     job = tmp_path / "examples" / "job.toml"
