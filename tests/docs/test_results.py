@@ -231,7 +231,6 @@ def speed() -> Iterator[Sequence[Cell]]:
             yield elements, 100 * share, *lhc, *times
 
 
-rows_of("codec.md", "step | 0.1%")(lambda: _transcribed("loops of the codec"))
 rows_of("codec.md", "non-zeros | network model")(lambda: _transcribed("bench codec --small"))
 rows_of("codec.md", "model | step")(lambda: _transcribed("--precision"))
 rows_of("codec.md", "way | sent")(lambda: _transcribed("--rivals"))
