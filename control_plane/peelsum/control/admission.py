@@ -46,7 +46,7 @@ def admit(
     the server downwards. If a switch fails on the way, the job stays closed at least in part; the next
     admission starts over in another generation.
     now: seconds since the epoch. free: False leaves the slots as they are, for switches that just started.
-    known: generations that the job had, as others than its switches remember.
+    known: generations that the job had earlier, from records other than the switches' tables.
     Raises DescriptionError before anything is changed, SwitchError if a switch refuses.
     """
     job_id = description.job.id

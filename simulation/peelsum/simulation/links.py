@@ -18,11 +18,11 @@ from peelsum.simulation.trains import PS_PER_S, Times, Train, ps
 from peelsum.wire import Flag
 
 _FLAGS_BYTE, _CE = 2, int(Flag.CE)
-#: Picoseconds that a bit takes at 1 Gbit/s, for a byte.
+#: Picoseconds that a byte takes at 1 Gbit/s.
 _BYTE_PS = 8_000.0
 #: Bytes of a packet of cross traffic: a full Ethernet frame.
 CROSS_BYTES = 1514
-#: Marks that no queue is long enough for.
+#: A limit for ECN marks that no queue reaches.
 NEVER_MARKED = 1 << 30
 
 
