@@ -9,6 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from peelsum.experiments.loading import find, known
+from peelsum.experiments.results import rendered
+from peelsum.experiments.running import Run, rows_of
+from peelsum.experiments.store import read
+
 project = "peelsum"
 author = "the peelsum authors"
 copyright = "the peelsum authors, Apache-2.0"
@@ -78,6 +83,15 @@ def _is_package(name: str) -> bool:
     return spec is not None and spec.submodule_search_locations is not None
 
 
+def _experiment_pages(app: Any) -> None:
+    """Write results/experiments/NAME/page.md for each experiment, from its committed rows."""
+    folder = Path(app.srcdir) / "results" / "experiments"
+    for name in known():
+        what = Run(find(name))
+        rows = rows_of(what, read(folder / name / "rows.csv"))
+        _write(folder / name / "page.md", rendered(what, rows, name))
+
+
 def _command_line(app: Any) -> None:
     """Write reference/command-line.md, from the commands' own help."""
     command = [sys.executable, "-m", "typer", "peelsum.cli.app", "utils", "docs", "--name", "peelsum"]
@@ -93,7 +107,8 @@ def _command_line(app: Any) -> None:
 
 
 def setup(app: Any) -> None:
-    """Connect the three to Sphinx."""
+    """Connect the four to Sphinx."""
     app.connect("builder-inited", _api_pages)
+    app.connect("builder-inited", _experiment_pages)
     app.connect("builder-inited", _command_line)
     app.connect("autodoc-process-docstring", _plain)

@@ -26,6 +26,7 @@ API = DOCS / "reference/api"
 GENERATED = {
     DOCS / "reference/command-line.md",
     *(API / f"{package}.md" for package in tomllib.loads((API / "modules.toml").read_text())),
+    *(rows.with_name("page.md") for rows in DOCS.glob("results/experiments/*/rows.csv")),
 }
 PAGES = sorted(
     page

@@ -15,6 +15,9 @@ import pytest
 
 from peelsum.experiments.loading import find, load
 from peelsum.experiments.page import shown, table
+from peelsum.experiments.results import rendered
+from peelsum.experiments.running import Run
+from peelsum.experiments.running import rows_of as planned
 from peelsum.experiments.store import read
 from peelsum.experiments.summaries import grouped, ours
 
@@ -344,8 +347,9 @@ def test_an_experiment_s_page_has_the_table_of_its_rows(path: Path) -> None:
     with path.open() as lines:
         next(lines)
         assert len({len(row) for row in csv.reader(lines)}) == 1
-    experiment = load(find(path.parent.name))
-    page, groups = (path.parent / "page.md").read_text(), grouped(experiment, read(path))
+    name, what = path.parent.name, Run(find(path.parent.name))
+    experiment, rows = load(what.source), read(path)
+    page, groups = rendered(what, planned(what, rows), name), grouped(experiment, rows)
     assert "\n".join(table(experiment, groups)) in page
     for one in experiment.published:
         found = ours(groups, one)
