@@ -1,4 +1,4 @@
-"""The walk-through by hand, typed: its blocks run as they stand, except that ports are replaced by free ones."""
+"""The walk-through by hand, typed: its blocks run as they stand, but on free ports."""
 
 import os
 import re

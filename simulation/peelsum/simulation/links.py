@@ -70,7 +70,7 @@ class LinkSpec:
 
 @dataclass(frozen=True)
 class LinkCounts:
-    """Counts of the packets in one direction of a link; those of cross traffic are separate."""
+    """Counts of the packets in one direction of a link; cross traffic has counts of its own."""
 
     offered: int
     """Packets that came to the queue."""
@@ -136,7 +136,7 @@ class SimulatedLink:
         return Train(arrive[kept], train.sizes[kept], train.data[kept])
 
     def waiting(self, now: int) -> int:
-        """Return how many packets wait at a picosecond, from that of the last train on."""
+        """Return how many packets wait at a picosecond, not before the last train's."""
         first, count = self._numbers[State.HEAD], self._numbers[State.WAITING]
         ring = self._ring[(first + np.arange(count)) % len(self._ring)]
         return int(np.count_nonzero(ring > now))
