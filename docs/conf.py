@@ -4,8 +4,15 @@ import html
 import re
 import subprocess
 import sys
+import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from peelsum.experiments.loading import find, known
+from peelsum.experiments.results import rendered
+from peelsum.experiments.running import Run, rows_of
+from peelsum.experiments.store import read
 
 project = "peelsum"
 author = "the peelsum authors"
@@ -49,9 +56,44 @@ def _plain(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[s
     lines[:] = plain
 
 
+def _write(page: Path, text: str) -> None:
+    """Write a page, unless it has this text already: Sphinx reads again what has changed."""
+    if not page.exists() or page.read_text() != text:
+        page.write_text(text)
+
+
+def _api_pages(app: Any) -> None:
+    """Write reference/api/PACKAGE.md for each package in modules.toml, with the docstrings of its modules."""
+    folder = Path(app.srcdir) / "reference" / "api"
+    for package, modules in tomllib.loads((folder / "modules.toml").read_text()).items():
+        parts = [f"# peelsum.{package}"]
+        for name in (f"peelsum.{module}" for module in modules):
+            options = [f".. automodule:: {name}"]
+            if _is_package(name):
+                options.append("   :imported-members:")
+            if name == "peelsum.torch":  # described on the page of peelsum.compress
+                options.append("   :exclude-members: RandomK, Threshold, TopK")
+            parts += [f"## {name}"] * (name != f"peelsum.{package}")
+            parts.append("\n".join(["```{eval-rst}", *options, "```"]))
+        _write(folder / f"{package}.md", "\n\n".join(parts) + "\n")
+
+
+def _is_package(name: str) -> bool:
+    spec = find_spec(name)
+    return spec is not None and spec.submodule_search_locations is not None
+
+
+def _experiment_pages(app: Any) -> None:
+    """Write results/experiments/NAME/page.md for each experiment, from its committed rows."""
+    folder = Path(app.srcdir) / "results" / "experiments"
+    for name in known():
+        what = Run(find(name))
+        rows = rows_of(what, read(folder / name / "rows.csv"))
+        _write(folder / name / "page.md", rendered(what, rows, name))
+
+
 def _command_line(app: Any) -> None:
     """Write reference/command-line.md, from the commands' own help."""
-    page = Path(app.srcdir) / "reference" / "command-line.md"
     command = [sys.executable, "-m", "typer", "peelsum.cli.app", "utils", "docs", "--name", "peelsum"]
     text = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
     hidden = re.compile(
@@ -61,11 +103,12 @@ def _command_line(app: Any) -> None:
     # In a list, typer cuts help off, also within `code`: then a backtick has no partner.
     alone = re.compile(r"^((?:[^`\n]*`[^`\n]*`)*[^`\n]*)`([^`\n]*[.]{3})$", re.MULTILINE)
     text = alone.sub(r"\1\2", text)
-    if not page.exists() or page.read_text() != text:
-        page.write_text(text)
+    _write(Path(app.srcdir) / "reference" / "command-line.md", text)
 
 
 def setup(app: Any) -> None:
-    """Connect the two to Sphinx."""
+    """Connect the four to Sphinx."""
+    app.connect("builder-inited", _api_pages)
+    app.connect("builder-inited", _experiment_pages)
     app.connect("builder-inited", _command_line)
     app.connect("autodoc-process-docstring", _plain)

@@ -1,4 +1,4 @@
-"""Arrays in memory that earlier arrays have left, so that the kernel need not map and clear pages again.
+"""Arrays in memory that earlier arrays have left: the kernel need not map and clear pages again.
 
 The first write to a new page costs as much as summing its words, and an allreduce needs arrays of the same
 sizes in every step. A block of memory returns here once nothing refers to its array, or to a slice of it.
@@ -65,6 +65,6 @@ def _take_back(free: _Free, block: _Block, _: object) -> None:
 
 
 def _rounded(size: int) -> int:
-    """Return the next number of three significant bits, so that sizes which change little share blocks."""
+    """Return the next number of three significant bits: sizes that differ little share blocks."""
     step = 1 << (size.bit_length() - 3)
     return -(-size // step) * step

@@ -35,7 +35,7 @@ class Part:
 class NotBegunError(RuntimeError):
     """A backend with a `device` had no room there for a sum, and has sent nothing: the call can be repeated.
 
-    The message is that of the device's error.
+    The message is the device's.
     """
 
 

@@ -1,4 +1,4 @@
-"""README's walk-through, typed: its blocks run as they stand, except that ports are replaced by free ones."""
+"""The walk-through by hand, typed: its blocks run as they stand, but on free ports."""
 
 import os
 import re
@@ -20,7 +20,9 @@ PORTS = 3
 @pytest.fixture
 def blocks(tmp_path, kept_port):
     """Return the walk-through's shell blocks, one per terminal, in a folder with the examples."""
-    section = (ROOT / "README.md").read_text().partition("## By hand")[2].partition("\n## ")[0]
+    section = (
+        (ROOT / "docs/how-to/run-the-demo.md").read_text().partition("## By hand")[2].partition("\n## ")[0]
+    )
     base = free_udp_base(PORTS)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     job = tmp_path / "examples" / "job.toml"
@@ -71,7 +73,7 @@ def wait_for(shell, text):
 
 
 @pytest.mark.system
-def test_the_walk_through_of_the_readme(blocks, terminal):
+def test_the_walk_through_by_hand(blocks, terminal):
     first, second, third = blocks
     wait_for(terminal(first), f"port {PORTS} at ")
     server = terminal(second)

@@ -18,8 +18,8 @@ APART = (
 RUN = [page for page in PAGES if page not in APART and blocks(page.read_text(encoding="utf-8"))]
 #: Networks: from ten seconds to half a minute of processor time. Trainings over networks: minutes.
 LONG = {
-    "README.md": pytest.mark.system,
     "docs/how-to/deploy.md": pytest.mark.system,
+    "docs/how-to/run-the-demo.md": pytest.mark.system,
     "docs/how-to/use-bmv2-and-mininet.md": pytest.mark.system,
     "docs/reference/topology.md": pytest.mark.system,
     "docs/reference/torch.md": pytest.mark.system,
@@ -45,7 +45,7 @@ def test_blocks_of_a_page_run_in_order(page):
 
 
 def test_the_pages_that_people_start_with_are_run():
-    assert {"README.md", "topology.md", "torch.md"} <= {page.name for page in RUN}
+    assert {"run-the-demo.md", "topology.md", "torch.md"} <= {page.name for page in RUN}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Every page is reachable from the site's index, and every relative link leads somewhere."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,13 @@ FOLDERS = (
     "tests",
     "docs",
 )
+API = DOCS / "reference/api"
 #: Made by the build.
-GENERATED = {DOCS / "reference/command-line.md"}
+GENERATED = {
+    DOCS / "reference/command-line.md",
+    *(API / f"{package}.md" for package in tomllib.loads((API / "modules.toml").read_text())),
+    *(rows.with_name("page.md") for rows in DOCS.glob("results/experiments/*/rows.csv")),
+}
 PAGES = sorted(
     page
     for page in (*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *DOCS.rglob("*.md"))
@@ -56,7 +62,7 @@ def test_links_lead_somewhere(page):
             assert linked.exists() or linked in GENERATED, target
 
 
-@pytest.mark.parametrize("name", ["accuracy", "performance", "simulation", "training"])
+@pytest.mark.parametrize("name", ["accuracy", "codec", "performance", "simulation", "training"])
 def test_a_page_of_results_opens_with_a_picture_and_three_sentences(name):
     """The experiments' pages have theirs in tests/experiments/test_pages.py."""
     beginnings = ("# ", "![", "**What was measured.** ", "**What it shows.** ", "**Where we lose.** ")

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import log2
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -14,6 +15,9 @@ import pytest
 
 from peelsum.experiments.loading import find, load
 from peelsum.experiments.page import shown, table
+from peelsum.experiments.results import rendered
+from peelsum.experiments.running import Run
+from peelsum.experiments.running import rows_of as planned
 from peelsum.experiments.store import read
 from peelsum.experiments.summaries import grouped, ours
 
@@ -125,10 +129,14 @@ rows_of("performance.md", "elements | density")(lambda: _transcribed("bench allr
 rows_of("training.md", "sums by | Gbit/s | iteration")(lambda: _transcribed("--top-k"))
 
 
-def _simulated(name: str, **where: Any) -> Row:
-    """Return the only row of a simulation with these values."""
-    (row,) = (row for row in committed(f"simulation_{name}") if where.items() <= row.items())
+def _only(name: str, **where: Any) -> Row:
+    """Return the only row of a file with these values."""
+    (row,) = (row for row in committed(name) if where.items() <= row.items())
     return row
+
+
+def _simulated(name: str, **where: Any) -> Row:
+    return _only(f"simulation_{name}", **where)
 
 
 @rows_of("simulation.md", "level | workers")
@@ -178,6 +186,57 @@ def density() -> Iterator[Sequence[Cell]]:
     for share in (0.0001, 0.001, 0.01, 0.1):
         found = [_simulated("density", density=share, algorithm=way) for way in ways]
         yield 100 * share, *(1e6 * row["seconds"] for row in found)
+
+
+@rows_of("codec.md", "non-zeros | lower bound, bits")
+def size() -> Iterator[Sequence[Cell]]:
+    forms = {"sketch": ("bitmap", "bloom"), "lhc": (None,), "lhc_fewest": (None,)}
+    for share in (0.001, 0.01, 0.05, 0.2, 0.5):
+        entropy = -share * log2(share) - (1 - share) * log2(1 - share)
+        found = [
+            _only("codec_size", density=share, support=support, form="auto")
+            for support in ("uniform", "rows", "columns")
+        ]
+        for form, indexes in forms.items():
+            one = {"density": share, "support": "uniform", "form": form}
+            found += [_only("codec_size", **one, **({"index": index} if index else {})) for index in indexes]
+        yield 100 * share, 32 * share + entropy, *(row["over_lower_bound"] for row in found)
+
+
+@rows_of("codec.md", "densities | auto")
+def sequences() -> Iterator[Sequence[Cell]]:
+    columns = (("words", "auto"), ("default", "auto"), ("default", "predict"), ("words", "sketch"))
+    for sequence in dict.fromkeys(row["sequence"] for row in committed("codec_sequence")):
+        rows = [_only("codec_sequence", sequence=sequence, network=one, way=way) for one, way in columns]
+        yield "", *(row["over_lower_bound"] for row in rows), rows[1]["exchanges"]
+
+
+@rows_of("codec.md", "support | L")
+def recovery() -> Iterator[Sequence[Cell]]:
+    for row in committed("recovery"):
+        if row["part"] == "table" and (row["support"], row["cells_per_candidate"]) != ("uniform", 1.6):
+            shares = 100 * row["kept"], 100 * row["rotated"]
+            yield row["support"], row["lanes"], row["cells_per_candidate"], *shares, row["rotated_rounds"]
+
+
+@rows_of("codec.md", "elements | non-zeros | LHC")
+def speed() -> Iterator[Sequence[Cell]]:
+    forms = [("compact", "bitmap"), ("auto", None), ("sketch", "bitmap"), ("sketch_after", "bitmap")]
+    for elements in (2**20, 2**22, 2**24, 2**26):
+        for share in (0.001, 0.01, 0.05, 0.1, 0.2):
+            one = {"elements": elements, "density": share, "support": "uniform"}
+            lhc = [_only("codec", **one, form=form)["codec_ms"] for form in ("lhc_published", "lhc_best")]
+            rows = [
+                _only("codec", **one, form=form, **({"index": index} if index else {}))
+                for form, index in (*forms, ("sketch", "bloom"))
+            ]
+            times = [(row["codec_ms"], 1 / row["time_ratio_to_best"]) for row in rows]
+            yield elements, 100 * share, *lhc, *times
+
+
+rows_of("codec.md", "non-zeros | network model")(lambda: _transcribed("bench codec --small"))
+rows_of("codec.md", "model | step")(lambda: _transcribed("--precision"))
+rows_of("codec.md", "way | sent")(lambda: _transcribed("--rivals"))
 
 
 @rows_of("training.md", "model | tensor")
@@ -288,8 +347,9 @@ def test_an_experiment_s_page_has_the_table_of_its_rows(path: Path) -> None:
     with path.open() as lines:
         next(lines)
         assert len({len(row) for row in csv.reader(lines)}) == 1
-    experiment = load(find(path.parent.name))
-    page, groups = (path.parent / "page.md").read_text(), grouped(experiment, read(path))
+    name, what = path.parent.name, Run(find(path.parent.name))
+    experiment, rows = load(what.source), read(path)
+    page, groups = rendered(what, planned(what, rows), name), grouped(experiment, rows)
     assert "\n".join(table(experiment, groups)) in page
     for one in experiment.published:
         found = ours(groups, one)

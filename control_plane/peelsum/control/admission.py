@@ -46,7 +46,7 @@ def admit(
     the server downwards. If a switch fails on the way, the job stays closed at least in part; the next
     admission starts over in another generation.
     now: seconds since the epoch. free: False leaves the slots as they are, for switches that just started.
-    known: generations that the job had, as others than its switches remember.
+    known: generations that the job had earlier, from records other than the switches' tables.
     Raises DescriptionError before anything is changed, SwitchError if a switch refuses.
     """
     job_id = description.job.id
@@ -69,7 +69,7 @@ def admit(
 def put_back(session: Session, plan: SwitchPlan, generation: int, *, free: bool = True) -> None:
     """Admit a running job again to a switch that lost its tables. Raises ControlError.
 
-    Workers and server go on in `generation`; they retransmit what the slots held. If the switch fails on the
+    Workers and server go on in `generation`; they retransmit the slots' chunks. If the switch fails on the
     way, call this again.
     free: False leaves the slots as they are, for a switch on which all have been freed since it started.
     """
@@ -99,7 +99,7 @@ def next_generation(known: Sequence[int], now: float) -> int:
 
 
 def admission_of(description: AnyDescription, generation: int, sessions: Sequence[Session]) -> Admission:
-    """Return what an admission's participants need to know."""
+    """Return an admission as its participants need it."""
     return Admission(
         description.job.id,
         generation,

@@ -1,4 +1,4 @@
-"""A controller of one switch, over P4Runtime only, so that it works with any switch that runs our program."""
+"""A controller of one switch, over P4Runtime only: it works with any switch that runs our program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between kinds of switches, and which kind a session's switch is of."""
+"""Differences between kinds of switches, and the kind of a session's switch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from peelsum.control.v1model import V1Model
 
 
 class Driver(Protocol):
-    """One switch, with what its kind does in its own way."""
+    """One switch, with the methods in which its kind differs."""
 
     def check(self, plan: SwitchPlan) -> None:
-        """Raise DescriptionError for what this kind of switch cannot do. Changes nothing."""
+        """Raise DescriptionError for a plan beyond this kind of switch. Changes nothing."""
 
     def bring_up(self, described: TofinoSection | None, section: str) -> None:
         """Bring the described ports up. Raises ControlError; `section` is the description's table."""

@@ -56,7 +56,7 @@ class Fabric:
     ) -> Self:
         """Connect to all switches as a backup. Raises SwitchError if one cannot be reached.
 
-        election_id: what to bid for primary later. identity: as for `Session`.
+        election_id: the bid for primary later. identity: as for `Session`.
         """
         with ExitStack() as stack:
             controllers = [
@@ -134,7 +134,7 @@ class Fabric:
         controller.close()
 
     def _become_primaries(self, switches: Iterable[int], patience_s: float) -> None:
-        # All controllers take switches in the same order, so that no two wait for each other.
+        # All controllers take switches in the same order: no two wait for each other.
         for switch in sorted(switches, key=lambda one: _address(self._placed[one][1])):
             self._placed[switch][0].become_primary(self._election_id, patience_s=patience_s)
 
@@ -195,7 +195,7 @@ class Fabric:
     def put_back(self, switch: int, generation: int) -> None:
         """Admit the running job again to a switch that lost its tables. Raises ControlError.
 
-        Workers and server go on in `generation`; they retransmit what the slots held. If the switch fails on
+        Workers and server go on in `generation`; they retransmit the slots' chunks. If the switch fails on
         the way, call this again.
         """
         controller, plan = self._placed[switch]

@@ -18,7 +18,7 @@ class Member:
     mask: int
     """Its bit in the switch's bitmap."""
     first_worker: int
-    """The worker's number, or that of the rack's first worker."""
+    """The number of the worker, or of the rack's first one."""
     is_rack: bool = False
     """Whether this is a rack."""
 

@@ -1,4 +1,4 @@
-"""Translate gRPC errors to SwitchError, so that no other module handles gRPC's."""
+"""Translate gRPC errors to SwitchError; no other module handles gRPC's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def not_primary(address: str, election_id: int) -> NotPrimaryError:
 
 
 def nothing_there(error: Any) -> bool:
-    """Return whether a Read failed only because what it asked for does not exist.
+    """Return whether a Read failed only because its entities do not exist.
 
     BMv2 says so of a multicast group by the call's code, Stratum of rows and groups in the error's details.
     Other switches send an empty response.
@@ -42,7 +42,7 @@ def translated(
     """Return the SwitchError for a gRPC error.
 
     doing: what failed, e.g. 'writing'; election_id: the one that this controller bid;
-    updates: those of the failed Write.
+    updates: the failed Write's.
     """
     code: grpc.StatusCode = error.code()
     if code == grpc.StatusCode.UNAVAILABLE:

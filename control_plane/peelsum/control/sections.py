@@ -1,6 +1,6 @@
 """The TOML tables that both kinds of job description share, and the types of their fields.
 
-The checks here need no switch. What a pipeline can hold is checked at admission.
+The checks here need no switch. A pipeline's capacity is checked at admission.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class TofinoPort(Section):
 
 
 class TofinoSection(Section):
-    """`[switch.tofino]`: what a Tofino needs besides."""
+    """`[switch.tofino]`: the additional settings of a Tofino."""
 
     program: str = Field(min_length=1)
     """The folder that `peelsum switch compile --tofino --out` wrote for the device."""
@@ -122,7 +122,7 @@ class TofinoSection(Section):
     """Ports to bring up, by their number. Only BF Runtime can."""
 
     def check(self, where: str) -> None:
-        """Raise ValueError for what no switch can do. `where` is the name of this table."""
+        """Raise ValueError for values that no switch supports. `where` is the name of this table."""
         if self.ports and self.api == "p4runtime":
             raise ValueError(
                 f"{where}.ports: {', '.join(self.ports)}: P4Runtime brings no port up; give them in "
@@ -161,7 +161,7 @@ class SwitchSection(Section):
     """For a Tofino; without it, the switch runs the v1model program."""
 
     def check(self, where: str, hosts: Mapping[str, HostAddress]) -> None:
-        """Raise ValueError for what no pipeline can do. `where` is the name of the switch's table."""
+        """Raise ValueError for values that no pipeline has. `where` is the name of the switch's table."""
         if self.pipeline_lanes not in COMPILED_LANES:
             have = ", ".join(map(str, COMPILED_LANES))
             raise ValueError(f"{where}.pipeline_lanes: {self.pipeline_lanes}: is not compiled; use {have}")

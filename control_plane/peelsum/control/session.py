@@ -39,7 +39,7 @@ _Set = p4r.SetForwardingPipelineConfigRequest
 class Session:
     """A connection to one switch, as a context manager. It starts as a backup."""
 
-    #: What the switch is asked by, and how its server is started.
+    #: The API by which the switch is asked, and how its server is started.
     api, started_by = "P4Runtime", "`peelsum switch run`"
 
     def __init__(

@@ -15,7 +15,7 @@ from peelsum.control.rpc_errors import not_primary, translated
 
 
 class Stream:
-    """A stream to one switch. A thread moves what arrives into a queue."""
+    """A stream to one switch. A thread moves its messages into a queue."""
 
     def __init__(self, stub: p4r_grpc.P4RuntimeStub, address: str, device_id: int) -> None:
         """Open the stream. It is a backup's until `become_primary`."""

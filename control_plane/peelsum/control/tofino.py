@@ -28,7 +28,7 @@ from peelsum.wire.clock import DEFAULT_AGE_TICKS, NEVER_TICKS, TICK_US
 
 
 class _Device(NamedTuple):
-    """What differs between the two devices."""
+    """Differences between the two devices."""
 
     cell_bytes: int
     """Bytes of the cells that a queue's depth counts: tm_tofino.h and tm_tof2.h of p4lang/open-p4studio."""
@@ -60,7 +60,7 @@ class Tofino:
         self._device = ARCHITECTURES[session.loaded().p4info.pkg_info.arch]
 
     def check(self, plan: SwitchPlan) -> None:
-        """Raise DescriptionError unless one pipe has all ports, and the switch's API can do what is asked."""
+        """Raise DescriptionError unless one pipe has all ports, and the switch's API supports the plan."""
         pipe = self._pipe(plan)
         if not isinstance(self._session, BfRuntimeSession):
             self._check_stratum(plan, pipe)

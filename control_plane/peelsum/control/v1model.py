@@ -31,7 +31,7 @@ class V1Model:
         self._session = session
 
     def check(self, plan: SwitchPlan) -> None:
-        """Accept every plan: this kind has no limits besides those of the pipeline."""
+        """Accept every plan: this kind has no limits besides the pipeline's."""
 
     def bring_up(self, described: TofinoSection | None, section: str) -> None:
         """Do nothing: the ports of these switches are up when they start."""

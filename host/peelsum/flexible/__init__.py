@@ -1,6 +1,6 @@
 """Flexible communication: which collective and which ratio on this network, decided as the network changes.
 
-The idea is that of "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks"
+The idea comes from "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks"
 (arXiv 2312.02493). The package computes and decides; it has no sockets, threads or clock.
 """
 

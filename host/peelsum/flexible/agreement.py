@@ -63,11 +63,11 @@ class Measurement:
     exchange_s: float = 0.0
     """Time of the step's collectives."""
     compress_s: float = 0.0
-    """Time of selecting what to send."""
+    """Time of selecting the elements to send."""
     compute_s: float = 0.0
     """The rest of the step's time."""
     gain: float = 0.0
-    """Compression gain: the energy of what was sent over that of the gradient, 0 to 1."""
+    """Compression gain: the energy of the sent elements over the gradient's, 0 to 1."""
 
     def small_s(self, carrier: Carrier) -> float:
         """Return the time of an exchange of a few words over `carrier`."""
@@ -87,7 +87,7 @@ class Measurement:
 
     @classmethod
     def agreed(cls, words: Words) -> Measurement:
-        """Return what all workers agree on: of the network and the gain the least, of work the most.
+        """Return the agreed measurements: of the network and the gain the least, of work the most.
 
         words: uint32[128], the OR of all workers' `words`. Raises FlexibleConfigError for another shape.
         """

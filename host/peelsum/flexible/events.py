@@ -45,7 +45,7 @@ class Traffic:
 
     @classmethod
     def modelled(cls, method: Method, step: Step) -> Traffic:
-        """Return what the cost model says of a step; its small exchange is a header of no words."""
+        """Return the cost model's prediction of a step; its small exchange is a header of no words."""
         one, alpha = cost(method, step), replace(step, link=LinkModel(1.0, 1.0))
         messages = cost(method, alpha).latency_s
         bare = cost(method, replace(alpha, headers=0)).latency_s

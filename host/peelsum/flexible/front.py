@@ -1,6 +1,6 @@
 """A problem of two objectives, time of a step and compression gain: its Pareto front, and a choice on it.
 
-There are about ten candidates, so that the front is found by enumeration.
+There are about ten candidates, so the front is found by enumeration.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WORTH = 1.05
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method at a ratio, with what is known of it."""
+    """A method at a ratio, with its time and gain."""
 
     method: Method
     """The method."""
@@ -29,7 +29,7 @@ class Candidate:
     seconds: float
     """Time of a step."""
     gain: float
-    """Compression gain: energy of what is sent over energy of the gradient, 0 to 1."""
+    """Compression gain: energy of the sent elements over energy of the gradient, 0 to 1."""
 
 
 def pareto_front(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -64,7 +64,7 @@ def chosen(
 ) -> Candidate:
     """Return the best candidate of the front; `current` unless another is better by more than `margin`.
 
-    `current` is a candidate whose time is that of the network now. For another method at the same ratio,
+    `current` is a candidate with its time on the network now. For another method at the same ratio,
     `margin` is a share of the time.
     """
     front = pareto_front(candidates)

@@ -36,7 +36,7 @@ class DecidedStep:
 
 
 def told(event: Event) -> str:
-    """Return an event in one line: what was decided, and why."""
+    """Return an event in one line: the decision and its reason."""
     if isinstance(event, ExplorationStarted):
         return "every ratio is explored again"
     if isinstance(event, ExplorationEnded):

@@ -34,7 +34,7 @@ Method = Literal[
     "ar_top_k_switch",
 ]
 METHODS: tuple[Method, ...] = get_args(Method)
-#: What carries a method's words: a process group's connections, or the switch. Each has a link of its own.
+#: The carriers of methods' words: a process group's connections, or the switch. Each has a link of its own.
 Carrier = Literal["group", "switch"]
 CARRIERS: tuple[Carrier, ...] = get_args(Carrier)
 #: The methods that send every element.
@@ -109,7 +109,7 @@ class Cost:
 
 
 def carrier_of(method: Method) -> Carrier:
-    """Return what carries a method's words."""
+    """Return the carrier of a method's words."""
     return "switch" if method.endswith("_switch") else "group"
 
 
@@ -199,7 +199,7 @@ def _through_switch(
 
 @lru_cache(256)  # a strategy looks the same elements and ratios up for every link
 def _forms(elements: int, density: float, forms: tuple[Form, ...], predict: bool) -> tuple[Candidate, ...]:
-    """Return what an allreduce can send of this union, whatever the network."""
+    """Return the forms that an allreduce can send of this union, whatever the network."""
     seen = Seen.uniform(elements, density)
     return tuple(candidates(elements, seen, Settings(), forms))
 

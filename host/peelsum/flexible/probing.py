@@ -1,8 +1,8 @@
-"""Estimates of latency and bandwidth, from what steps measure and from small probes.
+"""Estimates of latency and bandwidth, from the steps' measurements and from small probes.
 
 A step's own exchanges tell both: the one of the fewest words tells the latency, and what all of them take
 beyond their latency tells the bandwidth. A carrier of which steps tell too little is probed every few steps.
-What else a machine does only adds to these times, so that the least of the last few is the estimate.
+Other work on a machine only adds to these times, so the least of the last few is the estimate.
 
 | a carrier is measured in the next step | because |
 |---|---|
@@ -29,7 +29,7 @@ _TELLING = 0.3
 _LEAST_SHARE = 0.1
 #: Steps without a telling exchange before a probe: if it takes at most this share of a step, and if more.
 _PATIENCE, _CHEAP, _MOST_PATIENCE = 3, 0.1, 5
-#: How far a probe may be from what is expected.
+#: How far a probe may be from its expected time.
 _SURPRISE = 1.2
 #: How far beyond the estimate, and how often in a row, an exchange is before the link is doubted.
 _DOUBT, _DOUBTS = 2.0, 2
@@ -90,7 +90,7 @@ class LinkEstimate:
         return 0, False
 
     def add(self, *, small: Timed | None, exchange: Timed | None, probe: Timed | None) -> None:
-        """Take what a step told: its small exchange, all exchanges of its sums, and the probe asked for."""
+        """Take a step's measurements: its small exchange, all exchanges of its sums, and the probe."""
         if small is not None:
             self._small.append(small)
         self._heard = exchange is not None and small is not None
@@ -107,7 +107,7 @@ class LinkEstimate:
 
     @property
     def doubtful(self) -> bool:
-        """Whether the last steps over this link took far too long, so that all links may have changed."""
+        """Whether the last steps over this link took far too long: all links may have changed."""
         return self._doubts == _DOUBTS
 
     def ask(self) -> None:

@@ -1,9 +1,9 @@
 """A strategy that chooses method and ratio while training runs, as the network and the gain change.
 
-Theory of operation: `Decider.next` says what the next step does. The workers' measurements of a step travel
-with the sums of the one after it; then `observe` takes what they agree on. At first every ratio is explored
-for a few steps, to learn its gain. Then the best candidate by `front` is in use. When a link moves, the best
-is looked up again at once, with the gains known. When the gain or a link moves after a long time, the ratios
+Theory of operation: `Decider.next` returns the next step's method and ratio. The workers' measurements of a
+step travel with the sums of the one after it; then `observe` takes the agreed ones. At first every ratio is
+explored for a few steps, to learn its gain. Then the best candidate by `front` is in use. When a link moves,
+the best is looked up again at once, with the gains known. When the gain or a link moves after a long time, the ratios
 are explored again.
 
 | state | event | next state |
@@ -129,7 +129,7 @@ class Decider:
         return {carrier: link for carrier, link in found if link is not None}
 
     def observe(self, measured: Measurement, traffic: Traffic | None) -> list[Event]:
-        """Take what all workers agreed on in the step that `next` described; return what follows.
+        """Take the agreed measurements of the step that `next` described; return the events that follow.
 
         The small exchanges and the probes that `next` asked for are of that step; all else is of the step
         before it, which summed `traffic`, None if there was none. Afterwards `next` describes the step to
@@ -147,11 +147,11 @@ class Decider:
 
     @property
     def before(self) -> Next | None:
-        """What the step before that of `next` did; None if none has been observed since the start."""
+        """The step before `next`'s; None if none has been observed since the start."""
         return self._before
 
     def saved(self) -> dict[str, Any]:
-        """Return what later decisions depend on, as plain values, the same on all workers."""
+        """Return the state of later decisions, as plain values, the same on all workers."""
         estimates = {carrier: one.saved() for carrier, one in self._estimates.items()}
         return {"known": copy.deepcopy(vars(self._known)), "estimates": estimates}
 
@@ -178,7 +178,7 @@ class Decider:
         return reduced(step.workers, words)
 
     def _learn_links(self, measured: Measurement, traffic: Traffic | None) -> None:
-        """Update the estimates of links by what was asked for, and by the sums of the step before."""
+        """Update the estimates of links by the probes, and by the sums of the step before."""
         plan, used = self.next, None
         if self._before is not None and traffic is not None:
             used = carrier_of(self._before.method)
@@ -198,7 +198,7 @@ class Decider:
                 estimate.ask()
 
     def _learn_work(self, done: Next, measured: Measurement, traffic: Traffic) -> None:
-        """Update what is known of the gradient, its gain and the worker's own time."""
+        """Update the estimates of the gradient, its gain and the worker's own time."""
         known = self._known
         if (known.elements, known.sums) != (traffic.elements, traffic.sums):
             known.elements, known.sums = traffic.elements, traffic.sums

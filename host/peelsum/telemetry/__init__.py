@@ -28,7 +28,7 @@ class StepSpans:
     """
 
     def __init__(self, provider: Any = None, **attributes: str | int) -> None:
-        """provider: a TracerProvider, by default the global one. attributes: what every span has, e.g. job=1.
+        """provider: a TracerProvider, by default the global one. attributes: of every span, e.g. job=1.
 
         Raises TelemetryError if opentelemetry is not installed.
         """

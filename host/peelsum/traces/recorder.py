@@ -29,7 +29,7 @@ class _Step:
 
 
 class Recorder:
-    """A trace that grows: `add` takes a bucket, `end_step` ends a step, `trace` returns what there is."""
+    """A trace that grows: `add` takes a bucket, `end_step` ends a step, `trace` returns the trace so far."""
 
     def __init__(self, name: str, worker: int, workers: int, *, values: bool = False) -> None:
         """values: whether to record values, 4 bytes for each non-zero."""

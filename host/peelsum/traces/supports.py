@@ -29,7 +29,7 @@ def encode(positions: NDArray[np.int64], elements: int) -> tuple[int, Bytes]:
 
 
 def decode(form: int, data: Bytes, count: int, elements: int) -> NDArray[np.int64]:
-    """Return the positions int64[count]. Raises TraceError if the bytes are not those of such a support."""
+    """Return the positions int64[count]. Raises TraceError if the bytes are not of such a support."""
     if form == ALL:
         found, right = np.arange(elements), data.size == 0
     elif form == GAPS:

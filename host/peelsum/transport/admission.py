@@ -21,7 +21,7 @@ def job_config(admission: Mapping[str, Any]) -> JobConfig:
 
     `timeout_s` in the admission becomes the timer `stall`, in seconds. If the admission has `slots`, the
     window must fit them; if it has ports, there must be one for each worker. Other members are ignored.
-    Raises TransportConfigError, which names what is missing or wrong.
+    Raises TransportConfigError, which names the missing or wrong field.
     """
     if not isinstance(admission, Mapping):
         raise TransportConfigError(f"admission: {admission!r} is not a JSON object; {_REMEDY}")

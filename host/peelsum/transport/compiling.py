@@ -1,4 +1,4 @@
-"""Report what Numba is compiling while it compiles."""
+"""Report the functions that Numba is compiling, while it compiles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from peelsum import compiled_once
 #: Seconds between messages during compilation.
 BEAT_S = 2.0
 _log = logging.getLogger("peelsum")
-#: What a module's functions are called in messages, by the prefix of its name.
+#: Name of a module's functions in messages, by the prefix of the module's name.
 _PARTS = {
     "peelsum.transport": "packet loops",
     "peelsum.softswitch": "switch's loops",

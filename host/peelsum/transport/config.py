@@ -1,4 +1,4 @@
-"""A job's configuration: what all participants agree on before the first packet, and their timers."""
+"""A job's configuration, on which all participants agree before the first packet, and their timers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The congestion window of a worker: additive increase, multiplicative decrease.
 
-Its numbers are an array, so that compiled loops change them, too.
+Its numbers are an array that compiled loops change, too.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class WorkerEndpoint:
             sender=worker_id,
             bitmap=self._mask,
         )
-        #: What the compiled loops change.
+        #: The numbers that compiled loops change.
         self.state: WorkerState = new_state(
             self.limits, config.lanes, racks, first, self._window.numbers, header
         )
@@ -121,7 +121,7 @@ class WorkerEndpoint:
         self._window.limit(chunks)
 
     def start_run(self, number: int) -> None:
-        """Continue at a random position, so that this run's chunk ids differ from those of earlier runs.
+        """Continue at a random position: this run's chunk ids then differ from earlier runs'.
 
         `number` is 32 random bits, equal in all workers. Chunks that an earlier run of the generation left
         in the switch's slots are then not added to. Raises TransportConfigError unless this worker has
@@ -258,7 +258,7 @@ class WorkerEndpoint:
         )
 
     def stats(self) -> WorkerStats:
-        """Return what was counted since the start."""
+        """Return the counts since the start."""
         counts, clock = self.state.counts, self.state.clock
         measured = clock[Clock.RTT_SAMPLES] > 0
         return WorkerStats(

@@ -86,7 +86,7 @@ class Column(IntEnum):
     SIZE = 4  # words
     WORDS = 5  # address of the words to be sent
     RESULT = 6  # address of the words to be received
-    URGENT = 7  # 1 if the caller waits for its result, so that loops return
+    URGENT = 7  # 1 if the caller waits for its result: loops then return
 
 
 class Identity(NamedTuple):

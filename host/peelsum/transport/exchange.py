@@ -87,14 +87,15 @@ class Serving:
         self._wire = _settled(self._wire, link, problem, self._wire.scratch)
         events = server.collect(time.monotonic()) if heard else []
         timer = server.next_timer()
-        # As at a worker: what has come to the socket since is received first.
+        # As at a worker: packets that have come to the socket since are received first.
         return events if timer is None or timer > began else events + server.expire(began), heard
 
 
 def _settled(wire: Wire, link: PortLink, problem: int, own: Words) -> Wire:
     """Return the wire for the next loop, after one that ended with an error number or 0.
 
-    What could not be sent is sent again, which may reduce the size of sends. Raises SwitchUnreachableError.
+    Packets that could not be sent are sent again, which may reduce the size of sends. Raises
+    SwitchUnreachableError.
     """
     link.heard(float(wire.heard_at[0]))
     if not problem:

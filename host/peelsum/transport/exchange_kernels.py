@@ -1,7 +1,7 @@
 """The compiled loop between a worker's endpoints and their sockets: Python runs once an exchange.
 
 Theory of operation. A worker has an endpoint and a socket in every plane. A turn does the same in each of
-them: it sends what the endpoint has to send, receives what has arrived, and retransmits what is due. If
+them: it sends the endpoint's packets, receives those that have arrived, and retransmits due chunks. If
 nothing arrived, the loop waits for all sockets at once. A datagram that the kernel segments holds up to 64
 packets. The loop returns when all results or an urgent one are there, or another worker has left. It also
 returns when a system call fails, and at the latest at `until`.
@@ -100,7 +100,7 @@ def _send_all(state: WorkerState, limits: Limits, wire: Wire, now: float) -> int
 
 @compiled
 def _receive_all(state: WorkerState, identity: Identity, limits: Limits, wire: Wire) -> int:
-    """Process what has arrived, up to about BURST packets; return how many, or an error, negative."""
+    """Process arrived packets, up to about BURST of them; return how many, or an error, negative."""
     words, total = state.packets.shape[1], 0
     while total < BURST:
         count = received(wire)

@@ -21,7 +21,7 @@ Words = NDArray[np.uint32]
 Place = tuple[int, int, int]
 
 HEADER_WORDS = HEADER_BYTES // 4
-#: Added to the first chunk id, so that no position is ever negative.
+#: Added to the first chunk id: no position is ever negative.
 SERIAL_BASE = 1 << 32
 
 
@@ -121,8 +121,8 @@ def run_start(joined: int, number: int, window: int) -> int:
     """Return the position of a run's first chunk.
 
     joined: the first position after the chunks of the joining sum. number: 32 random bits.
-    The result is less than 2**31 ahead, so that chunk ids unwrap correctly. It is a multiple of 2 * window
-    ahead, so that the joining chunks keep their rows while a worker may need them.
+    The result is less than 2**31 ahead: chunk ids then unwrap correctly. It is a multiple of 2 * window
+    ahead: the joining chunks keep their rows while a worker may need them.
     """
     ring = 2 * window
     return joined + ring * (1 + number % ((1 << 31) // ring - 2))

@@ -28,7 +28,7 @@ _REQUEST = re.compile(rb"peelsum start ([0-9]{1,10})(?: ([\w-]{16,%d}))?" % LONG
 
 
 class Request(NamedTuple):
-    """What a client asks a controller for: to start the job."""
+    """A client's request to a controller, to start the job."""
 
     process: int
     """The client's process id."""

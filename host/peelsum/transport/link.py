@@ -166,7 +166,7 @@ class PortLink:
     def _bind(self, packet_bytes: int) -> BatchSocket:
         if self._greets:
             return BatchSocket.bind(("0.0.0.0", 0), packet_bytes)
-        # No offload: not every switch handles what a network interface makes of segmented sends.
+        # No offload: not every switch handles a network interface's segmented sends.
         return BatchSocket.bind(("0.0.0.0", UDP_PORT), packet_bytes, offload=False)
 
     @contextmanager

@@ -1,6 +1,6 @@
 """The aggregation server of one job: it completes the sums that the switch could not.
 
-It has no socket and no clock: the caller passes in packets and the time, and sends what `to_send` returns.
+It has no socket and no clock: the caller passes in packets and the time, and sends `to_send`'s packets.
 
 Theory of operation. For each chunk the server keeps its sum so far, acc, and the set H of workers in that
 sum. An arriving packet has the words d and the set P of workers in it: whole racks if its flag SPINE is set,
@@ -21,14 +21,14 @@ one level of switches and for two.
 | H is incomplete and the chunk's timer expires | request the missing parts |
 | a part had FIN, and no part has had it for `stall` | the job is over: a worker left without its FIN |
 
-A request is a RESEND to the switch, which then gives up what it holds of the chunk. With two levels it goes
+A request is a RESEND to the switch, which then gives up its partial sum of the chunk. With two levels it goes
 to the spine and to the switch of each incomplete rack. From the second request on, all workers also get a
-NEED that names the missing workers, so that a waiting worker can name them in its error.
+NEED that names the missing workers; a waiting worker names them in its error.
 
 The timer first expires after `need`, then after longer pauses, up to `need_most`. After eight requests, each
 further packet of the chunk causes at most one more.
 
-A server that lost its state restarts as a new object of the same generation. Workers resend what it lacks.
+A server that lost its state restarts as a new object of the same generation. Workers resend missing chunks.
 """
 
 from __future__ import annotations

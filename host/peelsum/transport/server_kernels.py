@@ -290,7 +290,7 @@ def oldest_incomplete(state: JobState, window: int) -> tuple[int, int]:
 
 @compiled
 def send(state: JobState, out: Words) -> int:
-    """Fill out uint32[limit, words] with what rows owe, oldest first; return the number of packets."""
+    """Fill out uint32[limit, words] with the rows' packets, oldest first; return their number."""
     cursors, rows, filled = state.cursors, state.queue.shape[0], 0
     while cursors[Cursor.QUEUE_HEAD] < cursors[Cursor.QUEUE_TAIL]:
         row = state.queue[cursors[Cursor.QUEUE_HEAD] % rows]

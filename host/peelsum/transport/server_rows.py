@@ -25,7 +25,7 @@ ASKS = 8
 def row_of(state: JobState, chunk_id: int, window: int, now: float, patience: float) -> int:
     """Return the chunk's row, taken over from an older chunk if necessary; -1 if it is to be dropped.
 
-    The first sum's chunks are kept permanently, so that a worker that joins later learns that the run has
+    The first sum's chunks are kept permanently: a worker that joins later learns by them that the run has
     begun. Once the run is 2^31 chunks away, their ids look like future ones, and the worker must ask twice.
     """
     cursors, ring = state.cursors, 2 * window

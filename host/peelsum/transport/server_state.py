@@ -106,12 +106,12 @@ class JobState(NamedTuple):
     position: NDArray[np.int64]  # [rows]: the row's chunk, 0 for none
     have: NDArray[np.int64]  # [rows, racks]: H, the workers whose contributions are in
     done: NDArray[np.bool_]  # [rows]
-    deadline: NDArray[np.float64]  # [rows]: when to ask for what is missing; infinity for never
+    deadline: NDArray[np.float64]  # [rows]: when to ask for missing packets; infinity for never
     since: NDArray[np.float64]  # [rows]: when the first part arrived
     asked: NDArray[np.int64]  # [rows]: number of requests sent
     # [rows, worker numbers + 1]: when the worker was last sent the result; last element: all, again
     answered_at: NDArray[np.float64]
-    owed: NDArray[np.int64]  # [rows, racks]: what is to be sent: OWE_* and workers' bits
+    owed: NDArray[np.int64]  # [rows, racks]: the packets to send: OWE_* and workers' bits
     queued: NDArray[np.bool_]  # [rows]
     queue: NDArray[np.int64]  # [rows]: ring of rows that owe something
     # [worker numbers + 1]: when each worker's last contribution arrived; last element: a complete sum

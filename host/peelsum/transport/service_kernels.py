@@ -47,7 +47,7 @@ def _send_all(state: JobState, wire: Wire) -> int:
 
 @compiled
 def _receive_all(state: JobState, identity: Identity, window: int, waits: Waits, wire: Wire) -> int:
-    """Process what has arrived, up to about BURST packets; return how many, or an error, negative."""
+    """Process arrived packets, up to about BURST of them; return how many, or an error, negative."""
     words, total = state.packets.shape[1], 0
     while total < BURST:
         count = received(wire)

@@ -76,7 +76,7 @@ class ServerStats:
     packets: int
     """Packets received."""
     merged: int
-    """Packets combined with what the server held."""
+    """Packets combined with the server's partial sum."""
     duplicates: int
     """Packets of complete chunks, or whose workers were all in the chunk's sum already."""
     overlaps: int

@@ -240,7 +240,7 @@ class SwitchSummation:
         return [one.result for one in sums if one.result is not None]
 
     def stats(self) -> WorkerStats:
-        """Return what was counted since the start, in all planes."""
+        """Return the counts since the start, in all planes."""
         return added(self.stats_by_plane())
 
     def stats_by_plane(self) -> list[WorkerStats]:

@@ -1,4 +1,4 @@
-"""Compile the packet loops ahead of use, so that compilation cannot be taken for a slow network."""
+"""Compile the packet loops ahead of use: nobody then takes compilation for a slow network."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def write_costs(folder: Path, name: str, ranks: int, seconds: float) -> Path:
     """Write NAME.RANK.et for each rank, and return NAME.json, which makes them ASTRA-sim's all_reduce.
 
     seconds: what the collective takes, rounded to whole microseconds, the trace's unit; at least one.
-    ASTRA-sim ignores the size that a workload asks for: the time is that of the simulated size. Raises
+    ASTRA-sim ignores the size that a workload asks for: the time is the simulated size's. Raises
     SimulationError if the folder cannot be written to, or there are no ranks.
     """
     if ranks < 1:

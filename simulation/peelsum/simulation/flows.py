@@ -191,7 +191,7 @@ def flow_state(transfers: Transfers, lanes: int, job: Job) -> tuple[FlowState, I
     pairs: dict[tuple[int, int], list[int]] = {}
     for t, one in enumerate(transfers.each):
         pairs.setdefault((one.source, one.target), []).append(t)
-    # Transfers are numbered by connection, so that a connection's are consecutive.
+    # Transfers are numbered by connection: a connection's are consecutive.
     number = {t: n for n, t in enumerate(t for each in pairs.values() for t in each)}
     order = sorted(number, key=lambda t: number[t])
     connections = np.zeros((len(pairs), len(Column)), np.int64)

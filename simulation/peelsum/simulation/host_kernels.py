@@ -38,7 +38,7 @@ class Cursor(IntEnum):
 
 @compiled
 def _ps(due: float) -> int:
-    """Convert seconds to picoseconds, rounded up, so that a timer has run out when its time has come."""
+    """Convert seconds to picoseconds, rounded up: a timer has run out when its time has come."""
     return _NEVER if due == np.inf else int(due * _PS) + 1
 
 

@@ -18,11 +18,11 @@ from peelsum.simulation.trains import PS_PER_S, Times, Train, ps
 from peelsum.wire import Flag
 
 _FLAGS_BYTE, _CE = 2, int(Flag.CE)
-#: Picoseconds that a bit takes at 1 Gbit/s, for a byte.
+#: Picoseconds that a byte takes at 1 Gbit/s.
 _BYTE_PS = 8_000.0
 #: Bytes of a packet of cross traffic: a full Ethernet frame.
 CROSS_BYTES = 1514
-#: Marks that no queue is long enough for.
+#: A limit for ECN marks that no queue reaches.
 NEVER_MARKED = 1 << 30
 
 
@@ -70,7 +70,7 @@ class LinkSpec:
 
 @dataclass(frozen=True)
 class LinkCounts:
-    """Counts of the packets in one direction of a link; those of cross traffic are separate."""
+    """Counts of the packets in one direction of a link; cross traffic has counts of its own."""
 
     offered: int
     """Packets that came to the queue."""
@@ -136,7 +136,7 @@ class SimulatedLink:
         return Train(arrive[kept], train.sizes[kept], train.data[kept])
 
     def waiting(self, now: int) -> int:
-        """Return how many packets wait at a picosecond, from that of the last train on."""
+        """Return how many packets wait at a picosecond, not before the last train's."""
         first, count = self._numbers[State.HEAD], self._numbers[State.WAITING]
         ring = self._ring[(first + np.arange(count)) % len(self._ring)]
         return int(np.count_nonzero(ring > now))

@@ -72,7 +72,7 @@ class Straggler(Section):
     late_s: Seconds = 0.0
     """Seconds after the others."""
     gbps: float | None = Field(default=None, ge=1e-3, le=1600)
-    """Rate of its link, both ways; None is that of the others."""
+    """Rate of its link, both ways; None for the others' rate."""
 
 
 class TimersSection(Section):

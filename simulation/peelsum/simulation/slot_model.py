@@ -1,6 +1,6 @@
 """Models of slot protocols: one Python object for a packet, the same links, and a place to plug in another.
 
-A protocol is a `SlotProtocol`: what a worker, the switch and perhaps a server do with a message. A message
+A protocol is a `SlotProtocol`: how a worker, the switch and perhaps a server handle a message. A message
 stands for a chunk's packet. It carries the chunk's words if `run_protocol` is given words; else one random
 word, from which sums are checked.
 """
@@ -57,16 +57,16 @@ class Endpoint(Protocol):
     """A worker's or a server's part of a protocol. Times are seconds."""
 
     def start(self, now: float) -> list[Message]:
-        """Return what to send first."""
+        """Return the first messages to send."""
 
     def receive(self, message: Message, now: float) -> list[Message]:
-        """Process a message; return what to send."""
+        """Process a message; return the messages to send."""
 
     def next_timer(self) -> float | None:
         """Return when to call `expire`, or None."""
 
     def expire(self, now: float) -> list[Message]:
-        """Return what to send again."""
+        """Return the messages to retransmit."""
 
 
 class Worker(Endpoint, Protocol):
@@ -90,7 +90,7 @@ class Program(Protocol):
     """Sums that the switch completed."""
 
     def process(self, message: Message, *, from_server: bool) -> list[tuple[int, Message]]:
-        """Return what to send: the destination (a worker, SERVER or EVERYBODY) and the message."""
+        """Return the messages to send: the destination (a worker, SERVER or EVERYBODY) and the message."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Setting:
     jobs: int = 1
     """Jobs at the switch."""
     shared: dict[int, Any] = field(default_factory=dict)
-    """One mapping for the programs of all jobs: what is in slots that jobs share."""
+    """One mapping for the programs of all jobs: the contents of slots that jobs share."""
 
     @property
     def everyone(self) -> int:
@@ -213,7 +213,7 @@ def run_protocol(
 ) -> SlotRow:
     """Run a model for the scenario's jobs, behind one switch, and return its row.
 
-    words: for each job uint32[workers, elements], what messages carry; by default one random word a chunk.
+    words: for each job uint32[workers, elements], the messages' words; by default one random word a chunk.
     Raises SimulationError for two levels, more than 62 workers in a job, a straggler in another job than the
     first, loss that the model does not survive, or no end by `limit_s`.
     """

@@ -215,7 +215,7 @@ def _mixed(chunk: int) -> int:
 
 
 class AtpServer:
-    """ATP's parameter server: it adds what the switch could not, and sends every result."""
+    """ATP's parameter server: it adds the switch's leftovers, and sends every result."""
 
     def __init__(self, setting: Setting) -> None:
         self._all = setting.everyone

@@ -21,7 +21,7 @@ from peelsum.wire.clock import TICK_US
 _TICK_PS = TICK_US * PS_PER_S // 1_000_000
 #: The frame's number follows its packet, where the program does not look (an Ethernet trailer).
 _TRAILER = 4
-#: What happened to packets that a switch neither passed on nor added up.
+#: Verdicts of packets that a switch neither passed on nor added up.
 REFUSALS = range(Verdict.NOT_PEELSUM, Verdict.ABSORBED)
 
 
@@ -117,7 +117,7 @@ class CompiledSwitch:
         return NEVER
 
     def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
-        """Process packets in order of time, all those of one tick of the slots' clock at once."""
+        """Process packets in order of time, all of one tick of the slots' clock at once."""
         sent: dict[int, list[Train]] = {}
         if arrivals is not None:
             ticks = arrivals.train.times // _TICK_PS

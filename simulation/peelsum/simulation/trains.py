@@ -1,4 +1,4 @@
-"""Packets with the times at which they arrive or leave: what hosts, switches and links pass on."""
+"""Packets with the times at which they arrive or leave, as hosts, switches and links pass them on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: Times are whole picoseconds, so that they add up exactly: a byte takes 80 of them at 100 Gbit/s.
+#: Times are whole picoseconds, which add up exactly: a byte takes 80 of them at 100 Gbit/s.
 PS_PER_S = 10**12
 #: Later than everything: about 106 days.
 NEVER = (1 << 63) - 1

@@ -17,7 +17,7 @@ __all__ = ["FORMATS", "LogsError", "configure", "log_event"]
 LogFormat = Literal["json", "console"]
 #: The formats that `configure` knows.
 FORMATS: tuple[LogFormat, ...] = ("json", "console")
-#: How fields of events are called in logs; those of numbers and texts keep their names.
+#: Names of events' fields in logs; numbers and texts keep theirs.
 _NAMES = {"job_id": "job", "worker_id": "worker"}
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -29,7 +29,7 @@ class LogsError(Exception):
 def configure(
     log_format: str, part: str, known: Mapping[str, object] | None = None, *, out: TextIO | None = None
 ) -> None:
-    """Write what parts of peelsum log from now on to `out`, by default stderr, from level INFO on.
+    """Write the logs of peelsum's parts from now on to `out`, by default stderr, from level INFO on.
 
     log_format: `json`, one object a line, or `console`. part: `switch`, `server`, `controller` or `worker`.
     known: fields of every line, e.g. {"job": 1}; those that are None are left out.

@@ -36,7 +36,7 @@ def dashboard() -> str:
 
 
 def expression(metric: Metric) -> str:
-    """Return what a panel shows: a counter's rate, a gauge as it is, by its labels and instance."""
+    """Return a panel's expression: a counter's rate, a gauge as it is, by its labels and instance."""
     labels = ", ".join(("instance", *metric.labels))
     if metric.kind == "counter":
         return f"sum by ({labels}) (rate({metric.name}[$__rate_interval]))"

@@ -150,7 +150,7 @@ class _Server(ThreadingHTTPServer):
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         if self._tls is not None:
-            # Here, in the client's thread, so that one that never shakes hands keeps nobody waiting.
+            # Here, in the client's thread: a client that never shakes hands keeps nobody waiting.
             request.do_handshake()
         super().finish_request(request, client_address)
 

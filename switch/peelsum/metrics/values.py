@@ -7,7 +7,7 @@ from typing import Any
 
 #: By metric: a number for each combination of label values, in the order of the metric's labels.
 Values = dict[str, dict[tuple[str, ...], float]]
-#: What is not a drop among a port's counts.
+#: A port's counts that are not drops.
 _PORT = {"received": "received_packets", "sent": "sent_packets", "hellos": "hellos"}
 _QUEUE = {"sent": "sent_packets_total", "dropped": "dropped_packets_total", "deepest": "deepest_packets"}
 

@@ -59,7 +59,7 @@ def _bits(key: Key) -> str:
 
 
 def _same(entries: list[list[Key]], found: list[list[list[int]]]) -> bool:
-    """Return whether the assembly's entries compare what the program's do. Neither repeats an entry."""
+    """Return whether the assembly's entries compare the same as the program's. Neither repeats an entry."""
     return [
         [[key.value, key.mask][: len(numbers)] for key, numbers in zip(keys, entry, strict=False)]
         for keys, entry in zip(entries, found, strict=False)

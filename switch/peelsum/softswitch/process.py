@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _CLOCK_MASK = (1 << 48) - 1
 _LAST_UDP_PORT = 0xFFFF
-#: What the selector reports, beside numbers of ports, after `stop`.
+#: Reported by the selector, beside numbers of ports, after `stop`.
 _STOPPING = -1
 #: Turns of a compiled loop: it returns only when something else is to be done.
 _MANY = 1 << 62
@@ -179,7 +179,7 @@ class DataPlane:
         self._waker.close()
 
     def _wait(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return what is ready within `timeout` seconds, and send frames whose time has come."""
+        """Return the ports that are ready within `timeout` seconds, and send frames whose time has come."""
         pacer = self._pacer
         if pacer is None:
             return self._selector.select(timeout)
@@ -193,7 +193,7 @@ class DataPlane:
         return self._selector.select(0)
 
     def _attend(self) -> None:
-        """Take what the device has: a new pipeline, or frames from the controller; clear the wakers."""
+        """Take the device's news: a new pipeline, or frames from the controller; clear the wakers."""
         with suppress(OSError):
             self._woken.recv(4096)
         # Under the lock, no commit comes between: frames for the new pipeline would enter the old one.
@@ -230,7 +230,7 @@ class DataPlane:
         return Pacer(self._device.queues, self._ports.send_by) if self._device.queues else None
 
     def _deliver_to_cpu(self, frames: list[bytes]) -> None:
-        """Pass frames on to the controller, which reads their headers as those of the running pipeline."""
+        """Pass frames on to the controller, which reads their headers by the running pipeline."""
         with self._device.lock:
             if self._device.switch is self._switch:
                 self._device.deliver_to_cpu(frames)
@@ -319,7 +319,7 @@ def run(
 
 
 def _counts(device: Device, opened: Ports, queues: Queues | None) -> SwitchCounts:
-    """Return what a switch has counted so far."""
+    """Return a switch's counts so far."""
     ports = {number: port.counts for number, port in opened.ports.items()}
     switch, verdicts = device.switch, {}
     lanes = lanes_in(switch.registers) if switch is not None else 0

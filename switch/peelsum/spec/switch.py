@@ -48,7 +48,7 @@ class Job(NamedTuple):
 class Member(NamedTuple):
     """A row of table `members`: the participant behind a port and its bit in a slot.
 
-    A rack's worker_id is that of its first worker. The server's mask is 0.
+    A rack's worker_id is its first worker's. The server's mask is 0.
     """
 
     role: str

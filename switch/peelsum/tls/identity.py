@@ -101,7 +101,7 @@ def _speaks(link: ssl.SSLSocket) -> bool:
 
 
 def tls_reason(error: ssl.SSLError) -> str:
-    """Return an SSL error in words: what is wrong with the certificate, or what the other end says."""
+    """Return an SSL error in words: the fault of the certificate, or the other end's message."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     reason = (error.reason or "the other end closed the connection").replace("_", " ").lower()

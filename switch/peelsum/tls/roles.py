@@ -11,7 +11,7 @@ _URI = "urn:peelsum:role:"
 
 
 class Role(StrEnum):
-    """What the holder of a certificate may do."""
+    """The rights of a certificate's holder."""
 
     SWITCH = "switch"
     """Answer as a switch."""

@@ -1,6 +1,6 @@
 """The description of a network as TOML or JSON: hosts, switches, links and their job.
 
-Its structure is that of p4lang/tutorials' topology.json (`links` as ["h1", "s1-p1", latency, bandwidth]),
+It has the structure of p4lang/tutorials' topology.json (`links` as ["h1", "s1-p1", latency, bandwidth]),
 with a job and loss added. Every check that needs no kernel is made here.
 """
 

@@ -1,4 +1,4 @@
-"""Examines this machine, a job's switches and a cluster: what is found, what is wanted, what to do."""
+"""Examines this machine, a job's switches and a cluster: findings, wanted values and remedies."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Finding:
 
 
 def examine(lanes: int = 256, window: int = 512) -> Iterator[Finding]:
-    """Yield what is found on this machine, for packets of `lanes` and a window of `window` chunks."""
+    """Yield findings on this machine, for packets of `lanes` and a window of `window` chunks."""
     yield _python()
     for name in _NEEDED:
         yield _package(name, None)
@@ -92,7 +92,7 @@ def examine(lanes: int = 256, window: int = 512) -> Iterator[Finding]:
 def examine_job(
     job: JobDescription | RacksDescription, identity: Identity | None = None
 ) -> Iterator[Finding]:
-    """Yield what the switches of a job say over P4Runtime. Sends no packet, and changes nothing.
+    """Yield the answers of a job's switches over P4Runtime. Sends no packet, and changes nothing.
 
     A hello would make this process the host behind a worker's port, so none is sent.
     """
@@ -129,7 +129,7 @@ def examine_job(
 
 
 def examine_cluster(controllers: Sequence[str], identity: Identity | None = None) -> Iterator[Finding]:
-    """Yield what a cluster's controllers and switches say, and where desired and actual jobs differ."""
+    """Yield the answers of a cluster's controllers and switches, and where desired and actual jobs differ."""
     primary = None
     for address in controllers:
         what = f"controller {address}"
@@ -255,7 +255,7 @@ def _received(receiver: socket.socket) -> tuple[bytes, list[tuple[int, int, byte
 
 
 def _buffers(lanes: int, window: int) -> Finding:
-    """Compare what the kernel grants a worker's socket with a whole window of packets."""
+    """Compare the kernel's buffer for a worker's socket with a whole window of packets."""
     with closing(BatchSocket.bind(("127.0.0.1", 0), packet_bytes(lanes))) as opened:
         room = opened.room
     limit = _read("net/core/rmem_max") or "unknown"

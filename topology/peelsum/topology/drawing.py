@@ -15,11 +15,11 @@ _WIDTH, _HEIGHT, _MARGIN = 110, 90, 60
 
 @dataclass
 class _Node:
-    """A switch or a host, with what is below it."""
+    """A switch or a host, with its branches."""
 
     name: str
     role: str
-    """What is printed after the name: "switch", "worker 0", "aggregation server", or ""."""
+    """The text after the name: "switch", "worker 0", "aggregation server", or ""."""
     link: str = ""
     """The link to the node above: its port there, and rate, latency and loss."""
     below: list[_Node] = field(default_factory=list)

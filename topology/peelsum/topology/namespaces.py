@@ -51,7 +51,7 @@ def hold_namespace() -> subprocess.Popen[bytes]:
 
 
 def quieten() -> None:
-    """Disable IPv6 in this network namespace, so that it sends no neighbour discovery."""
+    """Disable IPv6 in this network namespace: it then sends no neighbour discovery."""
     with suppress(OSError):
         _IPV6_OFF.write_text("1")
 
@@ -101,7 +101,7 @@ class Wires:
             self._netlink.link("set", index=master, mtu=_MTU, state="up")
 
     def shape(self, name: str, *, rate_mbit: float | None, latency_ms: float) -> None:
-        """Limit the rate of what leaves by `name`, and delay it. Raises TopologyError."""
+        """Limit the rate of packets that leave by `name`, and delay them. Raises TopologyError."""
         shape(self._netlink, name, rate_mbit=rate_mbit, latency_ms=latency_ms)
 
     def _bring_up(self, name: str) -> None:
@@ -118,7 +118,7 @@ class HostNetwork:
         with _visiting(pid):
             quieten()
             self._netlink = _pyroute2().IPRoute()
-            # Segment bursts before they leave the host, so that a link drops packets, not bursts.
+            # Segment bursts before they leave the host: a link then drops packets, not bursts.
             without_offloads(HOST_INTERFACE)
         (self._index,) = self._netlink.link_lookup(ifname=HOST_INTERFACE)
 
@@ -138,13 +138,13 @@ class HostNetwork:
             self._netlink.link("set", index=self._index, mtu=_MTU, state="up")
 
     def knows(self, ip: str, mac: str) -> None:
-        """Add a permanent neighbour entry and a route, so that `ip` is reached at `mac` without ARP."""
+        """Add a permanent neighbour entry and a route: `ip` is reached at `mac` without ARP."""
         with _explained(f"neighbour {ip}"):
             self._netlink.neigh("add", dst=ip, lladdr=mac, ifindex=self._index, state=_NUD_PERMANENT)
             self._netlink.route("replace", dst=f"{ip}/32", oif=self._index, scope=_SCOPE_LINK)
 
     def shape(self, *, rate_mbit: float | None, latency_ms: float) -> None:
-        """Limit the rate of what the host sends, and delay it. Raises TopologyError if the kernel cannot."""
+        """Limit the rate of the host's packets, and delay them. Raises TopologyError if the kernel cannot."""
         shape(self._netlink, HOST_INTERFACE, rate_mbit=rate_mbit, latency_ms=latency_ms)
 
 
@@ -160,7 +160,7 @@ def shape(netlink: Any, name: str, *, rate_mbit: float | None, latency_ms: float
     """
     (index,) = netlink.link_lookup(ifname=name)
     if rate_mbit is not None:
-        # What is sent in a millisecond, but at least three of the largest frames.
+        # The bytes of a millisecond, but at least three of the largest frames.
         burst = max(3 * (_MTU + 14), int(rate_mbit * 125))
         with _explained(f"link {name}: rate {rate_mbit:g} Mbit/s", "this kernel has no tbf"):
             rate = f"{rate_mbit * 1000:.0f}kbit"

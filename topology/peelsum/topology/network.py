@@ -75,7 +75,7 @@ class Network(ABC):
         return {name: process.child.pid for name, process in self._processes.items()}
 
     def check(self) -> list[str]:
-        """Return what happened since the last call, in words; after that, `places` may have new seats.
+        """Return the events since the last call, in words; after that, `places` may have new seats.
 
         A finished job is admitted again, in a new generation. Raises ProcessError if a process has ended by
         itself and is not to be restarted.
@@ -92,7 +92,7 @@ class Network(ABC):
         return news
 
     def readmit(self) -> str:
-        """Admit the job again, in a new generation, for restarted workers. Return what was done, in words."""
+        """Admit the job again, in a new generation, for restarted workers. Return a line about it."""
         self._job_stack.close()
         with self._marked():
             self._start_job()
@@ -166,7 +166,7 @@ class Network(ABC):
         options = ("--switch", switch, "--admission", json.dumps(admission), *more)
         options += ("--seats", str(self.seats_file))
         self._child(self._job_stack, _SERVER, "server", "run", *options, pid=pid)
-        # Removed first when the job ends, so that `exec` gives out no seat whose server is about to end.
+        # Removed first when the job ends: `exec` gives out no seat whose server is about to end.
         self._job_stack.callback(self.seats_file.unlink, missing_ok=True)
         self._processes[_SERVER].again = lambda: _ready(_SERVER, "server", "run", *options, pid=pid)[0]
 
@@ -246,7 +246,7 @@ class UdpNetwork(Network):
         return udp_ports
 
     def _joins(self, name: str) -> list[str]:
-        """Return options that join a switch's ports to those of switches that already listen."""
+        """Return options that join a switch's ports to ports of switches that already listen."""
         return [
             word
             for other, udp_ports in self._udp_ports.items()

@@ -39,7 +39,7 @@ _libc = ctypes.CDLL(None)
 class Child:
     """A command in a process of its own, which the terminal's Ctrl-C does not reach.
 
-    on_work: called from a thread with the child's name and what it reports as `working`.
+    on_work: called from a thread with the child's name and its last report of `working`.
     """
 
     on_work: Callable[[str], None] = staticmethod(lambda text: None)
@@ -119,7 +119,7 @@ class Child:
         return max(asked_at, self.heard_at) + timeout_s
 
     def busy_with(self) -> str:
-        """Return what the child last reported as `working`, to append to an error message."""
+        """Return the child's last report of `working`, to append to an error message."""
         return f", the last being {self._work!r}" if self._work else ""
 
     def ready(self, timeout_s: float = START_S) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The record that `up` leaves for `exec` and `down`: which network is up, and what to end if `up` was killed.
+"""The record that `up` leaves for `exec` and `down`: its network, and the processes to end if it was killed.
 
 A file of this user holds the record. Every process of a network has a marker in its environment.
 """
@@ -62,7 +62,7 @@ class Place:
     """A process in the command's network namespace; None for this machine's own."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the command gets in addition to those of `exec`."""
+    """Variables that the command gets in addition to `exec`'s."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class RestartableProcess:
         return self.child.name
 
     def restart(self) -> str:
-        """Replace a child that has ended; return what happened, in words.
+        """Replace a child that has ended; return a line about it.
 
         Raises ProcessError with the exit report if it cannot be restarted, or was too often in a row.
         """

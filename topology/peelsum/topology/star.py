@@ -170,7 +170,7 @@ class Star:
         ]
 
     def _names(self, part: str) -> list[str]:
-        """Return what this part is called in each plane."""
+        """Return this part's name in each plane."""
         return [part] if self._planes == 1 else [f"{part} of plane {i}" for i in range(self._planes)]
 
     def _child(self, part: str, plane: int, *arguments: str) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class RawInterface:
     """Raw frames on one interface (AF_PACKET), non-blocking."""
 
     def __init__(self, name: str, *, receives: bool = True) -> None:
-        """receives: False if nothing reads from it, so that the kernel queues no frames."""
+        """receives: False if nothing reads from it; the kernel then queues no frames."""
         self._sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
         self._sock.bind((name, ETH_P_ALL if receives else 0))

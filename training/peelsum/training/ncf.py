@@ -36,7 +36,7 @@ class Size:
     factors: int
     """Factors of the matrix factorization."""
     layers: tuple[int, ...]
-    """Widths of the perceptron's layers; the first is that of its two embeddings together."""
+    """Widths of the perceptron's layers; the first is its two embeddings' together."""
     batch: int
     """Rated pairs per batch, to which negative samples are added."""
     users: int

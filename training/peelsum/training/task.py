@@ -21,7 +21,7 @@ class Task:
     data: str
     """Description of the data, for humans."""
     model: nn.Module
-    """Returns the mean loss of a batch, so that a wrapper such as DDP covers the whole computation."""
+    """Returns the mean loss of a batch; a wrapper such as DDP then covers the whole computation."""
     batches: Callable[[int, int, int], Iterator[Batch]]
     """batches(rank, workers, seed) yields batches of that worker's share of the data, endlessly.
 

@@ -1,4 +1,4 @@
-"""Read texts as word numbers: the user's, or that of Python's standard library, which is always present."""
+"""Read texts as word numbers: the user's, or Python's standard library, which is always present."""
 
 from __future__ import annotations
 

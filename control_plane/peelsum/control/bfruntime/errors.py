@@ -1,4 +1,4 @@
-"""Read what bf_switchd refuses, from the errors of its calls."""
+"""Translate bf_switchd's refusals, from the errors of its calls."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from peelsum.control.errors import RefusedError, SwitchError, UnsupportedError
 from peelsum.control.rpc_errors import translated
 
 _DETAILS_KEY = "grpc-status-details-bin"
-#: What bf_switchd says with the code that gRPC has for a lost connection.
+#: Text of bf_switchd with the code that gRPC has for a lost connection.
 _FROM_SWITCH = re.compile(r"\b(unknown|for) client\b", re.IGNORECASE)
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def codes(error: Any) -> set[grpc.StatusCode]:
-    """Return the codes of what failed: of the request's parts if the switch names them, or the call's."""
+    """Return the codes of the failure: of the request's parts if the switch names them, or the call's."""
     parts = {_CODES[one.canonical_code] for one in _failures(error).values()}
     return parts or {error.code()}
 
 
 def refused(error: Any, address: str, doing: str, updates: Sequence[Any] = ()) -> SwitchError:
-    """Return the SwitchError for a gRPC error; `updates` are those of a failed Write."""
+    """Return the SwitchError for a gRPC error; `updates` are a failed Write's."""
     failures = _failures(error)
     words = " ".join((error.details() or "").split())
     if not failures and error.code() == grpc.StatusCode.UNAVAILABLE and _FROM_SWITCH.search(words):

@@ -36,7 +36,7 @@ class ControllerClient:
         self._addresses, self._identity, self._patience_s = tuple(addresses), identity, patience_s
 
     def admit(self, description: str, source: str = "job description", token: str = "") -> dict[str, Any]:
-        """Admit a job; return what its participants must know. Raises ControlError.
+        """Admit a job; return its admission, for its participants. Raises ControlError.
 
         description: its description, TOML; source: where it is from, for errors.
         """

@@ -42,7 +42,7 @@ class Cluster:
 
     Theory of operation. The state file says which jobs are admitted, in which generation; the switches
     follow. An admission writes the switches first and the file last, an eviction the other way round. So if a
-    controller ends in between, the next check makes the switches what the file says.
+    controller ends in between, the next check makes the switches agree with the file.
 
     | state   | event                                              | then                                   |
     |---------|----------------------------------------------------|----------------------------------------|
@@ -71,7 +71,7 @@ class Cluster:
         tell: called with every event.
         """
         self.address = address
-        #: What happens here.
+        #: Events of this controller.
         self.events = Events(self._tell)
         self._tell_caller = tell
         self._counts: dict[str, int] = dict.fromkeys(KINDS, 0)
@@ -101,7 +101,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Stop. A primary resigns, so that its backup takes over at once; the jobs stay as they are."""
+        """Stop. A primary resigns, and its backup takes over at once; the jobs stay as they are."""
         self.end()
         for thread in self._threads:
             thread.join(_LAST_WORK_S)
@@ -118,7 +118,7 @@ class Cluster:
             self._polls.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s`; return whether `end` was called. Raises what ended the controller."""
+        """Wait up to `timeout_s`; return whether `end` was called. Raises the controller's last error."""
         with self._polls:
             ended = self._polls.wait_for(lambda: self._ended, timeout_s)
         if self._failure is not None:
@@ -178,7 +178,7 @@ class Cluster:
     # The switches
 
     def keep(self, switch: ManagedSwitch) -> None:
-        """Make a switch's tables what they should be, if this controller is the primary."""
+        """Correct a switch's tables, if this controller is the primary."""
         with switch.lock:
             epoch = self._epoch
             if not epoch or self._store.leader().epoch != epoch:
@@ -188,7 +188,7 @@ class Cluster:
                 self.events.tell(event)
 
     def poll(self) -> None:
-        """Do once what the threads repeat; for tests."""
+        """Run each thread's work once; for tests."""
         self.elect()
         for switch in self._switches.values():
             self.keep(switch)
@@ -219,7 +219,7 @@ class Cluster:
     # Jobs
 
     def admit(self, text: str, source: str = "job description", token: str = "") -> dict[str, Any]:
-        """Admit a job, or admit it again, in a new generation; return what its participants must know.
+        """Admit a job, or admit it again, in a new generation; return its admission.
 
         token: what later changes of this job need; empty for none. Raises ControlError, or ValueError for a
         token that is not text. After a switch's error, an already admitted job continues.

@@ -1,4 +1,4 @@
-"""What happens in a cluster, for everybody who watches."""
+"""Events of a cluster, for all who watch."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Event:
     """Something that happened."""
 
     kind: Kind
-    """What kind of thing."""
+    """Kind of event."""
     text: str
-    """What happened, in one line."""
+    """The event, in one line."""
     job_id: int | None = None
     """The job that it happened to; None if to none."""
     generation: int | None = None

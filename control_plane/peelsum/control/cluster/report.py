@@ -1,4 +1,4 @@
-"""Compares what a cluster's controller says with what its switches say: desired and actual jobs."""
+"""Compares a cluster's desired jobs, from its controller, with the actual ones, from its switches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SeenSwitch:
     state: str
     """`up`, or why the controller cannot use it."""
     status: SwitchStatus | None
-    """What the switch says; None if it does not answer here."""
+    """State of the job at the switch; None if it does not answer here."""
     trouble: str
     """Why it does not answer here; empty if it does."""
 
@@ -46,11 +46,11 @@ class SeenJob:
     actual: int | None
     """The generation that the switch lets in; None if it does not, or does not answer."""
     state: str
-    """What the controller says of the job; empty if it has not admitted it."""
+    """State of the job at the controller; empty if it has not admitted it."""
 
     @property
     def agrees(self) -> bool:
-        """Whether the switch has what the controller wants."""
+        """Whether the switch has the job as the controller wants it."""
         return self.desired == self.actual
 
 

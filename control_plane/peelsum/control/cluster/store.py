@@ -113,7 +113,7 @@ class Store:
         return int(epoch)
 
     def resign(self, epoch: int) -> None:
-        """Note that the primary of an epoch ends, so that a backup need not wait. Raises BackupError."""
+        """Note that the primary of an epoch ends; a backup need not wait. Raises BackupError."""
         with self._change(epoch):
             self._file.execute("UPDATE leader SET address = ''")
 
@@ -199,7 +199,7 @@ class Store:
 
 
 def _inode(path: Path) -> tuple[int, int] | None:
-    """Return what tells a file from others that get its name; None if there is no file."""
+    """Return a mark that tells a file from others that get its name; None if there is no file."""
     try:
         found = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""One switch of a cluster: the primary's connection, and making its tables what they should be."""
+"""One switch of a cluster: the primary's connection, and the correction of its tables."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ManagedSwitch:
         self._session, self._epoch, self._sure = None, 0, False
 
     def keep(self, epoch: int, wanted: Mapping[int, Wanted]) -> Iterator[Event]:
-        """Connect if necessary, and make the tables what they should be. Yield what happened."""
+        """Connect if necessary, and correct the tables. Yield events."""
         known = self._epoch == epoch
         try:
             try:

@@ -144,7 +144,7 @@ class Emitter:
         return len(self.program.stacks[stack])
 
     def cell(self, array: Array, start: int, step: int = 0) -> str:
-        """Return the text of an array's element: a fixed one or, in a loop, that of iteration `k`."""
+        """Return the text of an array's element: a fixed one or, in a loop, iteration `k`'s."""
         name = self.name(array.name)
         if not step:
             return f"{name}[{self.constant(start)}]"

@@ -161,7 +161,7 @@ class _Graph:
     def block(self, node: Any, stop: Any, write: Callable[[Any, Callable[[Any], Block]], Block]) -> Block:
         """Return the statements from `node` up to `stop`.
 
-        `write(node, arm)` returns a node's statements; `arm(next)` returns those of a branch.
+        `write(node, arm)` returns a node's statements; `arm(next)` returns a branch's.
         """
         out: list[Statement] = []
         while node is not None and node != stop:

@@ -33,7 +33,7 @@ MAX_PERIOD = 16
 #: Operations that may end the parser, which a `break` of a loop over lanes would not.
 _ENDING = (Extract, ExtractNext, Require, Advance, Verify)
 
-#: What can advance between iterations: (header, number of the field) or ("", number of the register).
+#: Names that can advance between iterations: (header, number of the field) or ("", number of the register).
 Place: TypeAlias = tuple[str, int]
 
 
@@ -49,7 +49,7 @@ class Spans:
 
 
 class Roller:
-    """Rolls the blocks of one program and records what their loops step through."""
+    """Rolls the blocks of one program and records the spans that their loops step through."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -63,7 +63,7 @@ class Roller:
         self._touched: dict[str, list[tuple[int, int]]] = {}
 
     def spans(self) -> Spans:
-        """Return what all loops so far step through; overlapping spans are merged."""
+        """Return the spans that all loops so far step through; overlapping ones are merged."""
         return Spans({owner: _joined(spans) for owner, spans in self._touched.items()})
 
     def roll(self, block: Block) -> Block:
@@ -159,7 +159,7 @@ class Roller:
         return turns, steps
 
     def _uniform(self, owner: str, one: int, other: int) -> bool:
-        """Return whether everything between two places has the same type, so that it can be one array."""
+        """Return whether everything between two places has the same type, and can be one array."""
         low, high = min(one, other), max(one, other)
         if owner == "":
             kinds = {(part.bits, part.size) for part in self._register_list[low : high + 1]}

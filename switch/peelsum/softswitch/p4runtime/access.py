@@ -16,7 +16,7 @@ class Caller(Protocol):
     """The client of a call, as implemented by gRPC's ServicerContext."""
 
     def auth_context(self) -> Mapping[str, Any]:
-        """Return what TLS knows of the client, a list of bytes for each name; empty without TLS."""
+        """Return the client's properties by TLS, a list of bytes for each name; empty without TLS."""
 
 
 class Access:

@@ -1,4 +1,4 @@
-"""A limit on log lines, so that a client that provokes errors cannot fill the disk."""
+"""A limit on log lines: a client that provokes errors cannot fill the disk."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             _abort(context, error)
 
     def _sent(self, found: Iterator[p4r.Entity], context: grpc.ServicerContext) -> Iterator[p4r.ReadResponse]:
-        """Yield what was read, in parts. Cut off a client that takes too long: it holds a thread."""
+        """Yield the read entities in parts. Cut off a client that takes too long: it holds a thread."""
         if not self._free_reads.acquire(blocking=False):
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED,

@@ -98,7 +98,7 @@ def from_switch_error(error: SoftswitchError) -> RequestError:
 
 
 def from_bug(error: Exception) -> RequestError:
-    """Log an unexpected error and return a RequestError, so that only the request fails."""
+    """Log an unexpected error and return a RequestError: only the request fails."""
     _LOG.error("request failed by a bug", exc_info=error)
     return RequestError(Code.INTERNAL, f"{type(error).__name__}: {one_line(error)}")
 

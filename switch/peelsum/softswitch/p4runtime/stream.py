@@ -19,9 +19,9 @@ MOST_BYTES = 16 << 20
 class ControllerStream:
     """The server's end of a stream. Any thread may send; one thread iterates over `responses`.
 
-    What a client does not read waits here, up to a limit. Beyond it, PacketIns are dropped, as by a port's
-    queue. Other messages are answers that the client needs: they have as much room again, then the stream is
-    cut.
+    Messages that a client has not read wait here, up to a limit. Beyond it, PacketIns are dropped, as by a
+    port's queue. Other messages are answers that the client needs: they have as much room again, then the
+    stream is cut.
     """
 
     def __init__(self, cut: Callable[[], object] = lambda: None) -> None:

@@ -1,4 +1,4 @@
-"""Converts P4Runtime's table entries to those of the switch's tables and back.
+"""Converts P4Runtime's table entries to the switch's and back.
 
 Entries are stored in the switch; only their metadata is stored here.
 """

@@ -1,4 +1,4 @@
-"""Serialises requests on a pipeline's state, so that none sees another's batch half done.
+"""Serialises requests on a pipeline's state: none sees another's batch half done.
 
 The P4Runtime specification requires this: the outcome is as if Writes and Reads ran one after the other.
 """
@@ -15,7 +15,7 @@ from typing import Protocol
 
 from peelsum.softswitch.p4runtime.status import Code, RequestError
 
-#: Seconds by which each update delays a batch's rank in the queue, so that short batches pass long ones.
+#: Seconds by which each update delays a batch's rank in the queue: short batches pass long ones.
 _UPDATE_S = 0.5e-3
 
 
@@ -32,7 +32,7 @@ class Call(Protocol):
 class Turns:
     """Grants turns in the order of arrival, except that a short batch passes a waiting long one.
 
-    Each waiting call holds a thread of the server, so that only so many may wait. Beyond them, the call with
+    Each waiting call holds a thread of the server, so only so many may wait. Beyond them, the call with
     the last place is refused: the newest, or a longer batch that it passes.
     """
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, TICK_SHIFT, Queues
 
-#: Microseconds between sends, so that system calls are fewer and larger.
+#: Microseconds between sends, for fewer and larger system calls.
 PAUSE_US = 200
 
 #: v1model's ports have 9 bits.

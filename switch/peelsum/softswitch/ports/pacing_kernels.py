@@ -24,7 +24,7 @@ from peelsum.wire.system_calls import memcpy
 SOURCES = (*udp_kernels.SOURCES, str(pacing.__file__), str(queues.__file__), __file__)
 compiled = compiler(SOURCES)
 
-#: What `due_in` returns while no packet waits.
+#: Result of `due_in` while no packet waits.
 NEVER = 1 << 62
 
 
@@ -93,7 +93,7 @@ def crowded(rings: Rings, more: int) -> bool:
 
 @compiled
 def release(rings: Rings, sockets: Sockets, outbox: Outbox, now_us: int) -> int:
-    """Send the packets that are due; return what `send` returns."""
+    """Send the packets that are due; return `send`'s result."""
     size, rows, filled = rings.data.shape[2], rings.due.shape[1], 0
     now = np.uint64(now_us) << np.uint64(TICK_SHIFT)
     for row in range(outbox.end.shape[0]):

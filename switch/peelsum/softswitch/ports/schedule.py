@@ -39,7 +39,7 @@ class LinkState:
                 raise SoftswitchError(f"{name}: {value:g} is out of range; use {least:g} to {most:g}")
 
     def updated(self, later: LinkState) -> LinkState:
-        """Return this state with what `later` sets."""
+        """Return this state with the values that `later` sets."""
         return LinkState(
             self.mbit if later.mbit is None else later.mbit,
             self.delay_ms if later.delay_ms is None else later.delay_ms,
@@ -84,7 +84,7 @@ class LinkSchedule:
         return frozenset(change.port for change in self.changes if change.port is not None)
 
     def at(self, seconds: float, port: int) -> LinkState:
-        """Return the state of a port at a time; what no change has set yet is None."""
+        """Return the state of a port at a time; values that no change has set yet are None."""
         repeats = self.repeat_s is not None and seconds >= self.repeat_s
         state = self.always(port) if repeats else LinkState()
         within = seconds % self.repeat_s if self.repeat_s is not None else seconds
@@ -94,7 +94,7 @@ class LinkSchedule:
         return state
 
     def always(self, port: int) -> LinkState:
-        """Return the state of a port after all changes: what stays None is never set."""
+        """Return the state of a port after all changes: values that stay None are never set."""
         state = LinkState()
         for change in self.changes:
             state = self._after(state, change, port)

@@ -42,7 +42,7 @@ HELD = -1
 
 
 class Count(IntEnum):
-    """Columns of `Sockets.counts`; their meaning is that of `PortCounts`' fields."""
+    """Columns of `Sockets.counts`, with the meaning of `PortCounts`' fields."""
 
     RECEIVED = 0
     SENT = 1
@@ -83,7 +83,7 @@ class Batch(NamedTuple):
     """Frames as the sockets receive them."""
 
     data: NDArray[np.uint8]  # [rows, stride]
-    length: NDArray[np.int32]  # [rows]: that of a whole packet with its headers
+    length: NDArray[np.int32]  # [rows]: of a whole packet with its headers
     port: NDArray[np.int32]  # [rows]
     parts: NDArray[np.int64]  # [rows, 2]: struct iovec of each row's payload
     headers: NDArray[np.uint8]  # [ports, FRAME_HEADER_BYTES]
@@ -243,9 +243,9 @@ def row_of(sockets: Sockets, frame: NDArray[np.uint8], length: int, port: int, f
 
 @compiled
 def send(sockets: Sockets, outbox: Outbox) -> int:
-    """Send what `sort` has ordered; return -1, or the row of a port whose system refuses its segments.
+    """Send the ordered packets; return -1, or the row of a port whose system refuses its segments.
 
-    What does not fit a port's buffer, or has no peer, is dropped and counted.
+    A packet that does not fit a port's buffer, or has no peer, is dropped and counted.
     """
     for row in range(outbox.end.shape[0]):
         if outbox.next[row] < outbox.end[row] and _sent_all(sockets, row, outbox):

@@ -94,7 +94,7 @@ class _Memory(NamedTuple):
 
 
 def warm_up(ports: UdpPorts) -> None:
-    """Compile the loops ahead of use, so that no packet waits for them, nor a signal for a compiler."""
+    """Compile the loops ahead of use: no packet waits for them, nor a signal for a compiler."""
     ports.send(ports.receive([]))
     byte, half, word = np.zeros((1, 1), np.uint8), np.zeros(1, np.uint32), np.zeros(1, np.uint64)
     leaving = _Leaving(byte, ports.received.length, ports.received.port, word)
@@ -107,7 +107,7 @@ def warm_up(ports: UdpPorts) -> None:
 
 
 def _new_loop(descriptors: Sequence[int], ports: int) -> _Loop:
-    """Return a loop that waits for descriptors, of which the last ones are those of ports."""
+    """Return a loop that waits for descriptors, of which the last ones are the ports'."""
     return _Loop(
         numbers=np.zeros(len(_At), np.int64),
         polled=np.array(descriptors, np.int64) | _READABLE,

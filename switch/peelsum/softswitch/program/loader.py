@@ -1,6 +1,6 @@
 """Converts a BMv2 JSON document to a `Program`.
 
-Format: behavioral-model's docs/JSON_format.md, version 2. What the softswitch does not support is refused
+Format: behavioral-model's docs/JSON_format.md, version 2. An unsupported construct is refused
 here or by the compiler, with its name in the program.
 """
 
@@ -210,7 +210,7 @@ def _checksum(item: Mapping[str, Any], scope: Scope) -> Checksum:
 
 
 def _check(program: Program) -> None:
-    """Refuse a program that lacks what v1model needs, or that refers to undeclared names."""
+    """Refuse a program that lacks parts of v1model, or that refers to undeclared names."""
     standard = program.headers.get(_STANDARD)
     for field_name in _NEEDED:
         if standard is None or standard.field(field_name) is None:

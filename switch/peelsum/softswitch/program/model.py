@@ -1,6 +1,6 @@
 """A P4 program as typed, immutable values. The loader makes them; the compiler and the runtime use them.
 
-Names are those of the JSON file (P4Info's full names).
+Names are the JSON file's (P4Info's full names).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The lock around a switch's state: fair, so that many control requests in a row cannot starve packets."""
+"""The lock around a switch's state: fair, so many control requests in a row cannot starve packets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class FairLock:
     With Python's own locks, a thread that releases and acquires in a loop can keep others waiting for
     seconds. Here a waiting thread holds `_door`, so the releasing thread queues behind it.
 
-    `wanted` is called before a thread waits, so that a holder that sleeps can release the lock.
+    `wanted` is called before a thread waits: a holder that sleeps can then release the lock.
     """
 
     def __init__(self) -> None:

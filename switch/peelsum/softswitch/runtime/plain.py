@@ -23,7 +23,7 @@ number = int
 
 
 class Ints:
-    """An array whose elements are read as Python integers, so that arithmetic does not wrap silently."""
+    """An array whose elements are read as Python integers: arithmetic does not wrap silently."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self._array = array

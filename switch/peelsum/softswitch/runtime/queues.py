@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from peelsum.softswitch.compiler.layout import FULL
 from peelsum.softswitch.errors import SoftswitchError
 
-#: A tick is 2**-16 microseconds, so that ticks in 64 bits wrap together with the pipeline's clock of 48.
+#: A tick is 2**-16 microseconds: ticks in 64 bits wrap together with the pipeline's clock of 48.
 TICK_SHIFT = 16
 #: Packets that may wait at a port by default.
 QUEUE_LIMIT = 1024
@@ -58,7 +58,7 @@ class QueueCounts:
 class Queues:
     """The queues of the ports that have a rate, in `ports`; other ports send at once.
 
-    A packet waits until those before it and its own bits have been sent. Its bits are those of the frame,
+    A packet waits until those before it and its own bits have been sent. Its bits are the frame's,
     without preamble and check sequence.
     """
 

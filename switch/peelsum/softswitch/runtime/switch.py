@@ -158,7 +158,7 @@ class Switch:
         return int(self._again[REFUSED]) if self._generated.again else 0
 
     def direct_counts(self) -> NDArray[np.uint64]:
-        """Return a consistent copy of all counter cells, including those of direct counters."""
+        """Return a consistent copy of all counter cells, also of direct counters."""
         with self.lock:
             return self._counts.copy()
 
