@@ -140,9 +140,9 @@ class Controller:
         """Refuse a job's packets from now on. Raises ControlError if the job is not admitted."""
         admission.evict(self.session, job_id)
 
-    def jobs(self, *, closed: bool = False) -> list[AdmittedJob]:
-        """Return the admitted jobs, by number. closed: return closed ones, too."""
-        return status.read_jobs(self.session, closed=closed)
+    def jobs(self) -> list[AdmittedJob]:
+        """Return the admitted jobs, by number."""
+        return status.read_jobs(self.session)
 
     def verdicts(self) -> dict[Verdict, int]:
         """Return how many packets met each verdict since the pipeline was loaded."""

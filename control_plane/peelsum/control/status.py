@@ -35,8 +35,8 @@ def read_verdicts(session: Session) -> dict[Verdict, int]:
     return counted
 
 
-def read_jobs(session: Session, *, closed: bool = False) -> list[AdmittedJob]:
-    """Return the admitted jobs, by number. closed: return closed ones, too."""
+def read_jobs(session: Session) -> list[AdmittedJob]:
+    """Return the admitted jobs, by number; closed ones are left out."""
     workers: defaultdict[int, dict[int, int]] = defaultdict(dict)
     racks: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for entry in session.entries("members"):
@@ -48,7 +48,7 @@ def read_jobs(session: Session, *, closed: bool = False) -> list[AdmittedJob]:
     jobs = []
     for entry in session.entries("jobs"):
         action, job_id = entry.action, entry["job_id"]
-        if isinstance(action, P4TableAction) and (closed or action.args["expected_mask"]):
+        if isinstance(action, P4TableAction) and action.args["expected_mask"]:
             jobs.append(_admitted(job_id, action, workers[job_id], racks[job_id]))
     return sorted(jobs, key=lambda job: job.job_id)
 
