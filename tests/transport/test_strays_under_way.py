@@ -70,7 +70,7 @@ def play(seed: int, *, worst: float, restart: bool) -> VirtualNetwork:
         packet = stray(config, actor.machine.worker_id, chunk, kind).tobytes()
         for _ in range(random.choice([1, 1, 2])):
             at = random.uniform(0, 0.05)
-            network.at(at, lambda port=actor.port, packet=packet: network._at_switch(port, packet))
+            network.at(at, lambda port=actor.port, packet=packet: network.inject(port, packet))
     if restart:
         network.at(random.uniform(0, 0.05), lambda: network.restart_server(SERVER_PORT))
     network.run_until(lambda: all(not actor.alive for actor in actors), seconds=30.0, packets=30_000)

@@ -8,12 +8,13 @@ from random import Random
 import numpy as np
 import pytest
 from test_virtual_network import LANES, SLOTS, TIMERS, check, drawn_rounds, play
-from two_racks import SERVER_PORT, TwoLevelNetwork
-from virtual_network import Faults
+from virtual_network import Faults, VirtualNetwork
 
 from peelsum.transport import JobConfig
 from peelsum.wire import Kind, Verdict
 from peelsum.wire.clock import NEVER_TICKS
+
+SERVER_PORT = {1: 10, 2: 150}
 
 
 def drawn_config(random: Random, job_id: int, racks: int, first_chunk: int) -> JobConfig:
@@ -32,11 +33,11 @@ def drawn_config(random: Random, job_id: int, racks: int, first_chunk: int) -> J
     )
 
 
-def run(seed: int, *, racks: int = 2, jobs: int = 1, restarts: bool = False) -> TwoLevelNetwork:
+def run(seed: int, *, racks: int = 2, jobs: int = 1, restarts: bool = False) -> VirtualNetwork:
     random = Random(seed)
     faults = Faults.drawn(random, 0.25)
     age = random.choice([0, 40, 15_625, NEVER_TICKS])
-    network = TwoLevelNetwork(seed, lanes=LANES, slots=SLOTS, racks=racks, faults=faults, age_limit=age)
+    network = VirtualNetwork(seed, lanes=LANES, slots=SLOTS, racks=racks, faults=faults, age_limit=age)
     played = []
     start = random.choice([0, 1000, (1 << 32) - random.randint(1, 40)])
     for job_id in range(1, jobs + 1):
@@ -49,7 +50,7 @@ def run(seed: int, *, racks: int = 2, jobs: int = 1, restarts: bool = False) -> 
         network.at(random.uniform(0, 0.05), lambda: network.restart_server(SERVER_PORT[1]))
         network.at(random.uniform(0, 0.05), network.restart_switch)
         for rack in range(racks):
-            network.at(random.uniform(0, 0.05), lambda rack=rack: network.restart_leaf(rack))
+            network.at(random.uniform(0, 0.05), lambda rack=rack: network.restart_switch(1 + rack))
     network.run_until(
         lambda: not any(actor.alive for actors, _ in played for actor in actors),
         seconds=30.0,
@@ -77,8 +78,7 @@ def test_sums_are_exact_when_two_jobs_share_the_slots_of_both_levels(block: int)
     collided = 0
     for seed in range(7000 + block * 5, 7000 + block * 5 + 5):
         network = run(seed, jobs=2, restarts=seed % 2 == 0)
-        switches = (network.switch, *network.leaves)
-        collided += sum(one.verdicts[Verdict.COLLIDED] for one in switches)
+        collided += sum(one.verdicts[Verdict.COLLIDED] for one in network.switches)
     assert collided
 
 
@@ -89,7 +89,7 @@ def test_any_number_of_racks(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_quiet_network_sums_every_chunk_in_the_switches(seed: int) -> None:
-    network = TwoLevelNetwork(seed, lanes=LANES, slots=SLOTS, racks=2, faults=Faults(), age_limit=NEVER_TICKS)
+    network = VirtualNetwork(seed, lanes=LANES, slots=SLOTS, racks=2, faults=Faults(), age_limit=NEVER_TICKS)
     config = JobConfig(job_id=1, generation=3, workers=5, lanes=LANES, window=8, racks=(2, 3), timers=TIMERS)
     actors = network.admit(config, SERVER_PORT[1])
     rounds = drawn_rounds(network.random, 5)
@@ -105,23 +105,27 @@ def test_a_quiet_network_sums_every_chunk_in_the_switches(seed: int) -> None:
     assert (stats.chunks_in_switch, stats.chunks_at_server) == (chunks, 0)
     assert network.switch.verdicts[Verdict.BYPASSED] == 0
     assert all(actor.machine.stats().resends == 0 and actor.confirmed for actor in actors)
-    assert all(slot.tag == 0 for one in (network.switch, *network.leaves) for slot in one.state)
+    assert all(slot.tag == 0 for one in network.switches for slot in one.state)
 
 
 def test_what_a_rack_gives_up_reaches_the_server() -> None:
     """One worker is silent: the server learns both partial sums by asking, before any worker resends."""
     timers = replace(TIMERS, first_answer=10.0)
     config = JobConfig(job_id=1, generation=3, workers=4, lanes=LANES, window=8, racks=(2, 2), timers=timers)
-    network = TwoLevelNetwork(1, lanes=LANES, slots=SLOTS, racks=2, faults=Faults(), age_limit=NEVER_TICKS)
+    network = VirtualNetwork(1, lanes=LANES, slots=SLOTS, racks=2, faults=Faults(), age_limit=NEVER_TICKS)
     actors = network.admit(config, SERVER_PORT[1])
     for worker in (0, 1, 2):
         actors[worker].machine.submit(np.full(1, 1 << worker, np.uint32), "add")
         network.poke(actors[worker])
     server = network.actors[SERVER_PORT[1]].machine
     # Something of the chunk has to come for the server to ask: worker 1's contribution, once more by hand.
-    packet = actors[1].machine.state.packets[0].view(np.uint8).copy()
-    packet[1] = Kind.BYPASS
-    network.at(0.001, lambda: network._at_leaf(0, actors[1].port, packet.tobytes()))
+
+    def bypass() -> None:
+        packet = actors[1].machine.state.packets[0].view(np.uint8).copy()
+        packet[1] = Kind.BYPASS
+        network.inject(actors[1].port, packet.tobytes())
+
+    network.at(0.001, bypass)
     network.run_until(lambda: server.progress().missing_workers == (33,), seconds=0.02, packets=200)
     assert all(actor.machine.stats().resends == 0 for actor in actors)
     # ... and tells everybody whom it waits for.
