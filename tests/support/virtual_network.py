@@ -15,10 +15,11 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.simulation import Arrivals, Engine, LinkSpec, SimulatedLink, Train
-from peelsum.simulation.engine import Outputs
+from peelsum.simulation import Train
+from peelsum.simulation.engine import Engine, Outputs
+from peelsum.simulation.links import LinkSpec, SimulatedLink
 from peelsum.simulation.switches import Admission, SpecifiedSwitch
-from peelsum.simulation.trains import NEVER, PS_PER_S, ps
+from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, ps
 from peelsum.spec import SpecSwitch
 from peelsum.transport import AggregationServer, JobConfig, JobFinished, TensorCompleted, WorkerEndpoint
 from peelsum.wire import CPU_PORT, MAX_WORKERS, Kind, Level, pack

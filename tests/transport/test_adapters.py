@@ -22,9 +22,7 @@ from peelsum.transport import (
     AggregationService,
     JobConfig,
     JobFinished,
-    StalledError,
     SwitchSummation,
-    SwitchUnreachableError,
     Timers,
     TransportConfigError,
     TransportError,
@@ -33,6 +31,7 @@ from peelsum.transport import (
     server_kernels,
     service_kernels,
 )
+from peelsum.transport.errors import StalledError, SwitchUnreachableError
 from peelsum.transport.events import Event
 from peelsum.transport.warming import warm_up
 from peelsum.wire import Flag, Kind, pack
