@@ -201,7 +201,7 @@ def test_results_that_came_while_a_worker_had_no_processor_are_no_stall(
 
 def test_what_a_check_raises_ends_the_sum() -> None:
     config = replace(CONFIG, workers=1)
-    with served(config) as (switch, service, _pool, _):
+    with served(config) as (switch, _service, _pool, _):
 
         def refuse(words: np.ndarray) -> None:
             raise ValueError(f"{len(words)} words")
@@ -268,7 +268,7 @@ def test_after_warm_up_nothing_is_compiled_any_more() -> None:
 def test_a_forked_child_is_refused_and_leaves_the_job_to_its_parent() -> None:
     """It sends nothing, and closes only its own descriptors."""
     config, left = replace(CONFIG, workers=1), ExitStack()
-    with served(config) as (switch, service, _pool, _):
+    with served(config) as (switch, _service, _pool, _):
         summation = SwitchSummation(config, 0, switch.worker_address(config, PORT, 0), held=left)
         left.callback(lambda: os._exit(9))
         steps(summation, 1)

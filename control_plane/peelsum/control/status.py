@@ -6,10 +6,9 @@ from collections import defaultdict
 
 from finsy.p4entity import P4CounterEntry, P4TableAction
 
-from peelsum.control.capacity import lanes, slots
 from peelsum.control.drivers import driver_of
 from peelsum.control.responses import AdmittedJob, SwitchStatus
-from peelsum.control.session import Session
+from peelsum.control.session import Session, lanes, slots
 from peelsum.wire import MAX_WORKERS, Level, Verdict
 
 

@@ -4,10 +4,9 @@ The worker's endpoint, the aggregation server and the switch are those that run 
 losses and cross traffic are modelled.
 """
 
-from peelsum.simulation.errors import SimulationError
 from peelsum.simulation.scenario import Job, NetworkSection, Scenario, TimersSection
 from peelsum.simulation.simulation import Report, Simulation, rows, simulate
-from peelsum.simulation.trains import Train
+from peelsum.simulation.trains import SimulationError, Train
 
 __all__ = [
     "Job",

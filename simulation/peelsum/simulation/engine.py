@@ -14,9 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from peelsum.simulation.errors import SimulationError
 from peelsum.simulation.links import LinkCounts, LinkSpec, SimulatedLink, total
-from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, Train, joined, merged
+from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, SimulationError, Train, joined, merged
 
 Outputs = list[tuple[int, Train]]
 
