@@ -30,25 +30,28 @@ TIMERS = Timers(
 )
 
 
-class BuggedNetwork(VirtualNetwork):
-    """A network that records all packets at the switch and injects Mallory's."""
+class BuggedSwitch:
+    """A switch that records all packets and processes Mallory's after some; all their outputs travel."""
 
-    def __init__(self, seed: int, switch: SpecSwitch | SoftswitchRig, faults: Faults) -> None:
-        super().__init__(seed, lanes=LANES, slots=switch.slots, faults=faults, age_limit=NEVER_TICKS)
-        self.switch = switch
+    def __init__(self, seed: int, switch: SpecSwitch | SoftswitchRig) -> None:
+        self._switch, self.slots = switch, switch.slots
         self.mallory = Random(seed + 1)
         self.overheard: list[tuple[int, bytes]] = []
         self.injected = 0
 
-    def _at_switch(self, port: int, payload: bytes) -> None:
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._switch, name)
+
+    def process(self, port: int, payload: bytes, now_us: int) -> list[tuple[int, bytes]]:
         self.overheard.append((port, payload))
-        super()._at_switch(port, payload)
+        out = list(self._switch.process(port, payload, now_us))
         if self.mallory.random() < 0.4:
             self.injected += 1
-            super()._at_switch(*self._attack())
+            out += self._switch.process(*self._attack(), now_us)
+        return out
 
     def _attack(self) -> tuple[int, bytes]:
-        """Inject Mallory's next packet; its outputs travel like any other packet."""
+        """Return Mallory's next packet, and its port."""
         port, payload = self.mallory.choice(self.overheard[-200:])
         if self.mallory.random() < 0.5:
             return port, payload
@@ -75,7 +78,7 @@ class BuggedNetwork(VirtualNetwork):
         return batch.tobytes()
 
 
-def admit_hers(network: BuggedNetwork, generation: int) -> None:
+def admit_hers(network: VirtualNetwork, generation: int) -> None:
     """Admit Mallory's own job, whose hosts never answer."""
     config = JobConfig(job_id=HERS, generation=generation, workers=2, lanes=LANES, timers=TIMERS)
     for actor in network.admit(config, SERVER_PORT[HERS]):
@@ -83,7 +86,7 @@ def admit_hers(network: BuggedNetwork, generation: int) -> None:
     network.actors[SERVER_PORT[HERS]].alive = False
 
 
-def play(network: BuggedNetwork, workers: list[Actor], tensors: int) -> list[np.ndarray]:
+def play(network: VirtualNetwork, workers: list[Actor], tensors: int) -> list[np.ndarray]:
     """Let every worker submit the same number of tensors; return the expected results."""
     numbers = np.random.default_rng(network.random.randrange(1 << 32))
     expected = []
@@ -98,11 +101,18 @@ def play(network: BuggedNetwork, workers: list[Actor], tensors: int) -> list[np.
     return expected
 
 
-def withstand(seed: int, switch: SpecSwitch | SoftswitchRig) -> BuggedNetwork:
+def withstand(seed: int, switch: SpecSwitch | SoftswitchRig) -> VirtualNetwork:
     """Play the victim's job on a network with Mallory in it, and compare every worker's sums."""
-    switch.set_age_limit(NEVER_TICKS)
     random = Random(seed)
-    network = BuggedNetwork(seed, switch, Faults.drawn(random, 0.1))
+    bugged = BuggedSwitch(seed, switch)
+    network = VirtualNetwork(
+        seed,
+        lanes=LANES,
+        slots=switch.slots,
+        faults=Faults.drawn(random, 0.1),
+        age_limit=NEVER_TICKS,
+        make_switch=lambda: bugged,
+    )
     generation = random.randrange(1, 1 << 16)
     config = JobConfig(
         job_id=VICTIM,
@@ -122,7 +132,7 @@ def withstand(seed: int, switch: SpecSwitch | SoftswitchRig) -> BuggedNetwork:
     for worker in workers:
         for ticket, words in enumerate(expected):
             np.testing.assert_array_equal(worker.sums[ticket], words)
-    assert network.injected > 20
+    assert bugged.injected > 20
     return network
 
 

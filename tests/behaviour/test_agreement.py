@@ -6,7 +6,7 @@ from frames import frame, payload_of
 from peelsum_packets import Job
 from rigs import SpecRig
 
-from peelsum.spec import Packet
+from peelsum.spec.packet import Packet
 from peelsum.wire import CPU_PORT, EVERYONE, Kind, Level, Verdict
 from peelsum.wire.clock import NEVER_TICKS
 

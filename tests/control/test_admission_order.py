@@ -8,8 +8,9 @@ from finsy.p4entity import P4TableAction, P4TableEntry, P4TableMatch
 from patience import PATIENCE_S
 from test_controller import contribute, stamps
 
-from peelsum.control import Controller, DescriptionError, Fabric, SwitchError, admission
+from peelsum.control import Controller, Fabric, SwitchError, admission
 from peelsum.control.entries import _SALT_FACTOR, NEVER_TICKS, age_limit_ticks, salt
+from peelsum.control.errors import DescriptionError
 from peelsum.control.session import Session
 from peelsum.wire import Verdict
 

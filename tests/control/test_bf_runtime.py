@@ -13,17 +13,11 @@ from command_line import peelsum
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from tofino_program import FOLDER
 
-from peelsum.control import (
-    Controller,
-    DescriptionError,
-    Fabric,
-    JobDescription,
-    NotPrimaryError,
-    SwitchError,
-)
+from peelsum.control import Controller, Fabric, JobDescription, SwitchError
 from peelsum.control.bfruntime import BfRuntimeSession, default_row, messages, row
-from peelsum.control.cluster import Cluster, Store, parse_cluster
-from peelsum.control.errors import RefusedError, UnsupportedError
+from peelsum.control.cluster import Cluster, Store
+from peelsum.control.cluster.description import parse_cluster
+from peelsum.control.errors import DescriptionError, NotPrimaryError, RefusedError, UnsupportedError
 from peelsum.control.session import pipeline_schema
 from peelsum.pipelines.stratum import Profile, pipeline_config
 from peelsum.wire import Verdict

@@ -7,8 +7,9 @@ from itertools import pairwise
 import grpc
 import pytest
 
-from peelsum.control import Controller, SwitchError, parse_description
+from peelsum.control import Controller, SwitchError
 from peelsum.control.entries import bridge_entries
+from peelsum.control.racks import parse_description
 from peelsum.pipelines import pipeline
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device

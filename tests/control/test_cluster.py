@@ -13,18 +13,12 @@ from clusters import Controllers, actual, cluster_text, expected, job_text
 from patience import PATIENCE_S
 from restartable_switch import RestartableSwitch
 
-from peelsum.control import (
-    ControlError,
-    Controller,
-    DescriptionError,
-    JobDescription,
-    NotPrimaryError,
-    SwitchError,
-)
-from peelsum.control.cluster import BackupError, Store, StoreError, parse_cluster
-from peelsum.control.cluster.description import ClusterSwitch, ControllerSection
+from peelsum.control import ControlError, Controller, JobDescription, SwitchError
+from peelsum.control.cluster import Store
+from peelsum.control.cluster.description import ClusterSwitch, ControllerSection, parse_cluster
 from peelsum.control.cluster.events import KINDS
-from peelsum.control.cluster.store import StoredJob
+from peelsum.control.cluster.store import BackupError, StoredJob, StoreError
+from peelsum.control.errors import DescriptionError, NotPrimaryError
 from peelsum.control.session import Session
 from peelsum.control.status import read_jobs
 

@@ -1,7 +1,7 @@
 import pytest
 from frames import frame, payload_of
 
-from peelsum.control.frames import acknowledged_slot, reset_frames
+from peelsum.control.resets import acknowledged_slot, reset_frames
 from peelsum.wire import Kind, unpack
 
 

@@ -8,16 +8,9 @@ from device_state import forward, forwarding, rows, tables
 from p4runtime_client import Client
 from patience import PATIENCE_S
 
-from peelsum.control import (
-    ControlError,
-    Controller,
-    DescriptionError,
-    JobDescription,
-    NotPrimaryError,
-    SwitchError,
-    session,
-)
+from peelsum.control import ControlError, Controller, JobDescription, SwitchError, session
 from peelsum.control.entries import FLOOD_GROUP
+from peelsum.control.errors import DescriptionError, NotPrimaryError
 from peelsum.control.sections import SwitchSection
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device

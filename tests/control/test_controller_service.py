@@ -19,8 +19,9 @@ from patience import PATIENCE_S
 from restartable_switch import RestartableSwitch
 
 from peelsum.control import ControlError
-from peelsum.control.cluster import Cluster, ControllerClient, ControllerService, Store, calls, parse_cluster
+from peelsum.control.cluster import Cluster, ControllerClient, ControllerService, Store, calls
 from peelsum.control.cluster import service as service_module
+from peelsum.control.cluster.description import parse_cluster
 from peelsum.control.cluster.events import MOST_UNREAD, MOST_WATCHERS, Event, Events
 from peelsum.topology import Child
 

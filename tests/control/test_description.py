@@ -2,7 +2,8 @@ import re
 
 import pytest
 
-from peelsum.control import DescriptionError, JobDescription
+from peelsum.control import JobDescription
+from peelsum.control.errors import DescriptionError
 from peelsum.control.session import pipeline_schema
 
 MINIMAL = """

@@ -5,15 +5,9 @@ import pytest
 from device_state import forward, forwarding, rows, tables
 from patience import PATIENCE_S
 
-from peelsum.control import (
-    ControlError,
-    DescriptionError,
-    Fabric,
-    SwitchError,
-    admission,
-    controller,
-    parse_description,
-)
+from peelsum.control import ControlError, Fabric, SwitchError, admission, controller
+from peelsum.control.errors import DescriptionError
+from peelsum.control.racks import parse_description
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device
 from peelsum.transport import AggregationServer, JobConfig, TensorCompleted, WorkerEndpoint

@@ -2,7 +2,8 @@
 
 import pytest
 
-from peelsum.control import DescriptionError, parse_description
+from peelsum.control.errors import DescriptionError
+from peelsum.control.racks import parse_description
 
 JOB = """
 [job]

@@ -3,8 +3,10 @@ import re
 
 import pytest
 
-from peelsum.control import DescriptionError, JobDescription, RacksDescription, parse_description, racks
+from peelsum.control import JobDescription, RacksDescription, racks
+from peelsum.control.errors import DescriptionError
 from peelsum.control.plan import Level
+from peelsum.control.racks import parse_description
 
 RACKS = """
 [job]

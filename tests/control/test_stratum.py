@@ -5,8 +5,9 @@ from stratum_switch import StratumSwitch, p4info_for
 from test_bf_runtime import DESCRIPTION as OVER_BF_RUNTIME
 from test_bf_runtime import files, program
 
-from peelsum.control import DescriptionError, Fabric, JobDescription, SwitchError
+from peelsum.control import Fabric, JobDescription, SwitchError
 from peelsum.control.entries import age_limit_entry
+from peelsum.control.errors import DescriptionError
 from peelsum.control.tofino import ARCHITECTURES
 
 __all__ = ["files", "program"]

@@ -7,7 +7,8 @@ from finsy.proto import U128, p4r, rpc_code, rpc_status
 from frames import payload_of
 from patience import PATIENCE_S
 
-from peelsum.control import NotPrimaryError, resets, v1model
+from peelsum.control import resets, v1model
+from peelsum.control.errors import NotPrimaryError
 from peelsum.control.stream import Stream
 from peelsum.wire import unpack
 from peelsum.wire.clock import FREED_TICKS

@@ -11,15 +11,15 @@ from restartable_switch import RestartableSwitch
 from peelsum.control import (
     ControlError,
     Controller,
-    DescriptionError,
     Fabric,
     SwitchError,
     SwitchLost,
     SwitchRegained,
     Watch,
     admission,
-    parse_description,
 )
+from peelsum.control.errors import DescriptionError
+from peelsum.control.racks import parse_description
 from peelsum.pipelines import pipeline
 
 

@@ -7,7 +7,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from peelsum.flexible import FlexibleConfigError, Measurement
+from peelsum.flexible import Measurement
+from peelsum.flexible.errors import FlexibleConfigError
 
 LEAST = ("group_small_s", "switch_small_s", "group_probe_s", "switch_probe_s", "exchange_s", "gain")
 

@@ -11,13 +11,13 @@ from peelsum.flexible import (
     ExplorationEnded,
     ExplorationStarted,
     Flexible,
-    GainChanged,
     LinkChanged,
     LinkModel,
     MethodChosen,
     draw,
     told,
 )
+from peelsum.flexible.events import GainChanged
 
 FAST, SLOW = LinkModel(1e-4, 10.0), LinkModel(1e-3, 1.0)
 RING, DENSE = Candidate("ar_top_k_ring", 0.01, 0.012, 0.31), Candidate("dense_switch", 1.0, 0.05, 1.0)

@@ -17,7 +17,6 @@ from peelsum.flexible import (
     COLLECTIVES,
     DENSE,
     METHODS,
-    FlexibleConfigError,
     LinkModel,
     Method,
     Step,
@@ -26,6 +25,7 @@ from peelsum.flexible import (
     costs,
     crossovers,
 )
+from peelsum.flexible.errors import FlexibleConfigError
 from peelsum.summation import Part, Words
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 

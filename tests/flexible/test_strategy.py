@@ -16,8 +16,6 @@ from peelsum.flexible import (
     ExplorationEnded,
     ExplorationStarted,
     Flexible,
-    FlexibleConfigError,
-    GainChanged,
     LinkChanged,
     LinkModel,
     Measurement,
@@ -29,8 +27,10 @@ from peelsum.flexible import (
     chosen,
     cost,
     loss,
-    pareto_front,
 )
+from peelsum.flexible.errors import FlexibleConfigError
+from peelsum.flexible.events import GainChanged
+from peelsum.flexible.front import pareto_front
 
 FAST, SLOW = LinkModel(1e-4, 10.0), LinkModel(1e-4, 1.0)
 #: Five ratios for three steps each, and the step in which the last of these is agreed on.

@@ -16,7 +16,7 @@ from virtual_network import Actor, Faults, VirtualNetwork
 
 from peelsum.spec import SpecSwitch
 from peelsum.transport import AggregationServer, JobConfig, Timers, WorkerEndpoint
-from peelsum.wire import CPU_PORT, MAX_WORKERS, Kind, Level, Verdict, pack
+from peelsum.wire import CPU_PORT, MAX_WORKERS, Kind, Verdict, pack
 from peelsum.wire.clock import TICK_US
 
 TIMERS = Timers(
@@ -124,16 +124,21 @@ class JobUnderTest:
 class FailingNetwork(VirtualNetwork):
     """One switch with two or more jobs, and failures."""
 
-    #: How many switches there are, and how many a contribution passes.
-    many, levels = 1, 1
+    #: How many racks there are, and how many switches a contribution passes.
+    racks, levels = 0, 1
 
     def __init__(self, seed: int, make_switch: MakeSwitch, faults: Faults, age: int) -> None:
-        self.switches = [make_switch() for _ in range(self.many)]
-        lanes, slots = self.switches[0].lanes, self.switches[0].slots
-        super().__init__(seed, lanes=lanes, slots=slots, faults=faults, age_limit=age)
-        self.switch = self.switches[0]
-        for switch in self.switches:
-            switch.set_age_limit(age)
+        made = [make_switch() for _ in range(1 + self.racks)]
+        lanes, slots = made[0].lanes, made[0].slots
+        super().__init__(
+            seed,
+            lanes=lanes,
+            slots=slots,
+            faults=faults,
+            age_limit=age,
+            racks=self.racks,
+            make_switch=made.pop,
+        )
         self.age_limit = age
         self.jobs: list[JobUnderTest] = []
         self.outage = 0.0
@@ -182,7 +187,7 @@ class FailingNetwork(VirtualNetwork):
         chunk, place = (config.first_chunk + far) % 2**32, 1 << number % MAX_WORKERS
         lanes = np.full((1, self.lanes), 0x5EED5EED, np.uint32)
         (packet,) = pack(lanes, kind=kind, chunk_id=chunk, bitmap=place, **header)
-        self._hop(lambda payload: self._at_switch(actor.port, payload), packet.tobytes())
+        self.send(actor.port, packet.tobytes())
 
     # -- failures --------------------------------------------------------------------------------------
 
@@ -190,7 +195,9 @@ class FailingNetwork(VirtualNetwork):
         """Run the network for this long."""
         over: list[bool] = []
         self.at(self.now + seconds, lambda: over.append(True))
-        self.run_until(lambda: bool(over), seconds=self.now + seconds + 1, packets=self.packets + 200_000)
+        self.run_until(
+            lambda: bool(over), seconds=self.now + seconds + 1, packets=self.engine.packets + 200_000
+        )
 
     def pass_outage(self, seconds: float) -> None:
         """Run the network for this long, as time in which no progress is expected."""
@@ -227,7 +234,7 @@ class FailingNetwork(VirtualNetwork):
 
     def fail_switch(self, which: int, gap: float) -> None:
         """Restart a switch empty; the controller restores its tables later."""
-        self.switches[which % self.many].lose_everything()
+        self.switches[which % len(self.switches)].lose_everything()
         self.pass_outage(gap)
         for job in self.jobs:
             self._put_back(job)
@@ -247,7 +254,7 @@ class FailingNetwork(VirtualNetwork):
 
     def settle(self) -> None:
         """Run until every worker has every sum and no packet is in flight."""
-        self.run_until(self._done, seconds=self.now + 60, packets=self.packets + 500_000)
+        self.run_until(self._done, seconds=self.now + 60, packets=self.engine.packets + 500_000)
         for job in self.jobs:
             job.check()
             job.packets_before = self.sent(job)
@@ -279,60 +286,9 @@ class FailingNetwork(VirtualNetwork):
 
 
 class FailingRacks(FailingNetwork):
-    """Two racks below a spine, with failures.
+    """Two racks below a spine, with failures."""
 
-    On any leaf, a job's worker n is at port n + 1 after its server's.
-    """
-
-    many, levels = 3, 2
-    UPLINK, RACK_PORTS = 250, (251, 252)
-
-    def admit(self, config: JobConfig, first_port: int, salt: int = 0) -> list[Actor]:
-        """Admit a job of two racks on all three switches; return its workers by number."""
-        spine, job_id = self.switches[0], config.job_id
-        common = {"generation": config.generation, "salt": salt, "group": job_id}
-        spine.admit_job(
-            job_id, expected_mask=config.expected_mask, up_port=first_port, level=Level.SPINE, **common
-        )
-        spine.admit_server(job_id, first_port)
-        spine.set_group(job_id, list(self.RACK_PORTS))
-        numbers = config.worker_ids
-        for rack, mask in enumerate(config.rack_masks):
-            first = rack * MAX_WORKERS
-            spine.admit_rack(job_id, self.RACK_PORTS[rack], rack_mask=1 << rack, first_worker=first)
-            leaf = self.switches[1 + rack]
-            leaf.admit_job(job_id, expected_mask=mask, up_port=self.UPLINK, level=Level.LEAF, **common)
-            leaf.admit_server(job_id, self.UPLINK)
-            leaf.set_group(job_id, [first_port + 1 + n for n in numbers if n // MAX_WORKERS == rack])
-        self.actors[first_port] = Actor(first_port, AggregationServer(config))
-        for number in numbers:
-            rack, place = divmod(number, MAX_WORKERS)
-            port, leaf = first_port + 1 + number, self.switches[1 + rack]
-            spine.return_to(job_id, number, self.RACK_PORTS[rack])
-            leaf.return_to(job_id, number, port)
-            leaf.admit_worker(job_id, port, worker_mask=1 << place, worker_id=number)
-            self.actors[port] = Actor(port, WorkerEndpoint(config, number))
-        return [self.actors[first_port + 1 + number] for number in numbers]
-
-    def _at_switch(self, port: int, payload: bytes) -> None:
-        for job in self.jobs:
-            if port == job.server_port:
-                return self._at(0, port, payload)
-            if job.server_port < port <= job.server_port + 2 * MAX_WORKERS:
-                return self._at(1 + (port - job.server_port - 1) // MAX_WORKERS, port, payload)
-        raise AssertionError(f"port {port}: nobody's")
-
-    def _at(self, which: int, port: int, payload: bytes) -> None:
-        """Process a packet at a switch, and pass the packets sent to the next one."""
-        for out, packet in self.switches[which].process(port, payload, int(self.now * 1e6)):
-            if out == self.UPLINK:
-                rack_port = self.RACK_PORTS[which - 1]
-                self._hop(lambda copy, rack_port=rack_port: self._at(0, rack_port, copy), packet)
-            elif out in self.RACK_PORTS:
-                leaf = 1 + self.RACK_PORTS.index(out)
-                self._hop(lambda copy, leaf=leaf: self._at(leaf, self.UPLINK, copy), packet)
-            else:
-                self._hop(lambda copy, out=out: self._at_actor(self.actors[out], copy), packet)
+    racks, levels = 2, 2
 
 
 def _first_missing(actor: Actor) -> int:

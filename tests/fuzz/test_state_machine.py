@@ -27,7 +27,8 @@ from rounds import Round
 from virtual_network import Faults
 
 from peelsum.pipelines import pipeline
-from peelsum.softswitch import Program, load
+from peelsum.softswitch import load
+from peelsum.softswitch.program.model import Program
 from peelsum.transport import JobConfig
 from peelsum.wire import Kind
 from peelsum.wire.clock import NEVER_TICKS

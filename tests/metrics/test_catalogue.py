@@ -23,7 +23,7 @@ from peelsum.metrics.catalogue import table
 from peelsum.metrics.dashboard import dashboard, expression
 from peelsum.softswitch.ports.udp import PortCounts
 from peelsum.softswitch.runtime.queues import QueueCounts
-from peelsum.transport import ServerStats, WorkerStats
+from peelsum.transport.stats import ServerStats, WorkerStats
 
 ROOT = Path(__file__).parents[2]
 ALL = {metric.name: metric for metrics in PARTS.values() for metric in metrics}

@@ -381,7 +381,7 @@ _CONTROL: Changes = {
     ],
     "control_plane/peelsum/control/status.py": [
         ("if index < len(counted):", "if index <= len(counted):"),
-        ('(closed or action.args["expected_mask"]):\n            jobs', "True:\n            jobs"),
+        ('action.args["expected_mask"]:\n            jobs', "True:\n            jobs"),
         ("sorted(jobs, key=lambda job: job.job_id)", "jobs"),
     ],
 }

@@ -58,7 +58,7 @@ AREAS = {
             f"tests/transport/test_{name}.py"
             for name in (
                 *("endpoint", "server", "stray_chunks", "edges", "round_trips", "rows_reused", "congestion"),
-                *("two_levels_at_hosts", "well_formed", "two_racks", "virtual_network"),
+                *("two_levels_at_hosts", "well_formed", "virtual_network"),
             )
         ),
     ),

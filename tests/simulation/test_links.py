@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peelsum.simulation import LinkSpec, SimulatedLink, Train
+from peelsum.simulation import Train
+from peelsum.simulation.links import LinkSpec, SimulatedLink
 from peelsum.simulation.trains import joined, merged, ps
 
 FRAME_BYTES = 1086

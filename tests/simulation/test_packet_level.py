@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from peelsum.simulation import (
-    Job,
-    NetworkSection,
-    RateChange,
-    Report,
-    Scenario,
-    Simulation,
-    SimulationError,
-    Straggler,
-    simulate,
-)
-from peelsum.simulation.scenario import TimersSection
+from peelsum.simulation import Job, NetworkSection, Report, Scenario, Simulation, SimulationError, simulate
+from peelsum.simulation.scenario import RateChange, Straggler, TimersSection
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
 LANES = 32

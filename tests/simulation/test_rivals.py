@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peelsum.simulation import Job, NetworkSection, Scenario, SimulationError, Straggler, TimersSection
+from peelsum.simulation import Job, NetworkSection, Scenario, SimulationError, TimersSection
 from peelsum.simulation.collectives import COLLECTIVES, Transfers, ring
 from peelsum.simulation.flows import replayed, run_collective
+from peelsum.simulation.scenario import Straggler
 from peelsum.simulation.slot_model import Message, Setting, Worker, run_protocol
 from peelsum.simulation.slot_protocols import PROTOCOLS, BlockSwitch
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peelsum.simulation import SimulationError, parse_scenario, read_scenario
+from peelsum.simulation import SimulationError
+from peelsum.simulation.scenario import parse_scenario, read_scenario
 
 VALUES = st.one_of(
     st.integers(-5, 5000),

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from peelsum.softswitch import UnsupportedConstruct
 from peelsum.softswitch.compiler.emit_expressions import Expressions, unsigned
+from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.operations import Binary, Bool, Const, FieldRef, Ternary, Unary
 from peelsum.softswitch.runtime.native import K as MACHINE_K
 from peelsum.softswitch.runtime.plain import clamp, shl, shr

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from peelsum.softswitch import BadProgram, SoftswitchError, Switch, UnsupportedConstruct, load
+from peelsum.softswitch import SoftswitchError, Switch, load
 from peelsum.softswitch.compiler.loading import parse
+from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
 
 P4 = Path(__file__).parent / "p4"
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from peelsum.softswitch import DuplicateEntry, Frames, InvalidEntry, NoSuchEntry, TableFull
+from peelsum.softswitch import Frames
+from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull
 from peelsum.softswitch.runtime.lookups import hash_words
 
 BITS = {"small": 8, "middle": 16, "address": 32, "wide": 72}

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from peelsum.softswitch import Frames, InvalidEntry, NoSuchEntry, Switch
+from peelsum.softswitch import Frames, Switch
+from peelsum.softswitch.errors import InvalidEntry, NoSuchEntry
 
 
 def test_room_follows_the_largest_group(program_of):

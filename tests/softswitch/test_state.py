@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from patience import PATIENCE_S
 
-from peelsum.softswitch import Frames, InvalidEntry, NoSuchEntry, Switch
+from peelsum.softswitch import Frames, Switch
+from peelsum.softswitch.errors import InvalidEntry, NoSuchEntry
 
 
 @pytest.fixture

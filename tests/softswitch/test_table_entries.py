@@ -4,7 +4,9 @@ import random
 
 import pytest
 
-from peelsum.softswitch import DuplicateEntry, Entry, Frames, InvalidEntry, NoSuchEntry, Switch, TableFull
+from peelsum.softswitch import Frames, Switch
+from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull
+from peelsum.softswitch.runtime.tables import Entry
 
 ROUTES, ACL, BY_PORT = "RouterIngress.routes", "RouterIngress.acl", "RouterIngress.by_port"
 ROUTE, DROP, PERMIT = "RouterIngress.route", "RouterIngress.drop", "RouterIngress.permit"

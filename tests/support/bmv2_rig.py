@@ -21,7 +21,7 @@ from google.protobuf import text_format
 from patience import PATIENCE_S
 from rigs import PORTS, TableRig
 
-from peelsum.spec import Packet
+from peelsum.spec.packet import Packet
 from peelsum.wire import CPU_PORT, EVERYONE, Kind, Verdict
 
 CLONE_NEWNET = 0x40000000

@@ -14,9 +14,10 @@ import peelsum.softswitch.process
 import peelsum.topology.telling
 import peelsum.transport.compiling  # noqa: F401
 from peelsum.pipelines import pipeline
-from peelsum.softswitch import Program, Switch
+from peelsum.softswitch import Switch
 from peelsum.softswitch.p4runtime import pipeline as requests
 from peelsum.softswitch.p4runtime.info import PipelineInfo
+from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.transport.warming import warm_up

@@ -6,9 +6,10 @@ from contextlib import ExitStack
 
 from device_state import rows
 
-from peelsum.control import parse_description
-from peelsum.control.cluster import Cluster, Store, parse_cluster
+from peelsum.control.cluster import Cluster, Store
+from peelsum.control.cluster.description import parse_cluster
 from peelsum.control.entries import salt
+from peelsum.control.racks import parse_description
 from peelsum.control.session import pipeline_schema
 from peelsum.pipelines import pipeline
 

@@ -8,7 +8,8 @@ import stat
 import pytest
 from command_line import peelsum
 
-from peelsum.tls import Identity, Role, TlsError, is_loopback, make_token, read_token, role_of
+from peelsum.tls import Identity, Role, TlsError, make_token, read_token, role_of
+from peelsum.tls.identity import is_loopback
 
 ALL = sorted(Role)
 

@@ -8,7 +8,8 @@ import pytest
 from clusters import PIPELINES, Controllers, cluster_text
 
 from peelsum.control import ControlError
-from peelsum.control.cluster import Cluster, ControllerClient, ControllerService, Store, parse_cluster
+from peelsum.control.cluster import Cluster, ControllerClient, ControllerService, Store
+from peelsum.control.cluster.description import parse_cluster
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device
 from peelsum.tls import TlsError

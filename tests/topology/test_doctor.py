@@ -9,7 +9,8 @@ import pytest
 from command_line import peelsum
 from patience import PATIENCE_S
 
-from peelsum.control import Controller, parse_description
+from peelsum.control import Controller
+from peelsum.control.racks import parse_description
 from peelsum.pipelines import pipeline
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device

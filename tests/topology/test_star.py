@@ -12,7 +12,8 @@ from patience import PATIENCE_S, with_longer_timeouts
 
 from peelsum.allreduce import Allreduce, Part, PlanMismatchError
 from peelsum.topology import Child, ProcessError, Star
-from peelsum.transport import StalledError, SwitchUnreachableError, TransportError
+from peelsum.transport import TransportError
+from peelsum.transport.errors import StalledError, SwitchUnreachableError
 from peelsum.transport.seats import plug_in
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 

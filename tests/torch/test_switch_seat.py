@@ -16,7 +16,7 @@ from patience import PATIENCE_S
 pytest.importorskip("torch", reason="torch is not installed")
 
 from peelsum.torch import HookConfigError, held_seats, switch_seat
-from peelsum.transport import SwitchUnreachableError
+from peelsum.transport.errors import SwitchUnreachableError
 from peelsum.transport.lease import parsed_request
 
 ADMISSION = {"job_id": 1, "generation": 1, "workers": 2, "lanes": 32, "timeout_s": 5.0}

@@ -6,7 +6,6 @@ import os
 import select
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,16 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 from patience import PATIENCE_S, with_longer_timeouts
-from udp_switch import UdpSwitch
+from udp_switch import UdpSwitch, served
 
 from peelsum.summation import Part
 from peelsum.transport import (
     AggregationService,
     JobConfig,
     JobFinished,
-    StalledError,
     SwitchSummation,
-    SwitchUnreachableError,
     Timers,
     TransportConfigError,
     TransportError,
@@ -33,6 +30,7 @@ from peelsum.transport import (
     server_kernels,
     service_kernels,
 )
+from peelsum.transport.errors import StalledError, SwitchUnreachableError
 from peelsum.transport.events import Event
 from peelsum.transport.warming import warm_up
 from peelsum.wire import Flag, Kind, pack
@@ -94,17 +92,11 @@ def assert_sums(got: list[list[np.ndarray]], wanted: list[list[np.ndarray]]) -> 
 
 @pytest.mark.parametrize("loss", [0.0, 0.05])
 def test_sums_over_sockets_are_exact(loss: float) -> None:
-    with UdpSwitch(8, loss=loss, seed=7) as switch:
-        switch.admit(CONFIG, PORT)
-        with (
-            AggregationService([CONFIG], switch.server_address(PORT)) as service,
-            ThreadPoolExecutor() as pool,
-        ):
-            serving = pool.submit(service.run)
-            working = [pool.submit(work, switch, CONFIG, worker, 3) for worker in range(3)]
-            for one in working:
-                assert_sums(one.result(), expected(3, 3))
-            stats = serving.result()[1]
+    with served(CONFIG, loss=loss, seed=7) as (switch, _service, pool, serving):
+        working = [pool.submit(work, switch, CONFIG, worker, 3) for worker in range(3)]
+        for one in working:
+            assert_sums(one.result(), expected(3, 3))
+        stats = serving.result()[1]
     if not loss:
         joining_and_fin = 2
         chunks = sum(-(-(1000 + step) // 8) + -(-33 // 8) for step in range(3)) + joining_and_fin
@@ -113,52 +105,33 @@ def test_sums_over_sockets_are_exact(loss: float) -> None:
 
 def test_two_jobs_share_one_server_process_and_its_port() -> None:
     other = replace(CONFIG, job_id=2, workers=2, first_chunk=5)
-    with UdpSwitch(8) as switch:
-        switch.admit(CONFIG, PORT)
-        switch.admit(other, PORT)
-        with (
-            AggregationService([CONFIG, other], switch.server_address(PORT)) as service,
-            ThreadPoolExecutor(8) as pool,
-        ):
-            serving = pool.submit(service.run)
-            first = [pool.submit(work, switch, CONFIG, worker, 2) for worker in range(3)]
-            second = [pool.submit(work, switch, other, worker, 2) for worker in range(2)]
-            for one in first:
-                assert_sums(one.result(), expected(3, 2))
-            for one in second:
-                assert_sums(one.result(), expected(2, 2))
-            assert sorted(serving.result()) == [1, 2]
+    with served(CONFIG, other) as (switch, _service, pool, serving):
+        first = [pool.submit(work, switch, CONFIG, worker, 2) for worker in range(3)]
+        second = [pool.submit(work, switch, other, worker, 2) for worker in range(2)]
+        for one in first:
+            assert_sums(one.result(), expected(3, 2))
+        for one in second:
+            assert_sums(one.result(), expected(2, 2))
+        assert sorted(serving.result()) == [1, 2]
 
 
 def test_a_missing_worker_is_named_by_the_others() -> None:
     config = replace(CONFIG, timers=Timers(first_answer=0.01, need=0.005, resend_most=0.05, linger=0.1))
 
     def named(timeout_s: float) -> None:
-        with UdpSwitch(8) as switch:
-            switch.admit(config, PORT)
-            with (
-                AggregationService([config], switch.server_address(PORT)) as service,
-                ThreadPoolExecutor() as pool,
-            ):
-                serving = pool.submit(service.run)
+        with served(config) as (switch, service, pool, _serving):
 
-                def wait_in_vain(worker: int) -> None:
-                    address = switch.worker_address(config, PORT, worker)
-                    with SwitchSummation(
-                        config, worker, address, timeout_s=timeout_s, join_s=0.0
-                    ) as summation:
-                        with pytest.raises(StalledError, match=r"job 1: .*chunk 4294967264 .*worker 2"):
-                            summation.sum_words([Part(drawn(worker, 0, 5), "add")])
-                        with pytest.raises(TransportError, match="out of step"):
-                            summation.sum_words([])
+            def wait_in_vain(worker: int) -> None:
+                address = switch.worker_address(config, PORT, worker)
+                with SwitchSummation(config, worker, address, timeout_s=timeout_s, join_s=0.0) as summation:
+                    with pytest.raises(StalledError, match=r"job 1: .*chunk 4294967264 .*worker 2"):
+                        summation.sum_words([Part(drawn(worker, 0, 5), "add")])
+                    with pytest.raises(TransportError, match="out of step"):
+                        summation.sum_words([])
 
-                try:
-                    for one in [pool.submit(wait_in_vain, worker) for worker in (0, 1)]:
-                        one.result()
-                    assert service.progress()[1].missing_workers == (2,)
-                finally:
-                    service.stop()
-                serving.result()
+            for one in [pool.submit(wait_in_vain, worker) for worker in (0, 1)]:
+                one.result()
+            assert service.progress()[1].missing_workers == (2,)
 
     with_longer_timeouts(named)
 
@@ -187,21 +160,12 @@ def test_a_service_ends_without_the_fin_of_a_worker_that_left(jobs: int) -> None
         "bitmap": 1,
         "flags": Flag.FIN,
     }
-    with UdpSwitch(8) as switch:
-        for config in configs:
-            switch.admit(config, PORT)
-        with (
-            AggregationService(configs, switch.server_address(PORT)) as service,
-            ThreadPoolExecutor() as pool,
-        ):
-            for job_id, server in service._servers.items():
-                server.receive(pack(np.zeros((1, 8), np.uint32), job_id=job_id, **header), time.monotonic())
-            heard: list[Event] = []
-            serving = pool.submit(service.run, heard.append)
-            try:
-                serving.result(PATIENCE_S)
-            finally:
-                service.stop()
+    with served(*configs, runs=False) as (_, service, pool, _):
+        for job_id, server in service._servers.items():
+            server.receive(pack(np.zeros((1, 8), np.uint32), job_id=job_id, **header), time.monotonic())
+        heard: list[Event] = []
+        serving = pool.submit(service.run, heard.append)
+        serving.result(PATIENCE_S)
     assert JobFinished(1, confirmed=False) in heard
 
 
@@ -226,64 +190,43 @@ def test_results_that_came_while_a_worker_had_no_processor_are_no_stall(
         of_worker = threading.current_thread() is threading.main_thread()
         return time.monotonic() + (late_by[0] if of_worker else 0.0)
 
-    with UdpSwitch(8) as switch:
-        switch.admit(config, PORT)
-        with (
-            AggregationService([config], switch.server_address(PORT)) as service,
-            ThreadPoolExecutor() as pool,
-        ):
-            address = switch.worker_address(config, PORT, 0)
-            monkeypatch.setattr("peelsum.transport.exchange.exchange", kept_waiting)
-            monkeypatch.setattr("peelsum.transport.exchange.time", SimpleNamespace(monotonic=now))
-            try:
-                with SwitchSummation(config, 0, address) as summation:
-                    (result,) = summation.sum_words([Part(drawn(0, 0, 5), "add")])
-                np.testing.assert_array_equal(result, drawn(0, 0, 5))
-            finally:
-                service.stop()
+    with served(config, runs=False) as (switch, service, pool, _):
+        address = switch.worker_address(config, PORT, 0)
+        monkeypatch.setattr("peelsum.transport.exchange.exchange", kept_waiting)
+        monkeypatch.setattr("peelsum.transport.exchange.time", SimpleNamespace(monotonic=now))
+        with SwitchSummation(config, 0, address) as summation:
+            (result,) = summation.sum_words([Part(drawn(0, 0, 5), "add")])
+        np.testing.assert_array_equal(result, drawn(0, 0, 5))
 
 
 def test_what_a_check_raises_ends_the_sum() -> None:
     config = replace(CONFIG, workers=1)
-    with UdpSwitch(8) as switch:
-        switch.admit(config, PORT)
-        with (
-            AggregationService([config], switch.server_address(PORT)) as service,
-            ThreadPoolExecutor() as pool,
-        ):
-            pool.submit(service.run)
+    with served(config) as (switch, _service, _pool, _):
 
-            def refuse(words: np.ndarray) -> None:
-                raise ValueError(f"{len(words)} words")
+        def refuse(words: np.ndarray) -> None:
+            raise ValueError(f"{len(words)} words")
 
-            with SwitchSummation(config, 0, switch.worker_address(config, PORT, 0)) as summation:
-                with pytest.raises(ValueError, match="5 words"):
-                    summation.sum_words([Part(drawn(0, 0, 5), "add", refuse)])
-                with pytest.raises(TransportError, match="out of step"):
-                    summation.sum_words([])
-            service.stop()
+        with SwitchSummation(config, 0, switch.worker_address(config, PORT, 0)) as summation:
+            with pytest.raises(ValueError, match="5 words"):
+                summation.sum_words([Part(drawn(0, 0, 5), "add", refuse)])
+            with pytest.raises(TransportError, match="out of step"):
+                summation.sum_words([])
 
 
 def test_a_switch_that_forgot_its_peers_meets_them_again() -> None:
-    with UdpSwitch(8) as switch:
-        switch.admit(CONFIG, PORT)
-        with (
-            AggregationService([CONFIG], switch.server_address(PORT)) as service,
-            ThreadPoolExecutor() as pool,
-        ):
-            serving = pool.submit(service.run)
-            met = threading.Barrier(3, action=switch.forget_peers)
+    with served(CONFIG) as (switch, _service, pool, serving):
+        met = threading.Barrier(3, action=switch.forget_peers)
 
-            def worker(number: int) -> list[list[np.ndarray]]:
-                address = switch.worker_address(CONFIG, PORT, number)
-                with SwitchSummation(CONFIG, number, address, timeout_s=120) as summation:
-                    first = steps(summation, 1)
-                    met.wait()
-                    return first + steps(summation, 1)
+        def worker(number: int) -> list[list[np.ndarray]]:
+            address = switch.worker_address(CONFIG, PORT, number)
+            with SwitchSummation(CONFIG, number, address, timeout_s=120) as summation:
+                first = steps(summation, 1)
+                met.wait()
+                return first + steps(summation, 1)
 
-            for one in [pool.submit(worker, number) for number in range(3)]:
-                assert_sums(one.result(), expected(3, 1) * 2)
-            serving.result()
+        for one in [pool.submit(worker, number) for number in range(3)]:
+            assert_sums(one.result(), expected(3, 1) * 2)
+        serving.result()
 
 
 def test_nobody_at_the_switch_address() -> None:
@@ -315,15 +258,9 @@ def test_after_warm_up_nothing_is_compiled_any_more() -> None:
     warm_up(config.lanes)
     loops = [getattr(module, name) for module, names in LOOPS.items() for name in names]
     before = [len(loop.signatures) for loop in loops]
-    with UdpSwitch(8, loss=0.1, seed=3) as switch:
-        switch.admit(config, PORT)
-        with (
-            AggregationService([config], switch.server_address(PORT)) as service,
-            ThreadPoolExecutor() as pool,
-        ):
-            serving = pool.submit(service.run)
-            assert_sums(pool.submit(work, switch, config, 0, 1).result(), expected(1, 1))
-            serving.result()
+    with served(config, loss=0.1, seed=3) as (switch, _service, pool, serving):
+        assert_sums(pool.submit(work, switch, config, 0, 1).result(), expected(1, 1))
+        serving.result()
     assert [len(loop.signatures) for loop in loops] == before
     assert min(before) > 0
 
@@ -331,27 +268,20 @@ def test_after_warm_up_nothing_is_compiled_any_more() -> None:
 def test_a_forked_child_is_refused_and_leaves_the_job_to_its_parent() -> None:
     """It sends nothing, and closes only its own descriptors."""
     config, left = replace(CONFIG, workers=1), ExitStack()
-    with UdpSwitch(8) as switch:
-        switch.admit(config, PORT)
-        with (
-            AggregationService([config], switch.server_address(PORT)) as service,
-            ThreadPoolExecutor() as pool,
-        ):
-            pool.submit(service.run)
-            summation = SwitchSummation(config, 0, switch.worker_address(config, PORT, 0), held=left)
-            left.callback(lambda: os._exit(9))
-            steps(summation, 1)
-            heard, say = os.pipe()
-            if not (child := os.fork()):
-                try:
-                    summation.sum_words([])
-                except TransportError as error:
-                    os.write(say, str(error).encode())
-                summation.close()
-                os._exit(3)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-            assert b"this process was forked from the one that is connected" in os.read(heard, 1000)
-            left.pop_all()
-            assert_sums(steps(summation, 1), expected(1, 1))
+    with served(config) as (switch, _service, _pool, _):
+        summation = SwitchSummation(config, 0, switch.worker_address(config, PORT, 0), held=left)
+        left.callback(lambda: os._exit(9))
+        steps(summation, 1)
+        heard, say = os.pipe()
+        if not (child := os.fork()):
+            try:
+                summation.sum_words([])
+            except TransportError as error:
+                os.write(say, str(error).encode())
             summation.close()
-            service.stop()
+            os._exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        assert b"this process was forked from the one that is connected" in os.read(heard, 1000)
+        left.pop_all()
+        assert_sums(steps(summation, 1), expected(1, 1))
+        summation.close()

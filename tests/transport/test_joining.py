@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from patience import PATIENCE_S, with_longer_timeouts
-from udp_switch import UdpSwitch
+from udp_switch import served
 
 from peelsum.summation import Part
 from peelsum.transport import (
-    AggregationService,
     JobConfig,
     Stalled,
     SwitchSummation,
@@ -63,21 +61,11 @@ def test_a_worker_may_start_later_than_the_others_stall(monkeypatch, told) -> No
             with SwitchSummation(CONFIG, worker, address, timeout_s=timeout_s) as summation:
                 return summation.sum_words([Part(np.full(5, 1 << worker, np.uint32), "add")])
 
-        with UdpSwitch(8) as switch:
-            switch.admit(CONFIG, PORT)
-            with (
-                AggregationService([CONFIG], switch.server_address(PORT)) as service,
-                ThreadPoolExecutor() as pool,
-            ):
-                serving = pool.submit(service.run)
-                working = [pool.submit(work, worker) for worker in range(WORKERS)]
-                for one in working:  # or else the last would wait for what nobody says any more
-                    one.add_done_callback(lambda _: told.some.set())
-                try:
-                    outcomes = [one.exception() or one.result()[0].tolist() for one in working]
-                finally:
-                    service.stop()
-                serving.result()
+        with served(CONFIG) as (switch, _service, pool, _serving):
+            working = [pool.submit(work, worker) for worker in range(WORKERS)]
+            for one in working:  # or else the last would wait for what nobody says any more
+                one.add_done_callback(lambda _: told.some.set())
+            outcomes = [one.exception() or one.result()[0].tolist() for one in working]
         assert outcomes == [[7] * 5] * WORKERS
         assert set(told.lines) == {
             "job 1: worker 2 has not joined, it may still be starting; waiting up to 600 s"

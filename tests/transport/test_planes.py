@@ -18,17 +18,14 @@ from peelsum.transport import (
     AggregationService,
     JobConfig,
     JobFinished,
-    ServerStats,
-    StalledError,
     SwitchSummation,
-    SwitchUnreachableError,
     Timers,
     TransportConfigError,
     TransportError,
     WorkerEndpoint,
-    WorkerStats,
 )
-from peelsum.transport.stats import added
+from peelsum.transport.errors import StalledError, SwitchUnreachableError
+from peelsum.transport.stats import ServerStats, WorkerStats, added
 from peelsum.wire import Flag, fields_of
 from peelsum.wire.datagrams import BatchSocket
 

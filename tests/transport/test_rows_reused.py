@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 from patience import PATIENCE_S
 from test_adapters import CONFIG as UDP_CONFIG
-from test_adapters import PORT, assert_sums, expected, work
+from test_adapters import assert_sums, expected, work
 from test_endpoint import CONFIG as WORKER_CONFIG
 from test_endpoint import all_of, result
 from test_server import CONFIG, LANES, partial, sent
-from udp_switch import UdpSwitch
+from udp_switch import served
 
 from peelsum.transport import (
     AggregationServer,
-    AggregationService,
     Event,
     JobFinished,
     TensorCompleted,
@@ -290,24 +289,18 @@ def test_a_service_goes_on_until_the_last_of_its_jobs_has_finished() -> None:
         heard.append(event)
         finished.set()
 
-    with UdpSwitch(8) as switch:
-        switch.admit(first, PORT)
-        switch.admit(second, PORT)
-        with (
-            AggregationService([first, second], switch.server_address(PORT)) as service,
-            ThreadPoolExecutor(8) as pool,
-        ):
-            serving = pool.submit(service.run, note)
-            for one in [pool.submit(work, switch, first, worker, 1) for worker in range(3)]:
-                assert_sums(one.result(), expected(3, 1))
-            assert finished.wait(PATIENCE_S)
-            for _ in range(5):
-                assert not wait([serving], 0.1).done
-                service._link.wake()
-            assert {job: one.chunks_complete for job, one in service.progress().items()}[2] == 0
-            for one in [pool.submit(work, switch, second, worker, 1) for worker in range(2)]:
-                assert_sums(one.result(), expected(2, 1))
-            stats = serving.result(PATIENCE_S)
+    with served(first, second, runs=False) as (switch, service, pool, _):
+        serving = pool.submit(service.run, note)
+        for one in [pool.submit(work, switch, first, worker, 1) for worker in range(3)]:
+            assert_sums(one.result(), expected(3, 1))
+        assert finished.wait(PATIENCE_S)
+        for _ in range(5):
+            assert not wait([serving], 0.1).done
+            service._link.wake()
+        assert {job: one.chunks_complete for job, one in service.progress().items()}[2] == 0
+        for one in [pool.submit(work, switch, second, worker, 1) for worker in range(2)]:
+            assert_sums(one.result(), expected(2, 1))
+        stats = serving.result(PATIENCE_S)
     assert heard == [JobFinished(1, confirmed=True), JobFinished(2, confirmed=True)]
     assert sorted(stats) == [1, 2]
     assert not any(sum(one.dropped.values()) for one in stats.values())
@@ -326,37 +319,32 @@ def test_a_service_stays_until_it_has_been_quiet_for_so_long(
     ]
     turns = iter([(100.0, True), (103.0, False), (104.0, True), (108.9, False), (109.0, False)])
     now = [0.0]
-    with UdpSwitch(8) as switch:
-        switch.admit(config, PORT)
-        with AggregationService(configs, switch.server_address(PORT)) as service:
+    with served(*configs, runs=False) as (_, service, _, _):
 
-            def turn(_: float) -> tuple[list[Event], bool]:
-                now[0], heard = next(turns)
-                for server in service._servers.values():
-                    server.finished = True
-                return [], heard
+        def turn(_: float) -> tuple[list[Event], bool]:
+            now[0], heard = next(turns)
+            for server in service._servers.values():
+                server.finished = True
+            return [], heard
 
-            monkeypatch.setattr(service, "_turn", turn)
-            monkeypatch.setattr("peelsum.transport.service.time", SimpleNamespace(monotonic=lambda: now[0]))
-            assert len(service.run()) == len(configs)
+        monkeypatch.setattr(service, "_turn", turn)
+        monkeypatch.setattr("peelsum.transport.service.time", SimpleNamespace(monotonic=lambda: now[0]))
+        assert len(service.run()) == len(configs)
     assert next(turns, None) is None
 
 
 def test_a_service_says_when_its_next_timer_is_for_all_its_jobs() -> None:
     first = replace(UDP_CONFIG, timers=Timers(linger=3.0, need=0.25, need_most=0.5))
     second = replace(first, job_id=2)
-    with UdpSwitch(8) as switch:
-        switch.admit(first, PORT)
-        switch.admit(second, PORT)
-        with AggregationService([first, second], switch.server_address(PORT)) as service:
-            assert service._next_timer(10.0) is None
-            one, other = service._servers[1], service._servers[2]
-            lanes = np.zeros((1, 8), np.uint32)
-            part = {"kind": Kind.BYPASS, "generation": 4, "chunk_id": 0xFFFFFFE0, "sender": EVERYONE}
-            one.receive(pack(lanes, job_id=1, bitmap=1, **part), 5.0)
-            other.receive(pack(lanes, job_id=2, bitmap=1, **part), 4.0)
-            assert service._next_timer(10.0) == pytest.approx(4.25)
-            one.finished = True
-            assert service._next_timer(1.0) == pytest.approx(4.25)
-            other.finished = True
-            assert service._next_timer(1.0) == pytest.approx(4.0)
+    with served(first, second, runs=False) as (_, service, _, _):
+        assert service._next_timer(10.0) is None
+        one, other = service._servers[1], service._servers[2]
+        lanes = np.zeros((1, 8), np.uint32)
+        part = {"kind": Kind.BYPASS, "generation": 4, "chunk_id": 0xFFFFFFE0, "sender": EVERYONE}
+        one.receive(pack(lanes, job_id=1, bitmap=1, **part), 5.0)
+        other.receive(pack(lanes, job_id=2, bitmap=1, **part), 4.0)
+        assert service._next_timer(10.0) == pytest.approx(4.25)
+        one.finished = True
+        assert service._next_timer(1.0) == pytest.approx(4.25)
+        other.finished = True
+        assert service._next_timer(1.0) == pytest.approx(4.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import numpy as np
@@ -12,10 +11,10 @@ from patience import PATIENCE_S
 from rounds import Round
 from test_adapters import CONFIG, PORT, assert_sums, expected, steps
 from test_virtual_network import SLOTS, check, drawn_config, drawn_rounds
-from udp_switch import UdpSwitch
+from udp_switch import served
 from virtual_network import Actor, Faults, VirtualNetwork
 
-from peelsum.transport import AggregationService, JobConfig, SwitchSummation
+from peelsum.transport import JobConfig, SwitchSummation
 from peelsum.wire import Kind, pack
 from peelsum.wire.clock import NEVER_TICKS
 from peelsum.wire.datagrams import BatchSocket
@@ -70,7 +69,7 @@ def play(seed: int, *, worst: float, restart: bool) -> VirtualNetwork:
         packet = stray(config, actor.machine.worker_id, chunk, kind).tobytes()
         for _ in range(random.choice([1, 1, 2])):
             at = random.uniform(0, 0.05)
-            network.at(at, lambda port=actor.port, packet=packet: network._at_switch(port, packet))
+            network.at(at, lambda port=actor.port, packet=packet: network.inject(port, packet))
     if restart:
         network.at(random.uniform(0, 0.05), lambda: network.restart_server(SERVER_PORT))
     network.run_until(lambda: all(not actor.alive for actor in actors), seconds=30.0, packets=30_000)
@@ -92,39 +91,35 @@ def test_over_udp_strays_of_an_admitted_port_are_counted_answered_by_nothing_and
     """One RESEND far ahead, and two thousand of random chunks, between two steps of a job."""
     numbers, count = np.random.default_rng(5), 2000
 
-    with UdpSwitch(8) as switch:
-        switch.admit(CONFIG, PORT)
+    with (
+        served(CONFIG) as (switch, service, pool, serving),
+        BatchSocket.bind(("127.0.0.1", 0), 16 + 4 * 8) as stranger,
+    ):
         addresses = [switch.worker_address(CONFIG, PORT, worker) for worker in range(3)]
-        with (
-            AggregationService([CONFIG], switch.server_address(PORT)) as service,
-            ThreadPoolExecutor() as pool,
-            BatchSocket.bind(("127.0.0.1", 0), 16 + 4 * 8) as stranger,
-        ):
-            serving = pool.submit(service.run)
-            summations = list(
-                pool.map(lambda n: SwitchSummation(CONFIG, n, addresses[n], timeout_s=PATIENCE_S), range(3))
-            )
-            for got in pool.map(lambda one: steps(one, 1), summations):
-                assert_sums(got, expected(3, 1))
-            before = service.stats()[1]
-            dropped_before = sum(before.dropped.values())
-            for start in range(0, count, 50):
-                chunks = numbers.integers(0, 2**32, 50)
-                batch = np.concatenate([stray(CONFIG, 0, int(c), Kind.RESEND) for c in chunks])
-                stranger.send(batch, addresses[0])
-                give_up_at = time.monotonic() + PATIENCE_S
-                while sum(service.stats()[1].dropped.values()) < dropped_before + start + 50:
-                    assert time.monotonic() < give_up_at, "packets were lost on the way"
-                    time.sleep(0.001)
-            after = service.stats()[1]
-            sent = [(one.results, one.resends, one.needs) for one in (before, after)]
-            assert sent[0] == sent[1]
-            # On a busy machine, a RESEND of the first step may come late. It is answered; a stray is dropped.
-            assert after.replies - before.replies <= after.duplicates - before.duplicates
-            assert sum(after.dropped.values()) - dropped_before == count
-            assert after.dropped["ahead_of_window"] > count / 4
-            assert service.progress()[1].oldest_chunk is None
-            for got in pool.map(lambda one: steps(one, 1), summations):
-                assert_sums(got, expected(3, 1))
-            list(pool.map(SwitchSummation.close, summations))
-            serving.result()
+        summations = list(
+            pool.map(lambda n: SwitchSummation(CONFIG, n, addresses[n], timeout_s=PATIENCE_S), range(3))
+        )
+        for got in pool.map(lambda one: steps(one, 1), summations):
+            assert_sums(got, expected(3, 1))
+        before = service.stats()[1]
+        dropped_before = sum(before.dropped.values())
+        for start in range(0, count, 50):
+            chunks = numbers.integers(0, 2**32, 50)
+            batch = np.concatenate([stray(CONFIG, 0, int(c), Kind.RESEND) for c in chunks])
+            stranger.send(batch, addresses[0])
+            give_up_at = time.monotonic() + PATIENCE_S
+            while sum(service.stats()[1].dropped.values()) < dropped_before + start + 50:
+                assert time.monotonic() < give_up_at, "packets were lost on the way"
+                time.sleep(0.001)
+        after = service.stats()[1]
+        sent = [(one.results, one.resends, one.needs) for one in (before, after)]
+        assert sent[0] == sent[1]
+        # On a busy machine, a RESEND of the first step may come late. It is answered; a stray is dropped.
+        assert after.replies - before.replies <= after.duplicates - before.duplicates
+        assert sum(after.dropped.values()) - dropped_before == count
+        assert after.dropped["ahead_of_window"] > count / 4
+        assert service.progress()[1].oldest_chunk is None
+        for got in pool.map(lambda one: steps(one, 1), summations):
+            assert_sums(got, expected(3, 1))
+        list(pool.map(SwitchSummation.close, summations))
+        serving.result()

@@ -7,7 +7,8 @@ import threading
 import pytest
 from patience import PATIENCE_S
 
-from peelsum.transport import SwitchUnreachableError, lease, link
+from peelsum.transport import lease, link
+from peelsum.transport.errors import SwitchUnreachableError
 from peelsum.transport.lease import Lease
 from peelsum.transport.link import PortLink
 

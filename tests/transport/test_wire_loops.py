@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from frames import checksum
 from patience import PATIENCE_S
-from udp_switch import UdpSwitch
+from udp_switch import served
 
 from peelsum.summation import Part
-from peelsum.transport import AggregationServer, AggregationService, JobConfig, SwitchSummation
+from peelsum.transport import AggregationServer, JobConfig, SwitchSummation
 from peelsum.transport.service_kernels import serve
 from peelsum.transport.warming import warm_up
 from peelsum.transport.wire_kernels import NOTHING, Wire, new_wire, received, sent
@@ -176,18 +176,15 @@ def answer(sock: BatchSocket) -> np.ndarray:
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_statistics_have_what_was_dropped_for_its_size(jobs: int) -> None:
     configs = [replace(CONFIG, job_id=number + 1) for number in range(jobs)]
-    with UdpSwitch(LANES) as switch:
-        for config in configs:
-            switch.admit(config, 50)
-        with AggregationService(configs, switch.server_address(50)) as service, ThreadPoolExecutor() as pool:
-            assert {one.dropped["wrong_size"] for one in service.stats().values()} == {0}
-            at_server = service._link.socket.address
-            serving = pool.submit(service.run)
-            switch.send_raw(50, bytes(SIZE - 1), at_server)
-            with SwitchSummation(CONFIG, 0, switch.worker_address(CONFIG, 50, 0)) as summation:
-                at_worker = summation._links[0].socket.address
-                switch.send_raw(60, bytes(SIZE - 1), at_worker)
-                summation.sum_words([Part(np.arange(100, dtype=np.uint32), "add")])
-                assert summation.stats().dropped["wrong_size"] == 1
-            service.stop()
-            assert {one.dropped["wrong_size"] for one in serving.result().values()} == {1}
+    with served(*configs, runs=False) as (switch, service, pool, _):
+        assert {one.dropped["wrong_size"] for one in service.stats().values()} == {0}
+        at_server = service._link.socket.address
+        serving = pool.submit(service.run)
+        switch.send_raw(50, bytes(SIZE - 1), at_server)
+        with SwitchSummation(CONFIG, 0, switch.worker_address(CONFIG, 50, 0)) as summation:
+            at_worker = summation._links[0].socket.address
+            switch.send_raw(60, bytes(SIZE - 1), at_worker)
+            summation.sum_words([Part(np.arange(100, dtype=np.uint32), "add")])
+            assert summation.stats().dropped["wrong_size"] == 1
+        service.stop()
+        assert {one.dropped["wrong_size"] for one in serving.result().values()} == {1}

@@ -5,14 +5,22 @@ from __future__ import annotations
 import selectors
 import socket
 import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from random import Random
 
 import numpy as np
+from patience import PATIENCE_S
 
 from peelsum.spec import SpecSwitch
-from peelsum.transport import JobConfig
+from peelsum.transport import AggregationService, JobConfig
+from peelsum.transport.stats import ServerStats
 from peelsum.wire import packet_bytes
 from peelsum.wire.datagrams import Address, BatchSocket
+
+#: The servers' port of the switch.
+PORT = 50
 
 
 class UdpSwitch:
@@ -93,3 +101,27 @@ class UdpSwitch:
         for out, packet in self.spec.process(port, payload, 0):
             if out in self._peers and self._random.random() >= self._loss:
                 self._ports[out].send(np.frombuffer(packet, np.uint8)[None, :], self._peers[out])
+
+
+@contextmanager
+def served(
+    *configs: JobConfig, loss: float = 0.0, seed: int = 0, runs: bool = True
+) -> Iterator[tuple[UdpSwitch, AggregationService, ThreadPoolExecutor, Future[dict[int, ServerStats]]]]:
+    """Yield a switch with these jobs, their server, threads, and the server's run; then end them.
+
+    Without `runs`, the test starts the server, and the run is None.
+    """
+    with UdpSwitch(configs[0].lanes, loss=loss, seed=seed) as switch:
+        for config in configs:
+            switch.admit(config, PORT)
+        with (
+            AggregationService(configs, switch.server_address(PORT)) as service,
+            ThreadPoolExecutor(8) as pool,
+        ):
+            serving = pool.submit(service.run) if runs else None
+            try:
+                yield switch, service, pool, serving
+            finally:
+                service.stop()
+            if serving is not None:
+                serving.result(PATIENCE_S)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peelsum import wire
-from peelsum.spec import Packet
+from peelsum.spec.packet import Packet
 
 #: One packet of two lanes, written out by hand from the byte table in docs/reference/protocol.md.
 GOLDEN_VALUES = {

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from peelsum.control.capacity import lanes, slots
 from peelsum.control.drivers import free_slots
 from peelsum.control.errors import ControlError
 from peelsum.control.job_tables import check, close_job, known_generation, open_job, prepare
 from peelsum.control.plan import SwitchPlan
 from peelsum.control.racks import AnyDescription
 from peelsum.control.responses import Admission
-from peelsum.control.session import Session
+from peelsum.control.session import Session, lanes, slots
 from peelsum.control.status import read_jobs
 
 _GENERATIONS = 1 << 16

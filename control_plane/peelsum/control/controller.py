@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from peelsum.control import admission, capacity, status, switch_tables
+from peelsum.control import admission, status, switch_tables
 from peelsum.control.description import JobDescription
 from peelsum.control.opening import open_session
 from peelsum.control.responses import Admission, AdmittedJob, SwitchStatus
 from peelsum.control.sections import TofinoSection
-from peelsum.control.session import Session, pipeline_schema
+from peelsum.control.session import Session, lanes, pipeline_schema, slots
 from peelsum.tls import Identity
 from peelsum.wire import Verdict
 
@@ -109,11 +109,11 @@ class Controller:
 
     def lanes(self) -> int:
         """Return the pipeline's 32-bit values per packet. Raises SwitchError if it is not peelsum's."""
-        return capacity.lanes(self.session)
+        return lanes(self.session)
 
     def slots(self) -> int:
         """Return how many chunks the pipeline sums at once. Raises SwitchError if it is not peelsum's."""
-        return capacity.slots(self.session)
+        return slots(self.session)
 
     def set_limits(self, *, age_limit_ms: float | None = None, queue_depth: int | None = None) -> None:
         """Change the switch's limits; None leaves one as it is. Raises ControlError for a negative age limit.
@@ -140,9 +140,9 @@ class Controller:
         """Refuse a job's packets from now on. Raises ControlError if the job is not admitted."""
         admission.evict(self.session, job_id)
 
-    def jobs(self, *, closed: bool = False) -> list[AdmittedJob]:
-        """Return the admitted jobs, by number. closed: return closed ones, too."""
-        return status.read_jobs(self.session, closed=closed)
+    def jobs(self) -> list[AdmittedJob]:
+        """Return the admitted jobs, by number."""
+        return status.read_jobs(self.session)
 
     def verdicts(self) -> dict[Verdict, int]:
         """Return how many packets met each verdict since the pipeline was loaded."""

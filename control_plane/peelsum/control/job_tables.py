@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from finsy.p4entity import P4MulticastGroupEntry, P4TableAction, P4TableEntry, P4TableMatch
 
-from peelsum.control.capacity import lanes, slots
 from peelsum.control.drivers import driver_of
 from peelsum.control.entries import (
     PROBE_GROUP,
@@ -17,7 +16,7 @@ from peelsum.control.entries import (
 )
 from peelsum.control.errors import DescriptionError, RefusedError
 from peelsum.control.plan import SwitchPlan
-from peelsum.control.session import Session
+from peelsum.control.session import Session, lanes, slots
 from peelsum.control.switch_tables import forward_others, set_limits
 
 

@@ -13,11 +13,11 @@ from finsy.p4schema import P4Schema
 from finsy.proto import U128, p4r, p4r_grpc
 from google.protobuf import text_format
 
-from peelsum.control.errors import ControlError, NotPrimaryError, SwitchError
-from peelsum.control.rpc_errors import nothing_there, translated
+from peelsum.control.errors import ControlError, NotPrimaryError, SwitchError, nothing_there, translated
 from peelsum.control.stream import Stream
 from peelsum.tls import Identity, TlsError
 from peelsum.tls.grpc_client import open_channel
+from peelsum.wire import lanes_in
 
 #: A switch may compile a pipeline for minutes, on a slow machine, before it responds.
 _PIPELINE_TIMEOUT_S = 600.0
@@ -274,3 +274,26 @@ def pipeline_schema(json_path: Path, p4info_path: Path) -> P4Schema:
         raise ControlError(
             f"pipeline: {p4info_path}: cannot be read as P4Info ({reason}); rebuild it"
         ) from None
+
+
+def peelsum_lanes(session: Session) -> int:
+    """Return the pipeline's 32-bit values per packet; 0 if the pipeline is not peelsum's.
+
+    Raises SwitchError if the switch has no pipeline.
+    """
+    # On a Tofino, a lane's register stands in a control of its own.
+    return lanes_in(register.name.removesuffix(".sums") for register in session.loaded().registers)
+
+
+def lanes(session: Session) -> int:
+    """Return the pipeline's 32-bit values per packet. Raises SwitchError if it is not peelsum's."""
+    found = peelsum_lanes(session)
+    if not found:
+        raise SwitchError(f"switch: the pipeline of {session.address} is not peelsum's; load that first")
+    return found
+
+
+def slots(session: Session) -> int:
+    """Return how many chunks the pipeline sums at once. Raises SwitchError if it is not peelsum's."""
+    lanes(session)
+    return min(register.size for register in session.loaded().registers)

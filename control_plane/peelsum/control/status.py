@@ -6,10 +6,9 @@ from collections import defaultdict
 
 from finsy.p4entity import P4CounterEntry, P4TableAction
 
-from peelsum.control.capacity import lanes, slots
 from peelsum.control.drivers import driver_of
 from peelsum.control.responses import AdmittedJob, SwitchStatus
-from peelsum.control.session import Session
+from peelsum.control.session import Session, lanes, slots
 from peelsum.wire import MAX_WORKERS, Level, Verdict
 
 
@@ -35,8 +34,8 @@ def read_verdicts(session: Session) -> dict[Verdict, int]:
     return counted
 
 
-def read_jobs(session: Session, *, closed: bool = False) -> list[AdmittedJob]:
-    """Return the admitted jobs, by number. closed: return closed ones, too."""
+def read_jobs(session: Session) -> list[AdmittedJob]:
+    """Return the admitted jobs, by number; closed ones are left out."""
     workers: defaultdict[int, dict[int, int]] = defaultdict(dict)
     racks: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for entry in session.entries("members"):
@@ -48,7 +47,7 @@ def read_jobs(session: Session, *, closed: bool = False) -> list[AdmittedJob]:
     jobs = []
     for entry in session.entries("jobs"):
         action, job_id = entry.action, entry["job_id"]
-        if isinstance(action, P4TableAction) and (closed or action.args["expected_mask"]):
+        if isinstance(action, P4TableAction) and action.args["expected_mask"]:
             jobs.append(_admitted(job_id, action, workers[job_id], racks[job_id]))
     return sorted(jobs, key=lambda job: job.job_id)
 

@@ -10,8 +10,7 @@ from time import monotonic
 import grpc
 from finsy.proto import U128, p4r, p4r_grpc, rpc_code
 
-from peelsum.control.errors import SwitchError
-from peelsum.control.rpc_errors import not_primary, translated
+from peelsum.control.errors import SwitchError, not_primary, translated
 
 
 class Stream:

@@ -16,13 +16,12 @@ from math import ceil
 from typing import NamedTuple
 
 from peelsum.control.bfruntime import BfRuntimeSession, default_row, row
-from peelsum.control.capacity import lanes, slots
 from peelsum.control.entries import queue_limit_entry
 from peelsum.control.errors import DescriptionError
 from peelsum.control.plan import SwitchPlan
 from peelsum.control.resets import reset
 from peelsum.control.sections import TofinoPort, TofinoSection
-from peelsum.control.session import Session
+from peelsum.control.session import Session, lanes, slots
 from peelsum.wire import FRAME_HEADER_BYTES, RESERVED_JOB_ID, packet_bytes
 from peelsum.wire.clock import DEFAULT_AGE_TICKS, NEVER_TICKS, TICK_US
 

@@ -6,13 +6,12 @@ from collections import Counter
 
 from finsy.p4entity import P4RegisterEntry
 
-from peelsum.control.capacity import lanes, slots
 from peelsum.control.entries import age_limit_entry, age_limit_ticks, queue_limit_entry
 from peelsum.control.errors import UnsupportedError
 from peelsum.control.plan import SwitchPlan
 from peelsum.control.resets import reset
 from peelsum.control.sections import TofinoSection
-from peelsum.control.session import Session
+from peelsum.control.session import Session, lanes, slots
 from peelsum.wire import RESERVED_JOB_ID
 from peelsum.wire.clock import FREED_TICKS
 

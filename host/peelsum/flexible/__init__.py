@@ -7,27 +7,23 @@ The idea comes from "Flexible Communication for Optimal Distributed Learning ove
 from peelsum.flexible.agreement import Measurement
 from peelsum.flexible.collectives import COLLECTIVES, LinkModel, SwitchPath
 from peelsum.flexible.drawing import draw
-from peelsum.flexible.errors import FlexibleConfigError
 from peelsum.flexible.events import (
     Event,
     ExplorationEnded,
     ExplorationStarted,
-    GainChanged,
     LinkChanged,
     MethodChosen,
     Next,
     Traffic,
 )
-from peelsum.flexible.front import Candidate, Preference, chosen, loss, pareto_front
+from peelsum.flexible.front import Candidate, chosen, loss
 from peelsum.flexible.history import DecidedStep, told
 from peelsum.flexible.methods import (
     AXES,
     CARRIERS,
     DENSE,
     METHODS,
-    Axis,
     Carrier,
-    Cost,
     Crossover,
     Method,
     Step,
@@ -36,7 +32,7 @@ from peelsum.flexible.methods import (
     costs,
     crossovers,
 )
-from peelsum.flexible.probing import LinkEstimate, Timed
+from peelsum.flexible.probing import Timed
 from peelsum.flexible.settings import Flexible
 from peelsum.flexible.strategy import Decider
 
@@ -46,10 +42,8 @@ __all__ = [
     "COLLECTIVES",
     "DENSE",
     "METHODS",
-    "Axis",
     "Candidate",
     "Carrier",
-    "Cost",
     "Crossover",
     "DecidedStep",
     "Decider",
@@ -57,16 +51,12 @@ __all__ = [
     "ExplorationEnded",
     "ExplorationStarted",
     "Flexible",
-    "FlexibleConfigError",
-    "GainChanged",
     "LinkChanged",
-    "LinkEstimate",
     "LinkModel",
     "Measurement",
     "Method",
     "MethodChosen",
     "Next",
-    "Preference",
     "Step",
     "SwitchPath",
     "Timed",
@@ -78,6 +68,5 @@ __all__ = [
     "crossovers",
     "draw",
     "loss",
-    "pareto_front",
     "told",
 ]

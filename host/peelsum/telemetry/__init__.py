@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
-__all__ = ["SPANS", "StepSpans", "TelemetryError"]
+__all__ = [
+    "StepSpans",
+    "TelemetryError",
+]
 
 #: Set to 1, it has the hook's sums make spans with the global tracer provider.
 SPANS = "PEELSUM_SPANS"

@@ -3,9 +3,9 @@
 `docs/reference/traces.md` describes the files. A trace is a folder with a file for each worker.
 """
 
-from peelsum.traces.errors import TraceError
 from peelsum.traces.files import SUFFIX, VERSION, read, read_folder, write
 from peelsum.traces.recorder import Recorder
+from peelsum.traces.supports import TraceError
 from peelsum.traces.trace import Trace
 
 __all__ = ["SUFFIX", "VERSION", "Recorder", "Trace", "TraceError", "read", "read_folder", "write"]

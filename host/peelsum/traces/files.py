@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.traces.errors import TraceError
+from peelsum.traces.supports import TraceError
 from peelsum.traces.trace import Trace
 
 VERSION = 1

@@ -9,7 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.traces.errors import TraceError
+
+class TraceError(ValueError):
+    """A trace that cannot be read or written. The message names file, fault and remedy in one line."""
+
 
 Bytes = NDArray[np.uint8]
 ALL, GAPS, BITMAP = 0, 1, 2

@@ -131,19 +131,13 @@ class AggregationService:
         return min(timers, default=None)
 
 
-def serve(
-    configs: Sequence[JobConfig],
-    switch: Address,
-    *,
-    hello_s: float = 10.0,
-    on_event: Callable[[Event], None] | None = None,
-) -> dict[int, ServerStats]:
+def serve(configs: Sequence[JobConfig], switch: Address) -> dict[int, ServerStats]:
     """Serve the jobs until they have finished, or until SIGINT or SIGTERM. Return statistics by job id.
 
     Raises the errors of `AggregationService`.
     """
-    with AggregationService(configs, switch, hello_s=hello_s) as service, _stopped_by_signals(service.stop):
-        return service.run(on_event)
+    with AggregationService(configs, switch) as service, _stopped_by_signals(service.stop):
+        return service.run()
 
 
 @contextmanager

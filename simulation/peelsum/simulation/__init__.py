@@ -4,42 +4,19 @@ The worker's endpoint, the aggregation server and the switch are those that run 
 losses and cross traffic are modelled.
 """
 
-from peelsum.simulation.engine import Engine, Node
-from peelsum.simulation.errors import SimulationError
-from peelsum.simulation.links import LinkCounts, LinkSpec, SimulatedLink
-from peelsum.simulation.scenario import (
-    Job,
-    NetworkSection,
-    RateChange,
-    Scenario,
-    Straggler,
-    TimersSection,
-    parse_scenario,
-    read_scenario,
-)
-from peelsum.simulation.simulation import JobRow, Report, Simulation, rows, simulate
-from peelsum.simulation.trains import Arrivals, Train
+from peelsum.simulation.scenario import Job, NetworkSection, Scenario, TimersSection
+from peelsum.simulation.simulation import Report, Simulation, rows, simulate
+from peelsum.simulation.trains import SimulationError, Train
 
 __all__ = [
-    "Arrivals",
-    "Engine",
     "Job",
-    "JobRow",
-    "LinkCounts",
-    "LinkSpec",
     "NetworkSection",
-    "Node",
-    "RateChange",
     "Report",
     "Scenario",
-    "SimulatedLink",
     "Simulation",
     "SimulationError",
-    "Straggler",
     "TimersSection",
     "Train",
-    "parse_scenario",
-    "read_scenario",
     "rows",
     "simulate",
 ]

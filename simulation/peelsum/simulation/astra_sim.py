@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from peelsum.simulation.errors import SimulationError
+from peelsum.simulation.trains import SimulationError
 
 #: `NodeType.COMP_NODE`, and the schema's version as ASTRA-sim's own examples name it.
 _COMP_NODE, _SCHEMA = 4, "1.0.2-chakra.0.0.4"

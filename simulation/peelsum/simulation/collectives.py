@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from peelsum.simulation.errors import SimulationError
+from peelsum.simulation.trains import SimulationError
 
 
 @dataclass(frozen=True)

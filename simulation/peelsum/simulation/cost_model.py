@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from peelsum.flexible.collectives import LinkModel, SwitchPath, rounds
-from peelsum.simulation.errors import SimulationError
 from peelsum.simulation.scenario import Scenario
 from peelsum.simulation.simulation import frame_bytes
+from peelsum.simulation.trains import SimulationError
 from peelsum.wire import MAX_WORKERS
 
 #: Most workers of one job: 32 racks of 32.

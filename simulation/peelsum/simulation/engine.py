@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from peelsum.simulation.errors import SimulationError
+import numpy as np
+
 from peelsum.simulation.links import LinkCounts, LinkSpec, SimulatedLink, total
-from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, Train, joined, merged
+from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, SimulationError, Train, joined, merged
 
 Outputs = list[tuple[int, Train]]
 
@@ -64,10 +65,18 @@ class Engine:
     """A network of nodes. `steps` and `packets` count what it took; `now` is the time in picoseconds.
 
     step_ps: process at most so much time at once; by default as much as is exact, never more.
+    link: makes a link of its properties, the seed and its number.
     """
 
-    def __init__(self, seed: int = 0, *, step_ps: int | None = None) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        step_ps: int | None = None,
+        link: Callable[[LinkSpec, int, int], SimulatedLink] = SimulatedLink,
+    ) -> None:
         self.now = 0
+        self._new_link = link
         self.steps = self.packets = 0
         self._seed, self._step, self._limit = seed, NEVER, step_ps or NEVER
         self._placed: dict[int, _Placed] = {}
@@ -82,7 +91,7 @@ class Engine:
         self, source: Node, port: int, target: Node, target_port: int, spec: LinkSpec, name: str
     ) -> None:
         """Connect a port of one node to a port of another, in this direction. `name` is for the counts."""
-        link = SimulatedLink(spec, self._seed, len(self.links))
+        link = self._new_link(spec, self._seed, len(self.links))
         self.links[name] = link
         self._placed[id(source)].links[port] = link, self._placed[id(target)], target_port
         self._step = min(self._step, link.lookahead, self._limit)
@@ -104,11 +113,32 @@ class Engine:
 
     def run_until(self, seconds: float) -> None:
         """Advance time up to `seconds`; nothing later is processed."""
-        end = round(seconds * PS_PER_S)
-        while (time := self._next_time()) < end:
-            self.now = time
+        while self.step(round(seconds * PS_PER_S)):
+            pass
+
+    def step(self, end: int) -> bool:
+        """Process what happens next, if it is before `end`; else advance to `end` and return False."""
+        time = self._next_time()
+        self.now = min(time, end)
+        if time < end:
             self._advance(end)
-        self.now = end
+        return time < end
+
+    def send(self, source: Node, port: int, train: Train) -> None:
+        """Send packets from a node's port."""
+        link, target, target_port = self._placed[id(source)].links[port]
+        self.arrive(target.node, target_port, link.send(train))
+
+    def arrive(self, node: Node, port: int, train: Train) -> None:
+        """Let packets arrive at a node's port, as if from its link."""
+        waiting = self._placed[id(node)].waiting.setdefault(port, [])
+        if not len(train):
+            return
+        held_back = waiting and waiting[-1].times[-1] > train.times[0]
+        waiting.append(train)
+        if held_back:
+            whole = joined(waiting)
+            waiting[:] = [whole.rows(np.argsort(whole.times, kind="stable"))]
 
     def counts(self) -> dict[str, LinkCounts]:
         """Return the counts of every link by name."""
@@ -140,10 +170,7 @@ class Engine:
                 continue
             self.packets += len(arrivals) if arrivals is not None else 0
             for port, train in placed.node.run(arrivals, until):
-                link, target, target_port = placed.links[port]
-                arrived = link.send(train)
-                if len(arrived):
-                    target.waiting.setdefault(target_port, []).append(arrived)
+                self.send(placed.node, port, train)
 
 
 def together(trains: dict[int, list[Train]]) -> Outputs:

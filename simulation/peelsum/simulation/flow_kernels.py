@@ -57,10 +57,9 @@ class Column(IntEnum):
     BACKOFF = 11
     TRANSFER = 12  # the next transfer to release
     LAST_TRANSFER = 13  # past the connection's last
-    ARRIVING = 14  # the oldest incomplete transfer at the receiver
-    PENDING = 15  # packets not yet acknowledged by the receiver
-    PENDING_CE = 16
-    RESENDS = 17
+    PENDING = 14  # packets not yet acknowledged by the receiver
+    PENDING_CE = 15
+    RESENDS = 16
 
 
 class Host(IntEnum):

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from peelsum.simulation import flow_kernels as kernels
 from peelsum.simulation.collectives import COLLECTIVES, Transfers
 from peelsum.simulation.engine import Engine, Outputs
-from peelsum.simulation.errors import SimulationError
 from peelsum.simulation.flow_kernels import ROW_WORDS, Column, FlowState, Host, Ints, Out
 from peelsum.simulation.hosts import PORT
 from peelsum.simulation.scenario import Job, Scenario
 from peelsum.simulation.topologies import Attach, build
-from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, Train, joined, ps
+from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, SimulationError, Train, joined, ps
 from peelsum.transport.congestion import new_numbers
 from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES
 

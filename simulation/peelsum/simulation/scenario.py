@@ -12,7 +12,7 @@ from peelsum.control import ControlError
 from peelsum.control.description import file_text, parsed_toml
 from peelsum.control.sections import Section
 from peelsum.control.validation import first_validation_error
-from peelsum.simulation.errors import SimulationError
+from peelsum.simulation.trains import SimulationError
 from peelsum.transport import Timers, TransportConfigError
 from peelsum.wire import COMPILED_LANES, MAX_WORKERS
 
@@ -119,6 +119,8 @@ class Job(Section):
     """Sums, each begun when a worker has the one before."""
     start_s: Seconds = 0.0
     """When its workers start."""
+    salt: int | None = Field(default=None, ge=0, lt=1 << 32)
+    """Slot of chunk 0 in every switch; by default jobs are spread over the slots."""
     stragglers: tuple[Straggler, ...] = Field(default=(), strict=False)
     """Workers unlike the others."""
     timers: TimersSection = Field(default_factory=TimersSection)

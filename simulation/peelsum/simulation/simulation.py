@@ -23,6 +23,7 @@ from peelsum.simulation.switches import (
 )
 from peelsum.simulation.topologies import host_links, switch_link
 from peelsum.simulation.trains import PS_PER_S
+from peelsum.spec import SpecSwitch
 from peelsum.transport import AggregationServer, JobConfig, WorkerEndpoint
 from peelsum.wire import FRAME_HEADER_BYTES, MAX_WORKERS, Level, Verdict, packet_bytes
 
@@ -240,7 +241,7 @@ class Simulation:
         switch: SummingSwitch = (
             CompiledSwitch(scenario.lanes)
             if scenario.compiled
-            else SpecifiedSwitch(scenario.lanes, scenario.slots)
+            else SpecifiedSwitch(SpecSwitch(scenario.lanes, scenario.slots))
         )
         self.engine.add(switch)
         self.switches.append(switch)
@@ -333,7 +334,7 @@ def _admission(
     return_ports: dict[int, int],
     level: Level = Level.ONLY,
 ) -> Admission:
-    salt = job.config.job_id * _SALT_FACTOR & 0xFFFFFFFF
+    salt = job.config.job_id * _SALT_FACTOR & 0xFFFFFFFF if job.job.salt is None else job.job.salt
     return Admission(
         job.config.job_id, _GENERATION, salt, up_port, workers or {}, racks or {}, return_ports, level
     )

@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.simulation.engine import Engine, Outputs
-from peelsum.simulation.errors import SimulationError
 from peelsum.simulation.hosts import PORT
 from peelsum.simulation.scenario import Job, Scenario
 from peelsum.simulation.simulation import frame_bytes
 from peelsum.simulation.topologies import Attach, build
-from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, Train, ps
+from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, SimulationError, Train, ps
 from peelsum.transport import Timers
 from peelsum.wire import Flag
 

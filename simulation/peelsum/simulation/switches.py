@@ -88,11 +88,6 @@ class CompiledSwitch:
         self._frames = np.zeros((0, FRAME_HEADER_BYTES + self._size + _TRAILER), np.uint8)
         self._header = header
 
-    @property
-    def slots(self) -> int:
-        """Slots of the program."""
-        return next(len(r) for name, r in self._switch.registers.items() if name.endswith("worker_bitmap"))
-
     def admit(self, job: Admission) -> None:
         """Write a job's rows."""
         prefix = "PeelsumIngress.aggregation.admission."
@@ -151,9 +146,8 @@ class CompiledSwitch:
 class SpecifiedSwitch:
     """The executable specification: any lanes, any power of two of slots from 256 on; 10 times slower."""
 
-    def __init__(self, lanes: int, slots: int) -> None:
-        self.slots = slots
-        self._switch = SpecSwitch(lanes, slots)
+    def __init__(self, switch: SpecSwitch) -> None:
+        self._switch = switch
 
     def admit(self, job: Admission) -> None:
         """Write a job's rows."""

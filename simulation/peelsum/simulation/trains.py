@@ -8,6 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+
+class SimulationError(Exception):
+    """A scenario that cannot be simulated, or one that does not end. One line names field and remedy."""
+
+
 #: Times are whole picoseconds, which add up exactly: a byte takes 80 of them at 100 Gbit/s.
 PS_PER_S = 10**12
 #: Later than everything: about 106 days.

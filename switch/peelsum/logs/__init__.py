@@ -12,7 +12,11 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TextIO
 
-__all__ = ["FORMATS", "LogsError", "configure", "log_event"]
+__all__ = [
+    "LogsError",
+    "configure",
+    "log_event",
+]
 
 LogFormat = Literal["json", "console"]
 #: The formats that `configure` knows.

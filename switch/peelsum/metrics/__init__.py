@@ -1,6 +1,6 @@
 """Prometheus metrics of switch, server, controller and workers: their list, their values, their server."""
 
-from peelsum.metrics.catalogue import PARTS, Metric
+from peelsum.metrics.catalogue import PARTS
 from peelsum.metrics.serve import MetricsError, MetricsServer, metrics_address
 from peelsum.metrics.values import (
     Values,
@@ -13,7 +13,6 @@ from peelsum.metrics.values import (
 
 __all__ = [
     "PARTS",
-    "Metric",
     "MetricsError",
     "MetricsServer",
     "Values",

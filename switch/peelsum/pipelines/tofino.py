@@ -36,25 +36,23 @@ _PER_STAGE = {
 }
 
 
-def report_path(device: str, artifacts: Path = ARTIFACTS) -> Path:
+def report_path(device: str) -> Path:
     """Return the path of a device's committed report."""
-    return artifacts / f"{device}_{TOFINO_LANES[device]}.txt"
+    return ARTIFACTS / f"{device}_{TOFINO_LANES[device]}.txt"
 
 
-def fingerprint(lanes: int, p4: Path = P4_SOURCES) -> str:
+def fingerprint(lanes: int) -> str:
     """Return a digest of the P4 sources of a Tofino pipeline of `lanes` lanes."""
     generated = [f"generated/{name}" for name in ("wire.p4", *(f"lanes_{lanes}/{n}.p4" for n in _GENERATED))]
     found = {
         name: sha
         for part in ("core/*.p4", "tofino/*.p4", *generated)
-        for name, sha in digests(p4, part).items()
+        for name, sha in digests(P4_SOURCES, part).items()
     }
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def compile_for(
-    device: str, out: Path | None = None, p4: Path = P4_SOURCES, *, processor_port: int | None = None
-) -> str:
+def compile_for(device: str, out: Path | None = None, *, processor_port: int | None = None) -> str:
     """Compile and assemble for `tofino` or `tofino2`; return the report.
 
     `out` keeps the compiler's output, with P4Info, bf-rt.json and the device config for Stratum.
@@ -66,15 +64,15 @@ def compile_for(
         if shutil.which(tool) is None:
             raise PipelineError(f"{tool}: not found on PATH; build p4c with its Tofino back end")
     lanes = TOFINO_LANES[device]
-    write_generated(p4)
+    write_generated(P4_SOURCES)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        return _compile(device, lanes, out.resolve(), p4, processor_port)
+        return _compile(device, lanes, out.resolve(), processor_port)
     with tempfile.TemporaryDirectory() as folder:
-        return _compile(device, lanes, Path(folder), p4, processor_port)
+        return _compile(device, lanes, Path(folder), processor_port)
 
 
-def _compile(device: str, lanes: int, out: Path, p4: Path, processor_port: int | None) -> str:
+def _compile(device: str, lanes: int, out: Path, processor_port: int | None) -> str:
     defined = [] if processor_port is None else [f"-DPCIE_PORT={processor_port}"]
     folders = [f"-Igenerated/lanes_{lanes}"]
     told = ["-g", "--verbose", "-Ttable_summary:1", "-o", str(out)]
@@ -82,15 +80,15 @@ def _compile(device: str, lanes: int, out: Path, p4: Path, processor_port: int |
     # Standard externs, as P4Runtime clients know them, instead of Tofino's own.
     runtime = ["--p4runtime-files", str(out / P4INFO), "--p4runtime-force-std-externs"]
     schema = ["--bf-rt-schema", str(out / BF_RT)]
-    _run([COMPILER, *target, *folders, *defined, *told, *runtime, *schema, "tofino/peelsum.p4"], p4)
+    _run([COMPILER, *target, *folders, *defined, *told, *runtime, *schema, "tofino/peelsum.p4"], P4_SOURCES)
     pipe = out / "pipe"
     assembly = pipe / "peelsum.bfa"
     check(device, json.loads((out / "frontend-ir.json").read_text()), assembly.read_text())
-    _run([ASSEMBLER, "--target", device, "-o", str(pipe), str(assembly)], p4)
+    _run([ASSEMBLER, "--target", device, "-o", str(pipe), str(assembly)], P4_SOURCES)
     profile = Profile("pipe", (pipe / "context.json").read_bytes(), (pipe / f"{device}.bin").read_bytes())
     config = pipeline_config("peelsum", (out / BF_RT).read_bytes(), [profile])
     (out / STRATUM_CONFIG).write_bytes(config)
-    return report(device, lanes, pipe, fingerprint(lanes, p4))
+    return report(device, lanes, pipe, fingerprint(lanes))
 
 
 def check(device: str, program: Any, assembly: str) -> None:

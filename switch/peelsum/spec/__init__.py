@@ -1,6 +1,7 @@
 """The executable specification of the switch."""
 
-from peelsum.spec.packet import Packet
 from peelsum.spec.switch import SpecSwitch
 
-__all__ = ["Packet", "SpecSwitch"]
+__all__ = [
+    "SpecSwitch",
+]

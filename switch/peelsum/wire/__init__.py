@@ -1,7 +1,6 @@
 """The packet format and its limits: one declaration, batches of packets, and the P4 header made from it."""
 
-from peelsum.wire.batch import Batch, empty, fields_of, malformed, pack, packet_dtype, unpack
-from peelsum.wire.errors import WireError
+from peelsum.wire.batch import Batch, WireError, empty, fields_of, malformed, pack, unpack
 from peelsum.wire.format import (
     ALL_FLAGS,
     COMPILED_LANES,
@@ -54,7 +53,6 @@ __all__ = [
     "malformed",
     "pack",
     "packet_bytes",
-    "packet_dtype",
     "slot_index",
     "slot_tag",
     "unpack",

@@ -11,8 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.wire.errors import WireError
 from peelsum.wire.format import ALL_FLAGS, FIELDS, RESERVED_JOB_ID, VERSION, Kind, packet_bytes
+
+
+class WireError(ValueError):
+    """Bytes are not a peelsum packet, or values do not fit a field. Names field, value and remedy."""
+
 
 Batch = NDArray[np.uint8]
 

@@ -55,7 +55,7 @@ def densities(task: Task, workers: Sequence[int], *, steps: int = 5, seed: int =
     return [Density(name, named[name].numel(), alone[name], union[name]) for name in named]
 
 
-def overall(found: Sequence[Density], name: str = "all") -> Density:
+def overall(found: Sequence[Density]) -> Density:
     """Return the density of all parameters together."""
     elements = sum(one.elements for one in found)
 
@@ -64,4 +64,4 @@ def overall(found: Sequence[Density], name: str = "all") -> Density:
 
     counts = found[0].union
     union = {count: mean([one.union[count] for one in found]) for count in counts}
-    return Density(name, elements, mean([one.worker for one in found]), union)
+    return Density("all", elements, mean([one.worker for one in found]), union)

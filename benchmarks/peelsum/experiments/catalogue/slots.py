@@ -68,7 +68,7 @@ under way and holds about 200 slots at the links' rate, whatever it is allowed.
         "fairness": Column("Jain's index of the jobs' chunks per second", modelled=True),
         "chunks_per_ms": Column("chunks summed per millisecond of virtual time, all jobs", modelled=True),
         "slowest_over_fastest": Column("rate of the slowest job over that of the fastest", modelled=True),
-        "wrong": Column("words, or ATP's chunks, that differ from an independent sum"),
+        "wrong": Column("sums, or ATP's chunks, that differ from an independent sum"),
     },
     sizes={
         "quick": Size([grid(6400, (256, 8192), (1, 8), ("long",)), grid(6400, (1024,), (8,), ("short",))], 2),

@@ -10,8 +10,7 @@ import grpc
 from finsy.proto import rpc_status
 
 from peelsum.control.bfruntime.messages import Error
-from peelsum.control.errors import RefusedError, SwitchError, UnsupportedError
-from peelsum.control.rpc_errors import translated
+from peelsum.control.errors import RefusedError, SwitchError, UnsupportedError, translated
 
 _DETAILS_KEY = "grpc-status-details-bin"
 #: Text of bf_switchd with the code that gRPC has for a lost connection.

@@ -2,25 +2,20 @@
 
 from peelsum.control.cluster.client import ControllerClient
 from peelsum.control.cluster.cluster import Cluster
-from peelsum.control.cluster.description import ClusterDescription, parse_cluster, read_cluster
+from peelsum.control.cluster.description import ClusterDescription, read_cluster
 from peelsum.control.cluster.events import Event
-from peelsum.control.cluster.report import Report, SeenJob, SeenSwitch, observed
+from peelsum.control.cluster.report import Report, observed
 from peelsum.control.cluster.service import ControllerService
-from peelsum.control.cluster.store import BackupError, Store, StoreError
+from peelsum.control.cluster.store import Store
 
 __all__ = [
-    "BackupError",
     "Cluster",
     "ClusterDescription",
     "ControllerClient",
     "ControllerService",
     "Event",
     "Report",
-    "SeenJob",
-    "SeenSwitch",
     "Store",
-    "StoreError",
     "observed",
-    "parse_cluster",
     "read_cluster",
 ]

@@ -147,12 +147,10 @@ class AgainWriter(SwitchWriter):
             text = f"{emit.constant(1)} if {text} else {emit.constant(0)}"
         emit.line(f"again[put + {emit.constant(word)}] = {text}")
 
-    def _restore(self, names: frozenset[str] | None = None) -> None:
-        """Restore variables from an item: those in `names`, or all."""
+    def _restore(self) -> None:
+        """Restore all variables from an item."""
         emit = self._emit
         for name, word, count in self._saved():
-            if names is not None and name not in names:
-                continue
             if count < 0:
                 with emit.block(f"for k in range({emit.constant(-count)}):"):
                     emit.line(f"{name}[k] = again[item + {emit.constant(word)} + k]")

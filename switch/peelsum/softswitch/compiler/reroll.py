@@ -43,10 +43,6 @@ class Spans:
 
     ranges: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
-    def containing(self, place: Place) -> tuple[int, int] | None:
-        """Return the span that contains a place, or None."""
-        return next((span for span in self.ranges.get(place[0], ()) if span[0] <= place[1] <= span[1]), None)
-
 
 class Roller:
     """Rolls the blocks of one program and records the spans that their loops step through."""

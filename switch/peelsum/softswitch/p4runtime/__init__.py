@@ -1,5 +1,8 @@
 """A P4Runtime server for the softswitch."""
 
-from peelsum.softswitch.p4runtime.server import THREAD_PREFIX, RunningServer, serve
+from peelsum.softswitch.p4runtime.server import THREAD_PREFIX, serve
 
-__all__ = ["THREAD_PREFIX", "RunningServer", "serve"]
+__all__ = [
+    "THREAD_PREFIX",
+    "serve",
+]

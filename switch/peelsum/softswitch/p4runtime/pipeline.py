@@ -7,12 +7,13 @@ from collections.abc import Collection
 
 from finsy.proto import p4r
 
-from peelsum.softswitch import Program, Switch
+from peelsum.softswitch import Switch
 from peelsum.softswitch.compiler.loading import parse
 from peelsum.softswitch.errors import SoftswitchError, UnsupportedConstruct
 from peelsum.softswitch.p4runtime.entities import Entities
 from peelsum.softswitch.p4runtime.info import PipelineInfo, TableInfo
 from peelsum.softswitch.p4runtime.status import BatchError, Code, RequestError, invalid, one_line
+from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.runtime.device import Device
 
 _Get = p4r.GetForwardingPipelineConfigRequest

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from finsy.proto import p4r
 
-from peelsum.softswitch import Entry, Switch
+from peelsum.softswitch import Switch
 from peelsum.softswitch.errors import NoSuchEntry
 from peelsum.softswitch.p4runtime.cells import counter_values
 from peelsum.softswitch.p4runtime.info import ActionInfo, PipelineInfo, TableInfo
@@ -23,6 +23,7 @@ from peelsum.softswitch.p4runtime.values import (
     to_int,
     wildcard,
 )
+from peelsum.softswitch.runtime.tables import Entry
 
 Key = tuple[KeyPart, ...]
 
