@@ -145,15 +145,7 @@ class CompressedSum:
             grown = self._grown(flat) if feedback else {}
             offered = flat | {name: one.offer() for name, one in grown.items()}
             units = self._units(offered, shapes, step)
-        if self._compressor.kind == "indexed":
-            options = {"joined": self._joined, "feedback": feedback}
-            summed = exchange_indexed(
-                self._compressor, units, offered, shapes, wire, self._allreduce, **options
-            )
-        else:
-            self._exchange(units, wire, f"{request}/{step}")
-            with wire.timed("decode"):
-                summed = [one for unit in units for one in self._results(unit, shapes)]
+        summed = self._exchanged(units, offered, shapes, wire, f"{request}/{step}")
         by_name = {one.name: one for one in summed}
         if feedback:
             self._memory.keep(grown, {name: one.sent for name, one in by_name.items()}, step)
@@ -169,11 +161,33 @@ class CompressedSum:
         most = None if clip is None else clip / math.sqrt(self._workers)
         return self._memory.grown(flat, self._compressor.momentum, most)
 
-    def _results(self, unit: Unit, shapes: Mapping[str, tuple[int, ...]]) -> list[CompressedTensor]:
-        flat = unit.result(
-            self._compressor.kind, self._workers if self._average else 1, feedback=self._feedback
-        )
-        return flat.cut({name: shapes[name] for name in unit.names})
+    def _exchanged(
+        self,
+        units: Sequence[Unit],
+        offered: Mapping[str, Floats],
+        shapes: Mapping[str, tuple[int, ...]],
+        wire: Wire,
+        request: str,
+    ) -> list[CompressedTensor]:
+        """Return the tensors' sums, by the exchange of the compressor's kind."""
+        one, feedback = self._compressor, self._feedback
+        if one.kind == "indexed":
+            options = {"joined": self._joined, "feedback": feedback}
+            return exchange_indexed(one, units, offered, shapes, wire, self._allreduce, **options)
+        if one.kind == "gather":
+            exchange_gathered(one, units, wire, _digest(request))
+        else:
+            exchange_additive(one, units, wire, lambda number: self._agreement(f"{request}/{number}"))
+        with wire.timed("decode"):
+            flat = (
+                unit.result(one.kind, self._workers if self._average else 1, feedback=feedback)
+                for unit in units
+            )
+            return [
+                tensor
+                for unit, result in zip(units, flat, strict=True)
+                for tensor in result.cut({name: shapes[name] for name in unit.names})
+            ]
 
     def _requested(self, tensors: Mapping[str, NDArray[np.float32]], wire: Wire) -> str:
         """Return, as text, all that the workers must have in common; the first time, check that they do."""
@@ -191,39 +205,18 @@ class CompressedSum:
         self, tensors: Mapping[str, Floats], shapes: Mapping[str, tuple[int, ...]], step: int
     ) -> list[Unit]:
         if self._compressor.per == "tensor" or not tensors:
-            return [self._unit([name], [one], shapes[name], name, step) for name, one in tensors.items()]
-        names = list(tensors)
+            return [self._unit(name, {name: one}, shapes[name], step) for name, one in tensors.items()]
         if self._compressor.kind == "indexed":  # tensors that are not finite are left out of the choice
-            names = [name for name in names if magnitude(tensors[name]) < math.inf]
-        parts = [tensors[name] for name in names]
-        return [self._unit(names, parts, None, f"bucket {_digest(repr(names)):016x}", step)]
+            tensors = {name: one for name, one in tensors.items() if magnitude(one) < math.inf}
+        shape = (sum(one.size for one in tensors.values()),)
+        return [self._unit(f"bucket {_digest(repr(list(tensors))):016x}", tensors, shape, step)]
 
-    def _unit(
-        self,
-        names: Sequence[str],
-        parts: Sequence[Floats],
-        shape: tuple[int, ...] | None,
-        name: str,
-        step: int,
-    ) -> Unit:
+    def _unit(self, label: str, tensors: Mapping[str, Floats], shape: tuple[int, ...], step: int) -> Unit:
+        parts = list(tensors.values())
         tensor = parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.float32), *parts])
-        state = TensorState(
-            tensor.shape if shape is None else shape,
-            seed_of(step, name),
-            step,
-            self._worker_id,
-            self._workers,
-            kept=self._memory.kept.setdefault(name, {}),
-        )
-        return Unit(names, [one.size for one in parts], tensor, state, magnitude(tensor) < math.inf)
-
-    def _exchange(self, units: Sequence[Unit], wire: Wire, request: str) -> None:
-        if self._compressor.kind == "gather":
-            exchange_gathered(self._compressor, units, wire, _digest(request))
-            return
-        exchange_additive(
-            self._compressor, units, wire, lambda number: self._agreement(f"{request}/{number}")
-        )
+        kept = self._memory.kept.setdefault(label, {})
+        state = TensorState(shape, seed_of(step, label), step, self._worker_id, self._workers, kept=kept)
+        return Unit(list(tensors), [one.size for one in parts], tensor, state, magnitude(tensor) < math.inf)
 
     def _agreement(self, text: str) -> Part:
         def check(words: Words) -> None:
