@@ -11,7 +11,7 @@ import pytest
 from patience import PATIENCE_S
 
 from peelsum.allreduce import Allreduce, LocalSummation, allreduce, forms
-from peelsum.compress import CompressedSum, Memory, TopK, compressed_sum
+from peelsum.compress import CompressedSum, TopK, compressed_sum
 
 #: More than any cache of sizes holds.
 SIZES = 1100
@@ -57,8 +57,9 @@ def test_workers_that_forget_still_agree(monkeypatch, compressed: bool) -> None:
     monkeypatch.setattr(compressed_sum, "_AGREED", 2)
 
     def work(seat: LocalSummation) -> list[dict[str, np.ndarray]]:
-        forgetful = Memory(feedback=False)
-        summed = CompressedSum(seat, TopK(1.0), forgetful, average=False) if compressed else Allreduce(seat)
+        summed = Allreduce(seat)
+        if compressed:
+            summed = CompressedSum(seat, TopK(1.0), error_feedback=False, average=False)
         results = [summed.sum(tensors(seat.worker_id, step)) for step in range(60)]
         return [{one.name: one.values for one in result.tensors} for result in results]
 

@@ -26,7 +26,7 @@ from peelsum.bench.accuracy.shares import SharesError, divide
 from peelsum.bench.accuracy.subjects import SUBJECTS, SubjectName, make_subject
 from peelsum.bench.accuracy.training import Run, Setting, train
 from peelsum.cli.bench.accuracy import tables
-from peelsum.compress import PackedIntegers, TopK
+from peelsum.compress import DGC, QSGD, PackedIntegers, TopK, registered
 from peelsum.flexible import DENSE, LinkModel, Step, cost, costs
 from peelsum.summation import Part
 
@@ -87,26 +87,46 @@ def test_shares_that_cannot_be_made(shares: str, workers: int, error: str) -> No
         divide(LABELS, workers, shares, seed=0)
 
 
-def test_methods_are_made_of_names_parameters_and_flags() -> None:
-    assert parse("top-k", 100).compressor == TopK(0.01)
-    assert parse("top-k:0.1/bucket", 100).compressor == TopK(0.1, per="bucket")
-    assert parse("packed:4", 100).compressor == PackedIntegers(4)
-    assert parse("top-k/no-feedback", 100).feedback is False
-    assert (parse("qsgd/feedback", 100).feedback, parse("qsgd", 100).feedback) == (True, None)
+def test_methods_are_made_of_names_arguments_and_flags() -> None:
+    for text, compressor in {
+        "top-k": TopK(0.01),
+        "top-k:0.1/bucket": TopK(0.1, per="bucket"),
+        "top-k:sample=0.5:ratio=0.1/momentum": TopK(0.1, sample=0.5, momentum=0.9),
+        "packed:4:rotate=true": PackedIntegers(4, rotate=True),
+        "top-k+qsgd:0.02": TopK(0.02, quantizer=QSGD(4)),
+        "top-k+qsgd:0.02:bits=8": TopK(0.02, quantizer=QSGD(8)),
+        "dgc:0.02": DGC(0.02, warm_up_steps=25),
+        "dgc:0.02:warm_up_steps=3": DGC(0.02, warm_up_steps=3),
+    }.items():
+        assert parse(text, 100).compressor == compressor
+    assert parse("qsgd", 100, seed=3).compressor == QSGD(4, seed=3)
+    assert parse("top-k+qsgd:seed=1", 100, seed=3).compressor == TopK(0.01, seed=1, quantizer=QSGD(seed=3))
+    assert [parse(one, 100).feedback for one in ("qsgd/feedback", "qsgd", "top-k/no-feedback")] == [
+        *(True, None, False)
+    ]
     assert parse("top-k/momentum", 100).momentum == 0.9
-    assert [parse(name, 8).compressor is None for name in METHODS] == [True, True, *[False] * 18]
+    assert ("dense", "exact", *registered()) == METHODS
+    for name in METHODS:
+        made = parse(name, 8).compressor
+        assert made is None if name in ("dense", "exact") else isinstance(made, registered()[name])
 
 
 @pytest.mark.parametrize(
     ("text", "error"),
     [
         ("best", "compressor: 'best' is unknown; use one of dense, exact"),
-        ("top-k:much", "compressor: 'much' of 'top-k:much' is not a number"),
-        ("power:1.5", "compressor: '1.5' of 'power:1.5' is not an integer"),
+        ("top-k:much", "compressor: 'top-k:much': ratio: 'much' is not a number; write a number"),
+        ("power:1.5", "compressor: 'power:1.5': rank: '1.5' is not an integer; write an integer"),
         ("top-k:2", "compressor: 'top-k:2': ratio: 2.0 is not a share"),
         ("top-k/fast", "compressor: 'fast' of 'top-k/fast' is unknown; use no-feedback"),
-        ("dense/bucket", "compressor: 'dense/bucket' has a parameter or flag; write dense alone"),
-        ("fp16:2", "compressor: 'fp16:2' takes no parameter; leave out ':2'"),
+        ("dense/bucket", "compressor: 'dense/bucket' has an argument or flag; write dense alone"),
+        ("fp16:2", "compressor: fp16 takes no value; leave out ':2'"),
+        ("top-k:size=3", "compressor: 'size' of 'top-k:size=3' is unknown; use ratio, "),
+        ("qsgd/momentum", "compressor: 'momentum' of 'qsgd/momentum' is unknown; use bits, norm, "),
+        ("top-k+best", "compressor: 'best' is unknown; use one of dense, exact"),
+        ("qsgd+fp16", "compressor: 'qsgd+fp16' does not choose elements; write e.g. top-k+qsgd"),
+        ("top-k+qsgd+fp16", "compressor: 'top-k+qsgd+fp16' does not choose elements; write"),
+        ("star+qsgd", "which are shared; use e.g. PackedIntegers(8)"),
         ("top-k/momentum/no-feedback", "has momentum without feedback; leave one out"),
     ],
 )

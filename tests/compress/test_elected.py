@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from compressors import Workers
+from definitions import top_k, variance
 
-from peelsum.compress import Combined, PackedIntegers, StarTopK, VarTopK, reference
+from peelsum.compress import PackedIntegers, StarTopK, VarTopK
 from peelsum.compress.collectives import SummationCollectives
 
 
@@ -18,13 +19,13 @@ def tensors(seed, count=4, elements=200):
 
 
 def own_top(values, count):
-    return {at for at, one in enumerate(reference.top_k(values.tolist(), count)) if one}
+    return set(top_k(values.tolist(), count))
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.3])
 def test_star_takes_turns(ratio):
     """Each worker's positions in its turn, as a list or as a bitmap."""
-    workers = Workers(StarTopK(ratio), 4, memory={"feedback": False})
+    workers = Workers(StarTopK(ratio), 4, error_feedback=False)
     count = StarTopK(ratio).count(200, 0)
     for step in range(9):
         given = tensors(step)
@@ -36,14 +37,12 @@ def test_star_takes_turns(ratio):
 
 @pytest.mark.parametrize("ratio", [0.01, 0.3])
 def test_var_takes_the_worker_of_the_largest_variance(ratio):
-    workers, seen = Workers(VarTopK(ratio), 4, memory={"feedback": False}), set()
+    workers, seen = Workers(VarTopK(ratio), 4, error_feedback=False), set()
     count = VarTopK(ratio).count(200, 0)
     for step in range(12):
         given = tensors(step)
         tops = [own_top(one["x"], count) for one in given]
-        variances = [
-            reference.variance(one["x"][sorted(top)].tolist()) for one, top in zip(given, tops, strict=True)
-        ]
+        variances = [variance(one["x"][sorted(top)].tolist()) for one, top in zip(given, tops, strict=True)]
         elected = int(np.argmax(variances))
         seen.add(elected)
         result = workers.step(given)[0]
@@ -54,7 +53,7 @@ def test_var_takes_the_worker_of_the_largest_variance(ratio):
 def test_of_equal_variances_the_first_worker_is_elected():
     same = {"x": np.arange(-8, 8, dtype=np.float32)}
     mirrored = {"x": same["x"][::-1].copy()}
-    result = Workers(VarTopK(1 / 16), 3, memory={"feedback": False}).step([mirrored, same, same])[0]
+    result = Workers(VarTopK(1 / 16), 3, error_feedback=False).step([mirrored, same, same])[0]
     assert np.flatnonzero(result["x"].values).tolist() == [15]
 
 
@@ -76,7 +75,7 @@ class Counted(SummationCollectives):
         (StarTopK(0.01), [[("or", 4), ("or", 4), ("or", 2)], [("add", 2)]]),
         (StarTopK(0.5), [[("or", 4), ("or", 4), ("or", 7)], [("add", 100)]]),
         (VarTopK(0.01), [[("or", 4), ("or", 8)], [("or", 2)], [("add", 2)]]),
-        (Combined(StarTopK(0.5), PackedIntegers(8)), [[("or", 4), ("or", 4), ("or", 7)], [("add", 25)]]),
+        (StarTopK(0.5, quantizer=PackedIntegers(8)), [[("or", 4), ("or", 4), ("or", 7)], [("add", 25)]]),
     ],
     ids=str,
 )
@@ -95,6 +94,6 @@ def test_tensors_may_elect_different_workers():
     rng = np.random.default_rng(1)
     large, small = rng.standard_normal((2, 50)).astype(np.float32) * np.array([[9], [1]], np.float32)
     given = [{"a": large, "b": small}, {"a": small, "b": large}]
-    result = Workers(VarTopK(0.1), 2, memory={"feedback": False}).step(given)[1]
+    result = Workers(VarTopK(0.1), 2, error_feedback=False).step(given)[1]
     for name in ("a", "b"):
         assert set(np.flatnonzero(result[name].values)) == own_top(large, 5)

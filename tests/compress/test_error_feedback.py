@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -13,18 +12,16 @@ from compressors import kept as kept_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peelsum.compress import CompressConfigError, Indexed, Memory, RandomK, Residual, Threshold, TopK
+from peelsum.compress import CompressConfigError, Memory, RandomK, Residual, Threshold, TopK
 from peelsum.compress.memory import Exact
 
-SPARSIFIERS = {
-    "exact": TopK(0.1),
-    "sampled": TopK(0.1, sample=0.3),
-    "bucket": TopK(0.1, per="bucket"),
-    "warm-up": TopK(0.05, warm_up_steps=3),
-    "random": RandomK(0.2),
-    "random, indexed": Indexed(RandomK(0.2)),
-    "threshold": Threshold(1e-3),
-}
+SPARSIFIERS = [
+    TopK(0.1),
+    TopK(0.05, sample=0.3, warm_up_steps=3),
+    TopK(0.1, per="bucket"),
+    RandomK(0.2, seeds="own"),
+    Threshold(1e-3),
+]
 
 
 def gradients(rng, workers, spread):
@@ -38,23 +35,12 @@ def gradients(rng, workers, spread):
     ]
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9], ids=["", "momentum"])
-@pytest.mark.parametrize("sparsifier", SPARSIFIERS.values(), ids=SPARSIFIERS)
-def test_sent_and_kept_balance_at_every_step(sparsifier, momentum):
-    rng, workers = np.random.default_rng(5), Workers(sparsifier, 2, memory={"momentum": momentum})
-    for _ in range(6):
-        workers.step(gradients(rng, 2, 3))
-        for one in workers.sums:
-            one.memory.balance()
-    assert any(residual.numbers.any() for residual in workers.sums[0].memory.residuals.values())
-
-
-@given(st.integers(0, 2**32 - 1), st.sampled_from(list(SPARSIFIERS)), st.integers(0, 12), st.booleans())
+@given(st.integers(0, 2**32 - 1), st.sampled_from(SPARSIFIERS), st.integers(0, 12), st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_any_magnitudes_balance(seed, name, spread, predict):
+def test_any_magnitudes_balance(seed, sparsifier, spread, predict):
     rng = np.random.default_rng(seed)
     allreduce = {"sparse": ("a", "b"), "predict": predict}
-    workers = Workers(SPARSIFIERS[name], 3, allreduce=allreduce)
+    workers = Workers(sparsifier, 3, allreduce=allreduce)
     for _ in range(4):
         workers.step(gradients(rng, 3, spread))
         for one in workers.sums:
@@ -76,7 +62,7 @@ def test_all_that_is_kept_is_sent_in_the_end():
 
 def test_momentum_is_that_of_deep_gradient_compression():
     """u = m u + g, v = v + u; of v the largest is sent, and there u starts again from zero."""
-    workers = Workers(TopK(1 / 60), 1, memory={"momentum": 0.5})
+    workers = Workers(TopK(1 / 60, momentum=0.5), 1)
     velocity, kept = np.zeros(60), np.zeros(60)
     for step in range(5):
         own = {"a": np.full(60, 2.0**-step, np.float32)}
@@ -94,9 +80,9 @@ def test_momentum_is_that_of_deep_gradient_compression():
 
 def test_a_residual_of_another_shape_is_refused():
     memory = Memory()
-    memory.residuals |= memory.grown({"a": np.zeros(4, np.float32)}, 1)
+    memory.residuals |= memory.grown({"a": np.zeros(4, np.float32)})
     with pytest.raises(CompressConfigError, match="residual: a has 4 elements, its gradient 5"):
-        memory.grown({"a": np.ones(5, np.float32)}, 1)
+        memory.grown({"a": np.ones(5, np.float32)})
 
 
 def test_what_is_put_back_is_the_same_though_the_scale_became_finer_meanwhile():
@@ -135,13 +121,11 @@ def test_damaged_residuals_are_refused(numbers, scales):
         Memory().restore({"w": damaged})
 
 
-@pytest.mark.parametrize(("scale", "expected"), [(2, [1.25, -0.75]), (None, [0, 0])])
-def test_pickles_with_one_scale_for_a_tensor_are_read_exactly(scale, expected):
-    old = Residual.__new__(Residual)
-    numbers = np.array([5, -3] if scale else [0, 0])
-    vars(old).update(numbers=numbers, velocity=None, scale=scale, most=None)
-    restored = pickle.loads(pickle.dumps(old))
-    assert restored.sound
-    assert kept_by(restored).tolist() == expected
-    again = pickle.loads(pickle.dumps(restored))
-    np.testing.assert_equal(vars(again), vars(restored))
+def test_momentum_begins_with_no_velocity_and_ends_without_one():
+    """As in a training that goes on from a checkpoint with another momentum."""
+    plain = Residual.zeros(2).grown(np.float32([1, 2]), 0.0)
+    moving = plain.grown(np.float32([4, 0]), 0.5).grown(np.float32([0, 1]), 0.5)
+    assert plain.velocity is None
+    assert exactly(moving.velocity, moving.scales) == [2, 1]
+    assert exactly(moving.numbers, moving.scales) == [1 + 4 + 2, 2 + 1]
+    assert moving.grown(np.float32([1, 1]), 0.0).velocity is None

@@ -15,7 +15,6 @@ from peelsum.compress import (
     Compressor,
     Dense,
     Half,
-    Indexed,
     Int8Blocks,
     Memory,
     NaturalCompression,
@@ -37,7 +36,6 @@ WHERE = ["one element", "one tensor", "all"]
 SOON = [
     TopK(0.5),
     TopK(0.5, per="bucket"),
-    Indexed(TopK(0.5)),
     RandomK(0.5),
     RandomK(0.5, seeds="own"),
     Threshold(1e-3),
@@ -72,7 +70,7 @@ def gradients(step, workers=2, spike=None, where="all"):
 def test_books_balance_over_spikes(compressor: Compressor, where: str) -> None:
     """Sent and kept come to all gradients: exactly, or up to the precision of the element's own largest."""
     for spike in (1e6, 1e30):
-        workers = Workers(compressor, 2, memory={"feedback": True})
+        workers = Workers(compressor, 2, error_feedback=True)
         for step in range(7):
             workers.step(gradients(step, spike=spike if step == 2 else None, where=where))
         for memory in (one.memory for one in workers.sums):
@@ -91,7 +89,7 @@ def test_later_steps_are_as_if_there_had_been_no_spike(compressor: Compressor, w
     """What is kept is soon as small as without it, and every later gradient is counted, bit for bit."""
     runs = {}
     for spike in (None, 1e9, 1e30):
-        workers = runs[spike] = Workers(compressor, 1, memory={"feedback": True}, kind=Memory)
+        workers = runs[spike] = Workers(compressor, 1, error_feedback=True, kind=Memory)
         for step in range(STEPS):
             workers.step(gradients(step, 1, spike if step == 3 else None, where))
     twin = runs.pop(None).sums[0].memory
@@ -105,7 +103,7 @@ def test_later_steps_are_as_if_there_had_been_no_spike(compressor: Compressor, w
         books.kept = known.kept
         books.accumulated = {name: exactly(one.numbers, one.scales) for name, one in known.residuals.items()}
         books.sent = {name: [Fraction(0)] * size for name, size in SIZES.items()}
-        (later,) = Workers(compressor, 1, memory={"feedback": True}).sums
+        (later,) = Workers(compressor, 1, error_feedback=True).sums
         later._memory = books
         for step in range(STEPS, STEPS + 4):
             later.sum(gradients(step, 1)[0], step)
@@ -116,7 +114,7 @@ def test_later_steps_are_as_if_there_had_been_no_spike(compressor: Compressor, w
 @pytest.mark.parametrize("spike", SPIKES)
 def test_dense_sums_are_precise_again_after_a_spike(spike: float, where: str) -> None:
     """The spike is rounded to 31 bits, and what that leaves to the next step, until nothing is left."""
-    workers, errors = Workers(Dense(), 1, memory={"feedback": True}, kind=Memory), []
+    workers, errors = Workers(Dense(), 1, error_feedback=True, kind=Memory), []
     for step in range(12):
         given = gradients(step, 1, spike if step == 3 else None, where)
         (result,) = workers.step(given)
@@ -130,10 +128,10 @@ def test_dense_sums_are_precise_again_after_a_spike(spike: float, where: str) ->
 @pytest.mark.parametrize("momentum", [0.0, 0.5], ids=["", "momentum"])
 def test_a_spike_harms_no_neighbour(momentum: float) -> None:
     """Other elements keep the same values as without a spike, exactly."""
-    memories = [Memory(momentum=momentum) for _ in range(2)]
+    memories = [Memory() for _ in range(2)]
     for step in range(10):
         for memory, spike in zip(memories, (1e30, None), strict=True):
-            grown = memory.grown(gradients(step, 1, spike if step == 2 else None, "one element")[0], 1)
+            grown = memory.grown(gradients(step, 1, spike if step == 2 else None, "one element")[0], momentum)
             memory.restore(memory.residuals | grown)
     for name in SIZES:
         known, twin = (kept(memory.residuals[name]) for memory in memories)
@@ -148,7 +146,10 @@ def test_methods_of_a_strategy_recover_together(spike: float) -> None:
     for size in (spike, None):
         (summation,) = Workers(Dense(), 1).summations
         memory = Memory()
-        sums = [CompressedSum(summation, one, memory) for one in (TopK(0.2), Dense(), StarTopK(0.3))]
+        sums = [
+            CompressedSum(summation, one, memory, error_feedback=True)
+            for one in (TopK(0.2), Dense(), StarTopK(0.3))
+        ]
         for step in range(40):
             given = gradients(step, 1, size if step == 5 else None)[0]
             sums[step % 3].sum(given, step)
@@ -162,8 +163,8 @@ def test_methods_of_a_strategy_recover_together(spike: float) -> None:
 @pytest.mark.parametrize("at", [2, 3, 5])
 def test_memories_restored_near_a_spike_go_on_bit_for_bit(at: int, momentum: float) -> None:
     """Before it, right after it, and when some of it has been sent."""
-    workers = Workers(TopK(0.3), 2, memory={"momentum": momentum}, kind=Memory, joined=False)
-    other = Workers(TopK(0.3), 2, memory={"momentum": momentum}, kind=Memory, joined=False)
+    workers = Workers(TopK(0.3, momentum=momentum), 2, kind=Memory, joined=False)
+    other = Workers(TopK(0.3, momentum=momentum), 2, kind=Memory, joined=False)
     for step in range(9):
         given = gradients(step, spike=1e20 if step == 2 else None)
         results = workers.step(given)
@@ -185,7 +186,7 @@ def test_what_float32_cannot_hold_is_sent_in_parts(compressor: Compressor, where
     Rotated, the gradients themselves outgrow float32: these two steps are as those that are not finite.
     """
     workers, rotated = (
-        Workers(compressor, 2, memory={"feedback": True}, kind=Memory),
+        Workers(compressor, 2, error_feedback=True, kind=Memory),
         "rotate=True" in repr(compressor),
     )
     for step in range(12):
@@ -212,7 +213,7 @@ def test_parts_of_a_large_value_come_to_the_whole() -> None:
 def test_a_spike_is_clipped_as_precisely_as_others() -> None:
     """The factor is as small as 1e-40, of which float32 has few bits."""
     direction = np.linspace(1, 2, 8, dtype=np.float32)
-    memory = Memory(clip=1e-3)
-    grown = memory.grown({"a": direction * np.float32(1.5e38)}, 1)["a"]
+    memory = Memory()
+    grown = memory.grown({"a": direction * np.float32(1.5e38)}, 0.0, 1e-3)["a"]
     expected = direction * 1e-3 / np.linalg.norm(direction.astype(float))
     np.testing.assert_allclose(kept(grown), expected, rtol=1e-6)

@@ -410,6 +410,7 @@ _COMPRESS: Changes = {
         ("            self.velocity[at] = 0\n", "            pass\n"),
         ("self.residual.scales[self.positions] = self.scales", "pass"),
         ("self.residual.velocity[self.positions] = self.velocities", "pass"),
+        ("if not momentum:", "if not momentum and self.velocity is None:"),
         ("whole >> zeros, (_MANTISSA_BITS - exponents - zeros)", "whole, (_MANTISSA_BITS - exponents)"),
         ("-self.scales.astype(np.int32)", "-self.scales[0].astype(np.int32)"),
         ("(wide * (most / norm)).astype(np.float32)", "gradient * np.float32(most / norm)"),
@@ -420,14 +421,13 @@ _COMPRESS: Changes = {
         ("return gradient if norm <= most", "return gradient if norm < most", "scaling by 1 changes nothing"),
     ],
     "host/peelsum/compress/indexed.py": [
-        (
-            "own.positions - np.repeat(np.concatenate([[0], ends[:-1]]), np.diff(own_ends, prepend=0))",
-            "own.positions",
-        ),
         ("np.flatnonzero(result.total_at)", "np.arange(result.elements)"),
     ],
-    "host/peelsum/compress/sparsifiers.py": [
-        ("np.flatnonzero(magnitudes >= self.value)", "np.flatnonzero(magnitudes > self.value)"),
+    "host/peelsum/compress/result.py": [
+        ("(self.sent.positions - begins, self.sent.numbers)", "(self.sent.positions, self.sent.numbers)"),
+    ],
+    "host/peelsum/compress/methods/threshold.py": [
+        ("np.float32)) >= self.value)", "np.float32)) > self.value)"),
     ],
 }
 

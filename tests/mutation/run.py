@@ -65,8 +65,9 @@ AREAS = {
     "control": Area("control_plane/peelsum/control/*.py", ("tests/control",)),
     "p4runtime": Area("switch/peelsum/**/p4runtime/*.py", ("tests/p4runtime",)),
     "compress": Area(
-        "host/peelsum/compress/*.py", ("tests/compress", "tests/torch/test_kept_between_steps.py")
+        "host/peelsum/compress/**/*.py", ("tests/compress", "tests/torch/test_kept_between_steps.py")
     ),
+    "flexible": Area("host/peelsum/flexible/*.py", ("tests/flexible",)),
     "cli": Area("cli/peelsum/cli/**/*.py", ("tests/cli/test_wrong_sums.py",)),
     "topology": Area("topology/peelsum/topology/description.py", ("tests/topology/test_description.py",)),
 }

@@ -24,7 +24,7 @@ def with_hook(rank: int, steps: int, folder: str | None, forget: bool = False) -
 
     ddp = training.model()
     names = ddp.module.named_parameters()
-    state = SwitchAllreduceState(over="gloo", names=names, compressor=TopK(0.1), momentum=0.5)
+    state = SwitchAllreduceState(over="gloo", names=names, compressor=TopK(0.1, momentum=0.5))
     ddp.register_comm_hook(state, hook)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
     checkpoints = Checkpoints(folder, rank, ddp.module, optimizer, state)

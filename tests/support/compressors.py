@@ -13,22 +13,16 @@ from peelsum.allreduce import Allreduce, LocalSummation
 from peelsum.compress import (
     DGC,
     QSGD,
-    Brain,
-    Combined,
     CompressedSum,
     Compressor,
-    Dense,
-    EFSignSGD,
     Exact,
     Half,
     Int8Blocks,
     Memory,
-    NaturalCompression,
     PackedIntegers,
     PowerSGD,
     RandomK,
     Residual,
-    SignSGD,
     Single,
     StarTopK,
     TensorState,
@@ -36,12 +30,20 @@ from peelsum.compress import (
     Threshold,
     TopK,
     VarTopK,
+    registered,
 )
+from peelsum.compress.arithmetic import code_of, value_of
+from peelsum.compress.sparsifier import Elected
 
-COMPRESSORS: dict[str, Compressor] = {
+#: The compressors of the package, without those that tests declare.
+KINDS = {name: kind for name, kind in registered().items() if kind.__module__.startswith("peelsum.")}
+#: Every compressor with its defaults, and variants that send more of small tensors.
+COMPRESSORS: dict[str, Compressor] = {name: kind() for name, kind in KINDS.items()} | {
     "top-k": TopK(0.1),
     "top-k per bucket": TopK(0.1, per="bucket"),
+    "top-k, momentum": TopK(0.1, momentum=0.9),
     "sampled top-k": TopK(0.1, sample=0.3),
+    "sampled top-k, warm-up, momentum": TopK(0.05, sample=0.5, warm_up_steps=3, momentum=0.5),
     "random-k": RandomK(0.1),
     "random-k, own seeds": RandomK(0.1, seeds="own"),
     "threshold": Threshold(0.5),
@@ -50,44 +52,44 @@ COMPRESSORS: dict[str, Compressor] = {
     "star per bucket, bitmap": StarTopK(0.5, per="bucket"),
     "var": VarTopK(0.1),
     "var, list": VarTopK(0.01),
-    "qsgd": QSGD(4),
     "qsgd, largest": QSGD(2, "largest", None),
-    "terngrad": TernGrad(),
-    "sign": SignSGD(),
-    "ef-sign": EFSignSGD(),
-    "half": Half(),
-    "brain": Brain(),
-    "int8 blocks": Int8Blocks(64),
-    "natural": NaturalCompression(),
+    "int8": Int8Blocks(64),
     "4 bits": PackedIntegers(4),
     "8 bits, rotated": PackedIntegers(8, rotate=True),
     "16 bits per bucket": PackedIntegers(16, per="bucket"),
-    "power": PowerSGD(2),
     "power per bucket": PowerSGD(1, per="bucket"),
-    "top-k, qsgd": Combined(TopK(0.1), QSGD(4)),
-    "random-k, 8 bits rotated": Combined(RandomK(0.1), PackedIntegers(8, rotate=True)),
-    "top-k, as they are": Combined(TopK(0.1), Single()),
-    "dense": Dense(),
-    "star, 8 bits": Combined(StarTopK(0.1), PackedIntegers(8)),
-    "var per bucket, terngrad": Combined(VarTopK(0.1, per="bucket"), TernGrad()),
-    "threshold, half": Combined(Threshold(0.5), Half()),
+    "top-k, qsgd": TopK(0.1, quantizer=QSGD(4)),
+    "random-k, 8 bits rotated": RandomK(0.1, quantizer=PackedIntegers(8, rotate=True)),
+    "top-k, as they are": TopK(0.1, quantizer=Single()),
+    "star, 8 bits": StarTopK(0.1, quantizer=PackedIntegers(8)),
+    "var per bucket, terngrad": VarTopK(0.1, per="bucket", quantizer=TernGrad()),
+    "threshold, half": Threshold(0.5, quantizer=Half()),
 }
 
 
 def alone(compressor: Compressor, tensor: np.ndarray, **fields: Any) -> tuple[np.ndarray, TensorState]:
-    """Return a payload's values and the state, of one worker alone or with `fields` of the state."""
+    """Return a payload's values and the state, of one worker alone or with `fields` of the state.
+
+    `state.scratch["bytes"]` are those of its payloads.
+    """
     state = TensorState(tensor.shape, **fields)
-    flat = tensor.reshape(-1)
+    flat, size = tensor.reshape(-1), 0
     for number in range(compressor.rounds):
         state.round = number
-        state.bound = fields.get("bound", compressor.announced(flat, state))
-        if compressor.index is not None:
-            state.positions = compressor.index.decode(compressor.index.encode(flat, state), state)
+        if compressor.kind == "additive":
+            state.bound = value_of(code_of(compressor.announced(flat, state)))
+        if isinstance(compressor, Elected):
+            state.positions = compressor.decode(compressor.encode(flat, state), state)
         if compressor.kind == "additive" and not state.bound:
             return np.zeros(flat.size), state
-        payload = compressor.compress(flat, state)
-        state.summed = payload
-    return compressor.decompress(payload, state), state
+        state.summed = compressor.compress(flat, state)
+        size += state.summed.nbytes
+    if compressor.kind == "indexed":
+        assert state.positions is not None
+        size += 4 * state.positions.size
+    state.scratch["bytes"] = size
+    assert state.summed is not None
+    return compressor.decompress(state.summed, state), state
 
 
 def fractions(sent: Exact, elements: int) -> list[Fraction]:
@@ -112,14 +114,14 @@ def kept(residual: Residual) -> np.ndarray:
 class Books(Memory):
     """A memory that keeps books, in fractions, of what went into its residuals and what was sent."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self) -> None:
+        super().__init__()
         self.accumulated: dict[str, list[Fraction]] = {}
         self.sent: dict[str, list[Fraction]] = {}
 
-    def grown(self, gradients: Any, workers: int) -> Any:
+    def grown(self, gradients: Any, momentum: float = 0.0, most: float | None = None) -> Any:
         """Enter what is added: the gradient, or the velocity."""
-        grown = super().grown(gradients, workers)
+        grown = super().grown(gradients, momentum, most)
         for name, residual in grown.items():
             if residual.velocity is not None:
                 fresh = exactly(residual.velocity, residual.scales)
@@ -157,17 +159,16 @@ class Workers:
         count: int = 3,
         *,
         kind: type[Memory] = Books,
-        memory: Mapping[str, Any] | None = None,
         allreduce: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         self.summations = LocalSummation.group(count, 8)
-        options = {"joined": allreduce is None} | options
+        options = {"joined": allreduce is None, "error_feedback": True} | options
         self.sums = [
             CompressedSum(
                 one,
                 compressor,
-                kind(**memory or {}),
+                kind(),
                 allreduce=None if allreduce is None else Allreduce(one, average=True, **allreduce),
                 **options,
             )

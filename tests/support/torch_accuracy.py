@@ -22,7 +22,10 @@ def trained(rank: int, settings: list[Setting], over: str) -> list[tuple[np.ndar
 
 
 def _trained(rank: int, setting: Setting, backend: object) -> tuple[np.ndarray, int]:
-    subject, method = make_subject(setting.model, setting.seed), parse(setting.method, setting.steps)
+    subject, method = (
+        make_subject(setting.model, setting.seed),
+        parse(setting.method, setting.steps, setting.seed),
+    )
     mine = batches(subject, setting)[rank]
     state = SwitchAllreduceState(
         over=backend,
@@ -30,8 +33,6 @@ def _trained(rank: int, setting: Setting, backend: object) -> tuple[np.ndarray, 
         forms="dense" if method.dense else "auto",
         compressor=method.compressor,
         error_feedback=method.feedback,
-        momentum=method.momentum,
-        seed=setting.seed,
     )
     ddp = DistributedDataParallel(subject.model)
     ddp.register_comm_hook(state, hook)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch_training import model, parameters, step_loss
 
 from peelsum.allreduce import Allreduce, TensorResult
-from peelsum.compress import Chooser
+from peelsum.compress import Sparsifier
 from peelsum.torch import SwitchAllreduceState, hook
 
 STEPS = 6
@@ -169,8 +169,7 @@ class Books:
 
 def audited(
     rank: int,
-    sparsifier: Chooser,
-    momentum: float,
+    sparsifier: Sparsifier,
     restart_at: int | None,
     overflows: tuple[int, str] | None,
     over: str = "gloo",
@@ -181,13 +180,16 @@ def audited(
     restart_at: the step from which another state and module go on from a checkpoint. overflows: the step in
     which a gradient of rank 1 is infinite, and of what parameter.
     """
-    books, scaler = Books(momentum), torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=10**6)
+    books, scaler = (
+        Books(sparsifier.momentum),
+        torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=10**6),
+    )
     outcome: dict[str, Any] = {"applied": [], "sent": [], "buckets": []}
-    ddp, state, names = _hooked(books, sparsifier, momentum, over, joined)
+    ddp, state, names = _hooked(books, sparsifier, over, joined)
     with books.watching():
         for step in range(STEPS):
             if step == restart_at:
-                ddp, state, names = _restored(ddp, state, books, sparsifier, momentum, over, joined)
+                ddp, state, names = _restored(ddp, state, books, sparsifier, over, joined)
             before = parameters(ddp)
             books.begin()
             _step(
@@ -220,16 +222,13 @@ def _step(ddp: torch.nn.Module, scaler: Any, rank: int, step: int, overflows: st
     scaler.update(1.0)  # so that all that is kept has one unit
 
 
-def _hooked(
-    books: Books, sparsifier: Chooser, momentum: float, over: str, joined: bool
-) -> tuple[Any, Any, dict[Any, str]]:
+def _hooked(books: Books, sparsifier: Sparsifier, over: str, joined: bool) -> tuple[Any, Any, dict[Any, str]]:
     ddp = model()
     names = {one: name for name, one in ddp.module.named_parameters()}
     state = SwitchAllreduceState(
         over=over,
         names=ddp.module.named_parameters(),
         compressor=sparsifier,
-        momentum=momentum,
         joined=joined,
     )
 

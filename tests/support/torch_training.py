@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import die
 
 from peelsum.allreduce import LocalSummation, NetworkModel, Part
-from peelsum.compress import Chooser
+from peelsum.compress import Compressor
 from peelsum.torch import (
     CallTimeoutError,
     HookConfigError,
@@ -272,9 +272,9 @@ def dies_with_the_store(rank: int, ranks: int, settings: dict[str, Any]) -> tupl
 
 
 def refused(rank: int, settings: dict[str, Any], options: dict[str, Any]) -> tuple[str, str, float]:
-    """Return the error of a first step in which every rank has its own seed."""
+    """Return the error of a first step in which every rank has its own form."""
     try:
-        train(rank, 1, SwitchAllreduceState(seed=rank, **settings), **options)
+        train(rank, 1, SwitchAllreduceState(forms=("dense", "compact")[rank], **settings), **options)
     except Exception as error:
         return type(error).__name__, str(error), 0.0
     return "", "", 0.0
@@ -455,11 +455,11 @@ def sharded(rank: int, hooked: bool) -> list[np.ndarray]:
     return [one.to_local().detach().numpy() for one in text.parameters()]
 
 
-def restored(rank: int, sparsifier: Chooser | None) -> dict[str, Any]:
+def restored(rank: int, sparsifier: Compressor | None) -> dict[str, Any]:
     """Three steps, then three more by a state that was pickled between, against six without."""
-    state = SwitchAllreduceState(over="gloo", compressor=sparsifier, momentum=0.5 if sparsifier else 0.0)
+    state = SwitchAllreduceState(over="gloo", compressor=sparsifier)
     expected = train(rank, 6, state)
-    first = SwitchAllreduceState(over="gloo", compressor=sparsifier, momentum=0.5 if sparsifier else 0.0)
+    first = SwitchAllreduceState(over="gloo", compressor=sparsifier)
     state, ddp = first, model()
     ddp.register_comm_hook(state, hook)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)

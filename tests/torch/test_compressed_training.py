@@ -16,7 +16,6 @@ from torch_ranks import run_ranks
 
 from peelsum.compress import (
     QSGD,
-    Combined,
     NaturalCompression,
     PackedIntegers,
     PowerSGD,
@@ -38,7 +37,7 @@ METHODS = {
     "8 bits": PackedIntegers(8, rotate=True),
     "power": PowerSGD(2),
     "qsgd": QSGD(4),
-    "top-k, qsgd": Combined(TopK(0.1), QSGD(4)),
+    "top-k, qsgd": TopK(0.1, quantizer=QSGD(4)),
 }
 
 

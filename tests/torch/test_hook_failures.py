@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import weakref
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 from torch_alone import PATIENCE_S, Sums, group_of_one, hooked, in_time, layers, let_go, summing_threads
 
-from peelsum.compress import QSGD
+from peelsum.compress import QSGD, Sparsifier
 from peelsum.torch import (
     HookConfigError,
     HookError,
@@ -137,6 +138,17 @@ def test_an_error_outside_of_a_backward_pass_is_the_futures():
         in_time(future.wait)
 
 
+class Steps(Sparsifier):
+    """A sparsifier that notes the steps it is asked in, for each parameter."""
+
+    name = "steps"
+    seen: ClassVar[list[int]] = []
+
+    def choose(self, tensor, state):
+        self.seen.append(state.step)
+        return np.arange(tensor.size)
+
+
 def test_two_modules_of_one_backward_pass_are_one_step():
     state = SwitchAllreduceState(over=Sums(), compressor=Steps())
     both = [hooked(state, layers()) for _ in range(2)]
@@ -144,22 +156,9 @@ def test_two_modules_of_one_backward_pass_are_one_step():
         in_time(lambda: sum(ddp(INPUT).sum() for ddp in both).backward())
     backward(both[0])
     assert state.stats().steps == state.state_dict()["steps"] == 4
-    seen = state._settings.compressor.seen
+    seen = Steps.seen
     assert seen == sorted(seen)
     assert {step: seen.count(step) for step in seen} == {0: 12, 1: 12, 2: 12, 3: 6}
-
-
-class Steps:
-    """A sparsifier that notes the steps it is asked in, for each parameter."""
-
-    per = "tensor"
-
-    def __init__(self):
-        self.seen = []
-
-    def choose(self, magnitudes, step, seed):
-        self.seen.append(step)
-        return np.arange(magnitudes.size)
 
 
 @pytest.mark.parametrize("passes", [0, 1])

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from peelsum.allreduce import Part
 from peelsum.cli.app import app
-from peelsum.compress import CompressedSum, Memory, StarTopK
+from peelsum.compress import CompressedSum, StarTopK
 from peelsum.control import Controller
 from peelsum.topology import Child
 from peelsum.transport import SwitchSummation, job_config
@@ -185,8 +185,7 @@ class Workers:
         """STAR-Topk: in each step another worker's largest values choose what all workers send."""
         gradients = [np.array([9, -8, 1, 2], np.float32), np.array([1, 2, -7, 5], np.float32)]
         sums = [
-            CompressedSum(one, StarTopK(0.5), Memory(feedback=False), average=False)
-            for one in self._summations
+            CompressedSum(one, StarTopK(0.5), error_feedback=False, average=False) for one in self._summations
         ]
         for step, expected in enumerate(([10, -6, 0, 0], [0, 0, -6, 7])):
             results = self._threads.map(lambda one, g, n=step: one.sum({"g": g}, n), sums, gradients)

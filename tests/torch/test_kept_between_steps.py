@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch
 from torch_alone import Sums, group_of_one
 
 from peelsum.allreduce import Allreduce
-from peelsum.compress import CompressedSum, Memory, Residual
+from peelsum.compress import CompressedSum, Memory, Residual, Sparsifier
 from peelsum.torch import HookConfigError, RandomK, SwitchAllreduceState, Threshold, TopK
 
 SIZES = {"a": 6, "b": 11, "c": 3}
@@ -88,8 +89,8 @@ def test_rebuilt_buckets_send_what_the_largest_residuals_are():
 def test_random_choices_differ_by_step_seed_and_name_but_not_by_bucket():
     ones = {name: np.ones(size, np.float32) for name, size in SIZES.items()}
 
-    def choices(buckets, **options):
-        training = Training(RandomK(0.3), **options)
+    def choices(buckets, seed=0):
+        training = Training(RandomK(0.3, seed=seed))
         return [tuple(np.flatnonzero(training.step(ones, *one)["b"])) for one in buckets]
 
     usual = choices([("abc",)] * 6)
@@ -101,7 +102,7 @@ def test_random_choices_differ_by_step_seed_and_name_but_not_by_bucket():
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_a_checkpoint_is_not_changed_by_further_steps(momentum):
     """Neither the one that was taken, nor the one that another state goes on from."""
-    training, other = (Training(TopK(0.3), momentum=momentum) for _ in range(2))
+    training, other = (Training(TopK(0.3, momentum=momentum)) for _ in range(2))
     training.step(eighths(0), "abc")
     taken = training.state.state_dict()
     before = written(taken)
@@ -115,7 +116,7 @@ def test_a_checkpoint_is_not_changed_by_further_steps(momentum):
 
 def test_a_checkpoint_shares_no_memory_with_the_state():
     """Changing the checkpoint's tensors, before or after loading, changes no state."""
-    training, other = (Training(TopK(0.3), momentum=0.5) for _ in range(2))
+    training, other = (Training(TopK(0.3, momentum=0.5)) for _ in range(2))
     training.step(eighths(0), "abc")
     taken, before = training.state.state_dict(), written(training.state.state_dict())
     other.state.load_state_dict(taken)
@@ -175,7 +176,7 @@ def test_restored_residuals_replace_others_and_steps_go_on():
 @pytest.mark.parametrize("overflows", ["a", "c"])
 def test_a_step_that_is_skipped_leaves_all_as_if_nothing_had_been_sent(overflows):
     """In the first or the last of its buckets; velocities go on, too, and the next step sends again."""
-    training, largest = Training(TopK(0.5), momentum=0.5), eighths(1)
+    training, largest = Training(TopK(0.5, momentum=0.5)), eighths(1)
     training.step(eighths(0), "a", "b", "c")
     velocity = residual_of(training, "b", "velocity")
     kept = residual_of(training, "b", "numbers")
@@ -212,7 +213,7 @@ def residual_of(training, name, field):
 
 def test_momentum_over_a_change_of_the_grid():
     """Velocity and residual move to the coarser scale together: u = m u + g holds, in its units."""
-    kept = Residual.zeros(4, momentum=True).grown(np.full(4, 1.0, np.float32), 0.5)
+    kept = Residual.zeros(4).grown(np.full(4, 1.0, np.float32), 0.5)
     large = np.float32(2.0**30) * np.arange(1, 5, dtype=np.float32)
     grown = kept.grown(large, 0.5)
     large = large.astype(float)
@@ -274,7 +275,7 @@ def test_checkpoints_of_version_1_are_loaded_exactly(momentum):
         "c": {"numbers": torch.tensor([-5, 2**60, 1]), "velocity": velocity, "scale": 41},
         "a": {"numbers": nothing, "velocity": nothing if momentum else None, "scale": None},
     }
-    training = Training(TopK(0.5), momentum=momentum)
+    training = Training(TopK(0.5, momentum=momentum))
     training.state.load_state_dict({"version": 1, "steps": 7, "residuals": residuals})
     assert training.kept("c").tolist() == [-5 * 2.0**-41, 2.0**19, 2.0**-41]
     assert not training.kept("a").any()
@@ -297,56 +298,32 @@ def test_a_checkpoint_with_arrays_that_do_not_fit_changes_nothing():
 
 
 def test_a_value_equal_to_the_threshold_is_sent():
-    magnitudes = np.array([2.0, np.nextafter(2.0, 0.0), np.nextafter(2.0, 3.0), 0.0])
-    assert Threshold(2.0).choose(magnitudes, 0, 0).tolist() == [0, 2]
     training = Training(Threshold(2.0))
     gradients = {name: np.full(size, 2.0, np.float32) for name, size in SIZES.items()}
     gradients["c"][1] = 1.875
     assert training.step(gradients, "abc")["c"].tolist() == [2.0, 0.0, 2.0]
 
 
-def test_values_equal_to_a_sampled_threshold_are_sent():
-    alike = np.full(20, 3.0)
-    assert TopK(0.5, sample=1.0).choose(alike, 0, 0).size == 20
+class Shuffled(Sparsifier):
+    """A sparsifier that returns positions in no order, as it may."""
 
+    name = "shuffled"
+    steps: ClassVar[list[int]] = []
 
-def test_a_share_is_rounded_up_and_a_warm_up_over_at_its_step():
-    assert TopK(0.01).choose(np.arange(3.0), 0, 0).tolist() == [2]
-    assert RandomK(0.34).choose(np.arange(3.0), 0, 0).size == 2
-    warming = TopK(0.1, warm_up_steps=2, warm_up_from=1.0)
-    assert [warming.choose(np.arange(100.0), step, 0).size for step in (0, 1, 2, 3)] == [100, 32, 10, 10]
-
-
-def test_too_many_by_a_sample_are_cut_to_the_largest():
-    """Positions are those in the tensor, not among those that passed."""
-    magnitudes = np.concatenate([np.zeros(50), np.full(50, 5.0), np.arange(6.0, 9.0)])
-    for seed in range(5):
-        positions = TopK(3 / 103, sample=0.03).choose(magnitudes, 0, seed)
-        assert sorted(positions) == [100, 101, 102]
-
-
-class Shuffled:
-    """A sparsifier that returns positions in no order, as the protocol lets it."""
-
-    per = "bucket"
-
-    def __init__(self):
-        self.steps = []
-
-    def choose(self, magnitudes, step, seed):
-        self.steps.append(step)
+    def choose(self, tensor, state):
+        self.steps.append(state.step)
         return np.array([18, 3, 7, 0])
 
 
 def test_positions_of_a_bucket_in_any_order_and_steps_that_are_counted():
-    training, chosen = Training(Shuffled()), []
+    training, chosen = Training(Shuffled(per="bucket")), []
     for _ in range(3):
         ones = {name: np.ones(size, np.float32) for name, size in SIZES.items()}
         chosen.append(
             {name: np.flatnonzero(one).tolist() for name, one in training.step(ones, "abc").items()}
         )
     assert chosen == [{"a": [0, 3], "b": [1], "c": [1]}] * 3
-    assert training.state._settings.compressor.steps == [0, 1, 2]
+    assert Shuffled.steps == [0, 1, 2]
 
 
 def test_units_that_are_coarser_than_the_grid_and_finer():
@@ -373,7 +350,6 @@ def test_what_the_user_chose_reaches_the_all_reduce(monkeypatch):
         "forms": {"a": "compact", "b": "dense"},
         "index": "bloom",
         "predict": True,
-        "seed": 9,
     }
     training = Training(None, **chosen)
     for _ in range(2):
@@ -381,8 +357,8 @@ def test_what_the_user_chose_reaches_the_all_reduce(monkeypatch):
     _, first, second = made
     assert (first["forms"], second["forms"]) == ({"a": "compact"}, {"b": "dense"})
     for options in made:
-        assert {name: options[name] for name in ("index", "predict", "seed")} == {
-            name: chosen[name] for name in ("index", "predict", "seed")
+        assert {name: options[name] for name in ("index", "predict")} == {
+            name: chosen[name] for name in ("index", "predict")
         }
         assert options["average"] is True
     stats = training.state.stats()

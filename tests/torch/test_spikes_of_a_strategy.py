@@ -43,7 +43,10 @@ class Group:
 
     def _flexible(self, decided: Decided, seat: LocalSummation, memory: Memory) -> FlexibleSum:
         return FlexibleSum(  # type: ignore[arg-type]
-            decided, lambda method, ratio: CompressedSum(seat, compressor_of(method, ratio), memory)
+            decided,
+            lambda method, ratio: CompressedSum(
+                seat, compressor_of(method, ratio), memory, error_feedback=True
+            ),
         )
 
     def step(self, step: int, plan: Next) -> None:

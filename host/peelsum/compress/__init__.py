@@ -4,35 +4,35 @@
 `Compressor` says how its payloads add up: in a switch as they are, through a shared index, or not at all.
 """
 
+from importlib import import_module
+from pkgutil import iter_modules
+
+from peelsum.compress import methods
 from peelsum.compress.collectives import Collectives, SummationCollectives
-from peelsum.compress.combined import Combined
 from peelsum.compress.compressed_sum import CompressedSum
-from peelsum.compress.compressor import Compressor, Kind, Payload, Scope, SharedIndex, TensorState
-from peelsum.compress.dense import Dense
-from peelsum.compress.elected import StarTopK, VarTopK
+from peelsum.compress.compressor import Compressor, Kind, Payload, Scope, TensorState, registered
 from peelsum.compress.errors import CompressConfigError, CompressError
-from peelsum.compress.lanes import PackedIntegers, SignSGD, TernGrad
-from peelsum.compress.low_rank import PowerSGD
 from peelsum.compress.memory import Exact, Memory, Residual
-from peelsum.compress.quantizers import (
-    QSGD,
-    Brain,
-    EFSignSGD,
-    Half,
-    Int8Blocks,
-    NaturalCompression,
-    Single,
-)
+from peelsum.compress.methods.ar_top_k import StarTopK, VarTopK
+from peelsum.compress.methods.dense import Dense
+from peelsum.compress.methods.ef_sign import EFSignSGD
+from peelsum.compress.methods.floats import Brain, Half, Single
+from peelsum.compress.methods.int8_blocks import Int8Blocks
+from peelsum.compress.methods.natural import NaturalCompression
+from peelsum.compress.methods.packed import PackedIntegers, SignSGD, TernGrad
+from peelsum.compress.methods.power_sgd import PowerSGD
+from peelsum.compress.methods.qsgd import QSGD
+from peelsum.compress.methods.random_k import RandomK
+from peelsum.compress.methods.threshold import Threshold
+from peelsum.compress.methods.top_k import DGC, TopK
 from peelsum.compress.result import CompressedResult, CompressedTensor
-from peelsum.compress.sparsifiers import DGC, Chooser, Indexed, RandomK, Sparsifier, Threshold, TopK
+from peelsum.compress.sparsifier import Sparsifier
 
 __all__ = [
     "DGC",
     "QSGD",
     "Brain",
-    "Chooser",
     "Collectives",
-    "Combined",
     "CompressConfigError",
     "CompressError",
     "CompressedResult",
@@ -43,7 +43,6 @@ __all__ = [
     "EFSignSGD",
     "Exact",
     "Half",
-    "Indexed",
     "Int8Blocks",
     "Kind",
     "Memory",
@@ -54,7 +53,6 @@ __all__ = [
     "RandomK",
     "Residual",
     "Scope",
-    "SharedIndex",
     "SignSGD",
     "Single",
     "Sparsifier",
@@ -65,4 +63,26 @@ __all__ = [
     "Threshold",
     "TopK",
     "VarTopK",
+    "registered",
 ]
+
+#: Names of earlier versions, with what to write instead.
+_REMOVED = {
+    "Chooser": "derive from Sparsifier",
+    "Combined": "write TopK(0.01, quantizer=QSGD(4))",
+    "Indexed": "give the sparsifier itself",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Raise ImportError for a name of an earlier version."""
+    if name in _REMOVED:
+        raise ImportError(f"peelsum.compress.{name}: was removed; {_REMOVED[name]}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+for _module in iter_modules(methods.__path__):
+    import_module(f"{methods.__name__}.{_module.name}")
+for _one in registered().values():
+    if _one.__name__ not in __all__:
+        raise ImportError(f"{_one.__module__}: {_one.__name__} is not exported; list it in {__file__}")

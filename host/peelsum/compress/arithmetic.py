@@ -6,6 +6,7 @@ Values are rounded so that each is a small integer times a unit: float64 then ho
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from peelsum.codec import fixed_point, kernels
 from peelsum.compress.compressor import Floats, Values
 from peelsum.summation import Words
+
+Bytes = NDArray[np.uint8]
 
 _WORD_BITS = 32
 _MANTISSA_BITS = 23
@@ -47,13 +50,21 @@ def rounded_up(values: NDArray[np.float64], bits: int = UNIT_BITS) -> NDArray[np
     return np.asarray(np.ldexp(np.ceil(np.ldexp(mantissas, bits)), exponents - bits))
 
 
-def stochastic(magnitudes: NDArray[np.float64], random: Words) -> NDArray[np.int64]:
-    """Return magnitudes >= 0, each rounded up with the probability of its fraction, else down: unbiased.
+def rounded(values: Values, bits: int) -> Values:
+    """Return values rounded to `bits` significant bits."""
+    mantissas, exponents = np.frexp(values)
+    return np.asarray(np.ldexp(np.rint(np.ldexp(mantissas, bits)), exponents - bits))
 
-    The probability is exact up to 2**-32.
+
+def levels(values: Values, units: Values | float, random: Words) -> NDArray[np.int64]:
+    """Return values / units, magnitudes rounded up with the probability of their fraction, else down.
+
+    The mean is unbiased; the probability is exact up to 2**-32.
     """
+    magnitudes = np.abs(values) / units
     below = np.floor(magnitudes)
-    return (below + (random < np.ldexp(magnitudes - below, _WORD_BITS))).astype(np.int64)
+    rounded = (below + (random < np.ldexp(magnitudes - below, _WORD_BITS))).astype(np.int64)
+    return np.where(values < 0, -rounded, rounded)
 
 
 def pack(fields: NDArray[np.integer], bits: int) -> Words:
@@ -77,11 +88,6 @@ def unpack(words: Words, count: int, bits: int) -> NDArray[np.int64]:
     return fields.reshape(-1)[:count].astype(np.int64)
 
 
-def packed_words(count: int, bits: int) -> int:
-    """Return the number of words that `pack` returns for `count` fields."""
-    return -(-count * bits // _WORD_BITS)
-
-
 def field_bits(largest: int) -> int:
     """Return the smallest width, 1, 2, 4, ... 32, of a field that holds 0 to `largest`."""
     return 1 << (max(largest.bit_length(), 1) - 1).bit_length()
@@ -99,3 +105,46 @@ def fixed_values(words: Words, bound: float, workers: int) -> Values:
     """Return float64[k]: the values of `fixed_words`, or of their sum over workers."""
     scale = fixed_point(code_of(bound) >> _MANTISSA_BITS, workers).scale
     return np.ldexp(words.view(np.int32).astype(np.float64), -scale)
+
+
+def bytes_of(*arrays: NDArray[Any]) -> Bytes:
+    """Return the arrays' bytes, one after the other."""
+    return np.concatenate([np.ascontiguousarray(one).view(np.uint8) for one in arrays])
+
+
+def arrays_of(data: Bytes, *layout: tuple[type[np.generic], int]) -> list[NDArray[Any]]:
+    """Return the arrays of `bytes_of`, by the type and length of each; length -1 is all that is left."""
+    arrays, begin = [], 0
+    for kind, length in layout:
+        end = data.size if length < 0 else begin + length * np.dtype(kind).itemsize
+        arrays.append(data[begin:end].copy().view(kind))
+        begin = end
+    return arrays
+
+
+def scales_of(mantissas: NDArray[np.uint16], exponents: NDArray[np.int16]) -> Values:
+    """Return float64[n]: the scales of `halves_of`."""
+    return np.asarray(np.ldexp(mantissas.astype(np.float64), exponents.astype(np.int64) - UNIT_BITS))
+
+
+def halves_of(scales: Values) -> tuple[NDArray[np.uint16], NDArray[np.int16]]:
+    """Return the mantissas and the exponents of scales >= 0 of at most 16 significant bits."""
+    mantissas, exponents = np.frexp(scales)
+    return np.ldexp(mantissas, UNIT_BITS).astype(np.uint16), exponents.astype(np.int16)
+
+
+def block_count(elements: int, block: int | None) -> int:
+    """Return the number of blocks, of which the last may be shorter; None is one block of all."""
+    return -(-elements // block) if block else min(elements, 1)
+
+
+def blocked(values: Floats, block: int | None) -> Values:
+    """Return float64[blocks, block], padded with zeros."""
+    out = np.zeros((block_count(values.size, block), block or max(values.size, 1)))
+    out.reshape(-1)[: values.size] = values
+    return out
+
+
+def by_element(numbers: Values, elements: int, block: int | None) -> Values:
+    """Return float64[elements]: each block's number, for all its elements."""
+    return np.repeat(numbers, block or max(elements, 1))[:elements]

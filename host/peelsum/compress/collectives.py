@@ -42,20 +42,17 @@ class SummationCollectives:
         self.worker_id = summation.worker_id
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        """See `Summation.sum_words`."""
         return self._summation.sum_words(parts)
 
     def broadcast(
         self, pieces: Sequence[Words], sources: Sequence[int], ahead: Sequence[Part] = ()
     ) -> tuple[list[Words], list[Words]]:
-        """See `Collectives.broadcast`."""
         pairs = zip(pieces, sources, strict=True)
         own = [words if source == self.worker_id else np.zeros_like(words) for words, source in pairs]
         *results, copied = self.sum_words([*ahead, Part(joined(own), "or")])
         return results, cut(copied, [len(one) for one in pieces])
 
     def gather(self, data: Bytes) -> list[Bytes]:
-        """See `Collectives.gather`."""
         lengths = self._by_worker(np.array([data.size], np.uint32))[:, 0]
         padded = np.zeros(-(-int(lengths.max()) // 4) * 4, np.uint8)
         padded[: data.size] = data

@@ -31,26 +31,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import chain
+from typing import Never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum import kept_pages
 from peelsum.allreduce import Allreduce, PlanMismatchError
+from peelsum.allreduce.errors import refuse_arguments
 from peelsum.allreduce.plan import agreed, agreement_words
 from peelsum.allreduce.rounds import Note, Span, unnoted
 from peelsum.compress.collectives import Collectives, SummationCollectives
-from peelsum.compress.compressor import Compressor, Floats, Payload, TensorState, seed_of
+from peelsum.compress.compressor import Compressor, Floats, TensorState, seed_of
 from peelsum.compress.errors import CompressConfigError, CompressError
 from peelsum.compress.exchange import Unit, exchange_additive, exchange_gathered
-from peelsum.compress.indexed import JOINED, joined_results, parted, share, tensor_result
-from peelsum.compress.memory import Exact, Memory, magnitude
+from peelsum.compress.indexed import exchange_indexed
+from peelsum.compress.memory import Memory, Residual, magnitude
 from peelsum.compress.result import CompressedResult, CompressedTensor
-from peelsum.compress.sparsifiers import spreads
 from peelsum.compress.wire import Wire
 from peelsum.summation import Part, Summation, Words
 
+#: Arguments of earlier versions, with what to write instead.
+_REMOVED = {"seed": "give it to the compressor, as in RandomK(0.01, seed=1)"}
 #: Smaller sums of squares are computed in float64, because squares may have become zero in float32.
 _LEAST_ENERGY = 2.0**-80
 #: Requests of which it is kept that all workers have agreed on them.
@@ -60,9 +61,8 @@ _AGREED = 1024
 class CompressedSum:
     """A compressed sum over the workers of `summation`, by `compressor`; each worker has its own object.
 
-    - `memory`: keeps residuals between steps. By default a new one, with error feedback if the compressor
-      needs it.
-    - `seed`: determines all random choices.
+    - `memory`: keeps residuals between steps. By default a new one.
+    - `error_feedback`: whether what is not sent is kept for later steps. By default, as the compressor needs.
     - `average`: divide results by the number of workers.
     - `allreduce`: sums indexed payloads; must have the same `average`. By default made from `summation`.
     - `joined`: sum the indexed payloads of all tensors as those of one, which takes less time than tensor by
@@ -82,7 +82,7 @@ class CompressedSum:
         compressor: Compressor,
         memory: Memory | None = None,
         *,
-        seed: int = 0,
+        error_feedback: bool | None = None,
         average: bool = True,
         allreduce: Allreduce | None = None,
         joined: bool = False,
@@ -90,16 +90,19 @@ class CompressedSum:
         clock: Callable[[], float] = time.perf_counter,
         span: Span = nullcontext,
         note: Note = unnoted,
+        **removed: Never,
     ) -> None:
+        refuse_arguments(removed, _REMOVED)
         if not isinstance(compressor, Compressor):
             raise CompressConfigError(f"compressor: {compressor!r} is not a Compressor; give e.g. TopK(0.01)")
         if not isinstance(joined, bool):
             raise CompressConfigError(f"joined: {joined!r} is not a choice; give True or False")
         compressor.check(summation.workers)
-        self._compressor, self._seed, self._average = compressor, seed, average
-        self._memory = memory or Memory(feedback=compressor.needs_feedback)
+        self._compressor, self._average = compressor, average
+        self._memory = memory or Memory()
+        self._feedback = feedback_of(compressor, error_feedback)
         self._joined = joined
-        self._allreduce = allreduce or Allreduce(summation, forms="sparse", average=average, seed=seed)
+        self._allreduce = allreduce or Allreduce(summation, forms="sparse", average=average)
         self._collectives = collectives or SummationCollectives(summation)
         self._clock, self._span, self._note = clock, span, note
         self._workers, self._worker_id = summation.workers, summation.worker_id
@@ -134,22 +137,18 @@ class CompressedSum:
         return result
 
     def _sum(self, tensors: Mapping[str, NDArray[np.float32]], step: int) -> CompressedResult:
-        wire = Wire(self._collectives, self._clock, self._span)
+        wire, feedback = Wire(self._collectives, self._clock, self._span), self._feedback
         request = self._requested(tensors, wire)
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
         with wire.timed("encode"):
             flat = {name: np.ascontiguousarray(tensor).reshape(-1) for name, tensor in tensors.items()}
-            grown = self._memory.grown(flat, self._workers)
+            grown = self._grown(flat) if feedback else {}
             offered = flat | {name: one.offer() for name, one in grown.items()}
-            units = self._units(offered, {name: one.shape for name, one in tensors.items()}, step)
-        if self._compressor.kind == "indexed":
-            summed = self._indexed(units, tensors, offered, wire)
-        else:
-            self._exchange(units, wire, f"{request}/{step}")
-            with wire.timed("decode"):
-                summed = [one for unit in units for one in self._results(unit, tensors)]
-        if self._memory.feedback:
-            self._memory.keep(grown, {one.name: one.sent for one in summed}, step)
+            units = self._units(offered, shapes, step)
+        summed = self._exchanged(units, offered, shapes, wire, f"{request}/{step}")
         by_name = {one.name: one for one in summed}
+        if feedback:
+            self._memory.keep(grown, {name: one.sent for name, one in by_name.items()}, step)
         sent = [one for one in summed if one.sent is not None]
         return replace(
             wire.result([by_name[name] for name in tensors]),
@@ -157,10 +156,43 @@ class CompressedSum:
             sent_energy=sum(one.sent.energy for one in sent if one.sent is not None),
         )
 
+    def _grown(self, flat: Mapping[str, Floats]) -> dict[str, Residual]:
+        clip = self._compressor.clip
+        most = None if clip is None else clip / math.sqrt(self._workers)
+        return self._memory.grown(flat, self._compressor.momentum, most)
+
+    def _exchanged(
+        self,
+        units: Sequence[Unit],
+        offered: Mapping[str, Floats],
+        shapes: Mapping[str, tuple[int, ...]],
+        wire: Wire,
+        request: str,
+    ) -> list[CompressedTensor]:
+        """Return the tensors' sums, by the exchange of the compressor's kind."""
+        one, feedback = self._compressor, self._feedback
+        if one.kind == "indexed":
+            options = {"joined": self._joined, "feedback": feedback}
+            return exchange_indexed(one, units, offered, shapes, wire, self._allreduce, **options)
+        if one.kind == "gather":
+            exchange_gathered(one, units, wire, _digest(request))
+        else:
+            exchange_additive(one, units, wire, lambda number: self._agreement(f"{request}/{number}"))
+        with wire.timed("decode"):
+            flat = (
+                unit.result(one.kind, self._workers if self._average else 1, feedback=feedback)
+                for unit in units
+            )
+            return [
+                tensor
+                for unit, result in zip(units, flat, strict=True)
+                for tensor in result.cut({name: shapes[name] for name in unit.names})
+            ]
+
     def _requested(self, tensors: Mapping[str, NDArray[np.float32]], wire: Wire) -> str:
         """Return, as text, all that the workers must have in common; the first time, check that they do."""
         shapes = [(name, tensor.shape) for name, tensor in tensors.items()]
-        settings = (self._compressor, self._seed, self._average, self._memory.settings, self._workers, shapes)
+        settings = (self._compressor, self._average, self._feedback, self._workers, shapes)
         request = repr(settings)
         if _digest(request) not in self._agreed:
             wire.sum_words([self._agreement(request)])
@@ -173,125 +205,40 @@ class CompressedSum:
         self, tensors: Mapping[str, Floats], shapes: Mapping[str, tuple[int, ...]], step: int
     ) -> list[Unit]:
         if self._compressor.per == "tensor" or not tensors:
-            return [self._unit([name], [one], shapes[name], name, step) for name, one in tensors.items()]
-        names = list(tensors)
+            return [self._unit(name, {name: one}, shapes[name], step) for name, one in tensors.items()]
         if self._compressor.kind == "indexed":  # tensors that are not finite are left out of the choice
-            names = [name for name in names if magnitude(tensors[name]) < math.inf]
-        parts = [tensors[name] for name in names]
-        return [self._unit(names, parts, None, f"bucket {_digest(repr(names)):016x}", step)]
+            tensors = {name: one for name, one in tensors.items() if magnitude(one) < math.inf}
+        shape = (sum(one.size for one in tensors.values()),)
+        return [self._unit(f"bucket {_digest(repr(list(tensors))):016x}", tensors, shape, step)]
 
-    def _unit(
-        self,
-        names: Sequence[str],
-        parts: Sequence[Floats],
-        shape: tuple[int, ...] | None,
-        name: str,
-        step: int,
-    ) -> Unit:
+    def _unit(self, label: str, tensors: Mapping[str, Floats], shape: tuple[int, ...], step: int) -> Unit:
+        parts = list(tensors.values())
         tensor = parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.float32), *parts])
-        state = TensorState(
-            tensor.shape if shape is None else shape,
-            seed_of(self._seed, step, name),
-            step,
-            self._worker_id,
-            self._workers,
-            kept=self._memory.kept.setdefault(name, {}),
-        )
-        return Unit(names, [one.size for one in parts], tensor, state, magnitude(tensor) < math.inf)
-
-    def _exchange(self, units: Sequence[Unit], wire: Wire, request: str) -> None:
-        if self._compressor.kind == "gather":
-            exchange_gathered(self._compressor, units, wire, _digest(request))
-            return
-        exchange_additive(
-            self._compressor, units, wire, lambda number: self._agreement(f"{request}/{number}")
-        )
-
-    def _indexed(
-        self,
-        units: Sequence[Unit],
-        tensors: Mapping[str, NDArray[np.float32]],
-        offered: Mapping[str, Floats],
-        wire: Wire,
-    ) -> list[CompressedTensor]:
-        """Sum the chosen elements by the exact allreduce; of a tensor that is not finite, all elements.
-
-        If the tensors are summed as one, and that is not finite on some worker, each is summed by itself.
-        """
-        shapes = {name: one.shape for name, one in tensors.items()}
-        feedback = self._memory.feedback
-        with wire.timed("encode"):
-            joined = kept_pages.zeros(sum(one.size for one in offered.values()), np.float32)
-            sparse = parted(joined, shapes)
-            for unit in units:
-                if unit.finite and unit.names:
-                    payload = self._compressor.compress(unit.tensor, unit.state)
-                    wire.payload_bytes += payload.nbytes
-                    self._write([sparse[name] for name in unit.names], payload, unit.state)
-            for name in offered.keys() - set(chain.from_iterable(one.names for one in units if one.finite)):
-                sparse[name][:] = offered[name]
-        if self._joined:
-            result = self._allreduce.sum({JOINED: joined} if shapes else {})
-            wire.add(result)
-            if all(one.finite for one in result.tensors):
-                with wire.timed("decode"):
-                    return joined_results(result[JOINED], shapes, feedback) if shapes else []
-        result = self._allreduce.sum(sparse)
-        wire.add(result)
-        with wire.timed("decode"):
-            return [tensor_result(one, shapes[one.name], feedback) for one in result.tensors]
-
-    def _write(self, parts: Sequence[Floats], payload: Payload, state: TensorState) -> None:
-        """Write an indexed payload's values to the unit's tensors, which are zero."""
-        if len(parts) == 1 and spreads(self._compressor):
-            assert payload.positions is not None
-            parts[0][payload.positions] = payload.data
-            return
-        chosen = self._compressor.decompress(payload, state).astype(np.float32)
-        for part, some in zip(
-            parts, np.split(chosen, np.cumsum([one.size for one in parts[:-1]])), strict=True
-        ):
-            part[:] = some
-
-    def _results(self, unit: Unit, tensors: Mapping[str, NDArray[np.float32]]) -> list[CompressedTensor]:
-        n, divisor = unit.tensor.size, self._workers if self._average else 1
-        total = np.zeros(n) if unit.total is None else unit.total
-        own = np.zeros(n) if unit.own is None else unit.own
-        with np.errstate(over="ignore"):
-            values = (total / divisor).astype(np.float32) if unit.finite else np.full(n, np.nan, np.float32)
-        parts, begin = [], 0
-        for name, length in zip(unit.names, unit.lengths, strict=True):
-            span, begin = slice(begin, begin + length), begin + length
-            with_sent = unit.finite and self._memory.feedback
-            parts.append(
-                CompressedTensor(
-                    name=name,
-                    form=self._compressor.kind,
-                    index=None,
-                    values=values[span].copy().reshape(tensors[name].shape),
-                    finite=unit.finite,
-                    sent=Exact.of(own[span]) if with_sent else None,
-                    density=share(int(np.count_nonzero(total[span])), length)
-                    if unit.finite
-                    else float("nan"),
-                    density_worker=share(int(np.count_nonzero(own[span])), length)
-                    if unit.finite
-                    else float("nan"),
-                    error_bound=0.0,
-                )
-            )
-        return parts
+        kept = self._memory.kept.setdefault(label, {})
+        state = TensorState(shape, seed_of(step, label), step, self._worker_id, self._workers, kept=kept)
+        return Unit(list(tensors), [one.size for one in parts], tensor, state, magnitude(tensor) < math.inf)
 
     def _agreement(self, text: str) -> Part:
         def check(words: Words) -> None:
             if not agreed(words):
                 raise PlanMismatchError(
                     f"plan: not the same on every worker; worker {self._worker_id} has {self._compressor!r} "
-                    f"in step {self._steps}; pass the same compressor, memory, seed and tensors, in the same "
-                    "order, on every worker"
+                    f"in step {self._steps}; pass the same compressor and tensors, in the same order, on "
+                    "every worker"
                 )
 
         return Part(agreement_words(_digest(text)), "or", check)
+
+
+def feedback_of(compressor: Compressor, asked: bool | None) -> bool:
+    """Return whether there is error feedback. Raises CompressConfigError for momentum without it."""
+    feedback = compressor.needs_feedback if asked is None else asked
+    for field in ("momentum", "clip"):
+        if getattr(compressor, field) and not feedback:
+            raise CompressConfigError(
+                f"{field}: {getattr(compressor, field)} needs error feedback; leave out error_feedback=False"
+            )
+    return feedback
 
 
 def _energy(floats: Floats) -> float:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, Protocol, get_args
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, dataclass_transform
 
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.compress.arguments import Argument, arguments_of
 from peelsum.compress.errors import CompressConfigError
 from peelsum.summation import Words
 
@@ -25,43 +27,14 @@ Floats = NDArray[np.float32]
 #: The values that payloads represent: float64[n], exact.
 Values = NDArray[np.float64]
 Positions = NDArray[np.int64]
-#: How payloads of several workers become a sum; see `Payload`.
+#: A worker's data of one tensor: uint32[w] of kind "additive", float32[k] "indexed", uint8[b] "gather".
+Payload = NDArray[Any]
+#: How payloads of several workers become a sum. A switch or an all_reduce adds additive ones of equal length
+#: word by word, modulo 2**32. Indexed ones are values at `TensorState.positions`, which the exact all-reduce
+#: adds. Gathered ones are bytes that every worker needs from all.
 Kind = Literal["additive", "indexed", "gather"]
 #: Whether elements are compressed within their tensor or within their whole bucket.
 Scope = Literal["tensor", "bucket"]
-SCOPES: tuple[Scope, ...] = get_args(Scope)
-
-
-@dataclass(frozen=True, eq=False)
-class Payload:
-    """One worker's data of one tensor, or the sum of several workers' data.
-
-    There are three kinds of sum. Additive payloads of equal length are added up word by word, modulo 2**32,
-    by a switch or an all_reduce. Indexed payloads are values and their positions, which add up once the
-    workers share an index, as in the exact all-reduce. Gather payloads are bytes that every worker needs
-    from all.
-    """
-
-    kind: Kind
-    """How it is summed."""
-
-    data: NDArray[Any]
-    """Additive: uint32[w]; indexed: float32[k]; gather: uint8[b]."""
-
-    positions: Positions | None = None
-    """int64[k]: the positions of indexed values; else None."""
-
-    added: int = 1
-    """How many workers' additive payloads it is the sum of."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the data, and four for each position of indexed values."""
-        return int(self.data.nbytes) + (0 if self.positions is None else 4 * len(self.positions))
-
-    def total(self, words: Words, workers: int) -> Payload:
-        """Return the additive payload with the sum over `workers` workers as its words."""
-        return replace(self, data=words, added=workers)
 
 
 @dataclass(eq=False)
@@ -92,13 +65,10 @@ class TensorState:
     bound: float = 0.0
     """The largest magnitude that any worker announced in this round."""
 
-    elected: int = 0
-    """The worker that decides a shared index."""
-
     positions: Positions | None = None
-    """int64[k]: the positions that all workers send, if they share them."""
+    """int64[k]: the positions that are sent, once they are known."""
 
-    summed: Payload | None = None
+    summed: Words | None = None
     """The sum of the previous round's payloads."""
 
     scratch: dict[str, Any] = field(default_factory=dict)
@@ -112,54 +82,59 @@ class TensorState:
         """Number of elements of the tensor."""
         return math.prod(self.shape)
 
-    def random(self, count: int) -> Words:
-        """Return uint32[count]: random words of this worker, tensor and step."""
-        generator = np.random.default_rng([self.seed, self.round, 1 + self.worker_id])
-        return generator.integers(0, 2**32, count, np.uint32)
+    def generator(self, seed: int, *, own: bool) -> np.random.Generator:
+        """Return a generator for this tensor, step and round: a worker's own, or the same on all workers."""
+        return np.random.default_rng([self.seed, seed, self.round, 1 + self.worker_id if own else 0])
 
-    def shared_random(self, count: int) -> Words:
-        """Return uint32[count]: random words of this tensor and step, the same on all workers."""
-        return np.random.default_rng([self.seed, self.round, 0]).integers(0, 2**32, count, np.uint32)
-
-
-class SharedIndex(Protocol):
-    """The positions of a tensor's elements that all workers send, which one worker decides."""
-
-    def turn(self, state: TensorState) -> int | None:
-        """Return the worker that decides in this step, or None if the largest `merit` does."""
-
-    def merit(self, tensor: Floats, state: TensorState) -> float:
-        """Return a number, at least 0; the first of the workers with the largest decides."""
-
-    def words(self, state: TensorState) -> int:
-        """Return the number of words of an index, the same on all workers."""
-
-    def encode(self, tensor: Floats, state: TensorState) -> Words:
-        """Return uint32[words(state)]: the positions that this worker would decide."""
-
-    def decode(self, words: Words, state: TensorState) -> Positions:
-        """Return int64[k], ascending: the positions in a worker's words."""
+    def random(self, count: int, seed: int, *, own: bool = True) -> Words:
+        """Return uint32[count]: random words of this worker, or the same ones on all workers."""
+        return self.generator(seed, own=own).integers(0, 2**32, count, np.uint32)
 
 
+_registered: dict[str, type[Compressor]] = {}
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+@dataclass(frozen=True, repr=False)
 class Compressor(ABC):
-    """A method of gradient compression.
+    """A method of gradient compression, which its class declares.
 
-    In every round of an additive compressor, workers call `announced` and set `TensorState.bound` to the
-    largest over workers, share an `index` if there is one, call `compress`, and sum. Of the other
-    compressors, they call only `compress`.
-    Compressors are frozen dataclasses, whose text is part of what workers agree on.
+    A subclass is made a frozen dataclass, whose fields are the arguments; their types say what is allowed.
+    It is registered by its `name`, unless it is `abstract`. In every round of an additive compressor, workers
+    call `announced` and set `TensorState.bound` to the largest over workers, share an index if there is one,
+    call `compress`, and sum. Of the other compressors, they call only `compress`. A compressor's text is part
+    of what workers agree on.
     """
 
+    #: Whether elements are compressed within a tensor or within all tensors of a bucket.
+    per: Scope = field(default="tensor", kw_only=True)
+
+    #: The name on command lines.
+    name: ClassVar[str]
+    #: The arguments, those by position first.
+    arguments: ClassVar[Mapping[str, Argument]]
     rounds: ClassVar[int] = 1
     #: Whether the mean of what is sent is the tensor.
     unbiased: ClassVar[bool] = False
     #: Whether convergence needs error feedback, which is then the default.
     needs_feedback: ClassVar[bool] = True
 
-    @property
-    @abstractmethod
-    def per(self) -> Scope:
-        """Whether elements are compressed within a tensor or within all tensors of a bucket."""
+    def __init_subclass__(cls, *, abstract: bool = False) -> None:
+        """Make a dataclass of the class, and register it. Raises CompressConfigError for what is missing."""
+        documented = bool(vars(cls).get("__doc__"))  # before a dataclass writes one
+        dataclass(frozen=True, repr=False)(cls)
+        if not abstract:
+            _register(cls, documented=documented)
+
+    def __post_init__(self) -> None:
+        """Raise CompressConfigError for an argument that is not allowed."""
+        for name, argument in self.arguments.items():
+            argument.check(getattr(self, name))
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({', '.join(f'{one}={getattr(self, one)!r}' for one in self.arguments)})"
+        )
 
     @property
     @abstractmethod
@@ -167,9 +142,19 @@ class Compressor(ABC):
         """How its payloads are summed."""
 
     @property
-    def index(self) -> SharedIndex | None:
-        """The index that one worker decides for all in every step; None if there is none."""
+    def momentum(self) -> float:
+        """The momentum of error feedback; 0 for none."""
+        return 0.0
+
+    @property
+    def clip(self) -> float | None:
+        """The most of a gradient's 2-norm, times the root of the number of workers; None for any."""
         return None
+
+    @property
+    def within_bound(self) -> bool:
+        """Whether the numbers of a payload are at most as large as the tensor's."""
+        return True
 
     def check(self, workers: int) -> None:  # noqa: B027  # most take any number
         """Raise CompressConfigError if the sum over `workers` workers would not fit."""
@@ -183,34 +168,34 @@ class Compressor(ABC):
         """Return the payload of a finite tensor; the tensor is not modified."""
 
     @abstractmethod
-    def decompress(self, payload: Payload, state: TensorState) -> Values:
-        """Return float64[n]: the values that a payload, or the sum of additive payloads, represents."""
+    def decompress(self, payload: Payload, state: TensorState, added: int = 1) -> Values:
+        """Return float64[n]: the values of a payload, or of the sum of `added` workers' additive ones."""
 
 
-def seed_of(seed: int, step: int, name: str) -> int:
+def registered() -> Mapping[str, type[Compressor]]:
+    """Return all compressors by their names, in the order in which they were defined."""
+    return MappingProxyType(_registered)
+
+
+def _register(cls: type[Compressor], *, documented: bool) -> None:
+    where = cls.__qualname__
+    name = vars(cls).get("name")
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+        raise CompressConfigError(f"{where}: name is {name!r}; write name = 'my-own', or abstract=True")
+    missing = [one for one in dir(cls) if getattr(getattr(cls, one, None), "__isabstractmethod__", False)]
+    missing += [one.name for one in fields(cls) if one.default is MISSING]
+    if missing or not documented:
+        raise CompressConfigError(
+            f"{where}: {missing[0] if missing else 'docstring'} is missing; "
+            "declare kind and docstring, and a default for every argument"
+        )
+    other = _registered.get(name)
+    if other and (other.__module__, other.__qualname__) != (cls.__module__, where):
+        raise CompressConfigError(f"{where}: {name!r} is the name of {other.__qualname__}; give another")
+    cls.arguments = arguments_of(cls)
+    _registered[name] = cls
+
+
+def seed_of(step: int, name: str) -> int:
     """Return the seed of a tensor in a step, 0 to 2**64 - 1."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{step}/{name}".encode(), digest_size=8).digest())
-
-
-def require_number(field: str, value: object, allowed: Callable[[float], bool], remedy: str) -> None:
-    """Raise CompressConfigError unless `value` is a real number and allowed."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not allowed(float(value)):
-        raise CompressConfigError(f"{field}: {value!r} {remedy}")
-
-
-def require_integer(field: str, value: object, least: int, what: str) -> None:
-    """Raise CompressConfigError unless `value` is an integer from `least` on."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-        raise CompressConfigError(f"{field}: {value!r} is not {what}; give an integer from {least} on")
-
-
-def require_scope(scope: object) -> None:
-    """Raise CompressConfigError unless `scope` is a `Scope`."""
-    if scope not in SCOPES:
-        raise CompressConfigError(f"per: {scope!r} is unknown; use 'tensor' or 'bucket'")
-
-
-def require_choice(field: str, value: object, choices: tuple[Any, ...]) -> None:
-    """Raise CompressConfigError unless `value` is one of `choices`."""
-    if not any(type(value) is type(one) and value == one for one in choices):
-        raise CompressConfigError(f"{field}: {value!r} is unknown; use {', '.join(map(repr, choices))}")
+    return int.from_bytes(hashlib.blake2b(f"{step}/{name}".encode(), digest_size=8).digest())

@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from peelsum.compress.arithmetic import NOT_FINITE, code_of, value_of
-from peelsum.compress.collectives import Bytes, cut, joined
-from peelsum.compress.compressor import Compressor, Floats, Payload, SharedIndex, TensorState, Values
+from peelsum.compress.arithmetic import arrays_of, bytes_of, code_of, value_of
+from peelsum.compress.collectives import cut, joined
+from peelsum.compress.compressor import Compressor, Floats, Kind, Payload, TensorState, Values
 from peelsum.compress.errors import CompressError
+from peelsum.compress.memory import Exact
+from peelsum.compress.result import FlatSum
+from peelsum.compress.sparsifier import Elected
 from peelsum.compress.wire import Wire
 from peelsum.summation import Part, Words
 
 #: The length, in a gathered message, of a payload of a tensor that is not finite.
 _NO_LENGTH = 0xFFFFFFFF
-_DIGEST_BYTES = 8
 
 
 @dataclass(eq=False)
@@ -53,6 +54,16 @@ class Unit:
         """Whether it has anything to sum: it is finite and not zero on all workers."""
         return self.finite and self.state.bound > 0
 
+    def result(self, form: Kind, divisor: int, *, feedback: bool) -> FlatSum:
+        """Return the sum, divided by `divisor`, and what this worker sent for it."""
+        n = self.tensor.size
+        total, own = (np.zeros(n) if one is None else one for one in (self.total, self.own))
+        with np.errstate(over="ignore"):
+            values = (total / divisor).astype(np.float32) if self.finite else np.full(n, np.nan, np.float32)
+        sent = Exact.of(own) if feedback and self.finite else None
+        at = np.flatnonzero(own) if sent is None else sent.positions
+        return FlatSum(form, None, values, self.finite, np.flatnonzero(total), at, sent)
+
 
 def exchange_additive(
     compressor: Compressor, units: Sequence[Unit], wire: Wire, agreement: Callable[[int], Part]
@@ -67,24 +78,23 @@ def exchange_additive(
         units = [unit for unit in units if unit.live]
         with wire.timed("encode"):
             payloads = [compressor.compress(unit.tensor, unit.state) for unit in units]
-            words = joined([one.data for one in payloads])
+            words = joined(payloads)
         wire.payload_bytes += words.nbytes
         sums = wire.sum_words([Part(words, "add")])[0] if words.size else words
-        parts = cut(sums, [len(one.data) for one in payloads])
+        parts = cut(sums, [len(one) for one in payloads])
         for unit, payload, part in zip(units, payloads, parts, strict=True):
-            unit.payload, unit.state.summed = payload, payload.total(part, wire.workers)
+            unit.payload, unit.state.summed = payload, part
     with wire.timed("decode"):
         for unit in units:
             assert unit.payload is not None
             assert unit.state.summed is not None
             unit.own = compressor.decompress(unit.payload, unit.state)
-            unit.total = compressor.decompress(unit.state.summed, unit.state)
+            unit.total = compressor.decompress(unit.state.summed, unit.state, wire.workers)
 
 
 def _exchange_header(compressor: Compressor, units: Sequence[Unit], wire: Wire, agreement: Part) -> None:
     """Exchange bounds, merits and shared indexes; set the units' states by them."""
-    index = compressor.index
-    turn = index.turn(units[0].state) if index else None
+    index = compressor if isinstance(compressor, Elected) else None
     with wire.timed("encode"):
         codes = np.array([_codes(compressor, unit) for unit in units], np.uint32)
         slots = np.zeros((*codes.shape, wire.workers), np.uint32)
@@ -92,17 +102,16 @@ def _exchange_header(compressor: Compressor, units: Sequence[Unit], wire: Wire, 
         ahead = [agreement, Part(slots.reshape(-1), "or")]
         pieces = [_index_words(index, unit) for unit in units] if index else []
     indexes: list[Words] = []
-    if turn is not None:
-        results, indexes = wire.broadcast(pieces, [turn] * len(units), ahead)
+    if index and not index.by_merit:
+        results, indexes = wire.broadcast(pieces, [index.turn(unit.state) for unit in units], ahead)
     else:
         results = wire.sum_words(ahead)
     heard = results[1].reshape(slots.shape)
     for unit, everybody in zip(units, heard, strict=True):
         unit.state.bound = value_of(int(everybody[0].max()))
         unit.finite = unit.state.bound < math.inf
-        unit.state.elected = int(everybody[-1].argmax()) if turn is None else turn
-    if index and turn is None:
-        _, indexes = wire.broadcast(pieces, [unit.state.elected for unit in units])
+    if index and index.by_merit:
+        _, indexes = wire.broadcast(pieces, [int(everybody[-1].argmax()) for everybody in heard])
     for unit, words in zip(units, indexes, strict=bool(index)):
         if index and unit.live:
             unit.state.positions = index.decode(words, unit.state)
@@ -110,15 +119,13 @@ def _exchange_header(compressor: Compressor, units: Sequence[Unit], wire: Wire, 
 
 def _codes(compressor: Compressor, unit: Unit) -> list[int]:
     """Return a unit's bound and, if that elects a worker, its merit, as numbers with the floats' order."""
-    index = compressor.index
-    count = 2 if index and index.turn(unit.state) is None else 1
-    if not unit.finite:
-        return [NOT_FINITE] * count
-    bound = code_of(compressor.announced(unit.tensor, unit.state))
-    return [bound, code_of(index.merit(unit.tensor, unit.state))] if index and count == 2 else [bound]
+    claims = [compressor.announced(unit.tensor, unit.state) if unit.finite else math.inf]
+    if isinstance(compressor, Elected) and compressor.by_merit:
+        claims.append(compressor.merit(unit.tensor, unit.state) if unit.finite else math.inf)
+    return [code_of(one) for one in claims]
 
 
-def _index_words(index: SharedIndex, unit: Unit) -> Words:
+def _index_words(index: Elected, unit: Unit) -> Words:
     """Return the index that this worker would decide; zeros for a unit that is not finite."""
     if unit.finite:
         return index.encode(unit.tensor, unit.state)
@@ -128,46 +135,29 @@ def _index_words(index: SharedIndex, unit: Unit) -> Words:
 def exchange_gathered(compressor: Compressor, units: Sequence[Unit], wire: Wire, digest: int) -> None:
     """Set each unit's `own` and `total` by every worker's payloads, added in float64 in the workers' order.
 
-    Raises CompressError if another worker's message has another digest.
+    A message has the digest, each payload's length, and the payloads' bytes. Raises CompressError if another
+    worker's message has another digest.
     """
     with wire.timed("encode"):
-        payloads = [compressor.compress(unit.tensor, unit.state) if unit.finite else None for unit in units]
-        message = _message(payloads, digest)
-    wire.payload_bytes += sum(one.nbytes for one in payloads if one)
+        payloads = [compressor.compress(one.tensor, one.state) if one.finite else None for one in units]
+        sent = [one for one in payloads if one is not None]
+        lengths = [_NO_LENGTH if one is None else one.nbytes for one in payloads]
+        message = bytes_of(np.array([digest], np.uint64), np.array(lengths, np.uint32), *sent)
+    wire.payload_bytes += sum(one.nbytes for one in sent)
     messages = wire.gather(message)
     with wire.timed("decode"):
         for worker, one in enumerate(messages):
-            for unit, data in zip(units, _parts(one, len(units), digest, worker), strict=True):
-                _add(compressor, unit, data, own=worker == wire.worker_id)
-
-
-def _add(compressor: Compressor, unit: Unit, data: Bytes | None, *, own: bool) -> None:
-    if data is None or not unit.finite:
-        unit.finite = False
-        return
-    values = compressor.decompress(Payload("gather", data), unit.state)
-    if own:
-        unit.own = values
-    unit.total = values if unit.total is None else unit.total + values
-
-
-def _message(payloads: Sequence[Payload | None], digest: int) -> Bytes:
-    """Return the digest, each payload's length, and the payloads' bytes."""
-    lengths = np.array([_NO_LENGTH if one is None else one.nbytes for one in payloads], np.uint32)
-    header = [np.array([digest], np.uint64).view(np.uint8), lengths.view(np.uint8)]
-    return np.concatenate([*header, *(one.data for one in payloads if one)])
-
-
-def _parts(message: Bytes, units: int, digest: int, worker: int) -> list[Bytes | None]:
-    """Return the payloads' bytes in a worker's message; None for a tensor that is not finite."""
-    if int(message[:_DIGEST_BYTES].view(np.uint64)[0]) != digest:
-        raise CompressError(
-            f"step: worker {worker} is in another step; start all workers from the same checkpoint"
-        )
-    begin = _DIGEST_BYTES + 4 * units
-    lengths = message[_DIGEST_BYTES:begin].view(np.uint32).tolist()
-    ends = np.cumsum([begin, *(0 if one == _NO_LENGTH else one for one in lengths)]).tolist()
-    return [
-        None if length == _NO_LENGTH else message[a:b]
-        for length, (a, b) in zip(lengths, pairwise(ends), strict=True)
-    ]
+            told, sizes, data = arrays_of(one, (np.uint64, 1), (np.uint32, len(units)), (np.uint8, -1))
+            if told.tolist() != [digest]:
+                raise CompressError(
+                    f"step: worker {worker} is in another step; start all workers from the same checkpoint"
+                )
+            begin = 0
+            for unit, size in zip(units, sizes.tolist(), strict=True):
+                unit.finite &= size != _NO_LENGTH
+                end = begin + size * (size != _NO_LENGTH)
+                if unit.finite:
+                    values = compressor.decompress(data[begin:end], unit.state)
+                    unit.own = values if worker == wire.worker_id else unit.own
+                    unit.total = values if unit.total is None else unit.total + values
+                begin = end

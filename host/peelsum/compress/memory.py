@@ -19,20 +19,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import kept_pages
+from peelsum.allreduce.errors import refuse_arguments
 from peelsum.compress import loops
-from peelsum.compress.compressor import Floats, Positions, Values, require_number
+from peelsum.compress.compressor import Floats, Positions, Values
 from peelsum.compress.errors import CompressConfigError
 
 Numbers = NDArray[np.int64]
 Scales = NDArray[np.int16]
 #: Bits of a float64's mantissa.
 _MANTISSA_BITS = 53
+#: Arguments of earlier versions, with what to write instead.
+_REMOVED = {
+    "feedback": "give error_feedback to CompressedSum",
+    "momentum": "give it to the compressor, as in TopK(0.01, momentum=0.9)",
+    "clip": "give it to the compressor, as in DGC(0.01, clip=1.0)",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,16 +85,9 @@ class Residual:
     """int64[n] in units of 2**-scales; None without momentum."""
 
     @classmethod
-    def zeros(cls, elements: int, *, momentum: bool = False) -> Residual:
+    def zeros(cls, elements: int) -> Residual:
         """Return a residual with nothing to send."""
-        velocity = np.zeros(elements, np.int64) if momentum else None
-        return cls(np.zeros(elements, np.int64), np.zeros(elements, np.int16), velocity)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickle, also one of the time when a tensor had one scale for all elements."""
-        scale = state.pop("scale", None) or 0
-        state.pop("most", None)
-        vars(self).update({"scales": np.full(state["numbers"].size, scale, np.int16)} | state)
+        return cls(np.zeros(elements, np.int64), np.zeros(elements, np.int16))
 
     @property
     def sound(self) -> bool:
@@ -101,15 +101,18 @@ class Residual:
         return all(one is None or (one.dtype == kind and one.shape == shape) for one, kind in arrays)
 
     def grown(self, gradient: Floats, momentum: float) -> Residual:
-        """Return the residual with one more finite gradient added; this one is unchanged."""
+        """Return the residual with one more finite gradient added; this one is unchanged.
+
+        Velocities begin at zero where there were none, and end where `momentum` is 0.
+        """
         bits, size = gradient.view(np.uint32), gradient.size
         numbers, scales = kept_pages.empty(size, np.int64), kept_pages.empty(size, np.int16)
-        if self.velocity is None:
+        if not momentum:
             loops.grow(bits, self.numbers, self.scales, numbers, scales)
             return Residual(numbers, scales)
+        before = np.zeros(size, np.int64) if self.velocity is None else self.velocity
         velocity = kept_pages.empty(size, np.int64)
-        kept = (self.numbers, self.velocity, self.scales)
-        loops.grow_velocity(bits, momentum, *kept, numbers, velocity, scales)
+        loops.grow_velocity(bits, momentum, self.numbers, before, self.scales, numbers, velocity, scales)
         return Residual(numbers, scales, velocity)
 
     def offer(self) -> Floats:
@@ -156,48 +159,20 @@ class Sent:
 
 
 class Memory:
-    """A worker's state between steps, by the tensors' names: residuals, and arrays of compressors.
+    """A worker's state between steps, by the tensors' names: residuals, and arrays of compressors."""
 
-    `feedback` adds to every gradient what was not sent before, exactly. `momentum` is that of Deep Gradient
-    Compression. `clip` is its local clipping: a gradient's 2-norm is limited to clip / sqrt(workers). Both
-    need `feedback`. Raises CompressConfigError for an argument that is out of range.
-    """
-
-    def __init__(self, *, feedback: bool = True, momentum: float = 0.0, clip: float | None = None) -> None:
-        require_number(
-            "momentum", momentum, lambda one: 0 <= one < 1, "is out of range; give a number from 0 to below 1"
-        )
-        if clip is not None:
-            require_number(
-                "clip", clip, lambda one: 0 < one < math.inf, "is not a norm; give a number above 0, or None"
-            )
-        if (momentum or clip) and not feedback:
-            field, value = ("momentum", momentum) if momentum else ("clip", clip)
-            raise CompressConfigError(f"{field}: {value} needs error feedback; give feedback=True")
-        self.feedback, self.momentum, self.clip = feedback, momentum, clip
+    def __init__(self, **removed: Never) -> None:
+        refuse_arguments(removed, _REMOVED)
         self.kept: dict[str, dict[str, NDArray[Any]]] = {}
         self.restore({})
 
-    @property
-    def settings(self) -> tuple[bool, float, float | None]:
-        """The settings that must be the same on all workers: feedback, momentum and clip."""
-        return self.feedback, self.momentum, self.clip
-
     def restore(self, residuals: Mapping[str, Residual]) -> None:
-        """Replace all residuals.
-
-        Raises CompressConfigError if only they, or only this one, have momentum, or if they are damaged.
-        """
+        """Replace all residuals. Raises CompressConfigError if they are damaged."""
         for name, one in residuals.items():
             if not one.sound:
                 raise CompressConfigError(
                     f"residual: {name} has arrays of other types or sizes; give what a memory kept"
                 )
-        if any((one.velocity is not None) != bool(self.momentum) for one in residuals.values()):
-            was, now = ("without", "with") if self.momentum else ("with", "without")
-            raise CompressConfigError(
-                f"momentum: the checkpoint was made {was}, this state {now}; make the state as it was"
-            )
         self.residuals = dict(residuals)
         self._step, self._skipped = -1, False
         self._sent: list[Sent] = []
@@ -206,18 +181,19 @@ class Memory:
         """Return the memory between steps, after which nothing of the last step is put back."""
         return vars(self) | {"_step": -1, "_sent": []}
 
-    def grown(self, gradients: Mapping[str, Floats], workers: int) -> dict[str, Residual]:
+    def grown(
+        self, gradients: Mapping[str, Floats], momentum: float = 0.0, most: float | None = None
+    ) -> dict[str, Residual]:
         """Return each finite gradient's residual with the gradient added, to be stored by `keep`.
 
-        Raises CompressConfigError if a residual has another number of elements. It is empty without feedback.
+        `momentum` is that of Deep Gradient Compression; `most` limits a gradient's 2-norm.
+        Raises CompressConfigError if a residual has another number of elements.
         """
-        if not self.feedback:
-            return {}
-        grown = {}
-        for name, one in gradients.items():
-            if magnitude(one) < math.inf:
-                grown[name] = self._residual(name, one).grown(self._clipped(one, workers), self.momentum)
-        return grown
+        return {
+            name: self._residual(name, one).grown(_clipped(one, most), momentum)
+            for name, one in gradients.items()
+            if magnitude(one) < math.inf
+        }
 
     def keep(self, grown: Mapping[str, Residual], sent: Mapping[str, Exact | None], step: int) -> None:
         """Store a bucket's residuals, less what was `sent`. Call it for one bucket after the other.
@@ -238,23 +214,25 @@ class Memory:
                 one.put_back()
             self._sent = []
 
-    def _clipped(self, gradient: Floats, workers: int) -> Floats:
-        if self.clip is None:
-            return gradient
-        wide, most = gradient.astype(np.float64), self.clip / math.sqrt(workers)
-        norm = float(np.linalg.norm(wide))
-        return gradient if norm <= most else (wide * (most / norm)).astype(np.float32)
-
     def _residual(self, name: str, gradient: Floats) -> Residual:
         kept = self.residuals.get(name)
         if kept is None:
-            return Residual.zeros(gradient.size, momentum=bool(self.momentum))
+            return Residual.zeros(gradient.size)
         if kept.numbers.size != gradient.size:
             raise CompressConfigError(
                 f"residual: {name} has {kept.numbers.size} elements, its gradient {gradient.size}; "
                 "restore the state of this model, and register the hook on the same modules in the same order"
             )
         return kept
+
+
+def _clipped(gradient: Floats, most: float | None) -> Floats:
+    """Return the gradient, with a 2-norm of at most `most`."""
+    if most is None:
+        return gradient
+    wide = gradient.astype(np.float64)
+    norm = float(np.linalg.norm(wide))
+    return gradient if norm <= most else (wide * (most / norm)).astype(np.float32)
 
 
 def magnitude(floats: Floats) -> float:

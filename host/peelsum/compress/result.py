@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from peelsum.allreduce import Form, IndexForm
-from peelsum.compress.compressor import Floats, Kind
+from peelsum.compress.compressor import Floats, Kind, Positions
 from peelsum.compress.memory import Exact
 
 
@@ -103,3 +109,65 @@ class CompressedResult(Mapping[str, CompressedTensor]):
     @cached_property
     def _by_name(self) -> dict[str, CompressedTensor]:
         return {tensor.name: tensor for tensor in self.tensors}
+
+
+@dataclass(frozen=True, eq=False)
+class FlatSum:
+    """The sum of tensors that lie end to end, and what this worker sent for it."""
+
+    form: Kind | Form
+    """See `CompressedTensor.form`; so are the others, of all tensors together."""
+    index: IndexForm | None
+    values: Floats
+    finite: bool
+    union: Positions
+    """int64[u], ascending: the elements that are not zero in the sum, or on any worker."""
+    own: Positions
+    """int64[k], ascending: the elements that this worker sent as other than zero."""
+    sent: Exact | None
+    """What this worker contributed, at `own`; None without error feedback."""
+    error_bound: float = 0.0
+    words_sent: int = 0
+
+    def cut(self, shapes: Mapping[str, tuple[int, ...]]) -> list[CompressedTensor]:
+        """Return each tensor's result."""
+        ends = np.cumsum([math.prod(shape) for shape in shapes.values()], dtype=np.int64)
+        at_union, at_own = (np.searchsorted(one, ends) for one in (self.union, self.own))
+        rows = zip(
+            shapes.items(),
+            cut(self.values, ends),
+            self._sent(ends, at_own),
+            np.diff(at_union, prepend=0).tolist(),
+            np.diff(at_own, prepend=0).tolist(),
+            strict=True,
+        )
+        return [
+            CompressedTensor(
+                name=name,
+                form=self.form,
+                index=self.index,
+                values=values.reshape(shape),
+                finite=self.finite,
+                sent=sent,
+                density=in_union / max(values.size, 1) if self.finite else math.nan,
+                density_worker=in_own / max(values.size, 1) if self.finite else math.nan,
+                error_bound=self.error_bound,
+                words_sent=self.words_sent * values.size // max(self.values.size, 1),
+            )
+            for (name, shape), values, sent, in_union, in_own in rows
+        ]
+
+    def _sent(self, ends: NDArray[np.int64], at_own: NDArray[np.int64]) -> Sequence[Exact | None]:
+        if self.sent is None or not self.finite:
+            return [None] * ends.size
+        begins = np.repeat(np.concatenate([[0], ends[:-1]]), np.diff(at_own, prepend=0))
+        parts = [cut(one, at_own) for one in (self.sent.positions - begins, self.sent.numbers)]
+        return [Exact(*one) for one in zip(*parts, cut(self.sent.scales, at_own), strict=True)]
+
+
+_T = TypeVar("_T", bound=np.generic)
+
+
+def cut(array: NDArray[_T], ends: NDArray[np.int64]) -> list[NDArray[_T]]:
+    """Return the array's parts, which end at `ends`, as views."""
+    return [array[begin:end] for begin, end in pairwise([0, *ends.tolist()])]

@@ -47,14 +47,12 @@ class Wire:
     def broadcast(
         self, pieces: Sequence[Words], sources: Sequence[int], ahead: Sequence[Part] = ()
     ) -> tuple[list[Words], list[Words]]:
-        """See `Collectives.broadcast`."""
         with self.timed("exchange"):
             results, copied = self._collectives.broadcast(pieces, sources, ahead)
         self._count([*(len(part.words) for part in ahead), sum(map(len, pieces))])
         return _checked(ahead, results), copied
 
     def gather(self, data: Bytes) -> list[Bytes]:
-        """See `Collectives.gather`."""
         with self.timed("exchange"):
             everybody = self._collectives.gather(data)
         self._bytes += (self.workers - 1) * max(map(len, everybody))

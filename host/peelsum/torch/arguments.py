@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ import torch.distributed as dist
 from peelsum.allreduce import InvalidRequestError, NetworkModel
 from peelsum.allreduce.errors import REMOVED, refuse_arguments
 from peelsum.compress import Compressor
-from peelsum.compress.compressor import SCOPES
 from peelsum.flexible import Flexible
 from peelsum.torch.errors import HookConfigError
 
@@ -29,16 +28,12 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: isinstance(value, str) or callable(getattr(value, "sum_words", None)),
         "is not a backend; use 'switch', one of torch.distributed such as 'gloo', or a Summation",
     ),
-    "seed": (
-        lambda value: isinstance(value, Integral) and not isinstance(value, bool),
-        "is not a seed; give an integer",
-    ),
     "network": (
         lambda value: value is None or isinstance(value, NetworkModel),
         "is not a network model; give a peelsum.allreduce.NetworkModel",
     ),
     "compressor": (
-        lambda value: value is None or isinstance(value, Compressor) or _chooses(value),
+        lambda value: value is None or isinstance(value, Compressor),
         "is not a compressor; give one of peelsum.compress such as TopK(0.01) or QSGD(4), or None",
     ),
     "strategy": (
@@ -49,7 +44,6 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value is None or isinstance(value, bool),
         "is not a choice; give True, False, or None for what the compressor needs",
     ),
-    "momentum": (lambda value: isinstance(value, Real), "is not a number; give one from 0 to below 1"),
     "implementation": (lambda value: value in ("cpu", "gpu"), "is unknown; use 'cpu' or 'gpu'"),
     "joined": (lambda value: isinstance(value, bool), "is not a choice; give True or False"),
     "log_every": (
@@ -63,10 +57,18 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+#: Arguments of the hook's earlier versions, with what to write instead.
+_REMOVED = {
+    "sparsifier": "give it as compressor",
+    "momentum": "give it to the compressor, as in TopK(0.01, momentum=0.9)",
+    "seed": "give it to a compressor that is random, as in RandomK(0.01, seed=1)",
+}
+
+
 def check_removed(names: Iterable[str]) -> None:
     """Raise HookConfigError for an argument of an earlier version, and TypeError for any other name."""
     try:
-        refuse_arguments(names, REMOVED | {"sparsifier": "give it as compressor"})
+        refuse_arguments(names, REMOVED | _REMOVED)
     except InvalidRequestError as error:
         raise HookConfigError(str(error)) from error
 
@@ -90,10 +92,3 @@ def checked_names(pairs: Iterable[Any]) -> Iterator[tuple[str, torch.Tensor]]:
                     f"names: has a {type(pair).__name__} where a name and its parameter should be; "
                     "give model.named_parameters()"
                 )
-
-
-def _chooses(value: Any) -> bool:
-    """Return whether an object chooses elements, as a `Chooser` does."""
-    if isinstance(value, type):
-        return False
-    return callable(getattr(value, "choose", None)) and getattr(value, "per", None) in SCOPES

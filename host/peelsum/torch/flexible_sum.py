@@ -10,16 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.compress import (
-    Combined,
-    CompressedResult,
-    CompressedSum,
-    Compressor,
-    Dense,
-    Single,
-    StarTopK,
-    TopK,
-)
+from peelsum.compress import CompressedResult, CompressedSum, Compressor, Dense, Single, StarTopK, TopK
 from peelsum.flexible import DENSE, Method
 from peelsum.torch.decisions import Decisions
 
@@ -47,5 +38,5 @@ def compressor_of(method: Method, ratio: float) -> Compressor:
     if method in DENSE:
         return Dense()
     if method == "top_k_all_gather":
-        return Combined(TopK(ratio), Single())
+        return TopK(ratio, quantizer=Single())
     return TopK(ratio) if method == "top_k_switch" else StarTopK(ratio)

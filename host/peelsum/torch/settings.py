@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,15 +16,8 @@ from peelsum.allreduce import (
     Summation,
 )
 from peelsum.allreduce.rounds import unnoted
-from peelsum.compress import (
-    Chooser,
-    Collectives,
-    CompressedSum,
-    CompressError,
-    Compressor,
-    Indexed,
-    Memory,
-)
+from peelsum.compress import Collectives, CompressedSum, CompressError, Compressor, Memory, TopK
+from peelsum.compress.compressed_sum import feedback_of
 from peelsum.compress.indexed import JOINED
 from peelsum.flexible import METHODS, Flexible, carrier_of
 from peelsum.torch.arguments import check_arguments
@@ -43,20 +37,16 @@ class Settings:
     """The form of all tensors, or of each by name."""
     values: RequestedValues
     """How the non-zeros of sparse tensors are sent."""
-    seed: int
-    """Seed of sketches, Bloom filters and random choices."""
     network: NetworkModel
     """The network model by which forms are compared."""
-    compressor: Compressor | Chooser | None
+    compressor: Compressor | None
     """The method of compression; None has none."""
     strategy: Flexible | None
     """The strategy that chooses method and ratio in every step, or None."""
     error_feedback: bool | None
     """Whether what is not sent is kept; None asks the compressor."""
-    momentum: float
-    """Factor of momentum correction, 0 to below 1; 0 has none."""
     implementation: Literal["cpu", "gpu"]
-    """Where gradients are encoded and decoded."""
+    """Where gradients are encoded and decoded; with a compressor or a strategy, always on the host."""
     timeout_s: float | None
     """Seconds that a sum waits for other ranks; None for the backend's."""
     log_every: int
@@ -68,11 +58,9 @@ class Settings:
         """Raise HookConfigError for values, and combinations of values, that are not allowed."""
         check_arguments(
             over=self.over,
-            seed=self.seed,
             compressor=self.compressor,
             strategy=self.strategy,
             error_feedback=self.error_feedback,
-            momentum=self.momentum,
             implementation=self.implementation,
             timeout_s=self.timeout_s,
             log_every=self.log_every,
@@ -86,35 +74,23 @@ class Settings:
             raise HookConfigError("joined: True takes one form for all; use joined=False with forms by name")
         if self.strategy is not None:
             self._check_strategy(self.strategy)
-        elif self.method is None:
-            self._check_lossless()
-        elif self.implementation == "gpu":
-            raise HookConfigError("implementation: 'gpu' has no error feedback; use 'cpu' with a compressor")
-        self.memory()
-
-    def _check_lossless(self) -> None:
-        if self.momentum:
-            raise HookConfigError(
-                f"momentum: {self.momentum} is for what a compressor keeps; give it to the optimizer instead"
-            )
-        if self.error_feedback is not None:
-            raise HookConfigError(
-                f"error_feedback: {self.error_feedback} is for compressors; use None without one"
-            )
+        elif self.method is not None:
+            with _as_hooks():
+                feedback_of(self.method, self.error_feedback)
+        if not self.lossless:
+            object.__setattr__(self, "implementation", "cpu")
 
     def _check_strategy(self, strategy: Flexible) -> None:
         """Raise HookConfigError for what a strategy decides itself, or cannot have."""
-        beside: dict[str, tuple[object, object, str]] = {
-            "compressor": (self.compressor, None, "which chooses what to send; use one of both"),
-            "momentum": (self.momentum, 0, "whose dense steps would clear it; give it to the optimizer"),
-            "error_feedback": (self.error_feedback is False, False, "whose residuals it is; use None"),
-            "implementation": (self.implementation, "cpu", "which runs on the host; use 'cpu'"),
-        }
-        for field, (value, wanted, reason) in beside.items():
-            if value != wanted:
-                raise HookConfigError(
-                    f"{field}: {getattr(self, field)!r} does not go with a strategy, {reason}"
-                )
+        if self.compressor is not None:
+            raise HookConfigError(
+                f"compressor: {self.compressor!r} does not go with a strategy, which chooses what to send; "
+                "use one of both"
+            )
+        if self.error_feedback is False:
+            raise HookConfigError(
+                "error_feedback: False does not go with a strategy, whose residuals it is; use None"
+            )
         through = [one for one in strategy.methods or () if carrier_of(one) == "switch"]
         if through and not self.has_switch:
             raise HookConfigError(
@@ -152,9 +128,9 @@ class Settings:
 
     @property
     def method(self) -> Compressor | None:
-        """The compressor, or None. An object that only chooses elements becomes an `Indexed` one."""
-        chosen = self.compressor
-        return chosen if chosen is None or isinstance(chosen, Compressor) else Indexed(chosen)
+        """The compressor, or None. Error feedback alone sends all elements, and keeps what is rounded off."""
+        alone = self.compressor is None and self.strategy is None
+        return TopK(1.0) if alone and self.error_feedback else self.compressor
 
     @property
     def makes_backend(self) -> bool:
@@ -166,20 +142,8 @@ class Settings:
         return self if self.makes_backend else replace(self, over="switch")
 
     def memory(self) -> Memory | None:
-        """Return a new memory for compressor or strategy, or None without one.
-
-        Raises HookConfigError for a momentum that it cannot have.
-        """
-        if self.lossless:
-            return None
-        if self.method is None or self.error_feedback is not None:
-            feedback = self.error_feedback is not False
-        else:
-            feedback = self.method.needs_feedback
-        try:
-            return Memory(feedback=feedback, momentum=self.momentum)
-        except CompressError as error:
-            raise HookConfigError(str(error)) from error
+        """Return a new memory for compressor or strategy, or None without one."""
+        return None if self.lossless else Memory()
 
     def compressed(
         self,
@@ -194,20 +158,18 @@ class Settings:
         Raises HookConfigError if the compressor cannot sum over so many workers.
         """
         summation = summation or collectives
-        try:
+        with _as_hooks():
             return CompressedSum(
                 summation,
                 compressor,
                 memory,
-                seed=self.seed,
+                error_feedback=self.error_feedback if self.strategy is None else True,
                 allreduce=self.allreduce(summation, (JOINED, *names) if self.joined else names),
                 joined=self.joined,
                 collectives=collectives,
                 span=profiled,
                 note=noted,
             )
-        except CompressError as error:
-            raise HookConfigError(str(error)) from error
 
     def allreduce(self, summation: Summation, names: Sequence[str]) -> Allreduce:
         """Return the all-reduce of a bucket over `summation`, where `names` are the bucket's parameters."""
@@ -242,10 +204,18 @@ class Settings:
             forms=forms,
             names=names,
             values=self.values,
-            seed=self.seed,
             network=self.network,
             average=True,
             implementation=self.implementation,
             span=profiled,
             note=unnoted if step_spans() is None else noted,
         )
+
+
+@contextmanager
+def _as_hooks() -> Iterator[None]:
+    """Raise a compressor's error as the hook's."""
+    try:
+        yield
+    except CompressError as error:
+        raise HookConfigError(str(error)) from error

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from peelsum.allreduce import NetworkModel, RequestedForm, RequestedValues, Summation
-from peelsum.compress import Chooser, Compressor
+from peelsum.compress import Compressor
 from peelsum.flexible import Flexible
 from peelsum.torch.arguments import check_arguments, check_removed
 from peelsum.torch.backward_pass import PassCounter, call_at_end, in_pass, this_pass, wait_at_end
@@ -51,23 +51,21 @@ class SwitchAllreduceState:
     - `names`: the parameters' names, as `model.named_parameters()` returns them, for `forms`, `stats` and
       checkpoints. `forms` may then name no others. By default the names are "parameter 0", "parameter 1", ...
       in the order of their first sums.
-    - `forms`, `values`, `seed`, `network`: see `peelsum.allreduce.Allreduce`. All are
+    - `forms`, `values`, `network`: see `peelsum.allreduce.Allreduce`. All are
       lossless up to fixed point, whose error bound `stats()` returns.
     - `compressor`: one of `peelsum.compress`; None sums every element. `TopK`, `RandomK` and `Threshold` send
-      some elements and keep the others for later steps, in exact error feedback; so does any object with
-      `per` and `choose`. With a GradScaler the residual is in units of its step's scale. Additive payloads go
-      over the backend as 32-bit words, indexed ones through the all-reduce's index. Gathered ones go by an
-      all_gather of the ranks' process group.
+      some elements and keep the others for later steps, in exact error feedback; with `momentum`, by the
+      momentum correction of Deep Gradient Compression. With a GradScaler the residual is in units of its
+      step's scale. Additive payloads go over the backend as 32-bit words, indexed ones through the
+      all-reduce's index. Gathered ones go by an all_gather of the ranks' process group.
     - `strategy`: a `peelsum.flexible.Flexible`, which chooses method and ratio of each step by what steps
       measure. What one method does not send is kept for the next. The decisions are in `stats().strategy`
       and, at level INFO, in the log.
-    - `error_feedback`: whether what a compressor does not send is kept for later steps; None does so if the
-      compressor needs it.
-    - `momentum`: the momentum of Deep Gradient Compression, with error feedback only. The optimizer must then
-      have none.
+    - `error_feedback`: whether what is not sent is kept for later steps; None does so if the compressor needs
+      it. True without a compressor keeps what fixed point rounds off.
     - `implementation`: "cpu" copies gradients from a GPU to the host and back. "gpu" encodes and decodes them
       on the GPU by Triton, so that only words are copied. Both produce the same bits, and ranks may mix them.
-      Compressors run on the host.
+      Compressors run on the host, whichever it is.
     - `joined`: with an indexed compressor, sum a bucket's chosen elements as one tensor, in
       less processor time. What is rounded off then depends on how DDP cuts buckets.
     - `timeout_s`: seconds that a sum waits for other workers before it raises an error that names them. None
@@ -89,12 +87,10 @@ class SwitchAllreduceState:
         names: Iterable[tuple[str, torch.nn.Parameter]] = (),
         forms: RequestedForm | Mapping[str, RequestedForm] = "auto",
         values: RequestedValues = "auto",
-        seed: int = 0,
         network: NetworkModel | None = None,
-        compressor: Compressor | Chooser | None = None,
+        compressor: Compressor | None = None,
         strategy: Flexible | None = None,
         error_feedback: bool | None = None,
-        momentum: float = 0.0,
         implementation: Literal["cpu", "gpu"] = "cpu",
         timeout_s: float | None = None,
         log_every: int = 0,
@@ -108,12 +104,10 @@ class SwitchAllreduceState:
             over=over,
             forms=forms,
             values=values,
-            seed=seed,
             network=network or NetworkModel(),
             compressor=compressor,
             strategy=strategy,
             error_feedback=error_feedback,
-            momentum=momentum,
             implementation=implementation,
             timeout_s=timeout_s,
             log_every=log_every,

@@ -178,7 +178,11 @@ class ChangingTraining(Training):
         if key not in self._by_method:
             route = self._routes[rank].of(plan.method)
             self._by_method[key] = CompressedSum(
-                route, compressor_of(plan.method, plan.ratio), self._memories[rank], collectives=route
+                route,
+                compressor_of(plan.method, plan.ratio),
+                self._memories[rank],
+                error_feedback=True,
+                collectives=route,
             )
         return self._by_method[key].sum(gradients, self.done)
 

@@ -1,42 +1,29 @@
-"""Compression methods by name: a compressor with its parameter, error feedback, momentum and scope.
+"""Compression methods by name: a compressor with its arguments, and error feedback.
 
-A method is written NAME[:PARAMETER][/FLAG]..., for example "top-k:0.01/no-feedback".
+A method is written NAME[+QUANTIZER][:ARGUMENT]...[/FLAG]..., for example "top-k:0.01/no-feedback" or
+"top-k+qsgd:0.01:bits=8". Names and arguments are those that compressors declare. An ARGUMENT is a value, of
+the first argument, or FIELD=VALUE; a field that the compressor lacks is the quantizer's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from peelsum.compress import (
-    DGC,
-    QSGD,
-    Brain,
-    Combined,
-    CompressError,
-    Compressor,
-    EFSignSGD,
-    Half,
-    Int8Blocks,
-    NaturalCompression,
-    PackedIntegers,
-    PowerSGD,
-    RandomK,
-    SignSGD,
-    StarTopK,
-    TernGrad,
-    Threshold,
-    TopK,
-    VarTopK,
-)
-from peelsum.compress.compressor import Scope
+from peelsum.compress import CompressError, Compressor, Sparsifier, registered
 
 DENSE, EXACT = "dense", "exact"
+METHODS = (DENSE, EXACT, *registered())
 #: Momentum of the flag, and of SGD without it.
 MOMENTUM = 0.9
-FLAGS = ("no-feedback", "feedback", "momentum", "bucket")
-#: The share of training over which DGC warms up.
+#: Flags, with the arguments for which they stand.
+FLAGS = {
+    "no-feedback": {},
+    "feedback": {},
+    "momentum": {"momentum": str(MOMENTUM)},
+    "bucket": {"per": "bucket"},
+}
+#: The share of training over which a compressor warms up that does so by default.
 _WARM_UP = 0.25
 
 
@@ -56,76 +43,76 @@ class Method:
     """Whether that all-reduce sends zeros, too."""
     feedback: bool | None = None
     """Error feedback; None is what the compressor needs."""
-    momentum: float = 0.0
-    """Momentum of error feedback, which the optimizer then lacks."""
+
+    @property
+    def momentum(self) -> float:
+        """Momentum of error feedback, which the optimizer then lacks."""
+        return 0.0 if self.compressor is None else self.compressor.momentum
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """A compressor's constructor, called with parameter, scope and number of steps."""
+def parse(text: str, steps: int, seed: int = 0) -> Method:
+    """Return the method of `text`, for `steps` steps of training. Raises MethodError if there is none.
 
-    make: Callable[[Any, Scope, int], Compressor]
-    default: float | None = None
-    """The parameter; None if there is none."""
-    whole: bool = False
-    """Whether the parameter is an integer."""
-
-
-_KINDS: dict[str, _Kind] = {
-    "top-k": _Kind(lambda p, per, _: TopK(p, per=per), 0.01),
-    "random-k": _Kind(lambda p, per, _: RandomK(p, per=per), 0.01),
-    "threshold": _Kind(lambda p, per, _: Threshold(p, per=per), 0.01),
-    "dgc": _Kind(lambda p, per, steps: DGC(p, per=per, warm_up_steps=round(_WARM_UP * steps)), 0.01),
-    "star": _Kind(lambda p, per, _: StarTopK(p, per=per), 0.01),
-    "var": _Kind(lambda p, per, _: VarTopK(p, per=per), 0.01),
-    "qsgd": _Kind(lambda p, per, _: QSGD(p, per=per), 4, whole=True),
-    "terngrad": _Kind(lambda _, per, __: TernGrad(per=per)),
-    "signsgd": _Kind(lambda _, per, __: SignSGD(per=per)),
-    "ef-sign": _Kind(lambda _, per, __: EFSignSGD(per=per)),
-    "fp16": _Kind(lambda _, per, __: Half(per=per)),
-    "bf16": _Kind(lambda _, per, __: Brain(per=per)),
-    "int8": _Kind(lambda _, per, __: Int8Blocks(per=per)),
-    "natural": _Kind(lambda _, per, __: NaturalCompression(per=per)),
-    "packed": _Kind(lambda p, per, _: PackedIntegers(p, per=per), 8, whole=True),
-    "power": _Kind(lambda p, per, _: PowerSGD(p, per=per), 2, whole=True),
-    "top-k+qsgd": _Kind(lambda p, per, _: Combined(TopK(p, per=per), QSGD(4)), 0.01),
-    "star+packed": _Kind(lambda p, per, _: Combined(StarTopK(p, per=per), PackedIntegers(8)), 0.01),
-}
-METHODS = (DENSE, EXACT, *_KINDS)
-
-
-def parse(text: str, steps: int) -> Method:
-    """Return the method of `text`, for `steps` steps of training. Raises MethodError if there is none."""
+    `seed` is that of a compressor that is random.
+    """
     head, *flags = text.split("/")
-    name, colon, parameter = head.partition(":")
-    if name not in METHODS:
-        raise MethodError(f"compressor: {name!r} is unknown; use one of {', '.join(METHODS)}")
+    written, *values = head.split(":")
+    names = written.split("+")
+    for name in names:
+        if name not in METHODS or (len(names) > 1 and name not in registered()):
+            raise MethodError(f"compressor: {name!r} is unknown; use one of {', '.join(METHODS)}")
     for flag in flags:
         if flag not in FLAGS:
             raise MethodError(f"compressor: {flag!r} of {text!r} is unknown; use {', '.join(FLAGS)}")
-    if name not in _KINDS:
-        if colon or flags:
-            raise MethodError(f"compressor: {text!r} has a parameter or flag; write {name} alone")
-        return Method(name, None, dense=name == DENSE)
-    if "momentum" in flags and "no-feedback" in flags:
-        raise MethodError(f"compressor: {text!r} has momentum without feedback; leave one out")
-    kind = _KINDS[name]
-    per: Scope = "bucket" if "bucket" in flags else "tensor"
+    if written not in registered() and len(names) == 1:
+        if values or flags:
+            raise MethodError(f"compressor: {text!r} has an argument or flag; write {written} alone")
+        return Method(written, None, dense=written == DENSE)
     try:
-        compressor = kind.make(_parameter(text, kind, parameter, given=bool(colon)), per, steps)
+        given = [_field(one, registered()[names[0]]) for one in values]
+        arguments = dict(given) | {field: one for flag in flags for field, one in FLAGS[flag].items()}
+        compressor = _made(names, arguments, text, steps, seed)
     except CompressError as error:
         raise MethodError(f"compressor: {text!r}: {error}") from error
     feedback = False if "no-feedback" in flags else True if {"feedback", "momentum"} & {*flags} else None
-    return Method(text, compressor, False, feedback, MOMENTUM if "momentum" in flags else 0.0)
+    if feedback is False and compressor.momentum:
+        raise MethodError(f"compressor: {text!r} has momentum without feedback; leave one out")
+    return Method(text, compressor, False, feedback)
 
 
-def _parameter(text: str, kind: _Kind, parameter: str, *, given: bool) -> float | None:
-    if not given:
-        return kind.default
-    if kind.default is None:
-        raise MethodError(f"compressor: {text!r} takes no parameter; leave out ':{parameter}'")
-    try:
-        return int(parameter) if kind.whole else float(parameter)
-    except ValueError:
-        what = "an integer" if kind.whole else "a number"
-        raise MethodError(f"compressor: {parameter!r} of {text!r} is not {what}; write {what}") from None
+def _field(text: str, compressor: type[Compressor]) -> tuple[str, str]:
+    """Return an argument's field and value; a value alone is that of the first argument by position."""
+    field, equals, value = text.partition("=")
+    if equals:
+        return field, value
+    first = next(iter(compressor.arguments))
+    if first == "per":
+        raise MethodError(f"compressor: {compressor.name} takes no value; leave out ':{text}'")
+    return first, text
+
+
+def _made(names: list[str], given: dict[str, str], text: str, steps: int, seed: int) -> Compressor:
+    """Return the compressor of these names, with arguments as texts."""
+    parts: list[Compressor] = []
+    for name in names:
+        kind = registered()[name]
+        own = {
+            field: kind.arguments[field].parsed(given.pop(field)) for field in kind.arguments.keys() & given
+        }
+        made = kind(**own)
+        defaults: dict[str, Any] = {}
+        if "seed" in kind.arguments and "seed" not in own:
+            defaults["seed"] = seed
+        if getattr(made, "warm_up_steps", 0) and "warm_up_steps" not in own:
+            defaults["warm_up_steps"] = round(_WARM_UP * steps)
+        parts.append(replace(made, **defaults))
+    if given:
+        raise MethodError(
+            f"compressor: {next(iter(given))!r} of {text!r} is unknown; use {', '.join(parts[0].arguments)}"
+        )
+    first, *others = parts
+    if not others:
+        return first
+    if not isinstance(first, Sparsifier) or len(others) > 1:
+        raise MethodError(f"compressor: {text!r} does not choose elements; write e.g. top-k+qsgd")
+    return replace(first, quantizer=others[0])

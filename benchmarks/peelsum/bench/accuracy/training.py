@@ -104,15 +104,11 @@ class Training:
         self.setting, self.steps = setting, setting.steps or self.subject.steps
         self._device = torch.device(setting.device)
         self.subject.model.to(self._device)
-        self.method = parse(setting.method, self.steps)
+        self.method = parse(setting.method, self.steps, setting.seed)
         require_sgd(self.subject, self.method)
         self._batches = batches(self.subject, setting)
         self._threads = WorkerThreads(setting.workers)
-        feedback = self.method.compressor is not None and self.method.compressor.needs_feedback
-        feedback = feedback if self.method.feedback is None else self.method.feedback
-        self._memories = [
-            Memory(feedback=feedback, momentum=self.method.momentum) for _ in range(setting.workers)
-        ]
+        self._memories = [Memory() for _ in range(setting.workers)]
         self._sums = self._new_sums()
         self._optimizer = self.subject.make_optimizer(0.0 if self.method.momentum else MOMENTUM)
         self.wire_bytes = self.payload_bytes = self.done = 0
@@ -209,7 +205,7 @@ class Training:
             member,
             compressor,
             self._memories[member.worker_id],
-            seed=self.setting.seed,
+            error_feedback=self.method.feedback,
             allreduce=allreduce,
             collectives=member,
             clock=time.thread_time,

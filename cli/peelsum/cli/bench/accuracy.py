@@ -31,7 +31,8 @@ def accuracy(
     compressor: Annotated[
         str,
         typer.Option(
-            help="Methods by commas: NAME or NAME:PARAMETER, then /no-feedback, /momentum or /bucket."
+            help="Methods by commas: NAME or NAME:VALUE or NAME:FIELD=VALUE, "
+            "then /no-feedback, /momentum or /bucket."
         ),
     ] = _METHODS,
     workers: Annotated[int, typer.Option(help="Workers that share the data.")] = 4,

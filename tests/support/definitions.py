@@ -1,15 +1,19 @@
-"""Plain reference implementations: what a worker's payload stands for, element by element.
+"""What each compressor sends, defined element by element in Python's own numbers, apart from the code.
 
-Each function returns the values that the compressor of the same name sends, from Python's own numbers.
-`random` are the words of `TensorState.random`, `bound` is the largest magnitude that a worker announced.
+`DEFINITIONS` has what a quantizer sends of some values, `CHOICES` which positions a sparsifier chooses, by
+the compressor's name. `random` are the words of `TensorState.random`, `bound` is the largest magnitude that a
+worker announced.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
+
+from peelsum.compress.rotation import block_of
 
 Numbers = Sequence[float]
 _INT32_MAX = 2**31 - 1
@@ -22,22 +26,25 @@ def packed(fields: Sequence[int], bits: int) -> list[int]:
     return [sum(field << (bits * place) for place, field in enumerate(row)) for row in rows]
 
 
-def top_k(values: Numbers, count: int) -> list[float]:
-    """Keep the `count` largest magnitudes, of equal ones the first."""
+def top_k(values: Numbers, count: int) -> list[int]:
+    """The positions of the `count` largest magnitudes, of equal ones the first."""
     order = sorted(range(len(values)), key=lambda at: (-abs(values[at]), at))
-    kept = set(order[:count])
-    return [value if at in kept else 0.0 for at, value in enumerate(values)]
+    return sorted(order[:count])
 
 
-def threshold(values: Numbers, least: float) -> list[float]:
-    """Keep magnitudes from `least` on."""
-    return [value if abs(value) >= least else 0.0 for value in values]
+def count_of(compressor: Any, elements: int, step: int) -> int:
+    """A share of the elements, rounded up, on a straight line in its logarithm while it warms up."""
+    left = max(1 - step / compressor.warm_up_steps, 0) if compressor.warm_up_steps else 0
+    share = compressor.ratio * (compressor.warm_up_from / compressor.ratio) ** left
+    return min(elements, math.ceil(share * elements - 1e-9))
 
 
 def fixed_point(values: Numbers, bound: float, workers: int) -> list[float]:
-    """Round to the finest 2**-s for which workers * 2**(e + s) < 2**31, where bound < 2**e."""
+    """Round to the finest 2**-s with which all workers' largest float below 2**e > bound fits an int32."""
     exponent = math.frexp(bound)[1]
-    scale = (_INT32_MAX // workers).bit_length() - 1 - exponent
+    largest, scale = Fraction(2) ** exponent * (1 - Fraction(1, 2**24)), 40 - exponent
+    while workers * round(largest * Fraction(2) ** scale) > _INT32_MAX:
+        scale -= 1
     unit = Fraction(2) ** -scale
     return [float(round(Fraction(value) / unit) * unit) for value in values]
 
@@ -243,3 +250,68 @@ def _product(
 
 def _turned(matrix: Sequence[Sequence[float | Fraction]]) -> list[list[float | Fraction]]:
     return [list(column) for column in zip(*matrix, strict=True)]
+
+
+def _words(compressor: Any, state: Any, count: int) -> list[int]:
+    words: list[int] = state.random(count, compressor.seed).tolist()
+    return words
+
+
+def _packed(c: Any, x: Numbers, s: Any) -> list[float]:
+    if not c.rotate:
+        return packed_integers(x, s.bound, c.bits, s.workers, _words(c, s, len(x)))
+    block = block_of(len(x))
+    padded = -(-len(x) // block) * block
+    signs = s.random(padded, c.seed, own=False).tolist()
+    turned = rotated(x, signs, block)
+    assert single(max(map(abs, turned))) <= s.bound
+    levels = packed_integers(turned, s.bound, c.bits, s.workers, _words(c, s, padded))
+    return rotated_back(levels, signs, block, len(x))
+
+
+def _sampled(c: Any, x: Numbers, s: Any) -> list[int]:
+    """At least the `few`-th largest of a sample; too many are cut to the largest."""
+    count = count_of(c, len(x), s.step)
+    if c.sample is None:
+        return top_k(x, count)
+    size = math.ceil(c.sample * len(x))
+    some = s.generator(c.seed, own=False).choice(len(x), size, replace=False).tolist()
+    few = max(1, round(size * count / len(x)))
+    least = sorted((abs(x[at]) for at in some), reverse=True)[few - 1]
+    passed = [at for at, value in enumerate(x) if abs(value) >= least]
+    return passed if len(passed) <= 2 * count else top_k(x, count)
+
+
+def _random(c: Any, x: Numbers, s: Any) -> list[int]:
+    generator = s.generator(c.seed, own=c.seeds == "own")
+    count = count_of(c, len(x), s.step)
+    return sorted(generator.choice(len(x), count, replace=False, shuffle=False).tolist())
+
+
+def _elected(c: Any, x: Numbers, s: Any) -> list[int]:
+    return top_k(x, count_of(c, len(x), s.step))
+
+
+#: By the compressor's name: what is sent of values, given the compressor and the state.
+DEFINITIONS: dict[str, Callable[[Any, Numbers, Any], list[float]]] = {
+    "fixed-point": lambda c, x, s: fixed_point(x, s.bound, s.workers),
+    "bf16": lambda c, x, s: brain(x),
+    "ef-sign": lambda c, x, s: ef_sign(x),
+    "fp16": lambda c, x, s: half(x),
+    "fp32": lambda c, x, s: list(x),
+    "int8": lambda c, x, s: int8_blocks(x, c.block),
+    "natural": lambda c, x, s: natural(x, _words(c, s, len(x))),
+    "packed": _packed,
+    "qsgd": lambda c, x, s: qsgd(x, c.bits, c.norm == "two", c.block or len(x), _words(c, s, len(x))),
+    "signsgd": lambda c, x, s: majority([x]),
+    "terngrad": lambda c, x, s: tern_grad(x, s.bound, _words(c, s, len(x))),
+}
+#: By the sparsifier's name: the positions that a worker chooses.
+CHOICES: dict[str, Callable[[Any, Numbers, Any], list[int]]] = {
+    "dgc": _sampled,
+    "random-k": _random,
+    "star": _elected,
+    "threshold": lambda c, x, s: [at for at, value in enumerate(x) if abs(value) >= c.value],
+    "top-k": _sampled,
+    "var": _elected,
+}

@@ -7,24 +7,13 @@ multiplied, so that all products are exact in float64, and error feedback is exa
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.compress.arguments import Rank, Seed
 from peelsum.compress.arithmetic import fixed_values, fixed_words
-from peelsum.compress.compressor import (
-    Compressor,
-    Floats,
-    Kind,
-    Payload,
-    Scope,
-    TensorState,
-    Values,
-    require_integer,
-    require_scope,
-)
+from peelsum.compress.compressor import Compressor, Floats, Payload, TensorState, Values
 
 Matrix = NDArray[np.float64]
 #: Bits of a matrix's elements, relative to the power of two above the largest.
@@ -35,7 +24,6 @@ _FACTOR_BITS = 12
 _DEPENDENT = 2.0**-20
 
 
-@dataclass(frozen=True)
 class PowerSGD(Compressor):
     """Rank-`rank` approximation by one step of power iteration (algorithm 1), with a warm start.
 
@@ -46,18 +34,11 @@ class PowerSGD(Compressor):
     makes up for, as it does for the approximation. Warm start and error feedback are those of the paper.
     """
 
-    rank: int = 2
-    per: Scope = "tensor"
-    rounds: ClassVar[int] = 2
-
-    def __post_init__(self) -> None:
-        require_integer("rank", self.rank, 1, "a rank")
-        require_scope(self.per)
-
-    @property
-    def kind(self) -> Kind:
-        """Additive."""
-        return "additive"
+    name = "power"
+    kind = "additive"
+    rounds = 2
+    rank: Rank = 2
+    seed: Seed = 0
 
     def matrix_shape(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
         """Return rows and columns of the matrix, or None for a tensor that is sent whole."""
@@ -83,16 +64,16 @@ class PowerSGD(Compressor):
         else:
             values = self._factor(tensor, state)
             state.scratch[f"bound {state.round}"] = state.bound
-        return Payload("additive", fixed_words(values, state.bound, state.workers))
+        return fixed_words(values, state.bound, state.workers)
 
-    def decompress(self, payload: Payload, state: TensorState) -> Values:
+    def decompress(self, payload: Payload, state: TensorState, added: int = 1) -> Values:
         """Return the values of round 1's payload; the sum's Q is kept for the next step."""
-        values = fixed_values(payload.data, state.bound, state.workers)
+        values = fixed_values(payload, state.bound, state.workers)
         shape = self.matrix_shape(state.shape)
         if shape is None:
             return values
         q = values.reshape(shape[1], self.rank)
-        if payload.added == state.workers:
+        if added == state.workers:
             state.kept["q"] = _bits_of(q, _FACTOR_BITS).astype(np.float32)
         p: Matrix = state.scratch["p"]
         return np.asarray(p @ q.T).reshape(-1)[: state.elements]
@@ -109,7 +90,7 @@ class PowerSGD(Compressor):
                 factor = matrix @ self._start(columns, state)
             else:
                 assert state.summed is not None
-                sums = fixed_values(state.summed.data, state.scratch["bound 0"], state.workers)
+                sums = fixed_values(state.summed, state.scratch["bound 0"], state.workers)
                 state.scratch["p"] = p = orthonormal(sums.reshape(rows, self.rank))
                 factor = np.rint((matrix.T @ p).astype(np.float32) / step) * step
             state.scratch[name] = factor.astype(np.float32).ravel()
@@ -118,10 +99,9 @@ class PowerSGD(Compressor):
 
     def _start(self, columns: int, state: TensorState) -> Matrix:
         """Return the last step's Q, columns of zeros replaced at random; entries below 1 of 12 bits."""
-        random = state.shared_random(columns * self.rank).view(np.int32).reshape(columns, self.rank)
-        start: Matrix = np.ldexp(
-            np.floor(np.ldexp(random.astype(np.float64), _FACTOR_BITS - 31)), -_FACTOR_BITS
-        )
+        random = state.random(columns * self.rank, self.seed, own=False).view(np.int32)
+        start: Matrix = np.floor(np.ldexp(random.astype(np.float64), _FACTOR_BITS - 31))
+        start = np.ldexp(start, -_FACTOR_BITS).reshape(columns, self.rank)
         kept = state.kept.get("q")
         if kept is not None and kept.shape == start.shape:
             start = np.where(kept.any(0), kept.astype(np.float64), start)

@@ -1,0 +1,107 @@
+"""The arguments of compressors, as types declare them: what is allowed, and what a command line may write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from peelsum.compress.errors import CompressConfigError
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """A condition on the numbers of a type, as in `Annotated[int, Allowed(...)]`."""
+
+    test: Callable[[Any], bool]
+    remedy: str
+
+
+Share = Annotated[float, Allowed(lambda one: 0 < one <= 1, "is not a share; give a number above 0, up to 1")]
+Momentum = Annotated[
+    float, Allowed(lambda one: 0 <= one < 1, "is out of range; give a number from 0 to below 1")
+]
+Norm = Annotated[float, Allowed(lambda one: 0 < one < float("inf"), "is not a norm; give a number above 0")]
+Level = Annotated[
+    float, Allowed(lambda one: 0 < one < float("inf"), "is not a threshold; give a number above 0")
+]
+Steps = Annotated[int, Allowed(lambda one: one >= 0, "is not a number of steps; give an integer from 0 on")]
+Count = Annotated[
+    int, Allowed(lambda one: one >= 1, "is not a number of elements; give an integer from 1 on")
+]
+Rank = Annotated[int, Allowed(lambda one: one >= 1, "is not a rank; give an integer from 1 on")]
+Seed = Annotated[int, Allowed(lambda one: one >= 0, "is not a seed; give an integer from 0 on")]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a compressor."""
+
+    name: str
+    kind: type
+    """float, int, or the class of what it must be an instance of."""
+    choices: tuple[Any, ...]
+    """All values that are allowed; empty for numbers and objects."""
+    allowed: Allowed | None
+    optional: bool
+    """Whether it may be None."""
+
+    @classmethod
+    def of(cls, name: str, hint: Any) -> Argument:
+        """Return the argument that a type declares. Raises CompressConfigError for a type of no argument."""
+        kinds = [one for one in get_args(hint) if one is not NoneType]
+        if get_origin(hint) in (Union, UnionType) and len(kinds) == 1:
+            inner = cls.of(name, kinds[0])
+            return cls(name, inner.kind, inner.choices, inner.allowed, optional=True)
+        if get_origin(hint) is Annotated:
+            kind, allowed = get_args(hint)
+            return cls(name, kind, (), allowed, optional=False)
+        if get_origin(hint) is Literal or hint is bool:
+            return cls(name, object, get_args(hint) or (True, False), None, optional=False)
+        if not isinstance(hint, type):
+            raise CompressConfigError(f"{name}: has type {hint}; use int, float, bool, Literal or Annotated")
+        return cls(name, hint, (), None, optional=False)
+
+    def check(self, value: object) -> None:
+        """Raise CompressConfigError for a value that is not allowed."""
+        if value is None and self.optional:
+            return
+        if self.choices:
+            if not any(type(value) is type(one) and value == one for one in self.choices):
+                raise CompressConfigError(f"{self.name}: {value!r} is unknown; use {self._choices()}")
+            return
+        numbers = {int: Integral, float: Real}.get(self.kind, self.kind)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, numbers)
+            or (self.allowed is not None and not self.allowed.test(value))
+        ):
+            remedy = self.allowed.remedy if self.allowed else f"is not {self._what()}; give one"
+            raise CompressConfigError(f"{self.name}: {value!r} {remedy}")
+
+    def parsed(self, text: str) -> Any:
+        """Return the value that a text means. Raises CompressConfigError for a text that means none."""
+        if self.optional and text == "none":
+            return None
+        if self.choices:
+            return {str(one).lower(): one for one in self.choices}.get(text.lower(), text)
+        try:
+            return self.kind(text)
+        except ValueError:
+            what = self._what()
+            raise CompressConfigError(f"{self.name}: {text!r} is not {what}; write {what}") from None
+
+    def _choices(self) -> str:
+        return ", ".join(map(repr, self.choices))
+
+    def _what(self) -> str:
+        return {int: "an integer", float: "a number"}.get(self.kind, f"a {self.kind.__name__}")
+
+
+def arguments_of(compressor: type[Any]) -> dict[str, Argument]:
+    """Return the arguments of a compressor's dataclass by name, those by position first."""
+    hints = get_type_hints(compressor, include_extras=True)
+    ordered = sorted(fields(compressor), key=lambda one: bool(one.kw_only))
+    return {one.name: Argument.of(one.name, hints[one.name]) for one in ordered if one.init}

@@ -1,0 +1,159 @@
+"""Quantizers whose integers are packed in 32-bit words, so that a switch or an all_reduce adds them up.
+
+Each worker writes integers -h to h, plus h, into fields of a word. The fields are wide enough for the sum of
+all workers, so nothing is carried from one field to the next.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.compress.arguments import Seed
+from peelsum.compress.arithmetic import field_bits, levels, pack, rounded_up, unpack
+from peelsum.compress.compressor import Compressor, Floats, Payload, TensorState, Values
+from peelsum.compress.errors import CompressConfigError
+from peelsum.compress.rotation import padded, rotated, rotated_back
+
+_MOST_WORKERS = 2**16
+#: Significant bits of a unit; a rotation adds up to 16 bits to what its multiples need.
+_UNIT_BITS = 12
+
+
+class Packed(Compressor, abstract=True):
+    """Integers -h to h of a unit that all workers share, in packed fields. By default, h is 1."""
+
+    kind = "additive"
+    needs_feedback = False
+
+    def field(self, workers: int) -> tuple[int, int]:
+        """Return the width of a field in bits, and h."""
+        return field_bits(2 * workers), 1
+
+    def check(self, workers: int) -> None:
+        if workers > _MOST_WORKERS:
+            raise CompressConfigError(
+                f"workers: {workers} are too many for packed integers; use up to {_MOST_WORKERS}"
+            )
+
+    def compress(self, tensor: Floats, state: TensorState) -> Payload:
+        bits, half = self.field(state.workers)
+        return pack(self.integers(tensor, state) + half, bits)
+
+    def decompress(self, payload: Payload, state: TensorState, added: int = 1) -> Values:
+        bits, half = self.field(state.workers)
+        sums = unpack(payload, self.fields(state.elements), bits) - half * added
+        return self.values(sums, added, state)
+
+    def fields(self, elements: int) -> int:
+        """Return the number of integers for a tensor of `elements` elements."""
+        return elements
+
+    @abstractmethod
+    def integers(self, tensor: Floats, state: TensorState) -> NDArray[np.int64]:
+        """Return the tensor's integers, -h to h."""
+
+    @abstractmethod
+    def values(self, sums: NDArray[np.int64], added: int, state: TensorState) -> Values:
+        """Return the values of the sums of `added` workers' integers."""
+
+
+class PackedIntegers(Packed):
+    """Integers in fields of 4, 8 or 16 bits, rounded stochastically: the homomorphic idea of THC.
+
+    THC (Li et al., NSDI'24) quantizes with a range that the workers share, so that a switch adds up indices
+    of levels. Here h = (2**bits - 1) // (2 * workers) makes sums fit. The unit is the largest magnitude over
+    workers, divided by h, rounded up to 12 significant bits. With `rotate`, blocks of up to 4,096 elements
+    are first multiplied by random signs and a Hadamard matrix, as in THC. A few large elements then do not
+    make the unit coarse. Both leave the mean unbiased: E = x, with E |error|^2 <= n unit^2 / 4.
+    """
+
+    name = "packed"
+    unbiased = True
+    bits: Literal[4, 8, 16] = 8
+    rotate: bool = False
+    seed: Seed = 0
+
+    @property
+    def within_bound(self) -> bool:
+        """A rotation makes some numbers larger."""
+        return not self.rotate
+
+    def field(self, workers: int) -> tuple[int, int]:
+        return self.bits, (2**self.bits - 1) // (2 * workers)
+
+    def check(self, workers: int) -> None:
+        """Raise CompressConfigError if fewer than three levels would be left."""
+        if self.field(workers)[1] == 0:
+            most = (2**self.bits - 1) // 2
+            raise CompressConfigError(
+                f"bits: {self.bits} holds the sum of {most} workers, not of {workers}; use more bits"
+            )
+
+    def announced(self, tensor: Floats, state: TensorState) -> float:
+        """See `Compressor.announced`: the largest magnitude after the rotation."""
+        return float(np.abs(self._rotated(tensor, state)).max(initial=0.0))
+
+    def unit(self, state: TensorState) -> float:
+        """Return the unit of the integers."""
+        return float(rounded_up(np.array(state.bound / self.field(state.workers)[1]), _UNIT_BITS))
+
+    def fields(self, elements: int) -> int:
+        return padded(elements) if self.rotate else elements
+
+    def integers(self, tensor: Floats, state: TensorState) -> NDArray[np.int64]:
+        values = self._rotated(tensor, state)
+        return levels(values, self.unit(state), state.random(values.size, self.seed))
+
+    def values(self, sums: NDArray[np.int64], added: int, state: TensorState) -> Values:
+        if not self.rotate:
+            return np.asarray(sums * self.unit(state))
+        return rotated_back(sums, self.unit(state), self._signs(state), state.elements)
+
+    def _signs(self, state: TensorState) -> NDArray[np.uint32]:
+        return state.random(padded(state.elements), self.seed, own=False)
+
+    def _rotated(self, tensor: Floats, state: TensorState) -> Values:
+        if not self.rotate:
+            return tensor.astype(np.float64)
+        if "rotated" not in state.scratch:
+            state.scratch["rotated"] = rotated(tensor, self._signs(state))
+        values: Values = state.scratch["rotated"]
+        return values
+
+
+class TernGrad(Packed):
+    """Ternary gradients s * sign(x) * b, with b = 1 at probability |x| / s (Wen et al., NeurIPS'17).
+
+    The scaler s is the largest magnitude over workers: the paper's scaler sharing, by which integers add up.
+    Unbiased; E |error|^2 <= s |x|_1 - |x|^2. The paper's clipping is left to the caller.
+    """
+
+    name = "terngrad"
+    unbiased = True
+    seed: Seed = 0
+
+    def integers(self, tensor: Floats, state: TensorState) -> NDArray[np.int64]:
+        return levels(tensor.astype(np.float64), state.bound, state.random(tensor.size, self.seed))
+
+    def values(self, sums: NDArray[np.int64], added: int, state: TensorState) -> Values:
+        return np.asarray(sums * state.bound)
+
+
+class SignSGD(Packed):
+    """signSGD with majority vote (Bernstein et al., ICML'18, algorithm 3): the sign of the sum of signs.
+
+    A worker's element votes -1 or 1, and a zero abstains. The outcome, -1, 0 or 1, is every worker's average.
+    It is biased, and not a multiple of the gradient: give the optimizer the learning rate of a sign method.
+    """
+
+    name = "signsgd"
+
+    def integers(self, tensor: Floats, state: TensorState) -> NDArray[np.int64]:
+        return np.sign(tensor).astype(np.int64)
+
+    def values(self, sums: NDArray[np.int64], added: int, state: TensorState) -> Values:
+        return np.sign(sums).astype(np.float64) * added

@@ -1,0 +1,219 @@
+"""Sparsifiers, which choose the elements of a gradient to send now; a memory keeps the others.
+
+The values of chosen elements are summed by the exact all-reduce, through an index, if each worker chooses for
+itself. If all send the same positions, the values add up as words of fixed point. A quantizer takes the
+values instead, and makes of a sparsifier what Qsparse is (Basu et al., NeurIPS'19).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import field, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from peelsum import kept_pages
+from peelsum.codec import index_words, kernels
+from peelsum.compress import loops
+from peelsum.compress.arguments import Momentum, Norm, Share, Steps
+from peelsum.compress.arithmetic import arrays_of, bytes_of
+from peelsum.compress.compressor import Compressor, Floats, Kind, Payload, Positions, TensorState, Values
+from peelsum.compress.errors import CompressConfigError
+from peelsum.compress.methods.dense import Dense
+from peelsum.summation import Words
+
+#: Who chooses: each worker for itself, all the same, or one worker for all.
+Choice = Literal["own", "shared", "elected"]
+_COUNT_BYTES = 4
+
+
+class Sparsifier(Compressor, abstract=True):
+    """A choice of elements to send. Subclasses implement `choose`.
+
+    - `quantizer`: compresses the chosen values; None sends them in fixed point. Where workers choose for
+      themselves it must be of kind "gather", and positions travel with the values, 4 bytes each. Where they
+      share positions it must be additive.
+    - `momentum`: the momentum correction of Deep Gradient Compression (Lin et al., ICLR'18), with error
+      feedback: velocities u = momentum * u + gradient are accumulated, and cleared where they were sent.
+      The optimizer must then have no momentum.
+    - `clip`: its local clipping: a gradient's 2-norm is limited to clip / sqrt(workers).
+    """
+
+    quantizer: Compressor | None = field(default=None, kw_only=True)
+    momentum: Momentum = field(default=0.0, kw_only=True)
+    clip: Norm | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one, shared = self.quantizer, self.choice != "own"
+        if one is None:
+            return
+        if isinstance(one, Sparsifier) or one.rounds > 1:
+            raise CompressConfigError(f"quantizer: {one!r} is not a quantizer; give e.g. QSGD(4)")
+        if (one.kind == "additive") != shared:
+            raise CompressConfigError(
+                f"quantizer: {one!r} does not fit the positions of {type(self).__name__}, which are "
+                f"{'shared; use e.g. PackedIntegers(8)' if shared else 'not shared; use e.g. QSGD(4)'}"
+            )
+        if self.choice == "elected" and not one.within_bound:
+            raise CompressConfigError("quantizer: rotate=True needs the positions first; use rotate=False")
+
+    @property
+    def choice(self) -> Choice:
+        """Who chooses the elements."""
+        return "own"
+
+    @property
+    def kind(self) -> Kind:
+        """Indexed where workers choose for themselves and the values are not quantized; the quantizer's."""
+        return "indexed" if self._values is None else self._values.kind
+
+    @property
+    def _values(self) -> Compressor | None:
+        """What compresses the chosen values; None leaves them to the exact all-reduce."""
+        return Dense() if self.quantizer is None and self.choice != "own" else self.quantizer
+
+    @abstractmethod
+    def choose(self, tensor: Floats, state: TensorState) -> Positions:
+        """Return int64[k]: distinct positions in a tensor[n]."""
+
+    def check(self, workers: int) -> None:
+        if self._values is not None:
+            self._values.check(workers)
+
+    def announced(self, tensor: Floats, state: TensorState) -> float:
+        """See `Compressor.announced`; if another worker chooses, any of the values may be sent."""
+        if self.choice == "elected" or self._values is None:
+            return super().announced(tensor, state)
+        state.positions = self._chosen(tensor, state)
+        return self._values.announced(tensor[state.positions], self._inner(state))
+
+    def compress(self, tensor: Floats, state: TensorState) -> Payload:
+        if self.choice == "own":
+            state.positions = self._chosen(tensor, state)
+        at = state.positions
+        assert at is not None
+        if self._values is None:
+            return tensor[at]
+        inner = self._values.compress(tensor[at], self._inner(state))
+        if self.kind == "additive":
+            return inner
+        return bytes_of(np.array([at.size], np.uint32), at.astype(np.uint32), inner)
+
+    def decompress(self, payload: Payload, state: TensorState, added: int = 1) -> Values:
+        if self.kind == "gather":
+            (count,) = payload[:_COUNT_BYTES].view(np.uint32).tolist()
+            _, at, payload = arrays_of(payload, (np.uint32, 1), (np.uint32, count), (np.uint8, -1))
+            state = replace(state, positions=at.astype(np.int64))
+        assert state.positions is not None
+        out = np.zeros(state.elements)
+        values = (
+            payload if self._values is None else self._values.decompress(payload, self._inner(state), added)
+        )
+        out[state.positions] = values
+        return out
+
+    def _chosen(self, tensor: Floats, state: TensorState) -> Positions:
+        """Return int64[k]: the positions that this worker chooses, ascending."""
+        return np.sort(self.choose(tensor, state))
+
+    def _inner(self, state: TensorState) -> TensorState:
+        """Return the quantizer's state, for a tensor of the chosen values."""
+        assert state.positions is not None
+        scratch = state.scratch.setdefault("inner", {})
+        return replace(state, shape=state.positions.shape, positions=None, scratch=scratch, kept={})
+
+
+class Ratio(Sparsifier, abstract=True):
+    """A share `ratio` of the elements, at least one, reached over `warm_up_steps` from `warm_up_from`.
+
+    It is a share of each tensor, or, with `per="bucket"`, of all tensors that are summed together.
+    The exponential warm-up is that of Deep Gradient Compression (Lin et al., ICLR'18).
+    """
+
+    ratio: Share = 0.01
+    warm_up_steps: Steps = field(default=0, kw_only=True)
+    warm_up_from: Share = field(default=0.25, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warm_up_steps and self.warm_up_from < self.ratio:
+            raise CompressConfigError(
+                f"warm_up_from: {self.warm_up_from} is below the ratio, {self.ratio}; give at least the ratio"
+            )
+
+    def ratio_at(self, step: int) -> float:
+        """Return the share in `step`, counted from 0: exponential from `warm_up_from` to `ratio`."""
+        if step >= self.warm_up_steps:
+            return self.ratio
+        done = step / self.warm_up_steps
+        return math.exp((1 - done) * math.log(self.warm_up_from) + done * math.log(self.ratio))
+
+    def count(self, elements: int, step: int) -> int:
+        """Return how many of `elements` elements `step` sends."""
+        return min(elements, math.ceil(self.ratio_at(step) * elements))
+
+
+class Elected(Ratio, abstract=True):
+    """AR-Topk (Tyagi and Swany, arXiv 2312.02493): one worker's top-k decides the positions of all.
+
+    All workers send their values at its k positions, so the values add up in an all_reduce or a switch, and
+    residuals keep the others. The elected worker alone writes the index, which is OR-ed or broadcast.
+    """
+
+    #: Whether the worker of the largest merit decides, not the one whose turn it is.
+    by_merit: ClassVar[bool] = False
+
+    @property
+    def choice(self) -> Choice:
+        """One worker chooses for all."""
+        return "elected"
+
+    def choose(self, tensor: Floats, state: TensorState) -> Positions:
+        return largest(tensor, self.count(tensor.size, state.step))
+
+    def turn(self, state: TensorState) -> int:
+        """Return the worker whose turn it is."""
+        return state.step % state.workers
+
+    def merit(self, tensor: Floats, state: TensorState) -> float:
+        """Return a number, at least 0; the first of the workers with the largest decides."""
+        raise NotImplementedError
+
+    def encode(self, tensor: Floats, state: TensorState) -> Words:
+        """Return the positions that this worker would decide: a list of k, or a bitmap if that is shorter."""
+        positions, words = self.own(tensor, state), self.words(state)
+        if words < index_words(state.elements):
+            return positions.astype(np.uint32)
+        bitmap = np.zeros(words, np.uint32)
+        np.bitwise_or.at(bitmap, positions // 32, np.uint32(1) << (positions % 32).astype(np.uint32))
+        return bitmap
+
+    def decode(self, words: Words, state: TensorState) -> Positions:
+        """Return int64[k], ascending: the positions in a worker's words."""
+        if len(words) < index_words(state.elements):
+            return words.astype(np.int64)
+        return kernels("cpu").positions(words, state.elements)
+
+    def words(self, state: TensorState) -> int:
+        """Return the number of words of an index, the same on all workers."""
+        return min(self.count(state.elements, state.step), index_words(state.elements))
+
+    def own(self, tensor: Floats, state: TensorState) -> Positions:
+        """Return this worker's own choice, ascending."""
+        if "own" not in state.scratch:
+            state.scratch["own"] = self._chosen(tensor, state)
+        positions: Positions = state.scratch["own"]
+        return positions
+
+
+def largest(floats: Floats, count: int) -> Positions:
+    """Return int64[count]: the positions of the largest magnitudes, ascending; of equal ones the first.
+
+    NaN is never among them, so that there may be fewer.
+    """
+    positions, space = np.empty(count, np.int64), kept_pages.empty(floats.size + loops.COUNTS, np.int64)
+    above, counts = space[: floats.size], space[floats.size :]
+    return positions[: loops.largest(floats.view(np.uint32), above, counts, positions)]
