@@ -13,6 +13,7 @@ from peelsum.allreduce.errors import (
     PlanMismatchError,
     SummationStalledError,
 )
+from peelsum.allreduce.history import History
 from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index, IndexForm
 from peelsum.allreduce.local import LocalSummation
 from peelsum.allreduce.plan import Choice, Form, Plan, Settings, TensorPlan
@@ -28,6 +29,7 @@ __all__ = [
     "Choice",
     "DeviceMemoryError",
     "Form",
+    "History",
     "Index",
     "IndexForm",
     "InvalidRequestError",

@@ -39,6 +39,7 @@ from peelsum.allreduce.errors import (
     refuse_arguments,
 )
 from peelsum.allreduce.exchange import Exchange, Setting
+from peelsum.allreduce.history import History
 from peelsum.allreduce.outcome import Outcome
 from peelsum.allreduce.plan import (
     Choice,
@@ -116,6 +117,8 @@ class Allreduce:
     tensor; otherwise every worker raises InvalidRequestError in the first step. The known names are `names`,
     or, if that is empty, those of the first call of `sum`.
 
+    - `history`: what is known of tensors from earlier steps, from which forms are chosen. By default it is
+      new; one that several objects share, or that was restored, makes their steps those of one training.
     - `seed`, `cells_per_candidate`: determine the layout of sketches. By default a sketch has 1.3 cells per
       candidate, or 1.4 if there are fewer than 1,000.
     - `average`: divide results by the number of workers.
@@ -139,6 +142,7 @@ class Allreduce:
         values: RequestedValues = "auto",
         names: Collection[str] = (),
         network: NetworkModel = DEFAULT_NETWORK,
+        history: History | None = None,
         seed: int = 0,
         average: bool = False,
         cells_per_candidate: float | None = None,
@@ -154,7 +158,7 @@ class Allreduce:
             raise InvalidRequestError(f"average: {average!r} is not a bool; use True or False")
         require_names("names", names)
         self._names = tuple(names)
-        self._chooser = Chooser(forms, values=values, network=network)
+        self._chooser = Chooser(forms, values=values, network=network, history=history)
         self._settings = Settings(seed, average, cells_per_candidate, str(self._chooser))
         # Report an invalid size here, not in a later step.
         SketchLayout.sized(0, 1, 0, self._settings.cells(0))
@@ -163,6 +167,7 @@ class Allreduce:
         self._codec = Codec.of(implementation, direct=direct)
         self._memory = self._codec.memory
         self._clock, self._span, self._note = clock, span, note
+        self._version = self._chooser.history.version
         #: Names of tensors that were checked in earlier calls.
         self._named_before: set[tuple[str, ...]] = set()
         #: The plans that all workers have agreed on, by their requests, oldest first.
@@ -275,7 +280,7 @@ class Allreduce:
             chooser.network,
             seed,
             chooser.sparse_form == "sketch",
-            chooser.likely,
+            chooser.history.filled,
         )
 
     def _lacked(self, error: RuntimeError, plan: Plan, step: Step) -> str | None:
@@ -330,7 +335,9 @@ class Allreduce:
     def _plan(self, named: Mapping[str, Tensor]) -> Plan:
         asked = tuple([(name, tensor.shape, tensor.dtype) for name, tensor in named.items()])
         plan = self._plans.pop(asked, None)
-        if plan is None or self._chooser.changed(plan.keys):
+        restored = self._chooser.history.version != self._version
+        self._version = self._chooser.history.version
+        if plan is None or restored or self._chooser.changed(plan.keys):
             if plan is None:
                 dtype = self._codec.memory.dtype
                 tensors = tuple(
@@ -347,7 +354,8 @@ class Allreduce:
         return plan
 
     def _named(self, tensors: Tensors) -> dict[str, Tensor]:
-        if type(tensors) is dict and tuple(tensors) in self._named_before and self._memory.plain(tensors.values()):
+        before = type(tensors) is dict and tuple(tensors) in self._named_before
+        if before and self._memory.plain(tensors.values()):
             return tensors
         pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
         named: dict[str, Tensor] = {}

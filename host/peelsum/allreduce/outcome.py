@@ -66,7 +66,7 @@ class Outcome:
         for s in np.flatnonzero(close & ~sparse).tolist():
             sums = self._memory.on_host(exchange.dense[ends[s] - counts.sent[s] : ends[s]])
             seen[s] = occupied(np.flatnonzero(sums))
-        self._chooser.learn(layout.keys, self._fields != NON_FINITE, seen)
+        self._chooser.history.learn(layout.keys, self._fields != NON_FINITE, seen)
 
     def results(self) -> Results:
         """Return the tensors' results, each made when it is first read."""

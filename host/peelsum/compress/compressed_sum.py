@@ -65,14 +65,11 @@ class CompressedSum:
     - `error_feedback`: whether what is not sent is kept for later steps. By default, as the compressor needs.
     - `average`: divide results by the number of workers.
     - `allreduce`: sums indexed payloads; must have the same `average`. By default made from `summation`.
-    - `joined`: sum the indexed payloads of all tensors as those of one, which takes less time than tensor by
-      tensor. Their blocks of scales, and so the last bits, then depend on which tensors are summed together.
-      `allreduce`, if given, must not have forms for single tensors.
     - `collectives`: sum the other payloads. By default made from `summation`.
     - `clock`, `span`, `note`: see `Allreduce`.
 
     All settings must be the same on all workers; if they differ, every worker raises PlanMismatchError in its
-    first step. The constructor raises CompressConfigError for a compressor or `joined` of another type, and
+    first step. The constructor raises CompressConfigError for a compressor of another type, and
     if the compressor cannot sum over so many workers.
     """
 
@@ -85,7 +82,6 @@ class CompressedSum:
         error_feedback: bool | None = None,
         average: bool = True,
         allreduce: Allreduce | None = None,
-        joined: bool = False,
         collectives: Collectives | None = None,
         clock: Callable[[], float] = time.perf_counter,
         span: Span = nullcontext,
@@ -95,14 +91,12 @@ class CompressedSum:
         refuse_arguments(removed, _REMOVED)
         if not isinstance(compressor, Compressor):
             raise CompressConfigError(f"compressor: {compressor!r} is not a Compressor; give e.g. TopK(0.01)")
-        if not isinstance(joined, bool):
-            raise CompressConfigError(f"joined: {joined!r} is not a choice; give True or False")
         compressor.check(summation.workers)
         self._compressor, self._average = compressor, average
         self._memory = memory or Memory()
         self._feedback = feedback_of(compressor, error_feedback)
-        self._joined = joined
-        self._allreduce = allreduce or Allreduce(summation, forms="sparse", average=average)
+        #: Sums indexed payloads.
+        self.allreduce = allreduce or Allreduce(summation, forms="sparse", average=average)
         self._collectives = collectives or SummationCollectives(summation)
         self._clock, self._span, self._note = clock, span, note
         self._workers, self._worker_id = summation.workers, summation.worker_id
@@ -172,8 +166,7 @@ class CompressedSum:
         """Return the tensors' sums, by the exchange of the compressor's kind."""
         one, feedback = self._compressor, self._feedback
         if one.kind == "indexed":
-            options = {"joined": self._joined, "feedback": feedback}
-            return exchange_indexed(one, units, offered, shapes, wire, self._allreduce, **options)
+            return exchange_indexed(one, units, offered, shapes, wire, self.allreduce, feedback=feedback)
         if one.kind == "gather":
             exchange_gathered(one, units, wire, _digest(request))
         else:

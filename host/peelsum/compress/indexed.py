@@ -1,4 +1,4 @@
-"""The sum of chosen elements by the exact allreduce: of all tensors of a bucket as one, or of each by itself.
+"""The sum of chosen elements by the exact allreduce.
 
 Only this module knows what `Allreduce` takes and returns: arrays that are zero where nothing is sent.
 """
@@ -18,9 +18,6 @@ from peelsum.compress.memory import Exact
 from peelsum.compress.result import CompressedTensor, FlatSum, cut
 from peelsum.compress.wire import Wire
 
-#: The name of all tensors as one.
-JOINED = "(joined)"
-
 
 def exchange_indexed(
     compressor: Compressor,
@@ -30,13 +27,9 @@ def exchange_indexed(
     wire: Wire,
     allreduce: Allreduce,
     *,
-    joined: bool,
     feedback: bool,
 ) -> list[CompressedTensor]:
-    """Return the sums of the elements that `compressor` chooses; of a tensor that is not finite, of all.
-
-    If the tensors are summed as one, and that is not finite on some worker, each is summed by itself.
-    """
+    """Return the sums of the elements that `compressor` chooses; of a tensor that is not finite, of all."""
     with wire.timed("encode"):
         whole = kept_pages.zeros(sum(one.size for one in offered.values()), np.float32)
         ends = np.cumsum([one.size for one in offered.values()], dtype=np.int64)
@@ -55,12 +48,6 @@ def exchange_indexed(
                     sparse[name][own - begin] = some
         for name in offered.keys() - set(chain.from_iterable(one.names for one in units if one.finite)):
             sparse[name][:] = offered[name]
-    if joined and shapes:
-        result = allreduce.sum({JOINED: whole})
-        wire.add(result)
-        if all(one.finite for one in result.tensors):
-            with wire.timed("decode"):
-                return _flat(result[JOINED], feedback=feedback).cut(shapes)
     result = allreduce.sum(sparse)
     wire.add(result)
     with wire.timed("decode"):

@@ -45,7 +45,6 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
         "is not a choice; give True, False, or None for what the compressor needs",
     ),
     "implementation": (lambda value: value in ("cpu", "gpu"), "is unknown; use 'cpu' or 'gpu'"),
-    "joined": (lambda value: isinstance(value, bool), "is not a choice; give True or False"),
     "log_every": (
         lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
         "is not a number of steps; give an integer, 0 for never",
@@ -60,6 +59,7 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
 #: Arguments of the hook's earlier versions, with what to write instead.
 _REMOVED = {
     "sparsifier": "give it as compressor",
+    "joined": "leave it out: the tensors of a bucket are summed together",
     "momentum": "give it to the compressor, as in TopK(0.01, momentum=0.9)",
     "seed": "give it to a compressor that is random, as in RandomK(0.01, seed=1)",
 }

@@ -15,7 +15,7 @@ from itertools import chain
 import torch
 import torch.distributed as dist
 
-from peelsum.allreduce import Allreduce, DeviceMemoryError, StepResult
+from peelsum.allreduce import Allreduce, DeviceMemoryError, History, StepResult
 from peelsum.allreduce.plan import SUPPORTED_DTYPES, unsupported_dtype
 from peelsum.codec import warm_up
 from peelsum.compress import CompressedResult, CompressedSum, Memory
@@ -83,18 +83,19 @@ class BucketSum:
 class BucketSums:
     """The sums of all buckets over one backend, to which `connect` or the first `submit` connects.
 
-    memory, decisions: those of `settings`, or None. count: called with the result of every sum and the number
-    of its buckets, on its thread.
+    memory, decisions: those of `settings`, or None. history: from which forms are chosen.
+    count: called with the result of every sum and the number of its buckets, on its thread.
     """
 
     def __init__(
         self,
         settings: Settings,
         memory: Memory | None,
+        history: History,
         decisions: Decisions | None,
         count: Callable[[StepResult | CompressedResult, int], None],
     ) -> None:
-        self._settings, self._memory, self._count = settings, memory, count
+        self._settings, self._memory, self._history, self._count = settings, memory, history, count
         self._decisions, self._path = decisions, SwitchPath()
         self._group: ProcessGroupSummation | None = None
         self._sums: dict[tuple[str, ...], BucketSum] = {}
@@ -209,23 +210,27 @@ class BucketSums:
         summation = QueuedSummation(queue)
         on_host = self._settings.implementation == "cpu"
         if self._memory is None:
-            return BucketSum(names, summation, self._settings.allreduce(summation, names), on_host)
+            return BucketSum(
+                names, summation, self._settings.allreduce(summation, names, self._history), on_host
+            )
         if self._decisions is not None:
             return BucketSum(names, summation, self._flexible(summation, names, self._decisions), on_host)
         assert self._settings.method is not None
         collectives = collectives_of(summation, self._group)
         compressed = self._settings.compressed(
-            collectives, self._settings.method, names, self._memory, summation
+            collectives, self._settings.method, names, self._memory, self._history, summation
         )
         return BucketSum(names, summation, compressed, on_host)
 
     def _flexible(self, queued: QueuedSummation, names: Sequence[str], decisions: Decisions) -> FlexibleSum:
-        memory, settings = self._memory, self._settings
+        memory, history, settings = self._memory, self._history, self._settings
         routes = Routes(queued, self._group, self._path, decisions.meter, decisions.rider)
         assert memory is not None
 
         def make(method: Method, ratio: float) -> CompressedSum:
-            return settings.compressed(routes.of(method), compressor_of(method, ratio), names, memory)
+            return settings.compressed(
+                routes.of(method), compressor_of(method, ratio), names, memory, history
+            )
 
         return FlexibleSum(decisions, make)
 

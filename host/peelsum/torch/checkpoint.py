@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from peelsum.allreduce import History
 from peelsum.compress import CompressError, Memory, Residual
 from peelsum.torch.decisions import Decisions, check_saved
 from peelsum.torch.errors import HookConfigError
@@ -18,9 +19,10 @@ from peelsum.torch.errors import HookConfigError
 _VERSION = 2
 
 
-def saved(steps: int, memory: Memory | None, decisions: Decisions | None) -> dict[str, Any]:
-    """Return the number of steps, with copies of what `memory` keeps and of the decisions."""
+def saved(steps: int, history: History, memory: Memory | None, decisions: Decisions | None) -> dict[str, Any]:
+    """Return the number of steps, with copies of history, memory and decisions."""
     values: dict[str, Any] = {"version": _VERSION, "steps": steps}
+    values["seen"] = _tensors(history.saved())
     if memory is not None:
         values["residuals"] = {name: _written(one) for name, one in memory.residuals.items()}
         kept = {name: _tensors(one) for name, one in memory.kept.items() if one}
@@ -30,7 +32,9 @@ def saved(steps: int, memory: Memory | None, decisions: Decisions | None) -> dic
     return values
 
 
-def loaded(values: Mapping[str, Any], memory: Memory | None, decisions: Decisions | None) -> int:
+def loaded(
+    values: Mapping[str, Any], history: History, memory: Memory | None, decisions: Decisions | None
+) -> int:
     """Restore what `saved` returned; return the number of steps.
 
     Residuals serve any compressor or strategy, but only a strategy continues its decisions.
@@ -54,6 +58,7 @@ def loaded(values: Mapping[str, Any], memory: Memory | None, decisions: Decision
         steps = int(values["steps"])
         residuals = {name: _read(one) for name, one in values.get("residuals", {}).items()}
         kept = {name: _arrays(one) for name, one in values.get("kept", {}).items()}
+        seen = _arrays(values.get("seen", {}))
     # torch raises RuntimeError, a scale or step that is out of range OverflowError.
     except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise HookConfigError(
@@ -61,6 +66,10 @@ def loaded(values: Mapping[str, Any], memory: Memory | None, decisions: Decision
         ) from error
     decided = values.get("strategy", {})
     check_saved(decided)
+    try:
+        history.restore(seen)
+    except ValueError as error:
+        raise HookConfigError(f"seen: {error}; give what state_dict returned") from error
     if memory is not None:
         try:
             memory.restore(residuals)

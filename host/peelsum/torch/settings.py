@@ -9,6 +9,7 @@ from typing import Literal
 
 from peelsum.allreduce import (
     Allreduce,
+    History,
     LocalSummation,
     NetworkModel,
     RequestedForm,
@@ -18,7 +19,6 @@ from peelsum.allreduce import (
 from peelsum.allreduce.rounds import unnoted
 from peelsum.compress import Collectives, CompressedSum, CompressError, Compressor, Memory, TopK
 from peelsum.compress.compressed_sum import feedback_of
-from peelsum.compress.indexed import JOINED
 from peelsum.flexible import METHODS, Flexible, carrier_of
 from peelsum.torch.arguments import check_arguments
 from peelsum.torch.backends import SWITCH
@@ -51,8 +51,6 @@ class Settings:
     """Seconds that a sum waits for other ranks; None for the backend's."""
     log_every: int
     """Steps between two lines of statistics; 0 for none."""
-    joined: bool = False
-    """Whether the chosen elements of a bucket are summed as one tensor."""
 
     def __post_init__(self) -> None:
         """Raise HookConfigError for values, and combinations of values, that are not allowed."""
@@ -64,14 +62,7 @@ class Settings:
             implementation=self.implementation,
             timeout_s=self.timeout_s,
             log_every=self.log_every,
-            joined=self.joined,
         )
-        if self.joined and (self.method is None or self.method.kind != "indexed"):
-            raise HookConfigError(
-                "joined: True is for chosen elements; use it with an indexed compressor such as TopK"
-            )
-        if self.joined and not isinstance(self.forms, str):
-            raise HookConfigError("joined: True takes one form for all; use joined=False with forms by name")
         if self.strategy is not None:
             self._check_strategy(self.strategy)
         elif self.method is not None:
@@ -151,6 +142,7 @@ class Settings:
         compressor: Compressor,
         names: Sequence[str],
         memory: Memory,
+        history: History,
         summation: Summation | None = None,
     ) -> CompressedSum:
         """Return the compressed sum of a bucket; indexed payloads go over `summation`, or `collectives` too.
@@ -164,19 +156,18 @@ class Settings:
                 compressor,
                 memory,
                 error_feedback=self.error_feedback if self.strategy is None else True,
-                allreduce=self.allreduce(summation, (JOINED, *names) if self.joined else names),
-                joined=self.joined,
+                allreduce=self.allreduce(summation, names, history),
                 collectives=collectives,
                 span=profiled,
                 note=noted,
             )
 
-    def allreduce(self, summation: Summation, names: Sequence[str]) -> Allreduce:
+    def allreduce(self, summation: Summation, names: Sequence[str], history: History) -> Allreduce:
         """Return the all-reduce of a bucket over `summation`, where `names` are the bucket's parameters."""
         forms = self.forms
         if not isinstance(forms, str):  # an Allreduce rejects names of other buckets
             forms = {name: form for name, form in forms.items() if name in names}
-        return self._allreduce(summation, forms, names)
+        return self._allreduce(summation, forms, names, history)
 
     def check_forms(self, names: Collection[str]) -> None:
         """Raise HookConfigError now for settings that the first step would reject.
@@ -184,7 +175,9 @@ class Settings:
         names: those of all parameters, outside of which `forms` may name none; empty if not known.
         """
         try:
-            replace(self, implementation="cpu")._allreduce(LocalSummation.group(1)[0], self.forms, ())
+            replace(self, implementation="cpu")._allreduce(
+                LocalSummation.group(1)[0], self.forms, (), History()
+            )
         except ValueError as error:
             raise HookConfigError(str(error)) from error
         unknown = set() if isinstance(self.forms, str) else set(self.forms) - set(names)
@@ -198,6 +191,7 @@ class Settings:
         summation: Summation,
         forms: RequestedForm | Mapping[str, RequestedForm],
         names: Sequence[str],
+        history: History,
     ) -> Allreduce:
         return Allreduce(
             summation,
@@ -205,6 +199,7 @@ class Settings:
             names=names,
             values=self.values,
             network=self.network,
+            history=history,
             average=True,
             implementation=self.implementation,
             span=profiled,

@@ -15,7 +15,7 @@ from typing import Any, Literal, Never
 import torch
 import torch.distributed as dist
 
-from peelsum.allreduce import NetworkModel, RequestedForm, RequestedValues, Summation
+from peelsum.allreduce import History, NetworkModel, RequestedForm, RequestedValues, Summation
 from peelsum.compress import Compressor
 from peelsum.flexible import Flexible
 from peelsum.torch.arguments import check_arguments, check_removed
@@ -66,8 +66,6 @@ class SwitchAllreduceState:
     - `implementation`: "cpu" copies gradients from a GPU to the host and back. "gpu" encodes and decodes them
       on the GPU by Triton, so that only words are copied. Both produce the same bits, and ranks may mix them.
       Compressors run on the host, whichever it is.
-    - `joined`: with an indexed compressor, sum a bucket's chosen elements as one tensor, in
-      less processor time. What is rounded off then depends on how DDP cuts buckets.
     - `timeout_s`: seconds that a sum waits for other workers before it raises an error that names them. None
       takes the job's timeout, or 30 s.
     - `log_every`: steps between two lines of statistics, at level INFO of logger `peelsum.torch`; 0 for none.
@@ -94,7 +92,6 @@ class SwitchAllreduceState:
         implementation: Literal["cpu", "gpu"] = "cpu",
         timeout_s: float | None = None,
         log_every: int = 0,
-        joined: bool = False,
         **removed: Never,
     ) -> None:
         check_removed(removed)
@@ -111,9 +108,8 @@ class SwitchAllreduceState:
             implementation=implementation,
             timeout_s=timeout_s,
             log_every=log_every,
-            joined=joined,
         )
-        self._memory = self._settings.memory()
+        self._memory, self._history = self._settings.memory(), History()
         self._steps = 0
         self._start(names, {})
         self._settings.check_forms(self._names.given)
@@ -152,12 +148,12 @@ class SwitchAllreduceState:
         Call it between steps. Save it on each rank: residuals are what this rank has not sent yet.
         """
         self._sums.drain()
-        return saved(self._steps, self._memory, self._decisions)
+        return saved(self._steps, self._history, self._memory, self._decisions)
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was called. Raises HookConfigError for values of another state."""
         self._sums.drain()
-        self._steps = loaded(values, self._memory, self._decisions)
+        self._steps = loaded(values, self._history, self._memory, self._decisions)
 
     def submit(
         self, buffer: torch.Tensor, parameters: Sequence[torch.Tensor], *, last: bool = True
@@ -220,13 +216,16 @@ class SwitchAllreduceState:
         return {
             "_settings": self._settings.without_connection(),
             "_memory": self._memory,
+            "_seen": self._history.saved(),
             "_steps": self._steps,
             "_decided": {} if self._decisions is None else self._decisions.saved(),
         }
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
-        decided = kept.pop("_decided")
+        decided, seen = kept.pop("_decided"), kept.pop("_seen")
         vars(self).update(kept)
+        self._history = History()
+        self._history.restore(seen)
         self.process_group = None
         self._start((), decided)
         _LOGGER.warning(
@@ -244,5 +243,5 @@ class SwitchAllreduceState:
         self._decisions = None if strategy is None else Decisions(strategy)
         if self._decisions is not None:
             self._decisions.restore(decided)
-        self._sums = BucketSums(self._settings, self._memory, self._decisions, self._stats.add)
+        self._sums = BucketSums(self._settings, self._memory, self._history, self._decisions, self._stats.add)
         self.name(names)
