@@ -72,7 +72,6 @@ from peelsum.compress.arguments import Allowed, Argument
         (lambda: summed(TopK(0.1, momentum=0.9), error_feedback=False), "momentum: 0.9 needs error feedback"),
         (lambda: summed(TopK(0.1, clip=1.0), error_feedback=False), "clip: 1.0 needs error feedback; leave"),
         (lambda: summed(3), "compressor: 3 is not a Compressor; give e.g. TopK(0.01)"),
-        (lambda: summed(TopK(0.5), joined="yes"), "joined: 'yes' is not a choice; give True or False"),
         (lambda: summed(TopK(0.5)).sum({"x": np.zeros(3)}), "tensors: 'x' is float64; convert it to float32"),
         (lambda: summed(TopK(0.5), seed=1), "seed: was removed; give it to the compressor, as in RandomK("),
         (

@@ -163,8 +163,8 @@ def test_methods_of_a_strategy_recover_together(spike: float) -> None:
 @pytest.mark.parametrize("at", [2, 3, 5])
 def test_memories_restored_near_a_spike_go_on_bit_for_bit(at: int, momentum: float) -> None:
     """Before it, right after it, and when some of it has been sent."""
-    workers = Workers(TopK(0.3, momentum=momentum), 2, kind=Memory, joined=False)
-    other = Workers(TopK(0.3, momentum=momentum), 2, kind=Memory, joined=False)
+    workers = Workers(TopK(0.3, momentum=momentum), 2, kind=Memory)
+    other = Workers(TopK(0.3, momentum=momentum), 2, kind=Memory)
     for step in range(9):
         given = gradients(step, spike=1e20 if step == 2 else None)
         results = workers.step(given)

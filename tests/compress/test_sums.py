@@ -12,7 +12,7 @@ from compressors import COMPRESSORS, Workers, fractions
 from compressors import kept as kept_by
 from definitions import majority
 
-from peelsum.allreduce import Allreduce, LocalSummation, PlanMismatchError
+from peelsum.allreduce import LocalSummation, PlanMismatchError
 from peelsum.compress import (
     QSGD,
     CompressedSum,
@@ -70,54 +70,15 @@ def test_sums_are_of_what_was_sent_and_books_close(compressor):
     assert keeps != isinstance(compressor, Single)
 
 
-@pytest.mark.parametrize("name", ["top-k", "top-k per bucket", "random-k, own seeds", "threshold"])
-def test_tensors_by_themselves_send_the_same_as_in_one(name):
-    """Tensor by tensor, as with an allreduce of the caller's, the books close, too; choices are the same."""
-    rng, given = np.random.default_rng(4), []
-    for _ in range(3):
-        given.append(gradients(rng))
-    apart, joined = Workers(COMPRESSORS[name], allreduce={"forms": "auto"}), Workers(COMPRESSORS[name])
-    for step, tensors in enumerate(given):
-        several, together = apart.step(tensors), joined.step(tensors)
-        for one, other in zip(several, together, strict=True):
-            assert list(one) == list(other) == list(SHAPES)
-            for key in SHAPES:
-                sent = [fractions(each[key].sent, each[key].elements) for each in several]
-                np.testing.assert_array_equal(one[key].values.ravel(), expected(COMPRESSORS[name], sent))
-                if step == 0:
-                    np.testing.assert_array_equal(one[key].sent.positions, other[key].sent.positions)
-                    assert one[key].density_worker == other[key].density_worker
-                    assert one[key].density == other[key].density
-    for each in (*apart.sums, *joined.sums):
-        each.memory.balance()
-
-
-@pytest.mark.parametrize("form", ["dense", "compact"])
-def test_densities_of_a_sum_as_one(form):
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_densities_of_a_sum(form):
     """By the sum's own non-zeros if no index tells the union."""
-    workers = Workers(TopK(0.3), allreduce={"forms": form}, joined=True)
+    workers = Workers(TopK(0.3), allreduce={"forms": form})
     for one in workers.step(gradients(np.random.default_rng(6))):
         for each in one.tensors:
-            assert each.form == form
+            assert each.form == {"sparse": "compact"}.get(form, form)
             assert each.density == np.count_nonzero(each.values) / max(each.elements, 1)
             assert each.density_worker == len(each.sent.positions) / max(each.elements, 1)
-
-
-def test_a_sum_as_one_takes_one_tensor_of_the_allreduce_and_again_each_if_one_is_not_finite():
-    class Counting(Allreduce):
-        def sum(self, tensors, **options):
-            asked.append(list(tensors))
-            return super().sum(tensors, **options)
-
-    asked: list[list[str]] = []
-    (summation,) = LocalSummation.group(1)
-    summed = CompressedSum(summation, TopK(0.5), allreduce=Counting(summation, average=True), joined=True)
-    tensors = gradients(np.random.default_rng(2), 1)[0]
-    summed.sum(tensors)
-    tensors["vector"][2] = np.inf
-    assert not summed.sum(tensors)["vector"].finite
-    assert summed.sum({}).tensors == ()
-    assert asked == [["(joined)"], ["(joined)"], list(SHAPES), []]
 
 
 @pytest.mark.parametrize("settings", [{"forms": "dense"}], ids=str)
@@ -284,11 +245,10 @@ def test_scales_become_finer_and_coarser_exactly_as_needed():
 
 
 @pytest.mark.parametrize("compressor", [TopK(0.01), TopK(0.01, sample=0.01)], ids=str)
-@pytest.mark.parametrize("joined", [False, True], ids=["", "joined"])
-def test_a_top_k_step_takes_no_new_memory_for_all_elements(compressor, joined):
+def test_a_top_k_step_takes_no_new_memory_for_all_elements(compressor):
     """It uses the pages again that earlier steps left, because the kernel clears new ones."""
     gradient = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
-    summed = CompressedSum(LocalSummation.group(1)[0], compressor, joined=joined)
+    summed = CompressedSum(LocalSummation.group(1)[0], compressor)
     for _ in range(3):
         summed.sum({"a": gradient})
     tracemalloc.start()

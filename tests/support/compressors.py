@@ -163,7 +163,7 @@ class Workers:
         **options: Any,
     ) -> None:
         self.summations = LocalSummation.group(count, 8)
-        options = {"joined": allreduce is None, "error_feedback": True} | options
+        options = {"error_feedback": True} | options
         self.sums = [
             CompressedSum(
                 one,

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain, combinations
 from typing import Any
 from unittest.mock import patch
 
@@ -42,19 +41,6 @@ class Part:
         scales = None if result.scales is None else np.broadcast_to(np.ravel(result.scales), own.shape)
         return cls(result.finite, own, np.asarray(result.total).ravel(), scales)
 
-    def cut(self, names: list[str], lengths: list[int]) -> dict[str, Part]:
-        """Return the parts of the parameters that lie end to end."""
-        ends = np.cumsum([0, *lengths])
-        return {
-            name: Part(
-                self.finite,
-                self.own[begin:end],
-                self.total[begin:end],
-                None if self.scales is None else self.scales[begin:end],
-            )
-            for name, begin, end in zip(names, ends[:-1], ends[1:], strict=True)
-        }
-
 
 #: Units of the books: 2**-_UNIT divides every number that a residual or a sum of this training can hold.
 _UNIT = 300
@@ -81,7 +67,6 @@ class Books:
         self._kept: dict[str, NDArray[Any]] = {}
         self._velocities: dict[str, NDArray[Any]] = {}
         self.results: dict[str, Part] = {}
-        self.joined: list[Part] = []
         self.given: dict[str, np.ndarray] = {}
         self.buckets: list[list[str]] = []
 
@@ -93,10 +78,7 @@ class Books:
         class Watched(Allreduce):
             def sum(self, tensors: Any) -> Any:
                 result = super().sum(tensors)
-                parts = {name: Part.of(one) for name, one in result.items()}
-                if "(joined)" in parts:
-                    books.joined.append(parts.pop("(joined)"))
-                books.results |= parts
+                books.results |= {name: Part.of(one) for name, one in result.items()}
                 return result
 
         with patch("peelsum.torch.settings.Allreduce", Watched):
@@ -104,7 +86,7 @@ class Books:
 
     def begin(self) -> None:
         """A step."""
-        self.results, self.joined, self.given, self.buckets = {}, [], {}, []
+        self.results, self.given, self.buckets = {}, {}, []
 
     def bucket(self, names: list[str], gradients: list[np.ndarray]) -> None:
         """Record the bucket that the hook gets."""
@@ -115,7 +97,6 @@ class Books:
         """Close the books of a step; how many elements were sent. Everything must add up on every rank."""
         residuals = state.state_dict()["residuals"]
         everybody: list[Any] = [None] * dist.get_world_size()
-        self._cut_joined()
         sent = {name: one.own for name, one in self.results.items()}
         finite = {name: bool(np.isfinite(one).all()) for name, one in self.given.items()}
         dist.all_gather_object(everybody, (sent, finite))
@@ -132,21 +113,6 @@ class Books:
             gone = sent[name] if applied and result.scales is not None else np.zeros_like(sent[name])
             self._close(name, gone, scales, residuals[name])
         return sum(np.count_nonzero(one) for one in sent.values())
-
-    def _cut_joined(self) -> None:
-        """Find the parameters of buckets that were summed as one; some wait for the next."""
-        lengths = {name: one.size for name, one in self.given.items()}
-        runs = [
-            list(chain.from_iterable(self.buckets[i:j]))
-            for i, j in combinations(range(len(self.buckets) + 1), 2)
-        ]
-        for one in self.joined:
-            (names,) = (run for run in runs if sum(lengths[name] for name in run) == one.own.size)
-            parts = one.cut(names, [lengths[name] for name in names])
-            assert (self.results.keys() & parts.keys() == set()) == one.finite, (
-                "again only what is not finite"
-            )
-            self.results = parts | self.results
 
     def _close(self, name: str, sent: NDArray[np.int64], scales: Any, residual: dict[str, Any]) -> None:
         """What is kept and sent was kept before, or is the gradient or the velocity to which that leads."""
@@ -173,7 +139,6 @@ def audited(
     restart_at: int | None,
     overflows: tuple[int, str] | None,
     over: str = "gloo",
-    joined: bool = False,
 ) -> dict[str, Any]:
     """Train for `STEPS` with a GradScaler, the books closed after every one.
 
@@ -185,11 +150,11 @@ def audited(
         torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=10**6),
     )
     outcome: dict[str, Any] = {"applied": [], "sent": [], "buckets": []}
-    ddp, state, names = _hooked(books, sparsifier, over, joined)
+    ddp, state, names = _hooked(books, sparsifier, over)
     with books.watching():
         for step in range(STEPS):
             if step == restart_at:
-                ddp, state, names = _restored(ddp, state, books, sparsifier, over, joined)
+                ddp, state, names = _restored(ddp, state, books, sparsifier, over)
             before = parameters(ddp)
             books.begin()
             _step(
@@ -222,14 +187,13 @@ def _step(ddp: torch.nn.Module, scaler: Any, rank: int, step: int, overflows: st
     scaler.update(1.0)  # so that all that is kept has one unit
 
 
-def _hooked(books: Books, sparsifier: Sparsifier, over: str, joined: bool) -> tuple[Any, Any, dict[Any, str]]:
+def _hooked(books: Books, sparsifier: Sparsifier, over: str) -> tuple[Any, Any, dict[Any, str]]:
     ddp = model()
     names = {one: name for name, one in ddp.module.named_parameters()}
     state = SwitchAllreduceState(
         over=over,
         names=ddp.module.named_parameters(),
         compressor=sparsifier,
-        joined=joined,
     )
 
     def watched(state, bucket):
