@@ -39,7 +39,7 @@ def gradients(rng, workers, spread):
 @settings(max_examples=25, deadline=None)
 def test_any_magnitudes_balance(seed, sparsifier, spread, predict):
     rng = np.random.default_rng(seed)
-    allreduce = {"sparse": ("a", "b"), "predict": predict}
+    allreduce = {"forms": "sparse"}
     workers = Workers(sparsifier, 3, allreduce=allreduce)
     for _ in range(4):
         workers.step(gradients(rng, 3, spread))

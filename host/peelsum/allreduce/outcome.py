@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,6 @@ class Outcome:
         count = len(plan.layout.table)
         self._fields, self._scales = np.zeros(count, np.int32), np.zeros(0, np.int32)
         self._counts = Counts(*np.zeros((3, count), np.int64))
-        self._words = np.zeros(count, np.int64)
         self._values: list[Any] = []
         #: Each tensor's segment, or -1 without elements.
         self._segments = np.full(len(plan.tensors), -1)
@@ -45,7 +44,6 @@ class Outcome:
         self._values = list(codec.read(dense, sparse, self._divisor))
         self._fields, self._scales = codec.fields, codec.scales
         self._counts = codec.counts(dense, sparse, exchange.quantized)
-        self._words = _words_of(exchange, self._counts)
         self._learn(exchange)
 
     def _learn(self, exchange: Exchange) -> None:
@@ -75,13 +73,23 @@ class Outcome:
     @property
     def tally(self) -> Tally:
         """Counts of the step's tensors, without arrays of elements."""
-        plan, words = self._plan, np.append(self._words, 0)[self._segments].tolist()
-        names = [tensor.name for tensor in plan.tensors]
-        elements = int(plan.layout.table.begins[-1])
-        non_finite = int((self._fields == NON_FINITE).sum())
+        plan = self._plan
+        non_finite = int(np.count_nonzero(self._fields == NON_FINITE))
         rest = self._segments, self._fields, self._lowest(), self._counts, self._divisor
-        by_name = dict(zip(names, words, strict=True))
-        return Tally(by_name, elements, non_finite, partial(_tallies, plan, *rest))
+        tallies = partial(_tallies, plan, *rest)
+        elements = int(plan.layout.table.begins[-1])
+        return Tally(plan.names, self._words_by_name, elements, non_finite, tallies)
+
+    def _words_by_name(self) -> dict[str, int]:
+        words = (
+            np.append(self._words, 0)[self._segments].tolist() if self._values else [0] * len(self._segments)
+        )
+        return dict(zip(self._plan.names, words, strict=True))
+
+    @cached_property
+    def _words(self) -> _Numbers:
+        """The words that this worker has sent for each segment."""
+        return _words_of(self._exchange, self._counts)
 
     def _lowest(self) -> NDArray[np.int32]:
         """Return the least scale of each segment."""

@@ -175,6 +175,11 @@ class Plan:
         return tuple(tensor.key for tensor in self.tensors)
 
     @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The tensors' names."""
+        return tuple(tensor.name for tensor in self.tensors)
+
+    @cached_property
     def label(self) -> str:
         """The tensors' names, for messages."""
         return labeled([tensor.name for tensor in self.tensors])

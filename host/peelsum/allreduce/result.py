@@ -173,8 +173,10 @@ class TensorTally:
 class Tally:
     """Counts of a step's tensors."""
 
-    words_sent: Mapping[str, int]
-    """The words that this worker sent for each tensor, by name."""
+    names: tuple[str, ...]
+    """The tensors' names."""
+    words_sent: Callable[[], Mapping[str, int]]
+    """Returns the words that this worker sent for each tensor, by name."""
     elements: int
     """Elements of all tensors."""
     non_finite: int

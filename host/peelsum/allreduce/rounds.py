@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 from peelsum.allreduce.exchange import Round, Rounds, Sums
@@ -138,13 +138,16 @@ class _Timed:
     """The context of one phase: a generator's would take six times as many calls."""
 
     def __init__(self, step: Step, phase: Phase) -> None:
-        self._step, self._phase, self._span = step, phase, step.span(phase)
+        self._step, self._phase = step, phase
+        self._span = None if step.span is nullcontext else step.span(phase)
 
     def __enter__(self) -> None:
-        self._span.__enter__()
+        if self._span is not None:
+            self._span.__enter__()
         self._started = self._step.clock()
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         if kind is None:
             self._step.seconds[self._phase] += self._step.clock() - self._started
-        self._span.__exit__(kind, *error)
+        if self._span is not None:
+            self._span.__exit__(kind, *error)

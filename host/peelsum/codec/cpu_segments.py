@@ -51,15 +51,16 @@ class CpuSegments:
     def write_scales(self, out: Words) -> Words:
         """See `SegmentCodec.write_scales`."""
         bitmap = kept_pages.empty(self._table.words, np.uint32)
-        segments, blocks = out[: len(self._table)], out[len(self._table) :]
+        count = len(self.fields)
+        segments, blocks = out[:count], out[count:]
         self._each(lambda a, b: loops.measure(self._pieces, a, b, bitmap, blocks))
         loops.encode_scales(self._table.blocks, blocks, segments, blocks)
         return bitmap
 
     def read_scales(self, words: Words) -> None:
         """See `SegmentCodec.read_scales`."""
-        segments, blocks = frozen(words[: len(self._table)]), frozen(words[len(self._table) :])
-        given = segments, blocks, self._table.blocks, self._highest
+        words, count = frozen(words), len(self.fields)
+        given = words[:count], words[count:], self._table.blocks, self._highest
         loops.decode_scales(*given, self.fields, self.scales, self._factors, self._inverse)
 
     def place(self, union: Words) -> tuple[int, int]:

@@ -179,9 +179,9 @@ class BucketSums:
 
         def work() -> None:
             result = one.run(buckets, step)
-            if isinstance(result, StepResult):
-                learn(waiting, result.tally.words_sent)
-            else:
+            if waiting and isinstance(result, StepResult):
+                learn(waiting, result.tally.words_sent())
+            elif waiting:
                 learn(waiting, {one.name: one.words_sent for one in result.tensors})
             count(result, len(buckets))
 

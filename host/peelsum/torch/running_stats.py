@@ -47,7 +47,7 @@ class RunningStats:
         """Count the sum of one or more buckets."""
         told: Callable[[], Mapping[str, TensorStats]]
         if isinstance(result, StepResult):
-            names, tally = tuple(result.tally.words_sent), result.tally
+            names, tally = result.tally.names, result.tally
             elements, non_finite = tally.elements, tally.non_finite
             told = partial(tensors_of, tally.tensors)
         else:
