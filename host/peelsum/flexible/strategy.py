@@ -3,8 +3,8 @@
 Theory of operation: `Decider.next` returns the next step's method and ratio. The workers' measurements of a
 step travel with the sums of the one after it; then `observe` takes the agreed ones. At first every ratio is
 explored for a few steps, to learn its gain. Then the best candidate by `front` is in use. When a link moves,
-the best is looked up again at once, with the gains known. When the gain or a link moves after a long time, the ratios
-are explored again.
+the best is looked up again at once, with the gains known. When the gain or a link moves after a long time,
+the ratios are explored again.
 
 | state | event | next state |
 |---|---|---|
