@@ -1,9 +1,14 @@
+"""Job descriptions of one switch and of racks: what they say, and one line for each mistake."""
+
+import doctest
 import re
 
 import pytest
 
-from peelsum.control import JobDescription
+from peelsum.control import JobDescription, RacksDescription, racks
 from peelsum.control.errors import DescriptionError
+from peelsum.control.plan import Level
+from peelsum.control.racks import parse_description
 from peelsum.control.session import pipeline_schema
 
 MINIMAL = """
@@ -13,6 +18,26 @@ workers = 2
 [ports]
 server = 9
 workers = [1, 2]
+"""
+
+
+RACKS = """
+[job]
+id = 1
+workers = 3
+[spine]
+p4runtime = "10.0.0.1:9559"
+server = 9
+[[racks]]
+p4runtime = "10.0.0.2:9559"
+uplink = 8
+spine_port = 0
+workers = [1, 2]
+[[racks]]
+p4runtime = "10.0.0.3:9559"
+uplink = 8
+spine_port = 1
+workers = [1]
 """
 
 
@@ -41,67 +66,140 @@ ip = "10.0.0.1"
     assert found.switch.address.mac == 0x0200000000FE
 
 
+def test_what_each_switch_gets():
+    found = parse_description(RACKS)
+    assert isinstance(found, RacksDescription)
+    assert found.rack_sizes == (2, 1)
+    spine, first, second = found.plans()
+    assert (spine.level, spine.expected_mask, spine.up_port) == (Level.SPINE, 0b11, 9)
+    assert (spine.group, spine.return_ports) == ((0, 1), {0: 0, 1: 0, 32: 1})
+    assert (first.level, first.expected_mask, first.up_port) == (Level.LEAF, 0b11, 8)
+    assert [(m.port, m.mask, m.first_worker) for m in second.members] == [(1, 1, 32)]
+    assert second.switch.p4runtime == "10.0.0.3:9559"
+
+
+def test_the_example_is_one():
+    assert doctest.testmod(racks) == (0, 2)
+
+
+def test_a_file_without_racks_is_of_one_switch():
+    found = parse_description("[job]\nid=1\nworkers=2\n[ports]\nserver=9\nworkers=[1,2]")
+    assert isinstance(found, JobDescription)
+    (plan,) = found.plans()
+    assert (plan.level, plan.expected_mask, plan.group) == (Level.ONLY, 0b11, (1, 2))
+
+
+def test_switches_of_one_server_are_told_apart_by_their_device_id():
+    text = RACKS.replace('"10.0.0.3:9559"', '"10.0.0.2:9559"\ndevice_id = 2')
+    assert [plan.switch.device_id for plan in parse_description(text).plans()] == [1, 1, 2]
+
+
+def test_hosts_of_a_rack():
+    address = 'address = {mac = "2:0:0:0:0:fe", ip = "10.0.0.254"}\n'
+    text = RACKS.replace('p4runtime = "10.0.0.3:9559"\n', 'p4runtime = "10.0.0.3:9559"\n' + address)
+    text += '[racks.hosts.1]\nmac = "2:0:0:0:0:1"\nip = "10.0.0.9"\n'
+    spine, first, second = parse_description(text).plans()
+    assert (spine.hosts, first.hosts) == ({}, {})
+    assert second.hosts[1].ip == 0x0A000009
+
+
+REFUSED = [
+    (("id = 1", "id = 0"), "job.id: 0: input should be greater than 0"),
+    (("id = 1", "id = 256"), "job.id: 256: input should be less than or equal to 255"),
+    (("id = 1", 'id = "1"'), "job.id: '1': input should be a valid integer"),
+    (("id = 1", ""), "job.id: is missing"),
+    (("workers = 2", "workers = 33"), "job.workers: 33: input should be less than or equal to 32"),
+    (("workers = 2", "workers = 3"), r"ports.workers: \[1, 2\]: lists 2 ports for job.workers = 3"),
+    (("workers = 2", "workers = 2\nwindow = 0"), "job.window: 0: input should be greater than or equal"),
+    (("workers = 2", "workers = 2\ntimeout_s = 0"), "job.timeout_s: 0: input should be greater than 0"),
+    (
+        ("workers = 2", "workers = 2\ntimeout_s = inf"),
+        "job.timeout_s: inf: input should be a finite number",
+    ),
+    (("workers = 2", "workers = 2\nwindows = 5"), "job.windows: is not a field of a job description"),
+    (("[1, 2]", "[1, 1]"), "ports: 1: is used 2 times"),
+    (("[1, 2]", "[1, 9]"), "ports: 9: is used 2 times"),
+    (("[1, 2]", "[1, 255]"), "ports.workers.1: 255: port 255 is the switch's own"),
+    (("[1, 2]", "[1, 512]"), "ports.workers.1: 512: input should be less than 511"),
+    (("[1, 2]", "[1, 2]\n[switch]\npipeline_lanes = 31"), "switch.pipeline_lanes: 31: is not compiled"),
+    (("[1, 2]", "[1, 2]\n[switch]\np4runtime = 'here'"), "switch.p4runtime: 'here': must be host:port"),
+    (
+        ("[1, 2]", "[1, 2]\n[hosts.3]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"),
+        "hosts.3: this job does not use that port",
+    ),
+    (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"), "switch.address: is missing"),
+    (("[1, 2]", "[1, 2]\n[hosts.1]\nmac=5\nip='10.0.0.1'"), "hosts.1.mac: .* six bytes"),
+    (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:1'\nip='10.0.0.1'"), "hosts.1.mac: .* six bytes"),
+    (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:0:1'\nip='10.0.0'"), "hosts.1.ip: .* IPv4 address"),
+    (("[1, 2]", "[1, 2]\n[switch.bridge]\n'2:0:0:0:1' = 1"), r"switch.bridge.2:0:0:0:1\S*: .* six bytes"),
+    (
+        ("[1, 2]", "[1, 2]\n[switch.bridge]\n'2:0:0:0:0:1' = 255"),
+        r"switch.bridge.2:0:0:0:0:1: 255: port 255 is the switch's own",
+    ),
+    (
+        ("[1, 2]", "[1, 2]\n[switch.routes]\n'10.0.1.0/24' = {port = 1, mac = '2:0:0:0:0:1'}"),
+        "switch.address: is missing; routes need a source address",
+    ),
+    (
+        ("[1, 2]", "[1, 2]\n[switch.routes]\n'10.0.1.1/24' = {port = 1, mac = '2:0:0:0:0:1'}"),
+        r"switch.routes.10.0.1.1/24\S*: .* IPv4 prefix without host bits, as 10.0.1.0/24",
+    ),
+    (
+        ("[1, 2]", "[1, 2]\n[switch.routes]\n'10.0.1.0/24' = {port = 1}"),
+        r"switch.routes.10.0.1.0/24.mac: is missing",
+    ),
+    (("[job]", "[job"), "is not TOML"),
+    (("[job]", f"x = {'9' * 5000}\n[job]"), "is not TOML: .* digits"),
+    (
+        ("[job]", f"x = {'[' * 5000}{']' * 5000}\n[job]"),
+        "has lists or tables nested too deeply; remove them$",
+    ),
+    (("workers = 2", "wokers = 2"), "job.wokers: is not a field of a job description; call it 'workers'"),
+    (("[ports]", "[port]"), "port: is not a field of a job description; call it 'ports', or remove it"),
+    (("[1, 2]", "[1, 2]\n[hosts.1]\nmcc='2:0:0:0:0:1'"), "hosts.1.mcc: .* call it 'mac', or remove it"),
+    (
+        ("[1, 2]", "[1, 2]\n[switch]\naddress={maac='2'}"),
+        "switch.address.maac: .* call it 'mac', or remove it",
+    ),
+    (("id = 1", "id = 1\ncolour = 3"), "job.colour: .*; remove it or correct its name"),
+]
+RACKS_REFUSED = [
+    (
+        ("workers = 3", "workers = 4"),
+        "racks: list 3 workers for job.workers = 4; give each worker a port",
+    ),
+    (("workers = 3", "workers = 1025"), "job.workers: 1025: input should be less than or equal to 1024"),
+    (("spine_port = 1", "spine_port = 0"), r"spine\.ports: 0: is used 2 times"),
+    (("spine_port = 1", "spine_port = 9"), r"spine\.ports: 9: is used 2 times"),
+    (("workers = [1, 2]", "workers = [1, 8]"), r"racks\.0\.ports: 8: is used 2 times"),
+    (("workers = [1]", "workers = []"), r"racks\.1\.workers: \[\]: must list at least 1"),
+    (("10.0.0.3", "10.0.0.2"), r"racks\.1\.p4runtime: '10.0.0.2:9559': is racks\.0 already"),
+    (("10.0.0.3", "10.0.0.1"), r"racks\.1\.p4runtime: '10.0.0.1:9559': is spine already"),
+    (("server = 9", "server = 9\npipeline_lanes = 32"), r"racks\.0\.pipeline_lanes: 256: spine has 32"),
+    (("server = 9", "server = 9\npipeline_lanes = 31"), r"spine\.pipeline_lanes: 31: is not compiled"),
+    (("server = 9", ""), r"spine\.server: is missing"),
+    (("[spine]", "[top]"), "spine: is missing|top: is not a field"),
+    (("uplink = 8", "uplink = 255"), r"racks\.0\.uplink: 255: port 255 is the switch's own"),
+    (
+        ("workers = [1, 2]", "workers = [1, 2]\nhosts = {1 = {mac = '2:0:0:0:0:1', ip = '10.0.0.1'}}"),
+        r"racks\.0\.address: is missing",
+    ),
+    (("uplink = 8", "uplnk = 8"), r"racks\.0\.uplnk: .* call it 'uplink', or remove it"),
+    (('[spine]\np4runtime = "10.0.0.1:9559"\nserver', "[spine]\nsever"), "spine.sever: .* call it 'server'"),
+]
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (("id = 1", "id = 0"), "job.id: 0: input should be greater than 0"),
-        (("id = 1", "id = 256"), "job.id: 256: input should be less than or equal to 255"),
-        (("id = 1", 'id = "1"'), "job.id: '1': input should be a valid integer"),
-        (("id = 1", ""), "job.id: is missing"),
-        (("workers = 2", "workers = 33"), "job.workers: 33: input should be less than or equal to 32"),
-        (("workers = 2", "workers = 3"), r"ports.workers: \[1, 2\]: lists 2 ports for job.workers = 3"),
-        (("workers = 2", "workers = 2\nwindow = 0"), "job.window: 0: input should be greater than or equal"),
-        (("workers = 2", "workers = 2\ntimeout_s = 0"), "job.timeout_s: 0: input should be greater than 0"),
-        (
-            ("workers = 2", "workers = 2\ntimeout_s = inf"),
-            "job.timeout_s: inf: input should be a finite number",
-        ),
-        (("workers = 2", "workers = 2\nwindows = 5"), "job.windows: is not a field of a job description"),
-        (("[1, 2]", "[1, 1]"), "ports: 1: is used 2 times"),
-        (("[1, 2]", "[1, 9]"), "ports: 9: is used 2 times"),
-        (("[1, 2]", "[1, 255]"), "ports.workers.1: 255: port 255 is the switch's own"),
-        (("[1, 2]", "[1, 512]"), "ports.workers.1: 512: input should be less than 511"),
-        (("[1, 2]", "[1, 2]\n[switch]\npipeline_lanes = 31"), "switch.pipeline_lanes: 31: is not compiled"),
-        (("[1, 2]", "[1, 2]\n[switch]\np4runtime = 'here'"), "switch.p4runtime: 'here': must be host:port"),
-        (
-            ("[1, 2]", "[1, 2]\n[hosts.3]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"),
-            "hosts.3: this job does not use that port",
-        ),
-        (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"), "switch.address: is missing"),
-        (("[1, 2]", "[1, 2]\n[hosts.1]\nmac=5\nip='10.0.0.1'"), "hosts.1.mac: .* six bytes"),
-        (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:1'\nip='10.0.0.1'"), "hosts.1.mac: .* six bytes"),
-        (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:0:1'\nip='10.0.0'"), "hosts.1.ip: .* IPv4 address"),
-        (("[1, 2]", "[1, 2]\n[switch.bridge]\n'2:0:0:0:1' = 1"), r"switch.bridge.2:0:0:0:1\S*: .* six bytes"),
-        (
-            ("[1, 2]", "[1, 2]\n[switch.bridge]\n'2:0:0:0:0:1' = 255"),
-            r"switch.bridge.2:0:0:0:0:1: 255: port 255 is the switch's own",
-        ),
-        (
-            ("[1, 2]", "[1, 2]\n[switch.routes]\n'10.0.1.0/24' = {port = 1, mac = '2:0:0:0:0:1'}"),
-            "switch.address: is missing; routes need a source address",
-        ),
-        (
-            ("[1, 2]", "[1, 2]\n[switch.routes]\n'10.0.1.1/24' = {port = 1, mac = '2:0:0:0:0:1'}"),
-            r"switch.routes.10.0.1.1/24\S*: .* IPv4 prefix without host bits, as 10.0.1.0/24",
-        ),
-        (
-            ("[1, 2]", "[1, 2]\n[switch.routes]\n'10.0.1.0/24' = {port = 1}"),
-            r"switch.routes.10.0.1.0/24.mac: is missing",
-        ),
-        (("[job]", "[job"), "is not TOML"),
-        pytest.param(("[job]", f"x = {'9' * 5000}\n[job]"), "is not TOML: .* digits", id="digits"),
-        pytest.param(
-            ("[job]", f"x = {'[' * 5000}{']' * 5000}\n[job]"),
-            "has lists or tables nested too deeply; remove them$",
-            id="nested lists",
-        ),
-    ],
+    ("text", "change", "message"),
+    [(MINIMAL, *case) for case in REFUSED] + [(RACKS, *case) for case in RACKS_REFUSED],
+    ids=lambda part: part[1][:40] if isinstance(part, tuple) else "",
 )
-def test_each_validation_error_is_one_line_with_field_and_value(change, message):
+def test_each_validation_error_is_one_line_with_field_and_value(text, change, message):
+    assert change[0] in text
     with pytest.raises(DescriptionError) as error:
-        JobDescription.parse(MINIMAL.replace(*change, 1), "job.toml")
+        parse_description(text.replace(*change, 1), "job.toml")
     assert "\n" not in str(error.value)
-    assert re.match(f"job.toml: {message}", str(error.value)), str(error.value)
+    assert re.match(f"job.toml: ({message})", str(error.value)), str(error.value)
 
 
 def full_bridge(count):

@@ -38,29 +38,6 @@ def test_a_broken_connection_counts_as_leaving(connect, server):
     assert told(backup) == (rpc_code.NOT_FOUND, 9)
 
 
-def test_the_primary_may_step_down(connect):
-    primary, backup = connect().stream(), connect().stream()
-    primary.bid(9)
-    backup.bid(4)
-    assert primary.bid(2).status.code == rpc_code.NOT_FOUND
-    assert told(backup) == (rpc_code.NOT_FOUND, 9)
-
-
-def test_once_all_have_left_any_election_id_will_do(connect):
-    first = connect().stream()
-    first.bid(1 << 100)
-    first.close()
-    with pytest.raises(EOFError):
-        first.receive()
-    assert connect().stream().bid(1).status.code == rpc_code.OK
-
-
-def test_no_election_id_never_wins(connect):
-    stream = connect().stream()
-    stream.send(arbitration=p4r.MasterArbitrationUpdate(device_id=1))
-    assert stream.receive().arbitration.status.code == rpc_code.NOT_FOUND
-
-
 @pytest.mark.parametrize(
     ("fields", "code"),
     [

@@ -1,9 +1,9 @@
-"""Counters, registers and multicast groups over P4Runtime."""
+"""Counters and registers over P4Runtime."""
 
 import grpc
 import pytest
-from finsy.proto import p4d, p4r, rpc_code
-from p4runtime_client import outcomes, update
+from finsy.proto import p4d, p4r
+from p4runtime_client import refusal, update
 
 
 @pytest.fixture
@@ -18,20 +18,6 @@ def notes(schema):
 
 def at(index):
     return p4r.Index(index=index)
-
-
-def group(number, *replicas, **fields):
-    entry = p4r.MulticastGroupEntry(multicast_group_id=number, **fields)
-    for port, instance in replicas:
-        entry.replicas.add(port=bytes([port]), instance=instance)
-    return p4r.PacketReplicationEngineEntry(multicast_group_entry=entry)
-
-
-def refusal(client, kind, **entity):
-    with pytest.raises(grpc.RpcError) as error:
-        client.update(kind, **entity)
-    ((code, message),) = outcomes(error.value)
-    return rpc_code.Code.Name(code), message
 
 
 def test_one_counter_cell_and_all(client, seen, device):
@@ -86,40 +72,6 @@ def test_what_cells_refuse(client, seen, notes):
         assert refusal(client, "MODIFY", register_entry=register)[0] == "INVALID_ARGUMENT"
 
 
-def test_a_group_comes_changes_and_goes(client, device):
-    wanted = group(5, (1, 0), (2, 0), (2, 1), metadata=b"kept")
-    client.update("INSERT", packet_replication_engine_entry=wanted)
-    assert list(device.switch.groups.get(5)) == [(1, 0), (2, 0), (2, 1)]
-    assert client.read(packet_replication_engine_entry=group(5)) == [wanted]
-    assert refusal(client, "INSERT", packet_replication_engine_entry=wanted)[0] == "ALREADY_EXISTS"
-    client.update("MODIFY", packet_replication_engine_entry=group(5, (9, 0)))
-    client.update("INSERT", packet_replication_engine_entry=group(4))
-    assert client.read(packet_replication_engine_entry=group(0)) == [group(4), group(5, (9, 0))]
-    client.update("DELETE", packet_replication_engine_entry=group(5))
-    assert client.read(packet_replication_engine_entry=group(5)) == []
-    for kind in ("MODIFY", "DELETE"):
-        assert refusal(client, kind, packet_replication_engine_entry=wanted)[0] == "NOT_FOUND"
-
-
-def test_a_group_written_the_older_way_is_read_back_that_way(client):
-    entry = p4r.MulticastGroupEntry(multicast_group_id=3)
-    entry.replicas.add(egress_port=300, instance=1)
-    wanted = p4r.PacketReplicationEngineEntry(multicast_group_entry=entry)
-    client.update("INSERT", packet_replication_engine_entry=wanted)
-    assert client.read(packet_replication_engine_entry=group(3)) == [wanted]
-
-
-def test_what_groups_refuse(client):
-    for entry in (group(0, (1, 0)), group(1 << 16, (1, 0)), group(1, (1, 0), (1, 0))):
-        assert refusal(client, "INSERT", packet_replication_engine_entry=entry)[0] == "INVALID_ARGUMENT"
-    no_port = p4r.PacketReplicationEngineEntry(
-        multicast_group_entry=p4r.MulticastGroupEntry(
-            multicast_group_id=1, replicas=[p4r.Replica(instance=1)]
-        )
-    )
-    assert refusal(client, "INSERT", packet_replication_engine_entry=no_port)[0] == "INVALID_ARGUMENT"
-
-
 @pytest.mark.parametrize(
     "name",
     ["action_profile_member", "action_profile_group", "meter_entry", "value_set_entry", "digest_entry"],
@@ -136,8 +88,10 @@ def test_entities_that_are_not_implemented_are_refused_by_name(client, name):
 
 def test_updates_of_a_batch_may_be_of_different_kinds(client, seen, device):
     counter = p4r.CounterEntry(counter_id=seen, index=at(1), data=p4r.CounterData(packet_count=4))
+    group = p4r.MulticastGroupEntry(multicast_group_id=2, replicas=[p4r.Replica(port=b"\1")])
+    engine = p4r.PacketReplicationEngineEntry(multicast_group_entry=group)
     client.write(
-        update("INSERT", packet_replication_engine_entry=group(2, (1, 0))),
+        update("INSERT", packet_replication_engine_entry=engine),
         update("MODIFY", counter_entry=counter),
     )
     assert device.switch.groups.ids() == [2]

@@ -47,24 +47,21 @@ def test_every_kind_that_overlaps_needs_a_priority(schema, kind):
     assert table.needs_priority
 
 
-def _other_kind(program):
-    program["pipelines"][0]["tables"][3]["key"][0]["match_type"] = "exact"
+def named(parts, end):
+    return next(part for part in parts if part["name"].endswith(end))
 
 
-def _other_counter_size(program):
-    next(part for part in program["counter_arrays"] if part["name"].endswith("seen"))["size"] = 15
+SPOILED = {
+    "kind": lambda d: d["pipelines"][0]["tables"][3]["key"][0].update(match_type="exact"),
+    "counter size": lambda d: named(d["counter_arrays"], "seen").update(size=15),
+    "register size": lambda d: d["register_arrays"][0].update(size=9),
+    "parameters": lambda d: named(d["actions"], "to_cpu")["runtime_data"].append(
+        {"name": "more", "bitwidth": 8}
+    ),
+}
 
 
-def _other_register_size(program):
-    program["register_arrays"][0]["size"] = 9
-
-
-def _other_parameters(program):
-    action = next(part for part in program["actions"] if part["name"].endswith("to_cpu"))
-    action["runtime_data"].append({"name": "more", "bitwidth": 8})
-
-
-@pytest.mark.parametrize("spoil", [_other_kind, _other_counter_size, _other_register_size, _other_parameters])
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
 def test_a_program_that_is_not_its_p4infos_is_refused(client, schema, spoil):
     config = schema.get_pipeline_config()
     program = json.loads(config.p4_device_config)

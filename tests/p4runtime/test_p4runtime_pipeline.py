@@ -118,56 +118,25 @@ def test_reconcile_refuses_what_it_cannot_keep(client, schema, device):
     assert device.switch is running
 
 
-def _without_json(config):
-    config.p4_device_config = b""
+def blob(change):
+    """Return what replaces a configuration's JSON."""
+    return lambda config: setattr(config, "p4_device_config", change(config.p4_device_config))
 
 
-def _broken_json(config):
-    config.p4_device_config = config.p4_device_config[:-10]
+SPOILED = {
+    "without json": blob(lambda text: b""),
+    "broken json": blob(lambda text: text[:-10]),
+    "other json": blob(lambda text: b"[]"),
+    "foreign json": blob(lambda text: pipeline(32).json_path.read_bytes()),
+    "deep json": blob(lambda text: b"[" * 100_000),
+    "undeclared action": lambda config: setattr(config.p4info.tables[0].action_refs[0], "id", 1),
+    "id twice": lambda config: config.p4info.actions.add().CopyFrom(config.p4info.actions[0]),
+    "no id": lambda config: setattr(config.p4info.tables[0].preamble, "id", 0),
+    "other width": lambda config: setattr(config.p4info.tables[0].match_fields[0], "bitwidth", 47),
+}
 
 
-def _other_json(config):
-    config.p4_device_config = b"[]"
-
-
-def _foreign_json(config):
-    config.p4_device_config = pipeline(32).json_path.read_bytes()
-
-
-def _deep_json(config):
-    config.p4_device_config = b"[" * 100_000
-
-
-def _undeclared_action(config):
-    config.p4info.tables[0].action_refs[0].id = 1
-
-
-def _id_twice(config):
-    config.p4info.actions.add().CopyFrom(config.p4info.actions[0])
-
-
-def _no_id(config):
-    config.p4info.tables[0].preamble.id = 0
-
-
-def _other_width(config):
-    config.p4info.tables[0].match_fields[0].bitwidth = 47
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        _without_json,
-        _broken_json,
-        _other_json,
-        _foreign_json,
-        _deep_json,
-        _undeclared_action,
-        _id_twice,
-        _no_id,
-        _other_width,
-    ],
-)
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
 def test_bad_configurations_are_refused_and_change_nothing(client, config, device, spoil):
     running = device.switch
     spoil(config)

@@ -6,7 +6,8 @@ from threading import Thread
 
 import grpc
 import numpy as np
-from finsy.proto import U128, p4r, p4r_grpc, rpc_status
+import pytest
+from finsy.proto import U128, p4r, p4r_grpc, rpc_code, rpc_status
 from patience import PATIENCE_S as WAIT_S
 
 from peelsum.softswitch import Frames
@@ -101,6 +102,14 @@ class Client:
 
 def update(kind, **entity):
     return p4r.Update(type=p4r.Update.Type.Value(kind), entity=p4r.Entity(**entity))
+
+
+def refusal(client, kind, **entity):
+    """The code's name and the message with which an update is refused."""
+    with pytest.raises(grpc.RpcError) as error:
+        client.update(kind, **entity)
+    ((code, message),) = outcomes(error.value)
+    return rpc_code.Code.Name(code), message
 
 
 def outcomes(error):

@@ -13,9 +13,8 @@ from finsy.proto import p4r
 from peelsum.softswitch import Switch
 from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.p4runtime.cells import Counters, Registers
-from peelsum.softswitch.p4runtime.groups import Groups
+from peelsum.softswitch.p4runtime.groups import Groups, Sessions
 from peelsum.softswitch.p4runtime.info import PipelineInfo
-from peelsum.softswitch.p4runtime.sessions import Sessions
 from peelsum.softswitch.p4runtime.status import (
     BatchError,
     Code,
