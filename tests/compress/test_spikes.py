@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from fractions import Fraction
 
 import numpy as np
@@ -121,25 +120,6 @@ def test_a_spike_harms_no_neighbour(momentum: float) -> None:
         known, twin = (kept(memory.residuals[name]) for memory in memories)
         others = np.delete(np.arange(known.size), 7 if name == "a" else [])
         np.testing.assert_array_equal(known[others], twin[others])
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9], ids=["", "momentum"])
-@pytest.mark.parametrize("at", [2, 3, 5])
-def test_memories_restored_near_a_spike_go_on_bit_for_bit(at: int, momentum: float) -> None:
-    """Before it, right after it, and when some of it has been sent."""
-    workers = Workers(TopK(0.3, momentum=momentum), 2, kind=Memory, joined=False)
-    other = Workers(TopK(0.3, momentum=momentum), 2, kind=Memory, joined=False)
-    for step in range(9):
-        given = gradients(step, spike=1e20 if step == 2 else None)
-        results = workers.step(given)
-        if step == at:
-            for one, new in zip(workers.sums, other.sums, strict=True):
-                new.memory.restore(copy.deepcopy(one.memory.residuals))
-                new._steps = one._steps
-        elif step > at:
-            for one, new in zip(results, other.step(given), strict=True):
-                for name in SIZES:
-                    assert one[name].values.tobytes() == new[name].values.tobytes()
 
 
 @pytest.mark.parametrize("where", WHERE)
