@@ -88,15 +88,13 @@ def test_a_residual_of_another_shape_is_refused():
 def test_what_is_put_back_is_the_same_though_the_scale_became_finer_meanwhile():
     """The second of two buckets sends quarters. What was there before comes back."""
     residual = Residual(np.array([8, 3]), np.zeros(2, np.int16), np.array([5, 7]))
-    before = copy.deepcopy(residual)
-    sent = [
+    before, every = copy.deepcopy(residual), np.arange(2)
+    kept = residual.at(every)
+    for at, units, scale in ((0, 8, 0), (1, 3, 2)):
         residual.send(Exact(np.array([at]), np.array([units]), np.array([scale], np.int16)))
-        for at, units, scale in ((0, 8, 0), (1, 3, 2))
-    ]
     assert (residual.scales.tolist(), residual.numbers.tolist()) == ([0, 2], [0, 9])
     assert residual.velocity.tolist() == [0, 0]
-    for one in reversed(sent):
-        one.put_back()
+    residual.put(every, kept)
     np.testing.assert_equal(vars(residual), vars(before))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from fractions import Fraction
 
 import numpy as np
@@ -28,7 +27,6 @@ from peelsum.compress import (
 )
 
 SIZES = {"a": 40, "b": 23}
-SPIKES = [1e6, 1e9, 1e12, 1e30]
 #: Until a spike has been sent, in parts of as few as 8 bits.
 STEPS = 100
 WHERE = ["one element", "one tensor", "all"]
@@ -110,21 +108,6 @@ def test_later_steps_are_as_if_there_had_been_no_spike(compressor: Compressor, w
             books.balance()
 
 
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("spike", SPIKES)
-def test_dense_sums_are_precise_again_after_a_spike(spike: float, where: str) -> None:
-    """The spike is rounded to 31 bits, and what that leaves to the next step, until nothing is left."""
-    workers, errors = Workers(Dense(), 1, error_feedback=True, kind=Memory), []
-    for step in range(12):
-        given = gradients(step, 1, spike if step == 3 else None, where)
-        (result,) = workers.step(given)
-        errors.append(
-            max(np.abs(result[name].values - one).max() / np.abs(one).max() for name, one in given[0].items())
-        )
-    assert max(errors[:4]) < 2e-8
-    assert max(errors[9:]) < 2e-8
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.5], ids=["", "momentum"])
 def test_a_spike_harms_no_neighbour(momentum: float) -> None:
     """Other elements keep the same values as without a spike, exactly."""
@@ -137,45 +120,6 @@ def test_a_spike_harms_no_neighbour(momentum: float) -> None:
         known, twin = (kept(memory.residuals[name]) for memory in memories)
         others = np.delete(np.arange(known.size), 7 if name == "a" else [])
         np.testing.assert_array_equal(known[others], twin[others])
-
-
-@pytest.mark.parametrize("spike", SPIKES)
-def test_methods_of_a_strategy_recover_together(spike: float) -> None:
-    """A strategy changes the compressor from step to step; all share one memory."""
-    outcome = []
-    for size in (spike, None):
-        (summation,) = Workers(Dense(), 1).summations
-        memory = Memory()
-        sums = [
-            CompressedSum(summation, one, memory, error_feedback=True)
-            for one in (TopK(0.2), Dense(), StarTopK(0.3))
-        ]
-        for step in range(40):
-            given = gradients(step, 1, size if step == 5 else None)[0]
-            sums[step % 3].sum(given, step)
-        outcome.append(memory)
-    for name in SIZES:
-        known, twin = (np.abs(kept(memory.residuals[name])).max() for memory in outcome)
-        assert known <= 4 * twin + 1e-6
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9], ids=["", "momentum"])
-@pytest.mark.parametrize("at", [2, 3, 5])
-def test_memories_restored_near_a_spike_go_on_bit_for_bit(at: int, momentum: float) -> None:
-    """Before it, right after it, and when some of it has been sent."""
-    workers = Workers(TopK(0.3, momentum=momentum), 2, kind=Memory)
-    other = Workers(TopK(0.3, momentum=momentum), 2, kind=Memory)
-    for step in range(9):
-        given = gradients(step, spike=1e20 if step == 2 else None)
-        results = workers.step(given)
-        if step == at:
-            for one, new in zip(workers.sums, other.sums, strict=True):
-                new.memory.restore(copy.deepcopy(one.memory.residuals))
-                new._steps = one._steps
-        elif step > at:
-            for one, new in zip(results, other.step(given), strict=True):
-                for name in SIZES:
-                    assert one[name].values.tobytes() == new[name].values.tobytes()
 
 
 @pytest.mark.parametrize("where", WHERE)

@@ -25,6 +25,7 @@ from peelsum.flexible import (
     costs,
     crossovers,
 )
+from peelsum.flexible.collectives import direct, directly, reduced
 from peelsum.flexible.errors import FlexibleConfigError
 from peelsum.summation import Part, Words
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
@@ -87,6 +88,22 @@ def test_a_collective_takes_what_its_messages_take(name: str, workers: int, word
 def test_other_numbers_of_workers_take_no_longer_than_modelled(name: str, workers: int) -> None:
     model = COLLECTIVES[name](LINK, workers).seconds(48_000, 1)
     assert 0.6 * model <= simulated(name, workers, 48_000) <= model * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5, 8])
+@pytest.mark.parametrize("words", [1, 1000, 48_001])
+def test_an_exchange_costs_its_messages_and_its_words_on_the_busiest_link(workers: int, words: int) -> None:
+    """Counted as the hook does, it takes what the model of its collective says."""
+    for network, (messages, sent) in (
+        (COLLECTIVES["all_reduce_ring"], reduced(workers, words)),
+        (COLLECTIVES["all_reduce_tree"], reduced(workers, words, tree=True)),
+        (direct, reduced(workers, words, few=True)),
+    ):
+        seconds = messages * LINK.latency_s + sent * WORD_S
+        assert network(LINK, workers).seconds(words, 1) == pytest.approx(seconds, rel=1e-9)
+    assert reduced(workers, words, few=True) == (1, words * (workers - 1))
+    assert directly(workers, words, words) == (1, words * (workers - 1))
+    assert directly(workers, words, words - 1) == (2, pytest.approx(2 * words * (workers - 1) / workers))
 
 
 def test_a_switch_sends_whole_packets_and_at_most_a_window_in_a_round_trip() -> None:

@@ -62,6 +62,25 @@ def test_an_idle_link_is_probed_less_often_if_that_takes_long(latency_s: float, 
     assert sum(probes) == 10
 
 
+@pytest.mark.parametrize("what", ["small", "probe"])
+def test_a_link_is_known_once_both_latency_and_rate_are(what: str) -> None:
+    one, told = estimate(), dict.fromkeys(("small", "exchange", "probe"))
+    one.add(**told | {what: timed(LINK, 2, 1 << 14)})
+    assert one.link is None
+
+
+@pytest.mark.parametrize(("used", "ahead"), [(None, True), ((4.0, 10.0), False)])
+def test_a_dear_probe_has_a_word_ahead_unless_the_steps_tell_the_latency(
+    used: tuple[float, float] | None, ahead: bool
+) -> None:
+    link = LinkModel(1e-2, 0.5)
+    one, asked = settled(link, used), []
+    for _ in range(12):
+        asked.append(one.wanted(STEP_S))
+        stepped(one, link, used)
+    assert {small for words, small in asked if words} == {ahead}
+
+
 def test_a_probe_takes_one_and_a_half_latencies_beyond_a_short_exchange() -> None:
     link = LinkModel(1e-2, 0.5)
     one = settled(link)

@@ -255,6 +255,8 @@ def test_the_current_one_is_kept_unless_another_is_better_by_the_margin() -> Non
     tree = Candidate("ar_top_k_tree", 0.7, 1.05, 0.7)
     assert chosen(candidates, "knee", tree, 0.1) == tree
     assert chosen(candidates, "knee", Candidate("ar_top_k_tree", 0.7, 1.2, 0.7), 0.1) == candidates[1]
+    twice = Candidate("ar_top_k_tree", 0.7, 2.0, 0.7)
+    assert chosen(candidates, "knee", twice, 0.5) == twice
 
 
 def test_a_method_that_selects_needs_a_carrier() -> None:

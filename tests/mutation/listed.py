@@ -407,9 +407,12 @@ _COMPRESS: Changes = {
         ("while counts[digit] < left:", "while counts[digit] < left - 1:"),
     ],
     "host/peelsum/compress/memory.py": [
-        ("            self.velocity[at] = 0\n", "            pass\n"),
-        ("self.residual.scales[self.positions] = self.scales", "pass"),
-        ("self.residual.velocity[self.positions] = self.velocities", "pass"),
+        ("            self.velocity[sent.positions] = 0\n", "            pass\n"),
+        (
+            "self.numbers[positions], self.scales[positions] = some.numbers, some.scales",
+            "self.numbers[positions] = some.numbers",
+        ),
+        ("self.velocity[positions] = some.velocity", "pass"),
         ("if not momentum:", "if not momentum and self.velocity is None:"),
         ("whole >> zeros, (_MANTISSA_BITS - exponents - zeros)", "whole, (_MANTISSA_BITS - exponents)"),
         ("-self.scales.astype(np.int32)", "-self.scales[0].astype(np.int32)"),

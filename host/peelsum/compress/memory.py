@@ -121,41 +121,23 @@ class Residual:
         loops.offer(self.numbers, self.scales, floats)
         return floats
 
-    def send(self, sent: Exact) -> Sent:
-        """Subtract, in place, what this worker contributed to a finite sum; return what was there before."""
-        at = sent.positions
-        cleared = None if self.velocity is None else self.velocity[at]
-        before = Sent(self, at, self.numbers[at], self.scales[at], cleared)
+    def at(self, positions: Positions) -> Residual:
+        """Return a copy of some of its elements."""
+        velocity = None if self.velocity is None else self.velocity[positions]
+        return Residual(self.numbers[positions], self.scales[positions], velocity)
+
+    def put(self, positions: Positions, some: Residual) -> None:
+        """Make elements what `at` returned."""
+        self.numbers[positions], self.scales[positions] = some.numbers, some.scales
+        if self.velocity is not None and some.velocity is not None:
+            self.velocity[positions] = some.velocity
+
+    def send(self, sent: Exact) -> None:
+        """Subtract, in place, what this worker contributed to a finite sum."""
         if self.velocity is not None:
             # Velocities are sent to zero, so that they fit whatever scale the element has now.
-            self.velocity[at] = 0
-        loops.subtract(self.numbers, self.scales, at, sent.numbers, sent.scales)
-        return before
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A residual before a step sent some of its elements."""
-
-    residual: Residual
-    positions: Positions
-    """int64[k]: the elements that were sent."""
-
-    numbers: Numbers
-    """int64[k] in units of 2**-scales: the values before."""
-
-    scales: Scales
-    """int16[k]: their scales before."""
-
-    velocities: Numbers | None
-    """int64[k] in units of 2**-scales: the velocities before; None without momentum."""
-
-    def put_back(self) -> None:
-        """Make the residual what it was."""
-        self.residual.numbers[self.positions] = self.numbers
-        self.residual.scales[self.positions] = self.scales
-        if self.residual.velocity is not None and self.velocities is not None:
-            self.residual.velocity[self.positions] = self.velocities
+            self.velocity[sent.positions] = 0
+        loops.subtract(self.numbers, self.scales, sent.positions, sent.numbers, sent.scales)
 
 
 class Memory:
@@ -175,7 +157,8 @@ class Memory:
                 )
         self.residuals = dict(residuals)
         self._step, self._skipped = -1, False
-        self._sent: list[Sent] = []
+        #: What the step sent: a residual, the elements, and what they were before.
+        self._sent: list[tuple[Residual, Positions, Residual]] = []
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the memory between steps, after which nothing of the last step is put back."""
@@ -206,12 +189,13 @@ class Memory:
         for name, residual in grown.items():
             contributed = sent[name]
             if contributed is not None:
-                self.residuals[name] = residual
-                self._sent.append(residual.send(contributed))
+                self.residuals[name], at = residual, contributed.positions
+                self._sent.append((residual, at, residual.at(at)))
+                residual.send(contributed)
         self._skipped |= any(one is None for one in sent.values())
         if self._skipped:
-            for one in reversed(self._sent):
-                one.put_back()
+            for residual, at, before in reversed(self._sent):
+                residual.put(at, before)
             self._sent = []
 
     def _residual(self, name: str, gradient: Floats) -> Residual:

@@ -74,7 +74,8 @@ class PowerSGD(Compressor):
             return values
         q = values.reshape(shape[1], self.rank)
         if added == state.workers:
-            state.kept["q"] = _bits_of(q, _FACTOR_BITS).astype(np.float32)
+            kept, unit = _quantized(q, _FACTOR_BITS)
+            state.kept["q"] = np.ldexp(kept / unit, -_FACTOR_BITS).astype(np.float32)
         p: Matrix = state.scratch["p"]
         return np.asarray(p @ q.T).reshape(-1)[: state.elements]
 
@@ -85,7 +86,7 @@ class PowerSGD(Compressor):
             rows, columns = self.matrix_shape(state.shape) or (0, 0)
             matrix = np.zeros(rows * columns)
             matrix[: tensor.size] = tensor
-            matrix, step = _quantized(matrix.reshape(rows, columns))
+            matrix, step = _quantized(matrix.reshape(rows, columns), _TENSOR_BITS)
             if state.round == 0:
                 factor = matrix @ self._start(columns, state)
             else:
@@ -129,13 +130,7 @@ def _norm(column: Matrix) -> float:
     return math.ldexp(math.sqrt(math.fsum(np.ldexp(column, -exponent) ** 2)), exponent)
 
 
-def _quantized(matrix: Matrix) -> tuple[Matrix, float]:
-    """Return the matrix in multiples of 2**-24 of the power of two above its largest, and that unit."""
-    unit = math.ldexp(1.0, int(np.frexp(np.abs(matrix).max(initial=0.0))[1]) - _TENSOR_BITS)
+def _quantized(matrix: Matrix, bits: int) -> tuple[Matrix, float]:
+    """Return the matrix in multiples of 2**-bits of the power of two above its largest, and that unit."""
+    unit = math.ldexp(1.0, int(np.frexp(np.abs(matrix).max(initial=0.0))[1]) - bits)
     return np.rint(matrix / unit) * unit, unit
-
-
-def _bits_of(matrix: Matrix, bits: int) -> Matrix:
-    """Return matrix / 2**e in multiples of 2**-bits, 2**e being the power of two above its largest."""
-    exponent = int(np.frexp(np.abs(matrix).max(initial=0.0))[1])
-    return np.ldexp(np.rint(np.ldexp(matrix, bits - exponent)), -bits)
