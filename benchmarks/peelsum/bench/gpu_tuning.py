@@ -1,4 +1,4 @@
-"""`peelsum bench gpu --tune`: measure how to launch each kernel on this machine's GPU, and write its row.
+"""`peelsum bench gpu_launches`: measure how to launch each kernel on this machine's GPU, and write its row.
 
 Every candidate must give the bits of the default row.
 """
@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from peelsum.bench.devices import require_gpu
 from peelsum.codec import SketchLayout, gpu_launch, gpu_tuning, index_words
 from peelsum.codec.gpu_launch import Candidates
 from peelsum.codec.gpu_tuning import Launch
@@ -37,14 +39,24 @@ class Work:
     """What it writes."""
 
 
+def tune_this_device(elements: int) -> Iterator[dict[str, Any]]:
+    """Measure all kernels, and write the device's row; yield what was found. Raises NoDeviceError."""
+    require_gpu()
+    device = torch.device("cuda", torch.cuda.current_device())
+    rows: list[dict[str, Any]] = []
+    found = tune(device, elements=elements, tell=rows.append)
+    gpu_tuning.write_row(torch.cuda.get_device_name(device), found)
+    yield from rows
+
+
 def tune(
     device: torch.device,
     *,
     elements: int = ELEMENTS,
     seconds: Callable[[Work, torch.device], float] | None = None,
-    tell: Callable[[str], None],
+    tell: Callable[[dict[str, Any]], None],
 ) -> dict[str, Launch]:
-    """Return the fastest launch of each kernel of the table; `tell` is called with what was measured.
+    """Return the fastest launch of each kernel of the table; `tell` is called with a row of each.
 
     seconds: measures a kernel's run; by default the median of several.
     """
@@ -63,7 +75,8 @@ def tune(
                 found[launch] = measure(work, device)
         row[work.kernel] = best = min(found, key=lambda launch: found[launch])
         was = found[gpu_tuning.default()[work.kernel]]
-        tell(f"{work.kernel}: {best}, {found[best] * 1e6:.0f} us; by the default row {was * 1e6:.0f} us")
+        figures = {"us": round(found[best] * 1e6, 1), "default_us": round(was * 1e6, 1)}
+        tell({"kernel": work.kernel, "launch": str(best), **figures})
     return row
 
 

@@ -1,7 +1,7 @@
-"""Experiments: from a small Python file to rows, figures and a page.
+"""Measurements: from a small Python file to rows, figures and a page.
 
-An experiment is a file that defines `EXPERIMENT`: parameters, a function that measures one row, and what is
-plotted. `peelsum experiment run` runs it. Needs the extra `experiments`.
+An experiment is a file that defines `EXPERIMENT`: parameters, a function that measures rows, and plots.
+`peelsum bench run` runs it. Figures need the extra `experiments`.
 """
 
 from peelsum.experiments.experiment import (
@@ -13,6 +13,17 @@ from peelsum.experiments.experiment import (
     Sentences,
     Size,
     Value,
+    columns_of,
 )
 
-__all__ = ["Column", "Experiment", "ExperimentError", "Plot", "Published", "Sentences", "Size", "Value"]
+__all__ = [
+    "Column",
+    "Experiment",
+    "ExperimentError",
+    "Plot",
+    "Published",
+    "Sentences",
+    "Size",
+    "Value",
+    "columns_of",
+]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from peelsum.experiments.experiment import RESERVED, ExperimentError
 from peelsum.experiments.statistics import Summary, summary
-from peelsum.experiments.store import Row, names, number, read
+from peelsum.experiments.store import PART, Row, names, number, read
 
 FILE = "rows.csv"
 
@@ -43,7 +43,7 @@ def compare(a: Path, b: Path) -> list[Difference]:
 
 def _differences(columns: list[str], a: Sequence[Row], b: Sequence[Row]) -> Iterator[Difference]:
     middle = columns.index(RESERVED[0])
-    parameters, figures = columns[:middle], columns[middle + len(RESERVED) :]
+    parameters, figures = columns[:middle], [one for one in columns[middle + len(RESERVED) :] if one != PART]
     for point in dict.fromkeys(tuple(row[name] for name in parameters) for row in a):
         for column in figures:
             both = [_summary(rows, parameters, point, column) for rows in (a, b)]

@@ -29,7 +29,9 @@ def on_cluster(address: str) -> Execute:
     return partial(_execute, address)
 
 
-def _execute(address: str, tasks: Sequence[Task], measure_one: Callable[[Task], Row]) -> Iterator[Measured]:
+def _execute(
+    address: str, tasks: Sequence[Task], measure_one: Callable[[Task], list[Row]]
+) -> Iterator[Measured]:
     """Yield outcomes as they come in; a row whose worker was lost has failed.
 
     Cancels what has not begun if the caller stops.

@@ -1,14 +1,17 @@
-"""Definitions of experiments: parameters, a function that measures one row, plots, published figures."""
+"""Definitions of experiments: parameters, a function that measures rows, plots, published figures."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from textwrap import dedent
 from typing import Any, Literal
 
-#: A parameter, or a figure of a row; None where a figure is not available.
-Value = str | int | float | bool | None
+#: A parameter, or a figure of a row; None where a figure is not available. `measure` gets a tuple as a whole.
+Value = str | int | float | bool | tuple[Any, ...] | None
 Point = Mapping[str, Value]
 
 SIZES = ("quick", "usual", "full")
@@ -32,6 +35,21 @@ class Column:
     """Its meaning, with its unit."""
     modelled: bool = False
     """Whether it is computed from a model in every row, instead of measured."""
+
+
+def columns_of(row: type, *, without: Sequence[str] = (), **more: str) -> dict[str, Column]:
+    """Return a column for each field of a dataclass, with the field's docstring as its meaning, and more."""
+    (definition,) = ast.parse(dedent(inspect.getsource(row))).body
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, Column] = {}
+    for node in definition.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            last = node.target.id
+            found[last] = Column(last.replace("_", " "))
+        elif found and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            found[last] = Column(" ".join(str(node.value.value).split()).rstrip("."))
+    found = {name: column for name, column in found.items() if name not in (*without, *RESERVED)}
+    return found | {name: Column(meaning) for name, meaning in more.items()}
 
 
 @dataclass(frozen=True)
@@ -115,10 +133,11 @@ class Experiment:
     """One line."""
     about: str
     """What is measured and how, in Markdown."""
-    measure: Callable[..., Mapping[str, Value]]
-    """measure(seed=..., **parameters) returns one row: a value for each column.
+    measure: Callable[..., Mapping[str, Value] | Iterable[Any]]
+    """measure(seed=..., **parameters) returns a row: a mapping, or a dataclass, with a value for each column.
 
-    It may add `note`, which says why a figure is not available.
+    It returns several rows if the experiment has `keys`. A row may add `note`, which says why a figure is not
+    available, and repeat parameters.
     """
     columns: Mapping[str, Column]
     """The figures of a row."""
@@ -134,6 +153,16 @@ class Experiment:
     """Whether other programs change its figures, so that disturbed rows are repeated."""
     sentences: Sentences | None = None
     """The lessons of a run."""
+    keys: Sequence[str] = ()
+    """The columns that tell the rows of one point apart, which are measured together."""
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """The least and the most of parameters that are numbers."""
+    choices: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    """The values that other parameters may have."""
+    needs: Sequence[str] = ()
+    """Packages that must be installed."""
+    text: Callable[[list[dict[str, Any]]], str] | None = None
+    """Returns the text of a run's rows, in place of one table of all of them."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -143,6 +172,22 @@ class Experiment:
         """The names of all parameters, in order."""
         parts = [part for size in self.sizes.values() for part in size.grid]
         return list(dict.fromkeys(name for part in parts for name in part))
+
+    @property
+    def labels(self) -> list[str]:
+        """The names that tell rows apart: all parameters, then `keys`."""
+        return [*self.parameters, *self.keys]
+
+    @property
+    def figures(self) -> dict[str, Column]:
+        """The columns without `keys`."""
+        return {name: column for name, column in self.columns.items() if name not in self.keys}
+
+    def values(self, parameter: str) -> list[Value]:
+        """Return the values that the sizes give a parameter, the usual size's first."""
+        sizes = (self.sizes["usual"], *self.sizes.values())
+        parts = [part for size in sizes for part in size.grid]
+        return list(dict.fromkeys(value for part in parts for value in part.get(parameter, ())))
 
     def size(self, name: str) -> Size:
         """Return a size by name."""
@@ -161,16 +206,19 @@ def check(one: Experiment) -> None:
     _check_sizes(one)
     for plot in one.plots:
         _require(bool(_NAME.fullmatch(plot.name)), "plots.name", plot.name, "use a-z0-9_")
-        _require(plot.x in one.parameters, "plots.x", plot.x, _known(one.parameters))
+        _require(plot.x in one.labels, "plots.x", plot.x, _known(one.labels))
         _require(plot.y in one.columns, "plots.y", plot.y, _known(one.columns))
         for name in (*filter(None, [plot.lines]), *plot.where):
-            _require(name in one.parameters, "plots.lines and plots.where", name, _known(one.parameters))
+            _require(name in one.labels, "plots.lines and plots.where", name, _known(one.labels))
     for published in one.published:
         _require(published.column in one.columns, "published.column", published.column, _known(one.columns))
         for name in published.where:
-            _require(name in one.parameters, "published.where", name, _known(one.parameters))
-    for name in one.modelled:
-        _require(name in one.parameters, "modelled", name, _known(one.parameters))
+            _require(name in one.labels, "published.where", name, _known(one.labels))
+    for kind in ("modelled", "ranges", "choices"):
+        for name in getattr(one, kind):
+            _require(name in one.parameters, kind, name, _known(one.parameters))
+    for name in one.keys:
+        _require(name in one.columns, "keys", name, _known(one.columns))
 
 
 def _check_columns(one: Experiment) -> None:

@@ -28,7 +28,7 @@ def on_this_machine(experiment: Experiment) -> Execute:
 
 
 def _execute(
-    experiment: Experiment, tasks: Sequence[Task], measure_one: Callable[[Task], Row]
+    experiment: Experiment, tasks: Sequence[Task], measure_one: Callable[[Task], list[Row]]
 ) -> Iterator[Measured]:
     timed = [task for task in tasks if experiment.timed and not experiment.is_modelled(task.point)]
     others = [task for task in tasks if task not in timed]
@@ -39,7 +39,7 @@ def _execute(
     yield from one_after_the_other(timed, measure_one)
 
 
-def _side_by_side(tasks: Sequence[Task], measure_one: Callable[[Task], Row]) -> Iterator[Measured]:
+def _side_by_side(tasks: Sequence[Task], measure_one: Callable[[Task], list[Row]]) -> Iterator[Measured]:
     """Yield outcomes as they come in; a row whose process ended has failed."""
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), initializer=_begin) as pool:
         of = {pool.submit(outcome, task, measure_one): task for task in tasks}

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from textwrap import wrap
 
-from peelsum.experiments.experiment import Column, Experiment
+from peelsum.experiments.experiment import Column, Experiment, Value
 from peelsum.experiments.running import Failed
 from peelsum.experiments.statistics import CONFIDENCE, Summary
-from peelsum.experiments.store import Row
+from peelsum.experiments.store import PART, Row, value_of
 from peelsum.experiments.summaries import Group, grouped, ours
 
 #: The longest line of text.
@@ -31,11 +31,11 @@ def page(
         [f"# {experiment.title}"],
         figures[:1],
         _opening(experiment),
-        _missing(len(rows), expected, failed),
+        _missing(sum(row.get(PART, "1 of").startswith("1 of") for row in rows), expected, failed),
         list(_literal(experiment.about.strip().splitlines())),
         _published(experiment, groups),
         figures[1:],
-        list(table(experiment, groups)) if rows else [],
+        text_of(experiment, rows).splitlines() if rows else [],
         _lessons(experiment),
         _columns(experiment),
         list(_measured(rows, command)) if rows else [],
@@ -44,16 +44,29 @@ def page(
     return "\n".join(wrapped for line in lines for wrapped in _wrapped(line)) + "\n"
 
 
+def objects(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str, Value]]:
+    """Return rows with the values that were measured: their labels and figures."""
+    names = (*experiment.labels, *experiment.figures)
+    return [{name: value_of(row[name]) for name in names} for row in rows]
+
+
+def text_of(experiment: Experiment, rows: Sequence[Row]) -> str:
+    """Return the tables of rows, in Markdown."""
+    if experiment.text is not None:
+        return experiment.text(objects(experiment, rows))
+    return "\n".join(table(experiment, grouped(experiment, rows)))
+
+
 def table(experiment: Experiment, groups: Sequence[Group]) -> Iterator[str]:
     """Yield the lines of a table of all points. Parameters that never vary stand above it."""
     varying = _varying(experiment, groups)
-    fixed = [name for name in experiment.parameters if name not in varying]
+    fixed = [name for name in experiment.labels if name not in varying]
     if fixed:
         yield ", ".join(f"{name} {groups[0].point[name]}" for name in fixed) + "."
         yield ""
     # Without underscores, a browser breaks long names.
-    yield _line([name.replace("_", " ") for name in (*varying, *experiment.columns)])
-    yield "|---" * (len(varying) + len(experiment.columns)) + "|"
+    yield _line([name.replace("_", " ") for name in (*varying, *experiment.figures)])
+    yield "|---" * (len(varying) + len(experiment.figures)) + "|"
     for group in groups:
         yield _line([*(group.point[name] or "-" for name in varying), *map(shown, group.figures.values())])
     notes = dict.fromkeys(note for group in groups for note in group.notes)
@@ -101,7 +114,7 @@ def _escaped(line: str) -> str:
 
 
 def _varying(experiment: Experiment, groups: Sequence[Group]) -> list[str]:
-    return [name for name in experiment.parameters if len({group.point[name] for group in groups}) > 1]
+    return [name for name in experiment.labels if len({group.point[name] for group in groups}) > 1]
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -28,17 +28,24 @@ def points(size: Size) -> list[Point]:
     return list(found.values())
 
 
+def _with(size: Size, given: Mapping[str, Sequence[Value]]) -> Size:
+    parts = [{name: given.get(name, values) for name, values in part.items()} for part in size.grid]
+    return Size(parts, size.repetitions)
+
+
 def _combined(part: Mapping[str, Sequence[Value]]) -> Iterator[Point]:
     for values in product(*part.values()):
         yield dict(zip(part, values, strict=True))
 
 
-def plan(experiment: Experiment, size: str, seed: int) -> list[Task]:
-    """Return the tasks of a run; equal arguments give equal plans.
+def plan(
+    experiment: Experiment, size: str, seed: int, given: Mapping[str, Sequence[Value]] | None = None
+) -> list[Task]:
+    """Return the tasks of a run; equal arguments give equal plans. `given` replaces parameters' values.
 
     Every repetition measures all points once, in another order. Points of one repetition have the same seed.
     """
-    chosen, random, tasks = experiment.size(size), Random(seed), []
+    chosen, random, tasks = _with(experiment.size(size), given or {}), Random(seed), []
     for repetition in range(chosen.repetitions):
         order = points(chosen)
         random.shuffle(order)

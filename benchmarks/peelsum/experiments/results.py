@@ -10,9 +10,8 @@ from peelsum.experiments.drawing import draw
 from peelsum.experiments.experiment import ExperimentError
 from peelsum.experiments.loading import load
 from peelsum.experiments.page import page
-from peelsum.experiments.plan import plan
 from peelsum.experiments.running import Failed, Report, Run
-from peelsum.experiments.store import Row
+from peelsum.experiments.store import Row, text
 
 ROWS, PAGE = "rows.csv", "page.md"
 
@@ -24,23 +23,30 @@ def folder(out: Path, what: Run) -> Path:
 
 def rendered(what: Run, rows: Sequence[Row], name: str, failed: Sequence[Failed] = ()) -> str:
     """Return the page of a run's rows; `name` is how the experiment was named on the command line."""
-    experiment = load(what.source)
-    expected = len(plan(experiment, what.size, what.seed))
-    return page(experiment, rows, command=command(what, name), expected=expected, failed=failed)
+    expected = len(what.tasks)
+    return page(load(what.source), rows, command=command(what, name), expected=expected, failed=failed)
 
 
 def command(what: Run, name: str) -> str:
     """Return the command that repeats a run."""
     size = [] if what.size == "usual" else [f"--{what.size}"]
     seed = [] if what.seed == 0 else ["--seed", str(what.seed)]
-    return shlex.join(["peelsum", "experiment", "run", name, *size, *seed])
+    given = [
+        cell for one, values in what.given.items() for cell in (option_of(one), ",".join(map(text, values)))
+    ]
+    return shlex.join(["peelsum", "bench", "run", name, *size, *seed, *given])
+
+
+def option_of(parameter: str) -> str:
+    """Return the command line's option for a parameter; `NAME_each`, which takes several values, is --NAME."""
+    return f"--{parameter.removesuffix('_each').replace('_', '-')}"
 
 
 def write(what: Run, report: Report, name: str, out: Path) -> Path:
     """Write page and figures beside the rows; return the page's path. Raises ExperimentError."""
     where = folder(out, what)
     try:
-        if report.rows:
+        if report.rows and load(what.source).plots:
             list(draw(load(what.source), report.rows, where))
         path = where / PAGE
         path.write_text(rendered(what, report.rows, name, report.failed), encoding="utf-8")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from peelsum.experiments.experiment import Value
 from peelsum.experiments.loading import Source, load
 from peelsum.experiments.machine import commit
 from peelsum.experiments.measuring import Care, measure
 from peelsum.experiments.plan import Task, plan
-from peelsum.experiments.store import Row, Store, key, text, texts
+from peelsum.experiments.store import Row, Store, complete, key, text, texts
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,9 @@ class Failed:
     """Kind and message, in one line."""
 
 
-Measured = tuple[Task, Row | Failed]
+Measured = tuple[Task, list[Row] | Failed]
 #: Takes tasks and a function that measures one; yields each task's outcome, in any order.
-Execute = Callable[[Sequence[Task], Callable[[Task], Row]], Iterator[Measured]]
+Execute = Callable[[Sequence[Task], Callable[[Task], list[Row]]], Iterator[Measured]]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,15 @@ class Run:
     size: str = "usual"
     seed: int = 0
     care: Care = field(default_factory=Care)
+    given: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    """Parameters' values, in place of the size's."""
+    again: bool = False
+    """Whether to measure rows that were measured already."""
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The plan."""
+        return plan(load(self.source), self.size, self.seed, self.given)
 
 
 @dataclass(frozen=True)
@@ -61,31 +71,35 @@ class Watch:
         """Take a row, or what failed."""
 
 
-def one_after_the_other(tasks: Sequence[Task], measure_one: Callable[[Task], Row]) -> Iterator[Measured]:
+def one_after_the_other(
+    tasks: Sequence[Task], measure_one: Callable[[Task], list[Row]]
+) -> Iterator[Measured]:
     """Measure tasks in this process, in order."""
     for task in tasks:
         yield task, outcome(task, measure_one)
 
 
-def outcome(task: Task, measure_one: Callable[[Task], Row]) -> Row | Failed:
-    """Return a task's row, or what failed."""
+def outcome(task: Task, measure_one: Callable[[Task], list[Row]]) -> list[Row] | Failed:
+    """Return a task's rows, or what failed."""
     try:
         return measure_one(task)
     except Exception as error:  # an experiment may raise anything; the other rows are measured nevertheless
         return _failed(task, error)
 
 
-def ended(task: Task, future: Any) -> Row | Failed:
+def ended(task: Task, future: Any) -> list[Row] | Failed:
     """Return the result of a future of `outcome`, or what ended its process."""
     error = future.exception()
     if error is not None:
         return _failed(task, error)
-    done: Row | Failed = future.result()
+    done: list[Row] | Failed = future.result()
     return done
 
 
 def _failed(task: Task, error: BaseException) -> Failed:
-    return Failed(task, f"{type(error).__name__}: {' '.join(str(error).split())}")
+    # Our own errors say what to do; the names of others say what they are.
+    kind = "" if type(error).__module__.startswith("peelsum.") else f"{type(error).__name__}: "
+    return Failed(task, f"{kind}{' '.join(str(error).split())}")
 
 
 def run(what: Run, path: Path, execute: Execute = one_after_the_other, watch: Watch | None = None) -> Report:
@@ -95,11 +109,11 @@ def run(what: Run, path: Path, execute: Execute = one_after_the_other, watch: Wa
     Raises ExperimentError.
     """
     experiment, watch = load(what.source), watch or Watch()
-    tasks = plan(experiment, what.size, what.seed)
+    tasks = what.tasks
     ours = commit()
     wanted = [_key(what, task) for task in tasks]
     with Store(path, experiment) as store:
-        there = {key(experiment, row): row for row in store.rows}
+        there = {} if what.again else store.tasks()
         missing = [task for task, one in zip(tasks, wanted, strict=True) if one not in there]
         watch.starts(len(missing))
         measure_one = partial(_measure, what.source, what.care, ours, what.size)
@@ -108,22 +122,22 @@ def run(what: Run, path: Path, execute: Execute = one_after_the_other, watch: Wa
             if isinstance(done[1], Failed):
                 failed.append(done[1])
             else:
-                store.add(done[1])
-                there[key(experiment, done[1])] = done[1]
+                for row in done[1]:
+                    store.add(row)
+                there[_key(what, done[0])] = done[1]
             watch.measured(done)
-    rows = [there[one] for one in wanted if one in there]
-    return Report(rows, len(tasks) - len(missing), failed)
+    rows = [row for one in wanted for row in there.get(one, ())]
+    new = sum(len(there.get(_key(what, task), ())) for task in missing)
+    return Report(rows, len(rows) - new, failed)
 
 
 def rows_of(what: Run, rows: Sequence[Row]) -> list[Row]:
     """Return the rows of a plan among others, in its order: the last of each, of whatever commit and file."""
-    experiment = load(what.source)
-    last = {key(experiment, row)[:-2]: row for row in rows}
-    wanted = (_key(what, task)[:-2] for task in plan(experiment, what.size, what.seed))
-    return [last[one] for one in wanted if one in last]
+    last = complete(load(what.source), rows, ignoring=2)
+    return [row for task in what.tasks for row in last.get(_key(what, task)[:-2], ())]
 
 
-def _measure(source: Source, care: Care, ours: str, size: str, task: Task) -> Row:
+def _measure(source: Source, care: Care, ours: str, size: str, task: Task) -> list[Row]:
     return measure(source, task, care, commit=ours, size=size)
 
 

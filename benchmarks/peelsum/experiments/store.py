@@ -10,7 +10,8 @@ import csv
 import fcntl
 import io
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,6 +20,8 @@ from peelsum.experiments.experiment import RESERVED, Experiment, ExperimentError
 
 #: The version of the file's form.
 VERSION = 1
+#: The column that numbers the rows of one task, if it may have several.
+PART = "part"
 _TITLE = "# peelsum experiment rows, version"
 
 #: A row as it was written: texts by column; "" is None.
@@ -27,7 +30,23 @@ Row = dict[str, str]
 
 def text(value: Value) -> str:
     """Return a value as it is written; equal values have equal texts."""
+    if isinstance(value, tuple):
+        return ",".join(map(text, value))
     return "" if value is None else " ".join(str(value).split())
+
+
+def value_of(written: str) -> Value:
+    """Return the value that was written; a tuple remains a text."""
+    if written in ("", "True", "False"):
+        return written == "True" if written else None
+    return int(written) if re.fullmatch(r"-?\d+", written) else _float(written)
+
+
+def _float(written: str) -> float | str:
+    try:
+        return float(written)
+    except ValueError:
+        return written
 
 
 def number(value: str) -> float | None:
@@ -39,12 +58,13 @@ def number(value: str) -> float | None:
 
 
 def header(experiment: Experiment) -> list[str]:
-    """Return the names of a file's columns: the parameters, the harness's own, the figures."""
-    return [*experiment.parameters, *RESERVED, *experiment.columns]
+    """Return the names of a file's columns: the labels, the harness's own, the figures."""
+    part = [PART] if experiment.keys else []
+    return [*experiment.labels, *RESERVED, *part, *experiment.figures]
 
 
 def key(experiment: Experiment, row: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what a row is known by: rows with the same key are repetitions of the same work."""
+    """Return what a task is known by: rows with the same key are those of one task."""
     known_by = ("repetition", "seed", "commit", "source")
     return tuple(row[name] for name in (*experiment.parameters, *known_by))
 
@@ -54,6 +74,22 @@ def texts(experiment: Experiment, point: Point) -> Row:
     return {name: text(point.get(name)) for name in experiment.parameters}
 
 
+def complete(experiment: Experiment, rows: Sequence[Row], ignoring: int) -> dict[tuple[str, ...], list[Row]]:
+    """Return the last rows of each task, by its key without the last `ignoring` cells; tasks lack no part."""
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        whole = key(experiment, row)
+        number = row.get(PART, "1 of 1").partition(" of ")[0]
+        mine = [] if number == "1" else found.get(whole, [])
+        found[whole] = [*mine, row]
+    ends = {whole: mine for whole, mine in found.items() if _parts(mine[-1]) == len(mine)}
+    return {whole[: len(whole) - ignoring]: mine for whole, mine in ends.items()}
+
+
+def _parts(row: Row) -> int:
+    return int(row.get(PART, "1 of 1").rpartition(" ")[2])
+
+
 class Store:
     """The rows of an experiment, open for a run. Another run's `Store` of the same file raises.
 
@@ -61,7 +97,7 @@ class Store:
     """
 
     def __init__(self, path: Path, experiment: Experiment) -> None:
-        self.path, self._names = path, header(experiment)
+        self.path, self._names, self._experiment = path, header(experiment), experiment
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b")
@@ -88,6 +124,10 @@ class Store:
         """Append a row, in one write."""
         self._write([row[name] for name in self._names])
         self.rows.append(row)
+
+    def tasks(self) -> dict[tuple[str, ...], list[Row]]:
+        """Return the rows of each task that is complete, by its key: those that were written last."""
+        return complete(self._experiment, self.rows, 0)
 
     def _lock(self) -> None:
         try:

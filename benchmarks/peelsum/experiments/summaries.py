@@ -32,12 +32,11 @@ def grouped(experiment: Experiment, rows: Iterable[Row]) -> list[Group]:
     """Return the points' groups, ordered as in the experiment's sizes, parameter by parameter."""
     by_point: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        by_point.setdefault(tuple(row[name] for name in experiment.parameters), []).append(row)
+        by_point.setdefault(tuple(row[name] for name in experiment.labels), []).append(row)
     order = _order(experiment)
     found = sorted(by_point.items(), key=lambda item: _place(item[0], order))
     return [
-        _group(experiment, dict(zip(experiment.parameters, point, strict=True)), mine)
-        for point, mine in found
+        _group(experiment, dict(zip(experiment.labels, point, strict=True)), mine) for point, mine in found
     ]
 
 
@@ -53,7 +52,7 @@ def ours(groups: Sequence[Group], published: Published) -> tuple[Group, Summary]
 
 
 def _group(experiment: Experiment, point: Mapping[str, str], rows: Sequence[Row]) -> Group:
-    figures = {name: _figure([row[name] for row in rows if row[name]]) for name in experiment.columns}
+    figures = {name: _figure([row[name] for row in rows if row[name]]) for name in experiment.figures}
     notes = list(dict.fromkeys(row["note"] for row in rows if row["note"]))
     return Group(point, figures, rows[0]["modelled"] == "True", notes)
 
@@ -70,12 +69,12 @@ def _order(experiment: Experiment) -> list[list[str]]:
     """Return every parameter's values in the order in which they are declared, numbers by size."""
     orders = []
     for name in experiment.parameters:
-        parts = [part for size in experiment.sizes.values() for part in size.grid]
-        values = dict.fromkeys(value for part in parts for value in part.get(name, ()))
+        values = experiment.values(name)
         plain = all(isinstance(value, int | float) for value in values)
         orders.append([text(value) for value in (sorted(values) if plain else values)])  # type: ignore[type-var]
     return orders
 
 
 def _place(point: Sequence[str], order: Sequence[Sequence[str]]) -> list[int]:
-    return [known.index(value) if value in known else -1 for value, known in zip(point, order, strict=True)]
+    # Keys have no order, and stay in that in which they were measured.
+    return [known.index(value) if value in known else -1 for value, known in zip(point, order, strict=False)]

@@ -16,7 +16,6 @@ from peelsum.cli import (
     dashboard,
     demo,
     doctor,
-    experiment,
     job,
     network,
     plan,
@@ -42,7 +41,6 @@ app.add_typer(controller.app, name="controller")
 app.add_typer(server.app, name="server")
 app.add_typer(certificates.app, name="certificates")
 app.add_typer(bench.app, name="bench")
-app.add_typer(experiment.app, name="experiment")
 app.add_typer(topo.app, name="topo")
 app.add_typer(trace.app, name="trace")
 app.command("demo")(demo.command)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from peelsum.cli.bench.output import aligned, measuring, print_json
 from peelsum.cli.options import Json, within
+from peelsum.cli.output import aligned, measuring, print_json
 
 if TYPE_CHECKING:
     from peelsum.bench.methods import MethodRow

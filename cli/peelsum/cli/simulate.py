@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peelsum.cli.bench.output import exit_if, measuring, print_json, table_of
 from peelsum.cli.options import Json
+from peelsum.cli.output import exit_if, measuring, print_json, table_of
 
 if TYPE_CHECKING:
     from peelsum.simulation import Report, Simulation

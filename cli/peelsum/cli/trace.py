@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peelsum.cli.bench.output import measuring, print_json, table_of
 from peelsum.cli.options import Json, within, without_torch
+from peelsum.cli.output import measuring, print_json, table_of
 
 if TYPE_CHECKING:
     from peelsum.topology.progress import Tell

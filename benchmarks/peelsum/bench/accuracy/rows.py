@@ -16,15 +16,14 @@ from typing import Any
 
 from peelsum.bench.accuracy.methods import DENSE, parse
 from peelsum.bench.accuracy.network import fastest
+from peelsum.bench.accuracy.report import Row
 from peelsum.bench.accuracy.shares import check_shares
 from peelsum.bench.accuracy.subjects import PUBLISHED, SubjectName, make_subject
-from peelsum.bench.accuracy.training import Advance, Run, Setting, require_sgd, train
+from peelsum.bench.accuracy.training import Run, Setting, require_sgd, train
 from peelsum.flexible import LinkModel
 
 #: The target is this share of what dense training improves, from the start to its last measurement.
 TARGET_SHARE = 0.95
-#: Steps of each run with `--quick`.
-QUICK_STEPS = 20
 #: Rates among which `Row.pays_below_gbps` is looked for, in Gbit/s, and how many for a factor of ten.
 _LEAST_GBPS, _MOST_GBPS, _PER_DECADE = 1e-3, 1e3, 20
 
@@ -77,91 +76,23 @@ class Request:
         ]
 
 
-@dataclass(frozen=True)
-class Row:
-    """One method on one model, over one link: means over seeds, and their sample standard deviations."""
-
-    model: str
-    data: str
-    """Description of the data."""
-    published: str
-    """What the model reaches elsewhere on published data, with its source; empty for other data."""
-    method: str
-    """The compression method."""
-    workers: int
-    shares: str
-    """How examples are divided among workers."""
-    seeds: int
-    """Runs of which this is the mean."""
-    steps: int
-    """Steps of training."""
-    metric: str
-    """The measure of what was learned, on data held out."""
-    final: float | None
-    """Measured after the last step; None if any run's was not finite."""
-    final_spread: float | None
-    """Its standard deviation; None for one seed."""
-    target: float | None
-    """The target: 95 % of dense training's improvement; None if dense training was not finite."""
-    reached: int
-    """Runs that reached the target."""
-    steps_to_target: float | None
-    """Steps to the first measurement at the target; None unless all runs reached it."""
-    bytes_per_step: int
-    """Measured bytes that a worker contributes, by the hook's statistics."""
-    times_less: float
-    """Bytes that a worker of dense training contributes, over this method's."""
-    compute_ms: float
-    """Measured processor time of a step's computation: the median over all runs of the model."""
-    gbps: float
-    """Rate of the links in Gbit/s."""
-    latency_ms: float
-    """Time of a message in milliseconds."""
-    path: str
-    """Modelled: the fastest path, see `peelsum.bench.accuracy.network`."""
-    compress_ms: float
-    """Measured processor time of a step's encoding and decoding; 0 on a path without."""
-    network_ms: float
-    """Modelled time of a step's exchanges."""
-    time_s: float | None
-    """Time to the target, measured and modelled; None unless all runs reached it."""
-    time_spread_s: float | None
-    """Its standard deviation; None for one seed."""
-    faster: float | None
-    """Dense training's time to the target over this one."""
-    pays_below_gbps: float | None
-    """Modelled: the highest rate at which the target is reached sooner than dense; None if there is none."""
-
-
-class Watch:
-    """Callbacks that report progress. These do nothing; subclasses may."""
-
-    def starts(self, settings: Sequence[Setting], done: int) -> None:
-        """Take all settings, of which the first `done` in number were kept by earlier calls."""
-
-    def trains(self, setting: Setting) -> Advance:
-        """Take the setting whose training starts; return a function to call with the share that is done."""
-        return lambda done: None
-
-
-def bench_accuracy(request: Request, kept: Path | None = None, watch: Watch | None = None) -> list[Row]:
+def bench_accuracy(request: Request, kept: Path | None = None) -> list[Row]:
     """Train the runs that are not kept yet, keep each as soon as it is done, and return all rows.
 
     Raises MethodError, SharesError, CompressError, TrainingDataError, KeptRunsError.
     """
-    return rows_of(list(measure(request, kept, watch)), request.gbps, request.latency_s)
+    return rows_of(list(measure(request, kept)), request.gbps, request.latency_s)
 
 
-def measure(request: Request, kept: Path | None = None, watch: Watch | None = None) -> Iterator[Run]:
+def measure(request: Request, kept: Path | None = None) -> Iterator[Run]:
     """Yield the requested runs; see `bench_accuracy`."""
-    settings, watch = request.settings(), watch or Watch()
+    settings = request.settings()
     runs = read_runs(kept) if kept and kept.exists() else {}
     if kept:
         _write(kept, list(runs.values()))
-    watch.starts(settings, sum(setting in runs for setting in settings))
     for setting in settings:
         if setting not in runs:
-            runs[setting] = train(setting, watch.trains(setting))
+            runs[setting] = train(setting)
             if kept:
                 _write(kept, list(runs.values()))
         yield runs[setting]

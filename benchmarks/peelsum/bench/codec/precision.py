@@ -1,4 +1,4 @@
-"""`peelsum bench codec --precision`: measure the errors of sums of real gradients.
+"""Measure the errors of sums of real gradients.
 
 Models are trained by several workers, and their gradients are summed in each way at some steps. Errors are
 those of the elements whose exact sum is not zero, relative to it. The exact sum is NumPy's in long double.

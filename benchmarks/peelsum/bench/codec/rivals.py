@@ -1,4 +1,4 @@
-"""`peelsum bench codec --rivals`: the codec beside what people use on a CPU to sum sparse tensors.
+"""The codec beside what people use on a CPU to sum sparse tensors.
 
 The rivals are compressed buffers (zstd, lz4), torch's sparse tensors, and plain floats. A server decodes the
 workers' messages, adds them, and encodes the sum in the same way. The codec's words are added as they are, as

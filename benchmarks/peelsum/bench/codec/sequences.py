@@ -1,4 +1,4 @@
-"""`peelsum bench codec --sequence`: words over the lower bound where density changes from step to step.
+"""Words over the lower bound where density changes from step to step.
 
 Only words are counted, and no time is measured. Every step's sum is compared with the tensor.
 """
@@ -6,9 +6,7 @@ Only words are counted, and no time is measured. Every step's sum is compared wi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,28 +28,6 @@ WAYS: dict[str, tuple[Literal["auto", "sketch"], bool]] = {
 }
 _BURST, _BURST_DENSITY = 1024, 0.003
 _MOST_DENSE = 0.2
-
-
-@dataclass(frozen=True)
-class SequenceRow:
-    """One sequence of steps with one network model and one way to send."""
-
-    elements: int
-    sequence: str
-    network: str
-    """The network model by which choices are made: "words" counts words only."""
-    way: str
-    """"auto", "predict" (auto, with predictions), or "sketch" (every step a sketch)."""
-    density: float
-    """Mean share of elements that are not zero."""
-    over_lower_bound: float
-    """Words of all steps over the lower bounds of all steps."""
-    worst_step: float
-    """The largest ratio of a step's words, without the first index, to its lower bound."""
-    exchanges: float
-    """Mean exchanges of a step."""
-    wrongly_dense: int
-    """Steps sent dense although less than 20 % of the elements were not zero."""
 
 
 class _Alone:
@@ -105,18 +81,8 @@ def _bursts(elements: int, rng: np.random.Generator) -> NDArray[np.int64]:
     return inside[: np.searchsorted(inside, elements)]
 
 
-def bench_sequences(
-    elements: Sequence[int], *, ways: Sequence[str] = tuple(WAYS), seed: int = 0
-) -> Iterator[SequenceRow]:
-    """Yield a row for every size, sequence, network model and way.
-
-    Raises NotExactError if a sum differs from the tensor.
-    """
-    for count, name, network, way in product(elements, SEQUENCES, NETWORKS, ways):
-        yield _row(count, name, network, way, seed)
-
-
-def _row(elements: int, sequence: str, network: str, way: str, seed: int) -> SequenceRow:
+def sequence_row(elements: int, sequence: str, network: str, way: str, seed: int) -> dict[str, Any]:
+    """Return the figures of one sequence. Raises NotExactError if a sum differs from the tensor."""
     backend = _Alone()
     form, predict = WAYS[way]
     reduce = Allreduce(backend, forms=form, sparse=["g"], predict=predict, network=NETWORKS[network])
@@ -129,17 +95,13 @@ def _row(elements: int, sequence: str, network: str, way: str, seed: int) -> Seq
         if where.size:
             worst = max(worst, (tensor.words_sent - backend.first_or) / bound)
         dense += tensor.form == "dense" and where.size < _MOST_DENSE * elements
-    return SequenceRow(
-        elements=elements,
-        sequence=sequence,
-        network=network,
-        way=way,
-        density=round(count / elements / STEPS, 6),
-        over_lower_bound=round(words / bounds, 3),
-        worst_step=round(worst, 3),
-        exchanges=round(backend.calls / STEPS, 2),
-        wrongly_dense=dense,
-    )
+    return {
+        "density": round(count / elements / STEPS, 6),
+        "over_lower_bound": round(words / bounds, 3),
+        "worst_step": round(worst, 3),
+        "exchanges": round(backend.calls / STEPS, 2),
+        "wrongly_dense": dense,
+    }
 
 
 def _summed(reduce: Allreduce, elements: int, where: NDArray[np.int64]) -> TensorResult:

@@ -1,20 +1,16 @@
-"""Print the words of every form, and of LHC's program and best, over the lower bound: codec_size.json."""
+"""The words of every form, and of LHC's program and best, over the lower bound."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from peelsum.allreduce.costs import lower_bound_bits
 from peelsum.bench.codec.lhc import smallest_lhc
 from peelsum.bench.codec.lhc_bloom import fewest_words
-from peelsum.bench.codec.rows import WAYS, Point, bench_codec, points_of
+from peelsum.bench.codec.rows import WAYS, Point, bench_codec
 from peelsum.bench.codec.supports import tensor
 
-ELEMENTS = 2**22
-DENSITIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 _SIZES = ("elements", "density", "support", "form", "index", "over_lower_bound")
 
 
@@ -41,8 +37,3 @@ def _lhc(point: Point) -> Iterator[dict[str, Any]]:
     for form, index, words in found:
         figures = (*point, form, index, round(32 * words / bound, 4))
         yield dict(zip(_SIZES, figures, strict=True))
-
-
-if __name__ == "__main__":
-    every = points_of((ELEMENTS,), DENSITIES, ("uniform", "rows", "columns"))
-    sys.stdout.write(json.dumps(list(size_rows(every)), indent=1) + "\n")

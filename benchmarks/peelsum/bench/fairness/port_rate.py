@@ -8,8 +8,8 @@ from __future__ import annotations
 import multiprocessing
 import select
 import time
-from dataclasses import dataclass
 from multiprocessing.synchronize import Event
+from typing import Any
 
 import numpy as np
 
@@ -23,23 +23,6 @@ SETTLE_S, SECONDS = 0.5, 3.0
 #: Sent packets over what the port's rate allows.
 EXCESS = 1.3
 BURST = 64
-
-
-@dataclass(frozen=True)
-class Row:
-    """The traffic that one port sent under a load of EXCESS times its rate."""
-
-    mbit: float
-    """The port's rate in Mbit/s."""
-    lanes: int
-    got_mbit: float
-    """Rate at which packets arrived, in Mbit/s."""
-    least_10ms_mbit: float
-    """5th percentile of the rates in windows of 10 ms, in Mbit/s."""
-    most_10ms_mbit: float
-    """95th percentile of the rates in windows of 10 ms, in Mbit/s."""
-    dropped: int
-    """Packets that the port dropped."""
 
 
 def flood(address: Address, job: JobConfig, packets_per_s: float, ended: Event) -> None:
@@ -77,7 +60,7 @@ def arrivals(sock: BatchSocket) -> tuple[np.ndarray, np.ndarray]:
     return np.array(times), np.array(counts)
 
 
-def measure_port_rate(mbit: float, lanes: int) -> Row:
+def measure_port_rate(mbit: float, lanes: int) -> dict[str, Any]:
     """Measure one rate: what arrived, its spread over windows of 10 ms, and what the switch dropped.
 
     Raises TopologyError if the switch fails.
@@ -107,11 +90,9 @@ def measure_port_rate(mbit: float, lanes: int) -> Row:
     frame_mbit = 8e-6 * (FRAME_HEADER_BYTES + packet_bytes(lanes))
     windows = np.bincount((times / 0.01).astype(int), weights=counts)[:-1] * frame_mbit / 0.01
     queue = told["queues"][str(scene.server_port)]
-    return Row(
-        mbit=mbit,
-        lanes=lanes,
-        got_mbit=round(float(counts.sum() * frame_mbit / SECONDS), 2),
-        least_10ms_mbit=round(float(np.percentile(windows, 5)), 1),
-        most_10ms_mbit=round(float(np.percentile(windows, 95)), 1),
-        dropped=queue["dropped"],
-    )
+    return {
+        "got_mbit": round(float(counts.sum() * frame_mbit / SECONDS), 2),
+        "least_10ms_mbit": round(float(np.percentile(windows, 5)), 1),
+        "most_10ms_mbit": round(float(np.percentile(windows, 95)), 1),
+        "dropped": queue["dropped"],
+    }

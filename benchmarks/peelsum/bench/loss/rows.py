@@ -1,4 +1,4 @@
-"""`peelsum bench loss`: measure what lost packets cost, compared with the same sums without loss.
+"""Sums over a star of processes whose ports lose packets.
 
 Switch, controller, server and every worker are separate processes. The switch's UDP ports drop a seeded share
 of the packets in each direction.
@@ -12,53 +12,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any
 
 from peelsum.topology import Child, ProcessError, Seat, Star, StarReport
-from peelsum.wire import COMPILED_LANES
 
 #: Seconds within which a worker must finish a sum; otherwise the run fails.
 _PATIENCE_S = 120.0
 _WARM_UPS = 2
-
-
-@dataclass(frozen=True)
-class Row:
-    """Sums of `elements` words at one share of loss. Times are the slowest worker's."""
-
-    loss: float
-    """Share of packets lost at every port in each direction; a chunk passes 2 * workers + 2 such places."""
-    workers: int
-    """Workers that sum."""
-    lanes: int
-    """Words per packet of the pipeline."""
-    elements: int
-    """Words of a sum."""
-    seed: int
-    """Seed of the losses."""
-    sums: int
-    """Sums that were timed."""
-    wrong: int
-    """Elements that differ from an independent sum on any worker."""
-    step_ms: float
-    """Median time of a sum."""
-    step_least_ms: float
-    """Least time of a sum."""
-    step_most_ms: float
-    """Most time of a sum."""
-    rate_gbit_s: float
-    """Gigabits of words that a worker had summed per second, at the median."""
-    share_lost: float
-    """Share of the rate without loss that was lost."""
-    lost_packets: int
-    """Packets that the ports dropped on purpose."""
-    resends: int
-    """Packets that workers retransmitted."""
-    window_cuts: int
-    """Times that a worker cut its window, for ECN marks or many losses; all workers."""
-    summed_in_switch: float
-    """Share of chunks that the switch summed."""
 
 
 @dataclass(frozen=True)
@@ -73,26 +33,6 @@ class Run:
     """Each worker's counters."""
     star: StarReport
     """The network's counters."""
-
-
-def bench_loss(
-    *,
-    losses: Sequence[float] = (0.001, 0.01, 0.05),
-    workers: int = 4,
-    lanes: int = COMPILED_LANES[-1],
-    elements: int = 1 << 20,
-    seconds: float = 10.0,
-    seed: int = 0,
-) -> list[Row]:
-    """Measure without loss, then at each of `losses`; return the rows, which count wrong elements.
-
-    Sums are repeated for `seconds` at each share, but at least once. `seed` determines words and losses.
-    Raises ProcessError if a process fails.
-    """
-    runs = {loss: run(loss, workers, lanes, elements, seconds, seed) for loss in (0.0, *losses)}
-    base = median(runs[0.0].seconds)
-    shape = {"workers": workers, "lanes": lanes, "elements": elements, "seed": seed}
-    return [row(loss, one, base, shape) for loss, one in runs.items()]
 
 
 def run(loss: float, workers: int, lanes: int, elements: int, seconds: float, seed: int) -> Run:
@@ -138,24 +78,3 @@ def _line(child: Child) -> dict[str, Any]:
     if line is None:
         raise ProcessError(f"{child.name}: ended before it finished; run again, it may have been stopped")
     return line
-
-
-def row(loss: float, run: Run, base_s: float, shape: dict[str, Any]) -> Row:
-    """Return the row of a run; `base_s` is the median of a sum without loss, in seconds."""
-    step_s, server = median(run.seconds), run.star.server
-    in_switch = server["chunks_in_switch"]
-    return Row(
-        loss=loss,
-        **shape,
-        sums=len(run.seconds),
-        wrong=run.wrong,
-        step_ms=round(step_s * 1e3, 2),
-        step_least_ms=round(min(run.seconds) * 1e3, 2),
-        step_most_ms=round(max(run.seconds) * 1e3, 2),
-        rate_gbit_s=round(32 * shape["elements"] / step_s / 1e9, 4),
-        share_lost=round(1 - base_s / step_s, 4),
-        lost_packets=sum(port["lost_in"] + port["lost_out"] for port in run.star.ports.values()),
-        resends=sum(worker["resends"] for worker in run.workers),
-        window_cuts=sum(worker["window_cuts"] for worker in run.workers),
-        summed_in_switch=round(in_switch / max(1, in_switch + server["chunks_at_server"]), 4),
-    )

@@ -1,6 +1,6 @@
 """The cost of a strategy in addition to the compressor that it chooses.
 
-Run `python -m peelsum.bench.methods.overhead`. Two ranks over gloo sum the same buckets by turns with both,
+Two ranks over gloo sum the same buckets by turns with both,
 so that other work on the machine hits them alike.
 """
 
@@ -10,7 +10,7 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -23,7 +23,6 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # not exp
 
 from peelsum.compress import StarTopK
 from peelsum.flexible import Flexible
-from peelsum.topology import say
 from peelsum.torch import SwitchAllreduceState
 
 _RATIO, _RANKS, _BUCKETS = 0.01, 2, 4
@@ -116,9 +115,3 @@ def _stepper(state: SwitchAllreduceState, elements: int, rank: int) -> Callable[
             one.wait()
 
     return step
-
-
-if __name__ == "__main__":
-    for size in (1 << 14, 1 << 20):
-        for row in overhead_rows(size, rounds=60, steps=5):
-            say(**asdict(row))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -37,15 +37,6 @@ class Compared:
     """Wrong sums of either."""
     load: float = field(compare=False, default=0.0)
     """The machine's load average over a minute, before the case; 0 if it is not known."""
-
-
-def compared_rows(
-    workers: Sequence[int] = (4, 8), rates: Sequence[float] = (5.0, 10.0, 20.0)
-) -> Iterator[Compared]:
-    """Yield each number of workers at each rate in Mbit/s. Raises TopologyError if a process fails."""
-    for count in workers:
-        for mbit in rates:
-            yield compared(count, mbit)
 
 
 def compared(

@@ -1,10 +1,10 @@
-"""The rows of `peelsum bench simulation`: one allreduce each, in virtual time or by formula."""
+"""The rows of the benches of the simulator: one allreduce each, in virtual time or by formula."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,10 +15,8 @@ from peelsum.bench.simulation.sparse import LANES, lhc_words, omnireduce
 from peelsum.simulation import Job, NetworkSection, Scenario, TimersSection, simulate
 from peelsum.simulation.collectives import COLLECTIVES
 from peelsum.simulation.cost_model import (
-    ALGORITHMS,
     CALIBRATION,
     MOST_IN_SWITCHES,
-    Calibration,
     estimate,
     fitted,
     parts,
@@ -141,8 +139,8 @@ def _peelsum(scenario: Scenario) -> Row:
 
 
 def scale_rows(
-    packet: Sequence[int] = (4, 8, 16, 32, 64),
-    formula: Sequence[int] = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 10_000),
+    packet: Sequence[int],
+    formula: Sequence[int],
     algorithms: Sequence[str] = COMPARED,
 ) -> Iterator[Row]:
     """Yield time against the number of workers: packet by packet, then by formula."""
@@ -168,7 +166,7 @@ def by_formula(workers: int, algorithm: str, elements: int = 1 << 20) -> Row:
 
 
 def loss_rows(
-    losses: Sequence[float] = (0.0, 0.001, 0.005, 0.01, 0.02, 0.05),
+    losses: Sequence[float],
     algorithms: Sequence[str] = ("peelsum", "switchml", "atp", "ring"),
     workers: int = 8,
 ) -> Iterator[Row]:
@@ -180,9 +178,7 @@ def loss_rows(
         yield measured(scenario_of(workers, loss=loss, quick=False), "peelsum")
 
 
-def density_rows(
-    densities: Sequence[float] = (0.0001, 0.001, 0.01, 0.1), workers: int = 8, elements: int = 1 << 20
-) -> Iterator[Row]:
+def density_rows(densities: Sequence[float], workers: int, elements: int) -> Iterator[Row]:
     """Yield the network's time of sparse sums by encoding; no time of encoding or decoding is in it.
 
     peelsum's words are those of its planner's smallest form. LHC's are those of its program's layout, and of
@@ -231,22 +227,18 @@ def _sparse(row: Row, algorithm: str, elements: int, density: float, words: int)
     )
 
 
-def slots_rows(
-    slots: Sequence[int] = (16384, 8192, 4096, 2048, 1024, 512, 256), jobs: Sequence[int] = (1, 2)
-) -> Iterator[Row]:
+def slots_rows(slots: int, jobs: int) -> Iterator[Row]:
     """Yield the share summed in the switch against its slots, for a window of 8,192 chunks.
 
     The links are long (15 us each) and chunks short (8 lanes), so that many chunks are under way. The models
-    have one job. ATP has a row with the slots of its paper.
+    have one job. The slots of ATP's paper are for ATP alone.
     """
-    yield measured(_with_slots_of_atp(_long_links(slots[0], 1)), "atp")
-    for count in jobs:
-        for number in slots:
-            scenario = _long_links(number, count)
-            yield measured(scenario, "peelsum")
-            if count == 1:
-                yield measured(scenario, "atp")
-                yield measured(scenario, "switchml")
+    if slots == ATP_SLOTS:
+        yield measured(_with_slots_of_atp(_long_links(1 << 14, 1)), "atp")
+        return
+    scenario = _long_links(slots, jobs)
+    for algorithm in ("peelsum", *(("atp", "switchml") if jobs == 1 else ())):
+        yield measured(scenario, algorithm)
 
 
 def _long_links(slots: int, jobs: int) -> Scenario:
@@ -283,6 +275,7 @@ class Check:
     """Whether this case was among those that the factors were fitted to."""
 
 
+Cases = Sequence[tuple[int, int, float]]
 #: Cases for fitting: workers, elements, Gbit/s; and others for checking.
 FITTED = ((4, 1 << 20, 100.0), (8, 1 << 18, 100.0), (16, 1 << 20, 100.0), (32, 1 << 18, 100.0))
 CHECKED = (
@@ -294,28 +287,23 @@ CHECKED = (
 )
 
 
-def calibrated() -> dict[str, Calibration]:
+def calibrated(algorithm: str) -> dict[str, float]:
     """Return factors fitted to packet-level simulations of the FITTED cases."""
-    found = {}
-    for algorithm in ALGORITHMS:
-        cases = [scenario_of(w, elements=n, gbps=g) for w, n, g in FITTED]
-        found[algorithm] = fitted(
-            [(parts(one, algorithm), measured(one, algorithm).seconds) for one in cases]
-        )
-    return found
+    cases = [scenario_of(w, elements=n, gbps=g) for w, n, g in FITTED]
+    found = fitted([(parts(one, algorithm), measured(one, algorithm).seconds) for one in cases])
+    return {"transfer": found.transfer, "latency": found.latency}
 
 
-def check_rows(algorithms: Sequence[str] = ALGORITHMS) -> Iterator[Check]:
-    """Yield each formula beside the packet level, on the fitted cases and on others."""
-    for fit, cases in ((True, FITTED), (False, CHECKED)):
+def check_rows(algorithm: str, kinds: Iterable[tuple[bool, Cases]]) -> Iterator[Check]:
+    """Yield a formula beside the packet level, on cases that it was fitted to and on others."""
+    for fit, cases in kinds:
         for workers, elements, gbps in cases:
             scenario = scenario_of(workers, elements=elements, gbps=gbps)
-            for algorithm in algorithms:
-                if algorithm in PROTOCOLS and workers > 32:
-                    continue
-                if algorithm == "halving_doubling" and workers & (workers - 1):
-                    continue
-                packet_s = measured(scenario, algorithm).seconds
-                formula_s = CALIBRATION[algorithm].seconds(parts(scenario, algorithm))
-                error = (formula_s - packet_s) / packet_s
-                yield Check(algorithm, workers, elements, gbps, packet_s, formula_s, error, fit)
+            if algorithm in PROTOCOLS and workers > 32:
+                continue
+            if algorithm == "halving_doubling" and workers & (workers - 1):
+                continue
+            packet_s = measured(scenario, algorithm).seconds
+            formula_s = CALIBRATION[algorithm].seconds(parts(scenario, algorithm))
+            error = (formula_s - packet_s) / packet_s
+            yield Check(algorithm, workers, elements, gbps, packet_s, formula_s, error, fit)

@@ -12,7 +12,7 @@ import multiprocessing
 import platform
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -35,7 +35,7 @@ from peelsum.softswitch.process import Listening
 from peelsum.softswitch.process import run as run_switch
 from peelsum.softswitch.runtime import native
 from peelsum.softswitch.runtime.device import Device
-from peelsum.wire import COMPILED_LANES, packet_bytes
+from peelsum.wire import packet_bytes
 
 PARTS = ("parse", "tables", "registers", "lanes", "replicate", "checksum", "deparse", "rest")
 _ROUNDS = 40
@@ -80,29 +80,10 @@ class LoopRow:
     """Nanoseconds a contribution in the kernel, and in the program and the loop around it."""
 
 
-@dataclass(frozen=True)
-class Profile:
-    """Rows of the program and of the loop around it, in the same order."""
-
-    program: list[ProgramRow]
-    loop: list[LoopRow]
-
-
-def profile(
-    lanes: Sequence[int] = COMPILED_LANES, workers: Sequence[int] = (2, 8, 16), seconds: float = 2.0
-) -> Profile:
-    """Profile every number of lanes with 4 workers, then the most lanes with every number of workers.
-
-    `seconds` is the duration of the load for each row of the loop. Raises ProfileError if this machine has
-    no cycle counter that can be read, and WrongSumError if a sum was wrong.
-    """
+def require_counter() -> None:
+    """Raise ProfileError if this machine has no cycle counter that can be read."""
     if platform.machine() not in ("x86_64", "AMD64"):
         raise ProfileError(f"profile: needs the cycle counter of x86-64; this is {platform.machine()}")
-    shapes = [(count, 4) for count in lanes] + [(max(lanes), count) for count in workers]
-    return Profile(
-        program=[profile_program(*shape) for shape in shapes],
-        loop=[profile_loop(*shape, seconds) for shape in shapes],
-    )
 
 
 class Parts:

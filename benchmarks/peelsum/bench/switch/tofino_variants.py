@@ -10,8 +10,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from peelsum.pipelines.artifacts import P4_SOURCES, PipelineError
@@ -66,34 +64,14 @@ control Lane(in lane_op_t op, in bit<32> slot_index, inout bit<32> even, inout b
 """
 
 
-@dataclass(frozen=True)
-class Row:
-    """The cost of one variant of the program."""
-
-    device: str
-    """The chip: a key of ARCHITECTURES."""
-    lanes: int
-    pairs: bool
-    """Whether a stateful ALU holds two lanes."""
-    stages: int
-    """Pipeline stages that the program needs."""
-
-
-def compile_variants(
-    device: str = "tofino", lanes: Sequence[int] = (32, 36), pairs: Sequence[int] = (56, 64)
-) -> Iterator[Row]:
-    """Compile with each number of lanes in one pass, then with each in pairs; yield a row for each.
-
-    Raises PipelineError if the compiler is missing.
-    """
+def compile_variant(device: str, lanes: int, *, pairs: bool) -> int:
+    """Return the stages of the program. Raises PipelineError if the compiler is missing."""
     for tool in (COMPILER, ASSEMBLER):
         if shutil.which(tool) is None:
             raise PipelineError(f"{tool}: not found on PATH; build p4c with its Tofino back end")
     with tempfile.TemporaryDirectory() as folder:
         p4 = Path(shutil.copytree(P4_SOURCES, Path(folder) / "p4"))
-        for in_pairs, sizes in ((False, lanes), (True, pairs)):
-            for count in sizes:
-                yield Row(device, count, in_pairs, stages(device, count, pairs=in_pairs, p4=p4))
+        return stages(device, lanes, pairs=pairs, p4=p4)
 
 
 def pairs_p4(lanes: int) -> str:

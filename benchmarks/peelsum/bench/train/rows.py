@@ -59,25 +59,12 @@ class Request:
     there."""
 
 
-class Watch:
-    """Callbacks that report a run's progress. These do nothing; subclasses may."""
-
-    def starts(self, rows: int, no_rate: TopologyError | None) -> None:
-        """Take the number of rows to come. `no_rate` is why gloo's links have no rate limit, if so.
-
-        It is called once, before all else. A thread may be started from here on, but not before.
-        """
-
-    def now(self, what: str, *, done: int = 0) -> None:
-        """Take the name of the measurement that starts, and the rows completed since the last call."""
-
-
-def bench_train(request: Request, watch: Watch | None = None) -> list[Row]:
+def bench_train(request: Request) -> list[Row]:
     """Measure each rate in turn; return the rows, compared with each other.
 
     Raises ProcessError if a process fails, and NoDeviceError without the requested device.
     """
-    return compared(list(_rows(request, watch or Watch())))
+    return compared(list(_rows(request)))
 
 
 def measure_densities(request: Request) -> tuple[str, list[Density]]:
@@ -90,50 +77,41 @@ def measure_densities(request: Request) -> tuple[str, list[Density]]:
     return task.data, [*found, overall(found)]
 
 
-def _rows(request: Request, watch: Watch) -> Iterator[Row]:
+def _rows(request: Request) -> Iterator[Row]:
     require_device(request.device)
     with ExitStack() as stack:
         # Namespaces must exist before this process starts threads.
-        lan, no_rate = (None, None) if request.cpu else _lan(stack, request.workers)
-        rates = 1 if request.cpu else len(request.gbps)
-        watch.starts(rates * len(FORMS) + len(BY_GLOO) * (rates if lan else 1), no_rate)
-        yield from _by_switch(request, watch)
-        yield from _by_gloo(request, lan, watch)
+        lan = None if request.cpu else _lan(stack, request.workers)
+        yield from _by_switch(request)
+        yield from _by_gloo(request, lan)
 
 
-def _lan(stack: ExitStack, workers: int) -> tuple[ShapedLan | None, TopologyError | None]:
-    """Return links whose rate can be limited, or the reason why there are none."""
+def _lan(stack: ExitStack, workers: int) -> ShapedLan | None:
+    """Return links whose rate can be limited; None if there are none."""
     try:
-        return stack.enter_context(ShapedLan(workers)), None
-    except TopologyError as error:
-        return None, error
+        return stack.enter_context(ShapedLan(workers))
+    except TopologyError:
+        return None
 
 
-def _by_switch(request: Request, watch: Watch) -> Iterator[Row]:
+def _by_switch(request: Request) -> Iterator[Row]:
     timeout_s = _TIMEOUT_SMALL_S if request.small else _TIMEOUT_FULL_S
     with ExitStack() as stack:
-        watch.now(f"{request.model}: starting {request.workers} workers")
         children = _started(stack, request, None)
         for gbps in [None] if request.cpu else request.gbps:
-            rate = f"at {gbps:g} Gbit/s" if gbps else "without a rate"
             with Star(request.workers, rate_mbit=gbps and 1000 * gbps, timeout_s=timeout_s) as star:
-                watch.now(f"{request.model}: switch {rate}")
                 for row in _asked(children, request, list(FORMS), star):
                     star.check()
-                    watch.now(f"{request.model}: all of every gradient, switch {rate}", done=1)
                     yield replace(row, gbps=gbps, shaped_by="switch ports" if gbps else None)
 
 
-def _by_gloo(request: Request, lan: ShapedLan | None, watch: Watch) -> Iterator[Row]:
+def _by_gloo(request: Request, lan: ShapedLan | None) -> Iterator[Row]:
     with ExitStack() as stack:
-        watch.now(f"{request.model}: starting {request.workers} workers again")
         children = _started(stack, request, lan)
         for gbps in request.gbps if lan else [None]:
             if lan and gbps:
                 lan.shape(gbps)
-            watch.now(f"{request.model}: gloo at {gbps:g} Gbit/s" if gbps else f"{request.model}: gloo")
             for row in _asked(children, request, BY_GLOO, None):
-                watch.now("", done=1)
                 yield replace(row, gbps=gbps, shaped_by="namespaces" if lan else None)
 
 

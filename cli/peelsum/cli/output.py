@@ -1,13 +1,13 @@
-"""Error reports, JSON, tables and lines, as the commands of `peelsum bench` print them."""
+"""Error reports, JSON, tables and lines, as commands print them."""
 
 from __future__ import annotations
 
 import json as json_format
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,8 +18,6 @@ from peelsum.topology.user_errors import reported
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-Row = TypeVar("Row")
 
 
 @contextmanager
@@ -32,27 +30,9 @@ def measuring(*errors: type[Exception], json: bool) -> Iterator[Tell]:
         yield told(json=json)
 
 
-def show(rows: Sequence[Row], table: Callable[[Sequence[Row]], Table], *, json: bool) -> None:
-    """Print rows as a table or, with `json`, as a list of objects."""
-    if json:
-        print_json(rows)
-    else:
-        from rich.console import Console
-
-        Console().print(table(rows))
-
-
 def print_json(value: object) -> None:
     """Print a value as indented JSON; dataclasses in it become objects."""
     sys.stdout.write(json_format.dumps(value, indent=2, default=asdict) + "\n")
-
-
-def printed(rows: Iterable[Row], line: Callable[[Row], str], *, json: bool) -> Iterator[Row]:
-    """Yield the rows, and print the line of each as soon as it is measured, unless `json`."""
-    for row in rows:
-        if not json:
-            print(line(row), flush=True)
-        yield row
 
 
 def aligned(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -1,0 +1,44 @@
+"""How dense the gradients of the models are, for each parameter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from peelsum.experiments import Column, Experiment, Size
+
+
+def measure(seed: int, model: Any, small: bool, data: str | None) -> Any:
+    """Measure every parameter's density, and that of all together."""
+    from peelsum.bench.train.rows import UNIONS, Request, measure_densities
+
+    source, found = measure_densities(Request(model, small=small, path=data, seed=seed))
+    for one in found:
+        unions = {f"union_{count}": one.union[count] for count in UNIONS}
+        yield {"tensor": one.tensor, "of": source, "elements": one.elements, "worker": one.worker, **unions}
+
+
+EXPERIMENT = Experiment(
+    name="densities",
+    title="Density of each parameter's gradient",
+    about="""
+The small model is trained for five steps, or with `--full` that of the published size; then the gradients of
+one worker, and of the union of 2, 4 and 8 workers, are counted.
+""",
+    measure=measure,
+    columns={
+        "tensor": Column("name of the parameter; `all` for all together"),
+        "of": Column("the data"),
+        "elements": Column("elements of the parameter"),
+        "worker": Column("share that is non-zero on one worker, the mean over all"),
+        **{f"union_{n}": Column(f"share that is non-zero on any of {n} workers") for n in (2, 4, 8)},
+    },
+    keys=("tensor",),
+    sizes={
+        "quick": Size([{"model": ("ncf",), "small": (True,), "data": (None,)}], 1),
+        "usual": Size([{"model": ("ncf", "lstm", "vgg19", "bert"), "small": (True,), "data": (None,)}], 1),
+        "full": Size([{"model": ("ncf",), "small": (False,), "data": (None,)}], 1),
+    },
+    choices={"model": ("ncf", "lstm", "vgg19", "bert")},
+    needs=("torch",),
+    timed=False,
+)

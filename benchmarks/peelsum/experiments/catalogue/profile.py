@@ -1,0 +1,65 @@
+"""Where the softswitch spends a contribution's time: parts of the program, and of its process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from peelsum.experiments import Column, Experiment, Size
+from peelsum.wire import COMPILED_LANES, MAX_WORKERS
+
+#: The program's parts, as `peelsum.bench.switch.profile.PARTS` without the rest of the loop.
+PROGRAM = ("parse", "tables", "registers", "lanes", "replicate", "checksum", "deparse")
+
+
+def measure(seed: int, lanes: int, workers: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """Profile the program in memory, then its process over UDP."""
+    from peelsum.bench.switch.profile import profile_loop, profile_program, require_counter
+
+    require_counter()
+    program, loop = profile_program(lanes, workers), profile_loop(lanes, workers, seconds)
+    figures = {"sum": program.sum_of_parts_ns, "without_stamps": program.without_stamps_ns}
+    for part, ns in {**program.parts_ns, **figures}.items():
+        yield {
+            "of": "program",
+            "piece": part.replace(" ", "_"),
+            "ns": ns,
+            "packets_per_s": None,
+            "busy": None,
+        }
+    for part, ns in loop.parts_ns.items():
+        rate = {"packets_per_s": loop.packets_per_s, "busy": loop.busy}
+        yield {"of": "process", "piece": part, "ns": ns, **rate}
+
+
+EXPERIMENT = Experiment(
+    name="profile",
+    title="Where the softswitch spends a contribution's time",
+    about="""
+Serialising readings of the cycle counter are inserted between the parts of the generated function. The cost
+of a reading is subtracted; figures are the median of 40 batches. For the process, the main thread's
+processor time in the kernel and outside is measured, in a switch on UDP under load for `seconds`. Needs
+x86-64.
+""",
+    measure=measure,
+    columns={
+        "of": Column("`program`, in memory, or `process`, over UDP"),
+        "piece": Column("part of the program or of the process"),
+        "ns": Column("nanoseconds a contribution, including its share of sums and results"),
+        "packets_per_s": Column("contributions per second over UDP"),
+        "busy": Column("share of the time that the process spent on a processor"),
+    },
+    keys=("of", "piece"),
+    sizes={
+        "quick": Size([{"lanes": (32,), "workers": (2,), "seconds": (0.2,)}], 1),
+        "usual": Size(
+            [
+                {"lanes": COMPILED_LANES, "workers": (4,), "seconds": (2.0,)},
+                {"lanes": (COMPILED_LANES[-1],), "workers": (2, 8, 16), "seconds": (2.0,)},
+            ],
+            1,
+        ),
+    },
+    ranges={"workers": (1, MAX_WORKERS), "seconds": (0.1, 3600)},
+    choices={"lanes": COMPILED_LANES},
+)
