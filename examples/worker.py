@@ -44,7 +44,7 @@ def main() -> None:
 def work(admission: dict, worker_id: int, switch: tuple[str, int]) -> None:
     """Sum with the other workers, and print the result."""
     with SwitchSummation(job_config(admission), worker_id, switch) as summation:
-        result = Allreduce(summation, forms={"embedding": "compact"}).sum({"embedding": gradient(worker_id)})
+        result = Allreduce(summation, forms={"embedding": "sparse"}).sum({"embedding": gradient(worker_id)})
     embedding = result["embedding"]
     print(
         f"worker {worker_id}: row 7 sums up to {embedding.values[7, 0]:g}; "

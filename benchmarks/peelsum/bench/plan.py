@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from peelsum.allreduce import BloomIndex, Choice, Index, NetworkModel, Settings, TwoLevelIndex
-from peelsum.allreduce.costs import Candidate, candidates, expected
+from peelsum.allreduce import BlockIndex, BloomIndex, Choice, Index, NetworkModel, Settings
+from peelsum.allreduce.costs import Candidate, block_width, candidates, expected
 from peelsum.bench.codec import Device, Measured, Support, fastest, one_step, require_memory, seen, tensor
 from peelsum.bench.methods import MethodRow, advice, method_rows
 from peelsum.codec import SketchLayout, scale_for
@@ -20,8 +20,6 @@ from peelsum.flexible import AXES, Crossover, LinkModel, Step, crossovers
 
 #: Exponent field of 1.0: error bounds are given for tensors whose largest value is from 1 to 2.
 _EXPONENT_FIELD = 127
-#: Lanes of a chunk.
-_LANES = 256
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,6 @@ class Request:
     workers: int
     support: Support
     """Where the non-zeros lie."""
-    predict: bool
-    """Whether values are sent together with the index, at the scale of the previous step."""
     ratio: float | None = None
     """Share of elements that each worker sends by a sparse method; None is `density`."""
 
@@ -109,7 +105,7 @@ def plan(request: Request, *, check: bool = False) -> Plan:
     Raises NotEnoughMemoryError if a check does not fit this machine, and NotExactError if it decodes a wrong
     value.
     """
-    found = sorted(_ways(request, _EXPONENT_FIELD), key=lambda one: one.seconds(request.network))
+    found = sorted(_ways(request), key=lambda one: one.seconds(request.network))
     rows = [_row(request, one) for one in found]
     if check:
         rows = [_checked(row, one) for row, one in zip(rows, _measured(request, found), strict=True)]
@@ -118,9 +114,9 @@ def plan(request: Request, *, check: bool = False) -> Plan:
     return Plan(rows[0], explanation(request, rows), rows, methods, changes, advice(methods))
 
 
-def _ways(request: Request, exponent_field: int) -> Iterator[Candidate]:
-    expectation = seen(request.support, request.elements, request.density, exponent_field)
-    return candidates(request.elements, expectation, Settings(), predict=request.predict)
+def _ways(request: Request) -> Iterator[Candidate]:
+    expectation = seen(request.support, request.elements, request.density)
+    return candidates(request.elements, expectation, Settings())
 
 
 def _row(request: Request, one: Candidate) -> Row:
@@ -144,18 +140,16 @@ def _layout(request: Request, choice: Choice) -> str:
     if choice.form == "sketch" and choice.index:
         expectation = seen(request.support, request.elements, request.density)
         _, passed = expected(choice.index, request.elements, expectation)
-        ahead = choice.prediction is not None
-        count = choice.prediction.candidates if choice.prediction else math.ceil(passed)
-        sized = SketchLayout.ahead if ahead else SketchLayout.segmented
-        layout = sized(count, choice.lanes or _LANES, 0, Settings().cells(count, ahead=ahead))
+        count, lanes = math.ceil(passed), block_width(expectation)
+        layout = SketchLayout.segmented(count, lanes, 0, Settings().cells(count))
         segments = f"{layout.segments} x " if layout.segments > 1 else ""
         parts.append(f"{segments}3 x {layout.rows} rows of {layout.lanes}")
     return ", ".join(filter(None, parts))
 
 
 def _index_layout(index: Index) -> str:
-    if isinstance(index, TwoLevelIndex):
-        return f"blocks of {index.block}"
+    if isinstance(index, BlockIndex):
+        return f"blocks of {index.block}{', refined' if index.refined else ''}"
     if isinstance(index, BloomIndex):
         return f"{index.hashes} x {index.rows} words{', refined' if index.refined else ''}"
     return ""
@@ -199,16 +193,11 @@ def _measured(request: Request, found: Sequence[Candidate]) -> list[Measured]:
     device = Device.of("cpu")
     values, _ = tensor(request.support, request.elements, request.density, 0)
     settings = Settings()
-    # Predictions depend on the exponent, so look the ways up again for the exponent of this tensor.
-    by_way = {
-        (one.choice.form, one.choice.index): one.choice
-        for one in _ways(request, device.ops.magnitude(values) >> 23)
-    }
 
     def run(choice: Choice) -> Measured:
-        return fastest(lambda _: one_step(device, choice, values, settings, _LANES, seed=0))
+        return fastest(lambda _: one_step(device, choice, values, settings, seed=0))
 
-    return [run(by_way[one.choice.form, one.choice.index]) for one in found]
+    return [run(one.choice) for one in found]
 
 
 def _checked(row: Row, measured: Measured) -> Row:

@@ -34,9 +34,6 @@ def plan(
         Literal["uniform", "rows", "columns"],
         typer.Option(help="Non-zeros anywhere, in rows of 64, or in half of 256 columns."),
     ] = "uniform",
-    predict: Annotated[
-        bool, typer.Option(help="Send values with the index, at the previous step's scale.")
-    ] = False,
     ratio: Annotated[
         float | None,
         typer.Option(help="Share of elements that a worker sends by a sparse method; by default --density."),
@@ -61,7 +58,7 @@ def plan(
     within("--workers", workers, 1, 1024)
     if ratio is not None:
         within("--ratio", ratio, 0, 1)
-    request = bench.Request(elements, density, gbps, rtt, workers, support, predict, ratio)
+    request = bench.Request(elements, density, gbps, rtt, workers, support, ratio)
     with measuring(NotEnoughMemoryError, NotExactError, json=json):
         found = bench.plan(request, check=check)
         if json:

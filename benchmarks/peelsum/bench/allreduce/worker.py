@@ -117,8 +117,8 @@ def exact_sum(
 def _scales(tensors: Sequence[NDArray[np.float32]], block: int) -> NDArray[np.int64]:
     """Return each element's scale: the largest at which float32 of its block's exponent fit an int32 sum.
 
-    Exponent fields are rounded up to odd ones, but not above the tensor's. Drawn tensors hold no values so
-    small that a block's exponent would not be told apart.
+    Exponent fields are rounded up to odd ones. Drawn tensors hold no values so small that a block's exponent
+    would not be told apart.
     """
     elements, workers = tensors[0].size, len(tensors)
     largest = np.zeros(-(-elements // block) * block, np.float32)
@@ -127,16 +127,20 @@ def _scales(tensors: Sequence[NDArray[np.float32]], block: int) -> NDArray[np.in
     by_block = largest.reshape(-1, block).max(axis=1)
     if not by_block.any():
         return np.zeros(elements, np.int64)
-    top = int(np.frexp(by_block.max())[1])
     # frexp's exponent is E + 1 for a float32 of exponent E, and is even where the field E + 127 is.
-    exponents = np.where(by_block > 0, np.minimum(np.frexp(by_block)[1] | 1, top), top)
+    exponents = np.where(by_block > 0, np.frexp(by_block)[1] | 1, 0)
     headroom = next(h for h in range(31, 0, -1) if workers * np.rint(2.0**h * (1 - 2.0**-24)) <= _INT32)
     return np.repeat(headroom - exponents.astype(np.int64), block)[:elements]
 
 
+def settings_of(form: Form) -> dict[str, Any]:
+    """Return the settings of an allreduce that sends tensors in this form."""
+    return {"forms": "dense"} if form == "dense" else {"forms": "sparse", "values": form}
+
+
 def measure(summation: Summation, case: Case, *, iterations: int, warmups: int, check: bool) -> Measurement:
     """Sum the case's tensor `iterations` times back to back, after `warmups` sums that align the workers."""
-    reduce = Allreduce(summation, forms=case.form, seed=case.seed)
+    reduce = Allreduce(summation, **settings_of(case.form), seed=case.seed)
     tensors = {"gradient": tensor_of(case, summation.worker_id, summation.workers)}
     for _ in range(warmups):
         reduce.sum(tensors)

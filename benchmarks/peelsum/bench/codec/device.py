@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from peelsum.bench.codec.lhc import LhcLayout
 from peelsum.bench.devices import DEVICES, DeviceName, NoDeviceError
-from peelsum.codec import CodecError, Kernels, Memory, kernels, memory, warm_up
+from peelsum.codec import CodecError, Kernels, Memory, kernels, memory, segment_codec, warm_up
+from peelsum.codec.kernels import SegmentCodecs
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Device:
     """The codec's kernels."""
     memory: Memory
     """The kernels' memory."""
+    segments: SegmentCodecs
+    """The codec of a step's segments."""
     place: Callable[[NDArray[np.float32]], Any]
     """Converts the host's float32[n] to what the kernels take."""
     lhc: Callable[[LhcLayout], Any]
@@ -39,7 +42,15 @@ class Device:
             warm_up()
             alone = config.NUMBA_NUM_THREADS == 1  # type: ignore[attr-defined]  # made at run time
             clock = time.thread_time if alone else time.perf_counter
-            return cls("cpu", kernels(), memory(), lambda values: values, lambda layout: layout, clock)
+            return cls(
+                "cpu",
+                kernels(),
+                memory(),
+                segment_codec(),
+                lambda values: values,
+                lambda layout: layout,
+                clock,
+            )
         if name != "cuda":
             raise NoDeviceError(f"--device: {name!r} is unknown; use one of {', '.join(DEVICES)}")
         try:
@@ -57,4 +68,11 @@ class Device:
         # Without a GPU, Triton's interpreter runs the kernels on the CPU.
         there = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         warm_up("gpu")
-        return cls("cuda", ops, memory("gpu"), lambda values: torch.from_numpy(values).to(there), DeviceLhc)
+        return cls(
+            "cuda",
+            ops,
+            memory("gpu"),
+            segment_codec("gpu"),
+            lambda values: torch.from_numpy(values).to(there),
+            DeviceLhc,
+        )

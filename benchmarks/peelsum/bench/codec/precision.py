@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce, LocalSummation, StepResult
-from peelsum.codec import exponent_words, kernels, largest_exponent_field, scale_for
+from peelsum.codec import scale_for
 from peelsum.training import ModelName, make_task
 
 Way = Literal["float32", "one scale", "blocks"]
@@ -148,8 +148,8 @@ def _in_sequence(arrays: Sequence[Floats]) -> Floats:
 
 
 def _one_scale(arrays: Sequence[Floats]) -> Floats:
-    largest = exponent_words(max(kernels().magnitude(np.ravel(array)) for array in arrays))
-    scale = scale_for(largest_exponent_field(largest) or 0, len(arrays))
+    largest = max(float(np.abs(array).max()) for array in arrays)
+    scale = scale_for(int(np.float32(largest).view(np.uint32)) >> 23, len(arrays))
     total = np.sum([np.rint(np.ldexp(array.astype(np.float64), scale)) for array in arrays], axis=0)
     result: Floats = np.ldexp(total, -scale).astype(np.float32)
     return result
@@ -172,5 +172,5 @@ def _allreduced(gradients: Gradients) -> dict[str, _Summed]:
     for name, tensor in result.items():
         octaves = tensor.fixed.octaves if tensor.fixed else None
         blocks = 0 if octaves is None else octaves.size
-        summed[name] = _Summed(tensor.values, tensor.words_sent, blocks)
+        summed[name] = _Summed(tensor.values, tensor.words_sent, 1 + blocks)
     return summed

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Choice, Settings
 from peelsum.allreduce.costs import Seen
-from peelsum.allreduce.exchange import Setting, TensorExchange
-from peelsum.allreduce.staging import Round, Rounds, Sums
-from peelsum.bench.codec import require_memory, tensor
+from peelsum.allreduce.exchange import Exchange, Round, Rounds, Sums
+from peelsum.bench.codec import Device, require_memory, tensor
 from peelsum.bench.codec.rows import Form, fewest_words
-from peelsum.bench.codec.timing import NotExactError, require_exact
+from peelsum.bench.codec.timing import NotExactError, exchange_of, format_of, require_exact
 from peelsum.codec import FixedPoint, kernels, warm_up
 from peelsum.summation import Words
 
@@ -37,7 +36,7 @@ OURS: dict[str, tuple[Form, str]] = {
     "sketch": ("sketch", "bitmap"),
 }
 PACKAGES = ("zstandard", "lz4.block", "torch")
-_REPEATS, _LANES, _WARM_UP = 3, 256, 2**14
+_REPEATS, _WARM_UP = 3, 2**14
 
 Floats = NDArray[np.float32]
 _T = TypeVar("_T")
@@ -220,11 +219,10 @@ def _rows(
 
 def _seen(tensors: list[Floats]) -> Seen:
     """Return what the workers know of a union that is that of the last step."""
-    used, field = np.zeros(tensors[0].size, np.bool_), 0
+    used = np.zeros(tensors[0].size, np.bool_)
     for values in tensors:
         used |= values != 0
-        field = max(field, kernels().magnitude(values) >> 23)
-    return Seen(field, tuple(kernels().occupied(np.flatnonzero(used)).tolist()))
+    return Seen(tuple(kernels().occupied(np.flatnonzero(used)).tolist()))
 
 
 def _figures(run: _Run) -> tuple[int, int, float, float, float]:
@@ -252,10 +250,10 @@ def _message(rival: Rival, values: Floats, others: list[Any], seed: int) -> _Run
 
 def _exchange(choice: Choice, tensors: list[Floats], seed: int) -> _Run:
     """Run all workers' exchanges; the first worker's encoding and decoding count."""
-    setting = Setting(kernels(), len(tensors), _LANES, Settings(), seed)
+    device = Device.of("cpu")
 
-    def begin(values: Floats) -> tuple[TensorExchange, Rounds, Round]:
-        exchange = TensorExchange(choice, values, setting)
+    def begin(values: Floats) -> tuple[Exchange, Rounds, Round]:
+        exchange = exchange_of(device, choice, values, Settings(), len(tensors), seed)
         rounds = exchange.rounds()
         return exchange, rounds, next(rounds)
 
@@ -270,25 +268,30 @@ def _exchange(choice: Choice, tensors: list[Floats], seed: int) -> _Run:
         sums, seconds = _timed(lambda: _combined(sent))  # noqa: B023
         combine_s += seconds
         words += own.ored.size + own.added.size
-        copies = [Sums(sums.ored.copy(), sums.added.copy()) for _ in going]  # exchanges write over them
+        copies = [_copied(sums) for _ in going]  # exchanges write over them
         advanced, seconds = _timed(lambda: _advanced(going[:1], copies))  # noqa: B023
         decode_s += seconds
         going = advanced + _advanced(going[1:], copies[1:])
-    decoded, seconds = _timed(lambda: first.floats(1))
-    return _Run(4 * words, 4 * words, (encode_s, combine_s, decode_s + seconds), decoded, first.fixed)
+    (decoded,), seconds = _timed(lambda: first.codec.read(first.dense, first.sparse, 1))
+    seconds += decode_s
+    return _Run(4 * words, 4 * words, (encode_s, combine_s, seconds), decoded, format_of(first))
+
+
+def _copied(sums: Sums) -> Sums:
+    ored = sums.ored.copy()
+    return Sums(ored, sums.added.copy(), ored)
 
 
 def _written(asked: Round) -> Sums:
-    words = Sums(np.empty(asked.or_words, np.uint32), np.empty(asked.add_words, np.uint32))
-    asked.write(words.ored, words.added)
-    return words
+    ored, added = np.empty(asked.or_words, np.uint32), np.empty(asked.add_words, np.uint32)
+    asked.write(ored, added)
+    return Sums(ored, added, ored)
 
 
 def _combined(sent: list[Sums]) -> Sums:
     """Return the OR and the sum of all workers' words."""
-    return Sums(
-        _merged(np.bitwise_or, (one.ored for one in sent)), _merged(np.add, (one.added for one in sent))
-    )
+    ored = _merged(np.bitwise_or, (one.ored for one in sent))
+    return Sums(ored, _merged(np.add, (one.added for one in sent)), ored)
 
 
 def _advanced(going: list[tuple[Rounds, Round]], copies: list[Sums]) -> list[tuple[Rounds, Round]]:

@@ -6,7 +6,6 @@ NumPy's arithmetic.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -16,8 +15,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce import BitmapIndex, Choice, Prediction, Settings
-from peelsum.allreduce.costs import Seen, candidates, expected, lower_bound_bits, with_scales
+from peelsum.allreduce import Choice, Settings
+from peelsum.allreduce.costs import Seen, candidates, lower_bound_bits
 from peelsum.allreduce.exchange import segmented_layout
 from peelsum.bench.codec import (
     Device,
@@ -33,17 +32,16 @@ from peelsum.bench.codec import (
     tensor,
 )
 from peelsum.bench.codec.lhc_best import best_lhc, lhc_variants, published_lhc, timed_lhc
-from peelsum.codec import CELLS_PER_CANDIDATE, SketchLayout, fixed_point, kernels, memory
+from peelsum.codec import CELLS_PER_CANDIDATE, fixed_point, kernels, memory
 from peelsum.traces import read_folder
 
-Form = Literal["auto", "compact", "sketch", "sketch_after", "lhc"]
+Form = Literal["auto", "compact", "sketch", "lhc"]
 #: The forms to measure, each with its index. LHC's are LHC_FORMS, and `auto` chooses its own.
 WAYS: tuple[tuple[Form, str], ...] = (
     ("lhc", ""),
     ("auto", ""),
     ("compact", "bitmap"),
     ("sketch", "bitmap"),
-    ("sketch_after", "bitmap"),
     ("sketch", "bloom"),
 )
 #: The rows of LHC's layout: of the published size, the smallest that recovers everything, and the fastest.
@@ -71,13 +69,12 @@ class Row:
     support: str
     """Where the non-zeros are: one of SUPPORTS, or "trace"."""
     form: str
-    """"auto", "compact", "sketch", "sketch_after", one of LHC_FORMS, or LHC_CUDA.
+    """"auto", "compact", "sketch", one of LHC_FORMS, or LHC_CUDA.
 
-    "auto" is the planner's choice for the fewest words. "sketch" is sent with its index, at a prediction;
-    "sketch_after" is sent after it, in segments.
+    "auto" is the planner's choice for the fewest words.
     """
     index: str
-    """Form of the index: "bitmap", "two_level" or "bloom"; empty if the form has none."""
+    """Form of the index: "bitmap", "blocks" or "bloom"; empty if the form has none."""
     device: str
     """"cpu" or "cuda"."""
     bits_per_element: float
@@ -209,7 +206,7 @@ def _measured(
         raise CodecBenchError(
             f"--density: {point.density:g} of {point.elements:,} elements gives no non-zeros; increase either"
         )
-    exponent_field = kernels().magnitude(values) >> 23
+    exponent_field = int(np.abs(values).max().view(np.uint32)) >> 23
     drawn = _Tensor(device, point, values, positions, exponent_field)
     lhc: dict[str, Row] = {}
     for form, index in ways:
@@ -256,41 +253,24 @@ def _compared(row: Row, lhc: dict[str, Row]) -> Row:
 
 def _ours(drawn: _Tensor, form: Form, index: str, cells_per_candidate: float) -> Row:
     settings = Settings(cells_per_candidate=cells_per_candidate)
-    seen = Seen(drawn.exponent_field, tuple(kernels().occupied(drawn.positions).tolist()))
+    seen = Seen(tuple(kernels().occupied(drawn.positions).tolist()))
     choice = fewest_words(form, index, drawn.point.elements, seen, settings)
-    measured = fastest(lambda n: one_step(drawn.device, choice, drawn.values, settings, _LANES, seed=n))
+    measured = fastest(lambda n: one_step(drawn.device, choice, drawn.values, settings, seed=n))
     rounds = None
     if choice.form == "sketch" and measured.candidates is not None:
-        if choice.prediction:
-            lanes = choice.lanes or _LANES
-            layout = SketchLayout.ahead(choice.prediction.candidates, lanes, 0, cells_per_candidate)
-        else:
-            layout = segmented_layout(kernels(), memory(), measured.candidates, 0, cells_per_candidate)
+        layout = segmented_layout(kernels(), memory(), measured.candidates, 0, cells_per_candidate)
         rounds = peel_sketch(layout, measured.candidates).rounds
     return _row(drawn, form, choice.index.form if choice.index else "none", measured, rounds)
 
 
 def fewest_words(form: Form, index: str, elements: int, seen: Seen, settings: Settings) -> Choice:
     """Return the choice for this form and index, with the parameters that need the fewest words."""
-    if form == "compact":
-        words = BitmapIndex().words(elements) + seen.candidates
-        return with_scales(Choice("compact", BitmapIndex()), elements, words)
-    if form == "sketch_after":
-        words = BitmapIndex().words(elements) + settings.cells(seen.candidates, ahead=False) * seen.candidates
-        return with_scales(Choice("sketch", BitmapIndex()), elements, words)
-    found = candidates(elements, seen, settings, predict=False)
-    if form == "auto":
-        return min(found, key=lambda one: one.words).choice
-    sketches = (
+    found = (
         one
-        for one in found
-        if one.choice.form == form and one.choice.index and one.choice.index.form == index
+        for one in candidates(elements, seen, settings)
+        if form == "auto" or (one.choice.form == form and one.choice.index and one.choice.index.form == index)
     )
-    choice = min(sketches, key=lambda one: one.words).choice
-    assert choice.index is not None
-    # Send the sketch together with its index, as in training, with an exact prediction.
-    _, passed = expected(choice.index, elements, seen)
-    return replace(choice, prediction=Prediction(seen.exponent_field, math.ceil(passed)))
+    return min(found, key=lambda one: one.words).choice
 
 
 def _row(drawn: _Tensor, form: str, index: str, measured: Measured, rounds: int | None) -> Row:

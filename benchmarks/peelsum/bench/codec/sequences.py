@@ -6,12 +6,12 @@ Only words are counted, and no time is measured. Every step's sum is compared wi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Allreduce, NetworkModel, Part, TensorResult
+from peelsum.allreduce import Allreduce, NetworkModel, Part, RequestedValues, TensorResult
 from peelsum.allreduce.costs import lower_bound_bits
 from peelsum.bench.codec.timing import NotExactError
 from peelsum.summation import Words
@@ -19,13 +19,9 @@ from peelsum.summation import Words
 STEPS = 30
 DEFAULT_ELEMENTS = (2**16, 2**20, 2**22)
 QUICK_ELEMENTS = (2**16,)
-#: The network models, and the ways to send: `forms` and `predict` of the allreduce.
+#: The network models, and the ways to send: `values` of the allreduce.
 NETWORKS = {"words": NetworkModel(gbps=1e-6, round_trip_s=0.0), "default": NetworkModel()}
-WAYS: dict[str, tuple[Literal["auto", "sketch"], bool]] = {
-    "auto": ("auto", False),
-    "predict": ("auto", True),
-    "sketch": ("sketch", False),
-}
+WAYS: tuple[RequestedValues, ...] = ("auto", "sketch")
 _BURST, _BURST_DENSITY = 1024, 0.003
 _MOST_DENSE = 0.2
 
@@ -81,11 +77,12 @@ def _bursts(elements: int, rng: np.random.Generator) -> NDArray[np.int64]:
     return inside[: np.searchsorted(inside, elements)]
 
 
-def sequence_row(elements: int, sequence: str, network: str, way: str, seed: int) -> dict[str, Any]:
+def sequence_row(
+    elements: int, sequence: str, network: str, way: RequestedValues, seed: int
+) -> dict[str, Any]:
     """Return the figures of one sequence. Raises NotExactError if a sum differs from the tensor."""
     backend = _Alone()
-    form, predict = WAYS[way]
-    reduce = Allreduce(backend, forms=form, sparse=["g"], predict=predict, network=NETWORKS[network])
+    reduce = Allreduce(backend, values=way, network=NETWORKS[network])
     words, bounds, count, worst, dense = 0, 0.0, 0, 0.0, 0
     for where in supports(sequence, elements, seed):
         backend.first_or = 0

@@ -48,13 +48,13 @@ def tensor(
     return values, where
 
 
-def seen(support: Support, elements: int, density: float, exponent_field: int = 0) -> Seen:
+def seen(support: Support, elements: int, density: float) -> Seen:
     """Return what workers see, on average, of a tensor with this support."""
     if support == "uniform":
-        return Seen.uniform(elements, density, exponent_field)
+        return Seen.uniform(elements, density)
     share = _row_share if support == "rows" else _column_share
     sizes = [2**b for b in range(BLOCK_SIZES)]
-    return Seen(exponent_field, tuple(elements / size * share(size, density) for size in sizes))
+    return Seen(tuple(elements / size * share(size, density) for size in sizes))
 
 
 def _row_share(size: int, density: float) -> float:

@@ -7,18 +7,17 @@ single core, time is that of the thread, so that other processes matter less.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Choice, Settings
-from peelsum.allreduce.exchange import Setting, TensorExchange
-from peelsum.allreduce.staging import PAUSE, Round, Sums
+from peelsum.allreduce import Choice, NetworkModel, Settings, TensorPlan
+from peelsum.allreduce.exchange import Exchange, Round, Setting, Sums
+from peelsum.allreduce.plan import Layout
 from peelsum.bench.codec.device import Device
 from peelsum.bench.codec.lhc import LhcLayout
-from peelsum.codec import FixedPoint, Memory
+from peelsum.codec import FixedPoint, Memory, kernels
 from peelsum.summation import Words
 
 #: Number of runs of a measurement, unless they reach _ENOUGH_S seconds before.
@@ -51,8 +50,25 @@ class Measured(NamedTuple):
         return self.encode_s + self.decode_s
 
 
+def exchange_of(
+    device: Device, choice: Choice, values: Any, settings: Settings, workers: int, seed: int
+) -> Exchange:
+    """Return one worker's exchange of values[n], on the device, as the only tensor of a step."""
+    layout = Layout([TensorPlan("g", (len(values),), "float32", choice)])
+    codec = device.segments(layout.table, [values], [None], workers)
+    sketched = choice.form == "sketch"
+    setting = Setting(device.ops, device.memory, settings, NetworkModel(), seed, sketched, lambda keys: 0.0)
+    return Exchange(layout, codec, setting)
+
+
+def format_of(exchange: Exchange) -> FixedPoint:
+    """Return the fixed-point format of the exchange's tensor, after its first round."""
+    scales, block = exchange.codec.scales, exchange.layout.table.segments[0].block
+    return FixedPoint(int(scales.min()), scales - scales.min(), block)
+
+
 def one_step(
-    device: Device, choice: Choice, values: NDArray[np.float32], settings: Settings, lanes: int, seed: int
+    device: Device, choice: Choice, values: NDArray[np.float32], settings: Settings, seed: int
 ) -> Measured:
     """Measure all rounds of values[n] with `choice`; copying them to the device does not count.
 
@@ -60,41 +76,35 @@ def one_step(
     """
     clock, memory, there = device.clock, device.memory, device.place(values)
     started = clock()
-    exchange = TensorExchange(choice, there, Setting(device.ops, 1, lanes, settings, seed, memory))
+    exchange = exchange_of(device, choice, there, settings, 1, seed)
     rounds = exchange.rounds()
     asked: Round | None = next(rounds)
-    encode_s, decode_s = clock() - started, 0.0
-    words, left, sketched = 0, 0, False
+    encode_s, decode_s, words = clock() - started, 0.0, 0
     while asked is not None:
         started = clock()
-        ored, added = memory.traveling(asked.or_words), memory.traveling(asked.add_words)
-        asked.write(ored, added)
-        memory.settle()
+        own = memory.words(asked.or_words), memory.words(asked.add_words)
+        asked.write(*own)
+        ored, added = (_sent(one, memory) for one in own)
         encode_s += clock() - started
-        words += ored.size + added.size
-        # Words added after the sketch are those of the left-over.
-        left += added.size if sketched else 0
-        sketched = sketched or (choice.form == "sketch" and added.size > 0)
-        sums = Sums(ored.copy(), added.copy())
+        words += len(ored) + len(added)
+        near = ored.copy()
+        arrived = near, added.copy()
         started = clock()
         try:
-            asked = rounds.send(sums)
-            while asked is PAUSE:
-                asked = next(rounds)
+            asked = rounds.send(Sums(memory.receive(arrived[0]), memory.receive(arrived[1]), near))
         except StopIteration:
             asked = None
         decode_s += clock() - started
     started = clock()
-    decoded = exchange.floats(1)
+    (decoded,) = exchange.codec.read(exchange.dense, exchange.sparse, 1)
     memory.settle()
     decode_s += clock() - started
-    fixed = exchange.fixed or FixedPoint(0)
-    if fixed.octaves is not None:
-        fixed = replace(fixed, octaves=memory.on_host(fixed.octaves).view(np.int32))
-    require_exact([values], memory.on_host(decoded), fixed)
-    selection = exchange.selection
-    positions = None if selection is None else memory.on_host(selection.positions)
-    return Measured(words, encode_s, decode_s, positions, left)
+    require_exact([values], memory.on_host(decoded), format_of(exchange))
+    positions = None
+    if choice.index is not None:
+        union = memory.on_host(exchange.union).view(np.uint32)
+        positions = kernels().positions(union, values.size)
+    return Measured(words, encode_s, decode_s, positions, exchange.left_over)
 
 
 def fastest(run: Callable[[int], Measured]) -> Measured:

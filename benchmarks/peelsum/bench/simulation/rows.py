@@ -191,7 +191,7 @@ def density_rows(densities: Sequence[float], workers: int, elements: int) -> Ite
         supports = random.random((workers, elements), np.float32) < density
         union = np.flatnonzero(supports.any(0))
         seen = Seen.uniform(elements, len(union) / elements)
-        best = min(candidates(elements, seen, Settings(), predict=False), key=lambda one: one.words)
+        best = min(candidates(elements, seen, Settings()), key=lambda one: one.words)
         lhc, lhc_best = (lhc_words(way, union, elements) for way in ("lhc", "lhc_best"))
         mine = int(supports.sum(1).max())
         for algorithm, runs, words in (

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce, LocalSummation
-from peelsum.bench.allreduce.worker import exact_sum, shared_tensor
+from peelsum.bench.allreduce.worker import exact_sum, settings_of, shared_tensor
 from peelsum.bench.codec import Device, lhc_step, smallest_lhc
 from peelsum.bench.codec.lhc_bloom import FewestWords, fewest_words
 from peelsum.bench.codec.supports import Support, positions
-from peelsum.codec import fixed_point, kernels
+from peelsum.codec import fixed_point
 from peelsum.simulation import Job, NetworkSection, Scenario, simulate
 from peelsum.simulation.flows import run_collective
 from peelsum.simulation.slot_model import SlotRow, run_protocol
@@ -117,8 +117,8 @@ def _peelsum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
 
     def work(seat: LocalSummation) -> tuple[list[int], int]:
         assert isinstance(seat, _Recorded)
-        reduce = Allreduce(seat, forms=way, seed=tensors.seed)  # type: ignore[arg-type]
-        for _ in range(2):  # the second step has a prediction
+        reduce = Allreduce(seat, **settings_of(way), seed=tensors.seed)
+        for _ in range(2):  # the second step knows the union
             seat.exchanges = []
             step = reduce.sum({"gradient": each[seat.worker_id]})
         found = step["gradient"]
@@ -141,11 +141,16 @@ def _network(gbps: float, workers: int, words: int) -> tuple[float, int]:
     return row.seconds, row.wrong
 
 
+def _field(values: Floats) -> int:
+    """Return the largest exponent field."""
+    return int((np.abs(values).view(np.uint32) >> 23).max(initial=0))
+
+
 def _codec_s(way: Way, union: Floats) -> float:
     """Return a worker's processor seconds of encoding and decoding a tensor with the union's support."""
     (alone,) = LocalSummation.group(1, lanes=LANES)
-    reduce = Allreduce(alone, forms=way)  # type: ignore[arg-type]
-    reduce.sum({"gradient": union})  # the second step has a prediction
+    reduce = Allreduce(alone, **settings_of(way))
+    reduce.sum({"gradient": union})  # the second step knows the union
     return _processor_s(lambda: reduce.sum({"gradient": union}))
 
 
@@ -173,7 +178,7 @@ def _lhc(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
     candidates = union.copy()
     # A false positive is a candidate whose integer is 0: so is the smallest float.
     candidates[found.candidates] = np.where(union[found.candidates], union[found.candidates], _SMALLEST)
-    fixed = fixed_point(kernels().magnitude(union) >> 23, 1)
+    fixed = fixed_point(_field(union), 1)
     device = replace(Device.of("cpu"), clock=time.process_time)
     codec_s = min(lhc_step(device, found.layout, candidates, fixed).codec_s for _ in range(_TIMED))
     seconds, wrong = _network(gbps, tensors.workers, found.words)
@@ -194,7 +199,7 @@ def _omnireduce(tensors: Tensors, gbps: float) -> SparseSum:
     Its codec is peelsum's quantizing and dequantizing of everything, and the search for zero blocks.
     """
     each = tensors.each()
-    fixed = fixed_point(max(kernels().magnitude(one) for one in each) >> 23, tensors.workers)
+    fixed = fixed_point(max(map(_field, each)), tensors.workers)
     quantized = [np.rint(np.ldexp(one.astype(np.float64), fixed.scale)) for one in each]
     words = np.array(quantized, np.int32).view(np.uint32)
     best = omnireduce(links(gbps, tensors.workers, tensors.elements), words)

@@ -182,7 +182,6 @@ class Trainer:
                 names=names,
                 forms=FORMS.get(path, "auto"),
                 compressor=top_k,
-                joined=top_k is not None,
                 implementation="gpu" if on_gpu else "cpu",
             )
         self._recorder = Recorder(self._sum)

@@ -61,9 +61,9 @@ def modelled(model: str, gbps: float) -> tuple[float, float, float]:
     from peelsum.flexible import LinkModel, SwitchPath
 
     total = sum(trace.gradient(-1) for trace in traces(model))
-    found = Seen(0, tuple(kernels().occupied(np.flatnonzero(total)).tolist()))
+    found = Seen(tuple(kernels().occupied(np.flatnonzero(total)).tolist()))
     network = SwitchPath(LANES).network(LinkModel(50e-6, gbps))
-    ways = list(candidates(total.size, found, Settings(), predict=False))
+    ways = list(candidates(total.size, found, Settings()))
     dense = min((one for one in ways if one.choice.form == "dense"), key=lambda one: one.seconds(network))
     sparse = min((one for one in ways if one.choice.form != "dense"), key=lambda one: one.seconds(network))
     return dense.seconds(network), sparse.seconds(network), sparse.words / dense.words

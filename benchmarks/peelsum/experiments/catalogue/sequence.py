@@ -22,7 +22,7 @@ def measure(seed: int, elements: int, sequence: str, network: str, way: str) -> 
 
 def part(elements: tuple[int, ...]) -> dict[str, Any]:
     """Return one part of the grid."""
-    return {"elements": elements, "sequence": SEQUENCES, "network": tuple(NETWORKS), "way": tuple(WAYS)}
+    return {"elements": elements, "sequence": SEQUENCES, "network": tuple(NETWORKS), "way": WAYS}
 
 
 EXPERIMENT = Experiment(
@@ -30,7 +30,7 @@ EXPERIMENT = Experiment(
     title="Words of 30 steps whose density changes",
     about="""
 Only words are counted. `network` is the network model by which choices are made: "words" counts words only.
-Ways: `auto`, `predict` (auto, with predictions) and `sketch` (every step a sketch).
+Ways: `auto`, and `sketch` (every step a sketch).
 """,
     measure=measure,
     columns={
@@ -41,6 +41,6 @@ Ways: `auto`, `predict` (auto, with predictions) and `sketch` (every step a sket
         "wrongly_dense": Column("steps sent dense although less than 20 % of the elements were not zero"),
     },
     sizes={"quick": Size([part(QUICK_ELEMENTS)], 1), "usual": Size([part(DEFAULT_ELEMENTS)], 1)},
-    choices={"sequence": SEQUENCES, "network": tuple(NETWORKS), "way": tuple(WAYS)},
+    choices={"sequence": SEQUENCES, "network": tuple(NETWORKS), "way": WAYS},
     timed=False,
 )

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from peelsum.allreduce import StepResult
-    from peelsum.allreduce.forms import RequestedForm
+    from peelsum.allreduce import RequestedForm, StepResult
     from peelsum.transport import SwitchSummation
 
 BATCH, LENGTH = 8, 20
@@ -106,7 +105,8 @@ def _train(replica: Replica, seat: Mapping[str, Any], check: GlooCheck, steps: i
     warm_up()
     with plug_in(seat) as summation:
         forms: dict[str, RequestedForm] = dict.fromkeys(dict(replica.network.named_parameters()), "dense")
-        allreduce = Allreduce(summation, forms={**forms, SPARSE: "compact"}, average=True, seed=seed)
+        forms[SPARSE] = "sparse"
+        allreduce = Allreduce(summation, forms=forms, values="compact", average=True, seed=seed)
         say(ready=True)
         for _ in range(steps):
             loss = replica.backward()
