@@ -40,7 +40,7 @@ CARRIERS: tuple[Carrier, ...] = get_args(Carrier)
 #: The methods that send every element.
 DENSE: tuple[Method, ...] = ("dense_ring", "dense_tree", "dense_switch")
 _Reduce = Callable[[LinkModel, int], NetworkModel]
-#: Nanoseconds per element to select the largest; `TopK` takes 6 to 22 (docs/reference/flexible.md).
+#: Nanoseconds per element to select the largest; `TopK` took 6 to 22.
 _SELECT_NS = 10.0
 
 

@@ -45,7 +45,7 @@ class Calibration:
         return self.transfer * parts.transfer_s + self.latency * parts.latency_s
 
 
-#: As `peelsum bench simulation calibrate` printed them; docs/reference/simulation.md has date and errors.
+#: As `peelsum bench simulation calibrate` printed them; docs/reference/simulation.md has the errors.
 CALIBRATION: dict[str, Calibration] = {
     "peelsum": Calibration(transfer=1.0, latency=0.98),
     "switchml": Calibration(transfer=1.0, latency=0.96),
