@@ -32,6 +32,8 @@ _TILE_WORDS = 64
 _BLOCK = 1024
 _CANDIDATES = 512
 _SCAN = 4096
+#: Warps of programs that compute numbers of 64 rows: 8 elements a thread, for which registers suffice.
+_MANY_WARPS = 8
 #: Programs of a cooperative launch for each SM. All must run at once: an SM's 65,536 registers are 128 for
 #: each of four times 128 threads.
 _PROGRAMS_PER_SM = 4
@@ -200,7 +202,7 @@ def write_dense(values: Tensor, rows: Rows, scales: Tensor, places: Tensor, out:
     """Run `SegmentCodec.write_dense`; add non-zeros to own[segments]."""
     _launch(
         segments.write_dense_kernel, _cut(rows.first, _TILE_WORDS),
-        values, *rows[:3], scales, places, out, own, rows.first, _TILE_WORDS,
+        values, *rows[:3], scales, places, out, own, rows.first, _TILE_WORDS, num_warps=_MANY_WARPS,
     )  # fmt: skip
 
 
@@ -211,27 +213,25 @@ def gather(
     _over_words(segments.gather_kernel, rows, values, *rows[:3], scales, bitmap, bases, out, own)
 
 
-def read_dense(
-    total: Tensor, rows: Rows, scales: Tensor, places: Tensor, divisor: int, out: Tensor, counts: Tensor
-) -> None:
-    """Write the results of dense rows into float32 `out`; add the sums' non-zeros to counts[segments]."""
+def read(
+    dense: Tensor, sparse: Tensor, rows: Rows, scales: Tensor, places: Tensor, bitmap: Tensor, bases: Tensor,
+    divisor: int, out: Tensor, counts: Tensor,
+) -> None:  # fmt: skip
+    """Write all results into float32 `out`; add the dense sums' non-zeros to counts[segments]."""
+    tile = _scanned(out.device)
+    tiles = _cut(rows.first, tile)
     _launch(
-        segments.read_dense_kernel, _cut(rows.first, _TILE_WORDS),
-        total, *rows[:3], scales, places, divisor, out, counts, rows.first, _TILE_WORDS,
+        segments.read_kernel, tiles + _cut(rows.count - rows.first, tile),
+        dense, sparse, *rows[:3], scales, places, bitmap, bases, divisor, out, counts,
+        rows.count, rows.first, tiles, tile, num_warps=_MANY_WARPS,
     )  # fmt: skip
-
-
-def read_sparse(
-    total: Tensor, rows: Rows, scales: Tensor, bitmap: Tensor, bases: Tensor, divisor: int, out: Tensor
-) -> None:
-    """Write the results of sparse rows into float32 `out`."""
-    _over_words(segments.read_sparse_kernel, rows, total, *rows[:3], scales, bitmap, bases, divisor, out)
 
 
 def _over_words(kernel: Any, rows: Rows, *arguments: Any) -> None:
     """Launch a kernel over the words of the sparse vector's bitmap, in the tiles of `totals`."""
     tile = _scanned(rows.begins.device)
-    _launch(kernel, _cut(rows.count - rows.first, tile), *arguments, rows.count, rows.first, tile)
+    grid = _cut(rows.count - rows.first, tile)
+    _launch(kernel, grid, *arguments, rows.count, rows.first, tile, num_warps=_MANY_WARPS)
 
 
 def sketch_encode(layout: SketchLayout, seed: Tensor, positions: Tensor, values: Tensor, out: Tensor) -> None:
