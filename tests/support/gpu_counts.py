@@ -77,7 +77,7 @@ def _has_mask(index: Any) -> bool:
 @contextmanager
 def counted() -> Iterator[Counts]:
     """Count what this thread does inside the context."""
-    counts, run, wait = Counts(), gpu_launch._run, gpu_memory.wait
+    counts, run, wait = Counts(), gpu_launch._launch, gpu_memory.wait
 
     def launched(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
         counts.kernels[kernel.fn.__name__] += bool(programs)
@@ -88,9 +88,9 @@ def counted() -> Iterator[Counts]:
         counts.waits["settle"] += 1
         wait(device)
 
-    gpu_launch._run, gpu_memory.wait = launched, waited
+    gpu_launch._launch, gpu_memory.wait = launched, waited
     try:
         with _Functions(counts), _Operations(counts):
             yield counts
     finally:
-        gpu_launch._run, gpu_memory.wait = run, wait
+        gpu_launch._launch, gpu_memory.wait = run, wait

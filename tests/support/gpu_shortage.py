@@ -51,14 +51,14 @@ def allocates(function: Any, args: Any, kwargs: Any) -> bool:
 @contextmanager
 def kernels_apart() -> Iterator[None]:
     """Let kernels run outside of a `Shortage`, one at a time: the interpreter allocates, and has globals."""
-    run, one_at_a_time = gpu_launch._run, threading.Lock()
+    run, one_at_a_time = gpu_launch._launch, threading.Lock()
 
     def launched(*arguments: Any, **options: Any) -> None:
         with one_at_a_time, _disable_current_modes():
             run(*arguments, **options)
 
-    gpu_launch._run = launched
+    gpu_launch._launch = launched
     try:
         yield
     finally:
-        gpu_launch._run = run
+        gpu_launch._launch = run

@@ -93,8 +93,7 @@ class Exchange:
         self._own = memory.words(0)
         sums = yield Round(layout.header_words, 0, self._write_header)
         codec.read_scales(memory.on_host(sums.near[: layout.table.scale_words]))
-        yield from self._index(sums)
-        dense, candidates = codec.place(self.union)
+        dense, candidates = yield from self._index(sums)
         if not dense + candidates:
             return
         if self._setting.sketched and candidates:
@@ -110,34 +109,39 @@ class Exchange:
             own, out = self._own[part.words], ored[part.sent]
             part.index.encode(self._ops, own, part.elements, self._setting.seed, out)
 
-    def _index(self, sums: Sums) -> Generator[Round, Sums, None]:
-        """Set `union` to the candidates, from the OR of all workers' indexes; refine it where that pays."""
-        parts, decoded, passed = self.layout.parts, [], []
-        for part in parts:
-            bitmap, count, known = self._decoded(part, sums)
-            decoded.append(bitmap)
-            passed.append(count)
-            self.known &= known
-            self.index_words.append(part.sent.stop - part.sent.start)
+    def _index(self, sums: Sums) -> Generator[Round, Sums, tuple[int, int]]:
+        """Set `union` to the candidates, from the OR of all workers' indexes; refine it where that pays.
+
+        Return what `SegmentCodec.place` does.
+        """
+        parts, codec = self.layout.parts, self.codec
+        decoded = [self._decoded(part, sums) for part in parts]
+        self.known = all(part.index.form == "bitmap" for part in parts)
+        self.index_words = [part.sent.stop - part.sent.start for part in parts]
         if len(parts) == 1:
             self.union = decoded[0]
         elif parts:
             self.union = self._memory.words(self.layout.table.words)
             for part, bitmap in zip(parts, decoded, strict=True):
                 self.union[part.words] = bitmap
+        placed = codec.place(self.union)
+        if self.known:
+            return placed
+        passed = [int(codec.sent[part.segments].sum()) for part in parts]
         near = [sums.near[part.sent] for part in parts]
         refined = [m for m, part in enumerate(parts) if passed[m] and self._refined(part, passed[m], near[m])]
         if refined:
             yield from self._refine(refined, passed)
+            placed = codec.place(self.union)
+        return placed
 
-    def _decoded(self, part: IndexPart, sums: Sums) -> tuple[Words, int, bool]:
-        """Return a part's candidates, how many there are, and whether none is a false positive."""
+    def _decoded(self, part: IndexPart, sums: Sums) -> Words:
+        """Return a part's candidates."""
         index, seed = part.index, self._setting.seed
         bitmap = index.decode(self._ops, sums.ored[part.sent], part.elements, seed, self._memory)
-        if index.form == "bitmap":
-            return bitmap, 0, True  # it is not refined, so nobody asks how many
-        bitmap &= self._memory.receive(self.layout.valid[part.words])
-        return bitmap, self._ops.count(bitmap, part.elements), False
+        if index.form != "bitmap":
+            bitmap &= self._memory.receive(self.layout.valid[part.words])
+        return bitmap
 
     def _refined(self, part: IndexPart, passed: int, words: Words) -> bool:
         """Return whether the candidates' own bits are sent: as planned, or because too many are zeros."""

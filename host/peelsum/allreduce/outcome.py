@@ -61,9 +61,10 @@ class Outcome:
             counted = exchange.codec.occupied(exchange.sparse, asked.astype(np.int64), known=exchange.known)
             seen[asked] = counted[asked]
         ends = np.cumsum(counts.sent)
-        for s in np.flatnonzero(close & ~sparse).tolist():
-            sums = self._memory.on_host(exchange.dense[ends[s] - counts.sent[s] : ends[s]])
-            seen[s] = occupied(np.flatnonzero(sums))
+        few = np.flatnonzero(close & ~sparse).tolist()
+        sums = self._memory.on_host(exchange.dense) if few else np.empty(0, np.int32)
+        for s in few:
+            seen[s] = occupied(np.flatnonzero(sums[ends[s] - counts.sent[s] : ends[s]]))
         self._chooser.history.learn(layout.keys, self._fields != NON_FINITE, seen)
 
     def results(self) -> Results:
@@ -149,10 +150,9 @@ def _words_of(exchange: Exchange, counts: Counts) -> _Numbers:
     words = 1 + np.diff(table.blocks)
     words[:first] += counts.sent[:first]
     for part, sent in zip(layout.parts, exchange.index_words, strict=True):
-        begins = table.first_words
-        inside = np.flatnonzero((begins >= part.words.start) & (begins < part.words.stop))
-        cut = np.append(begins[inside], part.words.stop) - part.words.start
-        words[first + inside] += np.diff(sent * cut // (part.words.stop - part.words.start))
+        begins = table.first_words[part.segments.start - first : part.segments.stop - first + 1]
+        cut = begins - part.words.start
+        words[part.segments] += np.diff(sent * cut // cut[-1])
     cut = np.concatenate([[0], np.cumsum(counts.sent[first:])])
     words[first:] += np.diff(exchange.value_words * cut // max(int(cut[-1]), 1))
     return words

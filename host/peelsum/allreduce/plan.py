@@ -99,6 +99,8 @@ class IndexPart(NamedTuple):
     index: Index
     keys: tuple[tuple[str, int], ...]
     """The keys of its tensors."""
+    segments: slice
+    """Their segments."""
     words: slice
     """Its words, of the bitmap of the sparse vector."""
     sent: slice
@@ -134,7 +136,8 @@ class Layout:
             first, end = (int(self.table.first_words[at]) for at in (segment, segment + len(numbers)))
             words = index.words(ROW * (end - first))
             keys = tuple(tensors[number].key for number in numbers)
-            self.parts.append(IndexPart(index, keys, slice(first, end), slice(sent, sent + words)))
+            own = slice(self.table.dense + segment, self.table.dense + segment + len(numbers))
+            self.parts.append(IndexPart(index, keys, own, slice(first, end), slice(sent, sent + words)))
             segment, sent = segment + len(numbers), sent + words
         #: Words that are OR-ed first: of scales, and of indexes.
         self.header_words = sent

@@ -67,8 +67,8 @@ class Step:
                 asked = next(rounds)
         while asked is not None or ahead:
             if (before := next(past, None)) is not None and asked is not None:
-                with self.timed("encode"):
-                    self._written(asked, room)
+                with self.timed("encode"):  # for the exchange alone: it takes no memory of a device
+                    asked.write(room.words(asked.or_words), room.words(asked.add_words))
                 ored, added = before
             else:
                 ored, added = self._summed(asked, ahead, room)

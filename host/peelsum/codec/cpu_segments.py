@@ -103,13 +103,20 @@ class CpuSegments:
 
     def counts(self, dense: Integers, sparse: Integers, quantized: Integers) -> Counts:
         """See `SegmentCodec.counts`."""
-        columns = [_C.OWN, _C.TOTAL, _C.COUNT]
-        if len(self._pieces) == len(self._table):
-            found = self._pieces[:, columns].T
-        else:
+        return Counts(*self._of_segments([_C.OWN, _C.TOTAL, _C.COUNT]))
+
+    @property
+    def sent(self) -> NDArray[np.int64]:
+        """See `SegmentCodec.sent`."""
+        return self._of_segments([_C.COUNT])[0]
+
+    def _of_segments(self, columns: Sequence[int]) -> NDArray[np.int64]:
+        """Return columns of the pieces, added up for each segment: int64[columns, segments]."""
+        found = self._pieces[:, columns]
+        if len(self._pieces) != len(self._table):
             firsts = np.searchsorted(self._of, np.arange(len(self._table)))
-            found = np.add.reduceat(self._pieces[:, columns], firsts, axis=0).T
-        return Counts(*found)
+            found = np.add.reduceat(found, firsts, axis=0)
+        return found.T
 
     def occupied(self, sparse: Integers, wanted: NDArray[np.int64], *, known: bool) -> NDArray[np.int64]:
         """See `SegmentCodec.occupied`."""

@@ -1,10 +1,10 @@
-"""The codec in Triton, on torch tensors, with the bits of `peelsum.codec.reference`.
+"""The codec's kernels in Triton, on torch tensors, with the bits of `peelsum.codec.reference`.
 
 The functions have the names and parameters of `peelsum.codec.kernels`, and run on the current stream. Arrays
 are tensors, int32 where NumPy's are uint32, because torch has almost no arithmetic on uint32. Functions whose
 result has a size that only the device knows (`count`, `positions`, `sketch_decode`) wait for it, unless the
-caller gives it; so does `index`, for the magnitude. `peelsum.codec.gpu_launch` never waits. Tensors are
-contiguous and on one device.
+caller gives it. `peelsum.codec.gpu_launch` never waits. Tensors are contiguous and on one device. `index` and
+the functions on numbers are missing: `peelsum.codec.gpu_segments` does their work.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from torch import Tensor
 from peelsum.codec import cpu
 from peelsum.codec import gpu_launch as launch
 from peelsum.codec.errors import CodecError
-from peelsum.codec.fixed_point import FixedPoint
-from peelsum.codec.gpu_launch import Candidates, Peeling
+from peelsum.codec.gpu_launch import Peeling
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words, index_words
 from peelsum.codec.layout import SketchLayout
 
@@ -38,13 +37,6 @@ def require_device() -> None:
         )
 
 
-def index(values: Tensor, out: Tensor) -> int:
-    """See `Kernels.index`. Waits for the device."""
-    largest = _empty(1, values)
-    launch.index(values.view(torch.int32), out, largest)
-    return int(largest)
-
-
 def count(index: Tensor | NDArray[np.uint32], elements: int) -> int:
     """See `Kernels.count`. Waits for the device, unless the bitmap is an array, in the host's memory."""
     if isinstance(index, np.ndarray):
@@ -60,7 +52,7 @@ def positions(index: Tensor, elements: int, first: int = 0, count: int | None = 
 def occupied(positions: Tensor) -> Tensor:
     """See `Kernels.occupied`: returns int64[BLOCK_SIZES]."""
     out = _empty(BLOCK_SIZES, positions, torch.int64)
-    launch.occupied(_all(positions), out)
+    launch.occupied(positions, out)
     return out
 
 
@@ -102,54 +94,32 @@ def scatter_bits(bits: Tensor, mask: Tensor, out: Tensor, scan: Tensor | None = 
     launch.scatter_bits(bits, mask, bases, out)
 
 
-def quantize(values: Tensor, fixed: FixedPoint, out: Tensor) -> None:
-    """See `Kernels.quantize`."""
-    launch.quantize(values.view(torch.int32), fixed.scale, out)
-
-
-def quantize_at(values: Tensor, positions: Tensor, fixed: FixedPoint, out: Tensor) -> None:
-    """See `Kernels.quantize_at`."""
-    launch.quantize_at(values.view(torch.int32), _all(positions), fixed.scale, out)
-
-
-def dequantize(quantized: Tensor, fixed: FixedPoint, divisor: int, out: Tensor) -> None:
-    """See `Kernels.dequantize`."""
-    launch.dequantize(quantized, fixed.scale, divisor, out)
-
-
-def dequantize_at(quantized: Tensor, positions: Tensor, fixed: FixedPoint, divisor: int, out: Tensor) -> None:
-    """See `Kernels.dequantize_at`."""
-    launch.dequantize_at(quantized, _all(positions), fixed.scale, divisor, out)
-
-
 def sketch_encode(layout: SketchLayout, positions: Tensor, values: Tensor, out: Tensor) -> None:
     """See `Kernels.sketch_encode`."""
-    launch.sketch_encode(layout, _seed(layout, out), _all(positions), values, out)
+    launch.sketch_encode(layout, _seed(layout, out), positions, values, out)
 
 
 def sketch_decode(layout: SketchLayout, sketch: Tensor, positions: Tensor, out: Tensor) -> Tensor:
     """See `Kernels.sketch_decode`. Waits for the device once, for the size of the left-over."""
-    candidates = _all(positions)
-    if not candidates.capacity:
-        return positions[:0]
-    room = Peeling.room(candidates.capacity, layout.cells, sketch.device)
-    launch.peel(layout, _seed(layout, sketch), sketch, candidates, room, out)
+    k = positions.numel()
+    if not k:
+        return positions
+    room = Peeling.room(k, layout.cells, sketch.device)
+    launch.peel(layout, _seed(layout, sketch), sketch, positions, room, out)
     left = int(room.left)
-    if not left:
-        return positions[:0]
-    bitmap = _empty(index_words(candidates.capacity), sketch)
-    launch.index(room.waiting, bitmap, _empty(1, sketch))
-    return _listed(bitmap, candidates.capacity, 0, left)
+    bitmap = _empty(index_words(k), sketch)
+    if left:
+        launch.index(room.waiting, bitmap)
+    return _listed(bitmap, k, 0, left)
 
 
 def _listed(bitmap: Tensor, elements: int, first: int, count: int | None) -> Tensor:
     if count == 0:
         return _empty(0, bitmap, torch.int64)
     bases, total = _totals(bitmap, elements)
-    size = int(total) if count is None else count
-    listed = Candidates(_empty(size, bitmap, torch.int64), total)
-    launch.listed(bitmap, elements, bases, listed, first)
-    return listed.positions
+    out = _empty(int(total) if count is None else count, bitmap, torch.int64)
+    launch.positions(bitmap, elements, bases, out, first)
+    return out
 
 
 def _totals(bitmap: Tensor, elements: int) -> tuple[Tensor, Tensor]:
@@ -158,11 +128,6 @@ def _totals(bitmap: Tensor, elements: int) -> tuple[Tensor, Tensor]:
     total = _empty(1, bitmap, torch.int64)
     launch.totals(bitmap, elements, bases, total)
     return bases, total
-
-
-def _all(positions: Tensor) -> Candidates:
-    """Return positions[k] as Candidates, all of which are present."""
-    return Candidates(positions, None)
 
 
 def _seed(layout: SketchLayout | BloomLayout, like: Tensor) -> Tensor:

@@ -60,28 +60,18 @@ def load_bits(bitmap, word, elements):
 
 
 @triton.jit
-def load_tile(values, element, end, n):
-    """Load values[element], 0 from n on. Tiles with `end` <= n need no mask and load 16 bytes at once."""
-    return tl.load(values + element) if end <= n else tl.load(values + element, mask=element < n, other=0)
-
-
-@triton.jit
 def raise_to(largest, tile_largest):
     """Raise largest[1] to tile_largest. Only tiles with a larger value execute the atomic."""
     tl.atomic_max(largest, tile_largest, mask=tile_largest > tl.load(largest), sem="relaxed")
 
 
 @triton.jit
-def index_kernel(values, bitmap, largest, n, STORE: tl.constexpr, WORDS: tl.constexpr):
-    """Write bitmap (if STORE) and magnitude of values[n], given as bit patterns."""
-    program = tl.program_id(0)
-    tile = program.to(tl.int64) * WORDS
-    word = tile + tl.arange(0, WORDS)
+def index_kernel(numbers, bitmap, n, WORDS: tl.constexpr):
+    """Write the bitmap of numbers[n] that are not 0."""
+    word = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
     element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
-    magnitudes = load_tile(values, element, (tile + WORDS) * WORD_BITS, n) & 0x7FFFFFFF
-    if STORE:
-        tl.store(bitmap + word, packed(magnitudes != 0), mask=word * WORD_BITS < n)
-    raise_to(largest, tl.max(tl.max(magnitudes, axis=1), axis=0))
+    number = tl.load(numbers + element, mask=element < n, other=0)
+    tl.store(bitmap + word, packed(number != 0), mask=word * WORD_BITS < n)
 
 
 @triton.jit
@@ -113,34 +103,25 @@ def ranks(words, bases, tile):
 
 
 @triton.jit
-def positions_kernel(bitmap, bases, out, elements, capacity, first, WORDS: tl.constexpr):
-    """Write the positions of the set bits, plus `first`, ascending, into out[capacity]; drop the excess."""
+def positions_kernel(bitmap, bases, out, elements, first, WORDS: tl.constexpr):
+    """Write the positions of the set bits, plus `first`, ascending."""
     program = tl.program_id(0)
     word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
     words = load_bits(bitmap, word, elements)
     bits = unpacked(words)
     rank = ranks(words, bases, program)[:, None] + tl.cumsum(bits, axis=1) - bits
     element = first + word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
-    tl.store(out + rank, element, mask=(bits != 0) & (rank < capacity))
+    tl.store(out + rank, element, mask=bits != 0)
 
 
 @triton.jit
-def present(count, capacity):
-    """Return the number of candidates: count[1], up to `capacity`; all of these if there is no count."""
-    return wide(capacity) if count is None else tl.minimum(tl.load(count), capacity)
-
-
-@triton.jit
-def occupied_kernel(positions, count, out, capacity, SIZES: tl.constexpr, BLOCK: tl.constexpr):
-    """Add to out[b] the number of blocks of 2**b elements that hold one of positions[count], b < SIZES."""
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    candidates = present(count, capacity)
-    for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
-        t = start + tl.arange(0, BLOCK).to(tl.int64)
-        inside = t < candidates
-        here = tl.load(positions + t, mask=inside, other=0)
-        # The first position begins a block of every size: its predecessor, -1, never shares one.
-        before = tl.load(positions + t - 1, mask=inside & (t > 0), other=-1)
-        for b in tl.static_range(SIZES):
-            begins = inside & ((here >> b) != (before >> b))
-            tl.atomic_add(out + b, tl.sum(begins.to(tl.int64), axis=0), sem="relaxed")
+def occupied_kernel(positions, out, candidates, SIZES: tl.constexpr, BLOCK: tl.constexpr):
+    """Add to out[b] the number of blocks of 2**b elements that hold a candidate, b < SIZES."""
+    t = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = t < candidates
+    here = tl.load(positions + t, mask=inside, other=0)
+    # The first position begins a block of every size: its predecessor, -1, never shares one.
+    before = tl.load(positions + t - 1, mask=inside & (t > 0), other=-1)
+    for b in tl.static_range(SIZES):
+        begins = inside & ((here >> b) != (before >> b))
+        tl.atomic_add(out + b, tl.sum(begins.to(tl.int64), axis=0), sem="relaxed")

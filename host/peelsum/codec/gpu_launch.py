@@ -1,8 +1,7 @@
 """Enqueue the codec's Triton kernels on the caller's stream.
 
 No function waits, or reads device memory from the host. Return values of `peelsum.codec.kernels` become
-output tensors. An output whose size only the device knows has room for a bound, `capacity`, and a count
-beside it. Outputs are written completely unless stated otherwise.
+output tensors. Outputs are written completely unless stated otherwise.
 
 Words and values are int32 (floats as bit patterns); positions, counts and seeds int64.
 """
@@ -20,7 +19,7 @@ from peelsum.codec import gpu_index_kernels as indexes
 from peelsum.codec import gpu_peel_kernels as peeling
 from peelsum.codec import gpu_segment_kernels as segments
 from peelsum.codec import gpu_sketch_kernels as sketches
-from peelsum.codec.gpu_tuning import Launch, tuned
+from peelsum.codec.gpu_tuning import tuned
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
 from peelsum.codec.layout import SUB_TABLES, SketchLayout
 
@@ -30,51 +29,32 @@ if TYPE_CHECKING:
 # Tile sizes of kernels that `gpu_tuning` does not have, for 128 threads: the largest that need at most about
 # 100 registers per thread when compiled for compute capability 9.0. A word is 32 elements, 128 bytes.
 _TILE_WORDS = 64
-_PIECE_WORDS = 4
 _BLOCK = 1024
 _CANDIDATES = 512
 _SCAN = 4096
-_WARPS = 4
-_STRIDING = Launch(_CANDIDATES, _WARPS)
-#: Programs that stride over work whose size only the device knows: 8 for each of an H200's 132 SMs.
-_PROGRAMS = 1056
-_PROGRAMS_INTERPRETED = 2
+#: Warps of programs that compute numbers of 64 rows: 8 elements a thread, for which registers suffice.
+_MANY_WARPS = 8
 #: Programs of a cooperative launch for each SM. All must run at once: an SM's 65,536 registers are 128 for
 #: each of four times 128 threads.
 _PROGRAMS_PER_SM = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Candidates:
-    """Candidates' positions on the device, with room for a bound."""
-
-    positions: Tensor
-    """int64[capacity], of which the first `count` are valid, ascending."""
-    count: Tensor | None
-    """int64[1]; None if all of `positions` are valid."""
-
-    @property
-    def capacity(self) -> int:
-        """Room in `positions`. If `count` exceeds it, candidates are missing: repeat with more room."""
-        return self.positions.numel()
-
-
-@dataclass(frozen=True, eq=False)
 class Peeling:
-    """Working memory of peeling: 12 bytes per candidate and 12 per cell."""
+    """Working memory of peeling `k` candidates: 12 bytes for each, and 12 per cell."""
 
     zeroed: Tensor
     """int64[cells + 5]: `state` and `progress`, which are zeroed together."""
     sums: Tensor
     """int32[cells]: the sketch, less the peeled values."""
     waiting: Tensor
-    """int32[capacity]: 1 for each candidate that is not queued yet."""
+    """int32[k]: 1 for each candidate that is not queued yet."""
     queue: Tensor
-    """int64[capacity]: queued candidates, in the order of their rounds."""
+    """int64[k]: queued candidates, in the order of their rounds."""
 
     @classmethod
-    def room(cls, capacity: int, cells: int, device: torch.device) -> Peeling:
-        """Allocate for `capacity` candidates in `cells` cells."""
+    def room(cls, k: int, cells: int, device: torch.device) -> Peeling:
+        """Allocate for k candidates in `cells` cells."""
 
         def empty(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -82,8 +62,8 @@ class Peeling:
         return cls(
             zeroed=empty(cells + 5, dtype=torch.int64),
             sums=empty(cells, dtype=torch.int32),
-            waiting=empty(capacity, dtype=torch.int32),
-            queue=empty(capacity, dtype=torch.int64),
+            waiting=empty(k, dtype=torch.int32),
+            queue=empty(k, dtype=torch.int64),
         )
 
     @property
@@ -107,15 +87,10 @@ def tiles(words: int, device: torch.device) -> int:
     return -(-words // _scanned(device))
 
 
-def index(values: Tensor, bitmap: Tensor | None, largest: Tensor) -> None:
-    """Run `Kernels.index` on values[n], into bitmap[index_words(n)], if given, and largest[1]."""
-    _clear(largest)
-    n, (tile, warps) = values.numel(), tuned("index_kernel", values.device)
-    into = values if bitmap is None else bitmap
-    _launch(
-        indexes.index_kernel, _cut(-(-n // WORD_BITS), tile),
-        values, into, largest, n, bitmap is not None, tile, num_warps=warps,
-    )  # fmt: skip
+def index(numbers: Tensor, bitmap: Tensor) -> None:
+    """Write the bitmap of int32 numbers[n] that are not 0 into bitmap[index_words(n)]."""
+    n = numbers.numel()
+    _launch(indexes.index_kernel, _cut(-(-n // WORD_BITS), _TILE_WORDS), numbers, bitmap, n, _TILE_WORDS)
 
 
 def totals(bitmap: Tensor, elements: int, bases: Tensor, count: Tensor) -> None:
@@ -126,30 +101,18 @@ def totals(bitmap: Tensor, elements: int, bases: Tensor, count: Tensor) -> None:
     _launch(indexes.scan_kernel, 1, bases, count, grid, _SCAN)
 
 
-def positions(bitmap: Tensor, elements: int, bases: Tensor, out: Candidates, first: int = 0) -> None:
-    """Run `Kernels.positions` by prefix sums: as many as `out` has room for, and the true count."""
-    assert out.count is not None
-    totals(bitmap, elements, bases, out.count)
-    listed(bitmap, elements, bases, out, first)
-
-
-def listed(bitmap: Tensor, elements: int, bases: Tensor, out: Candidates, first: int = 0) -> None:
-    """Run the second half of `positions`, after `totals`."""
+def positions(bitmap: Tensor, elements: int, bases: Tensor, out: Tensor, first: int = 0) -> None:
+    """Run `Kernels.positions`, given the `totals` in `bases`; `out` has room for all set bits."""
     tile = _scanned(bitmap.device)
-    _launch(
-        indexes.positions_kernel, _cut(bitmap.numel(), tile),
-        bitmap, bases, out.positions, elements, out.capacity, first, tile,
-    )  # fmt: skip
+    grid = _cut(bitmap.numel(), tile)
+    _launch(indexes.positions_kernel, grid, bitmap, bases, out, elements, first, tile)
 
 
-def occupied(candidates: Candidates, out: Tensor) -> None:
+def occupied(positions: Tensor, out: Tensor) -> None:
     """Run `Kernels.occupied` into out[BLOCK_SIZES]."""
     _clear(out)
-    _stride(
-        indexes.occupied_kernel, candidates,
-        candidates.positions, candidates.count, out, candidates.capacity, BLOCK_SIZES,
-        launch=Launch(_BLOCK, _WARPS),
-    )  # fmt: skip
+    k = positions.numel()
+    _launch(indexes.occupied_kernel, _cut(k, _BLOCK), positions, out, k, BLOCK_SIZES, _BLOCK)
 
 
 def block_encode(bitmap: Tensor, elements: int, block: int, out: Tensor) -> None:
@@ -205,38 +168,6 @@ def scatter_bits(bits: Tensor, mask: Tensor, bases: Tensor, out: Tensor) -> None
     _launch(forms.scatter_bits_kernel, _cut(words, tile), bits, mask, bases, out, words, tile)
 
 
-def quantize(values: Tensor, scale: int, out: Tensor) -> None:
-    """Run `Kernels.quantize` into out[n]."""
-    n, (tile, warps) = values.numel(), tuned("quantize_kernel", values.device)
-    _launch(sketches.quantize_kernel, _cut(n, tile), values, out, scale, n, tile, num_warps=warps)
-
-
-def quantize_at(values: Tensor, candidates: Candidates, scale: int, out: Tensor) -> None:
-    """Run `Kernels.quantize_at` into out[capacity], of which only `count` are written."""
-    _stride(
-        sketches.quantize_at_kernel, candidates,
-        values, candidates.positions, candidates.count, out, scale, candidates.capacity,
-        launch=tuned("quantize_at_kernel", values.device),
-    )  # fmt: skip
-
-
-def dequantize(quantized: Tensor, scale: int, divisor: int, out: Tensor) -> None:
-    """Run `Kernels.dequantize` on quantized[n], into float32 out[n]."""
-    n, (tile, warps) = out.numel(), tuned("dequantize_kernel", out.device)
-    _launch(
-        sketches.dequantize_kernel, _cut(n, tile), quantized, out, scale, n, divisor, tile, num_warps=warps
-    )
-
-
-def dequantize_at(quantized: Tensor, candidates: Candidates, scale: int, divisor: int, out: Tensor) -> None:
-    """Run `Kernels.dequantize_at` on quantized[capacity], into float32 out[n]."""
-    _stride(
-        sketches.dequantize_at_kernel, candidates,
-        quantized, candidates.positions, candidates.count, out, scale, candidates.capacity, divisor,
-        launch=tuned("dequantize_at_kernel", out.device),
-    )  # fmt: skip
-
-
 def measure(values: Tensor, rows: Rows, count: int, out: Tensor, bitmap: Tensor) -> None:
     """Write the words of scales of `count` segments into `out`, and the bitmap of the sparse vector."""
     blocks = out.numel() - count
@@ -271,7 +202,7 @@ def write_dense(values: Tensor, rows: Rows, scales: Tensor, places: Tensor, out:
     """Run `SegmentCodec.write_dense`; add non-zeros to own[segments]."""
     _launch(
         segments.write_dense_kernel, _cut(rows.first, _TILE_WORDS),
-        values, *rows[:3], scales, places, out, own, rows.first, _TILE_WORDS,
+        values, *rows[:3], scales, places, out, own, rows.first, _TILE_WORDS, num_warps=_MANY_WARPS,
     )  # fmt: skip
 
 
@@ -282,69 +213,57 @@ def gather(
     _over_words(segments.gather_kernel, rows, values, *rows[:3], scales, bitmap, bases, out, own)
 
 
-def read_dense(
-    total: Tensor, rows: Rows, scales: Tensor, places: Tensor, divisor: int, out: Tensor, counts: Tensor
-) -> None:
-    """Write the results of dense rows into float32 `out`; add the sums' non-zeros to counts[segments]."""
+def read(
+    dense: Tensor, sparse: Tensor, rows: Rows, scales: Tensor, places: Tensor, bitmap: Tensor, bases: Tensor,
+    divisor: int, out: Tensor, counts: Tensor,
+) -> None:  # fmt: skip
+    """Write all results into float32 `out`; add the dense sums' non-zeros to counts[segments]."""
+    tile = _scanned(out.device)
+    tiles = _cut(rows.first, tile)
     _launch(
-        segments.read_dense_kernel, _cut(rows.first, _TILE_WORDS),
-        total, *rows[:3], scales, places, divisor, out, counts, rows.first, _TILE_WORDS,
+        segments.read_kernel, tiles + _cut(rows.count - rows.first, tile),
+        dense, sparse, *rows[:3], scales, places, bitmap, bases, divisor, out, counts,
+        rows.count, rows.first, tiles, tile, num_warps=_MANY_WARPS,
     )  # fmt: skip
-
-
-def read_sparse(
-    total: Tensor, rows: Rows, scales: Tensor, bitmap: Tensor, bases: Tensor, divisor: int, out: Tensor
-) -> None:
-    """Write the results of sparse rows into float32 `out`."""
-    _over_words(segments.read_sparse_kernel, rows, total, *rows[:3], scales, bitmap, bases, divisor, out)
 
 
 def _over_words(kernel: Any, rows: Rows, *arguments: Any) -> None:
     """Launch a kernel over the words of the sparse vector's bitmap, in the tiles of `totals`."""
     tile = _scanned(rows.begins.device)
-    _launch(kernel, _cut(rows.count - rows.first, tile), *arguments, rows.count, rows.first, tile)
+    grid = _cut(rows.count - rows.first, tile)
+    _launch(kernel, grid, *arguments, rows.count, rows.first, tile, num_warps=_MANY_WARPS)
 
 
-def sketch_encode(
-    layout: SketchLayout, seed: Tensor, candidates: Candidates, values: Tensor, out: Tensor
-) -> None:
-    """Run `Kernels.sketch_encode` on values[capacity], with the seed in seed[1]."""
+def sketch_encode(layout: SketchLayout, seed: Tensor, positions: Tensor, values: Tensor, out: Tensor) -> None:
+    """Run `Kernels.sketch_encode`, with the seed in seed[1]."""
     _clear(out)
-    _stride(
-        sketches.sketch_encode_kernel, candidates,
-        candidates.positions, candidates.count, values, out, seed,
-        candidates.capacity, layout.rows, *_segments(layout),
-        launch=tuned("sketch_encode_kernel", out.device),
+    k, (tile, warps) = positions.numel(), tuned("sketch_encode_kernel", out.device)
+    _launch(
+        sketches.sketch_encode_kernel, _cut(k, tile),
+        positions, values, out, seed, k, layout.rows, *_segments(layout), tile, num_warps=warps,
     )  # fmt: skip
 
 
 def peel(
-    layout: SketchLayout, seed: Tensor, sketch: Tensor, candidates: Candidates, room: Peeling, out: Tensor
+    layout: SketchLayout, seed: Tensor, sketch: Tensor, positions: Tensor, room: Peeling, out: Tensor
 ) -> None:
-    """Run `Kernels.sketch_decode` on sketch[cells]; `left_over` lists its result.
+    """Run `Kernels.sketch_decode` on sketch[cells], for one candidate or more; write their values into `out`.
 
-    Values go into out[capacity]; from `count` on they are zero. `room.left` is the left-over's size.
+    `room.left` becomes the left-over's size, and `room.waiting` 1 for each candidate in it, else 0.
     """
     _clear(room.zeroed)
     room.sums.copy_(sketch)
-    _stride(
-        peeling.load_kernel, candidates,
-        candidates.positions, candidates.count, room.state, room.waiting, out, seed,
-        candidates.capacity, layout.rows, *_segments(layout),
-    )  # fmt: skip
-    if not candidates.capacity:
-        return
+    k, cut = positions.numel(), (layout.rows, *_segments(layout), _CANDIDATES)
+    grid = _cut(k, _CANDIDATES)
+    _launch(peeling.load_kernel, grid, positions, room.state, room.waiting, out, seed, k, *cut)
     _launch(
-        peeling.first_round_kernel, -(-layout.cells // _BLOCK),
+        peeling.first_round_kernel, _cut(layout.cells, _BLOCK),
         room.state, room.queue, room.progress, room.waiting,
         layout.cells, layout.segment_cells // SUB_TABLES, _BLOCK,
     )  # fmt: skip
-    most = -(-candidates.capacity // _CANDIDATES)
     _launch(
-        peeling.rounds_kernel, min(_cooperating(sketch.device), most),
-        candidates.positions, candidates.count, room.state, room.sums, room.queue, room.progress,
-        room.waiting, out, seed, candidates.capacity, layout.rows, *_segments(layout),
-        _CANDIDATES,
+        peeling.rounds_kernel, min(_cooperating(sketch.device), grid),
+        positions, room.state, room.sums, room.queue, room.progress, room.waiting, out, seed, k, *cut,
         launch_cooperative_grid=True,
     )  # fmt: skip
 
@@ -355,13 +274,6 @@ def _segments(layout: SketchLayout) -> tuple[int, int, int]:
         return layout.segments, layout.lanes, sketches.BY_BLOCK.value
     how = sketches.BY_RANK if layout.segments > 1 else sketches.WHOLE
     return layout.share, layout.lanes, how.value
-
-
-def _stride(kernel: Any, candidates: Candidates, *arguments: Any, launch: Launch = _STRIDING) -> None:
-    """Launch a kernel that strides over candidates whose count only the device knows."""
-    most = _PROGRAMS if candidates.positions.is_cuda else _PROGRAMS_INTERPRETED
-    grid = min(_cut(candidates.capacity, launch.tile), most)
-    _launch(kernel, grid, *arguments, launch.tile, num_warps=launch.warps)
 
 
 def _cut(size: int, tile: int) -> int:

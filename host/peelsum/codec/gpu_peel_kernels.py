@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from peelsum.codec import layout
-from peelsum.codec.gpu_index_kernels import present, singly, wide
+from peelsum.codec.gpu_index_kernels import singly, wide
 from peelsum.codec.gpu_sketch_kernels import cells_of, segment_of
 
 _SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
@@ -25,22 +25,19 @@ _ITEM = tl.constexpr(4)
 
 @triton.jit
 def load_kernel(
-    positions, count, state, waiting, out, seed, capacity, rows, share,
+    positions, state, waiting, out, seed, candidates, rows, share,
     LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add candidates to their cells' state, which must be zero; set them as waiting; zero `out`."""
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    candidates = present(count, capacity)
-    for start in range(program.to(tl.int64) * BLOCK, capacity, programs * BLOCK):
-        t = singly(start, BLOCK)
-        inside = t < candidates
-        position = tl.load(positions + t, mask=inside, other=0)
-        tl.store(waiting + t, inside.to(tl.int32), mask=t < capacity)
-        tl.store(out + t, tl.zeros((BLOCK,), tl.int32), mask=t < capacity)
-        segment = segment_of(t, position, share, tl.load(seed), rows, LANES, SEGMENTED)
-        for j in tl.static_range(_SUB_TABLES):
-            cell, _ = cells_of(position, tl.load(seed), j, rows, LANES)
-            tl.atomic_add(state + segment + cell, t + _ONE, mask=inside, sem="relaxed")
+    t = singly(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
+    inside = t < candidates
+    position = tl.load(positions + t, mask=inside, other=0)
+    tl.store(waiting + t, tl.full((BLOCK,), 1, tl.int32), mask=inside)
+    tl.store(out + t, tl.zeros((BLOCK,), tl.int32), mask=inside)
+    segment = segment_of(t, position, share, tl.load(seed), rows, LANES, SEGMENTED)
+    for j in tl.static_range(_SUB_TABLES):
+        cell, _ = cells_of(position, tl.load(seed), j, rows, LANES)
+        tl.atomic_add(state + segment + cell, t + _ONE, mask=inside, sem="relaxed")
 
 
 @triton.jit
@@ -112,14 +109,14 @@ def _meet(arrived, times, programs):
 
 @triton.jit
 def rounds_kernel(
-    positions, count, state, sums, queue, progress, waiting, out, seed, capacity,
+    positions, state, sums, queue, progress, waiting, out, seed, candidates,
     rows, share, LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Peel the queue, round after round, until no candidate is queued: the rest is the 2-core.
 
-    sums[cells] is peeled into out[capacity]. progress[0] holds the candidates
-    queued for the first round; round r counts those of the next in progress[(r + 1) % 3]. progress[3]
-    counts arrivals at the barriers between rounds. progress[4] becomes the number of candidates left over.
+    sums[cells] is peeled into out[candidates]. progress[0] holds the candidates queued for the first round;
+    round r counts those of the next in progress[(r + 1) % 3]. progress[3] counts arrivals at the barriers
+    between rounds. progress[4] becomes the number of candidates left over.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     begin, round_ = wide(0), wide(0)
@@ -136,4 +133,4 @@ def rounds_kernel(
         _meet(progress + 3, round_, programs)
         begin = end
         end += tl.load(following, volatile=True)
-    tl.store(progress + 4, present(count, capacity) - end)
+    tl.store(progress + 4, wide(candidates) - end)

@@ -128,9 +128,8 @@ def write_dense_kernel(values, begins, blocks, segments, scales, places, out, ow
 
 
 @triton.jit
-def _candidates(bitmap, bases, rows, ROWS: tl.constexpr):
+def _candidates(bitmap, bases, tile, rows, ROWS: tl.constexpr):
     """Return a tile's words, their numbers, their bits, and the rank of each among all candidates."""
-    tile = tl.program_id(0)
     word = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     words = tl.load(bitmap + word, mask=word < rows, other=0)
     bits = unpacked(words)
@@ -142,7 +141,7 @@ def gather_kernel(
     values, begins, blocks, segments, scales, bitmap, bases, out, own, rows, first, ROWS: tl.constexpr
 ):
     """Write the candidates' numbers in order; add non-zeros to `own`."""
-    word, bits, rank = _candidates(bitmap, bases, rows - first, ROWS)
+    word, bits, rank = _candidates(bitmap, bases, tl.program_id(0), rows - first, ROWS)
     element, inside = _elements(begins, first + word, rows)
     block, segment = _place(blocks, segments, first + word, rows)
     scale, _, _ = _scales(scales, block)
@@ -154,35 +153,35 @@ def gather_kernel(
 
 
 @triton.jit
+def read_kernel(
+    dense, sparse, begins, blocks, segments, scales, places, bitmap, bases, divisor, out, counts,
+    rows, first, dense_tiles, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Write all results: 0 where nothing is sent, NaN if not finite; add dense sums' non-zeros to `counts`.
+
+    The first programs read the dense rows. One launch writes all results: it fails before it writes any.
+    """
+    program = tl.program_id(0)
+    if program < dense_tiles:
+        row = program.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        element, inside = _elements(begins, row, first)
+        block, segment = _place(blocks, segments, row, first)
+        scale, sent, not_finite = _scales(scales, block)
+        at = tl.load(places + row, mask=row < first, other=0)[:, None] + tl.arange(0, WORD_BITS)[None, :]
+        number = tl.load(dense + at, mask=inside & sent[:, None], other=0)
+        _add(counts, segment, tl.sum((number != 0).to(tl.int32), axis=1))
+        _write(number, scale, not_finite, divisor, out, element, inside)
+    else:
+        word, bits, rank = _candidates(bitmap, bases, program - dense_tiles, rows - first, ROWS)
+        element, inside = _elements(begins, first + word, rows)
+        block, _ = _place(blocks, segments, first + word, rows)
+        scale, _, not_finite = _scales(scales, block)
+        number = tl.load(sparse + rank, mask=inside & (bits != 0), other=0)
+        _write(number, scale, not_finite, divisor, out, element, inside)
+
+
+@triton.jit
 def _write(number, scale, not_finite, divisor, out, element, inside):
     factor = power_of_two(0 - scale)[:, None]
     value = (number.to(tl.float64) * factor / wide(divisor).to(tl.float64)).to(tl.float32)
     tl.store(out + element, tl.where(not_finite[:, None], float("nan"), value), mask=inside)
-
-
-@triton.jit
-def read_dense_kernel(
-    total, begins, blocks, segments, scales, places, divisor, out, counts, first, ROWS: tl.constexpr
-):
-    """Write the results of dense rows: 0 or NaN without a scale; add the sums' non-zeros to `counts`."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    element, inside = _elements(begins, row, first)
-    block, segment = _place(blocks, segments, row, first)
-    scale, sent, not_finite = _scales(scales, block)
-    at = tl.load(places + row, mask=row < first, other=0)[:, None] + tl.arange(0, WORD_BITS)[None, :]
-    number = tl.load(total + at, mask=inside & sent[:, None], other=0)
-    _write(number, scale, not_finite, divisor, out, element, inside)
-    _add(counts, segment, tl.sum((number != 0).to(tl.int32), axis=1))
-
-
-@triton.jit
-def read_sparse_kernel(
-    total, begins, blocks, segments, scales, bitmap, bases, divisor, out, rows, first, ROWS: tl.constexpr
-):
-    """Write the results of sparse rows: 0 where there is no candidate."""
-    word, bits, rank = _candidates(bitmap, bases, rows - first, ROWS)
-    element, inside = _elements(begins, first + word, rows)
-    block, _ = _place(blocks, segments, first + word, rows)
-    scale, _, not_finite = _scales(scales, block)
-    number = tl.load(total + rank, mask=inside & (bits != 0), other=0)
-    _write(number, scale, not_finite, divisor, out, element, inside)

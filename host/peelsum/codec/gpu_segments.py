@@ -1,13 +1,13 @@
 """The segments of a step on the GPU: `SegmentCodec` in Triton, one launch a stage.
 
-The host reads the words of scales, and one count a segment. Tensors that lie end to end are not copied.
+The host reads the words of scales, and three counts a segment. Tensors that lie end to end are not copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from peelsum.codec import gpu_launch as launch
 from peelsum.codec.block_scales import ZERO
 from peelsum.codec.cpu_segments import occupied
 from peelsum.codec.fixed_point import NON_FINITE, fixed_point
-from peelsum.codec.gpu_memory import sent, stream_of
+from peelsum.codec.gpu_memory import fetched, sent, stream_of
 from peelsum.codec.gpu_segment_kernels import NON_FINITE_SCALE, ZERO_SCALE
 from peelsum.codec.segments import Counts, Table
 
@@ -39,6 +39,10 @@ class Rows(NamedTuple):
     """The first row of the sparse vector."""
 
 
+#: A plan's table is the same object in every step. Its rows take a tenth of the memory of its elements.
+_ROWS: WeakKeyDictionary[Table, dict[tuple[torch.device, int], Rows]] = WeakKeyDictionary()
+
+
 class GpuSegments:
     """See `SegmentCodec`."""
 
@@ -47,15 +51,16 @@ class GpuSegments:
     ) -> None:
         self._table, self._out = table, out
         self._device = values[0].device
+        self._devices = [one.device for one in values]
         self._values, self._lie_together = _joined(values)
         self._over = self._lie_together and all(a is b for a, b in zip(values, out, strict=True))
         self._rows = _rows(table, stream_of(self._device))
         self._highest = fixed_point(0, workers).scale
         self.fields = np.empty(len(table), np.int32)
         self.scales = np.empty(int(table.blocks[-1]), np.int32)
-        #: int64[3, segments]: own non-zeros, non-zeros of dense sums, and numbers that are sent.
-        self._counts = torch.zeros(3, len(table), dtype=torch.int64, device=self._device)
-        self._sent = np.zeros(len(table), np.int64)
+        #: int64[2, segments]: own non-zeros, and non-zeros of dense sums.
+        self._counts = torch.zeros(2, len(table), dtype=torch.int64, device=self._device)
+        self.sent = np.zeros(len(table), np.int64)
 
     def write_scales(self, out: Tensor) -> Tensor:
         """See `SegmentCodec.write_scales`."""
@@ -78,17 +83,18 @@ class GpuSegments:
             skipped = np.cumsum(np.where(absent, table.elements, 0)) - np.where(absent, table.elements, 0)
             places = table.begin_of_row[:-1] - skipped[table.segment_of_row]
             self._places = sent(places, self._device)
-        self._sent = np.where(absent, 0, table.elements)
+        self.sent = np.where(absent, 0, table.elements)
 
     def place(self, union: Tensor) -> tuple[int, int]:
         """See `SegmentCodec.place`. Waits for the device."""
         dense = self._table.dense
         self._union = union
         self._bases = launch.candidates_before(union)
-        launch.count(union, self._rows, self._counts[2])
         if len(self._table) > dense:
-            self._sent[dense:] = self._counts[2, dense:].cpu().numpy()
-        return int(self._sent[:dense].sum()), int(self._sent[dense:].sum())
+            counts = torch.zeros(len(self._table), dtype=torch.int64, device=self._device)
+            launch.count(union, self._rows, counts)
+            self.sent[dense:] = counts.cpu().numpy()[dense:]
+        return int(self.sent[:dense].sum()), int(self.sent[dense:].sum())
 
     def write_dense(self, out: Tensor) -> None:
         """See `SegmentCodec.write_dense`."""
@@ -101,27 +107,32 @@ class GpuSegments:
 
     def read(self, dense: Tensor, sparse: Tensor, divisor: int) -> Sequence[Tensor]:
         """See `SegmentCodec.read`."""
-        flat = self._values if self._over else torch.empty_like(self._values)
-        launch.read_dense(dense, self._rows, self._scales, self._places, divisor, flat, self._counts[1])
-        launch.read_sparse(sparse, self._rows, self._scales, self._union, self._bases, divisor, flat)
+        ours = self._over or not self._lie_together
+        flat = self._values if ours else torch.empty_like(self._values)
         parts = torch.split(flat, self._table.elements.tolist())
-        if self._over:
-            return [one for one in self._out if one is not None]
-        pairs = [(into, part) for into, part in zip(self._out, parts, strict=True) if into is not None]
+        # What needs memory comes before results are written over tensors.
+        results = [
+            out if out is not None else part if part.device == there else torch.empty_like(part, device=there)
+            for part, out, there in zip(parts, self._out, self._devices, strict=True)
+        ]
+        place = self._scales, self._places, self._union, self._bases
+        launch.read(dense, sparse, self._rows, *place, divisor, flat, self._counts[1])
+        self._values = self._empty(0)  # a caller may keep results for long, and them alone
+        pairs = [(a, b) for a, b in zip(results, parts, strict=True) if a is not b and not self._over]
         if pairs:
-            torch._foreach_copy_([into for into, _ in pairs], [part for _, part in pairs])
-        return [part if into is None else into for into, part in zip(self._out, parts, strict=True)]
+            torch._foreach_copy_([result for result, _ in pairs], [part for _, part in pairs])
+        return results
 
     def counts(self, dense: Tensor, sparse: Tensor, quantized: Tensor) -> Counts:
         """See `SegmentCodec.counts`. Waits for the device."""
-        own, total = self._counts[:2].cpu().numpy()
-        return Counts(own, total, self._sent)
+        own, total = self._counts.cpu().numpy()
+        return Counts(own, total, self.sent)
 
     def occupied(self, sparse: Tensor, wanted: NDArray[np.int64], *, known: bool) -> NDArray[np.int64]:
         """See `SegmentCodec.occupied`. The host counts, from copies of the bitmap and the sums."""
-        union = self._union.cpu().numpy().view(np.uint32)
-        numbers = np.zeros(len(sparse), np.int32) if known else sparse.cpu().numpy()
-        return occupied(self._table, union, numbers, wanted, known=known)
+        union, *sums = fetched([self._union] if known else [self._union, sparse])
+        numbers = sums[0] if sums else np.zeros(len(sparse), np.int32)
+        return occupied(self._table, union.view(np.uint32), numbers, wanted, known=known)
 
     @property
     def _bits(self) -> Tensor:
@@ -145,11 +156,16 @@ def _joined(values: Sequence[Tensor]) -> tuple[Tensor, bool]:
     return torch.cat([one.to(first.device) for one in values]), False
 
 
-@lru_cache(64)  # a plan's table is the same object in every step
 def _rows(table: Table, stream: tuple[torch.device, int]) -> Rows:
-    """Return a table's rows on a device, kept for the stream."""
+    """Return a table's rows on a device, kept for the stream as long as there is the table."""
+    kept = _ROWS.setdefault(table, {})
+    if stream not in kept:
+        kept[stream] = _made(table, stream[0])
+    return kept[stream]
+
+
+def _made(table: Table, device: torch.device) -> Rows:
     segments = np.repeat(np.arange(len(table)), np.diff(table.blocks))
-    device, blocks = stream[0], table.block_of_row.astype(np.int32)
-    there = (sent(one, device) for one in (table.begin_of_row, blocks, segments.astype(np.int32)))
-    begins, of_row, of_block = there
-    return Rows(begins, of_row, of_block, int(table.rows[-1]), int(table.rows[table.dense]))
+    arrays = table.begin_of_row, table.block_of_row.astype(np.int32), segments.astype(np.int32)
+    there = (sent(one, device) for one in arrays)
+    return Rows(*there, count=int(table.rows[-1]), first=int(table.rows[table.dense]))

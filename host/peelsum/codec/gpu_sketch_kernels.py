@@ -1,7 +1,7 @@
-"""Triton kernels that quantize, dequantize and encode sketches.
+"""Triton kernels that encode sketches, and functions that quantize, for other kernels.
 
 Sums are atomic additions modulo 2**32. Integer addition is independent of order, so every run gives the same
-bits. Seed and scale change with each step; kernels read them from device memory.
+bits. The seed changes with each step; kernels read it from device memory.
 `peelsum.codec.layout` defines the elements' places.
 """
 
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from peelsum.codec import layout
-from peelsum.codec.gpu_index_kernels import load_tile, present, singly, wide
+from peelsum.codec.gpu_index_kernels import singly, wide
 
 _SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
 _MIX_STEP = tl.constexpr(layout.MIX_STEP)
@@ -88,71 +88,16 @@ def fixed_number(value, scale):
 
 
 @triton.jit
-def quantize_kernel(values, out, scale, n, BLOCK: tl.constexpr):
-    """Quantize values[n], given as bit patterns, into out[n]."""
-    begin = tl.program_id(0).to(tl.int64) * BLOCK
-    element = begin + tl.arange(0, BLOCK)
-    bits = load_tile(values, element, begin + BLOCK, n)
-    number = fixed_number(bits.to(tl.float32, bitcast=True), wide(scale))
-    tl.store(out + element, number.to(tl.int32), mask=element < n)
-
-
-@triton.jit
-def quantize_at_kernel(values, positions, count, out, scale, capacity, BLOCK: tl.constexpr):
-    """Quantize values[positions[count]] into out[capacity]."""
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    candidates = present(count, capacity)
-    for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
-        t = singly(start, BLOCK)
-        position = tl.load(positions + t, mask=t < candidates, other=0)
-        bits = tl.load(values + position, mask=t < candidates, other=0)
-        number = fixed_number(bits.to(tl.float32, bitcast=True), wide(scale))
-        tl.store(out + t, number.to(tl.int32), mask=t < candidates)
-
-
-@triton.jit
-def _float(quantized, at, inside, scale, divisor):
-    """Dequantize the numbers quantized[at] to float32."""
-    number = tl.load(quantized + at, mask=inside, other=0)
-    factor = power_of_two(0 - wide(scale))
-    return (number.to(tl.float64) * factor / wide(divisor).to(tl.float64)).to(tl.float32)
-
-
-@triton.jit
-def dequantize_kernel(quantized, out, scale, n, divisor, BLOCK: tl.constexpr):
-    """Dequantize quantized[n] into float32 out[n]."""
-    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    value = _float(quantized, element, element < n, scale, divisor)
-    tl.store(out + element, value, mask=element < n)
-
-
-@triton.jit
-def dequantize_at_kernel(quantized, positions, count, out, scale, capacity, divisor, BLOCK: tl.constexpr):
-    """Dequantize quantized[capacity] into float32 out[positions[count]]."""
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    candidates = present(count, capacity)
-    for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
-        t = singly(start, BLOCK)
-        position = tl.load(positions + t, mask=t < candidates, other=0)
-        value = _float(quantized, t, t < candidates, scale, divisor)
-        tl.store(out + position, value, mask=t < candidates)
-
-
-@triton.jit
 def sketch_encode_kernel(
-    positions, count, values, out, seed, capacity, rows, share,
+    positions, values, out, seed, candidates, rows, share,
     LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add values[count] at positions[count] to the sketch `out`, which must be zero."""
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    candidates = present(count, capacity)
-    for start in range(program.to(tl.int64) * BLOCK, candidates, programs * BLOCK):
-        t = singly(start, BLOCK)
-        position = tl.load(positions + t, mask=t < candidates, other=0)
-        value = tl.load(values + t, mask=t < candidates, other=0)
-        segment = segment_of(t, position, share, tl.load(seed), rows, LANES, SEGMENTED)
-        for j in tl.static_range(_SUB_TABLES):
-            cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
-            tl.atomic_add(
-                out + segment + cell, tl.where(negative, 0 - value, value), mask=value != 0, sem="relaxed"
-            )
+    """Add values[candidates] at their positions to the sketch `out`, which must be zero."""
+    t = singly(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
+    position = tl.load(positions + t, mask=t < candidates, other=0)
+    value = tl.load(values + t, mask=t < candidates, other=0)
+    segment = segment_of(t, position, share, tl.load(seed), rows, LANES, SEGMENTED)
+    for j in tl.static_range(_SUB_TABLES):
+        cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
+        change = tl.where(negative, 0 - value, value)
+        tl.atomic_add(out + segment + cell, change, mask=value != 0, sem="relaxed")

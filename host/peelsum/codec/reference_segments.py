@@ -33,6 +33,11 @@ class ReferenceSegments:
         #: The positions of each segment's numbers that are sent.
         self._sent: list[NDArray[np.int64]] = []
 
+    @property
+    def sent(self) -> NDArray[np.int64]:
+        """See `SegmentCodec.sent`."""
+        return np.array(list(map(len, self._sent)), np.int64)
+
     def write_scales(self, out: Words) -> Words:
         """See `SegmentCodec.write_scales`."""
         magnitudes = [
@@ -94,7 +99,7 @@ class ReferenceSegments:
         own = [np.count_nonzero(one) for one in self._split(quantized[: dense.size], quantized[dense.size :])]
         total = [np.count_nonzero(one) for one in self._split(dense, sparse)]
         total[self._table.dense :] = [0] * (len(self._table) - self._table.dense)
-        return Counts(*(np.array(one, np.int64) for one in (own, total, list(map(len, self._sent)))))
+        return Counts(np.array(own, np.int64), np.array(total, np.int64), self.sent)
 
     def occupied(self, sparse: Integers, wanted: NDArray[np.int64], *, known: bool) -> NDArray[np.int64]:
         """See `SegmentCodec.occupied`."""

@@ -107,6 +107,10 @@ class SegmentCodec(Protocol):
     scales: Integers
     """After `read_scales`, int32[blocks]: a block's values are multiplied by 2**scale. On the host."""
 
+    @property
+    def sent(self) -> _Places:
+        """After `place`, int64[segments]: how many numbers of each segment are sent. On the host."""
+
     def write_scales(self, out: Words) -> Words:
         """Write this worker's words of scales, uint32[table.scale_words]; return its bitmap of non-zeros.
 
@@ -117,7 +121,10 @@ class SegmentCodec(Protocol):
         """Read the OR of all workers' words of scales, on the host."""
 
     def place(self, union: Words) -> tuple[int, int]:
-        """Take the candidates' bitmap; return how many dense and how many sparse numbers are sent."""
+        """Take the candidates' bitmap; return how many dense and how many sparse numbers are sent.
+
+        It can be called again, with the candidates that are left.
+        """
 
     def write_dense(self, out: Integers) -> None:
         """Write rint(value * 2**scale) of the dense segments, end to end.
