@@ -131,6 +131,9 @@ class FlatSum:
 
     def cut(self, shapes: Mapping[str, tuple[int, ...]]) -> list[CompressedTensor]:
         """Return each tensor's result."""
+        if len(shapes) == 1:
+            ((name, shape),) = shapes.items()
+            return [self._tensor(name, shape, self.values, self.sent, self.union.size, self.own.size)]
         ends = np.cumsum([math.prod(shape) for shape in shapes.values()], dtype=np.int64)
         at_union, at_own = (np.searchsorted(one, ends) for one in (self.union, self.own))
         rows = zip(
@@ -141,24 +144,33 @@ class FlatSum:
             np.diff(at_own, prepend=0).tolist(),
             strict=True,
         )
-        return [
-            CompressedTensor(
-                name=name,
-                form=self.form,
-                index=self.index,
-                values=values.reshape(shape),
-                finite=self.finite,
-                sent=sent,
-                density=in_union / max(values.size, 1) if self.finite else math.nan,
-                density_worker=in_own / max(values.size, 1) if self.finite else math.nan,
-                error_bound=self.error_bound,
-                words_sent=self.words_sent * values.size // max(self.values.size, 1),
-            )
-            for (name, shape), values, sent, in_union, in_own in rows
-        ]
+        return [self._tensor(*named, *row) for named, *row in rows]
+
+    def _tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        values: Floats,
+        sent: Exact | None,
+        in_union: int,
+        in_own: int,
+    ) -> CompressedTensor:
+        """Return a tensor's result, given how many of its elements are in the union and sent."""
+        return CompressedTensor(
+            name=name,
+            form=self.form,
+            index=self.index,
+            values=values.reshape(shape),
+            finite=self.finite,
+            sent=sent if self.finite else None,
+            density=in_union / max(values.size, 1) if self.finite else math.nan,
+            density_worker=in_own / max(values.size, 1) if self.finite else math.nan,
+            error_bound=self.error_bound,
+            words_sent=self.words_sent * values.size // max(self.values.size, 1),
+        )
 
     def _sent(self, ends: NDArray[np.int64], at_own: NDArray[np.int64]) -> Sequence[Exact | None]:
-        if self.sent is None or not self.finite:
+        if self.sent is None:
             return [None] * ends.size
         begins = np.repeat(np.concatenate([[0], ends[:-1]]), np.diff(at_own, prepend=0))
         parts = [cut(one, at_own) for one in (self.sent.positions - begins, self.sent.numbers)]

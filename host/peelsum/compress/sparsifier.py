@@ -27,6 +27,7 @@ from peelsum.summation import Words
 #: Who chooses: each worker for itself, all the same, or one worker for all.
 Choice = Literal["own", "shared", "elected"]
 _COUNT_BYTES = 4
+_FIXED_POINT = Dense()
 
 
 class Sparsifier(Compressor, abstract=True):
@@ -73,7 +74,7 @@ class Sparsifier(Compressor, abstract=True):
     @property
     def _values(self) -> Compressor | None:
         """What compresses the chosen values; None leaves them to the exact all-reduce."""
-        return Dense() if self.quantizer is None and self.choice != "own" else self.quantizer
+        return _FIXED_POINT if self.quantizer is None and self.choice != "own" else self.quantizer
 
     @abstractmethod
     def choose(self, tensor: Floats, state: TensorState) -> Positions:
