@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from poison import poisoned_memory
-from sums_of_floats import scales_of
+from sums_of_floats import scales_of, sent_as
 
 from peelsum.allreduce import Allreduce, LocalSummation, Part
 
@@ -23,7 +23,10 @@ T = TypeVar("T")
 class Workers:
     """A group of workers that run each step concurrently, one thread each."""
 
-    def __init__(self, count: int, lanes: int = 8, timeout_s: float = 30.0, **settings: Any) -> None:
+    def __init__(
+        self, count: int, lanes: int = 8, timeout_s: float = 30.0, form: str = "", **settings: Any
+    ) -> None:
+        settings |= sent_as(form) if form else {}
         self.summations = LocalSummation.group(count, lanes, timeout_s)
         self.reduces = [Allreduce(summation, **settings) for summation in self.summations]
 

@@ -11,7 +11,7 @@ import torch
 from gpu_device import DEVICE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sums_of_floats import DTYPES, FAR, FORMS, INDEXES, ODD_SIZES, SLACK, SLOW, check, typed, workers_of
+from sums_of_floats import DTYPES, FAR, ODD_SIZES, SLOW, check, typed, workers_of
 
 from peelsum.allreduce import Allreduce, NetworkModel
 from peelsum.codec import BFloat16, threads
@@ -20,9 +20,8 @@ from peelsum.codec import BFloat16, threads
 def any_way(draw: Callable[..., Any]) -> dict[str, Any]:
     """Draw settings that must not change a sum."""
     return {
-        "forms": draw(st.sampled_from([*FORMS, "auto"])),
-        "index": draw(st.sampled_from(INDEXES)),
-        "predict": draw(st.booleans()),
+        "forms": draw(st.sampled_from(["dense", "sparse", "auto"])),
+        "values": draw(st.sampled_from(["compact", "sketch", "auto"])),
         "implementation": draw(st.sampled_from(["cpu", "reference"])),
         "cells_per_candidate": draw(st.floats(0.05, 3.0)),
         "network": draw(st.sampled_from([SLOW, FAR, NetworkModel()])),
@@ -41,8 +40,8 @@ def supports(n: int) -> dict[str, Any]:
     }
 
 
-def check_steps(group: Any, draw: Callable[..., Any], n: int, steps: int, choices: dict[str, Any]) -> None:
-    """Run steps of one tensor. A prediction holds for up to twice the last step's largest magnitude."""
+def check_steps(group: Any, draw: Callable[..., Any], n: int, steps: int) -> None:
+    """Run steps of one tensor."""
     workers, dtype = len(group.reduces), draw(st.sampled_from(DTYPES))
     for step in range(steps):
         density = draw(st.sampled_from([0.0, 0.01, 0.2, 1.0])) / (1 if n < 1000 else 10)
@@ -50,15 +49,14 @@ def check_steps(group: Any, draw: Callable[..., Any], n: int, steps: int, choice
         arrays = workers_of(n, workers, density, step, spread=draw(st.integers(1, 12)))
         arrays = [np.where(where, array, np.float32(0)) for array in arrays]
         tensors, meant = zip(*(typed(array, dtype) for array in arrays), strict=True)
-        slack = SLACK if choices["predict"] and step else 0
-        check(group.sum([{"g": mine} for mine in tensors]), meant, slack=slack)
+        check(group.sum([{"g": mine} for mine in tensors]), meant)
 
 
-@pytest.mark.parametrize(("octaves", "finer"), [(62, 62), (64, 0), (66, 2)])
+@pytest.mark.parametrize(("octaves", "finer"), [(56, 56), (64, 0), (66, 2)])
 def test_levels_of_blocks_repeat_after_64_octaves(make_workers: Any, octaves: int, finer: int) -> None:
     """A worker far below the others lets a block count as up to 64 octaves higher than it is."""
     far, near = np.zeros((2, 96), np.float32)
-    far[0], near[40], near[70] = 2.0**40, 2.0 ** (40 - octaves), 2.0 ** (40 - octaves + 46)
+    far[0], near[40], near[70] = 2.0**40, 2.0 ** (40 - octaves), 2.0 ** (40 - octaves + 40)
     results = make_workers(2, 16, forms="dense").sum([{"g": far}, {"g": near}])
     scales = results[0]["g"].scales
     assert scales[40] - scales[0] == finer
@@ -78,7 +76,7 @@ def test_any_way_any_size(make_workers: Any, data: st.DataObject) -> None:
     n = data.draw(st.one_of(magnitudes, st.sampled_from(ODD_SIZES if workers < 5 else ODD_SIZES[:-4])))
     choices = any_way(data.draw)
     lanes = data.draw(st.integers(1, 64) if n < 2000 else st.sampled_from([32, 77, 256]))
-    check_steps(make_workers(workers, lanes, **choices), data.draw, n, 3, choices)
+    check_steps(make_workers(workers, lanes, **choices), data.draw, n, 3)
 
 
 @settings(
@@ -96,7 +94,7 @@ def test_any_way_up_to_a_million_on_several_cores(
     n = data.draw(st.one_of(st.integers(10**5, 10**6), st.sampled_from([2**19 + 1, 10**6 - 1, 10**6])))
     choices = any_way(data.draw)
     group = make_workers(workers, data.draw(st.sampled_from([251, 256, 1024])), **choices)
-    check_steps(group, data.draw, n, 2, choices)
+    check_steps(group, data.draw, n, 2)
 
 
 class OnHost:
@@ -138,6 +136,5 @@ def test_all_three_implementations_in_one_job(make_workers: Any, data: st.DataOb
         arrays = workers_of(n, 3, data.draw(st.sampled_from([0.0, 0.02, 0.3])), step)
         tensors, meant = zip(*(typed(array, dtype) for array in arrays), strict=True)
         ours, *theirs = group.sum([{"g": on_device(tensors[0])}, *({"g": mine} for mine in tensors[1:])])
-        slack = SLACK if choices["predict"] and step else 0
         results = [{"g": OnHost(ours["g"])}, *theirs]
-        check(results, meant, slack=slack)
+        check(results, meant)
