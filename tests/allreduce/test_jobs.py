@@ -83,7 +83,7 @@ def test_every_sum_of_a_job_is_exact(make_workers: Any, forced: list[Index], dat
             np.testing.assert_array_equal(own, first.total)
         if in_place:
             for mine, result in zip(given_now, results, strict=True):
-                    for name, array in mine.items():
+                for name, array in mine.items():
                     np.testing.assert_array_equal(array, result[name].values)
 
 
@@ -124,7 +124,7 @@ def test_mixtures_stay_near_the_bound() -> None:
     """An embedding of 1 % beside a layer of 15 % and dense layers, where only words count."""
     (backend,) = Recorded.group(1, 256)
     reduce, bound = Allreduce(backend, network=SLOW), 0.0
-    tensors = {"embedding": (2**18, 0.01), "layer": (2**17, 0.15), "thin": (2**17, 0.002), "dense": (2**15, 1.0)}
+    tensors = {"rows": (2**18, 0.01), "layer": (2**17, 0.15), "thin": (2**17, 0.002), "full": (2**15, 1.0)}
     for step in range(3):
         drawn_now = {
             name: workers_of(n, 1, density, 10 * step + n % 97)[0] for name, (n, density) in tensors.items()

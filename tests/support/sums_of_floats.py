@@ -45,9 +45,9 @@ def finest(exponent: int, workers: int) -> int:
 def scales_of(arrays: Sequence[Floats], fixed: Any) -> NDArray[np.int64]:
     """Each element's scale, if the blocks are those of `fixed`: the block's exponent, to the next odd field.
 
-    A tensor's largest field is known to the upper end of nine. A block counts as no less than 40 octaves below
-    its worker's largest value. Levels of two octaves repeat after 32, below the level of that upper end, which
-    is the level of blocks of zeros.
+    A tensor's largest field is known to the upper end of nine. A block counts as no less than 40 octaves
+    below its worker's largest value. Levels of two octaves repeat after 32, below the level of that upper
+    end, which is the level of blocks of zeros.
     """
     n, block = arrays[0].size, fixed.block
     assert block >= 32
