@@ -184,9 +184,8 @@ class Experiment:
         return {name: column for name, column in self.columns.items() if name not in self.keys}
 
     def values(self, parameter: str) -> list[Value]:
-        """Return the values that the sizes give a parameter, the usual size's first."""
-        sizes = (self.sizes["usual"], *self.sizes.values())
-        parts = [part for size in sizes for part in size.grid]
+        """Return the values that the sizes give a parameter."""
+        parts = [part for size in self.sizes.values() for part in size.grid]
         return list(dict.fromkeys(value for part in parts for value in part.get(parameter, ())))
 
     def size(self, name: str) -> Size:

@@ -42,6 +42,7 @@ def find(name: str) -> Source:
 
     Raises ExperimentError if there is none.
     """
+    name = name if name.endswith(".py") else name.replace("-", "_")
     path = Path(name) if name.endswith(".py") else CATALOGUE / f"{name}.py"
     if not name.endswith(".py") and name not in known():
         raise ExperimentError(f"{name}: is unknown; use one of {', '.join(known())}, or the path of a file")

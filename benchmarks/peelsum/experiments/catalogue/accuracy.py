@@ -35,7 +35,7 @@ def measure(
     from peelsum.bench.devices import require_device
 
     require_device(device)
-    models = tuple(known for known in MODELS if known in model_each)
+    models: tuple[Any, ...] = tuple(known for known in MODELS if known in model_each)
     latency_s = latency_us * 1e-6
     request = Request(
         models, compressor_each, workers, seeds, shares_each, gbps_each, latency_s, steps, device, path or ""
