@@ -4,6 +4,7 @@ import html
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +56,26 @@ def _command_line(app: Any) -> None:
     command = [sys.executable, "-m", "typer", "peelsum.cli.app", "utils", "docs", "--name", "peelsum"]
     text = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
     hidden = re.compile(
-        r"## `peelsum demo-worker`.*?(?=^## )|^\* `demo-worker`[^\n]*\n", re.DOTALL | re.MULTILINE
+        r"## `peelsum (?:demo-worker|experiment)`.*?(?=^## )|^\* `(?:demo-worker|experiment)`[^\n]*\n", re.DOTALL | re.MULTILINE
     )
     text = hidden.sub("", html.unescape(text)).replace("# `peelsum`", "# The peelsum command", 1)
     # In a list, typer cuts help off, also within `code`: then a backtick has no partner.
     alone = re.compile(r"^((?:[^`\n]*`[^`\n]*`)*[^`\n]*)`([^`\n]*[.]{3})$", re.MULTILINE)
     text = alone.sub(r"\1\2", text)
+    text += "\n".join(_measurements()) + "\n"
     if not page.exists() or page.read_text() != text:
         page.write_text(text)
+
+
+def _measurements() -> Iterator[str]:
+    """Yield the lines of a section about what `peelsum bench` measures."""
+    from peelsum.experiments.loading import catalogue
+    from peelsum.experiments.results import option_of
+
+    yield from ("", "## What `peelsum bench` measures", "")
+    for one in catalogue():
+        options = ", ".join(f"`{option_of(name)}`" for name in one.parameters)
+        yield f"- `{one.name}`: {one.title} ({options})"
 
 
 def setup(app: Any) -> None:
