@@ -103,14 +103,6 @@ def test_an_old_command_says_what_to_write_instead(words: str, instead: str) -> 
     assert done.stderr.endswith(f"; {instead}\n")
 
 
-def test_a_wrong_sum_is_printed_and_ends_in_status_1(mine: Path) -> None:
-    mine.write_text(MINE.replace("WRONG = 0", "WRONG = 54321"))
-    for options in ((), ("--json",)):
-        done = peelsum("bench", "run", str(mine), *options)
-        assert done.returncode == 1
-        assert done.stdout.count("54321") + done.stdout.count("54,321") == 4
-
-
 def test_a_point_that_lost_a_part_is_measured_again(mine: Path, tmp_path: Path) -> None:
     what, path = Run(find(str(mine))), tmp_path / "rows.csv"
     whole = run(what, path)

@@ -93,3 +93,34 @@ def test_a_report_of_one_wrong_sum_is_printed_and_ends_with_status_1(monkeypatch
         done = simulate(monkeypatch, wrong)
         assert done.returncode == wrong, done.stderr
         assert isinstance(json.loads(done.stdout), dict)
+
+
+BENCH = """
+from peelsum.experiments import Column, Experiment, Size
+
+
+def measure(seed, point):
+    return {"wrong": WRONG if point else 0, "exact": EXACT if point else None}
+
+
+EXPERIMENT = Experiment(
+    name="mine",
+    title="Mine",
+    about="Sums.",
+    measure=measure,
+    columns={"wrong": Column("wrong sums"), "exact": Column("whether all are right")},
+    sizes={"usual": Size([{"point": (0, 1)}], 1)},
+)
+"""
+
+
+@pytest.mark.parametrize(("wrong", "exact", "status"), [(0, True, 0), (1, True, 1), (0, False, 1)])
+def test_a_benchmark_that_met_a_wrong_sum_prints_its_rows_and_ends_with_status_1(
+    tmp_path, wrong, exact, status
+):
+    mine = tmp_path / "mine.py"
+    mine.write_text(BENCH.replace("WRONG", str(wrong)).replace("EXACT", str(exact)))
+    done = peelsum("bench", "run", str(mine), "--out", str(tmp_path), "--json")
+    assert done.returncode == status, done.stderr
+    rows = {row["point"]: (row["wrong"], row["exact"]) for row in json.loads(done.stdout)}
+    assert rows == {0: (0, None), 1: (wrong, exact)}

@@ -163,7 +163,7 @@ def test_rows_that_fail_are_reported_and_measured_by_the_next_run(mine: Path, tm
     assert done.returncode == 1
     rows = json.loads(done.stdout)
     assert [row["width"] for row in rows[:2]] == [1, 1]
-    assert rows[2:] == [{"failed": "ZeroDivisionError: division by zero"}] * 2
+    assert rows[2:] == [{"failure": "ZeroDivisionError: division by zero"}] * 2
     page = (tmp_path / "squares/page.md").read_text()
     assert "**2 of 4 rows are missing.** The first that failed: ZeroDivisionError: division by zero." in page
 

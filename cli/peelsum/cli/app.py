@@ -13,7 +13,6 @@ from peelsum.cli import (
     bench,
     certificates,
     controller,
-    dashboard,
     demo,
     doctor,
     job,
@@ -48,7 +47,6 @@ app.command("demo")(demo.command)
 app.command("demo-worker", hidden=True)(demo.worker_command)
 app.command("status")(job.status)
 app.command("top")(top.command)
-app.command("dashboard")(dashboard.command)
 app.command("doctor")(doctor.command)
 app.command("plan")(plan.plan)
 app.command("simulate")(simulate.simulate)

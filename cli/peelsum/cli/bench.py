@@ -152,7 +152,7 @@ def run(
             care = Care(calm, attempts)
             whats.append(Run(find(name), size, seed, care, given, again))
         reports = [
-            _measured(name, what, out, scheduler, tell, json=json)
+            _measured(name, what, out, scheduler, tell, json=json, alone=len(whats) == 1)
             for name, what in zip(chosen, whats, strict=True)
         ]
         if json:
@@ -338,9 +338,12 @@ def _measured_last(
 
 
 def _measured(
-    name: str, what: Run, out: Path, scheduler: str | None, tell: Tell, *, json: bool
+    name: str, what: Run, out: Path, scheduler: str | None, tell: Tell, *, json: bool, alone: bool
 ) -> list[dict[str, Value]]:
-    """Measure, write page and figures, print the table unless `json`; return the rows."""
+    """Measure, write page and figures, print the table unless `json`; return the rows.
+
+    Raises ExperimentError if all rows failed, and there is no other measurement to go on with.
+    """
     from peelsum.experiments import ExperimentError, running
     from peelsum.experiments.dask_cluster import on_cluster
     from peelsum.experiments.loading import load
@@ -357,10 +360,10 @@ def _measured(
         if report.rows:
             print(text_of(experiment, report.rows), flush=True)
         print(f"{experiment.name}: {_counted(report)}: {page}", file=sys.stderr)
-    if report.failed and not report.rows:
+    if report.failed and not report.rows and alone:
         raise ExperimentError(report.failed[0].error)
     found = objects(experiment, report.rows)
-    return found + [{"failed": one.error} for one in report.failed]
+    return found + [{"failure": one.error} for one in report.failed]
 
 
 def _counted(report: Report) -> str:
@@ -370,7 +373,7 @@ def _counted(report: Report) -> str:
 
 def _wrong(row: Mapping[str, Any]) -> bool:
     """Return whether a row failed, or says that sums were wrong."""
-    return "failed" in row or bool(row.get("wrong")) or row.get("exact") is False
+    return "failure" in row or bool(row.get("wrong")) or row.get("exact") is False
 
 
 @contextmanager
