@@ -5,12 +5,13 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from peelsum.experiments.loading import find, known
-from peelsum.experiments.results import rendered
+from peelsum.experiments.loading import catalogue, find
+from peelsum.experiments.results import option_of, rendered
 from peelsum.experiments.running import Run, rows_of
 from peelsum.experiments.store import read
 
@@ -86,9 +87,10 @@ def _is_package(name: str) -> bool:
 def _experiment_pages(app: Any) -> None:
     """Write results/experiments/NAME/page.md for each experiment, from its committed rows."""
     folder = Path(app.srcdir) / "results" / "experiments"
-    for name in known():
+    for committed in sorted(folder.glob("*/rows.csv")):
+        name = committed.parent.name
         what = Run(find(name))
-        rows = rows_of(what, read(folder / name / "rows.csv"))
+        rows = rows_of(what, read(committed))
         _write(folder / name / "page.md", rendered(what, rows, name))
 
 
@@ -97,13 +99,23 @@ def _command_line(app: Any) -> None:
     command = [sys.executable, "-m", "typer", "peelsum.cli.app", "utils", "docs", "--name", "peelsum"]
     text = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
     hidden = re.compile(
-        r"## `peelsum demo-worker`.*?(?=^## )|^\* `demo-worker`[^\n]*\n", re.DOTALL | re.MULTILINE
+        r"## `peelsum (?:demo-worker|experiment)`.*?(?=^## )|^\* `(?:demo-worker|experiment)`[^\n]*\n",
+        re.DOTALL | re.MULTILINE,
     )
     text = hidden.sub("", html.unescape(text)).replace("# `peelsum`", "# The peelsum command", 1)
     # In a list, typer cuts help off, also within `code`: then a backtick has no partner.
     alone = re.compile(r"^((?:[^`\n]*`[^`\n]*`)*[^`\n]*)`([^`\n]*[.]{3})$", re.MULTILINE)
     text = alone.sub(r"\1\2", text)
+    text += "\n".join(_measurements()) + "\n"
     _write(Path(app.srcdir) / "reference" / "command-line.md", text)
+
+
+def _measurements() -> Iterator[str]:
+    """Yield the lines of a section about what `peelsum bench` measures."""
+    yield from ("", "## What `peelsum bench` measures", "")
+    for one in catalogue():
+        options = ", ".join(f"`{option_of(name)}`" for name in one.parameters)
+        yield f"- `{one.name}`: {one.title} ({options})"
 
 
 def setup(app: Any) -> None:

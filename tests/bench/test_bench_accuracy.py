@@ -21,11 +21,11 @@ from peelsum.bench.accuracy import rows as bench
 from peelsum.bench.accuracy.in_process import WorkerThreads
 from peelsum.bench.accuracy.methods import METHODS, MethodError, parse
 from peelsum.bench.accuracy.network import fastest
-from peelsum.bench.accuracy.rows import Request, Row, Watch, rows_of
+from peelsum.bench.accuracy.report import tables
+from peelsum.bench.accuracy.rows import Request, rows_of
 from peelsum.bench.accuracy.shares import SharesError, divide
 from peelsum.bench.accuracy.subjects import SUBJECTS, SubjectName, make_subject
 from peelsum.bench.accuracy.training import Run, Setting, train
-from peelsum.cli.bench.accuracy import tables
 from peelsum.compress import DGC, QSGD, PackedIntegers, TopK, registered
 from peelsum.flexible import DENSE, LinkModel, Step, cost, costs
 from peelsum.summation import Part
@@ -231,7 +231,7 @@ def test_runs_that_are_done_are_kept_and_not_repeated(
 ) -> None:
     kept, trained = tmp_path / "runs.json", list[Setting]()
 
-    def interrupted(setting: Setting, advance: Any) -> Run:
+    def interrupted(setting: Setting) -> Run:
         if len(trained) == 3:
             raise KeyboardInterrupt
         trained.append(setting)
@@ -242,13 +242,9 @@ def test_runs_that_are_done_are_kept_and_not_repeated(
     with pytest.raises(KeyboardInterrupt):
         bench.bench_accuracy(request, kept)
     assert len(json.loads(kept.read_text())) == 3
-    monkeypatch.setattr(bench, "train", lambda setting, _: trained.append(setting) or finished("top-k", 1))
+    monkeypatch.setattr(bench, "train", lambda setting: trained.append(setting) or finished("top-k", 1))
 
-    class Counted(Watch):
-        def starts(self, settings: Any, done: int) -> None:
-            assert (len(settings), done) == (4, 3)
-
-    rows = bench.bench_accuracy(request, kept, Counted())
+    rows = bench.bench_accuracy(request, kept)
     assert trained == request.settings()
     assert [(row.method, row.seeds) for row in rows] == [("dense", 2), ("top-k", 2)]
 
@@ -257,11 +253,12 @@ def test_quick_rows_are_json_with_the_documented_keys(tmp_path: Path) -> None:
     options = ("--model", "digits", "--compressor", "ef-sign", "--quick", "--gbps", "1", "--keep")
     done = peelsum(*ACCURACY, *options, str(tmp_path / "runs.json"), "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    dense, signs = (Row(**row) for row in json.loads(done.stdout))
-    assert (dense.method, signs.method, signs.steps, signs.seeds) == ("dense", "ef-sign", 20, 1)
-    assert signs.times_less > 8
-    assert min(signs.compute_ms, signs.compress_ms, signs.network_ms) > 0
-    again = peelsum(*ACCURACY, *options, str(tmp_path / "runs.json"))
+    dense, signs = json.loads(done.stdout)
+    assert (dense["method"], signs["method"]) == ("dense", "ef-sign")
+    assert (signs["trained"], signs["seeds"]) == (20, 1)
+    assert signs["times_less"] > 8
+    assert min(signs["compute_ms"], signs["compress_ms"], signs["network_ms"]) > 0
+    again = peelsum(*ACCURACY, *options, str(tmp_path / "runs.json"), "--again")
     assert again.returncode == 0, again.stderr
     title, steps, *_, heading, rule, dense_line, line = again.stdout.splitlines()
     assert title == "digits: scikit-learn's handwritten digits. 4 workers, shares iid;"
@@ -270,38 +267,15 @@ def test_quick_rows_are_json_with_the_documented_keys(tmp_path: Path) -> None:
     assert [one.split("|")[1].strip() for one in (dense_line, line)] == ["`dense`", "`ef-sign`"]
 
 
-def test_progress_is_told_in_shares_of_a_run() -> None:
-    told: dict[Setting, float] = {}
-
-    class Summed(Watch):
-        def trains(self, setting: Setting) -> Any:
-            told[setting] = 0.0
-            return lambda share: told.update({setting: told[setting] + share})
-
-    request = Request(models=("digits",), methods=("top-k",), workers=2, seeds=1, steps=3)
-    bench.bench_accuracy(request, None, Summed())
-    assert list(told) == request.settings()
-    assert list(told.values()) == pytest.approx([1.0, 1.0])
-
-
-def test_a_terminal_shows_the_run_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    done = peelsum(*ACCURACY, "--model", "digits", "--compressor", "dense", "--steps", "4", "--seeds", "2")
-    assert done.returncode == 0
-    assert "digits, dense, shares iid, seed 1" in done.stderr
-    assert "/2" in done.stderr
-    assert ":00" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("--model", "bert"), "--model: 'bert' is unknown; use digits, images"),
+        (("--model", "bert"), "--model: 'bert' is unknown; use one of digits, images"),
         (("--compressor", "zip"), "compressor: 'zip' is unknown"),
         (("--compressor", "packed:4", "--workers", "8"), "bits: 4"),
         (("--compressor", "top-k/momentum", "--model", "ratings"), "ratings is trained by Adam"),
         (("--workers", "1"), "--workers: 1 is out of range; use 2 to 32"),
-        (("--gbps", "fast"), "--gbps: 'fast' is not a rate"),
+        (("--gbps", "fast"), "--gbps: 'fast' is no number"),
         (("--latency-us", "-1"), "--latency-us: -1 is out of range"),
         (("--shares", "some"), "shares: 'some' is unknown"),
         (("--seeds", "0"), "--seeds: 0 is out of range"),

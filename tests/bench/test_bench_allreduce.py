@@ -60,8 +60,8 @@ def test_one_wrong_bit_is_counted_where_it_arrived() -> None:
 
 @pytest.mark.usefixtures("forked_children")
 def test_rows_over_a_real_switch() -> None:
-    sizes = ("-b", "8K", "-e", "8K", "-n", "2", "-w", "1", "--workers", "2", "--density", "0.1")
-    done = peelsum("bench", "allreduce", *sizes, "--form", "compact", "--form", "sketch", "--json")
+    sizes = ("--begin", "8K", "--end", "8K", "--iterations", "2", "--workers", "2", "--density", "0.1")
+    done = peelsum("bench", "allreduce", *sizes, "--form", "compact,sketch", "--json")
     assert done.returncode == 0, done.stderr
     dense, compact, sketch = json.loads(done.stdout)
     for row in (dense, compact, sketch):
@@ -102,16 +102,16 @@ def test_sizes_are_read(text: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"begin": "lots"}, "-b: 'lots' is not a size"),
-        ({"end": "0"}, "-e: '0' is not a size"),
-        ({"begin": "2M", "end": "1M"}, "-b: 2M is more than -e 1M"),
-        ({"factor": 1}, "-f: sizes cannot grow by a factor of 1"),
-        ({"iterations": 0}, "-n: 0 iterations"),
-        ({"warmups": -1}, "-w: -1 warm-ups"),
+        ({"begin": "lots"}, "--begin: 'lots' is not a size"),
+        ({"end": "0"}, "--end: '0' is not a size"),
+        ({"begin": "2M", "end": "1M"}, "--begin: 2M is more than --end 1M"),
+        ({"factor": 1}, "--factor: sizes cannot grow by a factor of 1"),
+        ({"iterations": 0}, "--iterations: 0 iterations"),
+        ({"warmups": -1}, "--warmups: -1 warm-ups"),
         ({"workers": 33}, "--workers: 33 is out of range for one switch; use 2 to 32"),
         ({"workers": 1}, "--workers: 1 is out of range for one switch; use 2 to 32"),
-        ({"factor": float("inf")}, "-f: sizes cannot grow by a factor of inf; use more than 1"),
-        ({"end": "999999999999G"}, "-e: 999999999999G is too large; use at most 16G"),
+        ({"factor": float("inf")}, "--factor: sizes cannot grow by a factor of inf; use more than 1"),
+        ({"end": "999999999999G"}, "--end: 999999999999G is too large; use at most 16G"),
         ({"densities": [1.5]}, "--density: 1.5 is not a share"),
         ({"forms": ["zip"]}, "--form: 'zip' is unknown"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from itertools import product
 from typing import Any
@@ -16,7 +15,6 @@ from peelsum.allreduce.costs import lower_bound_bits
 from peelsum.bench.codec import (
     Device,
     NotEnoughMemoryError,
-    Support,
     memory,
     require_memory,
     sequences,
@@ -24,7 +22,6 @@ from peelsum.bench.codec import (
     tensor,
 )
 from peelsum.bench.codec import rows as bench
-from peelsum.cli.bench.codec import codec
 
 N = 1 << 16
 FORMS = [*bench.LHC_FORMS, *(form for form, _ in bench.WAYS if form != "lhc")]
@@ -90,30 +87,6 @@ def test_warming_up_runs_every_way() -> None:
     assert [row.form for row in rows] == FORMS
 
 
-def test_text_has_a_line_for_each_row() -> None:
-    done = peelsum("bench", "codec", "--elements", "16384", "--density", "0.01", "--support", "uniform")
-    assert done.returncode == 0, done.stderr
-    header, *lines = done.stdout.splitlines()
-    assert header.startswith("#")
-    assert [line.split()[:4] for line in lines] == [["16384", "0.01", "uniform", form] for form in FORMS]
-
-
-def test_ctrl_c_shows_the_rows_measured_by_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(support: Support, elements: int, density: float, seed: int) -> Any:
-        if density == 0.05:
-            signal.raise_signal(signal.SIGINT)
-        return tensor(support, elements, density, seed)
-
-    monkeypatch.setattr(bench, "tensor", interrupted)
-    with pytest.raises(SystemExit) as stopped:
-        codec([4096], [0.02, 0.05], ["uniform"], json=True)
-    assert stopped.value.code == 130
-    rows = json.loads(capsys.readouterr().out)
-    assert [(row["density"], row["form"]) for row in rows] == [(0.02, form) for form in FORMS]
-
-
 def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(bench.CodecBenchError, match=r"--density: 0.6 is too dense.* use at most 0\.5"):
         bench.points_of([N], [0.6], ["columns"])
@@ -128,42 +101,29 @@ def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_sequences_count_words_of_steps_that_change() -> None:
-    done = peelsum("bench", "codec", "--sequence", "--elements", "4096", "--json")
+    done = peelsum("bench", "sequence", "--elements", "4096", "--sequence", "dense", "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
-    kinds = {(row["sequence"], row["network"], row["way"]) for row in rows}
-    assert len(rows) == len(kinds) == len(sequences.SEQUENCES) * len(sequences.NETWORKS) * len(sequences.WAYS)
-    assert {row["elements"] for row in rows} == {4096}
-    dense = next(row for row in rows if (row["sequence"], row["way"]) == ("dense", "auto"))
+    kinds = {(row["network"], row["way"]) for row in rows}
+    assert len(rows) == len(kinds) == len(sequences.NETWORKS) * len(sequences.WAYS)
+    dense = next(row for row in rows if row["way"] == "auto")
     assert dense["density"] == pytest.approx((10 + 20 * 0.01) / 30, rel=0.01)
     assert 1 < dense["over_lower_bound"] < 1.2
     assert dense["exchanges"] >= 2
 
 
-def test_a_sequence_prints_a_line_of_every_row() -> None:
-    done = peelsum("bench", "codec", "--sequence", "--elements", "1024")
-    heading, *lines = done.stdout.splitlines()
-    assert heading.startswith("#")
-    assert len(lines) == len(sequences.SEQUENCES) * len(sequences.NETWORKS) * len(sequences.WAYS)
-    assert all(len(line.split()) == 9 for line in lines)
-
-
 def test_small_tensors_beside_the_same_elements_as_one() -> None:
-    rows = list(small.bench_small(seed=1))
-    assert [row.tensors for row in rows] == [100, 1] * 6
-    assert {row.elements for row in rows} == {rows[0].elements}
-    for apart, whole in zip(rows[::2], rows[1::2], strict=True):
-        assert apart.density == whole.density
-        assert apart.lower_bound == whole.lower_bound <= whole.words <= apart.words
-        assert min(apart.cpu_ms, whole.cpu_ms) > 0
-    assert rows[0].lower_bound == rows[0].elements
-    by_network = {(row.network, row.tensors, row.density): row.words for row in rows}
-    for density, tensors in product((0.01, 0.001), (100, 1)):
-        assert by_network["words", tensors, density] < by_network["default", tensors, density]
-    assert rows[8].words < 2 * rows[8].lower_bound + 100 * 10
-    headings, *lines = peelsum("bench", "codec", "--small").stdout.splitlines()
-    assert len(lines) == 12
-    assert len(headings.replace("CPU ms", "ms").split()) == len(lines[0].split())
+    words = {}
+    for density, network in product((1.0, 0.01, 0.001), sequences.NETWORKS):
+        apart, whole = (small.small_row(density, network, way, seed=1) for way in ("apart", "as one"))
+        assert (apart["tensors"], whole["tensors"]) == (100, 1)
+        assert apart["lower_bound"] == whole["lower_bound"] <= whole["words"] <= apart["words"]
+        assert min(apart["cpu_ms"], whole["cpu_ms"]) > 0
+        assert density < 1 or apart["lower_bound"] == apart["elements"]
+        words[density, network] = apart["words"], whole["words"]
+    for density in (0.01, 0.001):
+        assert all(a < b for a, b in zip(words[density, "words"], words[density, "default"], strict=True))
+    assert words[0.001, "words"][0] < 2 * apart["lower_bound"] + 100 * 10
 
 
 @pytest.mark.parametrize(("cores", "clock"), [(1, time.thread_time), (2, time.perf_counter)])

@@ -28,7 +28,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_every_candidate_gives_the_same_bits_and_the_fastest_is_taken() -> None:
     """Also with tiles that a tensor does not fill, and as many more as it has words."""
-    told: list[str] = []
+    told: list[dict[str, Any]] = []
     wanted = {
         kernel: gpu_tuning.candidates(kernel)[number] for number, kernel in enumerate(gpu_tuning.default())
     }

@@ -22,8 +22,7 @@ def test_every_part_begins_somewhere() -> None:
 @pytest.mark.system  # compiles the switch with readings in it
 def test_the_profile_has_every_part_and_every_call() -> None:
     # The profile itself checks the sums of the program with readings.
-    report = profile.profile(lanes=[32], workers=[], seconds=0.1)
-    (program,), (loop,) = report.program, report.loop
+    program, loop = profile.profile_program(32, 4), profile.profile_loop(32, 4, 0.1)
     assert (program.lanes, program.workers) == (loop.lanes, loop.workers) == (32, 4)
     assert tuple(program.parts_ns) == profile.PARTS[:-1]
     assert program.sum_of_parts_ns == pytest.approx(sum(program.parts_ns.values()), abs=0.1)

@@ -1,13 +1,11 @@
-"""`bench codec --rivals`: exact or close sums, sizes that follow from the tensors, a row for every way."""
+"""`bench rivals`: exact or close sums, sizes that follow from the tensors, a row for every way."""
 
 from __future__ import annotations
 
-import json
 import sys
 
 import numpy as np
 import pytest
-from command_line import peelsum
 
 from peelsum.bench.codec import NotExactError, tensor
 from peelsum.bench.codec import rivals as bench
@@ -70,16 +68,3 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     message = r"--rivals: zstandard is not installed; run: pip install 'peelsum\[rivals\]'"
     with pytest.raises(bench.MissingRivalError, match=message):
         bench.bench_rivals([N])
-
-
-def test_the_command_prints_a_line_or_an_object_for_each_row() -> None:
-    done = peelsum("bench", "codec", "--rivals", "--elements", "4096")
-    assert done.returncode == 0, done.stderr
-    headings, *lines = done.stdout.splitlines()
-    assert headings.startswith("#")
-    assert len(lines) == len(bench.WORKERS) * len(WAYS)
-    assert lines[0].split()[:4] == ["4096", "0.05", "2", "auto"]
-    done = peelsum("bench", "codec", "--rivals", "--elements", "4096", "--density", "0.1", "--json")
-    rows = json.loads(done.stdout)
-    assert [row["way"] for row in rows] == len(bench.WORKERS) * WAYS
-    assert set(rows[0]) == set(bench.RivalRow.__dataclass_fields__)

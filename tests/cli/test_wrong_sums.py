@@ -9,15 +9,7 @@ from types import SimpleNamespace
 import pytest
 from command_line import peelsum
 
-import peelsum.bench.soak as bench_soak
 import peelsum.simulation.simulation as simulations
-from peelsum.bench.allreduce import rows as bench_allreduce
-from peelsum.bench.fairness import rows as bench_fairness
-from peelsum.bench.loss import rows as bench_loss
-from peelsum.bench.methods import measured as bench_plan
-from peelsum.bench.simulation import emulated as bench_emulated
-from peelsum.bench.simulation import rows as bench_simulation
-from peelsum.bench.train import rows as bench_train
 
 #: The module; in its package the name is the command's.
 demo = importlib.import_module("peelsum.cli.demo.command")
@@ -90,78 +82,45 @@ def row_of(kind, **changes):
     return kind(**{field.name: 1 for field in fields(kind)} | changes)
 
 
-def loss(monkeypatch, wrong):
-    star = SimpleNamespace(
-        server={"chunks_in_switch": 1, "chunks_at_server": 1}, ports={}, verdicts={}, queues={}
-    )
-    counted = [{"resends": 0, "window_cuts": 0}]
-    runs = iter([bench_loss.Run([0.1] * 9, one, counted, star) for one in (0, wrong)])
-    monkeypatch.setattr(bench_loss, "run", lambda *_: next(runs))
-    return peelsum("bench", "loss", "--loss", "0.1", "--json")
-
-
-def allreduce(monkeypatch, wrong):
-    rows = [row_of(bench_allreduce.Row, wrong=wrong), row_of(bench_allreduce.Row, wrong=0)]
-    monkeypatch.setattr(bench_allreduce, "_rows", lambda *_: (row for row in rows))
-    return peelsum("bench", "allreduce", "--json")
-
-
-def fairness(monkeypatch, wrong):
-    rows = iter([row_of(bench_fairness.Row, wrong=wrong)] + [row_of(bench_fairness.Row, wrong=0)] * 9)
-    monkeypatch.setattr(bench_fairness, "_row", lambda *_: next(rows))
-    monkeypatch.setattr(bench_fairness, "_PLAYED", {"virtual": lambda scene: None, "udp": lambda scene: None})
-    return peelsum("bench", "fairness", "--jobs", "2", "--json")
-
-
-def train(monkeypatch, wrong):
-    rows = [row_of(bench_train.Row, exact=not wrong), row_of(bench_train.Row, exact=None)]
-    monkeypatch.setattr(bench_train, "_rows", lambda *_: rows)
-    monkeypatch.setattr(bench_train, "compared", lambda given: given)
-    return peelsum("bench", "train", "--json")
-
-
-def plan(monkeypatch, wrong):
-    rows = [row_of(bench_plan.MeasuredRow, wrong=wrong), row_of(bench_plan.MeasuredRow, wrong=0)]
-    monkeypatch.setattr(bench_plan, "measure", lambda grid: rows)
-    return peelsum("bench", "plan", "--json")
-
-
-def simulation(monkeypatch, wrong):
-    rows = [row_of(bench_simulation.Row, wrong=wrong), row_of(bench_simulation.Row, wrong=0)]
-    monkeypatch.setattr(bench_simulation, "slots_rows", lambda: iter(rows))
-    return peelsum("bench", "simulation", "slots", "--json")
-
-
-def emulated(monkeypatch, wrong):
-    rows = iter([row_of(bench_emulated.Compared, wrong=wrong), row_of(bench_emulated.Compared, wrong=0)])
-    monkeypatch.setattr(bench_emulated, "compared_rows", lambda: rows)
-    return peelsum("bench", "simulation", "emulated", "--json")
-
-
-@pytest.mark.parametrize("bench", [loss, allreduce, fairness, train, plan, simulation, emulated])
-def test_a_benchmark_that_met_a_wrong_sum_prints_its_rows_and_ends_with_status_1(monkeypatch, bench):
-    done = bench(monkeypatch, 1)
-    assert done.returncode == 1
-    assert len(json.loads(done.stdout)) == 2
-    done = bench(monkeypatch, 0)
-    assert done.returncode == 0
-    assert len(json.loads(done.stdout)) == 2
-
-
-def soak(monkeypatch, wrong):
-    monkeypatch.setattr(bench_soak, "soak", lambda *_, tell: row_of(bench_soak.Report, wrong=wrong))
-    return peelsum("bench", "soak", "--json")
-
-
 def simulate(monkeypatch, wrong):
     jobs = row_of(simulations.JobRow, wrong=wrong), row_of(simulations.JobRow, wrong=0)
     monkeypatch.setattr("peelsum.simulation.simulate", lambda *_: row_of(simulations.Report, jobs=jobs))
     return peelsum("simulate", "--json")
 
 
-@pytest.mark.parametrize("command", [soak, simulate])
-def test_a_report_of_one_wrong_sum_is_printed_and_ends_with_status_1(monkeypatch, command):
+def test_a_report_of_one_wrong_sum_is_printed_and_ends_with_status_1(monkeypatch):
     for wrong in (1, 0):
-        done = command(monkeypatch, wrong)
+        done = simulate(monkeypatch, wrong)
         assert done.returncode == wrong, done.stderr
         assert isinstance(json.loads(done.stdout), dict)
+
+
+BENCH = """
+from peelsum.experiments import Column, Experiment, Size
+
+
+def measure(seed, point):
+    return {"wrong": WRONG if point else 0, "exact": EXACT if point else None}
+
+
+EXPERIMENT = Experiment(
+    name="mine",
+    title="Mine",
+    about="Sums.",
+    measure=measure,
+    columns={"wrong": Column("wrong sums"), "exact": Column("whether all are right")},
+    sizes={"usual": Size([{"point": (0, 1)}], 1)},
+)
+"""
+
+
+@pytest.mark.parametrize(("wrong", "exact", "status"), [(0, True, 0), (1, True, 1), (0, False, 1)])
+def test_a_benchmark_that_met_a_wrong_sum_prints_its_rows_and_ends_with_status_1(
+    tmp_path, wrong, exact, status
+):
+    mine = tmp_path / "mine.py"
+    mine.write_text(BENCH.replace("WRONG", str(wrong)).replace("EXACT", str(exact)))
+    done = peelsum("bench", "run", str(mine), "--out", str(tmp_path), "--json")
+    assert done.returncode == status, done.stderr
+    rows = {row["point"]: (row["wrong"], row["exact"]) for row in json.loads(done.stdout)}
+    assert rows == {0: (0, None), 1: (wrong, exact)}

@@ -248,7 +248,7 @@ def densities() -> Iterator[Sequence[Cell]]:
         "bert": ("words.weight", "positions.weight", "encoder.layers.0.linear1.weight"),
     }
     for model, names in named.items():
-        rows = committed("train")[f"peelsum bench train --model {model} --densities"]
+        rows = committed("train")[f"peelsum bench densities --model {model}"]
         of = {f"`{row['tensor']}`": row for row in rows}
         for name in (*(f"`{name}`" for name in names), "all of it"):
             row = of["`all`" if name == "all of it" else name]

@@ -23,6 +23,10 @@ from peelsum.bench.slots import Scene, Shares, share_slots, share_slots_atp
 from peelsum.experiments.loading import CATALOGUE, find, known, load
 from peelsum.experiments.store import read
 
+#: What needs a machine that is not everywhere, with a part of the error.
+MACHINES = {"gpu": "no GPU", "gpu_launches": "no GPU", "tofino_variants": "not found", "plan": "root"}
+#: Whose quick size takes minutes of processor time.
+SLOW = ("density", "accuracy")
 SIZE = {"steps": 300, "elements": 1_000_000, "workers": 4}
 
 
@@ -87,7 +91,7 @@ def test_sentences_are_of_experiments_and_name_their_run() -> None:
     for name in said:
         sentences = load(find(name)).sentences
         assert sentences is not None
-        assert "peelsum experiment run" in sentences.run
+        assert "peelsum bench run" in sentences.run
 
 
 def is_worker(process: psutil.Process) -> bool:
@@ -100,7 +104,7 @@ def is_worker(process: psutil.Process) -> bool:
 
 @pytest.mark.system
 def test_a_killed_experiment_leaves_no_process(tmp_path: Path) -> None:
-    command = ["experiment", "run", "loss", "--quick", "--out", str(tmp_path)]
+    command = ["bench", "run", "loss", "--quick", "--out", str(tmp_path)]
     child = subprocess.Popen([sys.executable, "-m", "peelsum.cli", *command], stderr=subprocess.DEVNULL)
     try:
         family: set[psutil.Process] = set()
@@ -119,12 +123,15 @@ def test_a_killed_experiment_leaves_no_process(tmp_path: Path) -> None:
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "density")) for name in known()]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in known()]
 )
 def test_quick_experiments_run(name: str, tmp_path: Path) -> None:
-    done = peelsum("experiment", "run", name, "--quick", "--attempts", "1", "--out", str(tmp_path), "--json")
+    done = peelsum("bench", "run", name, "--quick", "--attempts", "1", "--out", str(tmp_path), "--json")
+    if name in MACHINES and MACHINES[name] in done.stderr:
+        pytest.skip(done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = read(tmp_path / name / "rows.csv")
-    assert json.loads(done.stdout)[0]["rows"] == len(rows)
+    assert len(json.loads(done.stdout)) == len(rows)
     assert {row.get("wrong", "0") for row in rows} <= {"0", ""}
-    assert {path.suffix for path in (tmp_path / name).iterdir()} == {".csv", ".md", ".svg", ".png"}
+    drawn = {".svg", ".png"} if load(find(name)).plots else set()
+    assert {path.suffix for path in (tmp_path / name).iterdir()} == {".csv", ".md", *drawn}

@@ -26,7 +26,7 @@ CHANGES = {
 
 
 def one_line(*arguments: str) -> str:
-    done = peelsum("experiment", *arguments)
+    done = peelsum("bench", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     return line
@@ -51,10 +51,11 @@ def test_a_malformed_experiment_is_one_line_with_file_and_field(mine: Path, chan
 def test_rows_with_other_columns_fail(mine: Path, tmp_path: Path, change: str, told: str) -> None:
     body = change.replace("return figures |", 'figures.pop("area"); return figures |')
     mine.write_text(mine.read_text().replace("return figures |", body))
-    done = peelsum("experiment", "run", str(mine), "--quick", "--out", str(tmp_path))
-    assert done.returncode == 1
+    done = peelsum("bench", "run", str(mine), "--quick", "--out", str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"peelsum: {told}")
     page = " ".join((tmp_path / "squares/page.md").read_text().split())
-    assert f"ExperimentError: {told}" in page
+    assert f"The first that failed: {told}" in page
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_invalid_options_are_one_line(arguments: tuple[str, ...], told: str) -> 
 def test_files_that_are_no_rows_are_one_line(mine: Path, tmp_path: Path) -> None:
     rows = tmp_path / "squares/rows.csv"
     command = ("run", str(mine), "--quick", "--out", str(tmp_path))
-    assert peelsum("experiment", *command).returncode == 0
+    assert peelsum("bench", *command).returncode == 0
     right = rows.read_text()
     for wrong, told in (
         ("hello\nyou\n", "is not a file of an experiment's rows"),

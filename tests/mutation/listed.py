@@ -439,18 +439,10 @@ _CLI: Changes = {
         ('    if not values["exact"]:\n        raise SystemExit(1)\n', ""),
         ('"exact": equal == checked,', '"exact": equal >= checked - 1,'),
     ],
-    "cli/peelsum/cli/bench/allreduce.py": [
-        ("any(row.wrong for row in rows)", "all(row.wrong for row in rows)")
-    ],
-    "cli/peelsum/cli/bench/fairness.py": [
-        ("any(row.wrong for row in rows)", "all(row.wrong for row in rows)")
-    ],
-    "cli/peelsum/cli/bench/loss.py": [("any(row.wrong for row in rows)", "all(row.wrong for row in rows)")],
-    "cli/peelsum/cli/bench/plan.py": [("any(row.wrong for row in rows)", "all(row.wrong for row in rows)")],
-    "cli/peelsum/cli/bench/soak.py": [("report.wrong > 0", "report.wrong > 1")],
-    "cli/peelsum/cli/bench/simulation.py": [
-        ("any(row.wrong for row in found)", "all(row.wrong for row in found)"),
-        ("any(row.wrong for row in done)", "all(row.wrong for row in done)"),
+    "cli/peelsum/cli/bench.py": [
+        ("exit_if(any(", "exit_if(all("),
+        ('bool(row.get("wrong"))', 'row.get("wrong") == 2'),
+        ('row.get("exact") is False', 'row.get("exact") is None'),
     ],
     "cli/peelsum/cli/simulate.py": [
         ("any(row.wrong for row in report.jobs)", "all(row.wrong for row in report.jobs)")

@@ -42,7 +42,7 @@ def test_rows_are_plain_and_exact() -> None:
 
 def test_atp_has_the_slots_of_its_paper() -> None:
     (loss, _) = rows.loss_rows(losses=(0.0,), algorithms=("atp",), workers=2)
-    published, *few = rows.slots_rows(slots=(256,), jobs=(1,))
+    (published,), few = rows.slots_rows(40_000, 1), list(rows.slots_rows(256, 1))
     assert (loss.slots, published.slots, {row.slots for row in few}) == (40_000, 40_000, {256})
     assert published.in_switch is not None
     assert published.in_switch > 0.9

@@ -123,16 +123,16 @@ class Sentences:
     """The run about which they were written: its date and command."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
     """An experiment. Raises ExperimentError, which names the field, where fields do not fit each other."""
 
-    name: str
-    """Lower-case letters, digits and underscores."""
-    title: str
-    """One line."""
-    about: str
-    """What is measured and how, in Markdown."""
+    name: str = ""
+    """Lower-case letters, digits and underscores; by default, the file's name without its ending."""
+    title: str = ""
+    """One line; by default, the first of the file's docstring."""
+    about: str = ""
+    """What is measured and how, in Markdown; by default, the rest of the docstring."""
     measure: Callable[..., Mapping[str, Value] | Iterable[Any]]
     """measure(seed=..., **parameters) returns a row: a mapping, or a dataclass, with a value for each column.
 
@@ -184,9 +184,8 @@ class Experiment:
         return {name: column for name, column in self.columns.items() if name not in self.keys}
 
     def values(self, parameter: str) -> list[Value]:
-        """Return the values that the sizes give a parameter, the usual size's first."""
-        sizes = (self.sizes["usual"], *self.sizes.values())
-        parts = [part for size in sizes for part in size.grid]
+        """Return the values that the sizes give a parameter."""
+        parts = [part for size in self.sizes.values() for part in size.grid]
         return list(dict.fromkeys(value for part in parts for value in part.get(parameter, ())))
 
     def size(self, name: str) -> Size:
@@ -200,7 +199,8 @@ class Experiment:
 
 def check(one: Experiment) -> None:
     """Raise ExperimentError for the first field that is wrong."""
-    _require(isinstance(one.name, str) and bool(_NAME.fullmatch(one.name)), "name", one.name, "use a-z0-9_")
+    known = isinstance(one.name, str) and (not one.name or bool(_NAME.fullmatch(one.name)))
+    _require(known, "name", one.name, "use a-z0-9_")
     _require(callable(one.measure), "measure", one.measure, "give a function")
     _check_columns(one)
     _check_sizes(one)

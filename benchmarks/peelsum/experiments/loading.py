@@ -42,6 +42,7 @@ def find(name: str) -> Source:
 
     Raises ExperimentError if there is none.
     """
+    name = name if name.endswith(".py") else name.replace("-", "_")
     path = Path(name) if name.endswith(".py") else CATALOGUE / f"{name}.py"
     if not name.endswith(".py") and name not in known():
         raise ExperimentError(f"{name}: is unknown; use one of {', '.join(known())}, or the path of a file")
@@ -75,6 +76,13 @@ def load(source: Source) -> Experiment:
     experiment = vars(module).get("EXPERIMENT")
     if not isinstance(experiment, Experiment):
         raise ExperimentError(f"{source.file}: EXPERIMENT: is {experiment!r}; set it to an Experiment")
+    title, _, about = (module.__doc__ or "").partition("\n\n")
+    experiment = replace(
+        experiment,
+        name=experiment.name or Path(source.file).stem,
+        title=experiment.title or " ".join(title.split()).rstrip("."),
+        about=experiment.about or about,
+    )
     taught = _sentences().get(experiment.name)
     return experiment if experiment.sentences or not taught else replace(experiment, sentences=taught)
 

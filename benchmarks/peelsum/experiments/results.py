@@ -38,7 +38,7 @@ def command(what: Run, name: str) -> str:
 
 
 def option_of(parameter: str) -> str:
-    """Return the command line's option for a parameter; `NAME_each`, which takes several values, is --NAME."""
+    """Return a parameter's option; that of `NAME_each`, which takes several values at once, is --NAME."""
     return f"--{parameter.removesuffix('_each').replace('_', '-')}"
 
 

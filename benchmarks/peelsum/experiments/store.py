@@ -36,7 +36,10 @@ def text(value: Value) -> str:
 
 
 def value_of(written: str) -> Value:
-    """Return the value that was written; a tuple remains a text."""
+    """Return the value that was written; a tuple of texts remains a text."""
+    if "," in written:
+        values = tuple(map(value_of, written.split(",")))
+        return values if all(isinstance(one, int | float) for one in values) else written
     if written in ("", "True", "False"):
         return written == "True" if written else None
     return int(written) if re.fullmatch(r"-?\d+", written) else _float(written)

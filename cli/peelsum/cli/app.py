@@ -13,7 +13,6 @@ from peelsum.cli import (
     bench,
     certificates,
     controller,
-    dashboard,
     demo,
     doctor,
     job,
@@ -41,13 +40,13 @@ app.add_typer(controller.app, name="controller")
 app.add_typer(server.app, name="server")
 app.add_typer(certificates.app, name="certificates")
 app.add_typer(bench.app, name="bench")
+app.command("experiment", hidden=True, context_settings=bench.ANYTHING)(bench.experiment)
 app.add_typer(topo.app, name="topo")
 app.add_typer(trace.app, name="trace")
 app.command("demo")(demo.command)
 app.command("demo-worker", hidden=True)(demo.worker_command)
 app.command("status")(job.status)
 app.command("top")(top.command)
-app.command("dashboard")(dashboard.command)
 app.command("doctor")(doctor.command)
 app.command("plan")(plan.plan)
 app.command("simulate")(simulate.simulate)

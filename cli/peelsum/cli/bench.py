@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -61,7 +62,13 @@ Full = Annotated[bool, typer.Option("--full", help="The largest size.")]
 Out = Annotated[Path, typer.Option(help="Folder in which every measurement has a folder.")]
 Seed = Annotated[int, typer.Option(help="Seed of the order, and of the first repetition.")]
 _OUT = Path("build/bench")
-_PARAMETERS = {"ignore_unknown_options": True, "allow_extra_args": True}
+ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+def experiment(context: typer.Context) -> None:
+    """Say what to write instead."""
+    words = " ".join(context.args) or "list"
+    raise typer.BadParameter(f"experiment: is a part of bench; write peelsum bench {words}")
 
 
 @app.command("list")
@@ -94,7 +101,7 @@ def list_(
     Console().print(table)
 
 
-@app.command("run", context_settings=_PARAMETERS)
+@app.command("run", context_settings=ANYTHING)
 def run(
     names: Annotated[
         list[str] | None,
@@ -132,7 +139,7 @@ def run(
     within("--seed", seed, 0, 2**31)
     within("--calm", calm, 0, 1)
     within("--attempts", attempts, 1, 100)
-    chosen, options = _split(names or [])
+    size, (chosen, options) = _size(quick, full), _split(names or [])
     chosen += known() if everything else []
     if not chosen:
         raise typer.BadParameter("NAME: is missing; name one of `peelsum bench list`, or --all")
@@ -143,9 +150,9 @@ def run(
             _require(experiment)
             given = _given(experiment, options)
             care = Care(calm, attempts)
-            whats.append(Run(find(name), _size(quick, full), seed, care, given, again))
+            whats.append(Run(find(name), size, seed, care, given, again))
         reports = [
-            _measured(name, what, out, scheduler, tell, json=json)
+            _measured(name, what, out, scheduler, tell, json=json, alone=len(whats) == 1)
             for name, what in zip(chosen, whats, strict=True)
         ]
         if json:
@@ -153,7 +160,7 @@ def run(
     exit_if(any(_wrong(row) for report in reports for row in report))
 
 
-@app.command("show", context_settings=_PARAMETERS)
+@app.command("show", context_settings=ANYTHING)
 def show(
     name: Annotated[list[str], typer.Argument(metavar="NAME [--PARAMETER VALUE,...]")],
     quick: Quick = False,
@@ -331,9 +338,12 @@ def _measured_last(
 
 
 def _measured(
-    name: str, what: Run, out: Path, scheduler: str | None, tell: Tell, *, json: bool
+    name: str, what: Run, out: Path, scheduler: str | None, tell: Tell, *, json: bool, alone: bool
 ) -> list[dict[str, Value]]:
-    """Measure, write page and figures, print the table unless `json`; return the rows."""
+    """Measure, write page and figures, print the table unless `json`; return the rows.
+
+    Raises ExperimentError if all rows failed, and there is no other measurement to go on with.
+    """
     from peelsum.experiments import ExperimentError, running
     from peelsum.experiments.dask_cluster import on_cluster
     from peelsum.experiments.loading import load
@@ -349,11 +359,11 @@ def _measured(
     if not json:
         if report.rows:
             print(text_of(experiment, report.rows), flush=True)
-        tell(f"{experiment.name}: {_counted(report)}: {page}")
-    if report.failed and not report.rows:
+        print(f"{experiment.name}: {_counted(report)}: {page}", file=sys.stderr)
+    if report.failed and not report.rows and alone:
         raise ExperimentError(report.failed[0].error)
     found = objects(experiment, report.rows)
-    return found + [{"failed": one.error} for one in report.failed]
+    return found + [{"failure": one.error} for one in report.failed]
 
 
 def _counted(report: Report) -> str:
@@ -363,7 +373,7 @@ def _counted(report: Report) -> str:
 
 def _wrong(row: Mapping[str, Any]) -> bool:
     """Return whether a row failed, or says that sums were wrong."""
-    return "failed" in row or bool(row.get("wrong")) or row.get("exact") is False
+    return "failure" in row or bool(row.get("wrong")) or row.get("exact") is False
 
 
 @contextmanager

@@ -183,12 +183,20 @@ def status(
     device_id: DeviceId = 1,
     controller: Controllers = None,
     tls: Tls = None,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Print a Grafana dashboard of all metrics instead.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Show a switch's jobs and its packets by verdict; with --controller, a cluster's jobs and switches."""
     from peelsum.control import ControlError, Controller
     from peelsum.tls import TlsError
 
+    if dashboard:
+        from peelsum.metrics.dashboard import dashboard as grafana
+
+        print(grafana(), end="")
+        return
     if controller:
         with reported(ControlError, TlsError):
             _show_cluster(read_report(controller, tls), json)

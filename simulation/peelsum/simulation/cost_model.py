@@ -1,7 +1,7 @@
 """The time of an allreduce by formula, for thousands of workers: `peelsum.flexible`'s costs, calibrated.
 
 A time has two parts: words at the links' rate, and messages that wait for each other. Each algorithm has two
-factors, fitted to packet-level simulations of 4 to 32 workers (`peelsum bench simulation calibrate`).
+factors, fitted to packet-level simulations of 4 to 32 workers (`peelsum bench simulation_check`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Calibration:
         return self.transfer * parts.transfer_s + self.latency * parts.latency_s
 
 
-#: As `peelsum bench simulation calibrate` printed them; docs/reference/simulation.md has the errors.
+#: As `peelsum bench simulation_check` printed them; docs/reference/simulation.md has the errors.
 CALIBRATION: dict[str, Calibration] = {
     "peelsum": Calibration(transfer=1.0, latency=0.98),
     "switchml": Calibration(transfer=1.0, latency=0.96),

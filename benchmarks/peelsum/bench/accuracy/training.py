@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import product
@@ -28,9 +28,6 @@ from peelsum.bench.accuracy.shares import divide
 from peelsum.bench.accuracy.subjects import Subject, SubjectName, make_subject
 from peelsum.compress import CompressedResult, CompressedSum, Memory
 from peelsum.training import Batch
-
-#: Called with the share of a run that was done since the last call.
-Advance = Callable[[float], None]
 
 
 @dataclass(frozen=True)
@@ -251,8 +248,8 @@ def dropout_seed(seed: int, step: int, rank: int) -> int:
     return int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])
 
 
-def train(setting: Setting, advance: Advance = lambda done: None) -> Run:
-    """Train and measure; `advance` is told of every step.
+def train(setting: Setting) -> Run:
+    """Train and measure.
 
     Raises MethodError, SharesError and TrainingDataError. Training ends early where a gradient, or what is
     measured, is no longer finite.
@@ -261,12 +258,10 @@ def train(setting: Setting, advance: Advance = lambda done: None) -> Run:
         curve: list[tuple[int, float | None]] = [(0, _finite(training.measure()))]
         while training.done < training.steps and curve[-1][1] is not None:
             finite = training.step()
-            advance(1 / training.steps)
             if not finite:
                 curve.append((training.done, None))
             elif training.done % training.subject.every == 0 or training.done == training.steps:
                 curve.append((training.done, _finite(training.measure())))
-        advance(1 - training.done / training.steps)
         return training.run(curve)
 
 

@@ -119,13 +119,13 @@ def parse_size(text: str, option: str) -> int:
 
 def _sizes(begin: str, end: str, factor: float) -> list[int]:
     """Return the numbers of elements from `begin` to `end` bytes, each `factor` times its predecessor."""
-    size, last = parse_size(begin, "-b"), parse_size(end, "-e")
+    size, last = parse_size(begin, "--begin"), parse_size(end, "--end")
     if size > last:
-        raise BenchError(f"-b: {begin} is more than -e {end}; begin with the smaller size")
+        raise BenchError(f"--begin: {begin} is more than --end {end}; begin with the smaller size")
     if last > _LARGEST_BYTES:
-        raise BenchError(f"-e: {end} is too large; use at most {_LARGEST_BYTES // _UNITS['G']}G")
+        raise BenchError(f"--end: {end} is too large; use at most {_LARGEST_BYTES // _UNITS['G']}G")
     if not 1 < factor <= _LARGEST_BYTES:
-        raise BenchError(f"-f: sizes cannot grow by a factor of {factor:g}; use more than 1, e.g. 4")
+        raise BenchError(f"--factor: sizes cannot grow by a factor of {factor:g}; use more than 1, e.g. 4")
     sizes = []
     while size <= last:
         sizes.append(max(size // _WORD_BYTES, 1))
@@ -168,9 +168,9 @@ def _traced(folder: Path, forms: Sequence[Form]) -> tuple[int, list[Case]]:
 
 def _require_counts(iterations: int, warmups: int, workers: int) -> None:
     if iterations < 1:
-        raise BenchError(f"-n: {iterations} iterations measure nothing; use 1 or more")
+        raise BenchError(f"--iterations: {iterations} iterations measure nothing; use 1 or more")
     if warmups < 0:
-        raise BenchError(f"-w: {warmups} warm-ups are impossible; use 0 or more")
+        raise BenchError(f"--warmups: {warmups} warm-ups are impossible; use 0 or more")
     if not 2 <= workers <= MAX_WORKERS:
         raise BenchError(f"--workers: {workers} is out of range for one switch; use 2 to {MAX_WORKERS}")
 

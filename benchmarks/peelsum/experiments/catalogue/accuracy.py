@@ -1,4 +1,12 @@
-"""What compression costs in accuracy, bytes and time to a target, beside dense training."""
+"""What compression costs in accuracy, bytes and time to a target, beside dense training.
+
+Accuracy, bytes and times of processors are measured, workers being threads of one process. The network's
+time is modelled for each rate, without overlap. Methods are NAME or NAME:PARAMETER, then /no-feedback,
+/momentum or /bucket. Shares are `iid`, `label`, or an alpha of Dirichlet's distribution. With `keep`, each
+run is written to that file as soon as it is done, and runs that are in it are not repeated. `path` is
+published data of the only model: CIFAR-10's binary files or a folder for images, MovieLens' ratings.csv for
+ratings, a file for text. The model then has its published size, and a worker passes once over the data.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +43,7 @@ def measure(
     from peelsum.bench.devices import require_device
 
     require_device(device)
-    models = tuple(known for known in MODELS if known in model_each)
+    models: tuple[Any, ...] = tuple(known for known in MODELS if known in model_each)
     latency_s = latency_us * 1e-6
     request = Request(
         models, compressor_each, workers, seeds, shares_each, gbps_each, latency_s, steps, device, path or ""
@@ -63,16 +71,6 @@ def part(models: tuple[str, ...], methods: tuple[str, ...], seeds: int, steps: i
 
 
 EXPERIMENT = Experiment(
-    name="accuracy",
-    title="What compression costs in accuracy",
-    about="""
-Accuracy, bytes and times of processors are measured, workers being threads of one process. The network's
-time is modelled for each rate, without overlap. Methods are NAME or NAME:PARAMETER, then /no-feedback,
-/momentum or /bucket. Shares are `iid`, `label`, or an alpha of Dirichlet's distribution. With `keep`, each
-run is written to that file as soon as it is done, and runs that are in it are not repeated. `path` is
-published data of the only model: CIFAR-10's binary files or a folder for images, MovieLens' ratings.csv for
-ratings, a file for text. The model then has its published size, and a worker passes once over the data.
-""",
     measure=measure,
     columns=columns_of(
         Row,

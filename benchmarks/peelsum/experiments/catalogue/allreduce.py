@@ -1,4 +1,10 @@
-"""Time and bytes of exact sums over the softswitch, in nccl-tests' columns, beside dense sums."""
+"""Time and bytes of exact sums over the softswitch, in nccl-tests' columns, beside dense sums.
+
+Sizes go from `begin` to `end` bytes of float32, each `factor` times its predecessor. Switch, controller,
+server and every worker are processes, connected by UDP over loopback; times are the slowest worker's. With
+`trace`, the workers sum the last step of the trace in that folder. Every last sum is compared with one that
+plain NumPy computes in 64 bits. A job of several `planes` has a switch and a server for each.
+"""
 
 from __future__ import annotations
 
@@ -63,14 +69,6 @@ def part(begin: str, end: str, iterations: int, workers: int) -> dict[str, tuple
 
 
 EXPERIMENT = Experiment(
-    name="allreduce",
-    title="A sum of several workers over the softswitch",
-    about="""
-Sizes go from `begin` to `end` bytes of float32, each `factor` times its predecessor. Switch, controller,
-server and every worker are processes, connected by UDP over loopback; times are the slowest worker's. With
-`trace`, the workers sum the last step of the trace in that folder. Every last sum is compared with one that
-plain NumPy computes in 64 bits. A job of several `planes` has a switch and a server for each.
-""",
     measure=measure,
     columns=columns_of(Row, without=("workers", "lanes")),
     keys=("size_bytes", "density", "form"),

@@ -1,4 +1,11 @@
-"""Size and speed of every form of the codec, beside LHC's layout and the lower bound."""
+"""Size and speed of every form of the codec, beside LHC's layout and the lower bound.
+
+Encoding is everything before words are sent, in any round; decoding is the rest. Both include the memory
+that they fill. The fastest of up to five runs counts. Every decoded tensor is compared with NumPy's
+arithmetic. LHC is our implementation of its layout: with its program's table, the smallest that recovers
+all, and the fastest. With `trace`, the tensor is the sum of the last step of the trace in that folder, and
+`elements`, `density` and `support` do not count. With NUMBA_NUM_THREADS=1, times are processor time.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +42,6 @@ def part(elements: tuple[int, ...], densities: tuple[float, ...], cells: float =
 
 
 EXPERIMENT = Experiment(
-    name="codec",
-    title="Size and speed of the codec's forms",
-    about="""
-Encoding is everything before words are sent, in any round; decoding is the rest. Both include the memory
-that they fill. The fastest of up to five runs counts. Every decoded tensor is compared with NumPy's
-arithmetic. LHC is our implementation of its layout: with its program's table, the smallest that recovers
-all, and the fastest. With `trace`, the tensor is the sum of the last step of the trace in that folder, and
-`elements`, `density` and `support` do not count. With NUMBA_NUM_THREADS=1, times are processor time.
-""",
     measure=measure,
     columns=columns_of(Row, without=("elements", "density", "support", "device")),
     keys=("form", "index"),

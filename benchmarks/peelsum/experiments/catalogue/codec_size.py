@@ -1,4 +1,8 @@
-"""Words of every form, and of LHC's program and best, over the lower bound."""
+"""Words of every form, and of LHC's program and best, over the lower bound.
+
+Words that a worker sends, over the least that non-zeros and their positions need. `lhc` is the layout of
+LHC's program, `lhc_fewest` what its paper allows at best. Nothing is timed.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,6 @@ def measure(seed: int, elements: int, density: float, support: Any) -> Any:
 
 
 EXPERIMENT = Experiment(
-    name="codec_size",
-    title="Size of an encoded tensor, by density",
-    about="""
-Words that a worker sends, over the least that non-zeros and their positions need. `lhc` is the layout of
-LHC's program, `lhc_fewest` what its paper allows at best. Nothing is timed.
-""",
     measure=measure,
     columns={
         "form": Column("form of the values"),

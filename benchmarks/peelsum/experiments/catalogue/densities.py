@@ -1,4 +1,8 @@
-"""How dense the gradients of the models are, for each parameter."""
+"""How dense the gradients of the models are, for each parameter.
+
+The small model is trained for five steps, or with `--full` that of the published size; then the gradients of
+one worker, and of the union of 2, 4 and 8 workers, are counted.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,6 @@ def measure(seed: int, model: Any, small: bool, data: str | None) -> Any:
 
 
 EXPERIMENT = Experiment(
-    name="densities",
-    title="Density of each parameter's gradient",
-    about="""
-The small model is trained for five steps, or with `--full` that of the published size; then the gradients of
-one worker, and of the union of 2, 4 and 8 workers, are counted.
-""",
     measure=measure,
     columns={
         "tensor": Column("name of the parameter; `all` for all together"),

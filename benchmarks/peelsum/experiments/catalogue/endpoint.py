@@ -1,4 +1,9 @@
-"""Packets that one core of a worker sends and takes results for, beside bare sockets."""
+"""Packets that one core of a worker sends and takes results for, beside bare sockets.
+
+One worker; a second process returns its contributions as results. `memory` is the endpoint alone, of which
+only its own calls count, a window at a time; `sockets` the endpoint with socket and clock, as in training;
+`bare` sockets that send and receive as many bytes without reading them, in the same process.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +20,6 @@ def measure(seed: int, lanes: int, seconds: float) -> Any:
 
 
 EXPERIMENT = Experiment(
-    name="endpoint",
-    title="One core of a worker",
-    about="""
-One worker; a second process returns its contributions as results. `memory` is the endpoint alone, of which
-only its own calls count, a window at a time; `sockets` the endpoint with socket and clock, as in training;
-`bare` sockets that send and receive as many bytes without reading them, in the same process.
-""",
     measure=measure,
     columns={
         "way": Column("`memory`, `sockets` or `bare`"),

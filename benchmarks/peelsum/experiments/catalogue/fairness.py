@@ -1,4 +1,9 @@
-"""How jobs share a port of the switch, and the port's queue: in virtual time, and over UDP."""
+"""How jobs share a port of the switch, and the port's queue: in virtual time, and over UDP.
+
+Every job has worker ports of its own; one port of `mbit` Mbit/s leads to the servers of all jobs, which
+compete for it. It sets ECN marks from `mark_from` waiting packets on. `virtual` is virtual time, `udp` a
+process.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +38,6 @@ def grid(jobs: tuple[int, ...], seconds: float, ports: tuple[str, ...]) -> list[
 
 
 EXPERIMENT = Experiment(
-    name="fairness",
-    title="How jobs share a port of the switch",
-    about="""
-Every job has worker ports of its own; one port of `mbit` Mbit/s leads to the servers of all jobs, which
-compete for it. It sets ECN marks from `mark_from` waiting packets on. `virtual` is virtual time, `udp` a
-process.
-""",
     measure=measure,
     columns={
         "chunks_per_s": Column("chunks summed per second, by job"),

@@ -1,4 +1,8 @@
-"""Buckets of small tensors on a GPU, and the device's copy, to which the codec's speed compares."""
+"""Buckets of small tensors on a GPU, and the device's copy, to which the codec's speed compares.
+
+Steps of `Allreduce.sum` with dense tensors in place, by one worker without a network. `make gpu` measures the
+codec and training on a GPU, too.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,6 @@ def measure(seed: int, tensors: int, elements: int) -> dict[str, Any]:
 
 
 EXPERIMENT = Experiment(
-    name="gpu",
-    title="Buckets of small tensors on a GPU",
-    about="""
-Steps of `Allreduce.sum` with dense tensors in place, by one worker without a network. `make gpu` measures the
-codec and training on a GPU, too.
-""",
     measure=measure,
     columns={
         "tensor_us": Column("median microseconds of a step, for each tensor"),

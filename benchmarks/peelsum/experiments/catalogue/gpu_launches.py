@@ -1,4 +1,7 @@
-"""How to launch each kernel on this machine's GPU; the fastest launches become the device's row."""
+"""How to launch each kernel on this machine's GPU; the fastest launches become the device's row.
+
+Every candidate must give the bits of the default row.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,6 @@ def measure(seed: int, elements: int) -> Any:
 
 
 EXPERIMENT = Experiment(
-    name="gpu_launches",
-    title="How to launch the GPU's kernels",
-    about="Every candidate must give the bits of the default row.",
     measure=measure,
     columns={
         "kernel": Column("the kernel"),

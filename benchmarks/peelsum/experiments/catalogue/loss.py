@@ -70,6 +70,7 @@ are not timed, but their packets count. All sums are compared with an independen
             5,
         ),
     },
+    ranges={"loss": (0, 0.5), "workers": (2, 32), "elements": (1, 1 << 28), "seconds": (0, 3600)},
     plots=[
         Plot("goodput", x="loss", y="goodput_gbit_s", log="x"),
         Plot("in_switch", x="loss", y="in_switch", log="x"),

@@ -1,4 +1,8 @@
-"""The cost of a strategy in addition to the compressor that it chooses."""
+"""The cost of a strategy in addition to the compressor that it chooses.
+
+Two ranks over gloo sum four buckets by turns with a fixed compressor and with a strategy that chooses it, so
+that other work on the machine hits both alike. Figures are of rank 0, medians over rounds.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,6 @@ def measure(seed: int, elements: int, rounds: int, steps: int) -> Any:
 
 
 EXPERIMENT = Experiment(
-    name="overhead",
-    title="What a strategy costs beside the compressor that it chooses",
-    about="""
-Two ranks over gloo sum four buckets by turns with a fixed compressor and with a strategy that chooses it, so
-that other work on the machine hits both alike. Figures are of rank 0, medians over rounds.
-""",
     measure=measure,
     columns={
         "by": Column("`compressor` or `strategy`"),

@@ -1,4 +1,10 @@
-"""Collectives over links of several rates and latencies, beside the cost model."""
+"""Collectives over links of several rates and latencies, beside the cost model.
+
+Collectives of torch.distributed over gloo, between network namespaces behind a relay that gives every link a
+rate and a delay, predicted by the cost model of `peelsum.flexible` from the time of a short and of a long
+message. All workers start at the same time of one clock; a time ends with the slowest. Every sum is compared
+with an independent one. Needs root.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +28,6 @@ def measure(
 
 GRID = Grid()
 EXPERIMENT = Experiment(
-    name="plan",
-    title="Collectives over shaped links, beside the cost model",
-    about="""
-Collectives of torch.distributed over gloo, between network namespaces behind a relay that gives every link a
-rate and a delay, predicted by the cost model of `peelsum.flexible` from the time of a short and of a long
-message. All workers start at the same time of one clock; a time ends with the slowest. Every sum is compared
-with an independent one. Needs root.
-""",
     measure=measure,
     columns=columns_of(MeasuredRow, without=("workers",)),
     keys=("collective", "mbit", "delay_ms", "words"),

@@ -1,4 +1,8 @@
-"""The cost model against packet-level simulations, in virtual time, of which processors take none."""
+"""The cost model against packet-level simulations, in virtual time, of which processors take none.
+
+The simulated endpoints, server and switch program are the real ones; ring and all_gather are models of their
+transports on the same links, of which there are two between workers.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,6 @@ def measure(seed: int, workers: int, gbps: float, delay_us: float, words: int) -
 
 
 EXPERIMENT = Experiment(
-    name="plan_simulated",
-    title="The cost model against packet-level simulations",
-    about="""
-The simulated endpoints, server and switch program are the real ones; ring and all_gather are models of their
-transports on the same links, of which there are two between workers.
-""",
     measure=measure,
     columns={
         "collective": Column("the collective"),

@@ -1,4 +1,8 @@
-"""Several softswitch processes under one load, beside one of them."""
+"""Several softswitch processes under one load, beside one of them.
+
+`planes` softswitch processes over UDP beside one of them, in five rounds each that take turns. Processor time
+is that of the switch processes; by the clock, the switches and the load share the machine's cores.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,6 @@ def measure(seed: int, planes: int, lanes: int, workers: int, seconds: float) ->
 
 
 EXPERIMENT = Experiment(
-    name="planes",
-    title="Several switch processes under one load",
-    about="""
-`planes` softswitch processes over UDP beside one of them, in five rounds each that take turns. Processor time
-is that of the switch processes; by the clock, the switches and the load share the machine's cores.
-""",
     measure=measure,
     columns=columns_of(PlanesRow, without=("planes", "lanes", "workers"), switches="switch processes"),
     keys=("switches",),

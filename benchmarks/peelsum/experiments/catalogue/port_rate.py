@@ -1,4 +1,7 @@
-"""How well a switch port keeps to its rate under 1.3 times the load."""
+"""How well a switch port keeps to its rate under 1.3 times the load.
+
+One port of a switch process gets 1.3 times what it may send, for 3 s, over loopback.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,6 @@ def measure(seed: int, mbit: float, lanes: int) -> dict[str, Any]:
 
 
 EXPERIMENT = Experiment(
-    name="port_rate",
-    title="The rate of a port under 1.3 times the load",
-    about="One port of a switch process gets 1.3 times what it may send, for 3 s, over loopback.",
     measure=measure,
     columns={
         "got_mbit": Column("rate at which packets arrived, in Mbit/s"),

@@ -1,4 +1,9 @@
-"""The errors of sums of real gradients, by way to sum them."""
+"""The errors of sums of real gradients, by way to sum them.
+
+Errors are those of the elements whose exact sum is not zero, relative to it. The exact sum is NumPy's in long
+double. `float32` adds float32 in the workers' order, `one scale` is fixed point with one scale a tensor,
+`blocks` the allreduce.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +20,6 @@ def measure(seed: int, model: Any, step_each: tuple[int, ...], workers: int) -> 
 
 
 EXPERIMENT = Experiment(
-    name="precision",
-    title="How far sums of real gradients are from the exact ones",
-    about="""
-Errors are those of the elements whose exact sum is not zero, relative to it. The exact sum is NumPy's in long
-double. `float32` adds float32 in the workers' order, `one scale` is fixed point with one scale a tensor,
-`blocks` the allreduce.
-""",
     measure=measure,
     columns={
         "step": Column("steps of training before"),

@@ -1,4 +1,10 @@
-"""Where the softswitch spends a contribution's time: parts of the program, and of its process."""
+"""Where the softswitch spends a contribution's time: parts of the program, and of its process.
+
+Serialising readings of the cycle counter are inserted between the parts of the generated function. The cost
+of a reading is subtracted; figures are the median of 40 batches. For the process, the main thread's
+processor time in the kernel and outside is measured, in a switch on UDP under load for `seconds`. Needs
+x86-64.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +39,6 @@ def measure(seed: int, lanes: int, workers: int, seconds: float) -> Iterator[dic
 
 
 EXPERIMENT = Experiment(
-    name="profile",
-    title="Where the softswitch spends a contribution's time",
-    about="""
-Serialising readings of the cycle counter are inserted between the parts of the generated function. The cost
-of a reading is subtracted; figures are the median of 40 batches. For the process, the main thread's
-processor time in the kernel and outside is measured, in a switch on UDP under load for `seconds`. Needs
-x86-64.
-""",
     measure=measure,
     columns={
         "of": Column("`program`, in memory, or `process`, over UDP"),

@@ -1,4 +1,9 @@
-"""The codec beside zstd, lz4 and torch.sparse_coo: bytes and processor time of a sum."""
+"""The codec beside zstd, lz4 and torch.sparse_coo: bytes and processor time of a sum.
+
+A server decodes the rivals' messages, adds them, and encodes the sum in the same way. The codec's words are
+added as they are, as a switch does. Non-zeros are anywhere. Times are processor times over all threads. Every
+sum is compared with one that NumPy computes.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +20,6 @@ def measure(seed: int, elements: int, density: float, workers: int) -> Any:
 
 
 EXPERIMENT = Experiment(
-    name="rivals",
-    title="The codec beside zstd, lz4 and torch.sparse_coo",
-    about="""
-A server decodes the rivals' messages, adds them, and encodes the sum in the same way. The codec's words are
-added as they are, as a switch does. Non-zeros are anywhere. Times are processor times over all threads. Every
-sum is compared with one that NumPy computes.
-""",
     measure=measure,
     columns={
         "way": Column("how tensors are encoded"),

@@ -1,4 +1,8 @@
-"""Words over the lower bound where the density of a tensor changes from step to step."""
+"""Words over the lower bound where the density of a tensor changes from step to step.
+
+Only words are counted. `network` is the network model by which choices are made: "words" counts words only.
+Ways: `auto`, and `sketch` (every step a sketch).
+"""
 
 from __future__ import annotations
 
@@ -26,12 +30,6 @@ def part(elements: tuple[int, ...]) -> dict[str, Any]:
 
 
 EXPERIMENT = Experiment(
-    name="sequence",
-    title="Words of 30 steps whose density changes",
-    about="""
-Only words are counted. `network` is the network model by which choices are made: "words" counts words only.
-Ways: `auto`, and `sketch` (every step a sketch).
-""",
     measure=measure,
     columns={
         "density": Column("mean share of elements that are not zero"),

@@ -1,4 +1,8 @@
-"""The formulas of the simulator beside its packets, and the factors that fit them."""
+"""The formulas of the simulator beside its packets, and the factors that fit them.
+
+The factors `transfer` and `latency` are fitted to packet-level simulations of 4 to 32 workers. The other
+cases only check the formulas.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +23,6 @@ def measure(seed: int, algorithm: str, checked: bool) -> Any:
 
 
 EXPERIMENT = Experiment(
-    name="simulation_check",
-    title="Formulas beside packets",
-    about="""
-The factors `transfer` and `latency` are fitted to packet-level simulations of 4 to 32 workers. The other
-cases only check the formulas.
-""",
     measure=measure,
     columns=columns_of(
         Check,

@@ -1,4 +1,9 @@
-"""The network's time of a simulated sparse sum, by density and encoding."""
+"""The network's time of a simulated sparse sum, by density and encoding.
+
+Each element is non-zero at a worker with probability `density`. No time of encoding or decoding is in it. Our
+words are those of the planner's smallest form; LHC's are those of its program's layout, and of the best that
+its paper allows, in the smallest table that recovers everything.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +19,6 @@ def measure(seed: int, density: float, workers: int, elements: int) -> Any:
 
 
 EXPERIMENT = Experiment(
-    name="simulation_density",
-    title="A sparse sum on the network, by density",
-    about="""
-Each element is non-zero at a worker with probability `density`. No time of encoding or decoding is in it. Our
-words are those of the planner's smallest form; LHC's are those of its program's layout, and of the best that
-its paper allows, in the smallest table that recovers everything.
-""",
     measure=measure,
     columns=columns_of(Row, without=("density", "workers", "elements")),
     keys=("algorithm",),

@@ -1,4 +1,8 @@
-"""Small sums twice: simulated, and emulated by processes and a switch whose ports have a rate."""
+"""Small sums twice: simulated, and emulated by processes and a switch whose ports have a rate.
+
+Processes and a softswitch with ports of `mbit` Mbit/s sum the same words as the simulation. Of five emulated
+sums the fastest counts: other load on the machine only adds.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,6 @@ def measure(seed: int, workers: int, mbit: float, elements: int, window: int) ->
 
 
 EXPERIMENT = Experiment(
-    name="simulation_emulated",
-    title="Simulated sums beside emulated ones",
-    about="""
-Processes and a softswitch with ports of `mbit` Mbit/s sum the same words as the simulation. Of five emulated
-sums the fastest counts: other load on the machine only adds.
-""",
     measure=measure,
     columns=columns_of(
         Compared, without=("workers", "mbit", "elements", "load"), load_average="load before the case"

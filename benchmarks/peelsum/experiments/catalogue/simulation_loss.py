@@ -1,4 +1,7 @@
-"""Goodput of simulated sums by loss on every link."""
+"""Goodput of simulated sums by loss on every link.
+
+A sum of 2^20 words over links of 100 Gbit/s. Timers are quick, or those by default.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,6 @@ def measure(seed: int, loss: float, workers: int) -> Any:
 
 
 EXPERIMENT = Experiment(
-    name="simulation_loss",
-    title="Sums with loss on every link",
-    about="A sum of 2^20 words over links of 100 Gbit/s. Timers are quick, or those by default.",
     measure=measure,
     columns=columns_of(Row, without=("loss", "workers")),
     keys=("algorithm", "timers"),

@@ -1,4 +1,7 @@
-"""Time of a simulated sum by the number of workers: packet by packet, and by formula."""
+"""Time of a simulated sum by the number of workers: packet by packet, and by formula.
+
+A sum of 2^20 words (4 MiB) over links of 100 Gbit/s, in racks of 32. Slot protocols have one switch.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,6 @@ def measure(seed: int, level: str, workers: int) -> Any:
 
 
 EXPERIMENT = Experiment(
-    name="simulation_scale",
-    title="A sum by workers: packets and formulas",
-    about="""
-A sum of 2^20 words (4 MiB) over links of 100 Gbit/s, in racks of 32. Slot protocols have one switch.
-""",
     measure=measure,
     columns=columns_of(Row, without=("level", "workers")),
     keys=("algorithm",),

@@ -1,4 +1,8 @@
-"""Share of chunks that a simulated switch sums, by its slots."""
+"""Share of chunks that a simulated switch sums, by its slots.
+
+Two workers with links of 15 us and chunks of 8 lanes, so that 8,192 chunks (the window) are under way. The
+models have one job. ATP has a row with the slots of its paper.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,6 @@ def measure(seed: int, slots: int, jobs: int) -> Any:
 
 
 EXPERIMENT = Experiment(
-    name="simulation_slots",
-    title="Sums with few slots",
-    about="""
-Two workers with links of 15 us and chunks of 8 lanes, so that 8,192 chunks (the window) are under way. The
-models have one job. ATP has a row with the slots of its paper.
-""",
     measure=measure,
     columns=columns_of(Row, without=("slots", "jobs")),
     keys=("algorithm",),

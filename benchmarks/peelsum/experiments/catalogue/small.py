@@ -1,4 +1,8 @@
-"""A hundred small tensors of a step, beside the same elements as one."""
+"""A hundred small tensors of a step, beside the same elements as one.
+
+A hundred tensors of 64 to 3,072 elements are summed apart, and as one, by one worker without a network.
+`network` is the network model by which choices are made: "words" counts words only.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,6 @@ def measure(seed: int, density: float, network: str, way: str) -> dict[str, Any]
 
 
 EXPERIMENT = Experiment(
-    name="small",
-    title="A step of a hundred small tensors",
-    about="""
-A hundred tensors of 64 to 3,072 elements are summed apart, and as one, by one worker without a network.
-`network` is the network model by which choices are made: "words" counts words only.
-""",
     measure=measure,
     columns={
         "tensors": Column("tensors of the step"),

@@ -1,4 +1,10 @@
-"""Millions of chunks with losses and wraps in one process, every sum compared."""
+"""Millions of chunks with losses and wraps in one process, every sum compared.
+
+Chunks of 32 lanes go through the softswitch, the aggregation server and four workers, in one process
+without sockets. Chunk id, slot tag and the slots' clock start just below their wraps. Each hop loses a
+share `loss` of the packets. A quarter of the tensors is OR-ed; the others are added. Every sum of every
+worker is compared bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +21,6 @@ def measure(seed: int, chunks: int, loss: float) -> dict[str, Any]:
 
 
 EXPERIMENT = Experiment(
-    name="soak",
-    title="Millions of chunks with losses and wraps",
-    about="""
-Chunks of 32 lanes go through the softswitch, the aggregation server and four workers, in one process
-without sockets. Chunk id, slot tag and the slots' clock start just below their wraps. Each hop loses a
-share `loss` of the packets. A quarter of the tensors is OR-ed; the others are added. Every sum of every
-worker is compared bit for bit.
-""",
     measure=measure,
     columns=columns_of(Report, without=("chunks",), summed="chunks summed and compared"),
     sizes={

@@ -1,4 +1,10 @@
-"""Rate and latency of a switch: the softswitch and BMv2, in memory and on ports, by lanes and workers."""
+"""Rate and latency of a switch: the softswitch and BMv2, in memory and on ports, by lanes and workers.
+
+One compiled pipeline in the softswitch, with ports in memory and over UDP, and in BMv2 on virtual Ethernet
+pairs. BMv2 needs `simple_switch_grpc` on PATH and root; if it is missing, every row says so, and there are no
+ratios. `seconds` is the duration of each row's rate measurement, and of its latency measurement. The first
+sums of every run are compared with the sums of what was sent.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +21,6 @@ def measure(seed: int, lanes: int, workers_each: tuple[int, ...], seconds: float
 
 
 EXPERIMENT = Experiment(
-    name="switch",
-    title="Packets through the switch program",
-    about="""
-One compiled pipeline in the softswitch, with ports in memory and over UDP, and in BMv2 on virtual Ethernet
-pairs. BMv2 needs `simple_switch_grpc` on PATH and root; if it is missing, every row says so, and there are no
-ratios. `seconds` is the duration of each row's rate measurement, and of its latency measurement. The first
-sums of every run are compared with the sums of what was sent.
-""",
     measure=measure,
     columns=columns_of(Row, without=("lanes",)),
     keys=("target", "ports", "workers"),

@@ -1,4 +1,8 @@
-"""Stages that the program would need on a Tofino with more lanes."""
+"""Stages that the program would need on a Tofino with more lanes.
+
+With `pairs`, a stateful ALU holds two lanes and returns one of them; a packet that leaves would need a second
+pass for the other. Needs p4c-barefoot and bfas on PATH, and about a minute for each variant.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,6 @@ def measure(seed: int, device: str, lanes: int, pairs: bool) -> dict[str, Value]
 
 
 EXPERIMENT = Experiment(
-    name="tofino_variants",
-    title="The Tofino program with more lanes",
-    about="""
-With `pairs`, a stateful ALU holds two lanes and returns one of them; a packet that leaves would need a second
-pass for the other. Needs p4c-barefoot and bfas on PATH, and about a minute for each variant.
-""",
     measure=measure,
     columns={"stages": Column("pipeline stages that the program needs")},
     sizes={

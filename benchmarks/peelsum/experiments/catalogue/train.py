@@ -1,4 +1,14 @@
-"""A training iteration through the switch, beside dense sums and gloo, by rate of links."""
+"""A training iteration through the switch, beside dense sums and gloo, by rate of links.
+
+The small model is trained, or with `--full` that of the published size. Every worker is a process. The
+switch is the softswitch on loopback, with ports of a rate; gloo's links are virtual Ethernet, limited to
+the same rate by token buckets, which needs root. With `cpu`, no link has a rate, and the processor time of
+all processes beyond computation is compared. `top_k` is the share of elements that `switch` sends, the rest
+later.
+
+LHC's paper (arXiv 2402.07529) has up to 3.74 for an iteration and 6.33 for aggregation, on GPUs, over its
+own baselines.
+"""
 
 from __future__ import annotations
 
@@ -48,18 +58,6 @@ def part(*, small: bool = True, model: str = "ncf", steps: int = 10) -> dict[str
 
 
 EXPERIMENT = Experiment(
-    name="train",
-    title="A training iteration through the switch",
-    about="""
-The small model is trained, or with `--full` that of the published size. Every worker is a process. The
-switch is the softswitch on loopback, with ports of a rate; gloo's links are virtual Ethernet, limited to
-the same rate by token buckets, which needs root. With `cpu`, no link has a rate, and the processor time of
-all processes beyond computation is compared. `top_k` is the share of elements that `switch` sends, the rest
-later.
-
-LHC's paper (arXiv 2402.07529) has up to 3.74 for an iteration and 6.33 for aggregation, on GPUs, over its
-own baselines.
-""",
     measure=measure,
     columns=columns_of(Row, without=("model", "workers")),
     keys=("gbps", "path"),
