@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from bmv2_process import running_bmv2
 from clusters import Controllers, actual, cluster_text, expected, job_text
-from patience import PATIENCE_S
+from patience import PATIENCE_S, until
 from restartable_switch import RestartableSwitch
 
 from peelsum.control import ControlError, Controller, JobDescription, SwitchError
@@ -58,13 +58,8 @@ def controllers(tmp_path, switches, told):
 
 def polled(cluster):
     """Poll until the controller is the primary: switches take a moment to notice a stream's end."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        cluster.poll()
-        if cluster.is_primary:
-            return cluster
-        time.sleep(0.02)
-    raise AssertionError("did not become the primary")
+    until(lambda: cluster.poll() or cluster.is_primary, "did not become the primary")
+    return cluster
 
 
 @pytest.fixture
@@ -509,12 +504,8 @@ def test_the_reference_has_all_keys_and_events():
 
 def polled_until_up(cluster):
     """Poll until every switch is up, which loads BMv2's pipeline."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if all(one["state"] == "up" for one in polled(cluster).listed()["switches"]):
-            return cluster
-        time.sleep(0.1)
-    raise AssertionError(cluster.listed()["switches"])
+    until(lambda: all(one["state"] == "up" for one in polled(cluster).listed()["switches"]))
+    return cluster
 
 
 def jobs_on(address):

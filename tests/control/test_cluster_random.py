@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-import time
 from contextlib import closing
 
 import pytest
 from clusters import Controllers, actual, expected, random_job
-from patience import PATIENCE_S
+from patience import until
 from restartable_switch import RestartableSwitch
 
 from peelsum.control import SwitchError
@@ -49,13 +48,11 @@ class Life:
         self.settle()
 
     def settle(self):
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
+        def up():
             self.cluster.poll()
-            if self.cluster.is_primary and self.cluster.totals()["away"] == 0:
-                return
-            time.sleep(0.01)
-        raise AssertionError("the switches do not come up")
+            return self.cluster.is_primary and self.cluster.totals()["away"] == 0
+
+        until(up, "the switches do not come up")
 
     def change(self):
         """Admit or evict a random job; sometimes the controller dies at a random write of it."""

@@ -3,7 +3,6 @@
 import logging
 import socket
 import threading
-import time
 
 import grpc
 import psutil
@@ -19,13 +18,6 @@ from peelsum.softswitch.p4runtime.stream import MOST_BYTES, MOST_WAITING, Contro
 from peelsum.tls import grpc_server
 
 MEGABYTE = 1 << 20
-
-
-def until(done):
-    deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def message(size):

@@ -19,7 +19,7 @@ import pytest
 from finsy.p4schema import P4Schema
 from finsy.proto import U128, p4r, rpc_code
 from p4runtime_client import WAIT_S, Client, outcomes, process, update
-from patience import PATIENCE_S
+from patience import PATIENCE_S, until
 
 from peelsum.pipelines import pipeline
 from peelsum.softswitch.p4runtime.pipeline import Pipeline
@@ -360,10 +360,7 @@ def test_an_interrupt_does_not_wait_for_a_compilation(tmp_path):
         client.become_primary()
         waiting = threading.Thread(target=_load, args=(client, schema.get_pipeline_config()))
         waiting.start()
-        deadline = time.monotonic() + PATIENCE_S
-        while not list(tmp_path.rglob("peelsum_*.py")):
-            assert time.monotonic() < deadline, "no compilation began"
-            time.sleep(0.01)
+        until(lambda: list(tmp_path.rglob("peelsum_*.py")), "no compilation began")
         running.send_signal(signal.SIGINT)
         _, err = running.communicate(timeout=PATIENCE_S)
         waiting.join(WAIT_S)

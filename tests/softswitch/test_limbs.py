@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from softswitch_frames import packed
 
 from peelsum.softswitch import Frames
 
@@ -11,14 +12,6 @@ WIDE = {"op": 8, "mark": 8, "x": 128, "y": 128, "z": 96, "n": 32}
 ONE, TWO, TWO_MASK = 0x0123456789ABCDEF0011223344556677, 1 << 127 | 1, 0xF << 124 | 0xF
 LISTED = 0x112233445566778899AABBCC
 GIVEN = 0xFEDCBA98765432100123456789ABCDEF
-
-
-def packed(values, widths):
-    word = 0
-    for name, bits in widths.items():
-        assert 0 <= values[name] < 1 << bits, name
-        word = word << bits | values[name]
-    return word.to_bytes(sum(widths.values()) // 8, "big")
 
 
 def cut(value, bits):

@@ -5,6 +5,7 @@ import struct
 
 import numpy as np
 import pytest
+from softswitch_frames import held
 
 from peelsum.softswitch import Frames, SoftswitchError
 from peelsum.softswitch.ports.links import Links
@@ -19,13 +20,6 @@ from peelsum.wire.datagrams import BatchSocket
 
 LANES = 8
 CLOCK = 1 << 48
-
-
-def held(*frames):
-    """Return frames as a switch does, from (port, bytes, departure time in microseconds)."""
-    made = Frames.of([(port, data) for port, data, _ in frames])
-    leave = np.array([round(at * 65536) % (1 << 64) for _, _, at in frames], np.uint64)
-    return Frames(made.data, made.length, made.port, leave)
 
 
 class Outlet:

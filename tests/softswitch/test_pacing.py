@@ -5,6 +5,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from softswitch_frames import held
 
 from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.pacing import PAUSE_US, Pacer
@@ -17,13 +18,6 @@ from peelsum.wire.datagrams import BatchSocket
 
 CLOCK = 1 << 48
 LANES = 8
-
-
-def held(*frames):
-    """Return frames as a switch does, from (port, bytes, departure time in microseconds)."""
-    made = Frames.of([(port, data) for port, data, _ in frames])
-    leave = np.array([round(at * 65536) % (1 << 64) for _, _, at in frames], np.uint64)
-    return Frames(made.data, made.length, made.port, leave)
 
 
 class Outlet:

@@ -4,6 +4,7 @@ import struct
 from types import SimpleNamespace
 
 import pytest
+from frames import checksum
 
 from peelsum.softswitch import Frames
 
@@ -14,20 +15,13 @@ def mac(number):
     return number.to_bytes(6, "big")
 
 
-def internet_checksum(header):
-    total = sum(struct.unpack(f">{len(header) // 2}H", header))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
-
-
 def ipv4(
     dst="10.1.2.3", src="192.168.0.2", *, ttl=64, dport=5000, protocol=17, version=0x45, wrong=0, vlan=None
 ):
     """Return an Ethernet frame with an IPv4 packet that has eight bytes of payload after the ports."""
     to, frm = (bytes(map(int, address.split("."))) for address in (dst, src))
     head = struct.pack(">BBHHHBBH", version, 7, 40, 99, 0x4001, ttl, protocol, 0) + frm + to
-    sum_ = internet_checksum(head) ^ wrong
+    sum_ = checksum(head) ^ wrong
     head = head[:10] + sum_.to_bytes(2, "big") + head[12:]
     tag = b"" if vlan is None else b"\x81\0" + vlan.to_bytes(2, "big")
     return (
@@ -47,7 +41,7 @@ def routed(frame, vlan=None):
     head = bytearray(frame[start : start + 20])
     head[8] -= 1
     head[10:12] = bytes(2)
-    head[10:12] = internet_checksum(bytes(head)).to_bytes(2, "big")
+    head[10:12] = checksum(bytes(head)).to_bytes(2, "big")
     return mac(NEXT_HOP) + mac(ROUTER_MAC) + frame[12:start] + bytes(head) + frame[start + 20 :]
 
 

@@ -12,9 +12,10 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 from frames import frame
-from patience import PATIENCE_S
+from patience import PATIENCE_S, until
 from peelsum_packets import Job
 from rigs import SoftswitchRig
+from softswitch_frames import received
 
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import Switch, load
@@ -88,31 +89,24 @@ def results(count: int) -> np.ndarray:
     )  # fmt: skip
 
 
-def received(sock: BatchSocket) -> np.ndarray:
-    bursts = [np.zeros((0, SIZE), np.uint8)]
-    while (burst := sock.receive()) is not None:
-        bursts.append(burst.packets.copy())
-    return np.concatenate(bursts)
-
-
 def arrived(sock: BatchSocket, count: int) -> np.ndarray:
     """Return `count` sent packets or more; on a busy machine they may arrive later."""
-    bursts = [received(sock)]
+    bursts = [received(sock, SIZE)]
     deadline = time.monotonic() + PATIENCE_S
     while sum(map(len, bursts)) < count:
         assert time.monotonic() < deadline
-        bursts.append(received(sock))
+        bursts.append(received(sock, SIZE))
     return np.concatenate(bursts)
 
 
 def turn_until(rig: SimpleNamespace, port: int, count: int) -> np.ndarray:
     """Take turns until the host at a port has received `count` packets; return them."""
-    bursts = [received(rig.hosts[port])]
+    bursts = [received(rig.hosts[port], SIZE)]
     deadline = time.monotonic() + PATIENCE_S
     while sum(map(len, bursts)) < count:
         assert time.monotonic() < deadline
         rig.plane.turn(0.01)  # on a busy machine, sent packets may arrive later
-        bursts.append(received(rig.hosts[port]))
+        bursts.append(received(rig.hosts[port], SIZE))
     return np.concatenate(bursts)
 
 
@@ -198,14 +192,7 @@ def test_frames_from_the_controller_pass(rig: SimpleNamespace) -> None:
     row = bytes(results(1)[0])
     assert rig.device.inject(frame(row))
     rig.plane.turn(PATIENCE_S)
-    assert bytes(received(rig.hosts[1])[0]) == row
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    assert bytes(received(rig.hosts[1], SIZE)[0]) == row
 
 
 @contextlib.contextmanager
@@ -226,7 +213,7 @@ def test_others_get_at_the_state_while_it_waits_for_packets(rig: SimpleNamespace
             rig.job.rig.set_group(2, [number % 8])
             assert rig.job.rig.switch.groups.get(2) == ((number % 8, 0),)
         rig.hosts[1].send(contributions(0, 5))
-        eventually(lambda: sum(rig.job.verdicts().values()) == 5)
+        until(lambda: sum(rig.job.verdicts().values()) == 5)
 
 
 def test_a_group_that_grows_while_it_runs_is_served(rig: SimpleNamespace) -> None:
@@ -235,7 +222,7 @@ def test_a_group_that_grows_while_it_runs_is_served(rig: SimpleNamespace) -> Non
         rig.job.rig.set_group(1, [1] * 300)
         rig.hosts[SERVER].send(results(2))
         bursts: list[np.ndarray] = []
-        eventually(lambda: bursts.append(received(rig.hosts[1])) or sum(map(len, bursts)) == 600)
+        until(lambda: bursts.append(received(rig.hosts[1], SIZE)) or sum(map(len, bursts)) == 600)
     got = np.concatenate(bursts)
     assert np.array_equal(fields_of(got, LANES)["chunk_id"], np.repeat([0, 1], 300))
 
@@ -245,7 +232,7 @@ def test_a_new_pipeline_takes_over_while_it_waits(rig: SimpleNamespace) -> None:
         fresh = SoftswitchRig(load(pipeline(LANES).json_path), "numba")
         job = job_on(fresh)
         rig.device.install(fresh.switch)
-        eventually(lambda: rig.hosts[1].send(contributions(0, 4)) and job.verdicts())
+        until(lambda: rig.hosts[1].send(contributions(0, 4)) and job.verdicts())
     assert rig.plane._loop is not None
 
 
@@ -279,7 +266,7 @@ def test_a_port_with_a_rate_keeps_it_while_others_send_at_once() -> None:
         began = time.monotonic()
         rig.hosts[SERVER].send(results(30))
         assert np.array_equal(turn_until(rig, 2, 30), results(30))
-        assert (rings.held.tolist(), len(received(rig.hosts[1]))) == ([30], 0)
+        assert (rings.held.tolist(), len(received(rig.hosts[1], SIZE))) == ([30], 0)
         rings.paused_until[0] = 0
         assert np.array_equal(turn_until(rig, 1, 30), results(30))
         assert time.monotonic() - began >= 30 * FRAME_BITS / 0.5e6
@@ -319,13 +306,10 @@ def test_a_pause_ends_when_copies_would_not_fit_beside_what_is_due() -> None:
         rings.paused_until[0] = NEVER
         rig.job.rig.set_group(1, [1])
         rig.hosts[SERVER].send(results(4))
-        deadline = time.monotonic() + PATIENCE_S
-        while rings.held[0] < 4:
-            assert time.monotonic() < deadline
-            rig.plane.turn(0.01)
+        until(lambda: rig.plane.turn(0.01) or rings.held[0] == 4)
         time.sleep(0.01)
         rig.plane.turn(0)
-        assert len(received(rig.hosts[1])) == 0
+        assert len(received(rig.hosts[1], SIZE)) == 0
         rig.job.rig.set_group(1, [1] * 6)  # 4 + 6 packets exceed the ring, 4 + 1 would not
         rig.hosts[SERVER].send(results(1))
         rig.plane.turn(PATIENCE_S)
@@ -397,7 +381,7 @@ def test_held_packets_leave_when_due_in_order_over_the_clocks_wrap(seed: int) ->
                 due = [payload for at, payload in queue if at <= now]
                 waiting[port] = queue[len(due) :]
                 assert [bytes(row) for row in arrived(rig.hosts[port], len(due))] == due
-        assert len(received(rig.hosts[2])) == 0
+        assert len(received(rig.hosts[2], SIZE)) == 0
 
 
 def test_a_ring_is_crowded_before_it_overflows() -> None:

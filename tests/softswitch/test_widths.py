@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from softswitch_frames import packed
 
 from peelsum.softswitch import Frames
 from peelsum.softswitch.runtime import native as machine
@@ -14,14 +15,6 @@ WIDE |= {"m": 1, "n": 64, "o": 7, "sum": 16}
 REST_BYTES = 18
 GOOD, BAD = 1, 2
 SIZES = [4, 4, 4, 4, 9, 4, 2, 4]
-
-
-def packed(values, widths=WIDE):
-    word = 0
-    for name, bits in widths.items():
-        assert 0 <= values[name] < 1 << bits, name
-        word = word << bits | values[name]
-    return word.to_bytes(sum(widths.values()) // 8, "big")
 
 
 def total_of(values):
@@ -73,11 +66,11 @@ def cases(count):
 
 def test_fields_keep_their_places(switch_of):
     given = list(cases(500))
-    frames = Frames.of([(9, packed(values) + rest) for values, rest in given])
+    frames = Frames.of([(9, packed(values, WIDE) + rest) for values, rest in given])
     expected = []
     for values, rest in given:
         wrong = values["op"] != 0 and values["sum"] != checksum(values)
-        expected.append((BAD if wrong else GOOD, packed(changed(values)) + rest))
+        expected.append((BAD if wrong else GOOD, packed(changed(values), WIDE) + rest))
     assert switch_of("widths").process(frames, 0).pairs() == expected
 
 
@@ -89,7 +82,7 @@ def test_sums_carry_and_the_carry_carries(switch_of, total):
     # The words of `l` that overlap the sum's.
     values = dict.fromkeys(WIDE, 0) | {"op": 1, "l": words[0] << 40 | words[1] << 24 | words[2] << 8}
     assert total_of(values) == total
-    frame = packed(values | {"sum": checksum(values)}) + bytes(REST_BYTES)
+    frame = packed(values | {"sum": checksum(values)}, WIDE) + bytes(REST_BYTES)
     assert switch_of("widths").process(Frames.of([(9, frame)]), 0).pairs() == [(GOOD, frame)]
 
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import wraps
+from typing import TypeVar
+
+T = TypeVar("T")
 
 #: Seconds. It ends tests that hang, and never measures speed. What takes ten on an idle machine ends in time
 #: on one that is many times slower.
 PATIENCE_S = 300.0
+
+
+def until(found: Callable[[], T], otherwise: object = "not in time") -> T:
+    """Call `found` until what it returns is true, and return that. `otherwise` says what is wrong."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (it := found()):
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.005)
+    return it
 
 
 def tried_again(test: Callable[..., None]) -> Callable[..., None]:

@@ -24,7 +24,7 @@ from networks import (
     said,
     up,
 )
-from patience import PATIENCE_S
+from patience import PATIENCE_S, until
 
 from peelsum.topology import TopologyError, description, veth
 from peelsum.topology.namespaces import inside
@@ -189,10 +189,7 @@ def test_the_next_up_ends_what_a_killed_one_left(tmp_path) -> None:
 def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path) -> None:
     command = [*PEELSUM, "up", described(tmp_path), "--json"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + PATIENCE_S
-    while (record := Record.read()) is None and time.monotonic() < deadline:
-        select.select([], [], [], 0.02)
-    assert record is not None
+    record = until(Record.read)
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=PATIENCE_S)[1] == ""
     assert members(record.network) == set()
@@ -246,7 +243,7 @@ SENDER = """
 import sys, time
 from peelsum.wire.datagrams import BatchSocket
 import numpy as np
-from patience import PATIENCE_S
+from patience import PATIENCE_S, until
 sock = BatchSocket.bind(("0.0.0.0", 0), 1000)
 sock.connect(("10.0.0.254", 9))
 count, ends_at = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])

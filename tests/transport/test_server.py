@@ -39,33 +39,23 @@ def test_a_complete_sum_becomes_everybody_s_result_untouched() -> None:
     assert server.next_timer() is None
 
 
-def test_disjoint_parts_are_added_modulo_two_to_the_32() -> None:
+@pytest.mark.parametrize(
+    ("parts", "value", "duplicates"),
+    [
+        ([(0b001, 0xFFFFFFFF), (0b010, 5), (0b100, 0x80000000)], 0x80000004, 0),
+        ([(0b001, 100), (0b011, 11), (0b100, 1)], 12, 0),
+        ([(0b011, 11), (0b001, 1), (0b011, 11), (0b100, 1)], 12, 2),
+    ],
+    ids=["disjoint, modulo 2**32", "one that contains the sum replaces it", "those in the sum are dropped"],
+)
+def test_parts_add_up(parts: list[tuple[int, int]], value: int, duplicates: int) -> None:
     server = AggregationServer(CONFIG)
-    for worker, value in enumerate([0xFFFFFFFF, 5, 0x80000000]):
-        server.receive(partial(0, 1 << worker, value, sender=worker), 0.0)
+    for workers, each in parts:
+        server.receive(partial(0, workers, each), 0.0)
     (packet,) = sent(server)
-    assert packet["lanes"].tolist() == [0x80000004] * LANES
-    assert (server.stats().chunks_in_switch, server.stats().chunks_at_server) == (0, 1)
-
-
-def test_a_part_that_contains_the_sum_replaces_it() -> None:
-    server = AggregationServer(CONFIG)
-    server.receive(partial(0, 0b001, 100), 0.0)
-    server.receive(partial(0, 0b011, 11), 0.0)
-    server.receive(partial(0, 0b100, 1), 0.0)
-    (packet,) = sent(server)
-    assert packet["lanes"].tolist() == [12] * LANES
-
-
-def test_a_part_already_in_the_sum_is_dropped() -> None:
-    server = AggregationServer(CONFIG)
-    server.receive(partial(0, 0b011, 11), 0.0)
-    server.receive(partial(0, 0b001, 1), 0.0)
-    server.receive(partial(0, 0b011, 11), 0.0)
-    server.receive(partial(0, 0b100, 1), 0.0)
-    (packet,) = sent(server)
-    assert packet["lanes"].tolist() == [12] * LANES
-    assert server.stats().duplicates == 2
+    assert packet["lanes"].tolist() == [value] * LANES
+    stats = server.stats()
+    assert (stats.chunks_in_switch, stats.chunks_at_server, stats.duplicates) == (0, 1, duplicates)
 
 
 def test_overlapping_sums_are_not_added_but_are_united() -> None:

@@ -77,40 +77,39 @@ def test_a_complete_sum_of_racks_becomes_everybody_s_result() -> None:
     assert (server.stats().chunks_in_switch, server.stats().chunks_at_server) == (1, 0)
 
 
-def test_racks_and_workers_of_racks_add_up() -> None:
+@pytest.mark.parametrize(
+    ("parts", "value", "duplicates"),
+    [
+        ([(0b101, 1, OF_RACK, 2), (0b110, 10, OF_RACKS, 0), (0b010, 100, OF_RACK, 0)], 111, 0),
+        # A rack takes the place of its worker 64, and workers 65 and 32 are in it.
+        (
+            [
+                *((0b01, 5, OF_RACK, 64), (0b110, 30, OF_RACKS, 0), (0b10, 7, OF_RACK, 65)),
+                *((0b1, 8, OF_RACK, 32), (0b001, 2, OF_RACKS, 0)),
+            ],
+            32,
+            2,
+        ),
+    ],
+)
+def test_racks_and_workers_of_racks_add_up(
+    parts: list[tuple[int, int, Flag, int]], value: int, duplicates: int
+) -> None:
     server = AggregationServer(CONFIG)
-    server.receive(up(0, 0b101, 1, sender=2), 0.0)
-    server.receive(up(0, 0b110, 10, OF_RACKS), 0.0)
-    server.receive(up(0, 0b010, 100, sender=0), 0.0)
+    for part in parts:
+        server.receive(up(0, *part), 0.0)
     (packet,) = sent(server)
-    assert (packet["flags"], packet["bitmap"], packet["lanes"].tolist()) == (Flag.SPINE, 0b111, [111] * LANES)
-    assert (server.stats().chunks_in_switch, server.stats().chunks_at_server) == (0, 1)
+    assert (packet["flags"], packet["bitmap"], packet["lanes"].tolist()) == (OF_RACKS, 0b111, [value] * LANES)
+    stats = server.stats()
+    assert (stats.chunks_in_switch, stats.chunks_at_server, stats.duplicates) == (0, 1, duplicates)
 
 
-def test_a_rack_takes_the_place_of_its_workers_and_they_are_in_it() -> None:
-    server = AggregationServer(CONFIG)
-    server.receive(up(0, 0b01, 5, sender=64), 0.0)
-    server.receive(up(0, 0b110, 30, OF_RACKS), 0.0)  # contains worker 64
-    server.receive(up(0, 0b10, 7, sender=65), 0.0)  # is contained
-    server.receive(up(0, 0b1, 8, sender=32), 0.0)  # is contained
-    server.receive(up(0, 0b001, 2, OF_RACKS), 0.0)
-    (packet,) = sent(server)
-    assert packet["lanes"].tolist() == [32] * LANES
-    assert server.stats().duplicates == 2
-
-
-def test_equal_bits_of_different_racks_do_not_overlap() -> None:
-    server = AggregationServer(CONFIG)
-    server.receive(up(0, 0b01, 1, sender=0), 0.0)
-    server.receive(up(0, 0b01, 1, sender=64), 0.0)
-    assert (server.stats().merged, server.stats().duplicates) == (1, 0)
-    assert server.progress().missing_workers == (1, 2, 32, 65)
-
-
-def test_sums_that_overlap_in_one_rack_are_not_added() -> None:
+def test_equal_bits_of_different_racks_do_not_overlap_and_those_of_one_are_not_added() -> None:
     server = AggregationServer(CONFIG)
     server.receive(up(0, 0b001, 1, sender=0), 0.0)
     server.receive(up(0, 0b01, 1, sender=64), 0.0)
+    assert (server.stats().merged, server.stats().duplicates) == (1, 0)
+    assert server.progress().missing_workers == (1, 2, 32, 65)
     server.receive(up(0, 0b101, 1, OF_RACKS), 0.0)  # contains both
     server.receive(up(0, 0b110, 1, OF_RACKS), 0.0)  # overlaps in rack 2, brings rack 1
     assert server.stats().overlaps == 1
@@ -196,24 +195,21 @@ def test_only_the_sender_gets_a_late_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bitmap", "flags", "sender"),
+    ("config", "bitmap", "flags", "sender"),
     [
-        (0b1000, OF_RACKS, 0),
-        (0, OF_RACKS, 0),
-        (0b10, OF_RACK, 32),
-        (0b1, OF_RACK, 96),
-        (1, OF_RACK, EVERYONE),
+        (CONFIG, 0b1000, OF_RACKS, 0),
+        (CONFIG, 0, OF_RACKS, 0),
+        (CONFIG, 0b10, OF_RACK, 32),
+        (CONFIG, 0b1, OF_RACK, 96),
+        (CONFIG, 1, OF_RACK, EVERYONE),
+        (JobConfig(job_id=9, generation=77, workers=3, lanes=LANES), 0b111, OF_RACKS, 0),  # one level
     ],
 )
-def test_racks_and_workers_that_the_job_lacks_are_refused(bitmap: int, flags: Flag, sender: int) -> None:
-    server = AggregationServer(CONFIG)
+def test_racks_and_workers_that_the_job_lacks_are_refused(
+    config: JobConfig, bitmap: int, flags: Flag, sender: int
+) -> None:
+    server = AggregationServer(config)
     server.receive(up(0, bitmap, 1, flags, sender), 0.0)
-    assert server.stats().dropped["foreign_worker"] == 1
-
-
-def test_a_job_of_one_level_takes_no_sum_of_racks() -> None:
-    server = AggregationServer(JobConfig(job_id=9, generation=77, workers=3, lanes=LANES))
-    server.receive(up(0, 0b111, 1, OF_RACKS), 0.0)
     assert server.stats().dropped["foreign_worker"] == 1
 
 
