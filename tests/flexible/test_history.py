@@ -64,6 +64,7 @@ def test_what_is_drawn():
     method, ratio, exchange, rate, latency = figure.axes
     used = {name for name, _, _ in world.used}
     assert {label.get_text() for label in method.get_yticklabels()} == used
+    assert method.get_ylim() == (-0.5, len(used) - 0.5)
     assert list(ratio.lines[0].get_ydata()) == [one.ratio for one in history]
     assert set(exchange.lines[0].get_ydata()) == {1.0}
     assert {line.get_label() for line in rate.lines} == {"group", "switch"}
