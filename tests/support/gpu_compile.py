@@ -1,4 +1,4 @@
-"""Compile all GPU kernels for a compute capability, such as 90, without a GPU; print the resources of each."""
+"""Compile all GPU kernels for a compute capability, such as 90, and print the resources of each."""
 
 from __future__ import annotations
 

@@ -1,0 +1,31 @@
+"""Indexes of sparse tensors for tests that choose them, in place of the cheapest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from peelsum.allreduce.choosing import Chooser
+from peelsum.allreduce.indexes import BlockIndex, BloomIndex
+
+#: Every form of an index, refined or not; None: as the chooser has it.
+INDEXES = [
+    None,
+    BlockIndex(8, refined=False),
+    BlockIndex(64, refined=True),
+    BloomIndex(3, 7, refined=False),
+    BloomIndex(4, 9, refined=True),
+]
+
+
+def chosen(monkeypatch: pytest.MonkeyPatch, *indexes: Any) -> None:
+    """Give sparse tensors these indexes in turn, by their sizes, in all steps; None leaves the choice."""
+    cheapest = Chooser._chosen
+
+    def choose(self: Chooser, form: Any, elements: int, *rest: Any) -> Any:
+        choice, index = cheapest(self, form, elements, *rest), indexes[elements % len(indexes)]
+        return choice if choice.index is None or index is None else replace(choice, index=index)
+
+    monkeypatch.setattr(Chooser, "_chosen", choose)
