@@ -35,7 +35,7 @@ def exchange_indexed(
         ends = np.cumsum([one.size for one in offered.values()], dtype=np.int64)
         sparse = dict(zip(shapes, cut(whole, ends), strict=True))
         for unit in units:
-            if unit.finite and unit.names:
+            if unit.finite:
                 payload, chosen = compressor.compress(unit.tensor, unit.state), unit.state.positions
                 assert chosen is not None
                 wire.payload_bytes += payload.nbytes + 4 * chosen.size
