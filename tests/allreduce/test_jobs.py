@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,11 +35,11 @@ def drawn(draw: Callable[..., Any], n: int, workers: int, seed: int) -> list[NDA
 
 
 @pytest.fixture(autouse=True)
-def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Index]]:
+def forced(monkeypatch: pytest.MonkeyPatch) -> list[Index]:
     """Let the choice of an index fall on what the list holds, if anything."""
     allowed, real = list[Index](), costs.indexes
     monkeypatch.setattr(costs, "indexes", lambda *given: iter(allowed) if allowed else real(*given))
-    yield allowed
+    return allowed
 
 
 @settings(

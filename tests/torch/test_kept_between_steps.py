@@ -347,19 +347,16 @@ def test_what_the_user_chose_reaches_the_all_reduce(monkeypatch):
 
     monkeypatch.setattr("peelsum.torch.settings.Allreduce", Watched)
     chosen = {
-        "forms": {"a": "compact", "b": "dense"},
-        "index": "bloom",
-        "predict": True,
+        "forms": {"a": "sparse", "b": "dense"},
+        "values": "sketch",
     }
     training = Training(None, **chosen)
     for _ in range(2):
         training.step(eighths(0), "ac", "b")
     _, first, second = made
-    assert (first["forms"], second["forms"]) == ({"a": "compact"}, {"b": "dense"})
+    assert (first["forms"], second["forms"]) == ({"a": "sparse"}, {"b": "dense"})
     for options in made:
-        assert {name: options[name] for name in ("index", "predict")} == {
-            name: chosen[name] for name in ("index", "predict")
-        }
+        assert options["values"] == "sketch"
         assert options["average"] is True
     stats = training.state.stats()
     assert (stats.steps, stats.buckets, stats.elements) == (2, 4, 40)
