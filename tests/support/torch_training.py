@@ -274,7 +274,7 @@ def dies_with_the_store(rank: int, ranks: int, settings: dict[str, Any]) -> tupl
 def refused(rank: int, settings: dict[str, Any], options: dict[str, Any]) -> tuple[str, str, float]:
     """Return the error of a first step in which every rank has its own form."""
     try:
-        train(rank, 1, SwitchAllreduceState(forms=("dense", "compact")[rank], **settings), **options)
+        train(rank, 1, SwitchAllreduceState(forms=("dense", "sparse")[rank], **settings), **options)
     except Exception as error:
         return type(error).__name__, str(error), 0.0
     return "", "", 0.0

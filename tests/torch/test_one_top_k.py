@@ -34,4 +34,4 @@ def test_elements_compete_within_their_tensor_by_default():
 )
 def test_pages_give_that_default(page):
     text = (DOCS / page).read_text(encoding="utf-8")
-    assert re.search(r'`per="tensor"`, the\s+default|default scope: the elements\s+of each tensor', text)
+    assert re.search(r'`per="tensor"`, the\s+default|default scope: the elements\s+of\s+each\s+tensor', text)
