@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,10 @@ class DeviceMemory:
     def overwritable(self, tensor: Tensor) -> bool:
         """See `Memory.overwritable`."""
         return tensor.dtype == torch.float32 and tensor.is_contiguous()
+
+    def beside(self, tensor: Tensor) -> AbstractContextManager[object]:
+        """See `Memory.beside`."""
+        return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
     def span(self, tensor: Tensor) -> tuple[int, int]:
         """See `Memory.span`."""
