@@ -159,7 +159,7 @@ def test_a_kernel_that_fails_leaves_tensors_as_they_were(monkeypatch: pytest.Mon
         launched[0] = 0
         crew.sum()
         first += 1
-    assert first > 8
+    assert first > 6
 
 
 class SwitchedOff:

@@ -167,17 +167,6 @@ def sent(array: NDArray[Any], device: torch.device) -> Tensor:
     return there
 
 
-def fetched(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
-    """Copy tensors of one device to the host, and wait once."""
-    device = tensors[0].device
-    pinned = device.type == "cuda"
-    copies = [torch.empty(one.shape, dtype=one.dtype, pin_memory=pinned) for one in tensors]
-    for copy, one in zip(copies, tensors, strict=True):
-        copy.copy_(one, non_blocking=True)
-    wait(device)
-    return [copy.numpy() for copy in copies]
-
-
 def wait(device: torch.device) -> None:
     """Wait for all work on the current stream of a device."""
     if device.type == "cuda":
