@@ -19,6 +19,8 @@ from peelsum.allreduce import Allreduce
 from peelsum.summation import Part, Words
 
 N = 1500
+#: Copies of a new table, whose three arrays are staged, and of dense places, if a dense tensor is zero.
+_COPIED_TABLE = 8
 _SPARSE, _BLOCKS, _REFINED, _BLOOM, _REFINED_BLOOM = INDEXES
 
 
@@ -73,7 +75,7 @@ def test_a_step_takes_the_same_for_any_number_of_tensors(
     chosen(monkeypatch, index)
     counts = third_step(3000 // tensors, tensors, **settings)
     assert counts.waits.total() <= waits, str(counts)
-    assert counts.launches <= launches, str(counts)
+    assert counts.launches <= launches + _COPIED_TABLE, str(counts)
     assert counts.kernels["rounds_kernel"] == (settings.get("values") == "sketch"), "a peel is one launch"
 
 
