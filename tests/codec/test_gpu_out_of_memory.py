@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gpu_device import DEVICE, bits
+from gpu_indexes import chosen
 from gpu_shortage import Shortage, kernels_apart
 from numpy.typing import NDArray
 
@@ -22,25 +23,24 @@ from peelsum.allreduce import (
     LocalSummation,
     StepResult,
 )
-from peelsum.codec import HostMemory
+from peelsum.allreduce.indexes import BlockIndex, BloomIndex
+from peelsum.codec import HostMemory, gpu_launch
 from peelsum.codec.gpu_memory import DeviceMemory
 
 WORKERS, N = 2, 300
 Arrays = dict[str, NDArray[np.float32]]
 #: Where results go: over the tensors, to new memory, or to new memory that the device lacks, too.
 Mode = Literal["in place", "new", "no room"]
-#: Tensors of a step, settings, and the mode: every form, buckets of dense tensors, groups of sparse ones.
-STEPS: list[tuple[list[str], dict[str, Any], Mode]] = [
-    (["a"], {"forms": "dense", "predict": True}, "in place"),
-    (["a", "b", "c"], {"forms": "dense"}, "new"),
-    (["a"], {"forms": "dense"}, "no room"),
-    (["a", "b"], {"sparse": ["a", "b"]}, "no room"),
-    (["a", "c"], {"forms": "compact", "index": "bitmap"}, "in place"),
-    (["a", "b", "c"], {"forms": {"c": "dense"}, "sparse": ["a", "b"]}, "in place"),
-    (["a"], {"forms": "compact", "index": "two_level"}, "in place"),
-    (["a"], {"forms": "compact", "index": "bloom", "average": True}, "new"),
-    (["a", "b"], {"forms": {"a": "sketch", "b": "dense"}, "index": "bitmap", "predict": True}, "in place"),
-    (["a"], {"forms": "sketch", "index": "two_level", "cells_per_candidate": 0.6}, "no room"),
+#: Tensors of a step, settings, the index of sparse tensors, and the mode.
+STEPS: list[tuple[list[str], dict[str, Any], Any, Mode]] = [
+    (["a"], {"forms": "dense"}, None, "in place"),
+    (["a", "b", "c"], {"forms": "dense"}, None, "new"),
+    (["a"], {"forms": "dense"}, None, "no room"),
+    (["a", "b", "c"], {"forms": {"c": "dense"}}, None, "in place"),
+    (["a", "b"], {"forms": "sparse", "values": "compact"}, BlockIndex(64, refined=True), "in place"),
+    (["a"], {"forms": "sparse", "average": True}, BloomIndex(3, 7, refined=False), "new"),
+    (["a", "b"], {"forms": {"b": "dense"}, "values": "sketch"}, None, "in place"),
+    (["a"], {"forms": "sparse", "values": "sketch", "cells_per_candidate": 0.6}, None, "no room"),
 ]
 
 
@@ -56,10 +56,8 @@ class Crew:
     Another group of workers, all on the host, sums the same tensors.
     """
 
-    def __init__(
-        self, names: list[str], settings: dict[str, Any], in_place: bool, other: Any = "cpu"
-    ) -> None:
-        kinds = ["gpu", other]
+    def __init__(self, names: list[str], settings: dict[str, Any], in_place: bool) -> None:
+        kinds: list[Any] = ["gpu", "cpu"]
         group = zip(LocalSummation.group(WORKERS), kinds, strict=True)
         self.reduces = [Allreduce(one, implementation=kind, **settings) for one, kind in group]
         self.others = [Allreduce(one, **settings) for one in LocalSummation.group(WORKERS)]
@@ -114,12 +112,20 @@ def require_same(ours: Any, theirs: Any) -> None:
     assert (ours.words_sent, ours.density, ours.form) == (theirs.words_sent, theirs.density, theirs.form)
 
 
-@pytest.mark.parametrize(("names", "settings", "mode"), STEPS, ids=lambda one: str(one).replace("'", ""))
+@pytest.mark.parametrize(
+    ("names", "settings", "index", "mode"), STEPS, ids=lambda one: str(one).replace("'", "")
+)
 def test_every_allocation_of_a_step_may_fail(
-    names: list[str], settings: dict[str, Any], mode: Mode, caplog: pytest.LogCaptureFixture
+    names: list[str],
+    settings: dict[str, Any],
+    index: Any,
+    mode: Mode,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Step after step, a later allocation fails, until a step makes fewer; all workers' sums are right."""
-    crew, first = Crew(names, settings, mode == "in place", "gpu" if "sparse" in settings else "cpu"), 0
+    chosen(monkeypatch, index)
+    crew, first = Crew(names, settings, mode == "in place"), 0
     crew.sum()
     while True:
         caplog.clear()
@@ -137,6 +143,25 @@ def test_every_allocation_of_a_step_may_fail(
     crew.sum()
 
 
+def test_a_kernel_that_fails_leaves_tensors_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each launch of a step fails once, as Triton's modules do; then the host computes the step."""
+    crew, launched, first = Crew(["a", "b", "c"], {"forms": {"c": "dense"}}, in_place=True), [0], 0
+    launch = gpu_launch._launch
+
+    def failing(*arguments: Any, **options: Any) -> None:
+        launched[0] += 1
+        if launched[0] == first + 1:
+            raise RuntimeError("Triton Error [CUDA]: out of memory")
+        launch(*arguments, **options)
+
+    monkeypatch.setattr(gpu_launch, "_launch", failing)
+    while launched[0] >= first:
+        launched[0] = 0
+        crew.sum()
+        first += 1
+    assert first > 6
+
+
 class SwitchedOff:
     """A backend that lacks memory of its own in the middle of a sum."""
 
@@ -147,7 +172,7 @@ class SwitchedOff:
 
 
 def test_a_backend_that_lacks_memory_cannot_go_on() -> None:
-    reduce = Allreduce(SwitchedOff(), implementation="gpu", forms="dense", predict=True)
+    reduce = Allreduce(SwitchedOff(), implementation="gpu", forms="dense")
     reduce._agreed[reduce._plan({"a": torch.ones(3, device=DEVICE)}).request] = None
     with pytest.raises(DeviceMemoryError, match=r"1\.00 GiB on the device, in step 1 .* new summation"):
         reduce.sum({"a": torch.ones(3, device=DEVICE)})
@@ -193,5 +218,5 @@ def test_strided_tensors_of_every_type_reach_the_host() -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for part in (wide, wide.t(), wide[1::2, ::3], wide[2:2], wide[3, 3]):
             narrow = wide.to(dtype).as_strided(part.shape, part.stride(), part.storage_offset())
-            near = host.widened(memory.near(narrow))
+            (near,), _ = host.flat([memory.near(narrow)], [None])
             np.testing.assert_array_equal(near, part.float().reshape(-1).cpu().numpy())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,22 +10,34 @@ import torch
 from gpu_device import DEVICE  # noqa: F401  # before Triton is imported
 from torch._subclasses import FakeTensorMode
 
-from peelsum.allreduce import Allreduce, LocalSummation
-from peelsum.allreduce.rounds import Step
-from peelsum.codec import CodecError
+from peelsum.codec import CodecError, gpu_launch, gpu_segments
 from peelsum.codec.gpu_memory import DeviceMemory
+from peelsum.codec.gpu_segments import GpuSegments
+from peelsum.codec.segments import Segment, Table
 
 
-def test_tensors_of_several_devices_are_exchanged_one_by_one() -> None:
-    """Torch joins only tensors of one device; each tensor's exchange has memory beside it."""
-    reduce = Allreduce(LocalSummation.group(1)[0], forms="dense", implementation="gpu")
-    step = Step(LocalSummation.group(1)[0], reduce._codec.memory, float, reduce._span, reduce._note)
+def test_a_step_lies_on_the_first_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words and kernels are there, whatever device is the current one."""
+    entered: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
     with FakeTensorMode():
-        named: dict[str, Any] = {str(m): torch.empty(99, device=f"cuda:{m % 2}") for m in range(3)}
-        joined, alone = reduce._exchanges(reduce._codec, reduce._plan(named), named, {}, step)
-        assert not joined
-        places = {name: exchange.total.device for name, exchange in alone.items()}  # type: ignore[attr-defined]
-    assert places == {name: tensor.device for name, tensor in named.items()}
+        tensor = torch.empty(3, device="cuda:1")
+        with DeviceMemory(torch.device("cuda")).beside(tensor):
+            assert entered == [tensor.device]
+
+
+def test_results_lie_on_their_tensors_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table([Segment(99, sparse=False)] * 3)
+    monkeypatch.setattr(gpu_launch, "read", lambda *arguments: None)
+    monkeypatch.setattr(gpu_segments, "_rows", lambda table, stream: None)
+    monkeypatch.setattr(gpu_segments, "stream_of", lambda device: (device, 0))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        values = [torch.empty(99, device=f"cuda:{m % 2}") for m in range(3)]
+        codec: Any = GpuSegments(table, values, [None] * 3, 1)
+        codec._scales = codec._places = codec._union = codec._bases = values[0]
+        codec._counts = [values[0]] * 2
+        results = codec.read(values[0], values[0], 1)
+    assert [one.device for one in results] == [one.device for one in values]
 
 
 def test_words_are_sent_from_one_device(monkeypatch: pytest.MonkeyPatch) -> None:

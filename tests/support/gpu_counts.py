@@ -21,7 +21,14 @@ from peelsum.codec import gpu_launch, gpu_memory
 #: Methods that return a device's numbers to the host.
 _READS = {"cpu", "tolist", "item", "__int__", "__bool__", "__float__", "__index__", "nonzero"}
 #: Operations that allocate or look, and start no kernel.
-_QUIET = {"aten::empty", "aten::empty_strided", "aten::new_empty", "aten::_local_scalar_dense", "aten::set_"}
+_QUIET = {
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::new_empty",
+    "aten::_local_scalar_dense",
+    "aten::set_",
+}
 
 
 class Counts:

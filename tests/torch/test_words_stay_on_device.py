@@ -119,11 +119,9 @@ def gradients(step: int) -> list[np.ndarray]:
     ("or_by", "settings"),
     [
         ("gather", {"forms": "dense"}),
-        ("max", {"forms": "compact", "index": "bitmap"}),
-        ("gather", {"forms": "compact", "index": "two_level"}),
-        ("max", {"forms": "sketch", "index": "bitmap", "predict": True}),
-        ("gather", {"forms": "sketch", "index": "bitmap", "cells_per_candidate": 0.6}),
-        ("gather", {"sparse": ["0"]}),
+        ("max", {"forms": "sparse", "values": "compact"}),
+        ("max", {"forms": "sparse", "values": "sketch"}),
+        ("gather", {"forms": "sparse", "values": "sketch", "cells_per_candidate": 0.6}),
     ],
     ids=str,
 )
@@ -148,35 +146,11 @@ def test_sums_of_words_that_never_leave_the_device(or_by: Any, settings: dict[st
     assert not any(over[1].on_device)
 
 
-def test_a_group_of_small_sparse_tensors() -> None:
-    """Groups are summed on the host, and their words reach the device like all others."""
-    crew, local = Crew(), LocalSummation.group(WORKERS)
-    over = [OverNccl(crew, rank, "gather") for rank in range(WORKERS)]
-    kinds: tuple[Any, ...] = ("gpu", "cpu")
-    settings: dict[str, Any] = {"sparse": ["a", "b"], "forms": {"a": "compact", "b": "compact"}}
-    reduces = [Allreduce(one, implementation=kind, **settings) for one, kind in zip(over, kinds, strict=True)]
-    reduces += [Allreduce(one, **settings) for one in local]
-    for step in range(3):
-        pairs = [{"a": one[:700], "b": one[700:]} for one in gradients(step)]
-        device = {name: torch.from_numpy(one).to(DEVICE, copy=True) for name, one in pairs[0].items()}
-        with ThreadPoolExecutor(2 * WORKERS) as pool:
-            results = list(pool.map(lambda reduce, one: reduce.sum(one), reduces, [device, pairs[1], *pairs]))
-        for name in "ab":
-            assert isinstance(results[0][name].values, torch.Tensor)
-            for other in results[1:]:
-                np.testing.assert_array_equal(
-                    bits(results[0][name].values), other[name].values.view(np.uint32)
-                )
-                np.testing.assert_array_equal(results[0][name].total, other[name].total)
-    assert all(over[0].on_device)
-    assert not any(over[1].on_device)
-
-
 @pytest.mark.parametrize(
     ("or_by", "settings"),
     [
-        ("gather", {"forms": "compact", "index": "bitmap"}),
-        pytest.param("max", {"forms": "sketch", "index": "bitmap", "predict": True}, marks=pytest.mark.slow),
+        ("gather", {"forms": "sparse", "values": "compact"}),
+        pytest.param("max", {"forms": "sparse", "values": "sketch"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -246,37 +220,25 @@ def test_without_room_for_words_each_worker_has_one_error(monkeypatch: pytest.Mo
     assert "worker 0 did not answer; see whether it is running" in str(ends[1])
 
 
-def test_waits_without_copies_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host waits for the agreed plan and exponent, and for the number of candidates."""
-    monkeypatch.setitem(globals(), "WORKERS", 1)
-    reduce = Allreduce(OverNccl(Crew(), 0, "gather"), implementation="gpu", forms="compact", index="bitmap")
-    for step in range(2):
-        with counted() as counts:
-            reduce.sum([torch.from_numpy(gradients(step)[0]).to(DEVICE, copy=True)])
-    assert counts.waits.total() <= 3, str(counts)
-
-
 @pytest.mark.parametrize(
     ("waits", "settings"),
     [
-        (2, {"forms": "dense"}),
-        (4, {"forms": "compact", "index": "bitmap"}),
-        (5, {"forms": "compact", "index": "bloom"}),
-        pytest.param(5, {"forms": "sketch", "index": "bitmap"}, marks=pytest.mark.slow),
-        (3, {"forms": "auto"}),
-        (3, {"forms": {"0": "auto", "1": "dense"}}),
+        (3, {"forms": "dense"}),
+        (5, {"forms": "sparse", "values": "compact"}),
+        pytest.param(8, {"forms": "sparse", "values": "sketch"}, marks=pytest.mark.slow),
+        (4, {"forms": {"0": "auto", "1": "dense"}}),
     ],
     ids=str,
 )
 def test_several_tensors_wait_together(
     monkeypatch: pytest.MonkeyPatch, waits: int, settings: dict[str, Any]
 ) -> None:
-    """For the plan, the exponents, the candidates, and what the values show."""
+    """For the plan, the scales, the candidates, and the counts that the next step is chosen from."""
     monkeypatch.setitem(globals(), "WORKERS", 1)
     reduce = Allreduce(OverNccl(Crew(), 0, "gather"), implementation="gpu", **settings)
     for step in range(2):
         pieces = np.split(gradients(step)[0], [500, 1200])
-        if "sketch" not in str(settings) and "compact" not in str(settings):
+        if settings["forms"] != "sparse":
             pieces = [one + 1 for one in pieces]
         with counted() as counts:
             reduce.sum([torch.from_numpy(one).to(DEVICE, copy=True) for one in pieces])

@@ -258,14 +258,16 @@ class Allreduce:
         layout, workers = plan.layout, self._summation.workers
         outcome = Outcome(plan, self._chooser, codec.memory)
         if layout.order:
-            with step.timed("encode"):
-                values, out = codec.memory.flat(list(named.values()), [into.get(name) for name in named])
-                chosen = [values[m] for m in layout.order], [out[m] for m in layout.order]
-                segments = codec.segments(layout.table, *chosen, workers)
-                exchange = Exchange(layout, segments, self._setting(codec, plan))
-            step.run(exchange.rounds(), ahead, codec.memory)
-            with step.timed("decode"):
-                outcome.take(exchange)
+            tensors = list(named.values())
+            with codec.memory.beside(tensors[layout.order[0]]):
+                with step.timed("encode"):
+                    values, out = codec.memory.flat(tensors, [into.get(name) for name in named])
+                    chosen = [values[m] for m in layout.order], [out[m] for m in layout.order]
+                    segments = codec.segments(layout.table, *chosen, workers)
+                    exchange = Exchange(layout, segments, self._setting(codec, plan))
+                step.run(exchange.rounds(), ahead, codec.memory)
+                with step.timed("decode"):
+                    outcome.take(exchange)
         elif ahead:
             step.run(None, ahead, codec.memory)
         return self._finish(outcome, plan, step)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
+import numpy as np
+
 from peelsum.allreduce.exchange import Round, Rounds, Sums
 from peelsum.codec import HostMemory, Memory
 from peelsum.summation import Part, Summation, Words
@@ -106,7 +108,7 @@ class Step:
             sent = [Part(words, op) for words, op in ((ored, "or"), (added, "add")) if len(words)]
         totals = self.sum_words([*ahead, *sent])[len(ahead) :]
         by_op = {part.op: total for part, total in zip(sent, totals, strict=True)}
-        nothing = self.memory.traveling(0)
+        nothing: Words = np.empty(0, np.uint32)  # takes no memory of a device, which may lack it
         found = by_op.get("or", nothing), by_op.get("add", nothing)
         if self._keeping:
             self._past.append(found)

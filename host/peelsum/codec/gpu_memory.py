@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,10 @@ class DeviceMemory:
     def overwritable(self, tensor: Tensor) -> bool:
         """See `Memory.overwritable`."""
         return tensor.dtype == torch.float32 and tensor.is_contiguous()
+
+    def beside(self, tensor: Tensor) -> AbstractContextManager[object]:
+        """See `Memory.beside`."""
+        return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
     def span(self, tensor: Tensor) -> tuple[int, int]:
         """See `Memory.span`."""
@@ -160,17 +165,6 @@ def sent(array: NDArray[Any], device: torch.device) -> Tensor:
         staged = torch.empty_like(host, pin_memory=device.type == "cuda").copy_(host)
         there.copy_(staged, non_blocking=True)
     return there
-
-
-def fetched(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
-    """Copy tensors of one device to the host, and wait once."""
-    device = tensors[0].device
-    pinned = device.type == "cuda"
-    copies = [torch.empty(one.shape, dtype=one.dtype, pin_memory=pinned) for one in tensors]
-    for copy, one in zip(copies, tensors, strict=True):
-        copy.copy_(one, non_blocking=True)
-    wait(device)
-    return [copy.numpy() for copy in copies]
 
 
 def wait(device: torch.device) -> None:

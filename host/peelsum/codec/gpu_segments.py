@@ -19,7 +19,7 @@ from peelsum.codec import gpu_launch as launch
 from peelsum.codec.block_scales import ZERO
 from peelsum.codec.cpu_segments import occupied
 from peelsum.codec.fixed_point import NON_FINITE, fixed_point
-from peelsum.codec.gpu_memory import fetched, sent, stream_of
+from peelsum.codec.gpu_memory import sent, stream_of
 from peelsum.codec.gpu_segment_kernels import NON_FINITE_SCALE, ZERO_SCALE
 from peelsum.codec.segments import Counts, Table
 
@@ -110,14 +110,14 @@ class GpuSegments:
         ours = self._over or not self._lie_together
         flat = self._values if ours else torch.empty_like(self._values)
         parts = torch.split(flat, self._table.elements.tolist())
-        # What needs memory comes before results are written over tensors.
+        # What needs memory comes before results are written over tensors: the step may start again from them.
         results = [
             out if out is not None else part if part.device == there else torch.empty_like(part, device=there)
             for part, out, there in zip(parts, self._out, self._devices, strict=True)
         ]
         place = self._scales, self._places, self._union, self._bases
-        launch.read(dense, sparse, self._rows, *place, divisor, flat, self._counts[1])
         self._values = self._empty(0)  # a caller may keep results for long, and them alone
+        launch.read(dense, sparse, self._rows, *place, divisor, flat, self._counts[1])
         pairs = [(a, b) for a, b in zip(results, parts, strict=True) if a is not b and not self._over]
         if pairs:
             torch._foreach_copy_([result for result, _ in pairs], [part for _, part in pairs])
@@ -130,9 +130,9 @@ class GpuSegments:
 
     def occupied(self, sparse: Tensor, wanted: NDArray[np.int64], *, known: bool) -> NDArray[np.int64]:
         """See `SegmentCodec.occupied`. The host counts, from copies of the bitmap and the sums."""
-        union, *sums = fetched([self._union] if known else [self._union, sparse])
-        numbers = sums[0] if sums else np.zeros(len(sparse), np.int32)
-        return occupied(self._table, union.view(np.uint32), numbers, wanted, known=known)
+        union = self._union.cpu().numpy().view(np.uint32)
+        numbers = np.zeros(len(sparse), np.int32) if known else sparse.cpu().numpy()
+        return occupied(self._table, union, numbers, wanted, known=known)
 
     @property
     def _bits(self) -> Tensor:

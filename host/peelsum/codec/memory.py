@@ -8,6 +8,7 @@ tensors share (slices, `len`, `any`, assignment), and this protocol for the rest
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +37,9 @@ class Memory(Protocol):
 
     def overwritable(self, tensor: Any) -> bool:
         """Return whether a result can be written over an accepted tensor: `flat` does not copy it."""
+
+    def beside(self, tensor: Any) -> AbstractContextManager[object]:
+        """Return a context in which new arrays lie where an accepted tensor does."""
 
     def span(self, tensor: Any) -> tuple[int, int]:
         """Return the addresses of an accepted tensor's first byte and of the one behind its last."""
@@ -103,6 +107,10 @@ class HostMemory:
         if not isinstance(tensor, np.ndarray) or tensor.dtype != np.float32:
             return False
         return tensor.flags.c_contiguous and tensor.flags.writeable
+
+    def beside(self, tensor: Any) -> AbstractContextManager[object]:
+        """See `Memory.beside`."""
+        return nullcontext()
 
     def span(self, tensor: Any) -> tuple[int, int]:
         """See `Memory.span`."""
