@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from simulated_network import World
+from network_model import World
 
 from peelsum.flexible import (
     Candidate,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from simulated_network import ELEMENTS, WORKERS, World
+from network_model import ELEMENTS, WORKERS, World
 
 from peelsum.flexible import (
     CARRIERS,

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from simulated_network import World
+from network_model import World
 
 pytest.importorskip("torch", reason="torch is not installed")
 

@@ -1,4 +1,4 @@
-"""A simulated network and gradient on which workers decide in lockstep, with seeded noise."""
+"""A model of what a network and a gradient cost, on which workers decide in lockstep, with seeded noise."""
 
 from __future__ import annotations
 
