@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from patience import PATIENCE_S
 
-from peelsum.allreduce import Allreduce, LocalSummation, allreduce, forms
+from peelsum.allreduce import Allreduce, LocalSummation, allreduce, choosing
 from peelsum.compress import CompressedSum, Memory, TopK, compressed_sum
 
 #: More than any cache of sizes holds.
@@ -18,7 +18,8 @@ SIZES = 1100
 WORKERS = 2
 
 
-def test_memory_does_not_grow_with_the_number_of_sizes() -> None:
+def test_memory_does_not_grow_with_the_number_of_sizes(monkeypatch) -> None:
+    monkeypatch.setattr(choosing, "_KNOWN", SIZES // 2)
     (seat,) = LocalSummation.group(1)
     summed = Allreduce(seat)
 
@@ -51,8 +52,8 @@ def tensors(worker: int, step: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_workers_that_forget_still_agree(monkeypatch, compressed: bool) -> None:
-    monkeypatch.setattr(forms, "_SIZES", 2)
-    monkeypatch.setattr(forms, "_GROUPS", 2)
+    monkeypatch.setattr(choosing, "_KNOWN", 2)
+    monkeypatch.setattr(allreduce, "_REMEMBERED", 2)
     monkeypatch.setattr(allreduce, "_AGREED", 2)
     monkeypatch.setattr(compressed_sum, "_AGREED", 2)
 

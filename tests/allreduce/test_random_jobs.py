@@ -61,7 +61,9 @@ class Job:
 
     def __post_init__(self) -> None:
         rng = self.rng = np.random.default_rng(self.seed)
-        self.workers = int(rng.choice([1, 2, 3, 4, 5, 8, 17, 32], p=[0.2, 0.3, 0.2, 0.12, 0.1, 0.05, 0.02, 0.01]))
+        self.workers = int(
+            rng.choice([1, 2, 3, 4, 5, 8, 17, 32], p=[0.2, 0.3, 0.2, 0.12, 0.1, 0.05, 0.02, 0.01])
+        )
         count = int(rng.choice([0, 1, 2, 3, 5, 9, 20, 70], p=[0.02, 0.2, 0.2, 0.2, 0.18, 0.1, 0.07, 0.03]))
         sizes = rng.choice(SIZES + (LARGE if count < 4 and self.workers < 5 else []), count)
         if self.large:
