@@ -1,4 +1,4 @@
-"""Random jobs: any tensors, any settings, any mixture of implementations. Each bit is the independent sum's."""
+"""Random jobs of any tensors, settings and implementations: each bit is an independent computation's."""
 
 from __future__ import annotations
 
