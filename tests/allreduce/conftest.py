@@ -1,34 +1,54 @@
-"""Workers as threads over a sum in poisoned memory, and an independent computation of the expected sums."""
+"""Workers as threads over a sum in poisoned memory, which records the words that they send."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
 from typing import Any, TypeVar
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 from poison import poisoned_memory
-from sums_of_floats import scales_of, sent_as
 
 from peelsum.allreduce import Allreduce, LocalSummation, Part
 
-__all__ = ["echo", "exact", "make_workers", "poisoned_memory"]
+__all__ = ["echo", "make_workers", "poisoned_memory"]
 
 T = TypeVar("T")
+#: The parts of each exchange of a worker: op, words, and whether they are the agreement's.
+Calls = list[list[tuple[str, Any, bool]]]
+
+
+def recorded(summation: Any) -> Calls:
+    """Return a list to which all exchanges of a backend are appended from now on."""
+    calls: Calls = []
+    original = summation.sum_words
+
+    def spy(parts: Sequence[Part]) -> Any:
+        calls.append([(part.op, part.words.copy(), part.check is not None) for part in parts])
+        return original(parts)
+
+    summation.sum_words = spy
+    return calls
 
 
 class Workers:
     """A group of workers that run each step concurrently, one thread each."""
 
-    def __init__(
-        self, count: int, lanes: int = 8, timeout_s: float = 30.0, form: str = "", **settings: Any
-    ) -> None:
-        settings |= sent_as(form) if form else {}
+    def __init__(self, count: int, lanes: int = 8, timeout_s: float = 30.0, **settings: Any) -> None:
         self.summations = LocalSummation.group(count, lanes, timeout_s)
-        self.reduces = [Allreduce(summation, **settings) for summation in self.summations]
+        #: What each worker has sent.
+        self.calls = [recorded(one) for one in self.summations]
+        kinds = settings.pop("implementations", [settings.pop("implementation", "cpu")] * count)
+        self.reduces = [
+            Allreduce(summation, implementation=kind, **settings)
+            for summation, kind in zip(self.summations, kinds, strict=True)
+        ]
+
+    def take(self) -> Calls:
+        """Return the first worker's exchanges since the last call."""
+        taken = [*self.calls[0]]
+        self.calls[0].clear()
+        return taken
 
     def each(self, work: Callable[[int, Allreduce], T]) -> list[T]:
         """Run work(worker_id, its Allreduce) on every worker at once; raise the first worker's error."""
@@ -69,27 +89,3 @@ def echo() -> Echo:
 def make_workers() -> Callable[..., Workers]:
     """Return the class `Workers`; tests cannot import it from here."""
     return Workers
-
-
-@pytest.fixture
-def exact() -> Callable[..., tuple[list[int] | None, list[list[int]], list[int]]]:
-    """Return an independent computation, in Python's arithmetic, of scales, workers' integers, and sum."""
-
-    def compute(
-        arrays: Sequence[NDArray[np.float32]], fixed: Any
-    ) -> tuple[list[int] | None, list[list[int]], list[int]]:
-        flat = [[float(value) for value in array.reshape(-1)] for array in arrays]
-        if not any(value for values in flat for value in values):
-            zeros = [[0] * len(values) for values in flat]
-            return None, zeros, zeros[0]
-        scales = scales_of(arrays, fixed).tolist()
-        quantized = [
-            [
-                round(Fraction(value) * Fraction(2) ** scale)
-                for value, scale in zip(values, scales, strict=True)
-            ]
-            for values in flat
-        ]
-        return scales, quantized, [sum(column) for column in zip(*quantized, strict=True)]
-
-    return compute

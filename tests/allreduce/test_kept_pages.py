@@ -98,7 +98,7 @@ def test_threads_never_share_an_array():
 
 def test_results_of_earlier_steps_keep_their_sums():
     (summation,) = LocalSummation.group(1)
-    allreduce = Allreduce(summation, forms="compact")
+    allreduce = Allreduce(summation, forms="sparse")
     rng, results = np.random.default_rng(0), []
     for step in range(6):
         tensor = np.where(rng.random(2**18) < 0.2, np.float32(step + 1), np.float32(0))

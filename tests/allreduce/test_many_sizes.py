@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from patience import PATIENCE_S
 
-from peelsum.allreduce import Allreduce, LocalSummation, allreduce, forms
+from peelsum.allreduce import Allreduce, LocalSummation, allreduce, history
 from peelsum.compress import CompressedSum, TopK, compressed_sum
 
 #: More than any cache of sizes holds.
@@ -51,8 +51,8 @@ def tensors(worker: int, step: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_workers_that_forget_still_agree(monkeypatch, compressed: bool) -> None:
-    monkeypatch.setattr(forms, "_SIZES", 2)
-    monkeypatch.setattr(forms, "_GROUPS", 2)
+    monkeypatch.setattr(history, "_SIZES", 2)
+    monkeypatch.setattr(allreduce, "_REMEMBERED", 2)
     monkeypatch.setattr(allreduce, "_AGREED", 2)
     monkeypatch.setattr(compressed_sum, "_AGREED", 2)
 

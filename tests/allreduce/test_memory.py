@@ -49,15 +49,10 @@ def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     ("settings", "per_element", "per_candidate", "while_peeling"),
     [
         ({"forms": "dense"}, 12.5, 0, 0),
-        ({"forms": "dense", "predict": True}, 12, 0, 0),
-        ({"forms": "compact", "index": "bitmap"}, 4.25, 16, 0),
-        ({"forms": "compact", "index": "two_level"}, 4.5, 16, 0),
-        ({"forms": "compact", "index": "bloom"}, 4.5, 16, 0),
-        ({"forms": "compact", "index": "bloom", "network": FAR}, 4.5, 25, 0),
-        ({"forms": "sketch", "index": "bitmap"}, 4.25, 16, 60),
-        ({"forms": "sketch", "index": "bitmap", "predict": True}, 4.25, 17, 60),
-        ({"forms": "sketch", "index": "bloom", "predict": True}, 4.5, 17, 60),
-        ({"forms": "sketch", "index": "bloom", "predict": True, "network": FAR}, 4.5, 25, 68),
+        ({"forms": "sparse"}, 4.5, 16, 0),
+        ({"forms": "sparse", "network": FAR}, 4.5, 25, 0),
+        ({"forms": "sparse", "values": "sketch"}, 4.5, 17, 60),
+        ({"forms": "sparse", "values": "sketch", "network": FAR}, 4.5, 25, 68),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
 )
@@ -71,5 +66,5 @@ def test_peak(
 
 
 def test_narrow_floats_are_widened_once(echo: Summation) -> None:
-    peak, _ = peak_bytes(echo, N // 1000, np.float16, forms="compact", index="bitmap")
+    peak, _ = peak_bytes(echo, N // 1000, np.float16, forms="sparse")
     assert peak < 8.25 * N + SLACK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from peelsum.allreduce import (
 )
 from peelsum.allreduce.plan import agreed, agreement_words
 from peelsum.codec import CodecError
-from peelsum.wire import packet_bytes
 
 ONES = np.ones((4, 5), np.float32)
 
@@ -37,14 +37,14 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("odd", DIFFERENT.values(), ids=DIFFERENT.keys())
 @pytest.mark.parametrize("steps_before", [0, 2])
-@pytest.mark.parametrize("form", ["dense", "sketch"])
-def test_every_worker_raises(make_workers: Any, odd: Any, steps_before: int, form: str) -> None:
-    group = make_workers(3, forms=form, timeout_s=PATIENCE_S)
+@pytest.mark.parametrize(("form", "sent"), [("dense", "dense"), ("sparse", "sketch")])
+def test_every_worker_raises(make_workers: Any, odd: Any, steps_before: int, form: str, sent: str) -> None:
+    group = make_workers(3, forms=form, values="sketch", timeout_s=PATIENCE_S)
     for _ in range(steps_before):
         group.sum([{"g": ONES}] * 3)
     failures = group.failures([{"g": ONES}, odd, {"g": ONES}])
     assert [type(failure) for failure in failures] == [PlanMismatchError] * 3
-    assert f"'g' float32[4, 5] {form}" in str(failures[0])
+    assert f"'g' float32[4, 5] {sent}" in str(failures[0])
     assert "worker 2 has" in str(failures[2])
     assert "\n" not in str(failures[1])
 
@@ -53,13 +53,11 @@ def test_every_worker_raises(make_workers: Any, odd: Any, steps_before: int, for
     "setting",
     [
         {"seed": 1},
-        {"forms": "compact"},
+        {"forms": "sparse"},
         {"average": True},
         {"cells_per_candidate": 2.0},
-        {"index": "bloom"},
-        {"predict": True},
+        {"values": "sketch"},
         {"network": NetworkModel(gbps=100.0)},
-        {"sparse": {"g"}},
     ],
 )
 def test_settings_are_part_of_the_plan(make_workers: Any, setting: dict[str, Any]) -> None:
@@ -69,7 +67,7 @@ def test_settings_are_part_of_the_plan(make_workers: Any, setting: dict[str, Any
     assert [type(failure) for failure in group.failures([{"g": ONES}] * 2)] == [PlanMismatchError] * 2
 
 
-@pytest.mark.parametrize("form", ["dense", "compact", "sketch"])
+@pytest.mark.parametrize("form", ["dense", "sparse"])
 @pytest.mark.parametrize("steps_before", [1, 3])
 def test_a_worker_that_counts_steps_from_0_again_stops_all(
     make_workers: Any, form: str, steps_before: int
@@ -85,7 +83,7 @@ def test_a_worker_that_counts_steps_from_0_again_stops_all(
     assert "in step 1; " in str(failures[1])
 
 
-@pytest.mark.parametrize("form", ["dense", "sketch"])
+@pytest.mark.parametrize("form", ["dense", "sparse"])
 def test_all_workers_may_restart_their_step_count(make_workers: Any, form: str) -> None:
     group = make_workers(2, forms=form)
     group.sum([{"g": ONES}] * 2)
@@ -117,83 +115,26 @@ def test_after_a_failure_nothing_is_summed(make_workers: Any) -> None:
         assert "start again with a new summation" in str(failure)
 
 
-def test_new_plans_go_alone_and_known_ones_ride_along(make_workers: Any) -> None:
-    group = make_workers(2, lanes=16, forms="dense")
-    small, large = {"g": ONES}, {"g": np.ones(160, np.float32)}
-    calls: list[list[int]] = []
-    original = group.summations[0].sum_words
-
-    def spy(parts: Any) -> Any:
-        calls.append([part.words.size for part in parts])
-        return original(parts)
-
-    group.summations[0].sum_words = spy
-    for tensors in (small, small, large, small):
-        result = group.sum([tensors] * 2)[0]
-    assert calls == [[4], [8], [20], [4, 8], [20], [4], [8 + 5], [160], [4, 8], [20]]
-    assert result.wire_bytes == (1 + 1 + 2) * packet_bytes(16)
-    assert result.dense_bytes == 2 * packet_bytes(16)
-
-
-def test_nothing_is_sent_for_zeros(make_workers: Any) -> None:
-    zeros = {"d": np.zeros(99, np.float32), "s": np.zeros(99, np.float32)}
-    result = make_workers(2, lanes=16, forms={"d": "dense", "s": "sketch"}, index="bitmap").sum([zeros] * 2)[
-        1
-    ]
-    assert [tensor.words_sent for tensor in result.tensors] == [8 + 4, 12]
-    assert result.wire_bytes == (1 + 2) * packet_bytes(16)
-    assert result["s"].scales is None
-    assert result["s"].error_bound == 0.0
-    assert not result["s"].values.any()
-
-
-def test_auto_follows_the_density_that_all_have_seen(make_workers: Any) -> None:
-    group = make_workers(2, sparse={"hinted"})
-    dense, thin = np.ones(640, np.float32), np.zeros(640, np.float32)
-    thin[::20] = 1
-    forms = []
-    for values in (thin, thin, dense, dense, dense, thin, thin):
-        inputs = [{"plain": values, "hinted": values}, {"plain": thin, "hinted": thin}]
-        results = group.sum(inputs)
-        assert [t.form for t in results[0].tensors] == [t.form for t in results[1].tensors]
-        forms.append(tuple(t.form for t in results[0].tensors))
-    assert forms == [
-        ("dense", "compact"),
-        ("compact", "compact"),
-        ("compact", "compact"),
-        ("compact", "compact"),
-        ("dense", "dense"),  # after two steps with many non-zeros
-        ("dense", "dense"),
-        ("compact", "compact"),  # after one with few
-    ]
-
-
-def test_a_tensor_that_is_not_finite_does_not_change_the_form(make_workers: Any) -> None:
-    group = make_workers(2, sparse={"g"})
-    group.sum([{"g": np.full(64, np.nan, np.float32)}] * 2)
-    assert group.sum([{"g": ONES}] * 2)[0]["g"].form == "compact"
-
-
 def test_unknown_forms_and_sizes_are_refused_at_once(make_workers: Any) -> None:
-    with pytest.raises(
-        InvalidRequestError, match="'zip' for g is unknown; use one of dense, compact, sketch, auto"
-    ):
+    with pytest.raises(InvalidRequestError, match="'zip' for g is unknown; use one of dense, sparse, auto"):
         make_workers(1, forms={"g": "zip"})
+    with pytest.raises(InvalidRequestError, match="values: 'raw' is unknown; use one of compact, sketch, a"):
+        make_workers(1, values="raw")
     with pytest.raises(CodecError, match="cells_per_candidate"):
         make_workers(1, cells_per_candidate=0.0)
 
 
-@pytest.mark.parametrize("asked", [{"forms": {"g": "dense", "h": "dense"}}, {"sparse": ["h"]}], ids=str)
-def test_what_is_asked_for_no_tensor_is_refused_by_all(make_workers: Any, asked: Any) -> None:
-    for failure in make_workers(2, **asked).failures([{"g": ONES, "i": ONES}] * 2):
+def test_what_is_asked_for_no_tensor_is_refused_by_all(make_workers: Any) -> None:
+    asked = {"g": "dense", "h": "dense"}
+    for failure in make_workers(2, forms=asked).failures([{"g": ONES, "i": ONES}] * 2):
         assert isinstance(failure, InvalidRequestError)
-        assert str(failure).startswith(f"{min(asked)}: 'h' is not a tensor; there are 'g', 'i'; correct it")
+        assert str(failure).startswith("forms: 'h' is not a tensor; there are 'g', 'i'; correct it")
 
 
 def test_calls_with_some_of_the_tensors_are_told_of_all(make_workers: Any) -> None:
-    forms = {"g": "sketch", "h": "compact"}
-    group = make_workers(2, forms=forms, sparse=["h"], names=["g", "h"])
-    for name, form in forms.items():
+    forms = {"g": "dense", "h": "sparse"}
+    group = make_workers(2, forms=forms, names=["g", "h"])
+    for name, form in (("g", "dense"), ("h", "compact")):
         assert group.sum([{name: ONES}] * 2)[0][name].form == form
     for failure in make_workers(2, forms=forms, names=list("gijklmno")).failures([{"g": ONES}] * 2):
         assert "forms: 'h' is not a tensor; there are 'g', 'i', 'j', 'k', 'l', 'm', and 2 more;" in str(
@@ -204,16 +145,34 @@ def test_calls_with_some_of_the_tensors_are_told_of_all(make_workers: Any) -> No
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"sparse": "g"}, "sparse: 'g' is one name; give a collection, e.g. ['g']"),
         ({"names": "g"}, "names: 'g' is one name; give a collection, e.g. ['g']"),
-        ({"sparse": [0]}, "sparse: 0 is not a name; give strings ('0', '1', ... for a list of tensors)"),
+        ({"names": [0]}, "names: 0 is not a name; give strings ('0', '1', ... for a list of tensors)"),
         (
             {"forms": {0: "dense"}},
             "forms: 0 is not a name; give strings ('0', '1', ... for a list of tensors)",
         ),
         ({"forms": ["dense"]}, "forms: ['dense'] is not a form; give one for all, or a dict by name"),
         ({"average": 3}, "average: 3 is not a bool; use True or False"),
-        ({"predict": "no"}, "predict: 'no' is not a bool; use True or False"),
+        (
+            {"forms": "compact"},
+            "forms: 'compact' for every tensor was removed; write 'sparse', with values='compact'",
+        ),
+        (
+            {"forms": {"g": "sketch"}},
+            "forms: 'sketch' for g was removed; write 'sparse', with values='sketch'",
+        ),
+        ({"index": "bloom"}, "index: was removed; leave it out: the index of every tensor is the cheapest"),
+        ({"predict": True}, "predict: was removed; leave it out: values follow their index"),
+        (
+            {"sparse": ["g"]},
+            "sparse: was removed; leave it out: the first step of every tensor tells where its non-zeros are",
+        ),
+        ({"limbs": 2}, "limbs: was removed; leave it out: every block of elements has a scale of its own"),
+        (
+            {"estimate": True},
+            "estimate: was removed; leave it out: what peeling leaves is always summed exactly",
+        ),
+        ({"graphs": True}, "graphs: was removed; leave it out: launches are not captured"),
     ],
     ids=str,
 )
@@ -221,6 +180,20 @@ def test_settings_of_another_kind_are_refused_at_once(make_workers: Any, setting
     with pytest.raises(InvalidRequestError) as raised:
         make_workers(1, **setting)
     assert str(raised.value) == message
+
+
+def test_an_argument_that_never_was_is_refused(make_workers: Any) -> None:
+    with pytest.raises(TypeError, match="'limb' is not an argument"):
+        make_workers(1, limb=1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("gbps", 0.0), ("gbps", -1.0), ("gbps", math.nan), ("round_trip_s", -1.0), ("round_trip_s", math.inf)],
+)
+def test_impossible_networks_are_refused_at_once(field: str, value: float) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^{field}: {value} is not a .*; use "):
+        NetworkModel(**{field: value})
 
 
 @pytest.mark.parametrize(
@@ -253,8 +226,8 @@ def test_digests_agree_exactly_when_equal() -> None:
 
 def test_digest_is_the_same_in_every_process() -> None:
     plan = Plan((TensorPlan("g", (2, 3), "float32", Choice("dense")),), 4, 256, Settings())
-    assert f"{plan.digest:#018x}" == "0x001596e4bebf1c2f"
-    assert str(plan) == "0x001596e4bebf1c2f (sum over 4 workers of 'g' float32[2, 3] dense)"
+    assert f"{plan.digest:#018x}" == "0xfbda6299852d344c"
+    assert str(plan) == "0xfbda6299852d344c (sum over 4 workers of 'g' float32[2, 3] dense)"
 
 
 def test_long_plans_are_shortened_in_messages() -> None:

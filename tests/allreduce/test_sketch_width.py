@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Choice, Settings
+from peelsum.allreduce import Allreduce
 from peelsum.allreduce.costs import Seen, block_width
-from peelsum.allreduce.exchange import Setting, TensorExchange, segmented_layout
-from peelsum.allreduce.indexes import BitmapIndex
-from peelsum.allreduce.staging import Sums
-from peelsum.codec import HostMemory, SketchLayout, kernels
+from peelsum.allreduce.exchange import segmented_layout
+from peelsum.codec import HostMemory, kernels
 
 N, SEEDS = 1 << 20, 100
 Positions = NDArray[np.int64]
@@ -76,7 +76,7 @@ def test_the_segment_with_the_narrowest_blocks_sets_the_lanes_of_all() -> None:
     sparse = 2**16 + np.unique(rng.integers(0, 2**24, 2**17))[: 2**16]
     where = np.concatenate([full, sparse]).astype(np.int64)
     layout = segmented_layout(ops, HostMemory(), where, 0, 1.3)
-    widths = [block_width(Seen(0, tuple(ops.occupied(part).tolist()))) for part in (full, sparse)]
+    widths = [block_width(Seen(tuple(ops.occupied(part).tolist()))) for part in (full, sparse)]
     assert layout.slices(where.size) == [(0, 2**16), (2**16, 2**17)]
     assert (layout.segments, layout.lanes) == (2, min(widths))
     assert widths[0] < widths[1]
@@ -84,7 +84,7 @@ def test_the_segment_with_the_narrowest_blocks_sets_the_lanes_of_all() -> None:
 
 @pytest.mark.parametrize("kind", ["uniform", "rows of 1024", "one segment of full rows"])
 @pytest.mark.parametrize("seed", range(3))
-def test_segments_of_default_size_peel_to_the_end(kind: str, seed: int) -> None:
+def test_segments_of_default_size_peel_to_the_end(echo: Any, kind: str, seed: int) -> None:
     rng, n = np.random.default_rng(seed), 2**22
     chosen = rng.random(n) < 0.05
     if kind == "rows of 1024":
@@ -92,31 +92,9 @@ def test_segments_of_default_size_peel_to_the_end(kind: str, seed: int) -> None:
     elif kind == "one segment of full rows":
         chosen[: 2**17] = np.repeat(rng.random(2**7) < 0.6, 1024)
     values = np.where(chosen, rng.standard_normal(n), 0).astype(np.float32)
-    setting = Setting(kernels(), 1, 256, Settings(), seed)
-    exchange = TensorExchange(Choice("sketch", BitmapIndex()), values, setting)
-    rounds = exchange.rounds()
-    asked, sent = next(rounds), []
-    while True:
-        ored, added = np.zeros(asked.or_words, np.uint32), np.zeros(asked.add_words, np.uint32)
-        asked.write(ored, added)
-        sent.append(added.size)
-        try:
-            asked = rounds.send(Sums(ored, added))
-        except StopIteration:
-            break
-    assert len(sent) == 2  # index and sketch, without a round for left-over
-    np.testing.assert_array_equal(exchange.total, exchange.quantized)
-    assert sent[1] <= 1.3 * 1.01 * len(exchange.selection)
-
-
-@pytest.mark.parametrize("length", [1, 64, 256, 768, 1024])
-@pytest.mark.parametrize("seed", range(2))
-def test_segments_of_sketches_sent_ahead_are_even(length: int, seed: int) -> None:
-    """So many candidates of whole rows are dealt to segments that each is peeled to the end."""
-    ops, n = kernels(), 2**22
-    where = np.flatnonzero(np.repeat(np.random.default_rng(seed).random(n // length) < 0.15, length))
-    width = block_width(Seen(0, tuple(ops.occupied(where).tolist())))
-    layout = SketchLayout.ahead(where.size, width, seed, 1.3)
-    assert layout.segments == 3
-    sketch, out = np.zeros(layout.cells, np.uint32), np.empty(where.size, np.int32)
-    assert len(ops.sketch_decode(layout, sketch, where, out)) == 0
+    reduce = Allreduce(echo, forms="sparse", values="sketch")
+    for _ in range(2):
+        tensor = reduce.sum({"g": values})["g"]
+    np.testing.assert_array_equal(tensor.total, tensor.quantized)
+    index = -(-n // 32) + 1 + -(-n // tensor.fixed.block)  # of a bitmap, the largest, and of scales
+    assert tensor.words_sent <= 1.3 * 1.01 * len(tensor.positions) + index

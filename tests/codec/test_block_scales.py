@@ -8,54 +8,47 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sums_of_floats import finest, scales_of
 
-from peelsum.codec import FixedPoint, exponent_words, kernels, largest_exponent_field, scale_for
+from peelsum.codec import segment_codec
+from peelsum.codec.block_scales import ZERO, decoded, encoded
+from peelsum.codec.cpu_segment_loops import decode_scales, encode_scales
+from peelsum.codec.segments import Segment, Table
 
-SIZES = [1, 31, 32, 33, 1023, 1025, 8192, 8193, 40_001]
+SIZES = [1, 31, 32, 33, 1023, 1025, 8193]
 IMPLEMENTATIONS = ["reference", "cpu"]
 
 
-def drawn(n: int, worker: int, octaves: int, seed: int = 0) -> Any:
+def drawn(n: int, worker: int, octaves: int) -> Any:
     """Blocks of 32 elements of magnitudes 2**-octaves to 1, one in four of them zero."""
-    rng = np.random.default_rng([seed, worker])
+    rng = np.random.default_rng([n, worker, octaves])
     blocks = 2.0 ** -rng.integers(0, octaves + 1, n // 32 + 1) * (rng.random(n // 32 + 1) < 0.75)
-    return (np.repeat(blocks, 32)[:n] * rng.standard_normal(n)).astype(np.float32)
+    values = (np.repeat(blocks, 32)[:n] * rng.standard_normal(n)).astype(np.float32)
+    values[0] = 1.0
+    return values
 
 
-def fields(values: Any, block: int) -> list[int | None]:
-    """Each block's largest exponent field, by frexp; None for zeros."""
-    largest = [np.abs(values[begin : begin + block]).max() for begin in range(0, len(values), block)]
-    return [max(int(np.frexp(one)[1]) + 126, 0) if one else None for one in largest]
-
-
-def agreed(ops: Any, workers: list[Any], block: int) -> tuple[int, Any]:
-    """The largest field of all, and the octaves of each block, from the OR of the workers' words."""
-    count = -(-len(workers[0]) // block)
-    ored, header = np.zeros(count, np.uint32), np.zeros(8, np.uint32)
-    for values in workers:
-        words = np.full(count, 0xDEADBEEF, np.uint32)
-        header |= exponent_words(ops.block_exponents(values, block, words))
+def agreed(implementation: Any, tensors: list[list[Any]], block: int) -> Any:
+    """Return a codec that has read the words of all workers, each with its list of tensors."""
+    table = Table([Segment(one.size, sparse=False, block=block) for one in tensors[0]])
+    codecs = [segment_codec(implementation)(table, one, [None] * len(one), len(tensors)) for one in tensors]
+    ored = np.zeros(table.scale_words, np.uint32)
+    for codec in codecs:
+        words = np.full(table.scale_words, 0xDEADBEEF, np.uint32)
+        codec.write_scales(words)
         ored |= words
-    octaves = np.full(count, -99, np.int32)
-    top = largest_exponent_field(header)
-    assert top is not None
-    ops.block_octaves(ored, top, octaves)
-    return top, octaves
+    codecs[0].read_scales(ored)
+    return codecs[0]
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("block", [32, 256, 16_384])
-@pytest.mark.parametrize("n", SIZES)
-def test_a_block_has_the_largest_exponent_of_all_workers(implementation: Any, n: int, block: int) -> None:
-    workers = [drawn(n, worker, 40) for worker in range(3)]
-    workers[0][0] = 1.0
-    top, octaves = agreed(kernels(implementation), workers, block)
-    for b, (of_all, octave) in enumerate(
-        zip(zip(*(fields(values, block) for values in workers), strict=True), octaves.tolist(), strict=True)
-    ):
-        largest = max((one for one in of_all if one is not None), default=None)
-        meant = 0 if largest is None else top - min(largest | 1, top)
-        assert octave == meant, f"block {b}"
+@pytest.mark.parametrize("block", [32, 256, 2**15])
+@pytest.mark.parametrize("octaves", [3, 40, 90])
+def test_scales_are_those_of_the_rules(implementation: Any, block: int, octaves: int) -> None:
+    tensors = [[drawn(n, worker, octaves) for n in SIZES] for worker in range(3)]
+    tensors[2] = [one * np.float32(2.0**-50) for one in tensors[2]]
+    wanted = [scales_of(list(one), block)[::block] for one in zip(*tensors, strict=True)]
+    np.testing.assert_array_equal(agreed(implementation, tensors, block).scales, np.concatenate(wanted))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -68,13 +61,46 @@ def test_no_scale_is_too_fine_whatever_the_exponents(implementation: Any, data: 
         np.array(data.draw(st.lists(bits, min_size=96, max_size=96)), np.uint32).view(np.float32)
         for _ in range(data.draw(st.integers(1, 4)))
     ]
-    if not any(values.any() for values in workers):
-        return
-    top, octaves = agreed(kernels(implementation), workers, 32)
+    scales = agreed(implementation, [[one] for one in workers], 32).scales
     for values in workers:
-        for field, octave in zip(fields(values, 32), octaves.tolist(), strict=True):
-            assert octave >= 0
-            assert field is None or field <= top - octave
+        fields = values.reshape(3, 32).view(np.uint32).max(1) >> 23
+        for field, used, scale in zip(fields.tolist(), values.reshape(3, 32).any(1), scales, strict=True):
+            assert not used or scale <= finest(field, len(workers))
+
+
+@settings(deadline=None, derandomize=True)
+@given(data=st.data())
+def test_loops_write_the_words_of_the_definition(data: Any) -> None:
+    """Any magnitudes, and any words, also such as no worker writes."""
+    lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
+    firsts = np.cumsum([0, *lengths])
+    word = st.one_of(st.just(0), st.integers(0, 0x7FFFFFFF), st.integers(0, 30).map(lambda bit: 1 << bit))
+    count = int(firsts[-1])
+    magnitudes = np.array(data.draw(st.lists(word, min_size=count, max_size=count)), np.uint32)
+    segments, blocks = encoded(magnitudes, firsts)
+    ours = np.full(len(lengths), 7, np.uint32), magnitudes.copy()
+    encode_scales(firsts, ours[1], ours[0], ours[1])
+    np.testing.assert_array_equal(ours[0], segments)
+    np.testing.assert_array_equal(ours[1], blocks)
+    if data.draw(st.booleans()):
+        segments |= np.uint32(data.draw(word))
+        blocks = magnitudes | blocks
+    fields, levels = decoded(segments, blocks, firsts)
+    found, scales = np.full(len(lengths), 7, np.int32), np.full(count, 7, np.int32)
+    factors, inverse = np.empty(count), np.empty(count)
+    decode_scales(segments, blocks, firsts, 100, found, scales, factors, inverse)
+    np.testing.assert_array_equal(found, fields)
+    np.testing.assert_array_equal(scales, 100 - levels)
+    np.testing.assert_array_equal(factors, np.ldexp(1.0, scales))
+    np.testing.assert_array_equal(inverse, np.ldexp(1.0, -scales))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_zeros_and_non_finite_values_are_told_apart(implementation: Any) -> None:
+    tensors = [[np.full(70, value, np.float32) for value in (-0.0, 1.0, 3e38, 1e-45)] for _ in range(2)]
+    tensors[1][1][69] = np.nan
+    tensors[0][2][0] = -np.inf
+    assert agreed(implementation, tensors, 32).fields.tolist() == [ZERO, 255, 255, 8]
 
 
 def test_what_one_worker_holds_far_above_the_others_does_not_cost_them_their_scale() -> None:
@@ -82,34 +108,11 @@ def test_what_one_worker_holds_far_above_the_others_does_not_cost_them_their_sca
     quiet = np.full(128, 2.0**-10, np.float32)
     loud = quiet.copy()
     loud[0] = 2.0**20
-    top, octaves = agreed(kernels(), [quiet, loud], 32)
-    assert top == 127 + 20
-    assert octaves.tolist() == [0, 30, 30, 30]
+    scales = agreed("cpu", [[quiet], [loud]], 32).scales
+    assert (scales - scales[0]).tolist() == [0, 30, 30, 30]
 
 
-def test_quiet_blocks_are_told_apart_down_to_46_octaves() -> None:
-    values = np.repeat([1.0, 2.0**-44, 2.0**-46, 2.0**-60], 32).astype(np.float32)
-    _, octaves = agreed(kernels(), [values], 32)
-    assert octaves.tolist() == [0, 44, 46, 46]
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_blocks_are_rounded_by_their_own_scales_and_come_back(implementation: Any) -> None:
-    ops, n, block = kernels(implementation), 9001, 64
-    values = drawn(n, 0, 40)
-    top, octaves = agreed(ops, [values], block)
-    fixed = FixedPoint(scale_for(top, 4), octaves, block)
-    quantized, back = np.empty(n, np.int32), np.empty(n, np.float32)
-    ops.quantize(values, fixed, quantized)
-    ops.dequantize(quantized, fixed, 1, back)
-    for i in range(n):
-        scale = 2.0 ** (scale_for(top, 4) + int(octaves[i // block]))
-        assert quantized[i] == round(float(values[i]) * scale)
-        assert back[i] == np.float32(quantized[i] / scale)
-    where = np.flatnonzero(values)[::3]
-    some, spread = np.empty(where.size, np.int32), np.zeros(n, np.float32)
-    ops.quantize_at(values, where, fixed, some)
-    ops.dequantize_at(some, where, fixed, 1, spread)
-    np.testing.assert_array_equal(some, quantized[where])
-    np.testing.assert_array_equal(spread[where], back[where])
-    assert np.count_nonzero(spread) <= where.size
+def test_quiet_blocks_are_told_apart_down_to_40_octaves() -> None:
+    values = np.repeat([1.0, 2.0**-38, 2.0**-40, 2.0**-60], 32).astype(np.float32)
+    scales = agreed("cpu", [[values]], 32).scales
+    assert (scales - scales[0]).tolist() == [0, 38, 40, 40]

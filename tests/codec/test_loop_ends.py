@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from peelsum.codec import (
     BloomLayout,
-    FixedPoint,
     SketchLayout,
     block_words,
     cpu_index_loops,
@@ -67,23 +66,6 @@ def test_bitmap(n: int, density: float) -> None:
     np.testing.assert_array_equal(out.array, packed(sample != 0))
     assert magnitude == np.abs(sample).max(initial=0).view(np.uint32)
     out.check()
-
-
-@pytest.mark.parametrize("n", ENDS)
-@pytest.mark.parametrize("block", [32, 256, 8192, 16384])
-@pytest.mark.parametrize("over", [False, True])
-def test_bitmap_with_exponents(n: int, block: int, over: bool) -> None:
-    sample = drawn(n, 0.3)
-    out, words = Guarded(index_words(n), np.uint32), Guarded(-(-n // block), np.uint32)
-    alone = np.empty(-(-n // block), np.uint32)
-    magnitude = CPU.block_exponents(sample, block, alone)
-    own = sample.copy()
-    assert CPU.index_exponents(own, block, out.array, words.array, over=over) == magnitude
-    np.testing.assert_array_equal(out.array, packed(sample != 0))
-    np.testing.assert_array_equal(words.array, alone)
-    np.testing.assert_array_equal(own.view(np.uint32), (sample + 0.0 if over else sample).view(np.uint32))
-    out.check()
-    words.check()
 
 
 @pytest.mark.parametrize("n", ENDS)
@@ -184,24 +166,6 @@ def test_batches_of_peeling(count: int, cells_per_candidate: float) -> None:
     out.check()
 
 
-@pytest.mark.parametrize("n", [1, 8191, 8192, 8193, 16385])
-@pytest.mark.parametrize("density", [0.001, 0.03, 0.2])
-def test_sketches_of_blocks_of_floats(n: int, density: float) -> None:
-    fixed = FixedPoint(20)
-    sample, first = drawn(n, density), 96
-    where = np.flatnonzero(sample)
-    layout = SketchLayout.sized(where.size, 32, n)
-    index, sketch = Guarded(index_words(n), np.uint32), Guarded(layout.cells, np.uint32)
-    CPU.index_sketch(layout, sample, fixed, index.array, sketch.array, first)
-    np.testing.assert_array_equal(index.array, packed(sample != 0))
-    quantized, total = np.empty(where.size, np.int32), np.empty(layout.cells, np.uint32)
-    kernels("reference").quantize_at(sample, where, fixed, quantized)
-    kernels("reference").sketch_encode(layout, first + where, quantized, total)
-    np.testing.assert_array_equal(sketch.array, total)
-    index.check()
-    sketch.check()
-
-
 def test_code_is_compiled_again_after_a_change_of_what_it_contains(monkeypatch: pytest.MonkeyPatch) -> None:
     given: set[str] = set()
 
@@ -211,6 +175,6 @@ def test_code_is_compiled_again_after_a_change_of_what_it_contains(monkeypatch: 
 
     monkeypatch.setattr("peelsum.wire.compiled.compiler", compiler)
     runpy.run_path(str(cpu_index_loops.__file__))
-    loops = {"cpu_bundle_loops.py", "cpu_index_loops.py", "cpu_loops.py", "cpu_peel_loops.py"}
+    loops = {"cpu_segment_loops.py", "cpu_index_loops.py", "cpu_loops.py", "cpu_peel_loops.py"}
     assert given >= loops | {"cpu_prefetch.py", "cpu_vectors.py"}
     assert given >= {"block_scales.py", "fixed_point.py", "layout.py"}

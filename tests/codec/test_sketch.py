@@ -192,13 +192,6 @@ def test_a_known_union_is_cut_into_even_segments(candidates: int, segments: int,
     assert len(slices) == segments
 
 
-@pytest.mark.parametrize(("candidates", "segments"), [(0, 1), (2**19, 1), (2**19 + 1, 3), (2**20, 4)])
-def test_a_sketch_sent_ahead_is_cut_if_it_is_large(candidates: int, segments: int) -> None:
-    layout = SketchLayout.ahead(candidates, 256, 5, 1.3)
-    assert (layout.segments, layout.dealt) == (segments, segments > 1)
-    assert layout.rows == SketchLayout.sized(-(-candidates // segments), 256, 5, 1.3).rows
-
-
 @pytest.mark.parametrize(
     ("lanes", "rows", "seed", "field"),
     [(0, 1, 0, "lanes"), (1, 0, 0, "rows"), (1, 2**31, 0, "rows"), (1, 1, -1, "seed"), (1, 1, 2**64, "seed")],

@@ -68,6 +68,32 @@ AREAS = {
         "host/peelsum/compress/**/*.py", ("tests/compress", "tests/torch/test_kept_between_steps.py")
     ),
     "flexible": Area("host/peelsum/flexible/*.py", ("tests/flexible",)),
+    "allreduce": Area(
+        "host/peelsum/allreduce/*.py",
+        tuple(
+            f"tests/allreduce/test_{name}.py"
+            for name in (
+                *("plan_agreement", "words", "in_place", "precision", "local_summation", "random_jobs"),
+                *("many_sizes", "sketch_width", "memory"),
+            )
+        ),
+    ),
+    "codec": Area(
+        "host/peelsum/codec/[!g]*.py",  # those of the GPU need one
+        tuple(
+            f"tests/{name}.py"
+            for name in (
+                *("codec/test_segments", "codec/test_block_scales", "codec/test_fixed_point"),
+                *(
+                    "codec/test_index",
+                    "codec/test_sketch",
+                    "codec/test_kernels_agree",
+                    "codec/test_loop_ends",
+                ),
+                "allreduce/test_random_jobs",
+            )
+        ),
+    ),
     "cli": Area("cli/peelsum/cli/**/*.py", ("tests/cli/test_wrong_sums.py",)),
     "topology": Area("topology/peelsum/topology/description.py", ("tests/topology/test_description.py",)),
 }

@@ -1,0 +1,208 @@
+"""Random jobs of any tensors, settings and implementations: each bit is an independent computation's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+from sums_of_floats import DTYPES, FAR, SLOW, check, typed
+
+from peelsum.allreduce import BitmapIndex, BlockIndex, BloomIndex, NetworkModel
+from peelsum.allreduce.choosing import Chooser
+from peelsum.codec import BFloat16, cpu_segments, threads
+
+#: Around where words, rows, blocks of scales, and the words of a bitmap's blocks end.
+SIZES = [0, 1, 2, 7, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257, 511, 1023, 1024, 1025, 2047, 2049]
+LARGE = [4095, 4097, 8191, 8193, 32767, 32768, 32769, 33_000]
+KINDS = ["zeros", "one", "few", "rows", "some", "full"]
+BATCHES, JOBS = 20, 55
+
+
+class Forced(Chooser):
+    """A chooser that draws indexes and blocks of scales in each step: the same on all workers."""
+
+    seed, step = 0, 0
+
+    def changed(self, keys: Any) -> bool:
+        return True
+
+    def choose(self, tensors: Any, settings: Any) -> Any:
+        chosen, self.step = super().choose(tensors, settings), self.step + 1
+        rng = np.random.default_rng([self.seed, self.step])
+        indexes = [drawn_index(rng) for _ in range(rng.integers(1, 4))]
+        return tuple(self._forced(one, indexes) for one in chosen)
+
+    def _forced(self, tensor: Any, indexes: list[Any]) -> Any:
+        rng = np.random.default_rng([self.seed, self.step, crc32(tensor.name.encode())])
+        choice = replace(tensor.choice, scale_block=2 ** int(rng.integers(5, 16)))
+        if choice.index is not None:
+            choice = replace(choice, index=indexes[rng.integers(len(indexes))])
+        return replace(tensor, choice=choice)
+
+
+def drawn_index(rng: np.random.Generator) -> Any:
+    refined = bool(rng.random() < 0.5)
+    return [
+        BitmapIndex(),
+        BlockIndex(2 ** int(rng.integers(1, 12)), refined),
+        BloomIndex(int(rng.integers(1, 9)), int(rng.integers(1, 40)), refined),
+    ][rng.integers(3)]
+
+
+@dataclass
+class Job:
+    """A job's settings, and how to draw its tensors."""
+
+    seed: int
+    large: bool = False
+
+    def __post_init__(self) -> None:
+        rng = self.rng = np.random.default_rng(self.seed)
+        self.workers = int(
+            rng.choice([1, 2, 3, 4, 5, 8, 17, 32], p=[0.2, 0.3, 0.2, 0.12, 0.1, 0.05, 0.02, 0.01])
+        )
+        count = int(rng.choice([0, 1, 2, 3, 5, 9, 20, 70], p=[0.02, 0.2, 0.2, 0.2, 0.18, 0.1, 0.07, 0.03]))
+        sizes = rng.choice(SIZES + (LARGE if count < 4 and self.workers < 5 else []), count)
+        if self.large:
+            self.workers, sizes = int(rng.integers(1, 4)), rng.integers(10**4, 2 * 10**5, 3)
+        self.shapes = {f"t{n}": self._shape(int(size)) for n, size in enumerate(sizes)}
+        self.dtypes = {name: str(rng.choice(DTYPES, p=[0.7, 0.15, 0.15])) for name in self.shapes}
+        self.kinds = {name: str(rng.choice(KINDS)) for name in self.shapes}
+        #: Decimal exponents of each tensor's largest values: also subnormal, and near the end.
+        self.exponents = {name: float(rng.uniform(-44, 38)) for name in self.shapes}
+        self.average, self.lanes = bool(rng.random() < 0.3), int(rng.choice([1, 8, 32, 77, 256]))
+        forms = {name: str(rng.choice(["dense", "sparse", "auto"])) for name in self.shapes}
+        self.settings = {
+            "forms": [forms, "auto", "sparse", "dense"][rng.choice(4, p=[0.5, 0.25, 0.2, 0.05])],
+            "values": str(rng.choice(["compact", "sketch", "auto"])),
+            "network": [SLOW, FAR, NetworkModel()][rng.integers(3)],
+            "seed": int(rng.integers(2**62)),
+            "cells_per_candidate": None if rng.random() < 0.7 else float(rng.uniform(0.05, 3)),
+            "average": self.average,
+        }
+        self.implementations = rng.choice(["cpu", "reference"], self.workers, p=[0.6, 0.4]).tolist()
+        self.forced, self.non_finite = bool(rng.random() < 0.6), bool(rng.random() < 0.15)
+
+    def _shape(self, size: int) -> tuple[int, ...]:
+        if size == 1:
+            return [(), (1,), (1, 1, 1)][self.rng.integers(3)]
+        return (size // 3, 3) if size % 3 == 0 and self.rng.random() < 0.5 else (size,)
+
+    def group(self, make_workers: Any, implementations: list[str]) -> Any:
+        group = make_workers(self.workers, self.lanes, implementations=implementations, **self.settings)
+        if self.forced:
+            for reduce in group.reduces:
+                reduce._chooser.__class__, reduce._chooser.seed = Forced, self.seed
+        return group
+
+    def floats(self, name: str) -> list[Any]:
+        """Draw a tensor of each worker, float32."""
+        rng, size = self.rng, int(np.prod(self.shapes[name], dtype=int))
+        if rng.random() < 0.4:
+            self.kinds[name] = str(rng.choice(KINDS))
+        share = {"zeros": 0.0, "one": 1.5 / max(size, 1), "few": 0.01, "rows": 1.0, "some": 0.2, "full": 1.0}
+        lowest = float(rng.choice([0, 1, 10, 30]))
+        arrays = []
+        for _ in range(self.workers):
+            spread = np.repeat(rng.uniform(-lowest, 0, size // 16 + 1), 16)[:size]
+            values = rng.uniform(-1, 1, size) * 10.0 ** (self.exponents[name] + spread)
+            chosen = rng.random(size) < share[self.kinds[name]]
+            if self.kinds[name] == "rows":
+                chosen &= np.repeat(rng.random(size // 64 + 1) < 0.1, 64)[:size]
+            zeros = rng.choice(np.array([0.0, -0.0]), size)
+            arrays.append(np.where(chosen, values, zeros).astype(np.float32).reshape(self.shapes[name]))
+        if self.non_finite and size and rng.random() < 0.3:
+            arrays[rng.integers(self.workers)].reshape(-1)[rng.integers(size)] = rng.choice([np.nan, np.inf])
+        return arrays
+
+    def step(self) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
+        """Draw a step: each worker's tensors, as they are passed, and the float32 that they equal."""
+        given: list[dict[str, Any]] = [{} for _ in range(self.workers)]
+        meant: dict[str, list[Any]] = {}
+        for name in self.shapes:
+            made = [typed(array, self.dtypes[name]) for array in self.floats(name)]
+            meant[name] = [floats.copy() for _, floats in made]
+            for tensors, (tensor, _) in zip(given, made, strict=True):
+                tensors[name] = self._strided(tensor) if self.rng.random() < 0.2 else tensor
+        return given, meant
+
+    def _strided(self, tensor: Any) -> Any:
+        if isinstance(tensor, BFloat16):
+            return BFloat16(self._strided(tensor.bits))
+        wide = np.repeat(tensor.reshape(*tensor.shape, 1), 2, -1)
+        view = wide[..., 0]
+        view.flags.writeable = False
+        return view
+
+
+def run(job: Job, group: Any) -> list[Any]:
+    """Run the job's steps; return the words of all exchanges of all workers."""
+    for _ in range(int(job.rng.integers(1, 5))):
+        given, meant = job.step()
+        over = job.rng.random(job.workers) < 0.3
+        outs: list[Any] = [
+            {n: np.full(shape, 7, np.float32) for n, shape in job.shapes.items() if job.rng.random() < 0.3}
+            for _ in range(job.workers)
+        ]
+        begin = [len(calls) for calls in group.calls]
+
+        def work(worker: int, reduce: Any) -> Any:
+            return reduce.sum(given[worker], in_place=bool(over[worker]), out=outs[worker])  # noqa: B023
+
+        results = group.each(work)
+        for name, arrays in meant.items():
+            check(results, arrays, name, divisor=job.workers if job.average else 1)
+        for worker, result in enumerate(results):
+            sent = [part for call in group.calls[worker][begin[worker] :] for part in call if not part[2]]
+            assert sum(tensor.words_sent for tensor in result.tensors) == sum(len(part[1]) for part in sent)
+            assert result.tally.words_sent == {one.name: one.words_sent for one in result.tensors}
+            for name, own in outs[worker].items():
+                assert own.tobytes() == np.ascontiguousarray(result[name].values).tobytes()
+            for name, tensor in given[worker].items():
+                kept = meant[name][worker]
+                if not np.shares_memory(getattr(tensor, "bits", tensor), result[name].values):
+                    assert typed_back(tensor).tobytes() == kept.tobytes()
+    return group.calls
+
+
+def typed_back(tensor: Any) -> Any:
+    if isinstance(tensor, BFloat16):
+        return (np.ascontiguousarray(tensor.bits).astype(np.uint32) << 16).view(np.float32)
+    return np.ascontiguousarray(tensor).astype(np.float32)
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_every_bit_is_right(make_workers: Any, batch: int) -> None:
+    for number in range(JOBS):
+        job = Job(1000 * batch + number)
+        run(job, job.group(make_workers, job.implementations))
+
+
+def test_implementations_send_the_same_words(make_workers: Any) -> None:
+    """The numbers of a tensor that is not finite are undefined, so all are finite here."""
+    for seed in range(60):
+        sent = []
+        for kind in ("cpu", "reference"):
+            job = Job(seed)
+            job.non_finite = False
+            sent.append(run(job, job.group(make_workers, [kind] * job.workers)))
+        for ours, theirs in zip(*sent, strict=True):
+            assert [[(op, words.tolist()) for op, words, _ in call] for call in ours] == [
+                [(op, words.tolist()) for op, words, _ in call] for call in theirs
+            ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_large_tensors_are_cut_into_pieces_over_several_cores(
+    make_workers: Any, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(threads, "_CORES", 3)
+    monkeypatch.setattr(threads, "PER_CORE", 2**14)
+    monkeypatch.setattr(cpu_segments, "PER_CORE", 2**14)
+    monkeypatch.setattr(cpu_segments, "_PIECE", 2**15)
+    cpu_segments._pieces.cache_clear()
+    job = Job(seed, large=True)
+    run(job, job.group(make_workers, job.implementations))

@@ -1,0 +1,269 @@
+"""A step sends the words of its rounds and no more: near the lower bound, in as few exchanges as can be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sums_of_floats import FAR, SLOW, check, workers_of
+
+from peelsum.allreduce import Allreduce, BitmapIndex, BlockIndex, BloomIndex, Choice, NetworkModel, Settings
+from peelsum.allreduce.choosing import Chooser
+from peelsum.allreduce.costs import Seen, candidates, lower_bound_bits
+from peelsum.wire import packet_bytes
+
+N, STEPS = 1 << 16, 30
+LARGE = 1 << 20
+WORDS_ONLY, DEFAULT = NetworkModel(gbps=1e-6, round_trip_s=0.0), NetworkModel()
+Support = NDArray[np.bool_]
+
+
+def ops_of(group: Any) -> list[list[str]]:
+    return [[op for op, _, _ in call] for call in group.take()]
+
+
+def forced(monkeypatch: pytest.MonkeyPatch, index: Any, form: Any = "compact") -> None:
+    """Give every sparse tensor this index, from the first step on."""
+    own = Chooser._cheapest
+
+    def choose(chooser: Any, asked: Any, *rest: Any) -> Choice:
+        return own(chooser, asked, *rest) if asked == "dense" else Choice(form, index)
+
+    monkeypatch.setattr(Chooser, "_cheapest", choose)
+
+
+@pytest.mark.parametrize(
+    ("index", "cells", "rounds"),
+    [
+        (BitmapIndex(), None, [["or", "or"], ["add"]]),
+        (BlockIndex(64, refined=False), None, [["or", "or"], ["or"], ["add"]]),  # too many are zeros
+        (BlockIndex(64, refined=True), None, [["or", "or"], ["or"], ["add"]]),
+        (BloomIndex(8, 300, refined=False), None, [["or", "or"], ["add"]]),
+        (BloomIndex(2, 100, refined=True), None, [["or", "or"], ["or"], ["add"]]),
+        (BitmapIndex(), 2.0, [["or", "or"], ["add"]]),
+        (BitmapIndex(), 0.5, [["or", "or"], ["add"], ["add"]]),
+        (BlockIndex(64, refined=True), 0.5, [["or", "or"], ["or"], ["add"], ["add"]]),
+    ],
+    ids=str,
+)
+def test_rounds(
+    make_workers: Any, monkeypatch: pytest.MonkeyPatch, index: Any, cells: Any, rounds: list[list[str]]
+) -> None:
+    """The rounds are those of the table that opens `peelsum.allreduce.allreduce`. New tensors agree alone."""
+    form = "sketch" if cells else "compact"
+    forced(monkeypatch, index, form)
+    group = make_workers(
+        2, forms={"d": "dense", "s": "sparse"}, values=form, cells_per_candidate=cells, network=SLOW
+    )
+    for step in range(2):
+        sparse, dense = workers_of(9000, 2, 0.01, step), workers_of(70, 2, 1.0, step)
+        results = group.sum([{"s": one, "d": other} for one, other in zip(sparse, dense, strict=True)])
+        check(results, sparse, "s")
+        check(results, dense, "d")
+        ops = ops_of(group)
+        assert ops == (rounds if step else [["or"], ["or"], *rounds[1:]])
+
+
+def test_zeros_and_what_is_not_finite_send_no_values(make_workers: Any) -> None:
+    group = make_workers(2, lanes=16, forms={"d": "dense", "i": "dense", "s": "sparse"})
+    zeros = {name: np.zeros(99, np.float32) for name in "dis"}
+    infinite = zeros | {"i": np.full(99, np.inf, np.float32)}
+    for inputs in ([zeros, zeros], [zeros, infinite]):
+        result = group.sum(inputs)[1]
+        # A word for the exponent, four blocks of 32 elements or fewer, and a bit for each element.
+        assert {one.name: one.words_sent for one in result.tensors} == {"d": 5, "i": 5, "s": 5 + 4}
+        assert len(group.take()) <= 2
+    assert result["s"].error_bound == 0.0
+    assert result["i"].error_bound == math.inf
+
+
+def test_a_step_without_elements_agrees_and_sends_nothing(make_workers: Any) -> None:
+    group = make_workers(2)
+    for tensors in ({}, {"g": np.zeros((0, 3), np.float32)}):
+        for _ in range(2):
+            result = group.sum([tensors] * 2)[0]
+            assert group.take()[-1][0][1].size == 4
+            assert [one.words_sent for one in result.tensors] == [0] * len(tensors)
+            assert all(one.values.shape == (0, 3) for one in result.tensors)
+            assert result.density == 0.0
+
+
+def test_new_plans_go_alone_and_known_ones_ride_along(make_workers: Any) -> None:
+    group = make_workers(2, lanes=16, forms="dense")
+    small, large = {"g": np.ones((4, 5), np.float32)}, {"g": np.ones(160, np.float32)}
+    for tensors in (small, small, large, small):
+        result = group.sum([tensors] * 2)[0]
+    sizes = [[words.size for _, words, _ in call] for call in group.take()]
+    assert sizes == [[4], [2], [20], [4, 2], [20], [4], [6], [160], [4, 2], [20]]
+    assert result.wire_bytes == (1 + 1 + 2) * packet_bytes(16)
+    assert result.dense_bytes == 2 * packet_bytes(16)
+
+
+def test_many_tensors_take_the_exchanges_of_one(make_workers: Any) -> None:
+    group = make_workers(2, network=SLOW)
+    for step in range(3):
+        inputs: list[dict[str, Any]] = [{}, {}]
+        for number in range(40):
+            arrays = workers_of(100 + 31 * number, 2, [1.0, 0.05, 0.005][number % 3], step)
+            for tensors, array in zip(inputs, arrays, strict=True):
+                tensors[str(number)] = array
+        results = group.sum(inputs)
+        for name in inputs[0]:
+            check(results, [tensors[name] for tensors in inputs], name)
+        assert len(group.take()) <= 4
+
+
+@pytest.mark.parametrize("network", [SLOW, DEFAULT], ids=["slow", "default"])
+def test_a_mixture_stays_near_the_bound(echo: Any, network: NetworkModel) -> None:
+    """An embedding of rows, of which 1 % are used, beside a layer of 15 % and dense layers."""
+    rng, reduce = np.random.default_rng(1), Allreduce(echo, network=network)
+    for _ in range(3):
+        chosen = {
+            "embedding": np.repeat(rng.random(8192) < 0.01, 64),
+            "scattered": rng.random(2**18) < 0.01,
+            "layer": rng.random(2**17) < 0.15,
+            **{f"dense{n}": np.ones(3000 + n, np.bool_) for n in range(20)},
+        }
+        result = reduce.sum({name: one.astype(np.float32) for name, one in chosen.items()})
+    bound = sum(lower_bound_bits(one.size, int(one.sum())) for one in chosen.values()) / 32
+    assert sum(one.words_sent for one in result.tensors) <= 1.25 * bound + 64
+    assert [result[name].form for name in ("scattered", "layer", "dense7")] == ["compact", "compact", "dense"]
+
+
+def test_small_sparse_tensors_cost_little_more_than_one(echo: Any) -> None:
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(64, 3073, 100)
+    for density in (0.01, 0.1):
+        whole = np.where(rng.random(lengths.sum()) < density, np.float32(1.5), np.float32(0))
+        words = []
+        for cuts in (np.cumsum(lengths)[:-1], []):
+            reduce = Allreduce(echo, network=WORDS_ONLY)
+            for _ in range(3):
+                result = reduce.sum(np.split(whole, cuts))
+            np.testing.assert_array_equal(np.concatenate([one.values for one in result.tensors]), whole)
+            words.append(sum(tensor.words_sent for tensor in result.tensors))
+        assert words[0] <= 1.25 * words[1]
+
+
+def support(kind: str, density: float, rng: np.random.Generator) -> Support:
+    if kind == "uniform":
+        return rng.random(LARGE) < density
+    if kind == "rows":
+        return np.repeat(rng.random(LARGE // 64) < density, 64)
+    alive = rng.permutation(256) < 128
+    return np.tile(alive, LARGE // 256) & (rng.random(LARGE) < 2 * density)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "rows", "columns"])
+@pytest.mark.parametrize(
+    ("density", "most"), [(0.001, 1.25), (0.01, 1.25), (0.03, 1.1), (0.1, 1.1), (0.3, 1.1), (0.5, 1.1)]
+)
+def test_the_smallest_choice_is_near_the_bound(echo: Any, kind: str, density: float, most: float) -> None:
+    rng, reduce = np.random.default_rng(5), Allreduce(echo, network=SLOW)
+    for _ in range(2):
+        chosen = support(kind, density, rng)
+        tensor = reduce.sum({"g": chosen.astype(np.float32)})["g"]
+    assert tensor.total_at.shape == (np.count_nonzero(chosen),)
+    assert 32 * tensor.words_sent < most * lower_bound_bits(LARGE, int(np.count_nonzero(chosen)))
+
+
+@pytest.mark.parametrize("density", [0.0005, 0.01, 0.1, 0.4])
+@pytest.mark.parametrize("values", ["compact", "sketch"])
+def test_formulas_foretell_the_words(echo: Any, density: float, values: Any) -> None:
+    """The second step's words are as estimated from the first step's non-zeros."""
+    rng = np.random.default_rng(6)
+    reduce = Allreduce(echo, forms="sparse", values=values, network=SLOW)
+    for _ in range(2):
+        tensor = reduce.sum({"g": (rng.random(LARGE) < density).astype(np.float32)})["g"]
+    choices = candidates(LARGE, Seen.uniform(LARGE, density), Settings(), [values])
+    assert tensor.words_sent == pytest.approx(min(one.words for one in choices), rel=0.05)
+
+
+UNIFORM: dict[str, list[float]] = {
+    **{f"x{high}": [0.001] * 10 + [0.001 * high] * 10 + [0.001] * 10 for high in (2, 10)},
+    "alternating": [0.002, 0.01] * 15,
+    "log-uniform": np.exp(np.random.default_rng(4).uniform(np.log(0.001), np.log(0.05), STEPS)).tolist(),
+    "empty": [0.01] * 10 + [0.0] * 10 + [0.01] * 10,
+    "dense": [0.01] * 10 + [1.0] * 10 + [0.01] * 10,
+}
+
+
+def moving(shape: str) -> Iterator[Support]:
+    rng = np.random.default_rng(len(shape))
+    for step in range(STEPS):
+        if shape.startswith("rows of "):
+            width = int(shape.removeprefix("rows of "))
+            rows = rng.random(N // width) < 0.003
+            rows[rng.integers(rows.size)] = True
+            yield np.repeat(rows, width)
+        else:
+            yield rng.random(N, np.float32) < UNIFORM[shape][step]
+
+
+@pytest.mark.parametrize("shape", [*UNIFORM, "rows of 1024", "rows of 64"])
+def test_words_stay_near_the_bound_as_densities_change(echo: Any, shape: str) -> None:
+    """The step after a change, and the first one, may send two more bits for each element."""
+    reduce, counts = Allreduce(echo, forms="sparse", network=WORDS_ONLY), [0]
+    for chosen in moving(shape):
+        tensor = reduce.sum({"g": chosen.astype(np.float32)})["g"]
+        np.testing.assert_array_equal(tensor.values, chosen)
+        count, fewest = int(np.count_nonzero(chosen)), min(counts[-2:])
+        most = 1.5 * lower_bound_bits(N, count) / 32 + 64
+        if not fewest <= 1.5 * count <= 2.25 * fewest:
+            most += 2 * N / 32
+        assert tensor.words_sent <= most
+        counts.append(count)
+
+
+@pytest.mark.parametrize("network", [DEFAULT, FAR], ids=["default", "far"])
+def test_false_positives_are_not_learnt(echo: Any, network: NetworkModel) -> None:
+    """After a jump that overfills the filter, the next step is as small as if nothing had happened."""
+    reduce = Allreduce(echo, forms="sparse", network=network)
+    for density in (0.001, 0.001, 0.01, 0.01, 0.01):
+        chosen = np.random.default_rng(2).random(4 * N) < density
+        tensor = reduce.sum({"g": chosen.astype(np.float32)})["g"]
+    assert tensor.density < 1.25 * np.count_nonzero(chosen) / chosen.size
+
+
+def test_auto_follows_the_density_that_all_have_seen(make_workers: Any) -> None:
+    group = make_workers(2, network=SLOW)
+    dense, thin = np.ones(N, np.float32), np.zeros(N, np.float32)
+    thin[::100] = 1
+    forms: list[Any] = []
+    for values in (thin, thin, dense, dense, dense, thin, thin):
+        results = group.sum([{"g": values}, {"g": thin}])
+        assert len({result["g"].form for result in results}) == 1
+        forms.append(results[0]["g"].form)
+    # Dense after two steps with many non-zeros, sparse after one with few.
+    assert forms == ["compact"] * 4 + ["dense"] * 2 + ["compact"]
+
+
+def test_a_tensor_that_is_not_finite_does_not_change_the_form(make_workers: Any) -> None:
+    group, ones = make_workers(2), np.ones(64, np.float32)
+    group.sum([{"g": np.full(64, np.nan, np.float32)}] * 2)
+    assert [group.sum([{"g": ones}] * 2)[0]["g"].form for _ in range(2)] == ["compact", "dense"]
+
+
+def test_the_bound_counts_values_and_places() -> None:
+    ways = math.comb(1000, 30)
+    assert lower_bound_bits(1000, 30) == pytest.approx(32 * 30 + math.log2(ways), rel=0.01)
+    assert lower_bound_bits(1000, 0) == 0
+    assert lower_bound_bits(1000, 1000) == 32_000
+
+
+@pytest.mark.parametrize("n", [4096, 2**20])
+@pytest.mark.parametrize("density", [0.01, 0.03, 0.1, 0.3, 1.0])
+def test_scales_take_at_most_one_word_in_twenty(n: int, density: float) -> None:
+    for one in candidates(n, Seen.uniform(n, density), Settings()):
+        assert -(-n // one.choice.scale_block) <= one.words / 20
+
+
+def test_each_step_lays_out_its_sketches_differently(make_workers: Any) -> None:
+    group = make_workers(2, forms="sparse", values="sketch", cells_per_candidate=0.8)
+    inputs = [{name: workers_of(3000, 2, 0.1, 1)[w] for name in "gh"} for w in range(2)]
+    sent: Sequence[int] = [tensor.words_sent for _ in range(4) for tensor in group.sum(inputs)[0].tensors]
+    assert len(set(sent)) > 3

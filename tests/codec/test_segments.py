@@ -1,0 +1,140 @@
+"""`SegmentCodec`: the compiled loops write the reference's words and results, with any pieces and cores."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from peelsum.codec import cpu_segment_loops, cpu_segments, segment_codec, threads
+from peelsum.codec.cpu_vectors import PACKS_FLOATS
+from peelsum.codec.reference_segments import ReferenceSegments
+from peelsum.codec.segments import ROW, Segment, Table, ends
+
+#: Around a row, a word of rows, a block of floats, and a vector.
+SIZES = [1, 15, 16, 17, 31, 32, 33, 64, 65, 1023, 1024, 1025, 4095, 4097, 8191, 8192, 8193, 20_001]
+DENSITIES = [0.0, 0.001, 0.02, 0.04, 0.3, 1.0]
+SENTINEL = np.float32(77)
+
+
+def tables(rng: np.random.Generator) -> Table:
+    sizes = rng.choice(SIZES, int(rng.integers(1, 12))).tolist()
+    dense = int(rng.integers(0, len(sizes) + 1))
+    return Table([Segment(n, s >= dense, 2 ** int(rng.integers(5, 16))) for s, n in enumerate(sizes)])
+
+
+def drawn(n: int, rng: np.random.Generator) -> Any:
+    """Draw floats of many magnitudes among zeros of either sign; some tensors are not finite, some tiny."""
+    values = rng.standard_normal(n) * 2.0 ** rng.integers(-20, 20, n) * 10.0 ** rng.integers(-40, 30)
+    values[rng.random(n) >= rng.choice(DENSITIES)] = rng.choice([0.0, -0.0])
+    if rng.random() < 0.1:
+        values[rng.integers(n)] = rng.choice([np.nan, np.inf])
+    return values.astype(np.float32)
+
+
+class Run:
+    """A step of one worker among several: all that its codec writes, between guards."""
+
+    def __init__(self, codecs: Any, table: Table, seed: int, workers: int) -> None:
+        rng = np.random.default_rng(seed)
+        values = [drawn(one.elements, rng) for one in table.segments]
+        # Where results go: an array of the caller's between guards, over the values, or a new array.
+        self.rooms = [np.full(one.elements + 128, SENTINEL) for one in table.segments]
+        out: list[Any] = []
+        for own, room in zip(values, self.rooms, strict=True):
+            out.append([own, room[64:-64], None][rng.integers(3)])
+        codec = codecs(table, values, out, workers)
+        words = np.full(table.scale_words, 0xA5A5A5A5, np.uint32)
+        bitmap = codec.write_scales(words)
+        for s in range(table.dense, len(table)):  # other workers have non-zeros elsewhere
+            first, end = table.first_words[s - table.dense :][:2]
+            others = rng.random(int(end - first) * ROW) < rng.choice([0, 0.01, 0.5])
+            others[table.elements[s] :] = False
+            bitmap[first:end] |= np.packbits(others, bitorder="little").view(np.uint32)
+        codec.read_scales(words)
+        dense, sparse = codec.place(bitmap)
+        numbers = np.full(64 + dense + sparse + 64, 0x5A5A5A5A, np.int32)
+        own = numbers[64:-64]
+        codec.write_dense(own[:dense])
+        codec.gather(own[dense:])
+        finite = np.repeat(codec.fields != 255, [*np.diff(self._places(codec, table, bitmap))])
+        own[~finite] = 0  # numbers of a segment that is not finite are undefined
+        assert (numbers[:64] == 0x5A5A5A5A).all()
+        assert (numbers[-64:] == 0x5A5A5A5A).all()
+        sums = own.copy()
+        sums[rng.random(sums.size) < rng.choice([0.2, 0.9])] = 0  # as if another worker had the opposite
+        results = codec.read(sums[:dense], sums[dense:], workers)
+        for result, asked, before in zip(results, out, values, strict=True):
+            assert asked is None or result is asked
+            assert result.size == before.size
+        for room in self.rooms:
+            assert (room[:64] == SENTINEL).all()
+            assert (room[-64:] == SENTINEL).all()
+        counts = codec.counts(sums[:dense], sums[dense:], own)
+        if not finite.all():
+            counts = counts._replace(own=np.where(codec.fields == 255, 0, counts.own))
+        wanted = (np.arange(len(table)) % 3 > 0).astype(np.int64)
+        occupied = [codec.occupied(sums[dense:], wanted, known=known) for known in (False, True)]
+        results = [np.where(np.isnan(one), np.float32(np.nan), one) for one in results]
+        self.found = [words, bitmap, codec.fields, codec.scales, own, *counts, *occupied]
+        self.found += [one.view(np.uint32) for one in results]
+
+    @staticmethod
+    def _places(codec: Any, table: Table, bitmap: Any) -> Any:
+        sent = [0 if codec.fields[s] in (-1, 255) else int(table.elements[s]) for s in range(table.dense)]
+        cuts = table.first_words.tolist()
+        sent += [int(np.bitwise_count(bitmap[a:b]).sum()) for a, b in pairwise(cuts)]
+        return ends(np.array(sent, np.int64))
+
+
+def compare(table: Table, seed: int, workers: int) -> None:
+    ours, wanted = (Run(codecs, table, seed, workers) for codecs in (segment_codec("cpu"), ReferenceSegments))
+    assert len(ours.found) == len(wanted.found)
+    for one, other in zip(ours.found, wanted.found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.fixture(params=[True, False], ids=["vectors", "plain"])
+def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run as on a processor with AVX-512 and as on one without: the loops then run as Python."""
+    if request.param:
+        if not PACKS_FLOATS:
+            pytest.skip("this processor has no AVX-512")
+        return
+    monkeypatch.setattr(cpu_segment_loops, "PACKS_FLOATS", False)
+    for name in ("gather", "read"):
+        monkeypatch.setattr(cpu_segment_loops, name, getattr(cpu_segment_loops, name).py_func)
+
+
+@pytest.mark.usefixtures("vectors")
+@pytest.mark.parametrize("seed", range(60))
+def test_words_and_results_are_those_of_the_reference(seed: int) -> None:
+    compare(tables(np.random.default_rng(seed)), seed, [1, 2, 3, 32][seed % 4])
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("cores", [1, 3])
+def test_pieces_over_several_cores_change_nothing(
+    seed: int, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_CORES", cores)
+    for module in (threads, cpu_segments):
+        monkeypatch.setattr(module, "PER_CORE", 2**13)
+    monkeypatch.setattr(cpu_segments, "_PIECE", 2**15)
+    rng = np.random.default_rng(seed)
+    sizes = rng.choice([33, 4097, 32767, 32768, 32769, 65536, 100_001], 4)
+    dense = int(rng.integers(0, 5))
+    table = Table([Segment(int(n), s >= dense, 2 ** int(rng.integers(5, 16))) for s, n in enumerate(sizes)])
+    assert len(cpu_segments._pieces(table)[0]) >= (len(sizes) if sizes.max() <= 2**15 else len(sizes) + 1)
+    compare(table, seed, 3)
+
+
+def test_a_table_tells_where_rows_and_blocks_lie() -> None:
+    table = Table([Segment(70, False, 64), Segment(1, True), Segment(33, True, 32)])
+    assert (table.dense, table.scale_words, table.words) == (1, 3 + 2 + 1 + 2, 3)
+    assert table.first_words.tolist() == [0, 1, 3]
+    assert table.segment_of_row.tolist() == [0, 0, 0, 1, 2, 2]
+    assert table.begin_of_row.tolist() == [0, 32, 64, 70, 71, 103, 104]
+    assert table.block_of_row.tolist() == [0, 0, 1, 2, 3, 4]
