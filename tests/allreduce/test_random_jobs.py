@@ -158,7 +158,7 @@ def run(job: Job, group: Any) -> list[Any]:
         for worker, result in enumerate(results):
             sent = [part for call in group.calls[worker][begin[worker] :] for part in call if not part[2]]
             assert sum(tensor.words_sent for tensor in result.tensors) == sum(len(part[1]) for part in sent)
-            assert result.tally.words_sent == {one.name: one.words_sent for one in result.tensors}
+            assert result.tally.words_sent() == {one.name: one.words_sent for one in result.tensors}
             for name, own in outs[worker].items():
                 assert own.tobytes() == np.ascontiguousarray(result[name].values).tobytes()
             for name, tensor in given[worker].items():

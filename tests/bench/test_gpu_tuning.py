@@ -43,28 +43,28 @@ def test_every_candidate_gives_the_same_bits_and_the_fastest_is_taken() -> None:
 def test_a_candidate_with_other_bits_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from peelsum.codec import gpu_launch
 
-    right = gpu_launch.index
+    right = gpu_launch.measure
 
-    def wrong(values: Any, bitmap: Any, largest: Any) -> None:
-        right(values, bitmap, largest)
-        if tuned("index_kernel", DEVICE).tile == 32 and bitmap is not None:
+    def wrong(values: Any, rows: Any, count: Any, out: Any, bitmap: Any) -> None:
+        right(values, rows, count, out, bitmap)
+        if tuned("measure_kernel", DEVICE).tile == 32:
             bitmap[-1] ^= 1
 
-    monkeypatch.setattr(gpu_launch, "index", wrong)
-    with pytest.raises(TuningError, match=r"index_kernel: Launch\(tile=32, warps=2\) gives other bits"):
+    monkeypatch.setattr(gpu_launch, "measure", wrong)
+    with pytest.raises(TuningError, match=r"measure_kernel: Launch\(tile=32, warps=2\) gives other bits"):
         tune(DEVICE, elements=500, seconds=lambda work, device: 1.0, tell=lambda text: None)
 
 
 def test_a_devices_row_comes_before_the_default_row(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row may lack kernels. Devices are found by their names."""
     before = gpu_tuning.default()
-    gpu_tuning.write_row("NVIDIA A100", {"index_kernel": Launch(32, 8)}, table)
-    gpu_tuning.write_row("NVIDIA H100", {"index_kernel": Launch(16, 2)}, table)
+    gpu_tuning.write_row("NVIDIA A100", {"totals_kernel": Launch(32, 8)}, table)
+    gpu_tuning.write_row("NVIDIA H100", {"totals_kernel": Launch(16, 2)}, table)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: ["NVIDIA H100", "other"][device.index])
-    assert tuned("index_kernel", torch.device("cuda", 0)) == Launch(16, 2)
-    assert tuned("quantize_kernel", torch.device("cuda", 0)) == before["quantize_kernel"]
+    assert tuned("totals_kernel", torch.device("cuda", 0)) == Launch(16, 2)
+    assert tuned("measure_kernel", torch.device("cuda", 0)) == before["measure_kernel"]
     for other in (torch.device("cuda", 1), torch.device("cpu")):
-        assert tuned("index_kernel", other) == before["index_kernel"]
+        assert tuned("totals_kernel", other) == before["totals_kernel"]
     assert list(json.loads(table.read_text())["devices"]) == ["NVIDIA A100", "NVIDIA H100"]
 
 

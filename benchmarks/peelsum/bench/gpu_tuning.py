@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from peelsum.bench.devices import require_gpu
-from peelsum.codec import SketchLayout, gpu_launch, gpu_tuning, index_words
-from peelsum.codec.gpu_launch import Candidates
+from peelsum.codec import SketchLayout, gpu, gpu_tuning
+from peelsum.codec.gpu_segments import GpuSegments
 from peelsum.codec.gpu_tuning import Launch
+from peelsum.codec.segments import Segment, Table
 
 ELEMENTS, DENSITY = 2**24, 0.05
 _RUNS, _WARM_RUNS = 20, 3
-_LANES, _BLOCK = 256, 32
+_LANES = 256
 
 
 class TuningError(ValueError):
@@ -96,61 +97,29 @@ def _works(device: torch.device, n: int) -> Iterator[Work]:
     """Yield each kernel's work on float32[n], with normal numbers in a share of DENSITY."""
     generator = torch.Generator().manual_seed(0)
     kept = torch.rand(n, generator=generator) < DENSITY
-    values = (torch.randn(n, generator=generator) * kept).to(device).view(torch.int32)
+    values = (torch.randn(n, generator=generator) * kept).to(device)
 
     def words(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int32, device=device)
 
-    def longs(size: int) -> Tensor:
-        return torch.zeros(size, dtype=torch.int64, device=device)
+    table = Table([Segment(n, sparse=True)])
+    codec = GpuSegments(table, [values], [None], 1)
+    scales, bitmap, where = words(table.scale_words), words(table.words), kept.nonzero().view(-1).to(device)
+    layout, numbers = SketchLayout.sized(len(where), _LANES, 7), torch.arange(len(where), device=device)
+    cells, listed = words(layout.cells), torch.zeros(len(where), dtype=torch.int64, device=device)
+    bitmap.copy_(codec.write_scales(scales))
+    own = words(table.words)
 
-    bitmap, largest, blocks = words(index_words(n)), words(1), words(-(-n // _BLOCK))
-    scale, seed, dense = words(1) + 20, longs(1) + 7, words(n)
-    gpu_launch.index(values, bitmap, largest)
-    where = kept.nonzero().view(-1).to(device)
-    candidates = Candidates(where, longs(1) + len(where))
-    layout = SketchLayout.sized(len(where), _LANES, 7)
-    sketch, compact = words(layout.cells), words(len(where))
-    floats, at = torch.zeros(n, device=device), torch.zeros(n, device=device)
-    bases, count = longs(index_words(n)), longs(1)
-    listed = Candidates(longs(len(where)), count)
-    own = words(index_words(n))
-    yield Work("index_kernel", lambda: gpu_launch.index(values, own, largest), [own, largest])
-    yield Work(
-        "index_sketch_kernel",
-        lambda: gpu_launch.index_sketch(layout, seed, values, scale, own, sketch, largest),
-        [own, sketch, largest],
-    )
-    yield Work(
-        "totals_kernel",
-        lambda: gpu_launch.positions(bitmap, n, bases, listed),
-        [listed.positions, count],
-    )
-    yield Work(
-        "block_magnitudes_kernel",
-        lambda: gpu_launch.block_exponents(values, _BLOCK, blocks, largest),
-        [blocks, largest],
-    )
-    yield Work(
-        "quantize_kernel", lambda: gpu_launch.quantize(values, scale, dense, largest), [dense, largest]
-    )
-    gpu_launch.quantize(values, scale, dense, largest)
-    yield Work("dequantize_kernel", lambda: gpu_launch.dequantize(dense, scale, 1, floats), [floats])
-    yield Work(
-        "quantize_at_kernel",
-        lambda: gpu_launch.quantize_at(values, candidates, scale, compact),
-        [compact],
-    )
-    gpu_launch.quantize_at(values, candidates, scale, compact)
+    def measure() -> None:
+        own.copy_(codec.write_scales(scales))
 
-    def scatter() -> None:
-        at.zero_()
-        gpu_launch.dequantize_at(compact, candidates, scale, 1, at)
+    def listing() -> None:
+        listed.copy_(gpu.positions(bitmap, n, count=len(where)))
 
-    yield Work("dequantize_at_kernel", scatter, [at])
-    cells = words(layout.cells)
+    yield Work("measure_kernel", measure, [scales, own])
+    yield Work("totals_kernel", listing, [listed])
     yield Work(
         "sketch_encode_kernel",
-        lambda: gpu_launch.sketch_encode(layout, seed, candidates, compact, cells),
+        lambda: gpu.sketch_encode(layout, where, numbers.to(torch.int32), cells),
         [cells],
     )
