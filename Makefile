@@ -52,7 +52,7 @@ test-torch:
 # On a machine with a GPU: the tests that need one, the benchmarks, and the page docs/results/gpu.md.
 gpu: $(VENV)/.installed
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("gpu: torch " + torch.__version__ + " finds none; install its CUDA build on a machine with an NVIDIA GPU")'
-	$(BIN)/pytest -q tests/codec/test_gpu_kernels.py tests/codec/test_gpu_counts.py tests/codec/test_gpu_allreduce.py tests/codec/test_gpu_out_of_memory.py tests/allreduce/test_any_way.py tests/torch/test_words_stay_on_device.py tests/torch/test_hook_on_gpu.py tests/torch/test_hook_training.py tests/codec/test_gpu_several.py tests/codec/test_gpu_together.py tests/bench/test_gpu_tuning.py tests/bench/test_bench_gpu.py tests/bench/test_lhc_gpu.py
+	$(BIN)/pytest -q tests/codec/test_gpu_kernels.py tests/codec/test_gpu_counts.py tests/codec/test_gpu_allreduce.py tests/codec/test_gpu_out_of_memory.py tests/torch/test_words_stay_on_device.py tests/torch/test_hook_on_gpu.py tests/torch/test_hook_training.py tests/codec/test_gpu_several.py tests/codec/test_gpu_together.py tests/bench/test_gpu_tuning.py tests/bench/test_bench_gpu.py tests/bench/test_lhc_gpu.py
 	$(BIN)/peelsum bench gpu --tune --page docs/results/gpu.md --rows benchmarks/results/gpu.json
 
 # What must hold besides the tests: format, lint, types, layers.
