@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -68,3 +69,22 @@ def test_peak(
 def test_narrow_floats_are_widened_once(echo: Summation) -> None:
     peak, _ = peak_bytes(echo, N // 1000, np.float16, forms="sparse")
     assert peak < 8.25 * N + SLACK
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+@pytest.mark.parametrize("implementation", ["cpu", "reference"])
+def test_what_is_kept_of_a_step_keeps_no_more_alive(echo: Summation, form: Any, implementation: Any) -> None:
+    """A result does not keep the tensors, and a tally keeps no array of elements."""
+    reduce = Allreduce(echo, forms=form, implementation=implementation)
+    for _ in range(2):
+        tensor = np.ones(40_000, np.float32)
+        result = reduce.sum({"g": tensor})
+        given, values, total = (weakref.ref(one) for one in (tensor, result["g"].values, result["g"].total))
+        del tensor
+        assert given() is None
+        tally = result.tally
+        assert values() is not None
+        del result
+        assert values() is None
+        assert total() is None
+        assert tally.tensors()["g"].density == 1.0

@@ -159,6 +159,7 @@ def run(job: Job, group: Any) -> list[Any]:
             sent = [part for call in group.calls[worker][begin[worker] :] for part in call if not part[2]]
             assert sum(tensor.words_sent for tensor in result.tensors) == sum(len(part[1]) for part in sent)
             assert result.tally.words_sent() == {one.name: one.words_sent for one in result.tensors}
+            check_tally(result)
             for name, own in outs[worker].items():
                 assert own.tobytes() == np.ascontiguousarray(result[name].values).tobytes()
             for name, tensor in given[worker].items():
@@ -166,6 +167,23 @@ def run(job: Job, group: Any) -> list[Any]:
                 if not np.shares_memory(getattr(tensor, "bits", tensor), result[name].values):
                     assert typed_back(tensor).tobytes() == kept.tobytes()
     return group.calls
+
+
+def check_tally(result: Any) -> None:
+    """Compare counts with the arrays that they count."""
+    tallies = result.tally.tensors()
+    assert result.tally.elements == sum(one.elements for one in result.tensors)
+    assert result.tally.non_finite == sum(not one.finite for one in result.tensors)
+    for one in result.tensors:
+        tally, fixed = tallies[one.name], one.fixed
+        ours = (tally.elements, tally.form, tally.index, tally.scale_block)
+        assert ours == (one.values.size, one.form, one.index, fixed and fixed.block)
+        numbers = one.density, one.density_worker, one.error_bound
+        np.testing.assert_equal((tally.density, tally.density_worker, tally.error_bound), numbers)
+        if one.finite:
+            sent = len(one.positions) if fixed and one.index else np.count_nonzero(one.total)
+            size = max(one.elements, 1)
+            assert numbers[:2] == (sent / size, np.count_nonzero(one.quantized) / size)
 
 
 def typed_back(tensor: Any) -> Any:

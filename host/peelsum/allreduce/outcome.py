@@ -183,7 +183,8 @@ def _tallies(
             share, own = float(found / tensor.elements), float(counts.own[s] / tensor.elements)
         elif s >= 0 and fields[s] == NON_FINITE:
             bound, share, own = math.inf, math.nan, math.nan
-        index, block = tensor.choice.index, tensor.choice.scale_block if summed else None
+        index = tensor.choice.index if s >= 0 else None  # none is sent without elements
+        block = tensor.choice.scale_block if summed else None
         tallies[tensor.name] = TensorTally(
             tensor.elements, tensor.choice.form, index.form if index else None, share, own, bound, block
         )
