@@ -31,6 +31,7 @@ _MOVED = {
     ("codec", "--small"): "small",
     ("codec", "--rivals"): "rivals",
     ("codec", "--precision"): "precision",
+    ("codec", "--trace"): "codec_trace --trace",
     ("switch", "--planes"): "planes --planes",
     ("train", "--densities"): "densities",
     ("gpu", "--tune"): "gpu_launches",
