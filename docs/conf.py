@@ -56,7 +56,8 @@ def _command_line(app: Any) -> None:
     command = [sys.executable, "-m", "typer", "peelsum.cli.app", "utils", "docs", "--name", "peelsum"]
     text = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
     hidden = re.compile(
-        r"## `peelsum (?:demo-worker|experiment)`.*?(?=^## )|^\* `(?:demo-worker|experiment)`[^\n]*\n", re.DOTALL | re.MULTILINE
+        r"## `peelsum (?:demo-worker|experiment)`.*?(?=^## )|^\* `(?:demo-worker|experiment)`[^\n]*\n",
+        re.DOTALL | re.MULTILINE,
     )
     text = hidden.sub("", html.unescape(text)).replace("# `peelsum`", "# The peelsum command", 1)
     # In a list, typer cuts help off, also within `code`: then a backtick has no partner.
