@@ -28,12 +28,12 @@ def ops_of(group: Any) -> list[list[str]]:
 
 def forced(monkeypatch: pytest.MonkeyPatch, index: Any, form: Any = "compact") -> None:
     """Give every sparse tensor this index, from the first step on."""
-    own = Chooser._cheapest
+    own = Chooser._chosen
 
     def choose(chooser: Any, asked: Any, *rest: Any) -> Choice:
         return own(chooser, asked, *rest) if asked == "dense" else Choice(form, index)
 
-    monkeypatch.setattr(Chooser, "_cheapest", choose)
+    monkeypatch.setattr(Chooser, "_chosen", choose)
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,10 @@ from peelsum.bench.codec import (
     NotEnoughMemoryError,
     memory,
     require_memory,
-    sequences,
-    small,
     tensor,
 )
 from peelsum.bench.codec import rows as bench
+from peelsum.experiments.catalogue import sequence, small
 
 N = 1 << 16
 FORMS = [*bench.LHC_FORMS, *(form for form, _ in bench.WAYS if form != "lhc")]
@@ -105,7 +104,7 @@ def test_sequences_count_words_of_steps_that_change() -> None:
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     kinds = {(row["network"], row["way"]) for row in rows}
-    assert len(rows) == len(kinds) == len(sequences.NETWORKS) * len(sequences.WAYS)
+    assert len(rows) == len(kinds) == len(sequence.NETWORKS) * len(sequence.WAYS)
     dense = next(row for row in rows if row["way"] == "auto")
     assert dense["density"] == pytest.approx((10 + 20 * 0.01) / 30, rel=0.01)
     assert 1 < dense["over_lower_bound"] < 1.2
@@ -114,8 +113,8 @@ def test_sequences_count_words_of_steps_that_change() -> None:
 
 def test_small_tensors_beside_the_same_elements_as_one() -> None:
     words = {}
-    for density, network in product((1.0, 0.01, 0.001), sequences.NETWORKS):
-        apart, whole = (small.small_row(density, network, way, seed=1) for way in ("apart", "as one"))
+    for density, network in product((1.0, 0.01, 0.001), sequence.NETWORKS):
+        apart, whole = (small.measure(1, density, network, way) for way in ("apart", "as one"))
         assert (apart["tensors"], whole["tensors"]) == (100, 1)
         assert apart["lower_bound"] == whole["lower_bound"] <= whole["words"] <= apart["words"]
         assert min(apart["cpu_ms"], whole["cpu_ms"]) > 0

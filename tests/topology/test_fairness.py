@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -92,9 +93,9 @@ def test_jain_s_index_is_one_for_equals_and_one_over_n_for_one_who_has_all() -> 
 
 
 @pytest.mark.usefixtures("forked_children")
-def test_the_bench_says_so_in_json() -> None:
+def test_the_bench_says_so_in_json(tmp_path: Path) -> None:
     scene = ("--jobs", "2", "--lanes", "32", "--mbit", "100", "--seconds", "0.05")
-    done = peelsum("bench", "fairness", *scene, "--json")
+    done = peelsum("bench", "fairness", *scene, "--out", str(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [(row["ports"], row["jobs"]) for row in rows] == [("virtual", 2), ("udp", 2)]

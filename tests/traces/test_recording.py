@@ -127,8 +127,8 @@ def test_a_trace_is_shown(ncf: Path) -> None:
     assert "users.weight" in peelsum("trace", "show", str(ncf)).stdout
 
 
-def test_the_codec_is_measured_on_a_trace(ncf: Path) -> None:
-    done = peelsum("bench", "codec", "--trace", str(ncf), "--json")
+def test_the_codec_is_measured_on_a_trace(ncf: Path, tmp_path: Path) -> None:
+    done = peelsum("bench", "codec_trace", "--trace", str(ncf), "--out", str(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     total = sum(trace.gradient(-1) for trace in read_folder(ncf))
@@ -138,11 +138,12 @@ def test_the_codec_is_measured_on_a_trace(ncf: Path) -> None:
 
 
 @pytest.mark.system
-def test_workers_sum_a_trace_over_the_switch(ncf: Path) -> None:
-    done = peelsum("bench", "allreduce", "--trace", str(ncf), "-n", "1", "-w", "1", "--json")
+def test_workers_sum_a_trace_over_the_switch(ncf: Path, tmp_path: Path) -> None:
+    options = ("--trace", str(ncf), "--iterations", "1", "--warmups", "1", "--out", str(tmp_path))
+    done = peelsum("bench", "allreduce", *options, "--json")
     assert done.returncode == 0, done.stderr
     dense, compact = json.loads(done.stdout)
-    assert [dense["workers"], dense["wrong"], compact["wrong"], dense["form"]] == [2, 0, 0, "dense"]
+    assert [dense["ranks"], dense["wrong"], compact["wrong"], dense["form"]] == [2, 0, 0, "dense"]
     union = np.logical_or(*(trace.gradient(-1) != 0 for trace in read_folder(ncf)))
     assert compact["density"] == union.mean()
     assert compact["wire_bytes"] < dense["wire_bytes"]
@@ -157,7 +158,7 @@ def test_workers_sum_a_trace_over_the_switch(ncf: Path) -> None:
         (("trace", "record", "--out", "t", "no-such-command"), "no-such-command: No such file or directory"),
         (("trace", "record", "--out", "t", "true"), "true: recorded nothing; its ranks must use"),
         (("trace", "show", "nowhere"), "nowhere: has no files"),
-        (("bench", "codec", "--trace", "nowhere"), "nowhere: has no files"),
+        (("bench", "codec_trace", "--trace", "nowhere"), "nowhere: has no files"),
         (("bench", "allreduce", "--trace", "nowhere"), "nowhere: has no files"),
     ],
 )

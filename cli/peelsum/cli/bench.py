@@ -31,6 +31,7 @@ _MOVED = {
     ("codec", "--small"): "small",
     ("codec", "--rivals"): "rivals",
     ("codec", "--precision"): "precision",
+    ("codec", "--trace"): "codec_trace --trace",
     ("switch", "--planes"): "planes --planes",
     ("train", "--densities"): "densities",
     ("gpu", "--tune"): "gpu_launches",
@@ -356,12 +357,12 @@ def _measured(
     with _shown(experiment.name, tell) as watch:
         report = running.run(what, folder(out, what) / ROWS, execute, watch)
     page = write(what, report, name, out)
+    if report.failed and not report.rows and alone:
+        raise ExperimentError(report.failed[0].error)
     if not json:
         if report.rows:
             print(text_of(experiment, report.rows), flush=True)
         print(f"{experiment.name}: {_counted(report)}: {page}", file=sys.stderr)
-    if report.failed and not report.rows and alone:
-        raise ExperimentError(report.failed[0].error)
     found = objects(experiment, report.rows)
     return found + [{"failure": one.error} for one in report.failed]
 
@@ -399,6 +400,8 @@ def _shown(title: str, tell: Tell) -> Iterator[Watch]:
             def measured(self, outcome: Measured) -> None:
                 self._done += 1
                 progress.advance(task)
+                if isinstance(outcome[1], Failed) and self._rows == 1:
+                    return  # the command ends with this error
                 if isinstance(outcome[1], Failed):
                     tell(f"{title}: failed: {outcome[1].error}")
                 elif not console.is_terminal:

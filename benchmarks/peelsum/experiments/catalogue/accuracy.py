@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from peelsum.bench.accuracy.report import Row, text
-from peelsum.experiments import Experiment, Size, Value, columns_of
+from peelsum.experiments import Experiment, ExperimentError, Size, Value, columns_of
 
 #: Methods by default: one for each way to compress.
 METHODS = (
@@ -44,6 +44,8 @@ def measure(
 
     require_device(device)
     models: tuple[Any, ...] = tuple(known for known in MODELS if known in model_each)
+    if path and len(models) > 1:
+        raise ExperimentError(f"--path: {path} is data of one model; pass --model images, ratings or text")
     latency_s = latency_us * 1e-6
     request = Request(
         models, compressor_each, workers, seeds, shares_each, gbps_each, latency_s, steps, device, path or ""

@@ -33,7 +33,7 @@ def measure(
     trace: str | None,
 ) -> Any:
     """Measure each size dense, then in every density and form."""
-    return bench_allreduce(
+    rows = bench_allreduce(
         begin=begin,
         end=end,
         factor=factor,
@@ -48,6 +48,7 @@ def measure(
         seed=seed,
         trace=Path(trace) if trace else None,
     )
+    return [{**vars(row), "ranks": row.workers} for row in rows]
 
 
 def part(begin: str, end: str, iterations: int, workers: int) -> dict[str, tuple[Value, ...]]:
@@ -70,7 +71,7 @@ def part(begin: str, end: str, iterations: int, workers: int) -> dict[str, tuple
 
 EXPERIMENT = Experiment(
     measure=measure,
-    columns=columns_of(Row, without=("workers", "lanes")),
+    columns=columns_of(Row, without=("workers", "lanes"), ranks="workers that summed; a trace has its own"),
     keys=("size_bytes", "density", "form"),
     sizes={"quick": Size([part("64K", "64K", 1, 2)], 1), "usual": Size([part("1M", "16M", 5, 4)], 1)},
     ranges={"workers": (2, MAX_WORKERS), "planes": (1, 64), "density_each": (0, 1), "iterations": (1, 10**6)},

@@ -3,13 +3,11 @@
 Encoding is everything before words are sent, in any round; decoding is the rest. Both include the memory
 that they fill. The fastest of up to five runs counts. Every decoded tensor is compared with NumPy's
 arithmetic. LHC is our implementation of its layout: with its program's table, the smallest that recovers
-all, and the fastest. With `trace`, the tensor is the sum of the last step of the trace in that folder, and
-`elements`, `density` and `support` do not count. With NUMBA_NUM_THREADS=1, times are processor time.
+all, and the fastest. With NUMBA_NUM_THREADS=1, times are processor time.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from peelsum.bench.codec import SUPPORTS
@@ -19,25 +17,20 @@ from peelsum.bench.codec.rows import (
     QUICK_ELEMENTS,
     Row,
     bench_codec,
-    bench_trace,
     points_of,
 )
 from peelsum.experiments import Experiment, Size, Value, columns_of
 
 
-def measure(
-    seed: int, elements: int, density: float, support: Any, cells: float, device: str, trace: str | None
-) -> Any:
+def measure(seed: int, elements: int, density: float, support: Any, cells: float, device: str) -> Any:
     """Measure one tensor in every form, after compiling all loops."""
-    if trace:
-        return bench_trace(Path(trace), seed=seed, device=device)
     points = points_of([elements], [density], [support])
     return bench_codec(points, cells_per_candidate=cells, seed=seed, device=device)
 
 
 def part(elements: tuple[int, ...], densities: tuple[float, ...], cells: float = 1.4) -> dict[str, Any]:
     """Return one part of the grid."""
-    fixed: dict[str, tuple[Value, ...]] = {"cells": (cells,), "device": ("cpu",), "trace": (None,)}
+    fixed: dict[str, tuple[Value, ...]] = {"cells": (cells,), "device": ("cpu",)}
     return {"elements": elements, "density": densities, "support": SUPPORTS, **fixed}
 
 

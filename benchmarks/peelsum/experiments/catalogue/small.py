@@ -6,17 +6,59 @@ A hundred tensors of 64 to 3,072 elements are summed apart, and as one, by one w
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
-from peelsum.bench.codec.sequences import NETWORKS
+import numpy as np
+
+from peelsum.allreduce import Allreduce, Part
+from peelsum.allreduce.costs import lower_bound_bits
+from peelsum.bench.codec.timing import NotExactError
+from peelsum.codec import warm_up
 from peelsum.experiments import Column, Experiment, Size
+from peelsum.experiments.catalogue.sequence import NETWORKS
+from peelsum.summation import Words
+
+TENSORS = 100
+_LENGTHS = (64, 3073)
+_WARM_UPS, _STEPS = 5, 30
+
+
+class _Alone:
+    """A backend of one worker."""
+
+    lanes, workers, worker_id = 256, 1, 0
+
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        return [part.words.copy() for part in parts]
 
 
 def measure(seed: int, density: float, network: str, way: str) -> dict[str, Any]:
-    """Sum the tensors of one worker, without a network."""
-    from peelsum.bench.codec.small import small_row
-
-    return small_row(density, network, way, seed)
+    """Return the figures of the tensors "apart", or "as one". Raises NotExactError for a wrong sum."""
+    warm_up()
+    lengths = np.random.default_rng(seed).integers(*_LENGTHS, TENSORS)
+    drawn = np.random.default_rng(seed).random(lengths.sum()) < density
+    whole = np.where(drawn, np.float32(1.5), np.float32(0))
+    if way != "apart":
+        lengths = lengths.sum(keepdims=True)
+    reduce, spent = Allreduce(_Alone(), network=NETWORKS[network]), []
+    for _ in range(_WARM_UPS + _STEPS):
+        pieces = np.split(whole.copy(), np.cumsum(lengths)[:-1])
+        tensors = {f"t{number}": piece for number, piece in enumerate(pieces)}
+        before = time.thread_time()
+        result = reduce.sum(tensors, in_place=True)
+        spent.append(time.thread_time() - before)
+    if not np.array_equal(np.concatenate([result[name].values for name in tensors]), whole):
+        raise NotExactError("sum: that of one worker's tensors differs from them; this is a bug in the codec")
+    return {
+        "tensors": len(lengths),
+        "elements": whole.size,
+        "lower_bound": round(lower_bound_bits(whole.size, int(np.count_nonzero(whole))) / 32, 1),
+        "words": sum(tensor.words_sent for tensor in result.tensors),
+        "cpu_ms": round(1e3 * median(spent[_WARM_UPS:]), 2),
+    }
 
 
 EXPERIMENT = Experiment(
