@@ -128,7 +128,11 @@ def test_pieces_over_several_cores_change_nothing(
     dense = int(rng.integers(0, 5))
     table = Table([Segment(int(n), s >= dense, 2 ** int(rng.integers(5, 16))) for s, n in enumerate(sizes)])
     assert len(cpu_segments._pieces(table)[0]) >= (len(sizes) if sizes.max() <= 2**15 else len(sizes) + 1)
+    shares, measure = [], cpu_segment_loops.measure
+    monkeypatch.setattr(cpu_segment_loops, "measure", lambda *given: [shares.append(1), measure(*given)])
     compare(table, seed, 3)
+    most = min(cores, int(table.begins[-1]) // 2**13, len(cpu_segments._pieces(table)[0]))
+    assert len(shares) == max(most, 1)
 
 
 def test_a_table_tells_where_rows_and_blocks_lie() -> None:
