@@ -85,6 +85,10 @@ class DeviceTensor(Protocol):
     def shape(self) -> tuple[int, ...]:
         """See `torch.Tensor.shape`."""
 
+    @property
+    def dtype(self) -> Any:
+        """See `torch.Tensor.dtype`."""
+
     def cpu(self) -> Any:
         """See `torch.Tensor.cpu`."""
 
@@ -356,8 +360,7 @@ class Allreduce:
         return plan
 
     def _named(self, tensors: Tensors) -> dict[str, Tensor]:
-        before = type(tensors) is dict and tuple(tensors) in self._named_before
-        if before and self._memory.plain(tensors.values()):
+        if isinstance(tensors, dict) and self._known_and_plain(tensors):
             return tensors
         pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
         named: dict[str, Tensor] = {}
@@ -373,6 +376,9 @@ class Allreduce:
         if isinstance(tensors, Mapping) and list(tensors) == list(named):
             self._named_before.add(tuple(named))
         return named
+
+    def _known_and_plain(self, tensors: dict[str, Tensor]) -> bool:
+        return tuple(tensors) in self._named_before and self._memory.plain(tensors.values())
 
     def _into(
         self, named: Mapping[str, Tensor], in_place: bool, out: Mapping[str, Tensor]

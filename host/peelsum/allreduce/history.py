@@ -107,13 +107,14 @@ class History:
                     self._unions[:, at] = one[3:].reshape(_UNIONS, BLOCK_SIZES)
 
     def _written(self, sizes: Mapping[int, int]) -> _Counts:
-        rows = list(sizes.values())
-        numbers = [list(sizes), self._steps[rows], self._informed[rows]]
-        return np.column_stack([*numbers, self._unions[:, rows].swapaxes(0, 1).reshape(len(rows), -1)])
+        rows, elements = list(sizes.values()), np.array(list(sizes), np.float64)
+        unions = self._unions[:, rows].swapaxes(0, 1).reshape(len(rows), -1)
+        return np.column_stack([elements, self._steps[rows], self._informed[rows], unions])
 
     def _fewest(self, rows: _Rows) -> _Counts:
         last, before = self._unions[_LAST, rows], self._unions[_BEFORE, rows]
-        return np.where(last[:, :1] <= before[:, :1], last, before)
+        fewest: _Counts = np.where(last[:, :1] <= before[:, :1], last, before)
+        return fewest
 
     def _known(self, keys: tuple[Key, ...]) -> _Rows:
         """Return the rows of tensors, new ones for those that have none."""

@@ -161,7 +161,8 @@ def _words_of(exchange: Exchange, counts: Counts) -> _Numbers:
 def _uniformly(elements: _Numbers, density: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return what is expected of tensors whose elements are non-zero with these probabilities."""
     size = 2.0 ** np.arange(BLOCK_SIZES)
-    return elements[:, np.newaxis] / size * (1 - (1 - density[:, np.newaxis]) ** size)
+    seen: NDArray[np.float64] = elements[:, np.newaxis] / size * (1 - (1 - density[:, np.newaxis]) ** size)
+    return seen
 
 
 def _tallies(

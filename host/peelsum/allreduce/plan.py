@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -93,7 +93,8 @@ class Settings:
         return CELLS_PER_CANDIDATE if candidates < MANY_CANDIDATES else FEWEST_CELLS
 
 
-class IndexPart(NamedTuple):
+@dataclass(frozen=True)
+class IndexPart:
     """Segments that share an index: a part of the sparse vector."""
 
     index: Index
@@ -109,7 +110,7 @@ class IndexPart(NamedTuple):
     @property
     def elements(self) -> int:
         """Number of elements, with those that fill up rows."""
-        return ROW * (self.words.stop - self.words.start)
+        return ROW * int(self.words.stop - self.words.start)
 
 
 class Layout:

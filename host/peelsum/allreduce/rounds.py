@@ -105,7 +105,8 @@ class Step:
         if asked is not None:
             with self.timed("encode"):
                 ored, added = self._written(asked, room)
-            sent = [Part(words, op) for words, op in ((ored, "or"), (added, "add")) if len(words)]
+            both = Part(ored, "or"), Part(added, "add")
+            sent = [part for part in both if len(part.words)]
         totals = self.sum_words([*ahead, *sent])[len(ahead) :]
         by_op = {part.op: total for part, total in zip(sent, totals, strict=True)}
         nothing: Words = np.empty(0, np.uint32)  # takes no memory of a device, which may lack it

@@ -109,9 +109,10 @@ def encode_scales(firsts: Numbers, magnitudes: Words, segments: Words, blocks: W
         field = np.int64(largest >> np.uint32(MANTISSA_BITS))
         bit = NON_FINITE_BIT if field == NON_FINITE else field // SPAN
         segments[s] = np.uint32(1 << bit) if largest else np.uint32(0)
-        least = max(field - DEPTH, 0)
+        least = np.int64(field - DEPTH if field > DEPTH else 0)
         for b in range(begin, end):
-            level = max(np.int64(magnitudes[b] >> np.uint32(MANTISSA_BITS)), least) >> LEVEL_BITS
+            own = np.int64(magnitudes[b] >> np.uint32(MANTISSA_BITS))
+            level = (own if own > least else least) >> LEVEL_BITS
             blocks[b] = np.uint32(1 << (level % LEVELS)) if magnitudes[b] else np.uint32(0)
 
 
@@ -145,7 +146,8 @@ def decode_scales(
                 word = np.uint32(word | (word >> np.uint32(shift)))
             below = np.int64(LEVELS - int(ones(word))) if word else np.int64(0)
             upper = ((level - below) << LEVEL_BITS) + (1 << LEVEL_BITS) - 1
-            scale = highest - min(max(upper, 0), _LARGEST_FINITE)
+            upper = upper if upper > 0 else np.int64(0)
+            scale = highest - (upper if upper < _LARGEST_FINITE else np.int64(_LARGEST_FINITE))
             scales[b] = scale
             bits[b] = (_BIAS_OF_FLOAT64 + scale) << _MANTISSA_OF_FLOAT64
             inverse_bits[b] = (_BIAS_OF_FLOAT64 - scale) << _MANTISSA_OF_FLOAT64

@@ -108,7 +108,8 @@ class CpuSegments:
     @property
     def sent(self) -> NDArray[np.int64]:
         """See `SegmentCodec.sent`."""
-        return self._of_segments([_C.COUNT])[0]
+        sent: NDArray[np.int64] = self._of_segments([_C.COUNT])[0]
+        return sent
 
     def _of_segments(self, columns: Sequence[int]) -> NDArray[np.int64]:
         """Return columns of the pieces, added up for each segment: int64[columns, segments]."""

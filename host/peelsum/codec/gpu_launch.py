@@ -175,8 +175,8 @@ def measure(values: Tensor, rows: Rows, count: int, out: Tensor, bitmap: Tensor)
     largest, of_blocks = magnitudes[:count], magnitudes[count:]
     tile, warps = tuned("measure_kernel", values.device)
     _launch(
-        segments.measure_kernel, _cut(rows.count, tile),
-        values, *rows[:3], largest, of_blocks, bitmap, rows.count, rows.first, tile, num_warps=warps,
+        segments.measure_kernel, _cut(rows.number, tile),
+        values, *rows[:3], largest, of_blocks, bitmap, rows.number, rows.first, tile, num_warps=warps,
     )  # fmt: skip
     _launch(segments.segments_kernel, _cut(count, _BLOCK), largest, out, count, _BLOCK)
     _launch(
@@ -221,17 +221,17 @@ def read(
     tile = _scanned(out.device)
     tiles = _cut(rows.first, tile)
     _launch(
-        segments.read_kernel, tiles + _cut(rows.count - rows.first, tile),
+        segments.read_kernel, tiles + _cut(rows.number - rows.first, tile),
         dense, sparse, *rows[:3], scales, places, bitmap, bases, divisor, out, counts,
-        rows.count, rows.first, tiles, tile, num_warps=_MANY_WARPS,
+        rows.number, rows.first, tiles, tile, num_warps=_MANY_WARPS,
     )  # fmt: skip
 
 
 def _over_words(kernel: Any, rows: Rows, *arguments: Any) -> None:
     """Launch a kernel over the words of the sparse vector's bitmap, in the tiles of `totals`."""
     tile = _scanned(rows.begins.device)
-    grid = _cut(rows.count - rows.first, tile)
-    _launch(kernel, grid, *arguments, rows.count, rows.first, tile, num_warps=_MANY_WARPS)
+    grid = _cut(rows.number - rows.first, tile)
+    _launch(kernel, grid, *arguments, rows.number, rows.first, tile, num_warps=_MANY_WARPS)
 
 
 def sketch_encode(layout: SketchLayout, seed: Tensor, positions: Tensor, values: Tensor, out: Tensor) -> None:

@@ -33,7 +33,7 @@ class Rows(NamedTuple):
     """int32[rows]: each row's block."""
     segments: Tensor
     """int32[blocks]: each block's segment."""
-    count: int
+    number: int
     """Number of rows."""
     first: int
     """The first row of the sparse vector."""
@@ -167,5 +167,5 @@ def _rows(table: Table, stream: tuple[torch.device, int]) -> Rows:
 def _made(table: Table, device: torch.device) -> Rows:
     segments = np.repeat(np.arange(len(table)), np.diff(table.blocks))
     arrays = table.begin_of_row, table.block_of_row.astype(np.int32), segments.astype(np.int32)
-    there = (sent(one, device) for one in arrays)
-    return Rows(*there, count=int(table.rows[-1]), first=int(table.rows[table.dense]))
+    begins, blocks, of_blocks = (sent(one, device) for one in arrays)
+    return Rows(begins, blocks, of_blocks, int(table.rows[-1]), int(table.rows[table.dense]))

@@ -98,8 +98,9 @@ class ReferenceSegments:
         """See `SegmentCodec.counts`."""
         own = [np.count_nonzero(one) for one in self._split(quantized[: dense.size], quantized[dense.size :])]
         total = [np.count_nonzero(one) for one in self._split(dense, sparse)]
-        total[self._table.dense :] = [0] * (len(self._table) - self._table.dense)
-        return Counts(np.array(own, np.int64), np.array(total, np.int64), self.sent)
+        totals = np.array(total, np.int64)
+        totals[self._table.dense :] = 0
+        return Counts(np.array(own, np.int64), totals, self.sent)
 
     def occupied(self, sparse: Integers, wanted: NDArray[np.int64], *, known: bool) -> NDArray[np.int64]:
         """See `SegmentCodec.occupied`."""

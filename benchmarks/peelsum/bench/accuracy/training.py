@@ -186,12 +186,10 @@ class Training:
 
     def _sum(self, member: InProcess) -> Allreduce | CompressedSum:
         """Return what the hook would make for a bucket of all parameters, timed by the thread's clock."""
-        names = [name for name, _ in self.subject.model.named_parameters()]
         compressor = self.method.compressor
         allreduce = Allreduce(
             member,
             forms="dense" if self.method.dense else "auto",
-            sparse=names if compressor else (),
             average=True,
             seed=self.setting.seed,
             clock=time.thread_time,

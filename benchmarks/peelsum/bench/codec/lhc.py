@@ -25,9 +25,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum import kept_pages
 from peelsum.bench.codec import lhc_loops as loops
 from peelsum.bench.codec.peeling import Peeled, peel
-from peelsum.codec import FixedPoint, HostMemory
+from peelsum.codec import FixedPoint
 from peelsum.codec.threads import each
 
 #: Elements per block, and cells per row.
@@ -107,9 +108,7 @@ class LhcLayout:
         elements: int,
     ) -> tuple[NDArray[np.float32], int]:
         """Peel; return float32[elements] and the number of left-over non-zeros. Overwrites its input."""
-        out, used = HostMemory().result(elements)  # as for the codec's own results
-        if used:
-            out[:] = 0.0
+        out = kept_pages.zeros(elements, np.float32)  # as for the codec's own results
         factor = np.ldexp(1.0, -fixed.scale)
 
         def work(begin: int, end: int) -> int:

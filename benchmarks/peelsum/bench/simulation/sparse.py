@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Allreduce, LocalSummation
+from peelsum.allreduce import Allreduce, Form, LocalSummation
 from peelsum.bench.allreduce.worker import exact_sum, settings_of, shared_tensor
 from peelsum.bench.codec import Device, lhc_step, smallest_lhc
 from peelsum.bench.codec.lhc_bloom import FewestWords, fewest_words
@@ -98,6 +98,11 @@ def sparse_sum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
     return _lhc(way, tensors, gbps) if way in ("lhc", "lhc_best") else _peelsum(way, tensors, gbps)
 
 
+def _form(way: Way) -> Form:
+    assert way in ("dense", "compact", "sketch")
+    return way
+
+
 class _Recorded(LocalSummation):
     """A sum in memory that remembers the words of each exchange."""
 
@@ -117,7 +122,7 @@ def _peelsum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
 
     def work(seat: LocalSummation) -> tuple[list[int], int]:
         assert isinstance(seat, _Recorded)
-        reduce = Allreduce(seat, **settings_of(way), seed=tensors.seed)
+        reduce = Allreduce(seat, **settings_of(_form(way)), seed=tensors.seed)
         for _ in range(2):  # the second step knows the union
             seat.exchanges = []
             step = reduce.sum({"gradient": each[seat.worker_id]})
@@ -149,7 +154,7 @@ def _field(values: Floats) -> int:
 def _codec_s(way: Way, union: Floats) -> float:
     """Return a worker's processor seconds of encoding and decoding a tensor with the union's support."""
     (alone,) = LocalSummation.group(1, lanes=LANES)
-    reduce = Allreduce(alone, **settings_of(way))
+    reduce = Allreduce(alone, **settings_of(_form(way)))
     reduce.sum({"gradient": union})  # the second step knows the union
     return _processor_s(lambda: reduce.sum({"gradient": union}))
 
