@@ -120,6 +120,12 @@ def test_rows_of_a_point_need_all_columns(mine: Path) -> None:
         checked(load(find(str(mine))), [{"share": 1, "area": 2}])
 
 
+def test_an_error_of_what_measures_is_one_line() -> None:
+    done = peelsum("bench", "allreduce", "--begin", "1Q")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "peelsum: --begin: '1Q' is not a size in bytes; write it like 65536, 64K or 16M\n"
+
+
 def test_without_the_tofino_compiler_one_line_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda tool: None)
     done = peelsum("bench", "tofino-variants", "--lanes", "36", "--json")

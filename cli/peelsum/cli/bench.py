@@ -108,7 +108,6 @@ def run(
         list[str] | None,
         typer.Argument(metavar="NAME... [--PARAMETER VALUE,...]", help="Names, or paths of files."),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Measure all of `list`.")] = False,
     quick: Quick = False,
     full: Full = False,
     out: Out = _OUT,
@@ -133,7 +132,7 @@ def run(
     that a sum was wrong, or that rows failed.
     """
     from peelsum.experiments import ExperimentError
-    from peelsum.experiments.loading import find, known, load
+    from peelsum.experiments.loading import find, load
     from peelsum.experiments.measuring import Care
     from peelsum.experiments.running import Run
 
@@ -141,9 +140,8 @@ def run(
     within("--calm", calm, 0, 1)
     within("--attempts", attempts, 1, 100)
     size, (chosen, options) = _size(quick, full), _split(names or [])
-    chosen += known() if everything else []
     if not chosen:
-        raise typer.BadParameter("NAME: is missing; name one of `peelsum bench list`, or --all")
+        raise typer.BadParameter("NAME: is missing; name one of `peelsum bench list`")
     with measuring(ExperimentError, json=json) as tell:
         whats = []
         for name in chosen:
