@@ -1,7 +1,7 @@
 """How kernels are launched on each GPU: the size of a program's tile, and its warps.
 
 `gpu_tuning.json` has a row for each measured device, by the name that its driver gives, and a default row for
-all others. Tiles do not change results. `peelsum bench gpu --tune` measures a device and writes its row.
+all others. Tiles do not change results. `peelsum bench gpu_launches` measures a device and writes its row.
 """
 
 from __future__ import annotations

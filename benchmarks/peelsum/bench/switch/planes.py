@@ -1,4 +1,4 @@
-"""Measure several softswitch processes under one load, beside one of them: `peelsum bench switch --planes`.
+"""Measure several softswitch processes under one load, beside one of them: `peelsum bench planes --planes`.
 
 Every switch has a job of its own, as the planes of a job have. One process plays all hosts of all planes.
 With one plane the other switches run idle. Rounds with one plane and with all take turns.

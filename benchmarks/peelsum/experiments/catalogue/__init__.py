@@ -1,1 +1,1 @@
-"""The experiments that `peelsum experiment list` lists: each file defines one, as `EXPERIMENT`."""
+"""The experiments that `peelsum bench list` lists: each file defines one, as `EXPERIMENT`."""
