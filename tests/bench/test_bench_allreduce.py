@@ -72,7 +72,7 @@ def test_rows_over_a_real_switch() -> None:
     assert [row["form"] for row in (dense, compact, sketch)] == ["dense", "compact", "sketch"]
     assert dense["wire_bytes"] == (1 + 1 + 8) * packet_bytes(256)
     assert compact["wire_bytes"] == (1 + 1 + 1) * packet_bytes(256)
-    assert sketch["wire_bytes"] == (1 + 1 + 3) * packet_bytes(256)  # 1.4 cells for each of 390 candidates
+    assert sketch["wire_bytes"] == (1 + 1 + 2) * packet_bytes(256)  # 1.4 cells for each of 205 candidates
 
 
 @pytest.mark.parametrize("workers", [1, 3])

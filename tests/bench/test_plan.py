@@ -6,34 +6,34 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pytest
 from command_line import peelsum
 
-from peelsum.allreduce import InvalidRequestError, NetworkModel, Settings
-from peelsum.allreduce.forms import FormChooser
+from peelsum.allreduce import Choice, InvalidRequestError, NetworkModel, Settings
+from peelsum.allreduce.choosing import Chooser
+from peelsum.allreduce.plan import TensorPlan
 from peelsum.bench.codec import seen
 from peelsum.bench.methods import method_rows
 from peelsum.bench.plan import Request, plan
 from peelsum.flexible import AXES, METHODS, LinkModel, Step, crossovers
 
-SLOW = Request(1 << 20, 0.01, 0.01, 1e-6, 4, "uniform", False)
+SLOW = Request(1 << 20, 0.01, 0.01, 1e-6, 4, "uniform")
 
 
 @pytest.mark.parametrize("gbps", [0.01, 1.0, 400.0])
 @pytest.mark.parametrize("rtt", [1e-6, 3e-3])
-@pytest.mark.parametrize("predict", [False, True])
-def test_the_choice_is_what_an_allreduce_takes(gbps: float, rtt: float, predict: bool) -> None:
-    request = Request(1 << 20, 0.01, gbps, rtt, 4, "rows", predict)
-    chooser = FormChooser(predict=predict, network=request.network)
-    for _ in range(4):  # saves enough words for a prediction
-        chooser.learn("g", 1 << 20, seen("rows", 1 << 20, 0.01, 127), 0)
-    wanted = chooser.choose("g", 1 << 20, Settings())
-    choice = plan(request).choice
-    if predict and gbps == 400 and rtt == 3e-3:  # a sketch with a bitmap, which is never afforded
-        assert (choice.form, wanted.form, wanted.prediction) == ("sketch", "compact", None)
-        return
-    assert choice.form == wanted.form
-    assert choice.index == (wanted.index.form if wanted.index else "none")
+def test_the_choice_is_what_an_allreduce_takes(gbps: float, rtt: float) -> None:
+    request = Request(1 << 20, 0.01, gbps, rtt, 4, "rows")
+    chooser, tensor = (
+        Chooser(network=request.network),
+        TensorPlan("g", (1 << 20,), "float32", Choice("dense")),
+    )
+    union = np.array([seen("rows", 1 << 20, 0.01).occupied])
+    chooser.history.learn((tensor.key,), np.array([True]), union)
+    (wanted,) = chooser.choose([tensor], Settings())
+    assert plan(request).choice.form == wanted.choice.form
+    assert plan(request).choice.index == (wanted.choice.index.form if wanted.choice.index else "none")
 
 
 def test_candidates_are_sorted_and_their_parts_add_up() -> None:
@@ -54,14 +54,13 @@ def test_the_reason_names_the_choice_and_what_each_other_form_would_add() -> Non
     assert first.startswith(f"{found.choice.form} with {found.choice.index}")
     assert {line.split()[0] for line in others} == {"dense", "compact", "sketch"}
     assert "multiples of 2**-28 where" in precision
-    more = Request(1 << 20, 0.01, 0.01, 1e-6, 16, "uniform", False)
+    more = Request(1 << 20, 0.01, 0.01, 1e-6, 16, "uniform")
     assert "multiples of 2**-26 where" in plan(more).why[-1]
 
 
 @pytest.mark.parametrize("support", ["uniform", "rows", "columns"])
-@pytest.mark.parametrize("predict", [False, True])
-def test_a_check_finds_predicted_bytes_near_those_sent(support: Any, predict: bool) -> None:
-    request = Request(1 << 20, 0.02, 1, 3e-3, 4, support, predict)
+def test_a_check_finds_predicted_bytes_near_those_sent(support: Any) -> None:
+    request = Request(1 << 20, 0.02, 1, 3e-3, 4, support)
     for row in plan(request, check=True).candidates:
         assert row.bytes_error == pytest.approx(row.bytes / row.measured_bytes - 1, abs=1e-3)
         assert abs(row.bytes_error) < 0.05, row
@@ -93,7 +92,7 @@ def test_json_is_the_plan() -> None:
     done = peelsum(*PLAN, "0.01", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found == asdict(plan(Request(1_000_000, 0.01, 10, 0.001, 4, "uniform", False)))
+    assert found == asdict(plan(Request(1_000_000, 0.01, 10, 0.001, 4, "uniform")))
     assert found.keys() == {"choice", "why", "candidates", "methods", "crossovers", "advice"}
     assert found["methods"][0].keys() == {
         *("method", "sent_bytes", "latency_ms", "words_ms", "codec_ms", "total_ms"),
@@ -115,7 +114,7 @@ def test_the_command_prints_ways_and_reasons() -> None:
     assert {line.split()[0] for line in lines[methods + 1 : methods + 9]} == set(METHODS)
     assert lines[methods + 9] == ""
     assert all(line.startswith("At ") and "becomes faster than" in line for line in lines[methods + 10 : -1])
-    assert lines[-1] == plan(Request(1_000_000, 0.01, 10, 0.001, 4, "uniform", False)).advice
+    assert lines[-1] == plan(Request(1_000_000, 0.01, 10, 0.001, 4, "uniform")).advice
 
 
 @pytest.mark.parametrize(
@@ -125,7 +124,7 @@ def test_the_command_prints_ways_and_reasons() -> None:
 def test_methods_are_compared_and_dense_is_advised_where_it_wins(
     gbps: float, ratio: float, start: str
 ) -> None:
-    request = Request(1 << 20, 0.3, gbps, 1e-4, 4, "uniform", False, ratio)
+    request = Request(1 << 20, 0.3, gbps, 1e-4, 4, "uniform", ratio)
     found = plan(request)
     assert found.methods == method_rows(Step(1 << 20, ratio, 4, LinkModel(5e-5, gbps)))
     assert found.advice.startswith(start)
@@ -136,15 +135,14 @@ def test_methods_are_compared_and_dense_is_advised_where_it_wins(
 
 
 def test_one_worker_has_nothing_to_sum() -> None:
-    found = plan(Request(1 << 10, 0.1, 1, 1e-3, 1, "uniform", False))
+    found = plan(Request(1 << 10, 0.1, 1, 1e-3, 1, "uniform"))
     assert (found.methods, found.crossovers) == ([], [])
     assert found.advice == "One worker has nothing to sum."
 
 
-@pytest.mark.parametrize("predict", [False, True])
 @pytest.mark.parametrize("density", [0.01, 1.0])
-def test_the_largest_tensors_have_a_plan(predict: bool, density: float) -> None:
-    request = Request(2**39, density, 1, 3e-3, 4, "uniform", predict)
+def test_the_largest_tensors_have_a_plan(density: float) -> None:
+    request = Request(2**39, density, 1, 3e-3, 4, "uniform")
     assert plan(request).choice.form == ("dense" if density == 1 else "compact")
 
 

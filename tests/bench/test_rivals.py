@@ -40,7 +40,7 @@ def test_sizes_are_those_of_the_tensors(rows: list[bench.RivalRow]) -> None:
         assert sizes["float32"] == (4 * N, 4 * N)
         assert sizes["torch.sparse_coo"] == (12 * own, 12 * union)
         scales = 4 * N // 256  # blocks of 256 elements: the smallest with at most a word for 32 others
-        assert sizes["compact"] == 2 * (N // 8 + 4 * 8 + scales + 4 * union,)
+        assert sizes["compact"] == 2 * (N // 8 + 4 * 1 + scales + 4 * union,)
         assert sizes["auto"][0] <= sizes["compact"][0] < sizes["sketch"][0]
         for way in ("zstd level 1", "zstd level 3", "lz4"):
             sent, received = sizes[way]

@@ -47,7 +47,7 @@ def step():
     """Return one worker's result of a step: tensors of 6 and 4 elements."""
     (summation,) = LocalSummation.group(1)
     tensors = {"first": np.arange(1, 7, dtype=np.float32).reshape(2, 3), "second": np.ones(4, np.float32)}
-    return Allreduce(summation, forms={"first": "compact"}).sum(tensors)
+    return Allreduce(summation, forms={"first": "sparse"}).sum(tensors)
 
 
 def flipped(step, name, element, bit):

@@ -24,8 +24,7 @@ def check(words):
     command, context = typer.main.get_command(app), None
     while hasattr(command, "commands"):
         context = click.Context(command, parent=context)
-        name, *words = words
-        command = command.commands[name]
+        _, command, words = command.resolve_command(context, list(words))
     command.make_context(command.name, list(words), parent=context).close()
 
 

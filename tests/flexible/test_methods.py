@@ -181,7 +181,7 @@ def test_the_switch_s_exchanges_and_words_are_those_of_a_sum(
     counted = [Counted(one) for one in workers.summations]
     for seed in range(2):
         for one, collectives in zip(workers.sums, counted, strict=True):
-            one._collectives = one._allreduce._summation = collectives
+            one._collectives = one.allreduce._summation = collectives
             collectives.exchanges = collectives.words = 0
         rng = np.random.default_rng(seed)
         workers.step([{"x": rng.standard_normal(elements, np.float32)} for _ in range(4)])

@@ -27,6 +27,9 @@ _MOST_FULL_LANES = 64
 #: Blocks of 2**5 elements are the words of a bitmap.
 _WORD_LEVEL = 5
 
+#: A worker sends up to this share of the non-zeros' words more, rather than another exchange.
+TOLERANCE = 0.25
+
 # Nanoseconds on a shared 2-core machine, encoding and decoding together, results in new memory, as measured
 # by `peelsum plan --check` from 2**10 to 2**24 elements (docs/reference/codec.md). They are constants because
 # all workers must make the same choice, on any machine.
@@ -230,14 +233,30 @@ def _level(index: BlockIndex) -> int:
 
 
 def indexes(elements: int, seen: Seen, words_per_candidate: float) -> Iterator[Index]:
-    """Yield the best indexes of each form, if a candidate's value takes `words_per_candidate` words."""
+    """Yield the best indexes of each form, if a candidate's value takes `words_per_candidate` words.
+
+    One with too many candidates would be refined, and is left out: the refined ones include it.
+    """
     yield BitmapIndex()
     for refined in (False, True):
         for levels in (range(1, _WORD_LEVEL), range(_WORD_LEVEL, BLOCK_SIZES)):
             blocks = (BlockIndex(2**b, refined) for b in levels)
-            yield min(blocks, key=partial(_index_words, elements, seen, words_per_candidate))
+            found = [one for one in blocks if refined or _few(one, elements, seen)]
+            if found:
+                yield min(found, key=partial(_index_words, elements, seen, words_per_candidate))
         wasted_bits = 1.0 if refined else _WORD_BITS * words_per_candidate
-        yield best_bloom(elements, seen.candidates, wasted_bits, refined=refined)
+        bloom = best_bloom(elements, seen.candidates, wasted_bits, refined=refined)
+        if refined or _few(bloom, elements, seen):
+            yield bloom
+
+
+def _few(index: Index, elements: int, seen: Seen) -> bool:
+    return not too_many(expected(index, elements, seen)[1], seen.candidates)
+
+
+def too_many(passed: float, found: float) -> bool:
+    """Return whether the candidates' own bits are sent on any network: `passed` of them, `found` non-zeros."""
+    return passed > (1 + TOLERANCE) * found + passed / _WORD_BITS
 
 
 def _index_words(elements: int, seen: Seen, words_per_candidate: float, index: Index) -> float:

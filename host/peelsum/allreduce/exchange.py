@@ -14,15 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce.costs import NetworkModel, Seen, block_width
+from peelsum.allreduce.costs import TOLERANCE, NetworkModel, Seen, block_width, too_many
 from peelsum.allreduce.indexes import BloomIndex
 from peelsum.allreduce.plan import IndexPart, Layout, Settings
 from peelsum.codec import Kernels, Memory, SketchLayout
 from peelsum.codec.segments import Integers, SegmentCodec
 from peelsum.summation import Words
-
-#: A worker sends up to this share of the non-zeros' words more, rather than another exchange.
-_TOLERANCE = 0.25
 
 
 class Round(NamedTuple):
@@ -152,11 +149,10 @@ class Exchange:
         if isinstance(index, BloomIndex):
             estimate = index.estimate(self._ops.count(words, 32 * len(words)))
             found = min(max(estimate.elements, found if estimate.full else 0.0), passed)
-        refined = found + passed / 32
-        if passed <= (1 + _TOLERANCE) * found:
+        if passed <= (1 + TOLERANCE) * found:
             return False
-        too_many = passed > refined + _TOLERANCE * found
-        return too_many or network.seconds(passed, 0) > network.seconds(refined, 1)
+        later = network.seconds(found + passed / 32, 1)
+        return too_many(passed, found) or network.seconds(passed, 0) > later
 
     def _refine(self, numbers: Sequence[int], passed: Sequence[int]) -> Generator[Round, Sums, None]:
         """Exchange the candidates' own bits in some parts."""

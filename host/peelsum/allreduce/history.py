@@ -50,13 +50,15 @@ class History:
             return self._fewest(self._known(keys))
 
     def differ(self, keys: tuple[Key, ...]) -> NDArray[np.bool_]:
-        """Return whether each tensor's `fewest` differs from the union for which its form was chosen."""
+        """Return whether each tensor's `fewest` differs from the union for which its form was chosen.
+
+        A tensor whose form was chosen for no union differs once it has one, of whatever count.
+        """
         with self._lock:
             rows = self._known(keys)
             basis = self._unions[_BASIS, rows]
-            different: NDArray[np.bool_] = (np.abs(self._fewest(rows) - basis) * _RESEMBLING > basis).any(
-                axis=1
-            )
+            moved = (np.abs(self._fewest(rows) - basis) * _RESEMBLING > basis).any(axis=1)
+            different: NDArray[np.bool_] = moved | (~self._informed[rows] & (self._steps[rows] > 0))
             return different
 
     def basis(self, keys: tuple[Key, ...]) -> tuple[_Counts, NDArray[np.bool_]]:

@@ -179,34 +179,27 @@ def _ar_top_k_through_switch(step: Step) -> Cost:
     return Cost("ar_top_k_switch", words, latency_s, network.seconds(words, 0), step.compress_s)
 
 
-def _through_switch(
-    method: Method, forms: tuple[Form, ...], union: Callable[[Step], float], step: Step
-) -> Cost:
-    """Return the cost of the fastest form of an allreduce; `union` is the share of elements in the union."""
+def _dense_through_switch(step: Step) -> Cost:
+    """Return the cost of fixed-point values in one exchange, after the headers that agree on their scale."""
+    network, (dense,) = step.path.network(step.link), _forms(step.elements, 1.0, _DENSE_FORMS)
+    latency_s = network.seconds(0, step.sums * (1 + step.headers))
+    return Cost("dense_switch", step.elements, latency_s, network.seconds(step.elements, 0), dense.codec_s)
+
+
+def _top_k_through_switch(step: Step) -> Cost:
+    """Return the cost of the fastest sparse form of an allreduce, if each worker selects independently."""
     network = step.path.network(step.link)
-    sparse = method not in DENSE
-    density = min(max(union(step), 1 / step.elements), 1.0)
-    best = min(_forms(step.elements, density, forms, not sparse), key=lambda one: one.seconds(network))
-    exchanges = best.exchanges + (0 if sparse else step.headers)
-    return Cost(
-        method,
-        best.words,
-        network.seconds(0, step.sums * exchanges),
-        network.seconds(best.words, 0),
-        best.codec_s + sparse * step.compress_s,
-    )
+    density = max(1.0 - (1.0 - step.ratio) ** step.workers, 1 / step.elements)
+    best = min(_forms(step.elements, density, _SPARSE_FORMS), key=lambda one: one.seconds(network))
+    latency_s = network.seconds(0, step.sums * best.exchanges)
+    codec_s = best.codec_s + step.compress_s
+    return Cost("top_k_switch", best.words, latency_s, network.seconds(best.words, 0), codec_s)
 
 
 @lru_cache(256)  # a strategy looks the same elements and ratios up for every link
-def _forms(elements: int, density: float, forms: tuple[Form, ...], predict: bool) -> tuple[Candidate, ...]:
+def _forms(elements: int, density: float, forms: tuple[Form, ...]) -> tuple[Candidate, ...]:
     """Return the forms that an allreduce can send of this union, whatever the network."""
-    seen = Seen.uniform(elements, density)
-    return tuple(candidates(elements, seen, Settings(), forms))
-
-
-def _union_of_all(step: Step) -> float:
-    """Return the share of elements that some worker sends, if each selects independently."""
-    return 1.0 - (1.0 - step.ratio) ** step.workers
+    return tuple(candidates(elements, Seen.uniform(elements, density), Settings(), forms))
 
 
 _DENSE_FORMS: tuple[Form, ...] = ("dense",)
@@ -214,9 +207,9 @@ _SPARSE_FORMS: tuple[Form, ...] = ("compact", "sketch")
 _COSTS: dict[Method, Callable[[Step], Cost]] = {
     "dense_ring": partial(_dense, "dense_ring", collectives.all_reduce_ring),
     "dense_tree": partial(_dense, "dense_tree", collectives.all_reduce_tree),
-    "dense_switch": partial(_through_switch, "dense_switch", _DENSE_FORMS, lambda step: 1.0),
+    "dense_switch": _dense_through_switch,
     "top_k_all_gather": _all_gather,
-    "top_k_switch": partial(_through_switch, "top_k_switch", _SPARSE_FORMS, _union_of_all),
+    "top_k_switch": _top_k_through_switch,
     "ar_top_k_ring": partial(_ar_top_k, "ar_top_k_ring", collectives.all_reduce_ring),
     "ar_top_k_tree": partial(_ar_top_k, "ar_top_k_tree", collectives.all_reduce_tree),
     "ar_top_k_switch": _ar_top_k_through_switch,

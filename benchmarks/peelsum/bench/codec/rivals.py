@@ -250,10 +250,10 @@ def _message(rival: Rival, values: Floats, others: list[Any], seed: int) -> _Run
 
 def _exchange(choice: Choice, tensors: list[Floats], seed: int) -> _Run:
     """Run all workers' exchanges; the first worker's encoding and decoding count."""
-    device = Device.of("cpu")
+    device, likely = Device.of("cpu"), int(_seen(tensors).candidates)
 
     def begin(values: Floats) -> tuple[Exchange, Rounds, Round]:
-        exchange = exchange_of(device, choice, values, Settings(), len(tensors), seed)
+        exchange = exchange_of(device, choice, values, Settings(), len(tensors), seed, likely)
         rounds = exchange.rounds()
         return exchange, rounds, next(rounds)
 

@@ -51,14 +51,17 @@ class Measured(NamedTuple):
 
 
 def exchange_of(
-    device: Device, choice: Choice, values: Any, settings: Settings, workers: int, seed: int
+    device: Device, choice: Choice, values: Any, settings: Settings, workers: int, seed: int, likely: int
 ) -> Exchange:
-    """Return one worker's exchange of values[n], on the device, as the only tensor of a step."""
+    """Return one worker's exchange of values[n], on the device, as the only tensor of a step.
+
+    likely: the non-zeros of the union, as if it were that of the last step.
+    """
     layout = Layout([TensorPlan("g", (len(values),), "float32", choice)])
     codec = device.segments(layout.table, [values], [None], workers)
     sketched = choice.form == "sketch"
-    setting = Setting(device.ops, device.memory, settings, NetworkModel(), seed, sketched, lambda keys: 0.0)
-    return Exchange(layout, codec, setting)
+    given = device.ops, device.memory, settings, NetworkModel(), seed, sketched
+    return Exchange(layout, codec, Setting(*given, likely=lambda keys: likely))
 
 
 def format_of(exchange: Exchange) -> FixedPoint:
@@ -75,8 +78,9 @@ def one_step(
     Raises NotExactError if a decoded element is wrong.
     """
     clock, memory, there = device.clock, device.memory, device.place(values)
+    likely = np.count_nonzero(values)
     started = clock()
-    exchange = exchange_of(device, choice, there, settings, 1, seed)
+    exchange = exchange_of(device, choice, there, settings, 1, seed, likely)
     rounds = exchange.rounds()
     asked: Round | None = next(rounds)
     encode_s, decode_s, words = clock() - started, 0.0, 0
