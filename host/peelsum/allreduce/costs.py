@@ -255,7 +255,7 @@ def _few(index: Index, elements: int, seen: Seen) -> bool:
 
 
 def too_many(passed: float, found: float) -> bool:
-    """Return whether the candidates' own bits are sent on any network: `passed` of them, `found` non-zeros."""
+    """Return whether `passed` candidates, `found` of them non-zero, send their own bits on any network."""
     return passed > (1 + TOLERANCE) * found + passed / _WORD_BITS
 
 

@@ -78,7 +78,7 @@ def one_step(
     Raises NotExactError if a decoded element is wrong.
     """
     clock, memory, there = device.clock, device.memory, device.place(values)
-    likely = np.count_nonzero(values)
+    likely = int(np.count_nonzero(values))
     started = clock()
     exchange = exchange_of(device, choice, there, settings, 1, seed, likely)
     rounds = exchange.rounds()
