@@ -105,7 +105,8 @@ def test_methods_are_made_of_names_arguments_and_flags() -> None:
         *(True, None, False)
     ]
     assert parse("top-k/momentum", 100).momentum == 0.9
-    assert ("dense", "exact", *registered()) == METHODS
+    # Tests before this one may have registered compressors of their own.
+    assert ("dense", "exact", *registered())[: len(METHODS)] == METHODS
     for name in METHODS:
         made = parse(name, 8).compressor
         assert made is None if name in ("dense", "exact") else isinstance(made, registered()[name])
