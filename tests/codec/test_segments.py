@@ -72,7 +72,7 @@ class Run:
         for room in self.rooms:
             assert (room[:64] == SENTINEL).all()
             assert (room[-64:] == SENTINEL).all()
-        counts = codec.counts(sums[:dense], sums[dense:], own)
+        counts = codec.counts(sums[:dense], sums[dense:], (own[:dense], own[dense:]))
         if not finite.all():
             counts = counts._replace(own=np.where(codec.fields == 255, 0, counts.own))
         wanted = (np.arange(len(table)) % 3 > 0).astype(np.int64)

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce.choosing import Chooser
-from peelsum.allreduce.exchange import Exchange
+from peelsum.allreduce.exchange import Exchange, Wide
+from peelsum.allreduce.history import Learned
 from peelsum.allreduce.plan import Plan
 from peelsum.allreduce.result import Results, Tally, TensorResult, TensorTally
 from peelsum.codec import BLOCK_SIZES, NON_FINITE, FixedPoint, Memory, Selection, kernels
@@ -31,6 +32,9 @@ class Outcome:
         self._divisor = plan.workers if plan.settings.average else 1
         count = len(plan.layout.table)
         self._fields, self._scales = np.zeros(count, np.int32), np.zeros(0, np.int32)
+        self._bounds = self._scales
+        #: The elements of each segment whose sums may need more than 32 bits, counted from its first.
+        self._wide: dict[int, Wide] = {}
         self._counts = Counts(*np.zeros((3, count), np.int64))
         self._values: list[Any] = []
         #: Each tensor's segment, or -1 without elements.
@@ -42,9 +46,24 @@ class Outcome:
         codec, dense, sparse = exchange.codec, exchange.dense, exchange.sparse
         self._exchange = exchange
         self._values = list(codec.read(dense, sparse, self._divisor))
-        self._fields, self._scales = codec.fields, codec.scales
-        self._counts = codec.counts(dense, sparse, exchange.quantized)
+        self._fields, self._scales, self._bounds = codec.fields, codec.scales, exchange.bounds
+        self._counts = codec.counts(dense, sparse, (exchange.own_dense, exchange.own_sparse))
+        if exchange.wide is not None and len(exchange.wide.elements):
+            self._widen(exchange.wide)
         self._learn(exchange)
+
+    def _widen(self, wide: Wide) -> None:
+        """Write the results of sums that need more than 32 bits, and sort these by segment."""
+        table = self._plan.layout.table
+        of, scales = table.segments_at(wide.elements), self._scales[table.blocks_at(wide.elements)]
+        with np.errstate(over="ignore"):
+            results = (np.ldexp(wide.totals.astype(np.float64), -scales) / self._divisor).astype(np.float32)
+        begins = np.searchsorted(of, np.arange(len(table) + 1))
+        for s in np.unique(of).tolist():
+            own = slice(begins[s], begins[s + 1])
+            places = wide.elements[own] - table.begins[s]
+            self._values[s][self._memory.placed(places)] = self._memory.placed(results[own])
+            self._wide[s] = Wide(places, wide.totals[own], wide.own[own])
 
     def _learn(self, exchange: Exchange) -> None:
         layout = exchange.layout
@@ -65,7 +84,11 @@ class Outcome:
         sums = self._memory.on_host(exchange.dense) if few else np.empty(0, np.int32)
         for s in few:
             seen[s] = occupied(np.flatnonzero(sums[ends[s] - counts.sent[s] : ends[s]]))
-        self._chooser.history.learn(layout.keys, self._fields != NON_FINITE, seen)
+        wide = np.zeros(len(table))
+        for s, one in self._wide.items():
+            wide[s] = len(one.elements)
+        step = Learned(self._fields != NON_FINITE, seen, exchange.levels, wide, exchange.missed)
+        self._chooser.history.learn(layout.keys, table, step)
 
     def results(self) -> Results:
         """Return the tensors' results, each made when it is first read."""
@@ -95,7 +118,7 @@ class Outcome:
     def _lowest(self) -> NDArray[np.int32]:
         """Return the least scale of each segment."""
         blocks = self._plan.layout.table.blocks
-        return np.minimum.reduceat(self._scales, blocks[:-1]) if self._scales.size else self._scales
+        return np.minimum.reduceat(self._bounds, blocks[:-1]) if self._bounds.size else self._bounds
 
     def _result(self, number: int) -> TensorResult:
         plan, s = self._plan, int(self._segments[number])
@@ -104,15 +127,20 @@ class Outcome:
             return _empty(plan, number, self._divisor, self._memory)
         exchange, table = self._exchange, plan.layout.table
         sent, index = int(self._counts.sent[s]), tensor.choice.index
-        fixed = None
+        fixed, bound = None, math.inf if self._fields[s] == NON_FINITE else 0.0
         if self._fields[s] not in (ZERO, NON_FINITE):
+            bound = FixedPoint(int(self._lowest()[s])).error_bound(plan.workers, self._divisor)
             scales = self._scales[table.blocks[s] : table.blocks[s + 1]]
             fixed = FixedPoint(int(scales.min()), scales - scales.min(), int(table.block[s]))
         dense = s < table.dense
         first = int(self._counts.sent[0 if dense else table.dense : s].sum())
-        total, border = exchange.dense if dense else exchange.sparse, len(exchange.dense)
-        own = exchange.quantized[:border] if dense else exchange.quantized[border:]
+        total = exchange.dense if dense else exchange.sparse
+        own = exchange.own_dense if dense else exchange.own_sparse
         place = slice(first, first + sent) if fixed is not None else slice(0, 0)
+        total, own = total[place], own[place]
+        selection = None if dense else self._selection(s, sent if fixed is not None else 0)
+        if s in self._wide:
+            total, own = self._widened(self._wide[s], selection, total, own)
         return TensorResult(
             name=tensor.name,
             form=tensor.choice.form,
@@ -124,12 +152,21 @@ class Outcome:
             fan_in=plan.workers,
             divisor=self._divisor,
             words_sent=int(self._words[s]),
-            selection=None if dense else self._selection(s, sent if fixed is not None else 0),
-            quantized_at=own[place],
-            total_at=total[place],
+            selection=selection,
+            quantized_at=own,
+            total_at=total,
+            error_bound=bound,
             occupied=int((self._counts.total if dense else self._counts.sent)[s]) if fixed else 0,
             own=int(self._counts.own[s]),
         )
+
+    def _widened(self, wide: Wide, selection: Selection | None, total: Any, own: Any) -> tuple[Any, Any]:
+        """Return a segment's sums and own numbers as int64, with those of its `wide` elements."""
+        places, memory = wide.elements, self._memory
+        at = memory.placed(places if selection is None else np.searchsorted(selection.positions, places))
+        total, own = memory.widened(total), memory.widened(own)
+        total[at], own[at] = memory.placed(wide.totals), memory.placed(wide.own)
+        return total, own
 
     def _selection(self, s: int, count: int) -> Selection:
         table, ops = self._plan.layout.table, kernels("cpu")
@@ -143,7 +180,7 @@ class Outcome:
 def _words_of(exchange: Exchange, counts: Counts) -> _Numbers:
     """Return the words that this worker has sent for each segment: its own, and its share of the common ones.
 
-    An index is shared by elements, a sketch by candidates.
+    An index, and what is sent beside, are shared by elements, a sketch by candidates.
     """
     layout = exchange.layout
     table, first = layout.table, layout.table.dense
@@ -155,6 +192,7 @@ def _words_of(exchange: Exchange, counts: Counts) -> _Numbers:
         words[part.segments] += np.diff(sent * cut // cut[-1])
     cut = np.concatenate([[0], np.cumsum(counts.sent[first:])])
     words[first:] += np.diff(exchange.value_words * cut // max(int(cut[-1]), 1))
+    words += np.diff(exchange.beside_words * table.begins // table.begins[-1])
     return words
 
 
@@ -209,6 +247,7 @@ def _empty(plan: Plan, number: int, divisor: int, memory: Memory) -> TensorResul
         selection=None,
         quantized_at=nothing,
         total_at=nothing,
+        error_bound=0.0,
         occupied=0,
         own=0,
     )

@@ -154,6 +154,15 @@ def decode_scales(
 
 
 @compiled
+def powers(scales: _Integers, factors: _Factors, inverse: _Factors) -> None:
+    """Write 2**scale and 2**-scale."""
+    bits, inverse_bits = factors.view(np.int64), inverse.view(np.int64)
+    for b in range(scales.size):
+        bits[b] = (_BIAS_OF_FLOAT64 + np.int64(scales[b])) << _MANTISSA_OF_FLOAT64
+        inverse_bits[b] = (_BIAS_OF_FLOAT64 - np.int64(scales[b])) << _MANTISSA_OF_FLOAT64
+
+
+@compiled
 def _top(word: np.uint32) -> int:
     """Return the largest exponent field that a segment's word allows, or less than 0."""
     for bit in range(NON_FINITE_BIT - 1, -1, -1):
@@ -169,7 +178,7 @@ def place(table: _Table, fields: _Integers, union: Words, ends: Numbers) -> None
     for p in range(table.shape[0]):
         row = table[p]
         kind, elements = row[Column.SPARSE], row[Column.ELEMENTS]
-        row[Column.FIRST], row[Column.COUNT], row[Column.OWN], row[Column.TOTAL] = ends[kind], 0, 0, 0
+        row[Column.FIRST], row[Column.COUNT], row[Column.TOTAL] = ends[kind], 0, 0
         if kind:
             row[Column.COUNT] = count(_words(row, union), elements)
         elif fields[row[Column.SEGMENT]] not in (ZERO, NON_FINITE):

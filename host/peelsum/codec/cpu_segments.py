@@ -63,6 +63,15 @@ class CpuSegments:
         given = words[:count], words[count:], self._table.blocks, self._highest
         loops.decode_scales(*given, self.fields, self.scales, self._factors, self._inverse)
 
+    def use(self, fields: Integers, scales: Integers) -> None:
+        """See `SegmentCodec.use`."""
+        self.fields[:], self.scales[:] = fields, scales
+        loops.powers(self.scales, self._factors, self._inverse)
+
+    def values_at(self, elements: NDArray[np.int64]) -> Floats:
+        """See `SegmentCodec.values_at`."""
+        return values_at(self._table, self._values, elements)
+
     def place(self, union: Words) -> tuple[int, int]:
         """See `SegmentCodec.place`."""
         ends, self._union = np.zeros(2, np.int64), frozen(union)
@@ -101,7 +110,7 @@ class CpuSegments:
         addresses = np.array([address(cast(Floats, own)) for own in self._out], np.int64)
         self._pieces[:, _C.OUT] = addresses[self._of] + self._offsets
 
-    def counts(self, dense: Integers, sparse: Integers, quantized: Integers) -> Counts:
+    def counts(self, dense: Integers, sparse: Integers, own: tuple[Integers, Integers]) -> Counts:
         """See `SegmentCodec.counts`."""
         return Counts(*self._of_segments([_C.OWN, _C.TOTAL, _C.COUNT]))
 
@@ -146,6 +155,14 @@ def _pieces(table: Table) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray
     words = np.maximum(table.rows[of] - table.rows[table.dense], 0) + begin // ROW
     rows[:, _C.WORD] = np.where(of >= table.dense, words, 0)
     return rows, of, 4 * begin
+
+
+def values_at(table: Table, values: Sequence[Floats], elements: NDArray[np.int64]) -> Floats:
+    """Do what `SegmentCodec.values_at` does, for values on the host."""
+    of, found = table.segments_at(elements), np.empty(len(elements), np.float32)
+    for s in np.unique(of).tolist():
+        found[of == s] = values[s][elements[of == s] - table.begins[s]]
+    return found
 
 
 def occupied(

@@ -57,6 +57,15 @@ class ReferenceSegments:
         self.fields[:], fields = block_scales.decoded(segments, blocks, self._table.blocks)
         self.scales[:] = self._highest - fields
 
+    def use(self, fields: Integers, scales: Integers) -> None:
+        """See `SegmentCodec.use`."""
+        self.fields[:], self.scales[:] = fields, scales
+
+    def values_at(self, elements: NDArray[np.int64]) -> Floats:
+        """See `SegmentCodec.values_at`."""
+        found: Floats = np.concatenate(self._values)[elements]
+        return found
+
     def place(self, union: Words) -> tuple[int, int]:
         """See `SegmentCodec.place`."""
         self._sent = []
@@ -94,13 +103,13 @@ class ReferenceSegments:
             results.append(result if out is None else out)
         return results
 
-    def counts(self, dense: Integers, sparse: Integers, quantized: Integers) -> Counts:
+    def counts(self, dense: Integers, sparse: Integers, own: tuple[Integers, Integers]) -> Counts:
         """See `SegmentCodec.counts`."""
-        own = [np.count_nonzero(one) for one in self._split(quantized[: dense.size], quantized[dense.size :])]
+        mine = [np.count_nonzero(one) for one in self._split(*own)]
         total = [np.count_nonzero(one) for one in self._split(dense, sparse)]
         totals = np.array(total, np.int64)
         totals[self._table.dense :] = 0
-        return Counts(np.array(own, np.int64), totals, self.sent)
+        return Counts(np.array(mine, np.int64), totals, self.sent)
 
     def occupied(self, sparse: Integers, wanted: NDArray[np.int64], *, known: bool) -> NDArray[np.int64]:
         """See `SegmentCodec.occupied`."""
