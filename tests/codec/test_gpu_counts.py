@@ -51,14 +51,15 @@ def third_step(n: int, tensors: int, density: float = 0.02, **settings: Any) -> 
 @pytest.mark.parametrize(
     ("waits", "launches", "settings", "index"),
     [
-        (3, 16, {"forms": "dense"}, None),
+        (3, 16, {"forms": "dense", "values": "compact"}, None),
+        (12, 60, {"forms": "dense"}, None),
         (5, 22, {"forms": "sparse", "values": "compact"}, _SPARSE),
         (7, 39, {"forms": "sparse", "values": "compact"}, _BLOCKS),
         (7, 39, {"forms": "sparse", "values": "compact"}, _REFINED),
         (7, 42, {"forms": "sparse", "values": "compact"}, _BLOOM),
         (7, 42, {"forms": "sparse", "values": "compact"}, _REFINED_BLOOM),
-        (8, 56, {"forms": "sparse", "values": "sketch"}, _SPARSE),
-        (8, 56, {"forms": "sparse", "values": "sketch", "cells_per_candidate": 0.6}, _SPARSE),
+        (16, 113, {"forms": "sparse", "values": "sketch"}, _SPARSE),
+        (16, 113, {"forms": "sparse", "values": "sketch", "cells_per_candidate": 0.6}, _SPARSE),
     ],
     ids=str,
 )

@@ -67,7 +67,8 @@ class AheadExchange(Exchange):
         near = ~far[table.blocks_at(above)]
         lost, wide, own = lost[near[lost]], above[near], self._numbers(above)
         self._renew(far, wide, own[near], places)
-        self.left_over, self.beside_words = len(left), upper.cells + len(lost)
+        self.left_over = len(left)
+        self.beside_words += upper.cells + len(lost)
         if len(again) + len(left) + len(lost):
             yield from self._again(self._places(again, places), left, (parts, lost, own))
         self.wide = Wide(wide, self._totals(wide, places, parts[near]), own[near])
@@ -84,8 +85,8 @@ class AheadExchange(Exchange):
         codec.gather(sparse)
         places = ops.positions(self._own, ROW * len(self._own), count=count)
         elements = self.layout.table.elements_of(np.flatnonzero(exceeding))
+        elements = elements[codec.values_at(elements) != 0]
         numbers = self._numbers(elements)
-        elements, numbers = elements[numbers != 0], numbers[numbers != 0]
         self._put(numbers, elements, places, sparse)
         if self._cells:
             ops.sketch_encode(self._expected.sketch, places, sparse, added[dense : dense + self._cells])
@@ -121,7 +122,9 @@ class AheadExchange(Exchange):
         self.own_dense = self._present(dense, self.own_dense)
         places = ops.positions(self.union, ROW * len(self.union), count=candidates)
         self.sparse, self.own_sparse = memory.integers(candidates), memory.integers(candidates)
+        self.beside_words = self._border - dense  # zeros, and what is not finite
         if not candidates:
+            self.beside_words += self._cells
             return places, np.empty(0, np.int64)
         codec.gather(self.own_sparse)
         words = sums.added[self._border : self._border + self._cells]
@@ -229,5 +232,5 @@ class AheadExchange(Exchange):
         lower[dense] = memory.on_host(self.dense[at_dense]).view(np.int32)
         lower[~dense] = memory.on_host(self.sparse[at_sparse]).view(np.int32)
         above = upper.astype(np.int64) << self._bits
-        below = (lower - above + _WORD // 2) % _WORD - _WORD // 2
+        below: _Places = (lower - above + _WORD // 2) % _WORD - _WORD // 2
         return above + below

@@ -474,6 +474,8 @@ class Allreduce:
             tensors=outcome.results(),
             tally=outcome.tally,
             digest=plan.digest,
+            ahead=plan.ahead,
+            exchanges=step.exchanges,
             wire_bytes=wire_bytes,
             dense_bytes=-(-outcome.tally.elements // lanes) * packet_bytes(lanes),
             encode_s=step.seconds["encode"],

@@ -26,8 +26,9 @@ from peelsum.allreduce.costs import (
     scale_block,
 )
 from peelsum.allreduce.errors import InvalidRequestError
-from peelsum.allreduce.history import History, Key
+from peelsum.allreduce.history import History
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex
+from peelsum.allreduce.levels import Key
 from peelsum.allreduce.plan import NAMED, Choice, Form, Layout, Settings, TensorPlan
 from peelsum.codec import SketchLayout, block_scales
 

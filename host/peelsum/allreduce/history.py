@@ -82,7 +82,8 @@ class History:
             steps, informed, *_, missed, missed_then = self._facts[:, rows]
             moved = (np.abs(self._fewest(rows) - basis) * _RESEMBLING > basis).any(axis=1)
             different: NDArray[np.bool_] = moved | ((informed == 0) & (steps > 0))
-            return different | (np.abs(missed - missed_then) > _MOVED)
+            different |= np.abs(missed - missed_then) > _MOVED
+            return different
 
     def basis(self, keys: tuple[Key, ...]) -> tuple[_Counts, NDArray[np.bool_]]:
         """Return the unions for which forms were chosen last, and whether they were known."""

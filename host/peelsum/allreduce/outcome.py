@@ -64,6 +64,15 @@ class Outcome:
             places = wide.elements[own] - table.begins[s]
             self._values[s][self._memory.placed(places)] = self._memory.placed(results[own])
             self._wide[s] = Wide(places, wide.totals[own], wide.own[own])
+            self._recount(s)
+
+    def _recount(self, s: int) -> None:
+        """Count a segment's numbers by all of their bits: the codec saw the lower 32."""
+        wide, counts = self._wide[s], self._counts
+        _, numbers = self._numbers(s)
+        counts.own[s] = int((numbers != 0).sum()) + _above(wide.own)
+        if s < self._plan.layout.table.dense:
+            counts.total[s] += _above(wide.totals)
 
     def _learn(self, exchange: Exchange) -> None:
         layout = exchange.layout
@@ -125,7 +134,7 @@ class Outcome:
         tensor = plan.tensors[number]
         if s < 0:
             return _empty(plan, number, self._divisor, self._memory)
-        exchange, table = self._exchange, plan.layout.table
+        table = plan.layout.table
         sent, index = int(self._counts.sent[s]), tensor.choice.index
         fixed, bound = None, math.inf if self._fields[s] == NON_FINITE else 0.0
         if self._fields[s] not in (ZERO, NON_FINITE):
@@ -133,11 +142,9 @@ class Outcome:
             scales = self._scales[table.blocks[s] : table.blocks[s + 1]]
             fixed = FixedPoint(int(scales.min()), scales - scales.min(), int(table.block[s]))
         dense = s < table.dense
-        first = int(self._counts.sent[0 if dense else table.dense : s].sum())
-        total = exchange.dense if dense else exchange.sparse
-        own = exchange.own_dense if dense else exchange.own_sparse
-        place = slice(first, first + sent) if fixed is not None else slice(0, 0)
-        total, own = total[place], own[place]
+        total, own = self._numbers(s)
+        if fixed is None:
+            total, own = total[:0], own[:0]
         selection = None if dense else self._selection(s, sent if fixed is not None else 0)
         if s in self._wide:
             total, own = self._widened(self._wide[s], selection, total, own)
@@ -160,6 +167,15 @@ class Outcome:
             own=int(self._counts.own[s]),
         )
 
+    def _numbers(self, s: int) -> tuple[Any, Any]:
+        """Return a segment's sums, and this worker's numbers."""
+        exchange, dense = self._exchange, self._plan.layout.table.dense
+        first = int(self._counts.sent[0 if s < dense else dense : s].sum())
+        place = slice(first, first + int(self._counts.sent[s]))
+        if s < dense:
+            return exchange.dense[place], exchange.own_dense[place]
+        return exchange.sparse[place], exchange.own_sparse[place]
+
     def _widened(self, wide: Wide, selection: Selection | None, total: Any, own: Any) -> tuple[Any, Any]:
         """Return a segment's sums and own numbers as int64, with those of its `wide` elements."""
         places, memory = wide.elements, self._memory
@@ -175,6 +191,11 @@ class Outcome:
         first, end = table.first_words[s - table.dense :][:2]
         union, memory, elements = self._exchange.union[first:end], self._memory, int(table.elements[s])
         return Selection(count, lambda: ops.positions(memory.on_host(union), elements, count=count))
+
+
+def _above(numbers: _Numbers) -> int:
+    """Return how many numbers are not 0 in the bits above the lower 32 alone."""
+    return int(np.count_nonzero((numbers != 0) & (numbers % 2**32 == 0)))
 
 
 def _words_of(exchange: Exchange, counts: Counts) -> _Numbers:

@@ -218,6 +218,10 @@ class StepResult(Mapping[str, TensorResult]):
     """Counts of the step's tensors, without arrays."""
     digest: int
     """The plan's digest."""
+    ahead: bool
+    """Whether numbers were sent together with the header, by what earlier steps told."""
+    exchanges: int
+    """Exchanges, one after the other."""
     wire_bytes: int
     """Bytes of UDP payload that this worker contributed: with headers and padding, not retransmissions."""
     dense_bytes: int
