@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,34 +45,34 @@ class Outcome:
         """Decode the sums of an exchange that has ended, and tell the chooser what they show."""
         codec, dense, sparse = exchange.codec, exchange.dense, exchange.sparse
         self._exchange = exchange
-        self._values = list(codec.read(dense, sparse, self._divisor))
+        self._values = list(codec.read(dense, sparse, self._divisor, self._widen(exchange)))
         self._fields, self._scales, self._bounds = codec.fields, codec.scales, exchange.bounds
         self._counts = codec.counts(dense, sparse, (exchange.own_dense, exchange.own_sparse))
-        if exchange.wide is not None and len(exchange.wide.elements):
-            self._widen(exchange.wide)
         self._learn(exchange)
 
-    def _widen(self, wide: Wide) -> None:
-        """Write the results of sums that need more than 32 bits, and sort these by segment."""
-        table = self._plan.layout.table
-        of, scales = table.segments_at(wide.elements), self._scales[table.blocks_at(wide.elements)]
-        with np.errstate(over="ignore"):
-            results = (np.ldexp(wide.totals.astype(np.float64), -scales) / self._divisor).astype(np.float32)
+    def _widen(self, exchange: Exchange) -> tuple[_Numbers, NDArray[np.float32]] | None:
+        """Sort the sums that need more than 32 bits by segment; return their elements and results."""
+        wide, table = exchange.wide, self._plan.layout.table
+        if wide is None or not len(wide.elements):
+            return None
+        of, scales = table.segments_at(wide.elements), exchange.codec.scales[table.blocks_at(wide.elements)]
         begins = np.searchsorted(of, np.arange(len(table) + 1))
         for s in np.unique(of).tolist():
             own = slice(begins[s], begins[s + 1])
-            places = wide.elements[own] - table.begins[s]
-            self._values[s][self._memory.placed(places)] = self._memory.placed(results[own])
-            self._wide[s] = Wide(places, wide.totals[own], wide.own[own])
-            self._recount(s)
+            self._wide[s] = Wide(wide.elements[own] - table.begins[s], wide.totals[own], wide.own[own])
+        with np.errstate(over="ignore"):
+            results = np.ldexp(wide.totals.astype(np.float64), -scales) / self._divisor
+            return wide.elements, results.astype(np.float32)
 
-    def _recount(self, s: int) -> None:
-        """Count a segment's numbers by all of their bits: the codec saw the lower 32."""
-        wide, counts = self._wide[s], self._counts
-        _, numbers = self._numbers(s)
-        counts.own[s] = int((numbers != 0).sum()) + _above(wide.own)
-        if s < self._plan.layout.table.dense:
-            counts.total[s] += _above(wide.totals)
+    @cached_property
+    def _exact(self) -> Counts:
+        """The counts, by all bits of the numbers: the codec saw the lower 32."""
+        own, total, sent = (one.copy() for one in self._counts)
+        for s, wide in self._wide.items():
+            own[s] = int((self._numbers(s)[1] != 0).sum()) + _above(wide.own)
+            if s < self._plan.layout.table.dense:
+                total[s] += _above(wide.totals)
+        return Counts(own, total, sent)
 
     def _learn(self, exchange: Exchange) -> None:
         layout = exchange.layout
@@ -108,10 +108,11 @@ class Outcome:
         """Counts of the step's tensors, without arrays of elements."""
         plan = self._plan
         non_finite = int(np.count_nonzero(self._fields == NON_FINITE))
-        rest = self._segments, self._fields, self._lowest(), self._counts, self._divisor
-        tallies = partial(_tallies, plan, *rest)
+        rest = self._segments, self._fields, self._lowest(), self._divisor
         elements = int(plan.layout.table.begins[-1])
-        return Tally(plan.names, self._words_by_name, elements, non_finite, tallies)
+        return Tally(
+            plan.names, self._words_by_name, elements, non_finite, lambda: _tallies(plan, *rest, self._exact)
+        )
 
     def _words_by_name(self) -> dict[str, int]:
         words = (
@@ -163,8 +164,8 @@ class Outcome:
             quantized_at=own,
             total_at=total,
             error_bound=bound,
-            occupied=int((self._counts.total if dense else self._counts.sent)[s]) if fixed else 0,
-            own=int(self._counts.own[s]),
+            occupied=int((self._exact.total if dense else self._exact.sent)[s]) if fixed else 0,
+            own=int(self._exact.own[s]),
         )
 
     def _numbers(self, s: int) -> tuple[Any, Any]:
@@ -229,8 +230,8 @@ def _tallies(
     segments: _Numbers,
     fields: NDArray[np.int32],
     lowest: NDArray[np.int32],
-    counts: Counts,
     divisor: int,
+    counts: Counts,
 ) -> dict[str, TensorTally]:
     """Return each tensor's tally, by name."""
     tallies, dense = {}, plan.layout.table.dense

@@ -86,14 +86,23 @@ class CpuSegments:
         """See `SegmentCodec.gather`."""
         self._each(lambda a, b: loops.gather(self._pieces, a, b, self._union, self._factors, out))
 
-    def read(self, dense: Integers, sparse: Integers, divisor: int) -> Sequence[Floats]:
+    def read(
+        self,
+        dense: Integers,
+        sparse: Integers,
+        divisor: int,
+        wide: tuple[NDArray[np.int64], Floats] | None = None,
+    ) -> Sequence[Floats]:
         """See `SegmentCodec.read`."""
         if not self._over:
             self._allocate()
         rest = self.fields, self._union, self._inverse, frozen(dense), frozen(sparse), float(divisor)
         self._each(lambda a, b: loops.read(self._pieces, a, b, *rest))
         self._values = ()  # a caller may keep results for long, and them alone
-        return cast("Sequence[Floats]", self._out)
+        results = cast("Sequence[Floats]", self._out)
+        if wide is not None:
+            put(self._table, results, *wide)
+        return results
 
     def _allocate(self) -> None:
         """Place the results, new arrays if need be."""
@@ -163,6 +172,13 @@ def values_at(table: Table, values: Sequence[Floats], elements: NDArray[np.int64
     for s in np.unique(of).tolist():
         found[of == s] = values[s][elements[of == s] - table.begins[s]]
     return found
+
+
+def put(table: Table, results: Sequence[Floats], elements: NDArray[np.int64], values: Floats) -> None:
+    """Write other results of some elements, on the host."""
+    of = table.segments_at(elements)
+    for s in np.unique(of).tolist():
+        results[s][elements[of == s] - table.begins[s]] = values[of == s]
 
 
 def occupied(

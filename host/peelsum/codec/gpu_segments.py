@@ -123,7 +123,13 @@ class GpuSegments:
         place = self._union, self._bases
         launch.gather(self._bits, self._rows, self._scales, *place, out, self._counts[0])
 
-    def read(self, dense: Tensor, sparse: Tensor, divisor: int) -> Sequence[Tensor]:
+    def read(
+        self,
+        dense: Tensor,
+        sparse: Tensor,
+        divisor: int,
+        wide: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None,
+    ) -> Sequence[Tensor]:
         """See `SegmentCodec.read`."""
         ours = self._over or not self._lie_together
         flat = self._values if ours else torch.empty_like(self._values)
@@ -136,6 +142,8 @@ class GpuSegments:
         place = self._scales, self._places, self._union, self._bases
         self._values = self._empty(0)  # a caller may keep results for long, and them alone
         launch.read(dense, sparse, self._rows, *place, divisor, flat, self._counts[1])
+        if wide is not None:
+            flat[sent(wide[0], self._device)] = sent(wide[1], self._device)
         pairs = [(a, b) for a, b in zip(results, parts, strict=True) if a is not b and not self._over]
         if pairs:
             torch._foreach_copy_([result for result, _ in pairs], [part for _, part in pairs])

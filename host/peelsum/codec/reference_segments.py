@@ -86,7 +86,13 @@ class ReferenceSegments:
         """See `SegmentCodec.gather`."""
         self._write(range(self._table.dense, len(self._table)), out)
 
-    def read(self, dense: Integers, sparse: Integers, divisor: int) -> Sequence[Floats]:
+    def read(
+        self,
+        dense: Integers,
+        sparse: Integers,
+        divisor: int,
+        wide: tuple[NDArray[np.int64], Floats] | None = None,
+    ) -> Sequence[Floats]:
         """See `SegmentCodec.read`."""
         numbers, results = self._split(dense, sparse), list[Floats]()
         for s, one in enumerate(self._table.segments):
@@ -101,6 +107,9 @@ class ReferenceSegments:
             if out is not None:
                 out[:] = result
             results.append(result if out is None else out)
+        for element, value in zip(*wide, strict=True) if wide else ():
+            (s,) = self._table.segments_at(np.array([element]))
+            results[s][element - self._table.begins[s]] = value
         return results
 
     def counts(self, dense: Integers, sparse: Integers, own: tuple[Integers, Integers]) -> Counts:

@@ -171,10 +171,13 @@ class SegmentCodec(Protocol):
     def gather(self, out: Integers) -> None:
         """Write the numbers of the candidates, in order."""
 
-    def read(self, dense: Integers, sparse: Integers, divisor: int) -> Sequence[Floats]:
+    def read(
+        self, dense: Integers, sparse: Integers, divisor: int, wide: tuple[_Places, Floats] | None = None
+    ) -> Sequence[Floats]:
         """Return each segment's result, number * 2**-scale / divisor, computed in float64.
 
         Elements that are not candidates are 0. A segment that is not finite on some worker is NaN.
+        wide: elements, by their numbers among all, that have other results, and these; on the host.
         """
 
     def counts(self, dense: Integers, sparse: Integers, own: tuple[Integers, Integers]) -> Counts:
