@@ -82,20 +82,24 @@ class Chooser:
                 "correct it, or pass all tensors' names as `names` if a call has only some of them"
             )
 
-    def changed(self, keys: tuple[Key, ...]) -> bool:
-        """Return whether a tensor's union differs from the one for which its form was chosen."""
-        return bool(self.history.differ(keys).any())
+    def changed(self, keys: tuple[Key, ...], basis: NDArray[np.float64]) -> bool:
+        """Return whether a tensor's union differs from the one for which its form was chosen, of `basis`.
+
+        Another `Allreduce`, or a step with other tensors, may have chosen for another union since.
+        """
+        history = self.history
+        return bool(history.differ(keys).any()) or not np.array_equal(history.basis(keys), basis)
 
     def choose(self, tensors: Sequence[TensorPlan], settings: Settings) -> tuple[TensorPlan, ...]:
         """Return the tensors' plans for the coming step, with one Bloom filter for all that have one."""
         keys = tuple(tensor.key for tensor in tensors)
         differ = self.history.differ(keys)
         self.history.chosen(tuple(key for key, other in zip(keys, differ.tolist(), strict=True) if other))
-        basis, informed = self.history.basis(keys)
+        basis = self.history.basis(keys)
         chosen = []
-        for tensor, counts, known in zip(tensors, basis.tolist(), informed.tolist(), strict=True):
+        for tensor, counts in zip(tensors, basis.tolist(), strict=True):
             form = self._forms.get(tensor.name, self._default)
-            seen = Seen(tuple(counts)) if known else None
+            seen = Seen(tuple(counts)) if counts[0] >= 0 else None
             chosen.append(replace(tensor, choice=self._cheapest(form, tensor.elements, seen, settings)))
         return tuple(_sharing(chosen, basis[:, 0]))
 

@@ -24,22 +24,22 @@ _Counts = NDArray[np.float64]
 
 
 class History:
-    """Unions of past steps, as counts of occupied blocks (`Seen.occupied`), by name and number of elements.
+    """Unions of past steps, without elements whose sum is 0, by name and number of elements.
+
+    A union is kept as counts of occupied blocks (`Seen.occupied`).
 
     Several `Allreduce` that never sum the same tensor at the same time can share one.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: The rows of each name's sizes, the one used last at the end.
+        #: The rows of each name's sizes, the one added last at the end.
         self._rows: dict[str, dict[int, int]] = {}
         self._of: dict[tuple[Key, ...], _Rows] = {}
         self._unions = np.zeros((_UNIONS, 0, BLOCK_SIZES))
         self._steps = np.zeros(0, np.int64)
         #: Whether the last choice knew a union.
         self._informed = np.zeros(0, np.bool_)
-        #: Changes when rows are restored.
-        self.version = 0
 
     def fewest(self, keys: tuple[Key, ...]) -> _Counts:
         """Return the unions of the last two steps with fewer candidates: float64[tensors, BLOCK_SIZES].
@@ -61,11 +61,11 @@ class History:
             different: NDArray[np.bool_] = moved | (~self._informed[rows] & (self._steps[rows] > 0))
             return different
 
-    def basis(self, keys: tuple[Key, ...]) -> tuple[_Counts, NDArray[np.bool_]]:
-        """Return the unions for which forms were chosen last, and whether they were known."""
+    def basis(self, keys: tuple[Key, ...]) -> _Counts:
+        """Return the unions for which forms were chosen last, all -1 of a tensor that had none."""
         with self._lock:
             rows = self._known(keys)
-            return self._unions[_BASIS, rows], self._informed[rows]
+            return np.where(self._informed[rows, np.newaxis], self._unions[_BASIS, rows], -1.0)
 
     def chosen(self, keys: tuple[Key, ...]) -> None:
         """Note that forms are chosen for these tensors' `fewest` unions."""
@@ -101,7 +101,8 @@ class History:
             if rows.ndim != 2 or rows.shape[1] != columns or not np.isfinite(rows).all():
                 raise ValueError(f"{name!r} has an array of shape {rows.shape}, not (sizes, {columns})")
         with self._lock:
-            self._rows, self._of, self.version = {}, {}, self.version + 1
+            self._rows, self._of = {}, {}
+            self._unions[:], self._steps[:], self._informed[:] = 0.0, 0, False
             for name, rows in values.items():
                 for one in rows:
                     at = self._row((name, int(one[0])))
@@ -129,15 +130,19 @@ class History:
         return rows
 
     def _row(self, key: Key) -> int:
-        """Return a tensor's row; the size of its name that was not used for longest loses its own."""
+        """Return a tensor's row; the oldest of too many sizes of its name loses its own.
+
+        Which one that is follows from what is saved, whatever rows `_of` knows.
+        """
         name, elements = key
         sizes = self._rows.setdefault(name, {})
-        row = sizes.pop(elements, None)
-        if row is None and len(sizes) == _SIZES:
+        if elements in sizes:
+            return sizes[elements]
+        if len(sizes) == _SIZES:
             row = sizes.pop(next(iter(sizes)))
             self._of.clear()
             self._unions[:, row], self._steps[row], self._informed[row] = 0.0, 0, False
-        if row is None:
+        else:
             row = self._added()
         sizes[elements] = row
         return row

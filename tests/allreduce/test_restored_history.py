@@ -1,0 +1,82 @@
+"""Steps that go on from a saved history have the bits of steps that were not interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sums_of_floats import SLOW
+
+from peelsum.allreduce import Allreduce, History
+
+N = 1 << 16
+Floats = NDArray[np.float32]
+Tensors = Mapping[str, Floats]
+
+
+def thin(share: float, seed: int, *, tiny: float = 0.0, n: int = N) -> Floats:
+    """Draw a sparse tensor; a share `tiny` of its non-zeros is so small that its integers are 0."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=n) * 10.0 ** rng.uniform(-3, 3, n)
+    values[rng.random(n) < tiny] = 1e-20
+    return np.where(rng.random(n) < share, values, 0).astype(np.float32)
+
+
+def again(history: History) -> History:
+    """Return the history as another process restores it."""
+    restored = History()
+    restored.restore(history.saved())
+    return restored
+
+
+def check(echo: Any, steps: Sequence[Tensors], begin: int, first: Tensors | None = None, **how: Any) -> None:
+    """Compare steps with those that a new all-reduce does from `begin` on; `first` replaces its first."""
+    history = History()
+    reduce, restored = Allreduce(echo, history=history, **how), history
+    for step, tensors in enumerate(steps):
+        if step == begin:
+            restored = again(history)
+            other = Allreduce(echo, history=restored, **how)
+        results = [reduce.sum(tensors)]
+        if step >= begin:
+            split = step == begin and first is not None
+            parts: list[Tensors] = [{name: own} for name, own in tensors.items()] if split else [tensors]
+            results.append({name: one for part in parts for name, one in other.sum(part).items()})
+        for name in tensors:
+            assert len({result[name].values.tobytes() for result in results}) == 1, (step, name)
+            assert len({result[name].fixed.block for result in results}) == 1, (step, name)
+
+
+def test_forms_of_several_sequences_of_tensors(echo: Any) -> None:
+    """A sequence's forms are chosen again if another's step has chosen for another union."""
+    both = [{"a": thin(0.001, step), "b": thin(0.01, 50 + step)} for step in range(2)]
+    one = [{"a": thin(0.05, step)} for step in range(2, 8)]
+    check(echo, [*both, *one, {"a": thin(0.05, 8), "b": thin(0.01, 58)}], 8, network=SLOW)
+
+
+def test_rows_of_a_history_that_is_replaced_are_new(echo: Any) -> None:
+    history = History()
+    reduce = Allreduce(echo, history=history, network=SLOW)
+    reduce.sum({"a": thin(0.01, 1)})
+    saved = history.saved()
+    reduce.sum({"b": thin(0.001, 2)})
+    history.restore(saved)
+    elsewhere = again(history)
+    for one in (history, elsewhere):
+        Allreduce(echo, history=one, network=SLOW).sum({"b": thin(0.3, 3)})
+    np.testing.assert_array_equal(history.saved()["b"], elsewhere.saved()["b"])
+
+
+def test_the_size_that_is_forgotten(echo: Any) -> None:
+    """It depends on nothing that is not saved, such as which sequences of tensors were used lately."""
+    history = History()
+    sizes = [1000 * number for number in range(40, 48)]
+    for size in [*sizes, *sizes, sizes[0]]:
+        Allreduce(echo, history=history).sum({"a": thin(0.02, size, n=size)})
+    restored = again(history)
+    for one in (history, restored):
+        Allreduce(echo, history=one).sum({"a": thin(0.02, 1, n=sizes[0])})
+        Allreduce(echo, history=one).sum({"a": thin(0.02, 2, n=60_000)})
+    np.testing.assert_array_equal(history.saved()["a"], restored.saved()["a"])
