@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
-from sums_of_floats import SLOW
+from sums_of_floats import FAR, SLOW
 
 from peelsum.allreduce import Allreduce, History
+from peelsum.allreduce.outcome import _uniformly
 
 N = 1 << 16
 Floats = NDArray[np.float32]
@@ -80,3 +82,34 @@ def test_the_size_that_is_forgotten(echo: Any) -> None:
         Allreduce(echo, history=one).sum({"a": thin(0.02, 1, n=sizes[0])})
         Allreduce(echo, history=one).sum({"a": thin(0.02, 2, n=60_000)})
     np.testing.assert_array_equal(history.saved()["a"], restored.saved()["a"])
+
+
+def densities(tiny: float) -> list[Tensors]:
+    rng = np.random.default_rng(5)
+    shares = 0.003 * np.exp(rng.uniform(-0.5, 0.5, 60))
+    return [{"a": thin(share, 300 + step, tiny=tiny)} for step, share in enumerate(shares.tolist())]
+
+
+@pytest.mark.parametrize("tiny", [0.0, 0.4, 0.55, 0.9])
+def test_what_is_learnt_does_not_depend_on_the_seeds_of_filters(echo: Any, tiny: float) -> None:
+    """The restored all-reduce counts its steps, and so seeds its filters, from 1 on."""
+    check(echo, densities(tiny), 20, network=FAR, forms="sparse")
+
+
+def test_what_is_learnt_does_not_depend_on_the_other_tensors(echo: Any) -> None:
+    """A tensor alone has another filter, or none, than with a neighbour: as in DDP's first step."""
+    steps = [{**one, "b": thin(0.1, 900 + step, tiny=0.5)} for step, one in enumerate(densities(0.4))]
+    check(echo, steps, 20, steps[20], network=FAR, forms="sparse")
+
+
+def test_expected_unions_are_the_same_numbers_on_every_processor() -> None:
+    """They take only operations that IEEE 754 rounds; NumPy's powers depend on the processor's vectors."""
+    rng = np.random.default_rng(3)
+    elements, density = rng.integers(1, 10**6, 1000), rng.random(1000)
+    for found, size, share in zip(
+        _uniformly(elements, density), elements.tolist(), density.tolist(), strict=True
+    ):
+        zeros = 1 - share
+        for b, count in enumerate(found.tolist()):
+            assert count == size / 2**b * (1 - zeros)
+            zeros *= zeros

@@ -75,9 +75,8 @@ class Exchange:
         #: int32[k]: the sums of the dense vector's numbers, and of the candidates'.
         self.dense: Integers = nothing
         self.sparse: Integers = nothing
-        #: The candidates' bitmap, and whether all of them are non-zeros of the union.
+        #: The candidates' bitmap.
         self.union = self._memory.words(0)
-        self.known = True
         #: Words that were sent for each part's index, and for the candidates' values.
         self.index_words: list[int] = []
         self.value_words = 0
@@ -113,7 +112,6 @@ class Exchange:
         """
         parts, codec = self.layout.parts, self.codec
         decoded = [self._decoded(part, sums) for part in parts]
-        self.known = all(part.index.form == "bitmap" for part in parts)
         self.index_words = [part.sent.stop - part.sent.start for part in parts]
         if len(parts) == 1:
             self.union = decoded[0]
@@ -122,8 +120,6 @@ class Exchange:
             for part, bitmap in zip(parts, decoded, strict=True):
                 self.union[part.words] = bitmap
         placed = codec.place(self.union)
-        if self.known:
-            return placed
         passed = [int(codec.sent[part.segments].sum()) for part in parts]
         near = [sums.near[part.sent] for part in parts]
         refined = [m for m, part in enumerate(parts) if passed[m] and self._refined(part, passed[m], near[m])]
@@ -173,8 +169,6 @@ class Exchange:
             self._ops.scatter_bits(sums.ored[span], mask, chosen, scan)
             mask[:] = chosen
             self.index_words[m] += span.stop - span.start
-        exact = {part.index.form == "bitmap" or m in numbers for m, part in enumerate(self.layout.parts)}
-        self.known = exact == {True}
 
     def _write_numbers(self, dense: int, ored: Words, added: Words) -> None:
         self.quantized = self._memory.signed(added)
