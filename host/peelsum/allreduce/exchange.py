@@ -132,8 +132,8 @@ class Exchange:
         """Return a part's candidates."""
         index, seed = part.index, self._setting.seed
         bitmap = index.decode(self._ops, sums.ored[part.sent], part.elements, seed, self._memory)
-        if index.form != "bitmap":
-            bitmap &= self._memory.receive(self.layout.valid[part.words])
+        # Of a bitmap, too: another worker's broken words may have bits where there is no element.
+        bitmap &= self._memory.receive(self.layout.valid[part.words])
         return bitmap
 
     def _refined(self, part: IndexPart, passed: int, words: Words) -> bool:
