@@ -26,7 +26,7 @@ class Forced(Chooser):
 
     seed, step = 0, 0
 
-    def changed(self, keys: Any) -> bool:
+    def changed(self, keys: Any, basis: Any) -> bool:
         return True
 
     def choose(self, tensors: Any, settings: Any) -> Any:

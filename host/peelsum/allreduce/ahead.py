@@ -136,13 +136,9 @@ class AheadExchange(Exchange):
         """Return the numbers of the dense segments that are neither zero nor not finite."""
         if count == len(numbers):
             return numbers
-        table, out = self.layout.table, self._memory.integers(count)
-        skipped = self._skipped()
-        for s in range(table.dense):
-            if self.codec.sent[s]:
-                begin, end = int(table.begins[s]), int(table.begins[s + 1])
-                out[begin - skipped[s] : end - skipped[s]] = numbers[begin:end]
-        return out
+        begins, present = self.layout.table.begins, np.flatnonzero(self.codec.sent[: self.layout.table.dense])
+        parts = zip(begins[present].tolist(), begins[present + 1].tolist(), strict=True)
+        return self._memory.joined([numbers[:0], *(numbers[begin:end] for begin, end in parts)])
 
     def _skipped(self) -> _Places:
         """Return how many elements of dense segments before each segment have no numbers: int64[segments]."""

@@ -172,13 +172,13 @@ class Allreduce:
         self._codec = Codec.of(implementation, direct=direct)
         self._memory = self._codec.memory
         self._clock, self._span, self._note = clock, span, note
-        self._version = self._chooser.history.version
         #: Names of tensors that were checked in earlier calls.
         self._named_before: set[tuple[str, ...]] = set()
         #: The plans that all workers have agreed on, by their requests, oldest first.
         self._agreed: dict[int, None] = {}
-        #: The last plan of each sequence of names, shapes and dtypes, the one used last at the end.
-        self._plans: dict[tuple[Any, ...], Plan] = {}
+        #: The last plan of each sequence of names, shapes and dtypes, and for which unions it was chosen; the
+        #: one used last at the end.
+        self._plans: dict[tuple[Any, ...], tuple[Plan, NDArray[np.float64]]] = {}
         self._failed = False
         self._steps = 0
 
@@ -360,10 +360,8 @@ class Allreduce:
 
     def _plan(self, named: Mapping[str, Tensor]) -> Plan:
         asked = tuple([(name, tensor.shape, tensor.dtype) for name, tensor in named.items()])
-        plan = self._plans.pop(asked, None)
-        restored = self._chooser.history.version != self._version
-        self._version = self._chooser.history.version
-        if plan is None or restored or self._chooser.changed(plan.keys):
+        plan, basis = self._plans.pop(asked, (None, np.empty(0)))
+        if plan is None or self._chooser.changed(plan.keys, basis):
             if plan is None:
                 dtype = self._codec.memory.dtype
                 tensors = tuple(
@@ -374,9 +372,10 @@ class Allreduce:
             chosen, ahead = self._chooser.choose(tensors, self._settings)
             if plan is None or (chosen, ahead) != (plan.tensors, plan.ahead):
                 plan = Plan(chosen, self._summation.workers, self._summation.lanes, self._settings, ahead)
+            basis = self._chooser.history.basis(plan.keys)
         if len(self._plans) == _REMEMBERED:
             del self._plans[next(iter(self._plans))]
-        self._plans[asked] = plan
+        self._plans[asked] = plan, basis
         return plan
 
     def _named(self, tensors: Tensors) -> dict[str, Tensor]:

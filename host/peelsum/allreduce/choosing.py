@@ -30,7 +30,7 @@ from peelsum.allreduce.history import History
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex
 from peelsum.allreduce.levels import Key
 from peelsum.allreduce.plan import NAMED, Choice, Form, Layout, Settings, TensorPlan
-from peelsum.codec import SketchLayout, block_scales
+from peelsum.codec import BLOCK_SIZES, SketchLayout, block_scales
 
 RequestedForm = Literal["dense", "sparse", "auto"]
 RequestedValues = Literal["compact", "sketch", "auto"]
@@ -97,9 +97,13 @@ class Chooser:
                 "correct it, or pass all tensors' names as `names` if a call has only some of them"
             )
 
-    def changed(self, keys: tuple[Key, ...]) -> bool:
-        """Return whether a tensor's union differs from the one for which its form was chosen."""
-        return bool(self.history.differ(keys).any())
+    def changed(self, keys: tuple[Key, ...], basis: NDArray[np.float64]) -> bool:
+        """Return whether a tensor's union differs from the one for which its form was chosen, of `basis`.
+
+        Another `Allreduce`, or a step with other tensors, may have chosen for another union since.
+        """
+        history = self.history
+        return bool(history.differ(keys).any()) or not np.array_equal(history.basis(keys), basis)
 
     def choose(
         self, tensors: Sequence[TensorPlan], settings: Settings
@@ -108,17 +112,16 @@ class Chooser:
         keys = tuple(tensor.key for tensor in tensors)
         differ = self.history.differ(keys)
         self.history.chosen(tuple(key for key, other in zip(keys, differ.tolist(), strict=True) if other))
-        basis, informed = self.history.basis(keys)
-        filled = np.array([one.elements > 0 for one in tensors], np.bool_)
-        seen = [
-            Seen(tuple(one)) if known else None for one, known in zip(basis.tolist(), informed, strict=True)
-        ]
+        basis = self.history.basis(keys)
+        unions, missed = basis[:, :BLOCK_SIZES], float(basis[:, BLOCK_SIZES].max())
+        seen = [Seen(tuple(one)) if one[0] >= 0 else None for one in unions.tolist()]
+        informed = [known for one, known in zip(tensors, seen, strict=True) if one.elements]
         after = self._candidates(tensors, seen, settings, ahead=False)
         goes = False
-        if self._values != "compact" and filled.any() and informed[filled].all():
+        if self._values != "compact" and informed and None not in informed:
             ahead = self._candidates(tensors, seen, settings, ahead=True)
-            goes = self._faster(ahead, after, keys)
-        return tuple(_sharing(_planned(tensors, ahead if goes else after), basis[:, 0])), goes
+            goes = self._faster(ahead, after, missed)
+        return tuple(_sharing(_planned(tensors, ahead if goes else after), unions[:, 0])), goes
 
     def _candidates(
         self, tensors: Sequence[TensorPlan], seen: Sequence[Seen | None], settings: Settings, *, ahead: bool
@@ -128,9 +131,9 @@ class Chooser:
             for one, known in zip(tensors, seen, strict=True)
         ]
 
-    def _faster(self, ahead: Sequence[Candidate], after: Sequence[Candidate], keys: tuple[Key, ...]) -> bool:
-        """Return whether a step takes less time ahead, in one exchange and another if something is missed."""
-        missed, network = self.history.missed(keys), self.network
+    def _faster(self, ahead: Sequence[Candidate], after: Sequence[Candidate], missed: float) -> bool:
+        """Return whether a step takes less time ahead, in one exchange and, of so many, another."""
+        network = self.network
         exchanges = max((one.exchanges for one in after), default=0) - 1 - missed
         return _seconds(ahead, network) < _seconds(after, network) + exchanges * network.round_trip_s
 

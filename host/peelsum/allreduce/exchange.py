@@ -90,9 +90,8 @@ class Exchange:
         #: int32[k]: the sums of the dense vector's numbers, and of the candidates'.
         self.dense: Integers = nothing
         self.sparse: Integers = nothing
-        #: The candidates' bitmap, and whether all of them are non-zeros of the union.
+        #: The candidates' bitmap.
         self.union = self._memory.words(0)
-        self.known = True
         #: Words that were sent for each part's index, and for the candidates' values.
         self.index_words: list[int] = []
         self.value_words = 0
@@ -144,7 +143,6 @@ class Exchange:
         """Set `union` to the candidates, from the OR of all workers' indexes."""
         parts = self.layout.parts
         decoded = [self._decoded(part, sums) for part in parts]
-        self.known = all(part.index.form == "bitmap" for part in parts)
         self.index_words = [part.sent.stop - part.sent.start for part in parts]
         if len(parts) == 1:
             self.union = decoded[0]
@@ -158,8 +156,6 @@ class Exchange:
         self._unite(sums)
         parts, codec = self.layout.parts, self.codec
         placed = codec.place(self.union)
-        if self.known:
-            return placed
         passed = [int(codec.sent[part.segments].sum()) for part in parts]
         near = [sums.near[part.sent] for part in parts]
         refined = [m for m, part in enumerate(parts) if passed[m] and self._refined(part, passed[m], near[m])]
@@ -172,8 +168,8 @@ class Exchange:
         """Return a part's candidates."""
         index, seed = part.index, self._setting.seed
         bitmap = index.decode(self._ops, sums.ored[part.sent], part.elements, seed, self._memory)
-        if index.form != "bitmap":
-            bitmap &= self._memory.receive(self.layout.valid[part.words])
+        # Of a bitmap, too: another worker's broken words may have bits where there is no element.
+        bitmap &= self._memory.receive(self.layout.valid[part.words])
         return bitmap
 
     def _refined(self, part: IndexPart, passed: int, words: Words) -> bool:
@@ -209,8 +205,6 @@ class Exchange:
             self._ops.scatter_bits(sums.ored[span], mask, chosen, scan)
             mask[:] = chosen
             self.index_words[m] += span.stop - span.start
-        exact = {part.index.form == "bitmap" or m in numbers for m, part in enumerate(self.layout.parts)}
-        self.known = exact == {True}
 
     def _write_numbers(self, dense: int, ored: Words, added: Words) -> None:
         numbers = self._memory.signed(added)

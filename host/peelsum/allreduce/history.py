@@ -47,21 +47,21 @@ class Learned(NamedTuple):
 
 
 class History:
-    """Unions of past steps, as counts of occupied blocks (`Seen.occupied`), by name and number of elements.
+    """Unions of past steps, without elements whose sum is 0, by name and number of elements.
+
+    A union is kept as counts of occupied blocks (`Seen.occupied`).
 
     Several `Allreduce` that never sum the same tensor at the same time can share one.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: The rows of each name's sizes, the one used last at the end.
+        #: The rows of each name's sizes, the one added last at the end.
         self._rows: dict[str, dict[int, int]] = {}
         self._of: dict[tuple[Key, ...], _Rows] = {}
         self._unions = np.zeros((_UNIONS, 0, BLOCK_SIZES))
         self._facts = np.zeros((_FACTS, 0))
         self._levels = Levels()
-        #: Changes when rows are restored.
-        self.version = 0
 
     def fewest(self, keys: tuple[Key, ...]) -> _Counts:
         """Return the unions of the last two steps with fewer candidates: float64[tensors, BLOCK_SIZES].
@@ -85,11 +85,15 @@ class History:
             different |= np.abs(missed - missed_then) > _MOVED
             return different
 
-    def basis(self, keys: tuple[Key, ...]) -> tuple[_Counts, NDArray[np.bool_]]:
-        """Return the unions for which forms were chosen last, and whether they were known."""
+    def basis(self, keys: tuple[Key, ...]) -> _Counts:
+        """Return the unions for which forms were chosen last, and how often something was sent again then.
+
+        They are float64[tensors, BLOCK_SIZES + 1], -1 for a tensor that had no union.
+        """
         with self._lock:
             rows = self._known(keys)
-            return self._unions[_BASIS, rows], self._facts[_INFORMED, rows] > 0
+            basis = np.column_stack([self._unions[_BASIS, rows], self._facts[_MISSED_BASIS, rows]])
+            return np.where(self._facts[_INFORMED, rows, np.newaxis] > 0, basis, -1.0)
 
     def chosen(self, keys: tuple[Key, ...]) -> None:
         """Note that forms are chosen for these tensors' `fewest` unions."""
@@ -111,11 +115,6 @@ class History:
         """Return the elements of blocks that exceeded what was expected, in the worse of two steps."""
         with self._lock:
             return float(self._facts[_WIDE : _WIDE_BEFORE + 1, self._known(keys)].sum(axis=1).max())
-
-    def missed(self, keys: tuple[Key, ...]) -> float:
-        """Return how often something was sent again because it was not as expected, at the last choice."""
-        with self._lock:
-            return float(self._facts[_MISSED_BASIS, self._known(keys)].max())
 
     def levels(self, keys: tuple[Key, ...], table: Table) -> _Levels:
         """Return the blocks' fields in their last steps with a non-zero, or 0: int32[blocks] of the table."""
@@ -164,8 +163,8 @@ class History:
                 raise ValueError(f"{name!r} has an array of shape {rows.shape}, not (sizes, {columns})")
         levels = Levels.restored(values.get("levels", {}))
         with self._lock:
-            self._rows, self._of, self.version = {}, {}, self.version + 1
-            self._levels = levels
+            self._rows, self._of, self._levels = {}, {}, levels
+            self._unions[:], self._facts[:] = 0.0, 0.0
             for name, rows in unions.items():
                 for one in rows:
                     at = self._row((name, int(one[0])))
@@ -193,17 +192,21 @@ class History:
         return rows
 
     def _row(self, key: Key) -> int:
-        """Return a tensor's row; the size of its name that was not used for longest loses its own."""
+        """Return a tensor's row; the oldest of too many sizes of its name loses its own.
+
+        Which one that is follows from what is saved, whatever rows `_of` knows.
+        """
         name, elements = key
         sizes = self._rows.setdefault(name, {})
-        row = sizes.pop(elements, None)
-        if row is None and len(sizes) == _SIZES:
+        if elements in sizes:
+            return sizes[elements]
+        if len(sizes) == _SIZES:
             oldest = next(iter(sizes))
             row = sizes.pop(oldest)
             self._of.clear()
             self._levels.forget((name, oldest))
             self._unions[:, row], self._facts[:, row] = 0.0, 0.0
-        if row is None:
+        else:
             row = self._added()
         sizes[elements] = row
         return row

@@ -78,16 +78,18 @@ class Outcome:
         layout = exchange.layout
         table, counts = layout.table, self._counts
         wanted = self._chooser.wanted(layout.keys)
+        # Sums that are not 0 count, not candidates: these depend on seeds, and on the filter's other tensors.
         sparse = np.arange(len(table)) >= table.dense
-        found = np.where(sparse, counts.sent, counts.total)
+        asked, found = wanted & sparse & (counts.sent > 0), counts.total
+        if asked.any():
+            counted = exchange.codec.occupied(exchange.sparse, asked.astype(np.int64))
+            found = np.where(sparse, counted[:, 0], found)
         density = np.where(wanted, found / table.elements, 1.0)
         density[self._fields == ZERO] = 0.0
         seen = _uniformly(table.elements, density)
         close = (density <= _DENSE) & (density > 0)
-        asked = close & sparse
         if asked.any():
-            counted = exchange.codec.occupied(exchange.sparse, asked.astype(np.int64), known=exchange.known)
-            seen[asked] = counted[asked]
+            seen[asked & close] = counted[asked & close]
         ends = np.cumsum(counts.sent)
         few = np.flatnonzero(close & ~sparse).tolist()
         sums = self._memory.on_host(exchange.dense) if few else np.empty(0, np.int32)
@@ -220,8 +222,10 @@ def _words_of(exchange: Exchange, counts: Counts) -> _Numbers:
 
 def _uniformly(elements: _Numbers, density: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return what is expected of tensors whose elements are non-zero with these probabilities."""
-    size = 2.0 ** np.arange(BLOCK_SIZES)
-    seen: NDArray[np.float64] = elements[:, np.newaxis] / size * (1 - (1 - density[:, np.newaxis]) ** size)
+    seen, zeros = np.empty((elements.size, BLOCK_SIZES)), 1 - density
+    for b in range(BLOCK_SIZES):
+        seen[:, b] = elements / 2.0**b * (1 - zeros)
+        zeros = zeros * zeros  # NumPy's powers differ between processors, whose workers must choose alike
     return seen
 
 

@@ -269,24 +269,17 @@ def read(
 
 
 @compiled
-def occupied(
-    table: _Table, known: bool, union: Words, sparse: _Integers, wanted: Numbers, out: _Table
-) -> None:
-    """Add the blocks of 2**b elements with a non-zero to out[segment, b], for segments that are `wanted`.
+def occupied(table: _Table, union: Words, sparse: _Integers, wanted: Numbers, out: _Table) -> None:
+    """Add the blocks of 2**b elements whose sum is not all 0 to out[segment, b], for `wanted` segments.
 
-    Unless the union is `known`, candidates count whose sum is not 0, or all, if most sums are 0. `out` is
-    zero on entry.
+    `out` is zero on entry.
     """
     counts = np.empty(out.shape[1], np.int64)
     for p in range(table.shape[0]):
         row = table[p]
         if not row[Column.SPARSE] or not row[Column.COUNT] or not wanted[row[Column.SEGMENT]]:
             continue
-        words = _words(row, union)
-        if known:
-            occupied_in(words, counts)
-        else:
-            occupied_in(_summed(words, _numbers_of(row, sparse)), counts)
+        occupied_in(_summed(_words(row, union), _numbers_of(row, sparse)), counts)
         own = out[row[Column.SEGMENT]]
         for b in range(counts.size):
             own[b] += counts[b]
@@ -294,13 +287,10 @@ def occupied(
 
 @compiled
 def _summed(union: Words, numbers: _Integers) -> Words:
-    """Return the bitmap of the candidates whose sum is not 0; of all, if these are few."""
+    """Return the bitmap of the candidates whose sum is not 0."""
     summed, chosen = np.empty((numbers.size + 31) // 32, np.uint32), np.empty(union.size, np.uint32)
     used_words(numbers.view(np.uint32), summed)
-    if 2 * count(summed, numbers.size) > numbers.size:
-        scatter_bits(summed, union, chosen)
-    else:
-        chosen[:] = union
+    scatter_bits(summed, union, chosen)
     return chosen
 
 

@@ -137,10 +137,10 @@ class CpuSegments:
             found = np.add.reduceat(found, firsts, axis=0)
         return found.T
 
-    def occupied(self, sparse: Integers, wanted: NDArray[np.int64], *, known: bool) -> NDArray[np.int64]:
+    def occupied(self, sparse: Integers, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
         """See `SegmentCodec.occupied`."""
         out = np.zeros((len(self._table), BLOCK_SIZES), np.int64)
-        loops.occupied(self._pieces, known, self._union, frozen(sparse), wanted, out)
+        loops.occupied(self._pieces, self._union, frozen(sparse), wanted, out)
         return out
 
     def _each(self, work: Callable[[int, int], None]) -> None:
@@ -181,12 +181,10 @@ def put(table: Table, results: Sequence[Floats], elements: NDArray[np.int64], va
         results[s][elements[of == s] - table.begins[s]] = values[of == s]
 
 
-def occupied(
-    table: Table, union: Words, sparse: Integers, wanted: NDArray[np.int64], *, known: bool
-) -> NDArray[np.int64]:
+def occupied(table: Table, union: Words, sparse: Integers, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
     """Do what `SegmentCodec.occupied` does, for candidates and their sums on the host."""
     pieces, ends = _pieces(table)[0].copy(), np.zeros(2, np.int64)
     loops.place(pieces, np.zeros(len(table), np.int32), frozen(union), ends)
     out = np.zeros((len(table), BLOCK_SIZES), np.int64)
-    loops.occupied(pieces, known, frozen(union), frozen(sparse), wanted, out)
+    loops.occupied(pieces, frozen(union), frozen(sparse), wanted, out)
     return out

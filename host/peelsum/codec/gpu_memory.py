@@ -160,6 +160,10 @@ class DeviceMemory:
         """See `Memory.placed`."""
         return sent(array, self._device)
 
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """See `Memory.joined`."""
+        return torch.cat(list(parts))
+
     def widened(self, numbers: Tensor) -> Tensor:
         """See `Memory.widened`."""
         return numbers.to(torch.int64)

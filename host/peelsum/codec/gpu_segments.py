@@ -154,11 +154,10 @@ class GpuSegments:
         mine, total = self._counts.cpu().numpy()
         return Counts(mine, total, self.sent)
 
-    def occupied(self, sparse: Tensor, wanted: NDArray[np.int64], *, known: bool) -> NDArray[np.int64]:
+    def occupied(self, sparse: Tensor, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
         """See `SegmentCodec.occupied`. The host counts, from copies of the bitmap and the sums."""
         union = self._union.cpu().numpy().view(np.uint32)
-        numbers = np.zeros(len(sparse), np.int32) if known else sparse.cpu().numpy()
-        return occupied(self._table, union, numbers, wanted, known=known)
+        return occupied(self._table, union, sparse.cpu().numpy(), wanted)
 
     @property
     def _bits(self) -> Tensor:

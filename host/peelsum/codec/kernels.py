@@ -286,4 +286,4 @@ def _run_segments(codecs: SegmentCodecs, room: Memory) -> None:
         codec.gather(sparse)
         codec.read(dense, sparse, 1)
         codec.counts(dense, sparse, (dense, sparse))
-        codec.occupied(sparse, np.ones(2, np.int64), known=False)
+        codec.occupied(sparse, np.ones(2, np.int64))

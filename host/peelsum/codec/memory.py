@@ -87,6 +87,9 @@ class Memory(Protocol):
     def placed(self, array: NDArray[Any]) -> Any:
         """Copy an array of the host to this memory, e.g. places by which another is indexed."""
 
+    def joined(self, parts: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+        """Return the parts end to end, at least one."""
+
     def widened(self, numbers: NDArray[np.int32]) -> NDArray[np.int64]:
         """Return a copy as int64."""
 
@@ -182,6 +185,10 @@ class HostMemory:
     def placed(self, array: NDArray[Any]) -> Any:
         """See `Memory.placed`."""
         return array
+
+    def joined(self, parts: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+        """See `Memory.joined`."""
+        return np.concatenate(parts)
 
     def widened(self, numbers: NDArray[np.int32]) -> NDArray[np.int64]:
         """See `Memory.widened`."""

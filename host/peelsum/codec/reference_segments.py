@@ -120,17 +120,13 @@ class ReferenceSegments:
         totals[self._table.dense :] = 0
         return Counts(np.array(mine, np.int64), totals, self.sent)
 
-    def occupied(self, sparse: Integers, wanted: NDArray[np.int64], *, known: bool) -> NDArray[np.int64]:
+    def occupied(self, sparse: Integers, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
         """See `SegmentCodec.occupied`."""
         out = np.zeros((len(self._table), BLOCK_SIZES), np.int64)
         numbers = self._split(np.zeros(0, np.int32), sparse)
         for s in range(self._table.dense, len(self._table)):
-            positions = self._sent[s]
-            summed = positions[numbers[s] != 0]
-            if not known and 2 * summed.size > positions.size:
-                positions = summed
             if wanted[s]:
-                out[s] = reference.occupied(positions)
+                out[s] = reference.occupied(self._sent[s][numbers[s] != 0])
         return out
 
     def _words(self, s: int, bitmap: Words) -> Words:

@@ -183,12 +183,10 @@ class SegmentCodec(Protocol):
     def counts(self, dense: Integers, sparse: Integers, own: tuple[Integers, Integers]) -> Counts:
         """Return counts, after `read` of the same sums. own: this worker's dense and sparse numbers."""
 
-    def occupied(self, sparse: Integers, wanted: _Places, *, known: bool) -> _Places:
-        """Return counts of the blocks of 2**b elements with a non-zero: int64[segments, BLOCK_SIZES].
+    def occupied(self, sparse: Integers, wanted: _Places) -> _Places:
+        """Return counts of the blocks of 2**b elements whose sum is not all 0: int64[segments, BLOCK_SIZES].
 
         Dense segments have none. wanted: int64[segments], not 0 for the segments that are counted.
-        known: whether all candidates are non-zeros of the union; if not, those count whose sum is not 0, or
-        all, if most sums are 0.
         """
 
 
