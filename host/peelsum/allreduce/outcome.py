@@ -33,6 +33,8 @@ class Outcome:
         self._fields, self._scales = np.zeros(count, np.int32), np.zeros(0, np.int32)
         self._counts = Counts(*np.zeros((3, count), np.int64))
         self._values: list[Any] = []
+        #: Candidates, cells and left-over of the sketch.
+        self._sketch = 0, 0, 0
         #: Each tensor's segment, or -1 without elements.
         self._segments = np.full(len(plan.tensors), -1)
         self._segments[plan.layout.order] = np.arange(count)
@@ -44,6 +46,9 @@ class Outcome:
         self._values = list(codec.read(dense, sparse, self._divisor))
         self._fields, self._scales = codec.fields, codec.scales
         self._counts = codec.counts(dense, sparse, exchange.quantized)
+        if self._chooser.sparse_form == "sketch":
+            left = exchange.left_over
+            self._sketch = len(sparse), exchange.value_words - left, left
         self._learn(exchange)
 
     def _learn(self, exchange: Exchange) -> None:
@@ -79,7 +84,7 @@ class Outcome:
         rest = self._segments, self._fields, self._lowest(), self._counts, self._divisor
         tallies = partial(_tallies, plan, *rest)
         elements = int(plan.layout.table.begins[-1])
-        return Tally(plan.names, self._words_by_name, elements, non_finite, tallies)
+        return Tally(plan.names, self._words_by_name, elements, non_finite, *self._sketch, tallies)
 
     def _words_by_name(self) -> dict[str, int]:
         words = (
