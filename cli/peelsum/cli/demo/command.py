@@ -79,9 +79,10 @@ def command(
 ) -> None:
     """Train a language model on several workers, whose gradients the switch program sums.
 
-    Sparse gradients travel as sketches, which the switch adds and every worker peels. The same steps are then
-    repeated with dense gradients, to compare bytes and time. Every sum of both is compared, bit for bit, with
-    gloo's sum of the same integers.
+    Sparse gradients travel as sketches, which the switch adds and every
+    worker peels. Then the same steps are repeated with dense gradients, to
+    compare bytes and time. Every sum is compared, bit for bit, with gloo's sum
+    of the same integers.
     """
     within("--workers", workers, 2, 8)
     within("--steps", steps, 1, 1_000_000)
@@ -203,10 +204,9 @@ def _comparison(values: dict[str, Any]) -> Table:
     measures = ("wire_bytes_per_worker", 1e6, "MB"), ("sum_ms_per_step", 1, "ms")
     for name, one, style in (values["form"], ours, "green"), ("dense", theirs, "yellow"):
         row: list[Any] = [name, f"{one['loss_start']:.2f} -> {one['loss_end']:.2f}"]
-        styles = {"complete_style": style, "finished_style": style}
         for measure, unit, symbol in measures:
             most = max(ours[measure], theirs[measure])
-            bar = ProgressBar(most, one[measure], _BAR, **styles)
+            bar = ProgressBar(most, one[measure], _BAR, complete_style=style, finished_style=style)
             row += [bar, f"{one[measure] / unit:,.1f} {symbol}"]
         table.add_row(*row)
     table.add_row("ratio", "", "", f"1 : {values['bytes_ratio']:.1f}", "", f"1 : {values['time_ratio']:.1f}")
@@ -216,7 +216,7 @@ def _comparison(values: dict[str, Any]) -> Table:
 def _facts(values: dict[str, Any]) -> Table:
     """Return a table of the gradients, the sketch, and who summed it."""
     table = table_of(("", " "), left=("", " "), show_header=False)
-    table.add_row("gradients", f"{values['elements']:,} elements, {values['density']:.1%} of them not zero")
+    table.add_row("density", f"{values['density']:.1%} of {values['elements']:,} elements are not zero")
     if values["cells"]:
         cells, candidates, left = (values[name] for name in ("cells", "candidates", "left_over"))
         each = f"{cells / candidates:.2f} each"
@@ -232,5 +232,6 @@ def _facts(values: dict[str, Any]) -> Table:
         "switch", f"summed {inside:,} of {inside + outside:,} chunks; {resends:,} packets sent again"
     )
     exact, checked = values["tensors_exact"], values["tensors_checked"]
-    table.add_row("exact", f"{exact:,} of {checked:,} sums equal gloo's, bit for bit")
+    style = "green" if values["exact"] else "red"
+    table.add_row("exact", f"{exact:,} of {checked:,} sums equal gloo's, bit for bit", style=style)
     return table

@@ -108,7 +108,7 @@ class Replica:
 def _train(
     replica: Replica, seat: Mapping[str, Any], check: GlooCheck, steps: int, seed: int, form: SentAs
 ) -> None:
-    """Train in the form, and once more with dense gradients; report each step, and each training's packets."""
+    """Train in the form, then again with dense gradients; report each step, and each training's packets."""
     from peelsum.allreduce import Allreduce
     from peelsum.codec import warm_up
     from peelsum.transport.seats import plug_in
@@ -116,8 +116,9 @@ def _train(
     warm_up()
     with plug_in(seat) as summation:
         say(ready=True)
-        for one in (form, "dense"):
-            forms, values = _requested(replica, one)
+        trainings: tuple[SentAs | Literal["dense"], ...] = (form, "dense")
+        for sent_as in trainings:
+            forms, values = _requested(replica, sent_as)
             allreduce = Allreduce(summation, forms=forms, values=values, average=True, seed=seed)
             before = summation.stats()
             replica.restart()
@@ -134,12 +135,12 @@ def _train(
             say(sent_packets=after.contributions - before.contributions + resends, resends=resends)
 
 
-def _requested(replica: Replica, form: str) -> tuple[Any, RequestedValues]:
+def _requested(replica: Replica, sent_as: SentAs | Literal["dense"]) -> tuple[Any, RequestedValues]:
     """Return the arguments `forms` and `values` of `Allreduce`."""
-    if form in ("auto", "dense"):
-        return form, "auto"
+    if sent_as == "auto" or sent_as == "dense":
+        return sent_as, "auto"
     forms: dict[str, RequestedForm] = dict.fromkeys(dict(replica.network.named_parameters()), "dense")
-    return forms | dict.fromkeys(SPARSE, "sparse"), form
+    return forms | dict.fromkeys(SPARSE, "sparse"), sent_as
 
 
 def _costs(result: StepResult) -> dict[str, Any]:
@@ -149,7 +150,7 @@ def _costs(result: StepResult) -> dict[str, Any]:
     from peelsum.allreduce.costs import lower_bound_bits
 
     sparse, tally = [tensor for tensor in result.tensors if tensor.index is not None], result.tally
-    bits = sum(lower_bound_bits(one.elements, np.count_nonzero(one.total_at)) for one in sparse)
+    bits = sum(lower_bound_bits(one.elements, int(np.count_nonzero(one.total_at))) for one in sparse)
     return {
         "density": result.density,
         "elements": tally.elements,
