@@ -62,7 +62,7 @@ class Tally:
 
 def command(
     workers: Annotated[int, typer.Option(help="Number of workers, 2 to 8.")] = 4,
-    steps: Annotated[int, typer.Option(help="Training steps.")] = 40,
+    steps: Annotated[int, typer.Option(help="Training steps, in each of both trainings.")] = 20,
     form: Annotated[
         SentAs,
         typer.Option(
@@ -228,9 +228,7 @@ def _facts(values: dict[str, Any]) -> Table:
     table.add_row("time of a sum", "encode {:.1f}, network {:.1f}, decode {:.1f} ms".format(*times))
     inside, outside = values["chunks_in_switch"], values["chunks_at_server"]
     resends = values["sparse"]["resends"] + values["dense"]["resends"]
-    table.add_row(
-        "switch", f"summed {inside:,} of {inside + outside:,} chunks; {resends:,} packets sent again"
-    )
+    table.add_row("switch", f"summed {inside:,} of {inside + outside:,} chunks; sent again: {resends:,}")
     exact, checked = values["tensors_exact"], values["tensors_checked"]
     style = "green" if values["exact"] else "red"
     table.add_row("exact", f"{exact:,} of {checked:,} sums equal gloo's, bit for bit", style=style)
