@@ -70,6 +70,32 @@ def test_rounds(
         assert ops == (rounds if step else [["or"], ["or"], *rounds[1:]])
 
 
+@pytest.mark.parametrize(("values", "cells"), [("sketch", 1.5), ("sketch", 0.5), ("compact", None)])
+def test_a_tally_counts_the_sketch_as_the_words_that_were_sent(
+    make_workers: Any, values: str, cells: float | None
+) -> None:
+    group = make_workers(
+        3, forms={"d": "dense", "s": "sparse", "t": "sparse"}, values=values, cells_per_candidate=cells
+    )
+    for step in range(2):
+        parts = [workers_of(n, 3, density, step) for n, density in ((70, 1.0), (9000, 0.01), (500, 0.1))]
+        results = group.sum([dict(zip("dst", arrays, strict=True)) for arrays in zip(*parts, strict=True)])
+        added = [words.size for call in group.take() for op, words, _ in call if op == "add"]
+        union = sum(int(np.logical_or.reduce(arrays).sum()) for arrays in parts[1:])
+        sent = [added[0] - 70, sum(added[1:])] if values == "sketch" else [0, 0]
+        for result in results:
+            tally = result.tally
+            assert [tally.cells, tally.left_over] == sent
+            assert tally.candidates == (union if values == "sketch" else 0)
+        assert (sent[1] > 0) == (cells == 0.5)
+
+
+def test_a_step_whose_sparse_tensors_are_zero_has_no_sketch(make_workers: Any) -> None:
+    group = make_workers(2, forms={"d": "dense", "s": "sparse"}, values="sketch")
+    tally = group.sum([{"d": np.ones(9, np.float32), "s": np.zeros(99, np.float32)}] * 2)[0].tally
+    assert (tally.candidates, tally.cells, tally.left_over) == (0, 0, 0)
+
+
 def test_zeros_and_what_is_not_finite_send_no_values(make_workers: Any) -> None:
     group = make_workers(2, lanes=16, forms={"d": "dense", "i": "dense", "s": "sparse"}, values="compact")
     zeros = {name: np.zeros(99, np.float32) for name in "dis"}

@@ -52,17 +52,17 @@ class AheadExchange(Exchange):
         self._bits = setting.highest - 126
         #: The first element of the sparse segments, and their first place in rows.
         self._border, self._first = int(table.begins[table.dense]), ROW * int(table.rows[table.dense])
-        self._cells = expected.sketch.cells if layout.parts else 0
+        self.cells = expected.sketch.cells if layout.parts else 0
 
     def rounds(self) -> Rounds:
         """See `Exchange.rounds`."""
         table, upper = self.layout.table, self._expected.upper
-        sums = yield Round(self.layout.header_words, self._border + self._cells + upper.cells, self._write)
+        sums = yield Round(self.layout.header_words, self._border + self.cells + upper.cells, self._write)
         exceeding, far = self._judge(self._memory.on_host(sums.near[: table.scale_words]))
         places, left = self._decode(sums)
         again, above = self._elements(far, places), self._elements(exceeding, places)
         parts = np.zeros(len(above), np.int32)
-        words = self._memory.on_host(sums.added[self._border + self._cells :])
+        words = self._memory.on_host(sums.added[self._border + self.cells :])
         lost = kernels().sketch_decode(upper, words, table.places_of(above), parts)
         near = ~far[table.blocks_at(above)]
         lost, wide, own = lost[near[lost]], above[near], self._numbers(above)
@@ -88,9 +88,9 @@ class AheadExchange(Exchange):
         elements = elements[codec.values_at(elements) != 0]
         numbers = self._numbers(elements)
         self._put(numbers, elements, places, sparse)
-        if self._cells:
-            ops.sketch_encode(self._expected.sketch, places, sparse, added[dense : dense + self._cells])
-        self._write_upper(elements, numbers, added[dense + self._cells :])
+        if self.cells:
+            ops.sketch_encode(self._expected.sketch, places, sparse, added[dense : dense + self.cells])
+        self._write_upper(elements, numbers, added[dense + self.cells :])
 
     def _write_upper(self, elements: _Places, numbers: _Places, out: Words) -> None:
         upper, words = self._upper(numbers), np.empty(len(out), np.uint32)
@@ -124,12 +124,12 @@ class AheadExchange(Exchange):
         self.sparse, self.own_sparse = memory.integers(candidates), memory.integers(candidates)
         self.beside_words = self._border - dense  # zeros, and what is not finite
         if not candidates:
-            self.beside_words += self._cells
+            self.beside_words += self.cells
             return places, np.empty(0, np.int64)
         codec.gather(self.own_sparse)
-        words = sums.added[self._border : self._border + self._cells]
+        words = sums.added[self._border : self._border + self.cells]
         left: _Places = ops.sketch_decode(self._expected.sketch, words, places, self.sparse)
-        self.value_words = self._cells + len(left)
+        self.value_words = self.cells + len(left)
         return places, left
 
     def _present(self, count: int, numbers: Integers) -> Integers:

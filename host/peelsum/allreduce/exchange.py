@@ -95,8 +95,8 @@ class Exchange:
         #: Words that were sent for each part's index, and for the candidates' values.
         self.index_words: list[int] = []
         self.value_words = 0
-        #: Candidates that peeling left over.
-        self.left_over = 0
+        #: Cells of the candidates' sketch, and candidates that peeling left over.
+        self.cells = self.left_over = 0
         #: Words that were sent for no segment alone.
         self.beside_words = 0
         #: int32[blocks]: the scales by which sums are bounded.
@@ -229,7 +229,8 @@ class Exchange:
         self.dense = memory.signed(sums.added[:dense])
         self.sparse = memory.integers(candidates)
         left = ops.sketch_decode(layout, sums.added[dense:], positions, self.sparse)
-        self.left_over, self.value_words = len(left), layout.cells + len(left)
+        self.cells, self.left_over = layout.cells, len(left)
+        self.value_words = layout.cells + len(left)
         if not len(left):
             return
 

@@ -37,6 +37,8 @@ class Outcome:
         self._wide: dict[int, Wide] = {}
         self._counts = Counts(*np.zeros((3, count), np.int64))
         self._values: list[Any] = []
+        #: Candidates, cells and left-over of the sketch.
+        self._sketch = 0, 0, 0
         #: Each tensor's segment, or -1 without elements.
         self._segments = np.full(len(plan.tensors), -1)
         self._segments[plan.layout.order] = np.arange(count)
@@ -48,6 +50,8 @@ class Outcome:
         self._values = list(codec.read(dense, sparse, self._divisor, self._widen(exchange)))
         self._fields, self._scales, self._bounds = codec.fields, codec.scales, exchange.bounds
         self._counts = codec.counts(dense, sparse, (exchange.own_dense, exchange.own_sparse))
+        if exchange.cells:
+            self._sketch = len(sparse), exchange.cells, exchange.left_over
         self._learn(exchange)
 
     def _widen(self, exchange: Exchange) -> tuple[_Numbers, NDArray[np.float32]] | None:
@@ -113,7 +117,12 @@ class Outcome:
         rest = self._segments, self._fields, self._lowest(), self._divisor
         elements = int(plan.layout.table.begins[-1])
         return Tally(
-            plan.names, self._words_by_name, elements, non_finite, lambda: _tallies(plan, *rest, self._exact)
+            plan.names,
+            self._words_by_name,
+            elements,
+            non_finite,
+            *self._sketch,
+            lambda: _tallies(plan, *rest, self._exact),
         )
 
     def _words_by_name(self) -> dict[str, int]:

@@ -178,6 +178,12 @@ class Tally:
     """Elements of all tensors."""
     non_finite: int
     """Tensors that were not finite on some worker."""
+    candidates: int
+    """Candidates whose numbers were sent as a sketch; 0 without one."""
+    cells: int
+    """Cells of the step's sketch."""
+    left_over: int
+    """Candidates that peeling left over, whose numbers were then sent as they are."""
     tensors: Callable[[], Mapping[str, TensorTally]]
     """Returns each tensor's tally, by name. It keeps no arrays of elements."""
 
