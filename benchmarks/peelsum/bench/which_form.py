@@ -209,8 +209,12 @@ def over_links(points: Sequence[Point]) -> Iterator[tuple[Point, list[FormTime]]
     """Measure points with the same links and workers, one after the other, over one softswitch."""
     first = points[0]
     rate, delay_ms = 1e3 * first.gbps, 1e3 * first.rtt / 4
+    # Workers' own links have no rate: without a limit of marks, their bursts would shrink the window.
+    links = Star(
+        first.workers, lanes=LANES, window=WINDOW, rate_mbit=rate, delay_ms=delay_ms, mark_from=WINDOW
+    )
     with (
-        Star(first.workers, lanes=LANES, window=WINDOW, rate_mbit=rate, delay_ms=delay_ms) as star,
+        links as star,
         ThreadPoolExecutor(first.workers) as pool,
     ):
         seats = list(pool.map(lambda seat: plug_in(asdict(seat)), star.seats))

@@ -98,7 +98,7 @@ one.
 
 `links` rows are measured: two workers are threads of one process, and a softswitch paces and delays their
 packets on loopback. On 2 cores it can do this for 0.1 Gbit/s and round trips of milliseconds; a step is the
-fastest of three, of the slower worker.
+fastest of three, of the slower worker. Workers send as fast as they can, and the switch's ports set no marks.
 
 The map has a square for each point: its colour is the form that is fastest there, simulated. A number says
 how many times as long `auto`'s form takes, where that is more than 1.1. A circle has the colour of the form
