@@ -100,7 +100,7 @@ def test_the_map_has_a_square_for_each_point_and_marks_where_auto_is_slower() ->
         ],
     )
     few, many = figure.axes
-    assert [axes.get_title() for axes in figure.axes] == ["2^10, 1.0%", "2^10, 20.0%"]
+    assert [axes.get_title() for axes in figure.axes] == ["2^10 elements, 1.0%", "2^10 elements, 20.0%"]
     assert [len(axes.patches) for axes in figure.axes] == [2, 1]
     assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["1.25x"]
     assert few.patches[0].get_facecolor() != few.patches[1].get_facecolor() == many.patches[0].get_facecolor()

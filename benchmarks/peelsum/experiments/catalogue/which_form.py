@@ -44,6 +44,7 @@ def draw(figure: Any, groups: Sequence[Any]) -> None:
         for name in ("elements", "density", "gbps", "rtt_ms")
     )
     figure.set_size_inches(2.1 * len(densities) + 1, 2.1 * len(sizes) + 1)
+    figure.suptitle("Fastest form; the number is auto's time over its, where above 1.1", fontweight="bold")
     grid = figure.subplots(len(sizes), len(densities), squeeze=False, sharex=True, sharey=True)
     for group in groups:
         at = {name: float(group.point[name]) for name in ("elements", "density", "gbps", "rtt_ms")}
@@ -59,7 +60,7 @@ def draw(figure: Any, groups: Sequence[Any]) -> None:
             axes.text(x, y, f"{apart:.3g}x", ha="center", va="center", fontsize=7)
     for row, size in zip(grid, sizes, strict=True):
         for axes, density in zip(row, densities, strict=True):
-            axes.set_title(f"2^{round(size).bit_length() - 1}, {density:.1%}", fontsize=8)
+            axes.set_title(f"2^{round(size).bit_length() - 1} elements, {density:.1%}", fontsize=8)
             axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
             axes.set_yticks(range(len(trips)), [f"{trip:g}" for trip in trips])
         row[0].set_ylabel("round trip, ms")
