@@ -36,6 +36,7 @@ def draw(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Iterator[
     from matplotlib import pyplot as plt
 
     groups = grouped(experiment, rows)
+    folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(_STYLE):
         for plot in experiment.plots:
             figure = plt.figure(figsize=(6.4, 3.6), layout="constrained")
@@ -53,7 +54,8 @@ def _fill(axes: Any, experiment: Experiment, plot: Plot, groups: Sequence[Group]
     named = any(number(tick) is None for tick in ticks)
     lines: dict[str, list[Group]] = {}
     for group in groups:
-        lines.setdefault(group.point.get(plot.lines, ""), []).append(group)
+        name = ", ".join(group.point[one] for one in plot.lines.split())
+        lines.setdefault(name, []).append(group)
     for name, mine in lines.items():
         _line(axes, plot, name, mine, ticks if named else None)
     axes.set(xlabel=plot.x, ylabel="\n".join(wrap(experiment.columns[plot.y].meaning, 36)))
@@ -68,7 +70,12 @@ def _fill(axes: Any, experiment: Experiment, plot: Plot, groups: Sequence[Group]
     else:
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
     if plot.lines:
-        axes.legend(title=plot.lines, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+        beside = {
+            "loc": "center left",
+            "bbox_to_anchor": (1, 0.5),
+            "fontsize": min(9, 150 / len(lines or "-")),
+        }
+        axes.legend(title=plot.lines, frameon=False, **beside)
 
 
 def _logarithmic(ticks: Sequence[str]) -> dict[str, Any]:
@@ -87,7 +94,7 @@ def _line(axes: Any, plot: Plot, name: str, groups: Sequence[Group], ticks: list
         if isinstance(figure, Summary) and x is not None:
             points.append((x, figure.median, figure.median - figure.low, figure.high - figure.median))
     if points:
-        along, medians, below, above = zip(*points, strict=True)
+        along, medians, below, above = zip(*sorted(points), strict=True)
         style = "o" if ticks else "--o" if groups[0].modelled else "-o"
         axes.errorbar(
             along, medians, (below, above), fmt=style, markersize=3, capsize=2, linewidth=1, label=name

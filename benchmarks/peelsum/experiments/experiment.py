@@ -56,8 +56,11 @@ def columns_of(row: type, *, without: Sequence[str] = (), **more: str) -> dict[s
 class Size:
     """The points of an experiment, and how often each is measured."""
 
-    grid: Sequence[Mapping[str, Sequence[Value]]]
-    """For each part, the values of every parameter; a part's points are all combinations of these."""
+    grid: Sequence[Mapping[str, Any]]
+    """For each part, the values of parameters; a part's points are all combinations of these.
+
+    A value that is not a sequence is the only one.
+    """
     repetitions: int = 5
     """How often each point is measured, each time with another seed."""
 
@@ -73,7 +76,7 @@ class Plot:
     y: str
     """A column."""
     lines: str = ""
-    """A parameter whose values are the lines; "" draws one line."""
+    """The parameters, separated by spaces, whose values tell lines apart; "" draws one line."""
     where: Point = field(default_factory=dict)
     """Parameters whose values are fixed."""
     log: Literal["", "x", "y", "xy"] = ""
@@ -143,6 +146,8 @@ class Experiment:
     """The figures of a row."""
     sizes: Mapping[str, Size]
     """By name: "quick", "usual" and "full". "usual" is needed; the others default to it."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values, as in a grid, of parameters in the parts that do not name them."""
     plots: Sequence[Plot] = ()
     """The figures that are drawn."""
     published: Sequence[Published] = ()
@@ -161,17 +166,25 @@ class Experiment:
     """The values that other parameters may have."""
     needs: Sequence[str] = ()
     """Packages that must be installed."""
-    text: Callable[[list[dict[str, Any]]], str] | None = None
-    """Returns the text of a run's rows, in place of one table of all of them."""
 
     def __post_init__(self) -> None:
         check(self)
+        sizes = {name: self._whole(size) for name, size in self.sizes.items()}
+        object.__setattr__(self, "sizes", sizes)
+
+    def _whole(self, size: Size) -> Size:
+        """Return a size whose parts have a sequence of values for every parameter."""
+        parts = [{**part, **self.defaults, **part} for part in size.grid]
+        grid = [{name: _several(values) for name, values in part.items()} for part in parts]
+        return Size(grid, size.repetitions)
 
     @property
     def parameters(self) -> list[str]:
-        """The names of all parameters, in order."""
+        """The names of all parameters, in the order of `measure`."""
         parts = [part for size in self.sizes.values() for part in size.grid]
-        return list(dict.fromkeys(name for part in parts for name in part))
+        known = dict.fromkeys([*(name for part in parts for name in part), *self.defaults])
+        order = list(inspect.signature(self.measure).parameters)
+        return sorted(known, key=lambda name: order.index(name) if name in order else len(order))
 
     @property
     def labels(self) -> list[str]:
@@ -208,7 +221,7 @@ def check(one: Experiment) -> None:
         _require(bool(_NAME.fullmatch(plot.name)), "plots.name", plot.name, "use a-z0-9_")
         _require(plot.x in one.labels, "plots.x", plot.x, _known(one.labels))
         _require(plot.y in one.columns, "plots.y", plot.y, _known(one.columns))
-        for name in (*filter(None, [plot.lines]), *plot.where):
+        for name in (*plot.lines.split(), *plot.where):
             _require(name in one.labels, "plots.lines and plots.where", name, _known(one.labels))
     for published in one.published:
         _require(published.column in one.columns, "published.column", published.column, _known(one.columns))
@@ -241,12 +254,11 @@ def _check_sizes(one: Experiment) -> None:
                 where = f"sizes.{name}.grid.{parameter}"
                 new = parameter not in RESERVED and parameter not in one.columns
                 _require(bool(_NAME.fullmatch(parameter)) and new, where, parameter, "use another name")
-                _require(
-                    isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0,
-                    where,
-                    values,
-                    "give a sequence of values",
-                )
+                _require(len(_several(values)) > 0, where, values, "give at least one value")
+
+
+def _several(values: Any) -> Sequence[Value]:
+    return values if isinstance(values, Sequence) and not isinstance(values, str) else (values,)
 
 
 def _require(right: bool, where: str, value: Any, remedy: str) -> None:

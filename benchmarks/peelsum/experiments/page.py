@@ -51,9 +51,7 @@ def objects(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str, Value
 
 
 def text_of(experiment: Experiment, rows: Sequence[Row]) -> str:
-    """Return the tables of rows, in Markdown."""
-    if experiment.text is not None:
-        return experiment.text(objects(experiment, rows))
+    """Return the table of rows, in Markdown."""
     return "\n".join(table(experiment, grouped(experiment, rows)))
 
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from peelsum.bench.devices import cpu_s
 from peelsum.bench.switch.load import Load, Loop
 from peelsum.bench.switch.load_hosts import UdpHosts
 from peelsum.bench.switch.rates import FIRST_CHUNK_S, UDP_WINDOW, admit, switch_process
@@ -107,17 +108,12 @@ def _plane(stack: ExitStack, plane: int, lanes: int, workers: int) -> _Plane:
 
 def _add_round(total: _Total, scene: Sequence[_Plane], seconds: float) -> None:
     chunks, lost = [one.loop.done for one in scene], [one.loop.lost for one in scene]
-    spent = [process_seconds(one.pid) for one in scene]
+    spent = [cpu_s(one.pid) for one in scene]
     total.seconds += _drive(scene, seconds)
     for i, one in enumerate(scene):
-        total.cpu_s[i] += process_seconds(one.pid) - spent[i]
+        total.cpu_s[i] += cpu_s(one.pid) - spent[i]
         total.chunks[i] += one.loop.done - chunks[i]
         total.lost += one.loop.lost - lost[i]
-
-
-def process_seconds(pid: int) -> float:
-    """Return the CPU time of a process, of all its threads, in the kernel and outside."""
-    return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid
 
 
 def _drive(scene: Sequence[_Plane], seconds: float, *, only_first: bool = False) -> float:

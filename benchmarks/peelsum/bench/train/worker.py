@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from peelsum.allreduce import AllreduceError, Part, RequestedForm, Summation
+from peelsum.bench.devices import cpu_s
 from peelsum.summation import Words
 from peelsum.topology import hear, say
 from peelsum.topology.telling import told_of_compiling
@@ -235,10 +235,10 @@ class Trainer:
     def _with_cpu(self, run: Callable[[], list[Iteration]]) -> tuple[list[Iteration], float, float]:
         """Run; return the result, and the CPU seconds of this process and of the switch's processes."""
         dist.barrier()
-        watched_s, own_s = sum(map(_cpu_s, self._watched)), time.process_time()
+        watched_s, own_s = sum(map(cpu_s, self._watched)), time.process_time()
         result = run()
         dist.barrier()
-        own_s, watched_s = time.process_time() - own_s, sum(map(_cpu_s, self._watched)) - watched_s
+        own_s, watched_s = time.process_time() - own_s, sum(map(cpu_s, self._watched)) - watched_s
         return result, own_s, watched_s
 
     def _sum(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -344,12 +344,6 @@ class Trainer:
     @property
     def _network_s(self) -> float:
         return self._stats().network_s if self._sums is None else self._sums.seconds
-
-
-def _cpu_s(process_id: int) -> float:
-    """Return the CPU seconds of all threads of a process."""
-    tasks = Path(f"/proc/{process_id}/task").glob("*/schedstat")
-    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
 def _density(gradients: Mapping[torch.Tensor, torch.Tensor], *, union: bool = False) -> float:

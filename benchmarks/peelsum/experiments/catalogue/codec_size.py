@@ -74,7 +74,7 @@ EXPERIMENT = Experiment(
         ),
     },
     plots=[
-        Plot(f"size_{support}", "density", "over_lower_bound", "form", {"support": support}, "xy")
+        Plot(f"size_{support}", "density", "over_lower_bound", "form index", {"support": support}, "xy")
         for support in SUPPORTS
     ],
     choices={"support": SUPPORTS},

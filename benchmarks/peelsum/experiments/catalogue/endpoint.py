@@ -9,14 +9,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from peelsum.bench.endpoint.rows import DEFAULT_LANES, rows
+from peelsum.bench import endpoint
 from peelsum.experiments import Column, Experiment, Size
 from peelsum.wire import COMPILED_LANES
 
 
 def measure(seed: int, lanes: int, seconds: float) -> Any:
-    """Measure the endpoint in memory, over sockets, and sockets alone."""
-    return rows(lanes, seconds)
+    """Measure the endpoint in memory, over sockets, and sockets alone. Raises WrongSumError."""
+    with endpoint.answering(lanes) as peer:
+        spent = {
+            "memory": endpoint.in_memory(lanes, seconds),
+            "sockets": endpoint.over_sockets(lanes, seconds, peer),
+            "bare": endpoint.bare_sockets(lanes, seconds, peer),
+        }
+    per_core = {way: one.packets / one.cpu_s for way, one in spent.items()}
+    for way, one in spent.items():
+        yield {
+            "way": way,
+            "packets_per_core_s": round(per_core[way]),
+            "packets_per_s": None if way == "memory" else round(one.packets / one.wall_s),
+            "share_of_bare": round(per_core[way] / per_core["bare"], 3),
+        }
 
 
 EXPERIMENT = Experiment(
@@ -29,8 +42,8 @@ EXPERIMENT = Experiment(
     },
     keys=("way",),
     sizes={
-        "quick": Size([{"lanes": (256,), "seconds": (0.1,)}], 1),
-        "usual": Size([{"lanes": DEFAULT_LANES, "seconds": (3.0,)}], 1),
+        "quick": Size([{"lanes": 256, "seconds": 0.1}], 1),
+        "usual": Size([{"lanes": (COMPILED_LANES[0], COMPILED_LANES[-1]), "seconds": 3.0}], 1),
     },
     ranges={"seconds": (0.1, 3600)},
     choices={"lanes": COMPILED_LANES},

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from peelsum.experiments import Column, Experiment, Size
+from peelsum.experiments import Column, Experiment, Plot, Size
 from peelsum.wire import COMPILED_LANES, MAX_WORKERS
 
 #: The program's parts, as `peelsum.bench.switch.profile.PARTS` without the rest of the loop.
@@ -58,6 +58,7 @@ EXPERIMENT = Experiment(
             1,
         ),
     },
+    plots=[Plot(of, "lanes", "ns", "piece", {"of": of, "workers": 4}, "x") for of in ("program", "process")],
     ranges={"workers": (1, MAX_WORKERS), "seconds": (0.1, 3600)},
     choices={"lanes": COMPILED_LANES},
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from peelsum.bench.switch.rows import Row, bench_switch
-from peelsum.experiments import Experiment, Size, columns_of
+from peelsum.experiments import Experiment, Plot, Size, columns_of
 from peelsum.wire import COMPILED_LANES, MAX_WORKERS
 
 
@@ -28,6 +28,10 @@ EXPERIMENT = Experiment(
         "quick": Size([{"lanes": (32,), "workers_each": ((2,),), "seconds": (0.1,)}], 1),
         "usual": Size([{"lanes": COMPILED_LANES, "workers_each": ((4,),), "seconds": (3.0,)}], 1),
     },
+    plots=[
+        Plot("by_lanes", "lanes", "packets_per_s", "ports", {"workers": 4}, "xy"),
+        Plot("by_workers", "workers", "packets_per_s", "ports", {"lanes": 256}, "xy"),
+    ],
     ranges={"seconds": (0.1, 3600), "workers_each": (1, MAX_WORKERS)},
     choices={"lanes": COMPILED_LANES},
 )

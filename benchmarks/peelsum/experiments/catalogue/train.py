@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from peelsum.bench.train.report import Row
-from peelsum.experiments import Experiment, Size, Value, columns_of
+from peelsum.experiments import Experiment, Plot, Size, Value, columns_of
 
 MODELS = ("ncf", "lstm", "vgg19", "bert")
 
@@ -57,6 +57,7 @@ def part(*, small: bool = True, model: str = "ncf", steps: int = 10) -> dict[str
     }
 
 
+DRAWN = {"path": "switch", "top_k": None, "cpu": False, "small": True}
 EXPERIMENT = Experiment(
     measure=measure,
     columns=columns_of(Row, without=("model", "workers")),
@@ -66,6 +67,10 @@ EXPERIMENT = Experiment(
         "usual": Size([part()], 1),
         "full": Size([part(small=False)], 1),
     },
+    plots=[
+        Plot(name, "gbps", name, "model steps", DRAWN, "xy")
+        for name in ("speedup_over_dense", "speedup_over_gloo", "aggregation_over_dense")
+    ],
     ranges={
         "workers": (2, 32),
         "gbps_each": (0.001, 400),
