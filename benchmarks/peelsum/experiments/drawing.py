@@ -9,9 +9,8 @@ from textwrap import wrap
 from typing import Any
 
 from peelsum.experiments.experiment import Experiment, ExperimentError, Plot
-from peelsum.experiments.statistics import Summary
 from peelsum.experiments.store import Row, number
-from peelsum.experiments.summaries import Group, grouped
+from peelsum.experiments.summaries import Group, Summary, grouped
 
 _STYLE: Any = {
     "axes.spines.top": False,

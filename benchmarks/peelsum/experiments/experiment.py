@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from textwrap import dedent
 from typing import Any, Literal
 
 #: A parameter, or a figure of a row; None where a figure is not available. `measure` gets a tuple as a whole.
@@ -35,21 +33,6 @@ class Column:
     """Its meaning, with its unit."""
     modelled: bool = False
     """Whether it is computed from a model in every row, instead of measured."""
-
-
-def columns_of(row: type, *, without: Sequence[str] = (), **more: str) -> dict[str, Column]:
-    """Return a column for each field of a dataclass, with the field's docstring as its meaning, and more."""
-    (definition,) = ast.parse(dedent(inspect.getsource(row))).body
-    assert isinstance(definition, ast.ClassDef)
-    found: dict[str, Column] = {}
-    for node in definition.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            last = node.target.id
-            found[last] = Column(last.replace("_", " "))
-        elif found and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            found[last] = Column(" ".join(str(node.value.value).split()).rstrip("."))
-    found = {name: column for name, column in found.items() if name not in (*without, *RESERVED)}
-    return found | {name: Column(meaning) for name, meaning in more.items()}
 
 
 @dataclass(frozen=True)
@@ -137,7 +120,7 @@ class Experiment:
     about: str = ""
     """What is measured and how, in Markdown; by default, the rest of the docstring."""
     measure: Callable[..., Mapping[str, Value] | Iterable[Any]]
-    """measure(seed=..., **parameters) returns a row: a mapping, or a dataclass, with a value for each column.
+    """measure(seed=..., **parameters) returns a row: a mapping with a value for each column.
 
     It returns several rows if the experiment has `keys`. A row may add `note`, which says why a figure is not
     available, and repeat parameters.

@@ -6,11 +6,9 @@ those of the elements whose exact sum is not zero, relative to it. The exact sum
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,45 +18,11 @@ from peelsum.allreduce import Allreduce, LocalSummation, StepResult
 from peelsum.codec import scale_for
 from peelsum.training import ModelName, make_task
 
-Way = Literal["float32", "one scale", "blocks"]
-MODELS: tuple[ModelName, ...] = ("ncf", "lstm", "bert")
-DEFAULT_STEPS = (0, 60, 300)
-QUICK_STEPS = (0, 5)
-WORKERS = 4
 _LANES = 4096
 
-Tell = Callable[[str], None]
 Floats = NDArray[np.float32]
 #: The gradients of each worker, by the parameter's name.
 Gradients = Mapping[str, Sequence[Floats]]
-
-
-@dataclass(frozen=True)
-class PrecisionRow:
-    """The errors of one way to sum one tensor, or all tensors of a model together."""
-
-    model: str
-    step: int
-    """Steps of training before."""
-    workers: int
-    tensor: str
-    """Name of the parameter; "all" for all together."""
-    way: str
-    """One of `Way`.
-
-    "float32" adds float32 in the workers' order; "one scale" is fixed point with one scale a tensor, "blocks"
-    the allreduce.
-    """
-    sums: int
-    """Elements whose exact sum is not zero."""
-    median_error: float
-    """Median of the errors, relative to the exact sum."""
-    p99_error: float
-    """99th percentile of the errors, relative to the exact sum."""
-    lost: float
-    """Share of elements whose exact sum is not zero, and whose result is."""
-    scale_words: float | None
-    """Words that agree on scales over all words sent; None for ways that send none."""
 
 
 class _Summed(NamedTuple):
@@ -67,24 +31,8 @@ class _Summed(NamedTuple):
     scale_words: int
 
 
-def measure_precision(
-    models: Sequence[ModelName] = MODELS,
-    steps: Sequence[int] = DEFAULT_STEPS,
-    workers: int = WORKERS,
-    *,
-    tell: Tell = lambda _: None,
-) -> Iterator[PrecisionRow]:
-    """Yield the rows of each model and step: those of every tensor with a gradient, then those of all.
-
-    `tell` takes a line now and then on how far training is.
-    """
-    for model in models:
-        for step, gradients in gradients_of(model, steps, workers, tell=tell):
-            yield from rows_of(model, step, gradients)
-
-
 def gradients_of(
-    model: ModelName, steps: Sequence[int], workers: int, seed: int = 0, *, tell: Tell = lambda _: None
+    model: ModelName, steps: Sequence[int], workers: int, seed: int = 0
 ) -> Iterator[tuple[int, Gradients]]:
     """Train a small model with the mean of the workers' gradients; yield them at each of `steps`."""
     task = make_task(model, small=True, seed=seed)
@@ -92,7 +40,6 @@ def gradients_of(
     named = dict(task.model.named_parameters())
     shares = [task.batches(rank, workers, seed) for rank in range(workers)]
     for step in range(max(steps) + 1):
-        tell(f"training {model}: {step} of {max(steps)} steps")
         gradients: dict[str, list[Floats]] = {name: [] for name in named}
         for share in shares:
             optimizer.zero_grad()
@@ -107,12 +54,11 @@ def gradients_of(
         optimizer.step()
 
 
-def rows_of(model: str, step: int, gradients: Gradients) -> Iterator[PrecisionRow]:
+def rows_of(gradients: Gradients) -> Iterator[dict[str, Any]]:
     """Yield the rows of one step: those of every tensor with a gradient, then those of all together."""
     used = {name: arrays for name, arrays in gradients.items() if any(array.any() for array in arrays)}
-    workers = len(next(iter(used.values())))
     exact = {name: np.sum(arrays, axis=0, dtype=np.longdouble) for name, arrays in used.items()}
-    by_way: dict[Way, dict[str, _Summed]] = {
+    by_way: dict[str, dict[str, _Summed]] = {
         "float32": {name: _Summed(_in_sequence(arrays), 0, 0) for name, arrays in used.items()},
         "one scale": {name: _Summed(_one_scale(arrays), 0, 0) for name, arrays in used.items()},
         "blocks": _allreduced(used),
@@ -126,18 +72,15 @@ def rows_of(model: str, step: int, gradients: Gradients) -> Iterator[PrecisionRo
                 sum(getattr(summed[one], field) for one in these) for field in _Summed._fields[1:]
             )
             share = scales / words if words else None
-            yield _row(
-                partial(PrecisionRow, model, step, workers, name, way, scale_words=share), true, values
-            )
+            yield {"tensor": name, "way": way, **_errors(true, values), "scale_words": share}
 
 
-def _row(row: partial[PrecisionRow], exact: NDArray[np.longdouble], values: Floats) -> PrecisionRow:
+def _errors(exact: NDArray[np.longdouble], values: Floats) -> dict[str, Any]:
     there = exact != 0
     errors = np.abs((values[there] - exact[there]) / exact[there]).astype(np.float64)
     median, p99 = np.quantile(errors, [0.5, 0.99]).tolist()
-    return row(
-        sums=int(there.sum()), median_error=median, p99_error=p99, lost=float(np.mean(values[there] == 0))
-    )
+    lost = float(np.mean(values[there] == 0))
+    return {"sums": int(there.sum()), "median_error": median, "p99_error": p99, "lost": lost}
 
 
 def _in_sequence(arrays: Sequence[Floats]) -> Floats:

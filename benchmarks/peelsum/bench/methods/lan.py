@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from peelsum.bench.methods.relay import mac
 from peelsum.bench.train.links import ShapedLan
-from peelsum.softswitch.ports.schedule import load_schedule
 from peelsum.topology import Child, TopologyError
 from peelsum.topology.namespaces import HOST_INTERFACE, inside
 
@@ -29,21 +27,12 @@ class RelayedLan(ShapedLan):
 
     def shape(self, gbps: float, latency_s: float = 0.0) -> None:
         """Let every link send at `gbps` Gbit/s, and delay every frame by `latency_s`."""
-        self._ask(mbit=1e3 * gbps, delay_ms=1e3 * latency_s)
-
-    def follow(self, schedule: Path) -> None:
-        """Let the links follow a schedule, from the next frame on. It sets rates at 0 s."""
-        load_schedule(schedule)  # so that a mistake is told here
-        self._ask(schedule=str(schedule.resolve()))
-
-    def _ask(self, **values: object) -> None:
-        """Send a line to the relay, and start it first if it is not running."""
         if self._relay is None:
             command = [sys.executable, "-m", "peelsum.bench.methods.relay", str(self._workers)]
             self._relay = Child("relay", inside(self._hub, *command))
             self._stack.callback(self._relay.stop)
             self._relay.ready()
-        self._relay.tell(**values)
+        self._relay.tell(mbit=1e3 * gbps, delay_ms=1e3 * latency_s)
         if self._relay.next_line(10.0) is None:
             raise TopologyError("relay: ended early; run again, it may have been stopped")
 

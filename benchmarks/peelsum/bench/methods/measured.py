@@ -12,9 +12,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from peelsum.bench.methods.lan import RelayedLan
 from peelsum.flexible import COLLECTIVES, LinkModel
@@ -26,77 +27,6 @@ _AHEAD_S, _PATIENCE_S = 0.03, 60.0
 _REPEATS, _PROBE_WORDS = 3, 1 << 17
 
 
-@dataclass(frozen=True)
-class Grid:
-    """What to measure: every combination."""
-
-    workers: tuple[int, ...] = (2, 4)
-    mbit: tuple[float, ...] = (20.0, 100.0)
-    delays_ms: tuple[float, ...] = (0.0, 2.0, 10.0)
-    words: tuple[int, ...] = (1_000, 25_000, 100_000)
-
-
-@dataclass(frozen=True)
-class MeasuredRow:
-    """One collective, as predicted and as measured."""
-
-    collective: str
-    workers: int
-    mbit: float
-    """Rate of every link, in Mbit/s."""
-    delay_ms: float
-    """Delay of every link, in milliseconds."""
-    words: int
-    """32-bit words of every worker."""
-    latency_ms: float
-    """Milliseconds that a short message took."""
-    gbps: float
-    """Rate of a long message, in Gbit/s."""
-    predicted_ms: float
-    """By the cost model, from latency and rate."""
-    measured_ms: float
-    """Median of three, each until the slowest worker was done."""
-    error: float
-    """`predicted_ms` over `measured_ms`, less 1."""
-    wrong: int
-    """Elements of sums that were wrong, over all workers."""
-
-
-def measure(grid: Grid) -> Iterator[MeasuredRow]:
-    """Measure the collectives of every combination. Raises TopologyError where namespaces cannot be made."""
-    with ExitStack() as stack:
-        lans = [stack.enter_context(RelayedLan(workers)) for workers in grid.workers]
-        for lan, workers in zip(lans, grid.workers, strict=True):
-            with ExitStack() as processes:
-                lan.shape(1.0)
-                children = _started(processes, lan, workers)
-                for mbit in grid.mbit:
-                    for delay_ms in grid.delays_ms:
-                        lan.shape(mbit / 1e3, delay_ms / 1e3)
-                        yield from _rows(children, grid, mbit, delay_ms)
-
-
-def _rows(children: Sequence[Child], grid: Grid, mbit: float, delay_ms: float) -> Iterator[MeasuredRow]:
-    link = _link(children)
-    for words in grid.words:
-        for name in _MODELS:
-            seconds, wrong = _seconds(children, name, words)
-            predicted = predict(name, link, len(children), words)
-            yield MeasuredRow(
-                collective=name,
-                workers=len(children),
-                mbit=mbit,
-                delay_ms=delay_ms,
-                words=words,
-                latency_ms=round(1e3 * link.latency_s, 4),
-                gbps=round(link.gbps, 6),
-                predicted_ms=round(1e3 * predicted, 3),
-                measured_ms=round(1e3 * seconds, 3),
-                error=round(predicted / seconds - 1, 4),
-                wrong=wrong,
-            )
-
-
 #: The collectives in a row of each that is measured.
 _MODELS: dict[str, tuple[str, ...]] = {
     "broadcast": ("broadcast",),
@@ -106,6 +36,33 @@ _MODELS: dict[str, tuple[str, ...]] = {
     "ar_top_k_ring": ("broadcast", "all_reduce_ring"),
     "ar_top_k_tree": ("broadcast", "all_reduce_tree"),
 }
+
+
+def measure(
+    workers: int, mbit_each: Sequence[float], delays_ms: Sequence[float], counts: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """Measure the collectives of every combination. Raises TopologyError where namespaces cannot be made."""
+    with RelayedLan(workers) as lan, ExitStack() as processes:
+        lan.shape(1.0)
+        children = _started(processes, lan, workers)
+        for mbit, delay_ms in product(mbit_each, delays_ms):
+            lan.shape(mbit / 1e3, delay_ms / 1e3)
+            link = _link(children)
+            for words, name in product(counts, _MODELS):
+                seconds, wrong = _seconds(children, name, words)
+                predicted = predict(name, link, workers, words)
+                yield {
+                    "collective": name,
+                    "mbit": mbit,
+                    "delay_ms": delay_ms,
+                    "words": words,
+                    "latency_ms": round(1e3 * link.latency_s, 4),
+                    "gbps": round(link.gbps, 6),
+                    "predicted_ms": round(1e3 * predicted, 3),
+                    "measured_ms": round(1e3 * seconds, 3),
+                    "error": round(predicted / seconds - 1, 4),
+                    "wrong": wrong,
+                }
 
 
 def predict(name: str, link: LinkModel, workers: int, words: int) -> float:

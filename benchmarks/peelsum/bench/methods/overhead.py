@@ -10,11 +10,11 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,27 +27,11 @@ from peelsum.torch import SwitchAllreduceState
 
 _RATIO, _RANKS, _BUCKETS = 0.01, 2, 4
 _TIMEOUT = timedelta(seconds=60)
-#: Seconds of processor time and of time a step, of every round, by `OverheadRow.by`.
+#: Seconds of processor time and of time a step, of every round.
 _Found = dict[str, list[tuple[float, float]]]
 
 
-@dataclass(frozen=True)
-class OverheadRow:
-    """A step of rank 0 by a fixed compressor or by a strategy that chooses it."""
-
-    by: str
-    """`compressor` or `strategy`."""
-    elements: int
-    """Elements of the gradients, in four buckets."""
-    cpu_ms: float
-    """Milliseconds of processor time, of all threads: median over rounds."""
-    wall_ms: float
-    """Milliseconds from first to last sum: median over rounds."""
-    more_cpu_ms: tuple[float, float, float]
-    """Milliseconds of processor time beyond the compressor's in the same round: quartiles over rounds."""
-
-
-def overhead_rows(elements: int, rounds: int, steps: int) -> list[OverheadRow]:
+def overhead_rows(elements: int, rounds: int, steps: int) -> list[dict[str, Any]]:
     """Measure `rounds` times `steps` steps of each. Raises RuntimeError if a rank fails; it prints why."""
     context = multiprocessing.get_context("spawn")
     answers: SimpleQueue[_Found] = context.SimpleQueue()
@@ -61,16 +45,16 @@ def overhead_rows(elements: int, rounds: int, steps: int) -> list[OverheadRow]:
     if any(one.exitcode for one in ranks):
         raise RuntimeError("a rank failed; see its output")
     found = answers.get()
-    return [_row(by, elements, measured, found["compressor"]) for by, measured in found.items()]
+    return [_row(by, measured, found["compressor"]) for by, measured in found.items()]
 
 
 def _row(
-    by: str, elements: int, measured: list[tuple[float, float]], compressor: list[tuple[float, float]]
-) -> OverheadRow:
+    by: str, measured: list[tuple[float, float]], compressor: list[tuple[float, float]]
+) -> dict[str, Any]:
     more = [one[0] - other[0] for one, other in zip(measured, compressor, strict=True)]
-    first, middle, third = (float(round(1e3 * one, 3)) for one in np.quantile(more, (0.25, 0.5, 0.75)))
+    quartiles = tuple(float(round(1e3 * one, 3)) for one in np.quantile(more, (0.25, 0.5, 0.75)))
     cpu, wall = (round(1e3 * median(column), 3) for column in zip(*measured, strict=True))
-    return OverheadRow(by, elements, cpu, wall, (first, middle, third))
+    return {"by": by, "cpu_ms": cpu, "wall_ms": wall, "more_cpu_ms": quartiles}
 
 
 def _rank(rank: int, path: str, answers: SimpleQueue[_Found], elements: int, rounds: int, steps: int) -> None:

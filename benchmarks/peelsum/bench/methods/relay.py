@@ -11,7 +11,6 @@ import os
 import select
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.interfaces import InterfacePorts
 from peelsum.softswitch.ports.links import Links
 from peelsum.softswitch.ports.pacing import Pacer
-from peelsum.softswitch.ports.schedule import Change, LinkSchedule, LinkState, load_schedule
+from peelsum.softswitch.ports.schedule import Change, LinkSchedule, LinkState
 from peelsum.softswitch.runtime.queues import TICK_SHIFT
 from peelsum.topology import say
 
@@ -92,7 +91,7 @@ def constant(mbit: float, delay_ms: float) -> LinkSchedule:
 def main() -> None:
     """Run the process; its argument is the number of workers.
 
-    A line {mbit, delay_ms} sets the links, a line {schedule} makes them follow that file.
+    A line {mbit, delay_ms} sets the links.
     """
     workers = int(sys.argv[1])
     ports = InterfacePorts({worker + 1: f"w{worker}" for worker in range(workers)}, batch=_BATCH)
@@ -111,9 +110,7 @@ def main() -> None:
             line = os.read(0, 4096)
             if not line:
                 return
-            asked = json.loads(line)
-            file = asked.pop("schedule", None)
-            relay.set(load_schedule(Path(file)) if file else constant(**asked))
+            relay.set(constant(**json.loads(line)))
             say(set=True)
         frames = ports.receive([numbers[one] for one in ready if one])
         if len(frames):

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce, Form, LocalSummation
-from peelsum.bench.allreduce.worker import exact_sum, settings_of, shared_tensor
+from peelsum.bench.allreduce import exact_sum, settings_of, shared_tensor
 from peelsum.bench.codec import Device, lhc_step, smallest_lhc
 from peelsum.bench.codec.lhc_bloom import FewestWords, fewest_words
 from peelsum.bench.codec.supports import Support, positions

@@ -11,13 +11,12 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from peelsum.bench.devices import cpu_s
 from peelsum.bench.switch.load import Load, Loop
 from peelsum.bench.switch.load_hosts import UdpHosts
 from peelsum.bench.switch.rates import FIRST_CHUNK_S, UDP_WINDOW, admit, switch_process
-from peelsum.bench.switch.rows import in_process
 from peelsum.topology.errors import TopologyError
 from peelsum.wire import packet_bytes
 
@@ -25,29 +24,6 @@ _ROUNDS = 5
 #: Silence of a plane after which its outstanding chunks count as lost, in seconds.
 _PATIENCE_S = 0.2
 _CHECKED = 2048
-
-
-@dataclass(frozen=True)
-class PlanesRow:
-    """The rates of switch processes under one load."""
-
-    planes: int
-    """Number of switch processes under load."""
-    lanes: int
-    workers: int
-    """Workers in each plane."""
-    packets_per_cpu_s: float
-    """Contributions summed per second of a switch process's CPU time, kernel included; sum over planes."""
-    packets_per_s: float
-    """Contributions summed per second by the clock, on the cores of this machine; sum over planes."""
-    busy: float
-    """CPU seconds of a switch process per second by the clock, mean over planes."""
-    cpu_to_one: float
-    """`packets_per_cpu_s` over that of one plane."""
-    clock_to_one: float
-    """`packets_per_s` over that of one plane."""
-    lost_chunks: int = 0
-    """Chunks that the load gave up after a silence."""
 
 
 class _Plane(NamedTuple):
@@ -68,22 +44,7 @@ class _Total:
     lost: int = 0
 
 
-def bench_planes(
-    planes: int, *, lanes: Sequence[int], workers: Sequence[int], seconds: float
-) -> list[PlanesRow]:
-    """Measure one and `planes` softswitch processes with every number of lanes and workers.
-
-    seconds: the time of each of the rows. Raises TopologyError.
-    """
-    return [
-        row
-        for count in lanes
-        for hosts in workers
-        for row in in_process(measure, planes, count, hosts, seconds)
-    ]
-
-
-def measure(planes: int, lanes: int, workers: int, seconds: float) -> list[PlanesRow]:
+def measure(planes: int, lanes: int, workers: int, seconds: float) -> list[dict[str, Any]]:
     """Return the rows of one plane and of all. Call it in a new process. Raises TopologyError."""
     with ExitStack() as stack:
         scene = [_plane(stack, plane, lanes, workers) for plane in range(planes)]
@@ -94,7 +55,7 @@ def measure(planes: int, lanes: int, workers: int, seconds: float) -> list[Plane
             for count, total in totals.items():
                 _add_round(total, scene[:count], seconds / _ROUNDS)
     one = _rates(totals[1], workers)
-    return [_row(count, lanes, workers, total, one) for count, total in totals.items()]
+    return [_row(count, workers, total, one) for count, total in totals.items()]
 
 
 def _plane(stack: ExitStack, plane: int, lanes: int, workers: int) -> _Plane:
@@ -147,16 +108,14 @@ def _rates(total: _Total, workers: int) -> tuple[float, float]:
     return workers * by_cpu, workers * sum(total.chunks) / total.seconds
 
 
-def _row(planes: int, lanes: int, workers: int, total: _Total, one: tuple[float, float]) -> PlanesRow:
+def _row(planes: int, workers: int, total: _Total, one: tuple[float, float]) -> dict[str, Any]:
     by_cpu, by_clock = _rates(total, workers)
-    return PlanesRow(
-        planes=planes,
-        lanes=lanes,
-        workers=workers,
-        packets_per_cpu_s=round(by_cpu),
-        packets_per_s=round(by_clock),
-        busy=round(sum(total.cpu_s) / planes / total.seconds, 3),
-        cpu_to_one=round(by_cpu / one[0], 2),
-        clock_to_one=round(by_clock / one[1], 2),
-        lost_chunks=total.lost,
-    )
+    return {
+        "switches": planes,
+        "packets_per_cpu_s": round(by_cpu),
+        "packets_per_s": round(by_clock),
+        "busy": round(sum(total.cpu_s) / planes / total.seconds, 3),
+        "cpu_to_one": round(by_cpu / one[0], 2),
+        "clock_to_one": round(by_clock / one[1], 2),
+        "lost_chunks": total.lost,
+    }

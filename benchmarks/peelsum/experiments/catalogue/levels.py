@@ -1,4 +1,11 @@
-"""One level of switches against two, with slow links between them, and with a worker that is late."""
+"""One level of switches against two.
+
+Four workers sum words over loopback UDP: below one switch, or in two racks of two below a spine. The server
+is at the spine. Ports send at most `mbit` Mbit/s ("-": as fast as the machine), those between switches at
+most `trunk` times that: with two workers a rack, 1 is an oversubscription of 2, and 0.5 of 4. The last
+worker begins each sum `late_ms` milliseconds after the others; times count from then. Processor time is
+that of the switch and server processes.
+"""
 
 from __future__ import annotations
 
@@ -51,14 +58,6 @@ def topology_of(levels: int, workers: int, mbit: float | None, trunk: float) -> 
 
 LATE, ONE, TWO = {"levels": (1, 2), "mbit": None}, {"levels": 1}, {"levels": 2, "trunk": (1.0, 0.5)}
 EXPERIMENT = Experiment(
-    title="One level of switches against two",
-    about="""
-Four workers sum words over loopback UDP: below one switch, or in two racks of two below a spine. The server
-is at the spine. Ports send at most `mbit` Mbit/s ("-": as fast as the machine), those between switches at
-most `trunk` times that: with two workers a rack, 1 is an oversubscription of 2, and 0.5 of 4. The last
-worker begins each sum `late_ms` milliseconds after the others; times count from then. Processor time is
-that of the switch and server processes.
-""",
     measure=measure,
     columns={
         "step_ms": Column("milliseconds from the last worker's start until it has the sum, median of ten"),

@@ -1,4 +1,9 @@
-"""Loss: goodput, and how much the switch still sums, when every port loses packets."""
+"""Lost packets.
+
+Workers sum the same seeded words again and again over a star of processes. Every switch port loses a seeded
+share of the packets in each direction; a chunk of four workers crosses ten such places. Two sums to warm up
+are not timed, but their packets count. All sums are compared with an independent one.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +44,6 @@ def measure(
 
 
 EXPERIMENT = Experiment(
-    title="Lost packets",
-    about="""
-Workers sum the same seeded words again and again over a star of processes. Every switch port loses a seeded
-share of the packets in each direction; a chunk of four workers crosses ten such places. Two sums to warm up
-are not timed, but their packets count. All sums are compared with an independent one.
-""",
     measure=measure,
     columns={
         "goodput_gbit_s": Column("gigabits of words that a worker had summed per second"),

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from peelsum.bench.methods.measured import Grid, MeasuredRow
-from peelsum.bench.methods.measured import measure as measured
-from peelsum.experiments import Experiment, Size, columns_of
+from peelsum.experiments import Column, Experiment, Size
 
 
 def measure(
@@ -23,37 +21,38 @@ def measure(
     words_each: tuple[int, ...],
 ) -> Any:
     """Measure all collectives between network namespaces."""
-    return measured(Grid((workers,), mbit_each, delay_ms_each, words_each))
+    from peelsum.bench.methods import measured
+
+    return measured.measure(workers, mbit_each, delay_ms_each, words_each)
 
 
-GRID = Grid()
 EXPERIMENT = Experiment(
     measure=measure,
-    columns=columns_of(MeasuredRow, without=("workers",)),
+    columns={
+        "collective": Column("the collective"),
+        "mbit": Column("rate of every link, in Mbit/s"),
+        "delay_ms": Column("delay of every link, in milliseconds"),
+        "words": Column("32-bit words of every worker"),
+        "latency_ms": Column("milliseconds that a short message took"),
+        "gbps": Column("rate of a long message, in Gbit/s"),
+        "predicted_ms": Column("milliseconds by the cost model, from latency and rate", modelled=True),
+        "measured_ms": Column("median of three, each until the slowest worker was done"),
+        "error": Column("`predicted_ms` over `measured_ms`, less 1"),
+        "wrong": Column("elements of sums that were wrong, over all workers"),
+    },
     keys=("collective", "mbit", "delay_ms", "words"),
+    defaults={
+        "workers": (2, 4),
+        "mbit_each": ((20.0, 100.0),),
+        "delay_ms_each": ((0.0, 2.0, 10.0),),
+        "words_each": ((1_000, 25_000, 100_000),),
+    },
     sizes={
         "quick": Size(
-            [
-                {
-                    "workers": (2,),
-                    "mbit_each": ((100.0,),),
-                    "delay_ms_each": ((0.0,),),
-                    "words_each": ((1000,),),
-                }
-            ],
+            [{"workers": 2, "mbit_each": ((100.0,),), "delay_ms_each": ((0.0,),), "words_each": ((1000,),)}],
             1,
         ),
-        "usual": Size(
-            [
-                {
-                    "workers": GRID.workers,
-                    "mbit_each": (GRID.mbit,),
-                    "delay_ms_each": (GRID.delays_ms,),
-                    "words_each": (GRID.words,),
-                }
-            ],
-            1,
-        ),
+        "usual": Size([{}], 1),
     },
     ranges={
         "workers": (2, 16),

@@ -14,9 +14,11 @@ from peelsum.experiments import Column, Experiment, Size
 
 def measure(seed: int, model: Any, step_each: tuple[int, ...], workers: int) -> Any:
     """Train a small model, and sum its gradients in each way at some steps."""
-    from peelsum.bench.codec.precision import measure_precision
+    from peelsum.bench.codec.precision import gradients_of, rows_of
 
-    return measure_precision([model], step_each, workers)
+    for step, gradients in gradients_of(model, step_each, workers):
+        for row in rows_of(gradients):
+            yield {"step": step, **row}
 
 
 EXPERIMENT = Experiment(
@@ -32,9 +34,10 @@ EXPERIMENT = Experiment(
         "scale_words": Column("words that agree on scales over all words sent"),
     },
     keys=("step", "tensor", "way"),
+    defaults={"workers": 4},
     sizes={
-        "quick": Size([{"model": ("ncf",), "step_each": ((0, 5),), "workers": (4,)}], 1),
-        "usual": Size([{"model": ("ncf", "lstm", "bert"), "step_each": ((0, 60, 300),), "workers": (4,)}], 1),
+        "quick": Size([{"model": "ncf", "step_each": ((0, 5),)}], 1),
+        "usual": Size([{"model": ("ncf", "lstm", "bert"), "step_each": ((0, 60, 300),)}], 1),
     },
     needs=("torch",),
 )

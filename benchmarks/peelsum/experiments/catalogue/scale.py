@@ -1,4 +1,14 @@
-"""Time of a sum and memory of a switch against the number of workers: simulated, and by formula."""
+"""Four to a thousand workers.
+
+Workers with links of 100 Gbit/s and 1 us sum 4 MiB of dense words, in racks of 32 below one spine. Up to 64
+workers every packet is simulated: the real endpoints, servers and switch program of peelsum in virtual time,
+and models of its rivals on the same links. Beyond, formulas that were fitted to 4 to 32 workers give the
+times. Hosts take no time for a packet. Timers are those for links of microseconds. The reference page of the
+simulator says what the rivals' models leave out.
+
+A switch's memory is that of one job's slots in each switch; the time of a sum does not depend on it as long
+as the window fits.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +44,6 @@ def measure(
 #: The model of SwitchML has one switch of 32 ports.
 FAR = tuple(way for way in WAYS if way != "switchml")
 EXPERIMENT = Experiment(
-    title="Four to a thousand workers",
-    about="""
-Workers with links of 100 Gbit/s and 1 us sum 4 MiB of dense words, in racks of 32 below one spine. Up to 64
-workers every packet is simulated: the real endpoints, servers and switch program of peelsum in virtual time,
-and models of its rivals on the same links. Beyond, formulas that were fitted to 4 to 32 workers give the
-times. Hosts take no time for a packet. Timers are those for links of microseconds. The reference page of the
-simulator says what the rivals' models leave out.
-
-A switch's memory is that of one job's slots in each switch; the time of a sum does not depend on it as long
-as the window fits.
-""",
     measure=measure,
     columns={
         "ms": Column("milliseconds of a sum, of the slowest worker", modelled=True),

@@ -1,4 +1,19 @@
-"""Slots from plenty to one in a hundred: what falls to the servers, and how jobs share the rest."""
+"""Slots from plenty to one in a hundred.
+
+One to eight jobs of two workers each sum one tensor, in virtual time. All jobs together may have
+`outstanding` chunks under way. Every job has a server with a link of its own, and every link takes 1 us
+for a packet, so that jobs share nothing but slots. Since time is virtual, nothing here depends on the
+machine.
+
+`peelsum`: real endpoints and servers, and the executable specification of the switch with any number of
+slots; every job begins at a random slot. `atp`: a model of Lao et al., NSDI'21: a hash of job and chunk
+selects the slot, and the server sends every result. Its time-out is fixed; saturation and rehashing are
+left out. No figure is ATP's own.
+
+On `long` links, all outstanding chunks hold slots at one time, so that `slots` of `outstanding` is the
+share of slots that there is. On `short` links of 0.1 ms, as in a rack, a job starts with 128 chunks
+under way and holds about 200 slots at the links' rate, whatever it is allowed.
+"""
 
 from __future__ import annotations
 
@@ -148,22 +163,6 @@ def measure(
 #: From 256% to 1% of the slots that 25,600 outstanding chunks need.
 SLOTS = (256, 1024, 4096, 16_384, 65_536)
 EXPERIMENT = Experiment(
-    title="Slots from plenty to one in a hundred",
-    about="""
-One to eight jobs of two workers each sum one tensor, in virtual time. All jobs together may have
-`outstanding` chunks under way. Every job has a server with a link of its own, and every link takes 1 us
-for a packet, so that jobs share nothing but slots. Since time is virtual, nothing here depends on the
-machine.
-
-`peelsum`: real endpoints and servers, and the executable specification of the switch with any number of
-slots; every job begins at a random slot. `atp`: a model of Lao et al., NSDI'21: a hash of job and chunk
-selects the slot, and the server sends every result. Its time-out is fixed; saturation and rehashing are
-left out. No figure is ATP's own.
-
-On `long` links, all outstanding chunks hold slots at one time, so that `slots` of `outstanding` is the
-share of slots that there is. On `short` links of 0.1 ms, as in a rack, a job starts with 128 chunks
-under way and holds about 200 slots at the links' rate, whatever it is allowed.
-""",
     measure=measure,
     columns={
         "slots_over_need": Column("slots of the switch over the outstanding chunks", modelled=True),

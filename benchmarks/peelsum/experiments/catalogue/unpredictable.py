@@ -1,4 +1,14 @@
-"""Networks that change while training runs: fixed methods against the strategy that decides in every step."""
+"""Fixed against flexible communication on networks that change.
+
+Training steps of a million elements on four workers, all computed from the cost model of
+`peelsum.flexible`; the strategy decides by the model's times with noise, and the words of its measurements
+and its probes take their time. Methods over a process group and dense sums exchange a few words first, as in
+the communication hook. Networks: 10 Gbit/s
+(`steady_fast`), 100 Mbit/s (`steady_slow`), 10 Gbit/s that fall to 200 Mbit/s in the middle third
+(`falling`), both in turn in ten parts (`alternating`), and 1 Gbit/s whose latency rises from 0.1 to 10 ms
+half-way (`far`). A step computes for 5 ms. A step's gain is assumed: ratio\\*\\*0.2 for what selects, 1 for
+dense sums.
+"""
 
 from __future__ import annotations
 
@@ -175,17 +185,6 @@ def measure(
 
 
 EXPERIMENT = Experiment(
-    title="Fixed against flexible communication on networks that change",
-    about="""
-Training steps of a million elements on four workers, all computed from the cost model of
-`peelsum.flexible`; the strategy decides by the model's times with noise, and the words of its measurements
-and its probes take their time. Methods over a process group and dense sums exchange a few words first, as in
-the communication hook. Networks: 10 Gbit/s
-(`steady_fast`), 100 Mbit/s (`steady_slow`), 10 Gbit/s that fall to 200 Mbit/s in the middle third
-(`falling`), both in turn in ten parts (`alternating`), and 1 Gbit/s whose latency rises from 0.1 to 10 ms
-half-way (`far`). A step computes for 5 ms. A step's gain is assumed: ratio\\*\\*0.2 for what selects, 1 for
-dense sums.
-""",
     measure=measure,
     columns={
         "step_ms": Column("milliseconds of a step", modelled=True),

@@ -1,7 +1,6 @@
-"""One worker of `peelsum bench allreduce`: seeded tensors, a timed loop of sums, and a check.
+"""Exact allreduces of worker processes over a star, timed, checked, and compared with the dense one.
 
-`peelsum.bench.allreduce.rows` runs it as a separate process. It prints a line of JSON per case. The check
-shares no code with the codec.
+This module is also the program of a worker. The check shares no code with the codec.
 """
 
 from __future__ import annotations
@@ -9,7 +8,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,19 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce, AllreduceError, Form, Summation, TensorResult
 from peelsum.codec import warm_up
-from peelsum.topology import end_with_parent, say
+from peelsum.topology import Child, ProcessError, Star, end_with_parent, say
 from peelsum.topology.telling import told_of_compiling
 from peelsum.topology.user_errors import reported
-from peelsum.traces import SUFFIX, TraceError, read
+from peelsum.traces import SUFFIX, TraceError, read, read_folder
 from peelsum.transport import TransportError
+from peelsum.transport.seats import plug_in
 
+_WORD_BYTES = 4
 #: Share of the union's positions that a worker holds, besides those assigned to it.
 _SHARED = 0.5
 _INT32 = 2**31 - 1
+#: Seconds within which a worker must finish a case; otherwise the run fails.
+_PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -43,20 +47,70 @@ class Case:
     """Folder of a trace, whose last step is the tensor; None draws one from `density` and `seed`."""
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """One worker's measurement of a case; seconds are per step."""
+def traced(folder: Path) -> tuple[int, int, float]:
+    """Return a trace's workers, and the elements and the density of its last step. Raises TraceError."""
+    traces = read_folder(folder)
+    if not traces[0].steps:
+        raise TraceError(f"--trace: {folder} has no steps; record at least one")
+    union = np.zeros(sum(traces[0].elements), bool)
+    for trace in traces:
+        union |= trace.gradient(-1) != 0
+    return len(traces), union.size, float(union.mean())
 
-    time_s: float
-    encode_s: float
-    network_s: float
-    decode_s: float
-    wire_bytes: int
-    """Bytes that this worker sent in the last step, without retransmissions."""
-    density: float
-    """Share of elements that are non-zero on some worker, as measured."""
-    wrong: int | None
-    """Elements that differ from an independent sum; None if not checked."""
+
+def compared(
+    cases: Sequence[Case], network: Star, *, iterations: int, warmups: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the row of each case, as it is measured, compared with the dense one before it.
+
+    Raises ProcessError if a process fails.
+    """
+    settings = {"cases": [asdict(case) for case in cases], "iterations": iterations, "warmups": warmups}
+    with network as star, ExitStack() as stack:
+        children = []
+        for seat in star.seats:
+            arguments = json.dumps({"seat": asdict(seat), **settings})
+            command = [sys.executable, "-m", "peelsum.bench.allreduce", arguments]
+            children.append(Child(f"worker {seat.worker_id}", command))
+            stack.callback(children[-1].stop)
+        for child in children:
+            child.ready()
+        dense_s = 0.0
+        for case in cases:
+            measured = [_line(child, star) for child in children]
+            if case.form == "dense":
+                dense_s = max(one["time_s"] for one in measured)
+            yield _row(case, measured, dense_s)
+        for child in children:
+            child.next_line(_PATIENCE_S)  # all workers leave the job before the switch stops
+
+
+def _line(child: Child, star: Star) -> dict[str, Any]:
+    line = child.next_line(_PATIENCE_S)
+    star.check()
+    if line is None:
+        raise ProcessError(f"{child.name}: ended before its last case; run again, it may have been stopped")
+    return line
+
+
+def _row(case: Case, measured: Sequence[dict[str, Any]], dense_s: float) -> dict[str, Any]:
+    most = {name: max(one[name] for one in measured) for name in measured[0]}
+    workers, algbw = len(measured), _WORD_BYTES * case.elements / most["time_s"] / 1e9
+    times = {
+        f"{name}_us": round(1e6 * most[f"{name}_s"], 1) for name in ("time", "encode", "network", "decode")
+    }
+    return {
+        "size_bytes": _WORD_BYTES * case.elements,
+        "ranks": workers,
+        "density": case.density,
+        "form": case.form,
+        "algbw": round(algbw, 4),
+        "busbw": round(algbw * 2 * (workers - 1) / workers, 4),
+        "wrong": sum(one["wrong"] for one in measured),
+        "wire_bytes": most["wire_bytes"],
+        "ratio_to_dense": round(most["time_s"] / dense_s, 4),
+        **times,
+    }
 
 
 def tensor_of(case: Case, worker_id: int, workers: int) -> NDArray[np.float32]:
@@ -138,8 +192,11 @@ def settings_of(form: Form) -> dict[str, Any]:
     return {"forms": "dense"} if form == "dense" else {"forms": "sparse", "values": form}
 
 
-def measure(summation: Summation, case: Case, *, iterations: int, warmups: int, check: bool) -> Measurement:
-    """Sum the case's tensor `iterations` times back to back, after `warmups` sums that align the workers."""
+def measure(summation: Summation, case: Case, *, iterations: int, warmups: int) -> dict[str, Any]:
+    """Sum the case's tensor `iterations` times back to back, after `warmups` sums that align the workers.
+
+    Return seconds per step, the bytes of the last one without retransmissions, and its wrong elements.
+    """
     reduce = Allreduce(summation, **settings_of(case.form), seed=case.seed)
     tensors = {"gradient": tensor_of(case, summation.worker_id, summation.workers)}
     for _ in range(warmups):
@@ -150,17 +207,9 @@ def measure(summation: Summation, case: Case, *, iterations: int, warmups: int, 
         step = reduce.sum(tensors)
         spent += (step.encode_s, step.network_s, step.decode_s)
     elapsed = time.perf_counter() - started
-    encode_s, network_s, decode_s = (spent / iterations).tolist()
-    last = step["gradient"]
-    return Measurement(
-        time_s=elapsed / iterations,
-        encode_s=encode_s,
-        network_s=network_s,
-        decode_s=decode_s,
-        wire_bytes=step.wire_bytes,
-        density=last.density,
-        wrong=_wrong(last, case, summation.workers) if check else None,
-    )
+    parts = dict(zip(("encode_s", "network_s", "decode_s"), (spent / iterations).tolist(), strict=True))
+    wrong = _wrong(step["gradient"], case, summation.workers)
+    return {"time_s": elapsed / iterations, **parts, "wire_bytes": step.wire_bytes, "wrong": wrong}
 
 
 def _wrong(result: TensorResult, case: Case, workers: int) -> int:
@@ -170,27 +219,18 @@ def _wrong(result: TensorResult, case: Case, workers: int) -> int:
 
 
 def run(
-    seat: Mapping[str, Any], cases: Iterable[Case], *, iterations: int, warmups: int, check: bool
+    seat: Mapping[str, Any], cases: Iterable[Mapping[str, Any]], *, iterations: int, warmups: int
 ) -> None:
     """Join the job of `seat`, measure the cases in order, and print each measurement."""
-    from peelsum.transport.seats import plug_in
-
     with plug_in(seat) as summation:
         say(ready=True)
         for case in cases:
-            say(**asdict(measure(summation, case, iterations=iterations, warmups=warmups, check=check)))
-
-
-def main() -> None:
-    """Run the process; its only argument is a JSON object of `run`'s arguments."""
-    end_with_parent()
-    arguments = json.loads(sys.argv[1])
-    cases = [Case(**case) for case in arguments.pop("cases")]
-    told_of_compiling(child=True)
-    warm_up()
-    with reported(AllreduceError, TraceError, TransportError):
-        run(arguments.pop("seat"), cases, **arguments)
+            say(**measure(summation, Case(**case), iterations=iterations, warmups=warmups))
 
 
 if __name__ == "__main__":
-    main()
+    end_with_parent()
+    told_of_compiling(child=True)
+    warm_up()
+    with reported(AllreduceError, TraceError, TransportError):
+        run(**json.loads(sys.argv[1]))
