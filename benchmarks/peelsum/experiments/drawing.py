@@ -68,11 +68,11 @@ def _fill(axes: Any, experiment: Experiment, plot: Plot, groups: Sequence[Group]
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
-    if plot.lines:
+    if plot.lines and axes.get_legend_handles_labels()[0]:
         beside = {
             "loc": "center left",
             "bbox_to_anchor": (1, 0.5),
-            "fontsize": min(9, 150 / len(lines or "-")),
+            "fontsize": min(9, 150 / len(lines)),
         }
         axes.legend(title=plot.lines, frameon=False, **beside)
 

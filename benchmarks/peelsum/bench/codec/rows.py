@@ -54,7 +54,7 @@ class CodecBenchError(ValueError):
 
 
 #: A tensor to warm up with: small, and so sparse that LHC's layout recovers everything and its loops run.
-WARM_UP = ("uniform", 2**14, 0.01)
+WARM_UP: tuple[Support, int, float] = ("uniform", 2**14, 0.01)
 
 
 class _Tensor(NamedTuple):

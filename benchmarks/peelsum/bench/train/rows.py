@@ -87,7 +87,7 @@ def by_gloo(
 def _started(stack: ExitStack, options: dict[str, Any], workers: int, lan: ShapedLan | None) -> list[Child]:
     """Start the workers; return them when all are ready for commands."""
     store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-"))) / "gloo"
-    network = {"store": str(store), "interface": HOST_INTERFACE if lan else "lo"}
+    network: dict[str, Any] = {"store": str(store), "interface": HOST_INTERFACE if lan else "lo"}
     children = []
     for rank in range(workers):
         job = Job(rank=rank, workers=workers, **network, **options)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from peelsum.experiments import Column, Experiment, Plot, Size
+from peelsum.experiments import Column, Experiment, Plot, Size, Value
 
 #: Methods by default: one for each way to compress.
 METHODS = (
@@ -61,8 +61,8 @@ def _trained(setting: Any) -> Any:
 
 
 #: Rows that differ in the compressor and one parameter more.
-USUAL = {"shares": "iid", "workers": 4}
-OF_ONE_RATE = {"gbps": 1.0, "workers": 4}
+USUAL: dict[str, Value] = {"shares": "iid", "workers": 4}
+OF_ONE_RATE: dict[str, Value] = {"gbps": 1.0, "workers": 4}
 EXPERIMENT = Experiment(
     measure=measure,
     columns={

@@ -26,6 +26,8 @@ gradients get sparser, so maxima at different densities say little; ways at one 
 
 from __future__ import annotations
 
+from typing import Any
+
 from peelsum.bench.allreduce import Case, compared
 from peelsum.experiments import Column, Experiment, Plot, Published, Size, Value
 from peelsum.topology import Star
@@ -61,7 +63,7 @@ def simulated(
     seed: int, density: float, way: str, support: str, elements: int, mbit: float, workers: int
 ) -> dict[str, Value]:
     """Return a row in virtual time, with the dense sum through the same simulated switch as the base."""
-    from peelsum.bench.simulation.sparse import Tensors, sparse_sum
+    from peelsum.bench.simulation import Tensors, sparse_sum
 
     tensors = Tensors(elements, density, support, workers, seed)  # type: ignore[arg-type]
     dense = sparse_sum("dense", tensors, mbit / 1e3)
@@ -85,7 +87,7 @@ DENSITIES = (0.001, 0.01, 0.05, 0.2, 0.5)
 EMULATED = {"way": OURS, "network": "emulated"}
 ROWS = {**SIMULATED, "way": SPARSE, "support": "rows"}
 #: Dense words and a ring's do not depend on the density.
-DENSE = {**SIMULATED, "density": 1.0, "way": ("dense", "ring")}
+DENSE: dict[str, Any] = {**SIMULATED, "density": 1.0, "way": ("dense", "ring")}
 EXPERIMENT = Experiment(
     measure=measure,
     columns={

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
+from typing import Any
 
 from peelsum.bench.sums import WARM_UPS, ended, one_sum, started
 from peelsum.experiments import Column, Experiment, Plot, Size, Value
@@ -21,7 +22,7 @@ def measure(
     seed: int, loss: float, workers: int, lanes: int, elements: int, seconds: float
 ) -> dict[str, Value]:
     """Sum words repeatedly over a star whose ports lose packets. Raises ProcessError."""
-    sums = []
+    sums: list[list[dict[str, Any]]] = []
     with Star(workers, lanes=lanes, loss=loss, seed=seed) as star, ExitStack() as stack:
         children = started(stack, map(asdict, star.seats), elements=elements, seed=seed)
         ends = time.monotonic() + seconds

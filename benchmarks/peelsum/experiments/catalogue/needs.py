@@ -44,7 +44,8 @@ def rate(lanes: int) -> float:
     """Return the gigabits of words per second that the softswitch sums in memory, on one core."""
     from peelsum.bench.switch.rows import measured
 
-    return 32 * lanes * measured("memory", lanes, 4, 0.5)["packets_per_s"] / 1e9
+    packets_per_s: float = measured("memory", lanes, 4, 0.5)["packets_per_s"]
+    return 32 * lanes * packets_per_s / 1e9
 
 
 def of_a_link(lanes: int, gbps: float, rtt_us: float) -> dict[str, Value]:
