@@ -2,9 +2,8 @@
 
 import pytest
 
-from peelsum.bench import endpoint as rates
-from peelsum.bench.endpoint import WrongSumError
-from peelsum.experiments.catalogue.endpoint import measure
+from peelsum.experiments.catalogue import endpoint as rates
+from peelsum.experiments.catalogue.endpoint import WrongSumError, measure
 from peelsum.wire import Batch
 
 

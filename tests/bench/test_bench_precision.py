@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from peelsum.bench.codec import precision
+from peelsum.experiments.catalogue import precision
 
 
 def drawn(workers: int = 3) -> dict[str, list[np.ndarray]]:

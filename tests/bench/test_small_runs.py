@@ -10,8 +10,7 @@ import pytest
 from command_line import peelsum
 
 from peelsum.bench.codec import SUPPORTS
-from peelsum.bench.fairness import port_rate
-from peelsum.experiments.catalogue import recovery, soak
+from peelsum.experiments.catalogue import port_rate, recovery, soak
 
 #: Enough to pass the wrap of the chunk ids, and to OR the fourth tensor.
 CHUNKS = 4 * soak.TENSOR_CHUNKS

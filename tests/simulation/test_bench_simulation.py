@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peelsum.bench.simulation import rows
+from peelsum.bench import simulation as rows
 from peelsum.experiments.catalogue import simulation_loss, simulation_slots
 from peelsum.experiments.catalogue.simulation_emulated import measure
 from peelsum.simulation import SimulationError

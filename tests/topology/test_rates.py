@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from peelsum.bench.devices import cpu_s
-from peelsum.bench.switch import planes, rates
+from peelsum.bench.switch import rates
 from peelsum.bench.switch import rows as bench_switch
+from peelsum.experiments.catalogue import planes
 from peelsum.topology import TopologyError, bmv2
 
 
@@ -27,7 +28,7 @@ def test_contributions_over_udp_go_through_a_process_of_its_own() -> None:
 
 
 def test_planes_share_one_load_and_each_takes_processor_time() -> None:
-    rows = planes.measure(2, 32, 2, 0.5)
+    rows = planes.measured(2, 32, 2, 0.5)
     assert [row["switches"] for row in rows] == [1, 2]
     for row in rows:
         assert row["packets_per_s"] > 0

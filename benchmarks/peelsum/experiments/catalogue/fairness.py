@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from peelsum.bench.fairness.scene import Scene
-from peelsum.bench.fairness.udp import over_udp
-from peelsum.bench.fairness.virtual import simulated
+from peelsum.bench.fairness import Scene, over_udp, simulated
 from peelsum.experiments import Column, Experiment, Size
 from peelsum.wire import COMPILED_LANES
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from peelsum.bench.simulation.rows import measured
+from peelsum.bench.simulation import measured
 from peelsum.experiments import Column, Experiment, Size
 from peelsum.flexible import COLLECTIVES, LinkModel, SwitchPath
 from peelsum.simulation import Job, NetworkSection, Scenario

@@ -12,7 +12,7 @@ as the window fits.
 
 from __future__ import annotations
 
-from peelsum.bench.simulation.rows import figures, measured, scenario_of
+from peelsum.bench.simulation import figures, measured, scenario_of
 from peelsum.experiments import Column, Experiment, Plot, Size, Value
 from peelsum.simulation.cost_model import estimate
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from peelsum.bench.simulation.rows import measured, scenario_of
+from peelsum.bench.simulation import measured, scenario_of
 from peelsum.experiments import Column, Experiment, Size
 from peelsum.simulation.cost_model import ALGORITHMS, CALIBRATION, fitted, parts
 from peelsum.simulation.slot_protocols import PROTOCOLS

@@ -16,8 +16,7 @@ import numpy as np
 
 from peelsum.allreduce import Settings
 from peelsum.allreduce.costs import Seen, candidates
-from peelsum.bench.simulation.rows import figures, measured, scenario_of
-from peelsum.bench.simulation.sparse import LANES, lhc_words, omnireduce
+from peelsum.bench.simulation import LANES, figures, lhc_words, measured, omnireduce, scenario_of
 from peelsum.experiments import Column, Experiment, Plot, Size
 from peelsum.experiments.catalogue.simulation_scale import COLUMNS
 

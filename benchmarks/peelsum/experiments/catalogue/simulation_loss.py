@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from peelsum.bench.simulation.rows import QUICK, measured, scenario_of
+from peelsum.bench.simulation import QUICK, measured, scenario_of
 from peelsum.experiments import Experiment, Plot, Size
 from peelsum.experiments.catalogue.simulation_scale import COLUMNS
 from peelsum.simulation import TimersSection

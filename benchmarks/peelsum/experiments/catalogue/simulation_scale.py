@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from peelsum.bench.simulation.rows import by_formula, measured, scenario_of
+from peelsum.bench.simulation import by_formula, measured, scenario_of
 from peelsum.experiments import Column, Experiment, Plot, Size
 
 #: The figures of all simulated sums.

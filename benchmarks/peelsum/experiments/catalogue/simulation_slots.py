@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from peelsum.bench.simulation.rows import QUICK, measured
+from peelsum.bench.simulation import QUICK, measured
 from peelsum.experiments import Experiment, Plot, Size
 from peelsum.experiments.catalogue.simulation_scale import COLUMNS
 from peelsum.simulation import Job, NetworkSection, Scenario

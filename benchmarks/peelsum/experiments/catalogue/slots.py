@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from peelsum.bench.fairness.scene import jain
+from peelsum.bench.fairness import jain
 from peelsum.experiments import Column, Experiment, Plot, Size, Value
 from peelsum.simulation import Job, NetworkSection, Scenario, Simulation, TimersSection
 from peelsum.simulation.simulation import frame_bytes
