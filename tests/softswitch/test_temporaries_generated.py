@@ -298,11 +298,6 @@ def test_a_temporary_that_a_table_matches_on_stays():
     assert agrees_with_unrolled(program)
 
 
-def test_a_temporary_that_a_field_list_keeps_stays():
-    program = with_body(each(lambda n: Assign(temporary(n), INDEX), lambda n: mixed(temporary(n))))
-    assert not seen_through(replace(program, field_lists={1: (temporary(2),)}))
-
-
 def over_bytes(before, body):
     """A program whose loops step through eight bytes that begin `before` bits into a header."""
     lanes = [Field(f"w{n}", 8) for n in range(8)]

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from peelsum.softswitch.compiler.bounds import largest_values
-from peelsum.softswitch.compiler.emit_again import MOST_ITEMS, AgainWriter, goes_again
 from peelsum.softswitch.compiler.emit_registers import Places
 from peelsum.softswitch.compiler.emit_switch import Blocks, SwitchWriter, architecture_fields
 from peelsum.softswitch.compiler.emitter import Emitter
@@ -19,15 +18,7 @@ from peelsum.softswitch.compiler.layout import TablePlan, plan_counters, plan_re
 from peelsum.softswitch.compiler.reroll import Roller
 from peelsum.softswitch.compiler.storage import Storage
 from peelsum.softswitch.program.model import Program
-from peelsum.softswitch.program.operations import (
-    HASHES,
-    AddHeader,
-    CopyHeader,
-    CopyStack,
-    Push,
-    Recirculate,
-    walk,
-)
+from peelsum.softswitch.program.operations import HASHES, AddHeader, CopyHeader, walk
 
 #: Names that generated code takes from `plain` or `native`.
 RUNTIME = (
@@ -48,10 +39,6 @@ class Generated:
     places: Places
     growth: int
     """Most bytes by which a packet can grow."""
-    again: int = 0
-    """Words of memory for packets that go through the switch more than once; 0 if none can."""
-    recirculates: bool = False
-    """Whether the bytes of recirculated packets need memory, too."""
 
 
 @lru_cache(maxsize=8)
@@ -78,13 +65,8 @@ def generate(program: Program, roll: bool = True, queued: bool = False) -> Gener
     storage = Storage(program, blocks.all(), spans, architecture_fields(program))
     largest = largest_values(program, storage, tables, blocks.all())
     emit = Emitter(program, storage, tables, largest)
-    growth = _growth(program, blocks)
-    if not goes_again(blocks.all()):
-        return Generated(SwitchWriter(emit, places, blocks, queued).source(), tables, places, growth)
-    writer = AgainWriter(emit, places, blocks, queued)
-    recirculates = any(isinstance(node, Recirculate) for node in walk(blocks.egress))
-    growth *= MOST_ITEMS + 1 if recirculates else 1
-    return Generated(writer.source(), tables, places, growth, writer.words(), recirculates)
+    source = SwitchWriter(emit, places, blocks, queued).source()
+    return Generated(source, tables, places, _growth(program, blocks))
 
 
 def _growth(program: Program, blocks: Blocks) -> int:
@@ -95,6 +77,4 @@ def _growth(program: Program, blocks: Blocks) -> int:
                 added.add(header)
             case CopyHeader(target, _):
                 added.add(target)
-            case Push(stack, _) | CopyStack(stack, _):
-                added.update(program.stacks[stack])
     return sum(program.headers[header].bits // 8 for header in added)

@@ -24,13 +24,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from peelsum.softswitch.compiler.flow import Block, Repeat, is_steady, places_of, rebuilt
 from peelsum.softswitch.program.model import Program, is_own
 from peelsum.softswitch.program.operations import (
     Assign,
-    AssignChosen,
     Binary,
     Const,
     CopyHeader,
@@ -39,11 +37,10 @@ from peelsum.softswitch.program.operations import (
     FieldRef,
     Hash,
     ReadRegister,
-    Target,
     walk,
 )
 
-_STORES = (Assign, AssignChosen, Hash, ReadRegister)
+_STORES = (Assign, Hash, ReadRegister)
 
 
 class _Uses:
@@ -55,7 +52,6 @@ class _Uses:
         for item in program.checksums:
             outside = (item.target, item.inputs, item.condition)
             self._refs |= {node for node in walk(outside) if isinstance(node, FieldRef)}
-        self._refs |= {ref for kept in program.field_lists.values() for ref in kept}
         self.elements: Counter[Element] = Counter()
         self.copied: set[str] = set()
         for block in blocks:
@@ -116,15 +112,11 @@ def _held(program: Program, uses: _Uses, loop: Repeat, target: Element, value: E
     if uses.elements[target] != sum(node == target for node in walk(loop)):
         return None
     first_use = next(step for step in loop.body if any(node == target for node in walk(step)))
-    stored = [node for node in walk(loop) if isinstance(node, _STORES) and target in _targets(node)]
+    stored = [node for node in walk(loop) if isinstance(node, _STORES) and node.target == target]
     if len(stored) != 1 or stored[0] is not first_use:
         return None
     fits = _bits_needed(program, value) <= header.fields[target.first].bits
     return value if fits and is_steady(program, value, loop) else None
-
-
-def _targets(node: Any) -> tuple[Target, ...]:
-    return node.targets if isinstance(node, AssignChosen) else (node.target,)
 
 
 def _bits_needed(program: Program, value: Expr) -> int:
