@@ -8,12 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from peelsum.softswitch.compiler.bounds import largest_values
 from peelsum.softswitch.compiler.emit_registers import Places
 from peelsum.softswitch.compiler.emit_switch import Blocks, SwitchWriter, architecture_fields
 from peelsum.softswitch.compiler.emitter import Emitter
 from peelsum.softswitch.compiler.flow import parser_block, pipeline_block
-from peelsum.softswitch.compiler.lane_temporaries import see_through
 from peelsum.softswitch.compiler.layout import TablePlan, plan_counters, plan_registers, plan_tables
 from peelsum.softswitch.compiler.reroll import Roller
 from peelsum.softswitch.compiler.storage import Storage
@@ -54,7 +52,7 @@ def generate(program: Program, roll: bool = True, queued: bool = False) -> Gener
         pipeline_block(program, program.ingress),
         pipeline_block(program, program.egress),
     )
-    blocks = Blocks(*see_through(program, [roller.roll(block) for block in made.all()])) if roll else made
+    blocks = Blocks(*map(roller.roll, made.all())) if roll else made
     spans = roller.spans()
     registers = list(program.registers)
     banks = [registers[low : high + 1] for low, high in spans.ranges.get("", ())]
@@ -63,8 +61,7 @@ def generate(program: Program, roll: bool = True, queued: bool = False) -> Gener
     places = Places(plan_registers(program, banks), counters, direct)
     tables = plan_tables(program)
     storage = Storage(program, blocks.all(), spans, architecture_fields(program))
-    largest = largest_values(program, storage, tables, blocks.all())
-    emit = Emitter(program, storage, tables, largest)
+    emit = Emitter(program, storage, tables)
     source = SwitchWriter(emit, places, blocks, queued).source()
     return Generated(source, tables, places, _growth(program, blocks))
 
