@@ -13,13 +13,12 @@ from command_line import peelsum
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from tofino_program import FOLDER
 
-from peelsum.control import Fabric, JobDescription, SwitchError
+from peelsum.control import Controller, Fabric, JobDescription, SwitchError
 from peelsum.control.bfruntime import BfRuntimeSession, default_row, messages, row
 from peelsum.control.cluster import Cluster, Store
 from peelsum.control.cluster.description import parse_cluster
 from peelsum.control.errors import DescriptionError, NotPrimaryError, RefusedError, UnsupportedError
 from peelsum.control.session import pipeline_schema
-from peelsum.control.tofino import ARCHITECTURES
 from peelsum.pipelines.stratum import Profile, pipeline_config
 from peelsum.wire import Verdict
 
@@ -42,6 +41,7 @@ address = {{ mac = "02:00:00:00:00:fe", ip = "10.0.0.254" }}
 "02:00:00:00:00:05" = 136
 [switch.tofino]
 program = "{program}"
+api = "bfruntime"
 [switch.tofino.ports.132]
 speed = "100G"
 fec = "reed_solomon"
@@ -155,21 +155,6 @@ def test_rows_have_the_values_that_the_description_gives(switch, text, files):
     ]
 
 
-def test_a_queue_s_depth_counts_a_tofino_2_s_cells(switch, text, files):
-    """A packet of 32 lanes has 186 bytes, 2 cells of 176; the description says 10 packets."""
-    blob, p4info = files
-    p4info.write_text(p4info.read_text().replace('arch: "tna"', 'arch: "t2na"'))
-    with Fabric.connect(JobDescription.parse(text)) as fabric:
-        fabric.load_pipeline(blob, p4info)
-        fabric.admit()
-    assert switch.table("Egress.congestion")["default"][1] == (20).to_bytes(4, "big")
-
-
-def test_the_devices_are_those_that_the_compiler_knows():
-    assert ARCHITECTURES.keys() == {"tna", "t2na"}
-    assert [device.processor_port for device in ARCHITECTURES.values()] == [192, 0]
-
-
 def test_only_the_job_s_slots_of_its_own_pipe_are_freed(switch, text, files):
     """Slots of other jobs, and of other pipes with the same index, stay as they are, bit for bit."""
     with Fabric.connect(JobDescription.parse(text)) as fabric:
@@ -191,11 +176,6 @@ def test_only_the_job_s_slots_of_its_own_pipe_are_freed(switch, text, files):
             r"ports: 5, 132, 136: are in pipes 0, 1, each with registers of its own",
         ),
         ("server = 140", "server = 192", r"ports: 192: is the processor's port; use another"),
-        (
-            "[switch.tofino.ports.132]",
-            "processor_port = 140\n[switch.tofino.ports.132]",
-            r"ports: 140: is the processor's port",
-        ),
         ("pipeline_lanes = 32", "pipeline_lanes = 64", r"pipeline_lanes: 64: the switch runs 32 lanes"),
         ("workers = [132, 136]", "workers = [132, 250]", r"ports: 250: .* refuses them .*\$pre.node"),
     ],
@@ -230,7 +210,11 @@ def test_a_port_with_another_speed_is_named_and_left_alone(switch, text, files):
     assert switch.table("$PORT") == before
 
 
-def test_a_port_needs_a_number_a_speed_and_a_fec(text):
+def test_ports_are_brought_up_over_bf_runtime_only(text):
+    with pytest.raises(
+        DescriptionError, match=r"switch\.tofino\.ports: 132, 136: P4Runtime brings no port up"
+    ):
+        JobDescription.parse(text.replace("bfruntime", "p4runtime"))
     with pytest.raises(DescriptionError, match=r"switch\.tofino\.ports\.1/0: is not a number"):
         JobDescription.parse(text.replace("ports.132]", 'ports."1/0"]'))
     for name in ("speed", "fec"):
@@ -405,6 +389,11 @@ def test_another_server_is_not_taken_for_bf_switchd(server, files):
         BfRuntimeSession(server.address, pipeline_schema(*files), timeout_s=10)
 
 
+def test_the_controller_s_own_session_says_so_over_p4runtime(server):
+    with Controller.observe(server.address) as controller:
+        assert not isinstance(controller.session, BfRuntimeSession)
+
+
 def test_a_cluster_s_controller_brings_ports_up_and_puts_jobs_back(switch, text, program, tmp_path):
     ports = text[text.index("[switch.tofino.ports.132]") : text.index("[ports]")]
     cluster = f"""
@@ -416,7 +405,8 @@ def test_a_cluster_s_controller_brings_ports_up_and_puts_jobs_back(switch, text,
         pipeline_lanes = 32
         [switches.tofino]
         program = "{program}"
-                ports = {{ 132 = {{ speed = "100G", fec = "none" }} }}
+        api = "bfruntime"
+        ports = {{ 132 = {{ speed = "100G", fec = "none" }} }}
     """
     job = text.replace(ports, "")
     with Store(tmp_path / "cluster.sqlite") as store:

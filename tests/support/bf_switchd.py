@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import RLock
 
 import grpc
-from finsy.proto import rpc_status
+from rpc_reports import report
 
 from peelsum.control.bfruntime.messages import ALL_PIPES, METHODS, Error
 from peelsum.control.bfruntime.messages import Set as SetConfig
@@ -392,14 +392,3 @@ def _check_width(field, value, words):
         raise RefusedError(Code.INVALID_ARGUMENT, words)
     if field.bits and int.from_bytes(value, "big") >> field.bits:
         raise RefusedError(Code.INVALID_ARGUMENT, words)
-
-
-def report(context, words, errors):
-    """End the call with UNKNOWN, `words`, and all errors as its details, unless no error has a code."""
-    if not any(one.canonical_code for one in errors):
-        return
-    status = rpc_status.Status(code=grpc.StatusCode.UNKNOWN.value[0], message=words)
-    for one in errors:
-        status.details.add().Pack(one)
-    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
-    context.abort(grpc.StatusCode.UNKNOWN, words)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from peelsum.control.bfruntime import BfRuntimeSession
 from peelsum.control.plan import SwitchPlan
 from peelsum.control.sections import TofinoSection
 from peelsum.control.session import Session
-from peelsum.control.tofino import Tofino
+from peelsum.control.tofino import ARCHITECTURES, Tofino
 from peelsum.control.v1model import V1Model
 
 
@@ -35,9 +34,10 @@ class Driver(Protocol):
 
 
 def driver_of(session: Session) -> Driver:
-    """Return the driver of a session's switch. Raises SwitchError if the switch runs no pipeline."""
-    session.loaded()
-    return Tofino(session) if isinstance(session, BfRuntimeSession) else V1Model(session)
+    """Return the driver of a session's switch, by the architecture of its pipeline."""
+    if session.loaded().p4info.pkg_info.arch in ARCHITECTURES:
+        return Tofino(session)
+    return V1Model(session)
 
 
 def free_slots(session: Session, plan: SwitchPlan) -> None:

@@ -36,7 +36,7 @@ def open_session(
 
     timeout_s, connect_s, identity: as for `Session`.
     """
-    if tofino is None:
+    if tofino is None or tofino.api == "p4runtime":
         return Session(address, device_id, timeout_s=timeout_s, connect_s=connect_s, identity=identity)
     program = pipeline_schema(*program_files(0, tofino))
     return BfRuntimeSession(

@@ -3,7 +3,10 @@
 A device port's number is its pipe * 128 + its place in the pipe.
 
 Theory of operation. A packet meets the registers of the pipe that it enters by, so all ports of a job are in
-one pipe. BF Runtime reads and writes registers of one pipe.
+one pipe. Over P4Runtime, Stratum cannot change the age limit, a register parameter, and neither reads nor
+writes the register of pairs that holds the slots' owners. Slots are freed by RESET packets then. These enter
+by the processor's port, so only the pipe of that port can have jobs. BF Runtime reads and writes registers of
+one pipe.
 """
 
 from __future__ import annotations
@@ -16,10 +19,11 @@ from peelsum.control.bfruntime import BfRuntimeSession, default_row, row
 from peelsum.control.entries import queue_limit_entry
 from peelsum.control.errors import DescriptionError
 from peelsum.control.plan import SwitchPlan
+from peelsum.control.resets import reset
 from peelsum.control.sections import TofinoPort, TofinoSection
-from peelsum.control.session import lanes
+from peelsum.control.session import Session, lanes, slots
 from peelsum.wire import FRAME_HEADER_BYTES, RESERVED_JOB_ID, packet_bytes
-from peelsum.wire.clock import NEVER_TICKS
+from peelsum.wire.clock import DEFAULT_AGE_TICKS, NEVER_TICKS, TICK_US
 
 
 class _Device(NamedTuple):
@@ -48,30 +52,37 @@ _NEGOTIATION = {None: "PM_AN_DEFAULT", True: "PM_AN_FORCE_ENABLE", False: "PM_AN
 
 
 class Tofino:
-    """A Tofino that runs the program, behind bf_switchd."""
+    """A Tofino that runs the program, behind Stratum or bf_switchd."""
 
-    def __init__(self, session: BfRuntimeSession) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._device = ARCHITECTURES[session.loaded().p4info.pkg_info.arch]
 
     def check(self, plan: SwitchPlan) -> None:
-        """Raise DescriptionError unless one pipe has all ports, and none has other settings."""
-        self._pipe(plan)
-        self._missing(plan.switch.tofino, plan.section)
+        """Raise DescriptionError unless one pipe has all ports, and the switch's API supports the plan."""
+        pipe = self._pipe(plan)
+        if not isinstance(self._session, BfRuntimeSession):
+            self._check_stratum(plan, pipe)
+            return
+        self._missing(self._session, plan.switch.tofino, plan.section)
 
     def bring_up(self, described: TofinoSection | None, section: str) -> None:
         """Add and enable the described ports that the switch does not have.
 
         section: name of the switch's table. Raises DescriptionError if one is there with other settings.
         """
-        missing = self._missing(described, section)
-        table = self._session.tables.table("$PORT")
-        added = [row("INSERT", table, port, _settings(wanted)) for port, wanted in missing.items()]
-        self._session.write_raw(added)
+        if isinstance(self._session, BfRuntimeSession):
+            missing = self._missing(self._session, described, section)
+            table = self._session.tables.table("$PORT")
+            added = [row("INSERT", table, port, _settings(wanted)) for port, wanted in missing.items()]
+            self._session.write_raw(added)
 
     def set_limits(self, age_limit_ms: float | None, queue_depth: int | None) -> None:
-        """Change the limits; None keeps one. A queue's depth in packets becomes cells of whole packets."""
-        if age_limit_ms is not None:
+        """Change the limits; None keeps one. A queue's depth in packets becomes cells of whole packets.
+
+        Over P4Runtime the age limit stays; `check` has compared it.
+        """
+        if age_limit_ms is not None and isinstance(self._session, BfRuntimeSession):
             table = self._session.tables.table("owner.age_limit")
             self._session.write_raw([default_row(table, {"value": _ticks(age_limit_ms)})])
         if queue_depth is not None:
@@ -80,23 +91,28 @@ class Tofino:
             self._session.write([~queue_limit_entry(min(cells, _DEEPEST))])
 
     def free_slots(self, plan: SwitchPlan) -> None:
-        """Free the slots of the job's pipe that its earlier generations hold.
+        """Free the slots of the job's pipe that its earlier generations hold; over P4Runtime all of them.
 
-        A freed slot keeps its expiry, as the switch's clock cannot be read.
+        Over BF Runtime a freed slot keeps its expiry, as the switch's clock cannot be read.
         """
+        if not isinstance(self._session, BfRuntimeSession):
+            reset(self._session, range(slots(self._session)), lanes(self._session))
+            return
         table, pipe = self._session.tables.table("owner.owner"), self._pipe(plan)
         freed = [
             row("MODIFY", table, slot, {"tag": 0, "expiry": expiry})
-            for slot, (tag, expiry) in self._owners(pipe).items()
+            for slot, (tag, expiry) in self._owners(self._session, pipe).items()
             if tag & _JOB_OF_TAG == plan.job_id
         ]
         self._session.write_raw(freed, pipe)
 
     def slots_in_use(self) -> dict[int, int] | None:
-        """Return the number of slots that each job holds, in all pipes."""
+        """Return the number of slots that each job holds, in all pipes; None over P4Runtime."""
+        if not isinstance(self._session, BfRuntimeSession):
+            return None
         found: dict[int, int] = {}
-        for pipe in self._pipes():
-            for tag, _ in self._owners(pipe).values():
+        for pipe in self._pipes(self._session):
+            for tag, _ in self._owners(self._session, pipe).values():
                 if (job_id := tag & _JOB_OF_TAG) != RESERVED_JOB_ID:
                     found[job_id] = found.get(job_id, 0) + 1
         return found
@@ -120,11 +136,27 @@ class Tofino:
         described = plan.switch.tofino.processor_port if plan.switch.tofino else None
         return self._device.processor_port if described is None else described
 
-    def _missing(self, described: TofinoSection | None, section: str) -> dict[int, TofinoPort]:
+    def _check_stratum(self, plan: SwitchPlan, pipe: int) -> None:
+        reachable = self._processor(plan) >> _PIPE_BITS
+        if pipe != reachable:
+            raise DescriptionError(
+                f"{plan.prefix}ports: {plan.up_port}: is in pipe {pipe}, but P4Runtime frees slots of pipe "
+                f"{reachable} only, the processor's; use ports of that pipe, or bfruntime as the api"
+            )
+        limit = plan.switch.age_limit_ms
+        if limit is not None and round(limit * 1000 / TICK_US) != DEFAULT_AGE_TICKS:
+            raise DescriptionError(
+                f"{plan.section}.age_limit_ms: {limit:g}: P4Runtime cannot change it on a "
+                "Tofino; leave it out, or use bfruntime as the api"
+            )
+
+    def _missing(
+        self, session: BfRuntimeSession, described: TofinoSection | None, section: str
+    ) -> dict[int, TofinoPort]:
         """Return the described ports that the switch does not have; raise for one with other settings."""
         missing = {}
         for name, wanted in (described.ports if described else {}).items():
-            found = self._port(int(name))
+            found = self._port(session, int(name))
             if not found:
                 missing[int(name)] = wanted
             elif not _matches(found, wanted):
@@ -134,31 +166,31 @@ class Tofino:
                 )
         return missing
 
-    def _port(self, port: int) -> dict[str, str]:
+    def _port(self, session: BfRuntimeSession, port: int) -> dict[str, str]:
         """Return speed and FEC of a port; nothing if it has not been added."""
-        table = self._session.tables.table("$PORT")
+        table = session.tables.table("$PORT")
         numbers = {table.data[name].number: name for name in ("$SPEED", "$FEC")}
         return {
             numbers[field.field_id]: field.str_val
-            for data in self._session.values(table, key=port).values()
+            for data in session.values(table, key=port).values()
             for field in data.fields
             if field.field_id in numbers
         }
 
-    def _owners(self, pipe: int) -> dict[int, tuple[int, int]]:
+    def _owners(self, session: BfRuntimeSession, pipe: int) -> dict[int, tuple[int, int]]:
         """Return tag and expiry of every slot of a pipe."""
-        table = self._session.tables.table("owner.owner")
+        table = session.tables.table("owner.owner")
         names = {table.data[name].number: name for name in ("tag", "expiry")}
         found = {}
-        for slot, data in self._session.values(table, pipe=pipe).items():
+        for slot, data in session.values(table, pipe=pipe).items():
             pair = {names[field.field_id]: int.from_bytes(field.stream, "big") for field in data.fields}
             found[slot] = (pair["tag"], pair["expiry"])
         return found
 
-    def _pipes(self) -> range:
+    def _pipes(self, session: BfRuntimeSession) -> range:
         """Return the switch's pipes, as many as a register's value has."""
-        table = self._session.tables.table("owner.owner")
-        (data,) = self._session.values(table, key=0).values()
+        table = session.tables.table("owner.owner")
+        (data,) = session.values(table, key=0).values()
         return range(sum(field.field_id == table.data["tag"].number for field in data.fields))
 
 
