@@ -15,6 +15,8 @@ P4 = Path(__file__).parent / "p4"
 PORTS = range(1, 10)
 #: Shortest frame sent: ports do not carry shorter ones.
 TAIL = bytes(range(60))
+GROUPS = {3: [(1, 21), (2, 22)], 6: [(1, 1), (2, 2), (3, 3)]}
+SESSIONS = {100: [(4, 11), (5, 12)], 101: [(6, 0)]}
 
 pytestmark = [
     pytest.mark.skipif(
@@ -22,6 +24,38 @@ pytestmark = [
     ),
     pytest.mark.skipif(os.geteuid() != 0, reason="BMv2's ports need root"),
 ]
+
+
+def stack_frames(rng):
+    def labels(count):
+        rows = [(rng.getrandbits(16), rng.choice([0, 1, 99, 100, 103])) for _ in range(count)]
+        return b"".join(
+            struct.pack(">HB", value, cost << 1 | (n == count - 1)) for n, (value, cost) in enumerate(rows)
+        )
+
+    for op in range(18):
+        for count in (1, 2, 3, 4, 5, 6):
+            # Beyond the valid labels, BMv2 reads the remains of an earlier packet.
+            yield struct.pack(">BBHI", op, rng.randrange(min(count, 4)), 6 if op > 12 else 0, 0) + labels(
+                count
+            )
+    yield struct.pack(">BBHI", 1, 0, 0, 0) + labels(2)[:4]
+
+
+def again_frames(rng):
+    for kind in (0, 1, 2, 3, 4, 5, 7, 16, 17, 18, 21, 22, 23, 25, 26, 27):
+        for times in (0, 200, 203):
+            for session in (100, 101, 99):
+                group = rng.choice([0, 3])
+                if kind != 21 or times == 0:
+                    yield struct.pack(">BBHHH", kind, times, session, group, rng.getrandbits(12))
+    yield struct.pack(">BBHHH", 24, 150, 0, 0, 5) + b"\0\xff"
+
+
+def union_frames(rng):
+    for op in range(7):
+        for kind in range(4):
+            yield struct.pack(">BBH", op, kind, 6 if op == 6 else 0) + rng.randbytes(6)
 
 
 def hash_frames(rng):
@@ -47,12 +81,18 @@ def limb_frames(rng):
 
 
 MADE = {
+    "stack": stack_frames,
+    "again": again_frames,
+    "unions": union_frames,
     "hashes": hash_frames,
     "widths": width_frames,
     "limbs": limb_frames,
 }
 #: For each program, a frame that leaves once.
 MARKERS = {
+    "stack": bytes(8),
+    "again": bytes(8),
+    "unions": bytes(4),
     "hashes": bytes([9]) + bytes(47),
     "widths": b"",
     "limbs": bytes(50),
@@ -90,6 +130,12 @@ def test_a_program_does_what_bmv2_makes_it_do(name, tmp_path):
     program = for_bmv2(json.loads((P4 / f"{name}.json").read_text()))
     bmv2 = Bmv2Frames(json.dumps(program).encode(), PORTS, tmp_path / "bmv2.log")
     try:
+        for number, replicas in GROUPS.items():
+            switch.groups.set(number, replicas)
+            bmv2.set_group(number, replicas)
+        for number, replicas in SESSIONS.items():
+            switch.sessions.set(number, replicas)
+            bmv2.set_session(number, replicas)
         for turn, made in enumerate(MADE[name](random.Random(1))):
             raw = MARKERS[name] + b"marker%06d" % turn + TAIL
             ((back, answer),) = switch.process(Frames.of([(7, raw)]), 0).pairs()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from unrolled_lanes import SLOTS, expression, field, header_each, one_array, wrapped
+from unrolled_lanes import SLOTS, expression, field, one_array, stack_of_lanes, wrapped
 
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import Frames, Switch, load
@@ -36,7 +36,7 @@ def sums_exactly(switch, lanes):
     assert exchanged(switch, *map(frame, slots, given, [b"rest"] * len(slots))) == wanted
 
 
-@pytest.mark.parametrize(("make", "lanes"), [(header_each, 96), (one_array, 256)])
+@pytest.mark.parametrize(("make", "lanes"), [(stack_of_lanes, 96), (one_array, 256)])
 def test_a_program_that_takes_too_long_to_compile_is_interpreted(make, lanes, caplog):
     switch = Switch(parse(make(lanes), "foreign"), "numba")
     assert (switch.mode, switch.entry) == ("python", None)
@@ -45,6 +45,15 @@ def test_a_program_that_takes_too_long_to_compile_is_interpreted(make, lanes, ca
     assert line.startswith("switch: interprets program foreign, slowly")
     assert f"about {seconds:.1f} s, more than 10 s; make lanes fields of one header" in line
     sums_exactly(switch, lanes)
+
+
+def test_lanes_in_a_stack_are_extracted_once_each(caplog):
+    """Of 32 lanes, each `.next` wrote the code of all 32 elements, which took over 7 minutes to compile."""
+    switch = Switch(parse(stack_of_lanes(32), "foreign"), "numba")
+    assert (switch.mode, caplog.messages) == ("numba", [])
+    sums_exactly(switch, 32)
+    short = frame(SLOTS, [1] * 31)  # for a slot that is none, so that nothing is added
+    assert exchanged(switch, short) == [short]
 
 
 def test_programs_up_to_the_bound_are_compiled(monkeypatch, caplog):
@@ -114,5 +123,53 @@ def test_branches_that_python_cannot_load_are_refused():
     """Python takes up to about 3,000 in a row."""
     branches = "".join(f"{'elif' if n else 'if'} x == {n}:\n    y = {n}\n" for n in range(20_000))
     generated = replace(generate(parse(one_array(4), "foreign")), source=branches)
-    with pytest.raises(UnsupportedConstruct, match="too many branches in a row; use fewer"):
+    with pytest.raises(UnsupportedConstruct, match="too many branches in a row; use shorter header stacks"):
         compiled.as_it_is(generated)
+
+
+# --- the next element of a stack --------------------------------------------------------------------
+
+
+def branching(*counts):
+    """Return a parser that extracts counts[slot] elements of a stack of 4, the last for all further slots.
+
+    It then extracts two more.
+    """
+    document = stack_of_lanes(4)
+    (parser,) = document["parsers"]
+    (start,) = parser["parse_states"]
+    head, extract = start["parser_ops"][:2]
+    bodies = {f"take_{slot}": ([extract] * count, "more") for slot, count in enumerate(counts)}
+    bodies["more"] = [extract] * 2, None
+    start["parser_ops"], start["transition_key"] = [head], [field("head", "slot")]
+    start["transitions"] = [
+        {"type": "hexstr", "value": hex(slot), "mask": None, "next_state": f"take_{slot}"}
+        for slot in range(len(counts) - 1)
+    ]
+    start["transitions"].append(always(f"take_{len(counts) - 1}"))
+    parser["parse_states"] += [
+        {"name": name, "id": place, "parser_ops": ops, "transitions": [always(to)], "transition_key": []}
+        for place, (name, (ops, to)) in enumerate(bodies.items(), 1)
+    ]
+    return parse(document, "branching")
+
+
+def always(state):
+    return {"type": "default", "value": None, "mask": None, "next_state": state}
+
+
+@pytest.mark.parametrize("mode", ["python", "numba"])
+@pytest.mark.parametrize("counts", [(1, 2, 0), (2, 2, 2), (0, 1, 3)])
+def test_next_follows_the_branch_taken(mode, counts):
+    """The second frame doubles the lanes that were extracted; the others are the rest of the frame."""
+    switch = Switch(branching(*counts), mode)
+    for slot, count in enumerate(counts):
+        given = frame(slot, [1, 2, 3, 4], b"rest")
+        doubled = frame(slot, [n * (2 if n <= count + 2 else 1) for n in (1, 2, 3, 4)], b"rest")
+        assert exchanged(switch, given, given) == [given, doubled]
+
+
+def test_branches_that_take_as_many_leave_the_next_element_known():
+    known, unknown = (generate(branching(*counts)).source for counts in ((1, 1, 1), (1, 1, 2)))
+    assert known.count("left < ") == 1 + 3 + 2, "the head, each branch, the two after them"
+    assert unknown.count("left < ") > known.count("left < ")

@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 import pytest
-from unrolled_lanes import expression, field, header_each, number, one_array
+from unrolled_lanes import expression, field, number, one_array, stack_of_lanes
 
 from peelsum.softswitch import Frames, Switch
 from peelsum.softswitch.compiler.loading import parse
@@ -108,7 +108,7 @@ def test_code_does_not_grow_with_lanes():
 @pytest.mark.parametrize("ending", ["extract", "verify"])
 def test_a_parser_that_ends_among_its_lanes_does_nothing_after_them(ending):
     """Lane 2 of 8 is missing, or not 0. A loop over lanes would end there, and the parser go on behind it."""
-    document = (header_each if ending == "extract" else one_array)(8)
+    document = (stack_of_lanes if ending == "extract" else one_array)(8)
     (state,) = document["parsers"][0]["parse_states"]
     head, *extracts = state["parser_ops"]
     body = [{"op": "set", "parameters": [field("scalars", f"held_{lane}"), number(0)]} for lane in range(8)]

@@ -58,12 +58,16 @@ def test_names_are_those_of_the_program(program_of):
 @pytest.mark.parametrize(
     ("section", "item", "message"),
     [
-        ("header_stacks", {"name": "labels"}, "header stack labels"),
-        ("header_unions", {"name": "u"}, "header union u"),
+        ("header_union_stacks", {"name": "u"}, "header union stack u"),
         ("parse_vsets", {"name": "known_vids"}, "parser value set known_vids"),
         ("meter_arrays", {"name": "I.police"}, "meter I.police"),
         ("extern_instances", {"name": "psa"}, "extern instance psa"),
         ("learn_lists", {"name": "macs"}, "digest macs"),
+        (
+            "field_lists",
+            {"name": "kept", "id": 1, "elements": [{"type": "payload"}]},
+            "field list kept: holds a payload",
+        ),
     ],
 )
 def test_sections_that_are_not_run_are_refused_by_name(document, section, item, message):
@@ -81,11 +85,6 @@ def too_large(document):
     del acl(document)["entries"]
 
 
-def looping(document):
-    states = document["parsers"][0]["parse_states"]
-    states[-1]["transitions"] = [{"type": "default", "value": None, "mask": None, "next_state": "start"}]
-
-
 def in_drop(op):
     return lambda document: primitive(document, "RouterIngress.drop", op)
 
@@ -97,8 +96,6 @@ def in_state(position, part):
 REFUSED = [
     (in_drop("truncate"), "action RouterIngress.drop: primitive truncate"),
     (in_drop("generate_digest"), "action RouterIngress.drop: primitive generate_digest"),
-    (in_drop("clone_ingress_pkt_to_egress"), "primitive clone_ingress_pkt_to_egress"),
-    (looping, "parser: start leads back to itself; remove the loop"),
     (lambda d: acl(d).update(type="indirect_ws"), "table RouterIngress.acl: of type indirect_ws"),
     (lambda d: acl(d).update(support_timeout=True), "table RouterIngress.acl: idle timeout"),
     (lambda d: acl(d).update(direct_meters="m"), "table RouterIngress.acl: direct meter"),
@@ -153,6 +150,14 @@ def test_an_unknown_operator_is_refused(document):
         lambda d: d["parsers"][0].update(init_state="nowhere"),
         lambda d: primitive(d, "RouterIngress.drop", "add_header", {"type": "header", "value": "nowhere"}),
         lambda d: table(d, "RouterIngress.acl").update(default_entry=None),
+        lambda d: primitive(d, "RouterIngress.drop", "resubmit", {"type": "hexstr", "value": "0x9"}),
+        lambda d: primitive(
+            d,
+            "RouterIngress.drop",
+            "pop",
+            {"type": "header_stack", "value": "nowhere"},
+            {"type": "hexstr", "value": "0x1"},
+        ),
         lambda d: primitive(
             d,
             "RouterIngress.drop",

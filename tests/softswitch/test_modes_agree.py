@@ -110,7 +110,7 @@ def state_of(switch):
     cells = {
         name: item.values() for kind in (switch.registers, switch.counters) for name, item in kind.items()
     }
-    cells["direct"] = switch.state.counts
+    cells["direct"] = switch.direct_counts()
     return cells
 
 

@@ -1,7 +1,7 @@
 """Makes BMv2 JSON of programs that p4c leaves unrolled: N lanes that read a register, add it, and write it.
 
-Two ways of writing lanes: each in a header of its own, or all in one header, with one register array for all
-of them.
+Two ways of writing lanes: each in a header of a stack, which the parser fills by `.next`, or all in one
+header, with one register array for all of them.
 """
 
 import json
@@ -37,9 +37,9 @@ def add_to(lane, register, index, held):
     ]
 
 
-def header_each(lanes):
+def stack_of_lanes(lanes):
     """Return BMv2 JSON with one header a lane and one register a lane."""
-    names = [f"lane_{lane}" for lane in range(lanes)]
+    names = [f"lane[{lane}]" for lane in range(lanes)]
     slot = field("head", "slot")
     body = [
         step
@@ -51,9 +51,17 @@ def header_each(lanes):
     document = _document(
         {"lane_h": [["value", 32, False]]}, [(name, "lane_h") for name in names], lanes, body
     )
-    document["parsers"][0]["parse_states"][0]["parser_ops"] += [
-        {"op": "extract", "parameters": [{"type": "regular", "value": name}]} for name in names
+    document["header_stacks"] = [
+        {
+            "name": "lane",
+            "id": 0,
+            "header_type": "lane_h",
+            "size": lanes,
+            "header_ids": [*range(3, 3 + lanes)],
+        }
     ]
+    extract = {"op": "extract", "parameters": [{"type": "stack", "value": "lane"}]}
+    document["parsers"][0]["parse_states"][0]["parser_ops"] += [extract] * lanes
     document["register_arrays"] = [
         {"name": f"cells_{lane}", "id": lane, "size": SLOTS, "bitwidth": 32} for lane in range(lanes)
     ]

@@ -24,6 +24,7 @@ from peelsum.softswitch.program.operations import (
     IsValid,
     Lookahead,
     Param,
+    StackCount,
     Target,
     Ternary,
     Unary,
@@ -75,6 +76,12 @@ class Names(Limbs, Protocol):
 
     def peek(self, offset: int, bits: int) -> str:
         """Return the text of up to 64 bits that lie `offset` bits beyond the parsed part of the packet."""
+
+    def stack_count(self, stack: str) -> str:
+        """Return the variable that holds how many elements of a stack are filled."""
+
+    def stack_size(self, stack: str) -> int:
+        """Return how many elements a stack has."""
 
 
 class Expressions:
@@ -174,6 +181,8 @@ class Expressions:
                 return unsigned(self._names.limb(expr, 0) or self._names.param(expr), expr.bits)
             case Lookahead(offset, bits):
                 return unsigned(self._names.limb(expr, 0) or self._names.peek(offset, bits), bits)
+            case StackCount(stack):
+                return Value(self._names.stack_count(stack), 0, self._names.stack_size(stack))
             case Unary("b2d", operand):
                 texts = self._names.constant(1), self.condition(operand), self._names.constant(0)
                 return Value("({} if {} else {})".format(*texts), 0, 1)

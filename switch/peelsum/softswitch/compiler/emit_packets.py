@@ -39,7 +39,7 @@ def extract(emit: Emitter, header: str) -> None:
                 emit.line(
                     f"{emit.name(chunk.name)}[k] = load{chunk.bits}(data, {_element(emit, 'at', chunk)})"
                 )
-    emit.line(f"{emit.validity(header)} = True")
+    make_valid(emit, header)
     emit.line(f"off = off + {size}")
     emit.line(f"left = left - {size}")
 
@@ -62,11 +62,18 @@ def clear_chunks(emit: Emitter, chunks: Sequence[Chunk]) -> None:
                 emit.line(f"{emit.name(chunk.name)}[k] = {zero}")
 
 
+def make_valid(emit: Emitter, header: str) -> None:
+    """Make a header valid and the others of its union invalid."""
+    emit.line(f"{emit.validity(header)} = True")
+    for other in emit.rivals(header):
+        emit.line(f"{emit.validity(other)} = False")
+
+
 def add_header(emit: Emitter, header: str) -> None:
     """Make a header valid; its fields become 0 if it was invalid."""
     with emit.block(f"if not {emit.validity(header)}:"):
         clear_chunks(emit, emit.storage.chunks[header])
-        emit.line(f"{emit.validity(header)} = True")
+        make_valid(emit, header)
         _resize(emit, "+", header)
 
 
@@ -90,13 +97,20 @@ def copy_header(emit: Emitter, target: str, source: str) -> None:
             f"header {target}: set from {source}, which is of another type; compile again"
         )
     with emit.block(f"if {emit.validity(source)}:"):
-        for to, chunk in zip(emit.storage.chunks[target], emit.storage.chunks[source], strict=True):
-            if isinstance(chunk, Variable):
-                emit.line(f"{emit.name(to.name)} = {emit.name(chunk.name)}")
-            else:
-                with emit.block(f"for k in range({emit.constant(chunk.count)}):"):
-                    emit.line(f"{emit.name(to.name)}[k] = {emit.name(chunk.name)}[k]")
+        copy_fields(emit, target, source)
+        for other in emit.rivals(target):
+            emit.line(f"{emit.validity(other)} = False")
     emit.line(f"{emit.validity(target)} = {emit.validity(source)}")
+
+
+def copy_fields(emit: Emitter, target: str, source: str) -> None:
+    """Copy a header's fields from another of its type."""
+    for to, chunk in zip(emit.storage.chunks[target], emit.storage.chunks[source], strict=True):
+        if isinstance(chunk, Variable):
+            emit.line(f"{emit.name(to.name)} = {emit.name(chunk.name)}")
+        else:
+            with emit.block(f"for k in range({emit.constant(chunk.count)}):"):
+                emit.line(f"{emit.name(to.name)}[k] = {emit.name(chunk.name)}[k]")
 
 
 # --- deparsing ------------------------------------------------------------------------------------

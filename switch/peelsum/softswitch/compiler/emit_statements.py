@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from peelsum.softswitch.compiler.emit_hashes import hash_fields
 from peelsum.softswitch.compiler.emit_lookups import lookup
+from peelsum.softswitch.compiler.emit_machine import machine, note_again
 from peelsum.softswitch.compiler.emit_packets import (
     add_header,
     copy_header,
@@ -12,12 +13,15 @@ from peelsum.softswitch.compiler.emit_packets import (
     stop_parser,
 )
 from peelsum.softswitch.compiler.emit_registers import Places, Registers, Row
+from peelsum.softswitch.compiler.emit_stacks import copy_stack, extract_next, pop, push
 from peelsum.softswitch.compiler.emitter import Emitter
 from peelsum.softswitch.compiler.flow import (
     Apply,
     Block,
+    Goto,
     If,
     Leave,
+    Machine,
     Repeat,
     Statement,
     is_steady,
@@ -29,12 +33,17 @@ from peelsum.softswitch.compiler.layout import (
     words_of,
 )
 from peelsum.softswitch.errors import UnsupportedConstruct
-from peelsum.softswitch.program.model import Advance, Extract, Require, Verify
+from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Require, Verify
 from peelsum.softswitch.program.operations import (
     AddHeader,
     Assign,
+    AssignChosen,
+    Binary,
+    Clone,
     Const,
     CopyHeader,
+    CopyStack,
+    CopyUnion,
     CountAt,
     Exit,
     Expr,
@@ -42,8 +51,12 @@ from peelsum.softswitch.program.operations import (
     Hash,
     MarkToDrop,
     Param,
+    Pop,
+    Push,
     ReadRegister,
+    Recirculate,
     RemoveHeader,
+    Resubmit,
     WriteRegister,
     walk,
 )
@@ -71,6 +84,8 @@ class Statements:
                 self._assign(part)
             case Hash(target):
                 emit.line(f"{emit.place(target)} = {hash_fields(emit, part, emit.bits(target))}")
+            case AssignChosen():
+                self._assign_chosen(part)
             case If():
                 self._if(part)
             case Apply():
@@ -89,6 +104,22 @@ class Statements:
                 remove_header(emit, header)
             case CopyHeader(target, source):
                 copy_header(emit, target, source)
+            case CopyUnion(headers):
+                self.block(headers)
+            case CopyStack(to, source):
+                copy_stack(emit, to, source)
+            case Push(stack, places):
+                push(emit, stack, places)
+            case Pop(stack, places):
+                pop(emit, stack, places)
+            case ExtractNext(stack):
+                extract_next(emit, stack)
+            case Clone() | Resubmit() | Recirculate():
+                note_again(emit, part)
+            case Machine():
+                machine(emit, part, self.block)
+            case Goto(state):
+                emit.line("break" if state is None else f"state = {emit.constant(state)}")
             case MarkToDrop():
                 self._mark_to_drop()
             case Exit():
@@ -127,6 +158,13 @@ class Statements:
         for place, text in zip(places, self._wide(part.value, bits), strict=True):
             self._emit.line(f"{place} = {text}")
 
+    def _assign_chosen(self, part: AssignChosen) -> None:
+        emit = self._emit
+        for number, target in enumerate(part.targets):
+            test = emit.expressions.condition(Binary("==", part.index, Const(number)))
+            with emit.block(f"{'elif' if number else 'if'} {test}:"):
+                self._assign(Assign(target, part.value))
+
     def _wide(self, value: Expr, bits: int) -> list[str]:
         """Return the texts of a value's limbs, truncated or zero-extended to `bits`."""
         if isinstance(value, FieldRef) and self._emit.bits(value) == bits:
@@ -152,13 +190,16 @@ class Statements:
     # --- branches ---------------------------------------------------------------------------------
 
     def _if(self, part: If, word: str = "if") -> None:
+        before = dict(self._emit.filled)
         with self._emit.block(f"{word} {self._emit.expressions.condition(part.condition)}:"):
             self.block(part.then)
+        then, self._emit.filled = self._emit.filled, before
         if len(part.orelse) == 1 and isinstance(part.orelse[0], If):
             self._if(part.orelse[0], "elif")
         elif part.orelse:
             with self._emit.block("else:"):
                 self.block(part.orelse)
+        self._emit.filled = dict(then.items() & self._emit.filled.items())
 
     # --- tables -----------------------------------------------------------------------------------
 

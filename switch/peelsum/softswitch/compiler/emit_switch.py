@@ -20,12 +20,16 @@ from peelsum.softswitch.program.model import Checksum, Program
 from peelsum.softswitch.program.operations import (
     AddHeader,
     Assign,
+    AssignChosen,
     CopyHeader,
+    CopyStack,
     Exit,
     FieldRef,
     Hash,
     Hit,
     MarkToDrop,
+    Pop,
+    Push,
     ReadRegister,
     RemoveHeader,
     Target,
@@ -144,6 +148,9 @@ class SwitchWriter:
             clear_chunks(emit, [part for part in chunks if header.metadata or isinstance(part, Variable)])
         for hit in emit.hits.values():
             emit.line(f"{hit} = False")
+        for stack in self._program.stacks:
+            emit.line(f"{emit.stack_count(stack)} = {emit.constant(0)}")
+        emit.filled = dict.fromkeys(self._program.stacks, 0)
 
     def _clear_unparsed(self) -> None:
         """Clear the arrays of headers that were not extracted; extraction would have filled them."""
@@ -275,18 +282,26 @@ class SwitchWriter:
         """Return the variables that egress changes: every copy of a packet starts from ingress's values."""
         targets: list[Target] = [item.target for item in self._program.checksums if item.update]
         headers: list[str] = []
+        stacks: list[str] = []
         for node in walk(self._blocks.egress):
             if isinstance(node, (Assign, Hash, ReadRegister)):
                 targets.append(node.target)
+            elif isinstance(node, AssignChosen):
+                targets += node.targets
             elif isinstance(node, MarkToDrop):
                 targets += architecture_fields(self._program)
             elif isinstance(node, (AddHeader, RemoveHeader)):
                 headers.append(node.header)
             elif isinstance(node, CopyHeader):
                 headers.append(node.target)
+            elif isinstance(node, (Push, Pop, CopyStack)):
+                changed = node.target if isinstance(node, CopyStack) else node.stack
+                headers += self._program.stacks[changed]
+                stacks.append(changed)
         names = {CURRENT_SIZE, *(name for target in targets for name in self._storage.names(target))}
+        names.update(map(self._emit.stack_variable, stacks))
         for header in headers:
-            names.add(self._emit.validity_variable(header))
+            names.update(map(self._emit.validity_variable, (header, *self._emit.rivals(header))))
             names.update(chunk.name for chunk in self._storage.chunks[header])
         return frozenset(names)
 

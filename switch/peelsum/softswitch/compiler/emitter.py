@@ -46,7 +46,10 @@ class Emitter:
         self._constants: dict[int, str] = {}
         self._temporaries = 0
         self.hits: dict[str, str] = {}
+        #: How many elements of a stack the parser has filled so far, if that is the same on every path.
+        self.filled: dict[str, int] = {}
         self._validities = _named("v_", (name for name, item in program.headers.items() if not item.metadata))
+        self._stack_counts = _named("n_", program.stacks)
 
     # --- text -------------------------------------------------------------------------------------
 
@@ -56,7 +59,8 @@ class Emitter:
             raise UnsupportedConstruct("expression: nested too deeply; assign its parts to variables first")
         if len(self.lines) >= _LINE_LIMIT:
             raise UnsupportedConstruct(
-                f"program: takes more than {_LINE_LIMIT} lines of code; use fewer statements"
+                f"program: takes more than {_LINE_LIMIT} lines of code; use shorter header stacks, "
+                "or fewer statements"
             )
         self.lines.append("    " * self._depth + text)
 
@@ -108,6 +112,19 @@ class Emitter:
         """Return the variable that holds a header's validity."""
         return self._validities[header]
 
+    def rivals(self, header: str) -> list[str]:
+        """Return the other headers of a header's union, if it is in one."""
+        unions = [members for members in self.program.unions.values() if header in members]
+        return [other for members in unions for other in members if other != header]
+
+    def stack_variable(self, stack: str) -> str:
+        """Return the variable that holds how many elements of a stack are filled."""
+        return self._stack_counts[stack]
+
+    def stack_count(self, stack: str) -> str:
+        """Return the current name of that variable."""
+        return self.name(self._stack_counts[stack])
+
     def hit(self, table: str) -> str:
         """Return the variable that says whether a table's last application hit."""
         return self.hits.setdefault(table, f"hit{len(self.hits) + 1}")
@@ -119,6 +136,10 @@ class Emitter:
     def peek(self, offset: int, bits: int) -> str:
         """Return the text of up to 64 packet bits beyond the parsed part."""
         return load_bits(self.constant, "(base + off)", offset, bits)
+
+    def stack_size(self, stack: str) -> int:
+        """Return how many elements a stack has."""
+        return len(self.program.stacks[stack])
 
     def cell(self, array: Array, start: int, step: int = 0) -> str:
         """Return the text of an array's element: a fixed one or, in a loop, iteration `k`'s."""

@@ -1,7 +1,7 @@
 """Converts control flow graphs (pipelines, parsers, jumps inside actions) to nested statements.
 
 BMv2 JSON names each node's successors; generated code needs blocks. Pipelines and actions with loops are
-refused, and so are parsers that loop.
+refused. A parser may loop, e.g. over a header stack, and then becomes a state machine.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from peelsum.softswitch.program.operations import (
     Action,
     AddHeader,
     Assign,
+    AssignChosen,
     Binary,
     Bool,
     Const,
     CopyHeader,
+    CopyStack,
     Element,
     Exit,
     Expr,
@@ -40,6 +42,8 @@ from peelsum.softswitch.program.operations import (
     Lookahead,
     MarkToDrop,
     Param,
+    Pop,
+    Push,
     ReadRegister,
     RemoveHeader,
     Target,
@@ -80,7 +84,21 @@ class Repeat:
     body: Block
 
 
-Statement: TypeAlias = If | Apply | Leave | Repeat | ParserOp
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Run `states[0]`, then the state that each state's `Goto` names, until one ends the machine."""
+
+    states: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Goto:
+    """In a machine: continue with state number `state`; None ends it."""
+
+    state: int | None
+
+
+Statement: TypeAlias = If | Apply | Leave | Repeat | Machine | Goto | ParserOp
 Block: TypeAlias = tuple[Statement, ...]
 
 #: Largest factor by which a graph may grow when it is converted to blocks, which duplicates shared branches.
@@ -88,6 +106,10 @@ _GROWTH_LIMIT = 20
 
 
 # --- graphs ---------------------------------------------------------------------------------------
+
+
+class _Loop(UnsupportedConstruct):
+    """A graph has a cycle."""
 
 
 class _Graph:
@@ -117,9 +139,7 @@ class _Graph:
             node, successors = stack[-1]
             for follower in successors:
                 if follower in open_nodes:
-                    raise UnsupportedConstruct(
-                        f"{self.name}: {follower} leads back to itself; remove the loop"
-                    )
+                    raise _Loop(f"{self.name}: {follower} leads back to itself; remove the loop")
                 if follower is not None and follower not in done:
                     open_nodes.add(follower)
                     stack.append((follower, iter(self.after(follower))))
@@ -262,7 +282,7 @@ def _table_block(program: Program, table: Table, arm: Callable[[Any], Block]) ->
 
 
 def parser_block(parser: Parser) -> Block:
-    """Return a parser as nested statements. Its operations may end it early."""
+    """Return a parser as nested statements, or as a machine if it loops. Its operations may end it early."""
 
     def after(name: str) -> list[str | None]:
         transitions = parser.states[name].transitions
@@ -273,8 +293,32 @@ def parser_block(parser: Parser) -> Block:
         state = parser.states[name]
         return (*state.ops, *_select(state, arm))
 
-    graph = _Graph("parser", parser.start, after)
+    try:
+        graph = _Graph("parser", parser.start, after)
+    except _Loop:
+        return (_machine(parser),)
     return graph.block(parser.start, None, write)
+
+
+def _machine(parser: Parser) -> Machine:
+    names = [parser.start, *(name for name in parser.states if name != parser.start)]
+    number = {name: position for position, name in enumerate(names)}
+
+    def state(name: str) -> Block:
+        found = parser.states[name]
+        selected = _select(found, lambda after: (Goto(None if after is None else number[after]),))
+        ends = found.transitions and found.transitions[-1].values is None
+        return (*found.ops, *(selected if ends else _or_end(selected)))
+
+    return Machine(tuple(state(name) for name in names))
+
+
+def _or_end(block: Block) -> Block:
+    """Return the statements of a selection that ends the machine if no branch is selected."""
+    if not block:
+        return (Goto(None),)
+    (part,) = block
+    return (If(part.condition, part.then, _or_end(part.orelse)),) if isinstance(part, If) else block
 
 
 def _select(state: State, arm: Callable[[Any], Block]) -> Block:
@@ -312,8 +356,11 @@ def written_places(program: Program, loop: Repeat) -> set[tuple[str, int]] | Non
     """Return the (header, field number) pairs that any iteration changes; None if they are unknown."""
     places: set[tuple[str, int]] = set()
     for node in walk(loop.body):
-        if isinstance(node, (AddHeader, RemoveHeader, CopyHeader, MarkToDrop)):
+        if isinstance(node, (AddHeader, RemoveHeader, CopyHeader, Push, Pop, CopyStack, MarkToDrop)):
             return None
+        if isinstance(node, AssignChosen):
+            for target in node.targets:
+                places |= places_of(program, target, loop.count)
         if isinstance(node, (Assign, Hash, ReadRegister)):
             places |= places_of(program, node.target, loop.count)
     return places

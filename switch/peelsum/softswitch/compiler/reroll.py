@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from peelsum.softswitch.compiler.flow import Apply, Block, If, Leave, Repeat, Statement
-from peelsum.softswitch.program.model import Advance, Extract, Program, Require, Verify
+from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Program, Require, Verify
 from peelsum.softswitch.program.operations import (
     Element,
     Exit,
@@ -31,7 +31,7 @@ MIN_TURNS = 4
 MAX_PERIOD = 16
 
 #: Operations that may end the parser, which a `break` of a loop over lanes would not.
-_ENDING = (Extract, Require, Advance, Verify)
+_ENDING = (Extract, ExtractNext, Require, Advance, Verify)
 
 #: Names that can advance between iterations: (header, number of the field) or ("", number of the register).
 Place: TypeAlias = tuple[str, int]

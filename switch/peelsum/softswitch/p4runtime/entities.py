@@ -13,7 +13,7 @@ from finsy.proto import p4r
 from peelsum.softswitch import Switch
 from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.p4runtime.cells import Counters, Registers
-from peelsum.softswitch.p4runtime.groups import Groups
+from peelsum.softswitch.p4runtime.groups import Groups, Sessions
 from peelsum.softswitch.p4runtime.info import PipelineInfo
 from peelsum.softswitch.p4runtime.status import (
     BatchError,
@@ -36,6 +36,7 @@ class Entities:
         self._counters = Counters(info, switch)
         self._registers = Registers(info, switch)
         self._groups = Groups(switch, ports)
+        self._sessions = Sessions(switch, ports)
 
     def write(self, updates: Sequence[p4r.Update], active: Callable[[], bool] = lambda: True) -> None:
         """Attempt every update in order. Raises BatchError with the outcome of each if any failed.
@@ -79,7 +80,11 @@ class Entities:
             case "register_entry":
                 self._registers.write(kind, entity.register_entry)
             case "packet_replication_engine_entry":
-                self._groups.write(kind, entity.packet_replication_engine_entry)
+                entry = entity.packet_replication_engine_entry
+                if entry.WhichOneof("type") == "clone_session_entry":
+                    self._sessions.write(kind, entry.clone_session_entry)
+                else:
+                    self._groups.write(kind, entry)
             case None:
                 raise invalid("entity: is empty; give one")
             case other:
@@ -99,12 +104,19 @@ class Entities:
             case "register_entry":
                 found = self._registers.read(wanted.register_entry)
             case "packet_replication_engine_entry":
-                found = self._groups.read(wanted.packet_replication_engine_entry)
+                found = self._replicating(wanted.packet_replication_engine_entry)
             case None:
                 raise invalid("entity: is empty; give one")
             case other:
                 raise unimplemented(other)
         return (make(**{kind: entity}) for entity in found)
+
+    def _replicating(
+        self, wanted: p4r.PacketReplicationEngineEntry
+    ) -> Iterator[p4r.PacketReplicationEngineEntry]:
+        if wanted.WhichOneof("type") == "clone_session_entry":
+            return self._sessions.read(wanted.clone_session_entry.session_id)
+        return self._groups.read(wanted)
 
     def forwarding_state(self) -> list[p4r.Update]:
         """Return updates that copy all entries, default actions and groups to another pipeline."""
@@ -116,7 +128,7 @@ class Entities:
             if not entry.is_const:
                 updates.append(_update(p4r.Update.MODIFY, p4r.Entity(table_entry=entry)))
         everything = p4r.PacketReplicationEngineEntry(multicast_group_entry=p4r.MulticastGroupEntry())
-        for group in self._groups.read(everything):
+        for group in (*self._groups.read(everything), *self._sessions.read(0)):
             entity = p4r.Entity(packet_replication_engine_entry=group)
             updates.append(_update(p4r.Update.INSERT, entity))
         return updates

@@ -152,7 +152,7 @@ class UdpLoop:
         numbers[_At.TURNS] = turns
         wait_us = NEVER if timeout_s is None else math.ceil(1e6 * timeout_s)
         with self._switch.lock:
-            numbers[_At.COPIES] = copies = self._switch.groups.most_copies
+            numbers[_At.COPIES] = copies = self._switch.most_copies
             stride = ports.received.data.shape[1] + self._switch.growth
             room.prepare(len(ports.received.data) + copies, stride)
             data = room.data[: room.rows * stride].reshape(room.rows, stride)

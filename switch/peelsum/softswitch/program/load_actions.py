@@ -10,6 +10,7 @@ from peelsum.softswitch.program.load_expressions import VALID, Scope
 from peelsum.softswitch.program.model import (
     Advance,
     Extract,
+    ExtractNext,
     Parser,
     ParserOp,
     ParserState,
@@ -23,8 +24,12 @@ from peelsum.softswitch.program.operations import (
     ActionParam,
     AddHeader,
     Assign,
+    AssignChosen,
+    Clone,
     Const,
     CopyHeader,
+    CopyStack,
+    CopyUnion,
     CountAt,
     Exit,
     Expr,
@@ -34,9 +39,13 @@ from peelsum.softswitch.program.operations import (
     JumpIfZero,
     Lookahead,
     MarkToDrop,
+    Pop,
     Primitive,
+    Push,
     ReadRegister,
+    Recirculate,
     RemoveHeader,
+    Resubmit,
     WriteRegister,
     walk,
 )
@@ -60,7 +69,7 @@ def load_primitive(item: Mapping[str, Any], scope: Scope, where: str, number: in
     op, args = item["op"], item["parameters"]
     match op:
         case "assign" | "modify_field":
-            return Assign(_target(args[0], scope, where), scope.expression(args[1]))
+            return _assign(args[0], scope.expression(args[1]), scope, where)
         case "register_read":
             return ReadRegister(_target(args[0], scope, where), args[1]["value"], scope.expression(args[2]))
         case "register_write":
@@ -73,6 +82,21 @@ def load_primitive(item: Mapping[str, Any], scope: Scope, where: str, number: in
             return RemoveHeader(_header(args[0], scope, where))
         case "assign_header" | "copy_header":
             return CopyHeader(_header(args[0], scope, where), _header(args[1], scope, where))
+        case "assign_union":
+            pairs = zip(*(scope.union(part["value"]) for part in args), strict=True)
+            return CopyUnion(tuple(CopyHeader(target, source) for target, source in pairs))
+        case "assign_header_stack":
+            return CopyStack(scope.stack(args[0]["value"]), scope.stack(args[1]["value"]))
+        case "push":
+            return Push(scope.stack(args[0]["value"]), _constant(args[1], where))
+        case "pop":
+            return Pop(scope.stack(args[0]["value"]), _constant(args[1], where))
+        case "clone_ingress_pkt_to_egress" | "clone_egress_pkt_to_egress":
+            return Clone(scope.expression(args[0]), _constant(args[1], where))
+        case "resubmit":
+            return Resubmit(_constant(args[0], where))
+        case "recirculate":
+            return Recirculate(_constant(args[0], where))
         case "modify_field_with_hash_based_offset":
             return _hash(args, scope, where)
         case "mark_to_drop" | "drop":
@@ -88,6 +112,16 @@ def load_primitive(item: Mapping[str, Any], scope: Scope, where: str, number: in
     raise UnsupportedConstruct(f"{where}: primitive {op}: not supported; leave it out of the program")
 
 
+def _assign(item: Mapping[str, Any], value: Expr, scope: Scope, where: str) -> Primitive:
+    found = item
+    while found.get("type") == "expression":
+        found = found["value"]
+    if found.get("op") == "access_field":
+        targets, index = scope.element_fields(found)
+        return AssignChosen(targets, index, value)
+    return Assign(_target(item, scope, where), value)
+
+
 def _hash(args: Sequence[Mapping[str, Any]], scope: Scope, where: str) -> Hash:
     calculation = scope.calculations[args[2]["value"]]
     if calculation["algo"] not in HASHES:
@@ -101,7 +135,7 @@ def _hash(args: Sequence[Mapping[str, Any]], scope: Scope, where: str) -> Hash:
 
 def _header(item: Mapping[str, Any], scope: Scope, where: str) -> str:
     if item["type"] != "header":
-        raise UnsupportedConstruct(f"{where}: a header chosen by {item['type']}; name one header")
+        raise UnsupportedConstruct(f"{where}: a whole header chosen by {item['type']}; use a constant index")
     return scope.header(item["value"])
 
 
@@ -143,6 +177,10 @@ def _state(item: Mapping[str, Any], scope: Scope) -> ParserState:
         if part["type"] == "field" and part["value"][1] != VALID:
             key.append(scope.field(part["value"]))
             widths.append(scope.bits(scope.field(part["value"])))
+        elif part["type"] == "stack_field":
+            stack, name = part["value"]
+            key.append(scope.last(stack, name))
+            widths.append(scope.bits(scope.field((scope.stacks[stack][0], name))))
         elif part["type"] == "lookahead":
             key.append(Lookahead(*map(int, part["value"])))
             widths.append(int(part["value"][1]))
@@ -192,9 +230,11 @@ def _parser_op(item: Mapping[str, Any], scope: Scope, where: str) -> list[Parser
     match item["op"]:
         case "extract" if args[0]["type"] == "regular":
             return [Extract(scope.header(args[0]["value"]))]
+        case "extract" if args[0]["type"] == "stack":
+            return [ExtractNext(scope.stack(args[0]["value"]))]
         case "set":
             value = scope.expression(args[1])
-            return [*_required(value), Assign(_target(args[0], scope, where), value)]
+            return [*_required(value), _assign(args[0], value, scope, where)]
         case "verify":
             return [Verify(scope.expression(args[0]), scope.expression(args[1]))]
         case "shift":

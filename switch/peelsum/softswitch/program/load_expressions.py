@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
@@ -18,6 +19,7 @@ from peelsum.softswitch.program.operations import (
     IsValid,
     Lookahead,
     Param,
+    StackCount,
     Ternary,
     Unary,
 )
@@ -38,16 +40,20 @@ class Scope:
     def __init__(
         self,
         headers: Mapping[str, Header],
+        stacks: Mapping[str, tuple[str, ...]],
+        unions: Mapping[str, tuple[str, ...]],
         params: Sequence[ActionParam] = (),
         calculations: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.headers = headers
+        self.stacks = stacks
+        self.unions = unions
         self.params = params
         self.calculations = calculations or {}
 
     def within(self, params: Sequence[ActionParam]) -> Scope:
         """Return this scope with an action's parameters."""
-        return Scope(self.headers, params, self.calculations)
+        return Scope(self.headers, self.stacks, self.unions, params, self.calculations)
 
     def inputs(self, calculation: Mapping[str, Any], where: str) -> Inputs:
         """Return a calculation's inputs: fields and constants."""
@@ -69,6 +75,23 @@ class Scope:
         if name not in self.headers:
             raise BadProgram(f"header {name}: is not declared; compile the program again")
         return name
+
+    def stack(self, name: str) -> str:
+        """Return `name`. Raises BadProgram unless it is a header stack."""
+        if name not in self.stacks:
+            raise BadProgram(f"header stack {name}: is not declared; compile the program again")
+        return name
+
+    def union(self, name: str) -> tuple[str, ...]:
+        """Return the headers of the union `name`. Raises BadProgram if it is not declared."""
+        if name not in self.unions:
+            raise BadProgram(f"header union {name}: is not declared; compile the program again")
+        return self.unions[name]
+
+    def last(self, stack: str, field: str) -> Expr:
+        """Return a field of the element of a stack that was filled last."""
+        fields = [self.field((header, field)) for header in self.stacks[self.stack(stack)]]
+        return _chosen(StackCount(stack), 1, fields, Const(0))
 
     def field(self, value: Sequence[str]) -> FieldRef:
         """Return the field that a [header, field] pair names. Raises BadProgram if it is not declared."""
@@ -99,6 +122,8 @@ class Scope:
                 if value[1] == VALID:
                     return Unary("b2d", IsValid(self.header(value[0])))
                 return self.field(value)
+            case "stack_field":
+                return self.last(*value)
             case "hexstr":
                 return Const(int(value, 16))
             case "bool":
@@ -115,7 +140,16 @@ class Scope:
     def _operation(self, item: Mapping[str, Any]) -> Expr:
         op = item["op"]
         if op == "valid":
-            return IsValid(self.header(item["right"]["value"]))
+            return self._validity(item["right"])
+        if op == "valid_union":
+            tests: list[Expr] = [IsValid(header) for header in self.union(item["right"]["value"])]
+            return reduce(lambda one, other: Binary("or", one, other), tests)
+        if op == "last_stack_index":
+            return Binary("-", StackCount(self.stack(item["right"]["value"])), Const(1))
+        if op == "size_stack":
+            return StackCount(self.stack(item["right"]["value"]))
+        if op == "access_field":
+            return self._element_field(item)
         if op == "?":
             branches = (self.expression(item["left"]), self.expression(item["right"]))
             return Ternary(self.expression(item["cond"]), *branches)
@@ -124,3 +158,40 @@ class Scope:
         if op in _BINARY:
             return Binary(op, self.expression(item["left"]), self.expression(item["right"]))
         raise UnsupportedConstruct(f"operator {op}: not supported; leave it out of the program")
+
+    def _validity(self, item: Mapping[str, Any]) -> Expr:
+        element = _dereference(item)
+        if element is None:
+            return IsValid(self.header(item["value"]))
+        tests = [IsValid(header) for header in self.stacks[self.stack(element["left"]["value"])]]
+        return _chosen(self.expression(element["right"]), 0, tests, Bool(False))
+
+    def _element_field(self, item: Mapping[str, Any]) -> Expr:
+        """Return a field of a stack's element whose number is known only when the program runs."""
+        refs, index = self.element_fields(item)
+        return _chosen(index, 0, refs, Const(0))
+
+    def element_fields(self, item: Mapping[str, Any]) -> tuple[tuple[FieldRef, ...], Expr]:
+        """Return the fields that an `access_field` chooses from, one per element, and the index."""
+        element = _dereference(item["left"])
+        if element is None:
+            raise UnsupportedConstruct("operator access_field: use it on elements of header stacks only")
+        headers = [self.headers[name] for name in self.stacks[self.stack(element["left"]["value"])]]
+        refs = tuple(FieldRef(header.name, header.fields[int(item["right"])].name) for header in headers)
+        return refs, self.expression(element["right"])
+
+
+def _dereference(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the operation that chooses an element of a header stack; None if `item` is something else."""
+    while item.get("type") == "expression":
+        item = item["value"]
+    found = item.get("op") in ("dereference_header_stack", "dereference_stack")
+    return item if found else None
+
+
+def _chosen(index: Expr, first: int, choices: Sequence[Expr], otherwise: Expr) -> Expr:
+    """Return an expression for choice number `index` - `first`, or `otherwise` if there are fewer."""
+    chain = otherwise
+    for number in range(len(choices) - 1, -1, -1):
+        chain = Ternary(Binary("==", index, Const(first + number)), choices[number], chain)
+    return chain

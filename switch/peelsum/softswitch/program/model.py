@@ -55,6 +55,13 @@ class Extract:
 
 
 @dataclass(frozen=True, slots=True)
+class ExtractNext:
+    """Extract the next element of a header stack from the packet, or stop with StackOutOfBounds."""
+
+    stack: str
+
+
+@dataclass(frozen=True, slots=True)
 class Require:
     """Stop with PacketTooShort unless the packet has `bits` more bits."""
 
@@ -76,7 +83,7 @@ class Advance:
     count: int
 
 
-ParserOp: TypeAlias = Extract | Require | Verify | Advance | Primitive
+ParserOp: TypeAlias = Extract | ExtractNext | Require | Verify | Advance | Primitive
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +236,12 @@ class Program:
     checksums: tuple[Checksum, ...]
     errors: Mapping[str, int]
     aliases: Mapping[str, FieldRef] = field(default_factory=dict)
+    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The headers of each header stack, first element first."""
+    unions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The headers of each header union; at most one of them is valid."""
+    field_lists: Mapping[int, tuple[FieldRef, ...]] = field(default_factory=dict)
+    """The metadata that a packet's copies keep, by the field list's number."""
 
     @property
     def tables(self) -> dict[str, Table]:

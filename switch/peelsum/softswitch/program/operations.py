@@ -90,6 +90,13 @@ class Lookahead:
 
 
 @dataclass(frozen=True, slots=True)
+class StackCount:
+    """How many elements of a header stack are filled, i.e. the index of `next`."""
+
+    stack: str
+
+
+@dataclass(frozen=True, slots=True)
 class Unary:
     """An operator with one operand; `op` is one of `~ not d2b b2d`."""
 
@@ -116,7 +123,18 @@ class Ternary:
 
 
 Expr: TypeAlias = (
-    FieldRef | Element | Const | Bool | Param | IsValid | Hit | Lookahead | Unary | Binary | Ternary
+    FieldRef
+    | Element
+    | Const
+    | Bool
+    | Param
+    | IsValid
+    | Hit
+    | Lookahead
+    | StackCount
+    | Unary
+    | Binary
+    | Ternary
 )
 
 # --- primitives of actions and parser states ------------------------------------------------------
@@ -127,6 +145,15 @@ class Assign:
     """Store `value`, truncated to the target's width."""
 
     target: Target
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class AssignChosen:
+    """Store `value` in target number `index`, or nowhere if there are fewer."""
+
+    targets: tuple[Target, ...]
+    index: Expr
     value: Expr
 
 
@@ -194,6 +221,62 @@ class CopyHeader:
 
 
 @dataclass(frozen=True, slots=True)
+class Push:
+    """Shift a header stack's elements `count` places up; the first ones become invalid."""
+
+    stack: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pop:
+    """Shift a header stack's elements `count` places down; the last ones become invalid."""
+
+    stack: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyStack:
+    """Copy a header stack to another of its type and size."""
+
+    target: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopyUnion:
+    """Copy a header union to another of its type."""
+
+    headers: tuple[CopyHeader, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Clone:
+    """Send a copy of the packet to the ports of clone session `session` at the end of the pipeline.
+
+    The copy keeps the metadata of field list number `fields`. Only the last call in a pipeline takes effect.
+    """
+
+    session: Expr
+    fields: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resubmit:
+    """Send the packet as it arrived through parser and ingress again, with a field list's metadata."""
+
+    fields: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recirculate:
+    """Send the packet that egress wrote through the switch again, with a field list's metadata."""
+
+    fields: int
+
+
+@dataclass(frozen=True, slots=True)
 class MarkToDrop:
     """Drop the packet, unless a later statement sets an egress port."""
 
@@ -220,6 +303,7 @@ class JumpIfZero:
 
 Primitive: TypeAlias = (
     Assign
+    | AssignChosen
     | Hash
     | ReadRegister
     | WriteRegister
@@ -227,6 +311,13 @@ Primitive: TypeAlias = (
     | AddHeader
     | RemoveHeader
     | CopyHeader
+    | Push
+    | Pop
+    | CopyStack
+    | CopyUnion
+    | Clone
+    | Resubmit
+    | Recirculate
     | MarkToDrop
     | Exit
     | Jump

@@ -78,7 +78,8 @@ def as_it_is(generated: Generated) -> Callable[..., tuple[int, int]]:
         exec(compile(generated.source, "<generated>", "exec"), names)
     except (RecursionError, MemoryError):  # the latter if Python's parser ran out of levels
         raise UnsupportedConstruct(
-            "program: has too many branches in a row; use fewer parser states and actions of a table"
+            "program: has too many branches in a row; use shorter header stacks, or fewer parser states and "
+            "actions of a table"
         ) from None
     return plain.main(names["run"])  # type: ignore[no-any-return]
 
@@ -101,7 +102,8 @@ def through_numba(generated: Generated, cache: Path | None = None) -> Callable[.
 
 def _module_text(generated: Generated) -> str:
     wanted = ", ".join(RUNTIME)
-    foot = "CACHED = True\nrun = compiler(CACHED)(run)\n"
+    options = "CACHED, again=True" if generated.again else "CACHED"
+    foot = f"CACHED = True\nrun = compiler({options})(run)\n"
     return f"from peelsum.softswitch.runtime.native import {wanted}, compiler\n\n{generated.source}\n\n{foot}"
 
 

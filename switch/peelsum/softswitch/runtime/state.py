@@ -82,33 +82,36 @@ class Counter:
         return self.size
 
 
-#: Multicast groups are numbered below this.
-GROUPS = 1 << 16
+#: Clone sessions are numbered below this.
+CLONE_SESSIONS = 1 << 15
 
 
 class Groups:
-    """Multicast groups: each is a list of (port, instance), served in the order given.
+    """Multicast groups or clone sessions: each is a list of (port, instance), served in the order given.
 
     Generated code reads `memory`: for group g, elements 2 g and 2 g + 1 hold the index of its first replica
     and their number. Replicas are pairs of port and instance.
     """
 
-    def __init__(self, lock: FairLock) -> None:
+    def __init__(self, lock: FairLock, what: str = "multicast group", limit: int = 1 << 16) -> None:
+        """what: the noun for one in errors. limit: all numbers are below it."""
+        self.limit = limit
+        self._what = what
         self._groups: dict[int, tuple[tuple[int, int], ...]] = {}
         self._sizes: Tally[int] = Tally()
         self._lock = lock
-        self._used = 2 * GROUPS
+        self._used = 2 * self.limit
         self.memory = np.zeros(self._used + 256, np.uint64)
         #: Number of copies of the largest group; at least 1, for a unicast packet.
         self.most_copies = 1
 
     def set(self, group: int, replicas: Sequence[tuple[int, int]]) -> None:
         """Create or replace a group. Raises InvalidEntry for a number, port or instance out of range."""
-        if not 0 < group < GROUPS:
-            raise InvalidEntry(f"multicast group: {group} is not in 1..{GROUPS - 1}")
+        if not 0 < group < self.limit:
+            raise InvalidEntry(f"{self._what}: {group} is not in 1..{self.limit - 1}")
         for port, instance in replicas:
             if not 0 <= port < 1 << 16 or not 0 <= instance < 1 << 16:
-                raise InvalidEntry(f"multicast group {group}: ({port}, {instance}) does not fit 16 bits each")
+                raise InvalidEntry(f"{self._what} {group}: ({port}, {instance}) does not fit 16 bits each")
         with self._lock:
             self._forget(group)
             self._groups[group] = tuple((port, instance) for port, instance in replicas)
@@ -127,7 +130,7 @@ class Groups:
         """Return a group's replicas. Raises NoSuchEntry."""
         with self._lock:
             if group not in self._groups:
-                raise NoSuchEntry(f"multicast group {group}: does not exist; create it first")
+                raise NoSuchEntry(f"{self._what} {group}: does not exist; create it first")
             return self._groups[group]
 
     def __contains__(self, group: int) -> bool:
@@ -155,9 +158,9 @@ class Groups:
 
     def _pack(self) -> None:
         """Write all groups into new memory with spare room, leaving out replaced ones."""
-        needed = 2 * GROUPS + 2 * sum(map(len, self._groups.values()))
-        self.memory = np.zeros(2 * needed - 2 * GROUPS + 256, np.uint64)
-        self._used = 2 * GROUPS
+        needed = 2 * self.limit + 2 * sum(map(len, self._groups.values()))
+        self.memory = np.zeros(2 * needed - 2 * self.limit + 256, np.uint64)
+        self._used = 2 * self.limit
         for group in self._groups:
             self._write(group)
 
