@@ -1,4 +1,4 @@
-"""Values at their bounds, and the forms of matches, counters, groups and register cells."""
+"""Values at their bounds, and the forms of matches, counters and register cells."""
 
 from __future__ import annotations
 
