@@ -12,6 +12,8 @@ from sums_of_floats import check, workers_of
 
 #: How many times as large errors may be as those of float32 added in sequence: median and 99th percentile.
 MEDIAN, MOST = 2.0, 10.0
+#: The 99th percentile where scales were chosen ahead, two octaves coarser.
+MOST_AHEAD = 100.0
 
 
 def exact_sums(arrays: list[Any]) -> list[Fraction]:
@@ -104,7 +106,10 @@ def test_an_outlier_costs_only_its_block(make_workers: Any) -> None:
     assert tensor.values[1000] == np.float32(1e6 + 1e-3)
 
 
-def test_tensors_of_different_magnitudes_keep_their_precision(make_workers: Any) -> None:
+@pytest.mark.parametrize(("values", "most"), [("compact", MOST), ("sketch", MOST_AHEAD)])
+def test_tensors_of_different_magnitudes_keep_their_precision(
+    make_workers: Any, values: str, most: float
+) -> None:
     """One step sums tensors from 1e-30 to 1e30, dense and sparse ones."""
     inputs: list[dict[str, Any]] = [{}, {}]
     for number, magnitude in enumerate((1e-30, 1e-10, 1.0, 1e10, 1e30)):
@@ -112,7 +117,7 @@ def test_tensors_of_different_magnitudes_keep_their_precision(make_workers: Any)
             arrays = workers_of(5000, 2, density, number, spread=1)
             for tensors, array in zip(inputs, arrays, strict=True):
                 tensors[f"{magnitude} {density}"] = array * np.float32(magnitude)
-    group = make_workers(2, 256)
+    group = make_workers(2, 256, values=values)
     for _ in range(2):
         results = group.sum(inputs)
     for name in inputs[0]:
@@ -124,4 +129,4 @@ def test_tensors_of_different_magnitudes_keep_their_precision(make_workers: Any)
             np.abs((one - exact)[used] / exact[used]) for one in (tensor.values, arrays[0] + arrays[1])
         )
         assert np.median(ours) <= MEDIAN * max(np.median(float32), 2.0**-25)
-        assert np.quantile(ours, 0.99) <= MOST * max(np.quantile(float32, 0.99), 2.0**-24)
+        assert np.quantile(ours, 0.99) <= most * max(np.quantile(float32, 0.99), 2.0**-24)

@@ -26,14 +26,14 @@ class Forced(Chooser):
 
     seed, step = 0, 0
 
-    def changed(self, keys: Any) -> bool:
+    def changed(self, keys: Any, basis: Any) -> bool:
         return True
 
     def choose(self, tensors: Any, settings: Any) -> Any:
-        chosen, self.step = super().choose(tensors, settings), self.step + 1
+        (chosen, ahead), self.step = super().choose(tensors, settings), self.step + 1
         rng = np.random.default_rng([self.seed, self.step])
         indexes = [drawn_index(rng) for _ in range(rng.integers(1, 4))]
-        return tuple(self._forced(one, indexes) for one in chosen)
+        return tuple(self._forced(one, indexes) for one in chosen), ahead
 
     def _forced(self, tensor: Any, indexes: list[Any]) -> Any:
         rng = np.random.default_rng([self.seed, self.step, crc32(tensor.name.encode())])

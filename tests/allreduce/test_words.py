@@ -13,7 +13,7 @@ from sums_of_floats import FAR, SLOW, check, workers_of
 
 from peelsum.allreduce import Allreduce, BitmapIndex, BlockIndex, BloomIndex, Choice, NetworkModel, Settings
 from peelsum.allreduce.choosing import Chooser
-from peelsum.allreduce.costs import Seen, candidates, lower_bound_bits
+from peelsum.allreduce.costs import Candidate, Seen, candidates, lower_bound_bits
 from peelsum.wire import packet_bytes
 
 N, STEPS = 1 << 16, 30
@@ -30,8 +30,10 @@ def forced(monkeypatch: pytest.MonkeyPatch, index: Any, form: Any = "compact") -
     """Give every sparse tensor this index, from the first step on."""
     own = Chooser._chosen
 
-    def choose(chooser: Any, asked: Any, *rest: Any) -> Choice:
-        return own(chooser, asked, *rest) if asked == "dense" else Choice(form, index)
+    def choose(chooser: Any, asked: Any, *rest: Any) -> Candidate:
+        if asked == "dense":
+            return own(chooser, asked, *rest)
+        return Candidate(Choice(form, index), words=0, exchanges=1, codec_s=0)  # ahead is no faster
 
     monkeypatch.setattr(Chooser, "_chosen", choose)
 
@@ -68,8 +70,34 @@ def test_rounds(
         assert ops == (rounds if step else [["or"], ["or"], *rounds[1:]])
 
 
+@pytest.mark.parametrize(("values", "cells"), [("sketch", 1.5), ("sketch", 0.5), ("compact", None)])
+def test_a_tally_counts_the_sketch_as_the_words_that_were_sent(
+    make_workers: Any, values: str, cells: float | None
+) -> None:
+    group = make_workers(
+        3, forms={"d": "dense", "s": "sparse", "t": "sparse"}, values=values, cells_per_candidate=cells
+    )
+    for step in range(2):
+        parts = [workers_of(n, 3, density, step) for n, density in ((70, 1.0), (9000, 0.01), (500, 0.1))]
+        results = group.sum([dict(zip("dst", arrays, strict=True)) for arrays in zip(*parts, strict=True)])
+        added = [words.size for call in group.take() for op, words, _ in call if op == "add"]
+        union = sum(int(np.logical_or.reduce(arrays).sum()) for arrays in parts[1:])
+        sent = [added[0] - 70, sum(added[1:])] if values == "sketch" else [0, 0]
+        for result in results:
+            tally = result.tally
+            assert [tally.cells, tally.left_over] == sent
+            assert tally.candidates == (union if values == "sketch" else 0)
+        assert (sent[1] > 0) == (cells == 0.5)
+
+
+def test_a_step_whose_sparse_tensors_are_zero_has_no_sketch(make_workers: Any) -> None:
+    group = make_workers(2, forms={"d": "dense", "s": "sparse"}, values="sketch")
+    tally = group.sum([{"d": np.ones(9, np.float32), "s": np.zeros(99, np.float32)}] * 2)[0].tally
+    assert (tally.candidates, tally.cells, tally.left_over) == (0, 0, 0)
+
+
 def test_zeros_and_what_is_not_finite_send_no_values(make_workers: Any) -> None:
-    group = make_workers(2, lanes=16, forms={"d": "dense", "i": "dense", "s": "sparse"})
+    group = make_workers(2, lanes=16, forms={"d": "dense", "i": "dense", "s": "sparse"}, values="compact")
     zeros = {name: np.zeros(99, np.float32) for name in "dis"}
     infinite = zeros | {"i": np.full(99, np.inf, np.float32)}
     for inputs, index in (([zeros, zeros], 4), ([zeros, infinite], 1)):
@@ -94,7 +122,7 @@ def test_a_step_without_elements_agrees_and_sends_nothing(make_workers: Any) -> 
 
 
 def test_new_plans_go_alone_and_known_ones_ride_along(make_workers: Any) -> None:
-    group = make_workers(2, lanes=16, forms="dense")
+    group = make_workers(2, lanes=16, forms="dense", values="compact")
     small, large = {"g": np.ones((4, 5), np.float32)}, {"g": np.ones(160, np.float32)}
     for tensors in (small, small, large, small):
         result = group.sum([tensors] * 2)[0]
@@ -118,10 +146,12 @@ def test_many_tensors_take_the_exchanges_of_one(make_workers: Any) -> None:
         assert len(group.take()) <= 4
 
 
-@pytest.mark.parametrize("network", [SLOW, DEFAULT], ids=["slow", "default"])
-def test_a_mixture_stays_near_the_bound(echo: Any, network: NetworkModel) -> None:
+@pytest.mark.parametrize(
+    ("network", "values"), [(SLOW, "auto"), (DEFAULT, "compact")], ids=["slow", "default"]
+)
+def test_a_mixture_stays_near_the_bound(echo: Any, network: NetworkModel, values: Any) -> None:
     """An embedding of rows, of which 1 % are used, beside a layer of 15 % and dense layers."""
-    rng, reduce = np.random.default_rng(1), Allreduce(echo, network=network)
+    rng, reduce = np.random.default_rng(1), Allreduce(echo, values=values, network=network)
     for _ in range(3):
         chosen = {
             "embedding": np.repeat(rng.random(8192) < 0.01, 64),

@@ -56,14 +56,32 @@ def test_two_workers_with_loss_are_exact(tmp_path):
     seen = json.loads(done.stdout)
     assert seen["exact"] is True
     assert seen["tensors_exact"] == seen["tensors_checked"]
-    assert seen["tensors_checked"] == 2 * 3 * TENSORS
-    assert (seen["workers"], seen["steps"]) == (2, 3)
-    assert seen["loss_end"] < seen["loss_start"]
-    assert 0 < seen["density_embedding"] < 0.2
-    assert seen["resends"] > 0
+    assert seen["tensors_checked"] == 2 * (2 * 3 * TENSORS)
+    assert (seen["workers"], seen["steps"], seen["form"]) == (2, 3, "sketch")
+    assert 1.3 * seen["candidates"] <= seen["cells"] < 1.4 * seen["candidates"]
+    assert 0 <= seen["left_over"] < seen["candidates"] / 10
+    assert 0 < seen["density"] * 3 * seen["elements"] < 2 * seen["candidates"]
+    assert 1.2 < seen["over_lower_bound"] < 2
+    assert seen["bytes_ratio"] > 5
+    sparse, dense = seen["sparse"], seen["dense"]
+    assert sparse["loss_end"] < sparse["loss_start"] == dense["loss_start"]
+    assert dense["loss_end"] == pytest.approx(sparse["loss_end"], rel=1e-3)
+    assert dense["resends"] > sparse["resends"] > 0
     assert seen["chunks_at_server"] > 0
     assert seen["chunks_in_switch"] > seen["chunks_at_server"]
-    assert seen["wire_bytes_per_worker"] < seen["dense_bytes_per_worker"]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("form", ["compact", "auto"])
+def test_another_form_sends_no_sketch_and_fewer_words(form):
+    command = [*DEMO, "--workers", "2", "--steps", "3", "--form", form, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert (seen["exact"], seen["form"]) == (True, form)
+    assert (seen["candidates"], seen["cells"], seen["left_over"]) == (0, 0, 0)
+    assert 1 <= seen["over_lower_bound"] < 2
+    assert seen["bytes_ratio"] > 5
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
@@ -100,9 +118,14 @@ def test_killed_demo_takes_its_processes_along(endless):
         (["--workers", "9"], "peelsum: --workers: 9 is out of range; use 2 to 8\n"),
         (["--steps", "0"], "peelsum: --steps: 0 is out of range; use 1 to 1000000\n"),
         (["--loss", "1"], "peelsum: --loss: 1 is out of range; use 0 to 0.3\n"),
+        (
+            ["--form", "bloom"],
+            "peelsum: Invalid value for '--form': Value error, 'bloom' is not one of 'sketch', 'compact', "
+            "'auto'.\n",
+        ),
     ],
 )
-def test_options_out_of_range(options, message):
+def test_options_out_of_range_or_unknown(options, message):
     done = peelsum("demo", *options)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 

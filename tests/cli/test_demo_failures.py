@@ -87,7 +87,7 @@ def test_a_wrong_sum_ends_the_demo(monkeypatch, capsys):
 
     monkeypatch.setattr(processes.Child, "peelsum", start)
     with pytest.raises(SystemExit) as ended:
-        command(workers=2, steps=3, loss=0.0, seed=0, json=True)
+        command(workers=2, steps=3, form="sketch", loss=0.0, seed=0, json=True)
     assert ended.value.code == 2
     out, message = capsys.readouterr()
     assert out == ""
@@ -111,4 +111,4 @@ def test_a_worker_stopped_while_starting_is_named(monkeypatch):
     with ExitStack() as stack:
         hands = processes.Processes(stack, Interruption(), 4.0)
         with pytest.raises(ProcessError, match=expected):
-            hands.start(2, 3, 0.0, 0)
+            hands.start(2, 3, 0.0, 0, "sketch")

@@ -14,26 +14,32 @@ import peelsum.simulation.simulation as simulations
 #: The module; in its package the name is the command's.
 demo = importlib.import_module("peelsum.cli.demo.command")
 WORKERS = 2
-#: What every worker reports of a step.
+#: What every worker reports of a step with a sketch, and of one without.
 STEP = {
     "loss": 2.0,
     "tensors": 7,
     "equal": 7,
     "density": 0.5,
-    "sparse_density": 0.25,
     "elements": 1000,
+    "candidates": 200,
+    "cells": 260,
+    "left_over": 1,
+    "sparse_words": 330,
+    "bound_words": 300.0,
     "encode_s": 0.001,
     "network_s": 0.002,
     "decode_s": 0.003,
 }
+DENSE_STEP = STEP | {"candidates": 0, "cells": 0, "left_over": 0, "network_s": 0.02}
 
 
 class PlayedProcesses:
-    """Demo processes whose workers report scripted steps, at a star with fixed counters."""
+    """Demo processes whose workers report scripted steps, then dense ones, at a star with fixed counters."""
 
     def __init__(self, steps: list[list[dict[str, object]]]) -> None:
         totals = [{"sent_packets": 10, "resends": 1}] * WORKERS
-        self._reports: Iterator[object] = iter([*steps, totals])
+        dense = [DENSE_STEP] * WORKERS, [DENSE_STEP] * WORKERS, [{"sent_packets": 40, "resends": 2}] * WORKERS
+        self._reports: Iterator[object] = iter([*steps, totals, *dense])
 
     def start(self, *_: object) -> object:
         server = {"chunks_in_switch": 9, "chunks_at_server": 1}
@@ -45,10 +51,10 @@ class PlayedProcesses:
 
 
 def played(monkeypatch: pytest.MonkeyPatch, *equal: int, as_json: bool) -> None:
-    """Run the demo with `equal` sums of each worker in its second and last step."""
+    """Run the demo with `equal` sums of each worker in its second and last step with sketches."""
     steps = [[STEP] * WORKERS, [{**STEP, "equal": count} for count in equal]]
     monkeypatch.setattr(demo, "Processes", lambda *_: PlayedProcesses(steps))
-    demo.command(workers=WORKERS, steps=2, loss=0.0, seed=0, json=as_json)
+    demo.command(workers=WORKERS, steps=2, form="sketch", loss=0.0, seed=0, json=as_json)
 
 
 @pytest.mark.parametrize("as_json", [True, False])
@@ -61,20 +67,38 @@ def test_one_sum_that_is_not_gloos_ends_the_demo_with_status_1(monkeypatch, caps
     if as_json:
         values = json.loads(said)
         assert not values["exact"]
-        assert (values["tensors_checked"], values["tensors_exact"]) == (28, 14 + sum(equal))
+        assert (values["tensors_checked"], values["tensors_exact"]) == (56, 42 + sum(equal))
     else:
-        assert f"{14 + sum(equal)} of 28 sums equal gloo's" in said
+        assert f"{42 + sum(equal)} of 56 sums equal gloo's" in said
 
 
 def test_a_demo_whose_sums_are_all_right_just_returns(monkeypatch, capsys):
     played(monkeypatch, 7, 7, as_json=True)
     values = json.loads(capsys.readouterr().out)
     assert values["exact"]
-    assert (values["tensors_checked"], values["tensors_exact"]) == (28, 28)
-    assert values["wire_bytes_per_worker"] == 20 * (42 + 16 + 4 * 256) // WORKERS
-    assert values["dense_bytes_per_worker"] == 4 * 1000 * 2
-    assert values["resends"] == 2
+    assert (values["tensors_checked"], values["tensors_exact"]) == (56, 56)
+    sparse, dense = values["sparse"], values["dense"]
+    assert [one["wire_bytes_per_worker"] for one in (sparse, dense)] == [
+        packets * (42 + 16 + 4 * 256) for packets in (10, 40)
+    ]
+    assert (sparse["resends"], dense["resends"]) == (2, 4)
+    assert (sparse["sum_ms_per_step"], dense["sum_ms_per_step"]) == (6, 24)
+    assert (values["bytes_ratio"], values["time_ratio"]) == (4, 4)
+    assert (values["candidates"], values["cells"], values["left_over"]) == (400, 520, 2)
+    assert values["over_lower_bound"] == 1.1
     assert (values["chunks_in_switch"], values["chunks_at_server"]) == (9, 1)
+
+
+def test_the_tables_of_a_demo_fit_a_terminal_and_tell_of_the_sketch(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    played(monkeypatch, 7, 7, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    told = dict(line.split(maxsplit=1) for line in map(str.strip, lines) if " " in line)
+    assert told["sketches"] == "520 cells for 400 candidates, 1.30 each"
+    assert told["peeled"] == "99.50%, left over 2"
+    assert told["words"] == "1.10 times the lower bound"
+    assert told["ratio"].split() == ["1", ":", "4.0"] * 2
 
 
 def row_of(kind, **changes):

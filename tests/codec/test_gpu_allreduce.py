@@ -122,7 +122,7 @@ def test_densities_that_change(monkeypatch: pytest.MonkeyPatch) -> None:
         results = group.sum([tensors({"g": drawn[0]}), *({"g": one} for one in drawn[1:])])
         agree(results, "g")
         forms.add(results[0]["g"].form)
-    assert len(forms) == 2
+    assert len(forms) > 1
 
 
 @pytest.mark.parametrize("form", ["dense", "sparse"])

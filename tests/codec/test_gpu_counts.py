@@ -51,14 +51,15 @@ def third_step(n: int, tensors: int, density: float = 0.02, **settings: Any) -> 
 @pytest.mark.parametrize(
     ("waits", "launches", "settings", "index"),
     [
-        (3, 16, {"forms": "dense"}, None),
-        (5, 22, {"forms": "sparse", "values": "compact"}, _SPARSE),
-        (7, 39, {"forms": "sparse", "values": "compact"}, _BLOCKS),
-        (7, 39, {"forms": "sparse", "values": "compact"}, _REFINED),
-        (7, 42, {"forms": "sparse", "values": "compact"}, _BLOOM),
-        (7, 42, {"forms": "sparse", "values": "compact"}, _REFINED_BLOOM),
-        (8, 56, {"forms": "sparse", "values": "sketch"}, _SPARSE),
-        (8, 56, {"forms": "sparse", "values": "sketch", "cells_per_candidate": 0.6}, _SPARSE),
+        (3, 16, {"forms": "dense", "values": "compact"}, None),
+        (12, 80, {"forms": "dense"}, None),
+        (6, 22, {"forms": "sparse", "values": "compact"}, _SPARSE),
+        (8, 39, {"forms": "sparse", "values": "compact"}, _BLOCKS),
+        (8, 39, {"forms": "sparse", "values": "compact"}, _REFINED),
+        (8, 42, {"forms": "sparse", "values": "compact"}, _BLOOM),
+        (8, 42, {"forms": "sparse", "values": "compact"}, _REFINED_BLOOM),
+        (18, 113, {"forms": "sparse", "values": "sketch"}, _SPARSE),
+        (18, 113, {"forms": "sparse", "values": "sketch", "cells_per_candidate": 0.6}, _SPARSE),
     ],
     ids=str,
 )
@@ -86,6 +87,6 @@ def test_waits_do_not_grow_with_indexes_or_dense_tensors_of_few_numbers(
     """Several indexes are decoded before the host waits; dense sums are looked at together."""
     chosen(monkeypatch, *INDEXES)
     sparse = third_step(101 + tensors, tensors, forms="sparse", values="compact")
-    assert sparse.waits.total() <= 9, str(sparse)
+    assert sparse.waits.total() <= 10, str(sparse)
     dense = third_step(N // tensors, tensors, 0.2)
-    assert dense.waits.total() <= 7, str(dense)
+    assert dense.waits.total() <= 8, str(dense)

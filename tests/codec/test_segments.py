@@ -72,13 +72,13 @@ class Run:
         for room in self.rooms:
             assert (room[:64] == SENTINEL).all()
             assert (room[-64:] == SENTINEL).all()
-        counts = codec.counts(sums[:dense], sums[dense:], own)
+        counts = codec.counts(sums[:dense], sums[dense:], (own[:dense], own[dense:]))
         if not finite.all():
             counts = counts._replace(own=np.where(codec.fields == 255, 0, counts.own))
         wanted = (np.arange(len(table)) % 3 > 0).astype(np.int64)
-        occupied = [codec.occupied(sums[dense:], wanted, known=known) for known in (False, True)]
+        occupied = codec.occupied(sums[dense:], wanted)
         results = [np.where(np.isnan(one), np.float32(np.nan), one) for one in results]
-        self.found = [words, bitmap, codec.fields, codec.scales, own, *counts, *occupied]
+        self.found = [words, bitmap, codec.fields, codec.scales, own, *counts, occupied]
         self.found += [one.view(np.uint32) for one in results]
 
     @staticmethod

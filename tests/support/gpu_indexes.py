@@ -25,7 +25,9 @@ def chosen(monkeypatch: pytest.MonkeyPatch, *indexes: Any) -> None:
     cheapest = Chooser._chosen
 
     def choose(self: Chooser, form: Any, elements: int, *rest: Any) -> Any:
-        choice, index = cheapest(self, form, elements, *rest), indexes[elements % len(indexes)]
-        return choice if choice.index is None or index is None else replace(choice, index=index)
+        found, index = cheapest(self, form, elements, *rest), indexes[elements % len(indexes)]
+        if found.choice.index is None or index is None:
+            return found
+        return replace(found, choice=replace(found.choice, index=index))
 
     monkeypatch.setattr(Chooser, "_chosen", choose)

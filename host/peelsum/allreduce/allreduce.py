@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Never, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.allreduce.ahead import AheadExchange, Expected
 from peelsum.allreduce.choosing import DEFAULT_NETWORK, Chooser, RequestedForm, RequestedValues, require_names
 from peelsum.allreduce.costs import NetworkModel
 from peelsum.allreduce.errors import (
@@ -166,18 +167,18 @@ class Allreduce:
         self._settings = Settings(seed, average, cells_per_candidate, str(self._chooser))
         # Report an invalid size here, not in a later step.
         SketchLayout.sized(0, 1, 0, self._settings.cells(0))
-        fixed_point(0, summation.workers)
+        self._highest = fixed_point(0, summation.workers).scale
         direct = getattr(summation, "device", None) is not None
         self._codec = Codec.of(implementation, direct=direct)
         self._memory = self._codec.memory
         self._clock, self._span, self._note = clock, span, note
-        self._version = self._chooser.history.version
         #: Names of tensors that were checked in earlier calls.
         self._named_before: set[tuple[str, ...]] = set()
         #: The plans that all workers have agreed on, by their requests, oldest first.
         self._agreed: dict[int, None] = {}
-        #: The last plan of each sequence of names, shapes and dtypes, the one used last at the end.
-        self._plans: dict[tuple[Any, ...], Plan] = {}
+        #: The last plan of each sequence of names, shapes and dtypes, and for which unions it was chosen; the
+        #: one used last at the end.
+        self._plans: dict[tuple[Any, ...], tuple[Plan, NDArray[np.float64]]] = {}
         self._failed = False
         self._steps = 0
 
@@ -232,9 +233,10 @@ class Allreduce:
         known = plan.request in self._agreed
         if not known:
             self._agree(plan, step)
-        ahead = [self._agreement(plan)] if known else []
+        expected = self._expected(plan)
+        ahead = [self._agreement(plan, expected)] if known else []
         try:
-            return self._summed(codec, plan, named, into, ahead, step)
+            return self._summed(codec, plan, expected, named, into, ahead, step)
         except RuntimeError as error:
             lacked = self._lacked(error, plan, step) if on_device else None
             if lacked is None:
@@ -242,7 +244,7 @@ class Allreduce:
         # The traceback is gone here, and with it what the step had on the device.
         _log.error("%s. The host computes this step.", lacked)
         try:
-            return self._on_host(plan, named, into, ahead, step)
+            return self._on_host(plan, expected, named, into, ahead, step)
         except RuntimeError as error:  # over NCCL, words need memory of the device
             lacked = self._lacked(error, plan, step)
             if lacked is None:
@@ -253,6 +255,7 @@ class Allreduce:
         self,
         codec: Codec,
         plan: Plan,
+        expected: Expected | None,
         named: Mapping[str, Tensor],
         into: Mapping[str, Tensor],
         ahead: Sequence[Part],
@@ -268,7 +271,10 @@ class Allreduce:
                     values, out = codec.memory.flat(tensors, [into.get(name) for name in named])
                     chosen = [values[m] for m in layout.order], [out[m] for m in layout.order]
                     segments = codec.segments(layout.table, *chosen, workers)
-                    exchange = Exchange(layout, segments, self._setting(codec, plan))
+                    setting = self._setting(codec, plan)
+                    exchange = Exchange(layout, segments, setting)
+                    if expected:
+                        exchange = AheadExchange(layout, segments, setting, expected)
                 step.run(exchange.rounds(), ahead, codec.memory)
                 with step.timed("decode"):
                     outcome.take(exchange)
@@ -278,16 +284,29 @@ class Allreduce:
 
     def _setting(self, codec: Codec, plan: Plan) -> Setting:
         chooser = self._chooser
-        seed = _step_seed(self._settings.seed, self._steps) if plan.layout.parts else 0
         return Setting(
             codec.ops,
             codec.memory,
             self._settings,
             chooser.network,
-            seed,
+            self._seed(plan),
             chooser.sparse_form == "sketch",
             chooser.history.filled,
+            self._highest,
         )
+
+    def _seed(self, plan: Plan) -> int:
+        """Return a seed that changes with each step: a support with an unlucky layout gets another."""
+        if not plan.layout.parts:
+            return 0
+        text = f"{self._settings.seed}/{self._steps}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+    def _expected(self, plan: Plan) -> Expected | None:
+        """Return what is expected of a step that goes ahead."""
+        if not plan.ahead or not plan.layout.order:
+            return None
+        return self._chooser.expected(plan.layout, self._settings, self._seed(plan))
 
     def _lacked(self, error: RuntimeError, plan: Plan, step: Step) -> str | None:
         """Return a message if a device had no room; None if the error says something else.
@@ -312,6 +331,7 @@ class Allreduce:
     def _on_host(
         self,
         plan: Plan,
+        expected: Expected | None,
         named: Mapping[str, Any],
         into: Mapping[str, Any],
         ahead: Sequence[Part],
@@ -320,7 +340,7 @@ class Allreduce:
         """Go through a step's rounds again on the host, and end it there."""
         memory = cast("DeviceMemory", self._codec.memory)
         near: dict[str, Tensor] = {name: memory.near(tensor) for name, tensor in named.items()}
-        found = self._summed(Codec.of("cpu"), plan, near, {}, ahead, step)
+        found = self._summed(Codec.of("cpu"), plan, expected, near, {}, ahead, step)
         results, lacked = [], None
         for result in found.tensors:
             try:
@@ -340,10 +360,8 @@ class Allreduce:
 
     def _plan(self, named: Mapping[str, Tensor]) -> Plan:
         asked = tuple([(name, tensor.shape, tensor.dtype) for name, tensor in named.items()])
-        plan = self._plans.pop(asked, None)
-        restored = self._chooser.history.version != self._version
-        self._version = self._chooser.history.version
-        if plan is None or restored or self._chooser.changed(plan.keys):
+        plan, basis = self._plans.pop(asked, (None, np.empty(0)))
+        if plan is None or self._chooser.changed(plan.keys, basis):
             if plan is None:
                 dtype = self._codec.memory.dtype
                 tensors = tuple(
@@ -351,12 +369,13 @@ class Allreduce:
                 )
             else:
                 tensors = plan.tensors
-            chosen = self._chooser.choose(tensors, self._settings)
-            if plan is None or chosen != plan.tensors:
-                plan = Plan(chosen, self._summation.workers, self._summation.lanes, self._settings)
+            chosen, ahead = self._chooser.choose(tensors, self._settings)
+            if plan is None or (chosen, ahead) != (plan.tensors, plan.ahead):
+                plan = Plan(chosen, self._summation.workers, self._summation.lanes, self._settings, ahead)
+            basis = self._chooser.history.basis(plan.keys)
         if len(self._plans) == _REMEMBERED:
             del self._plans[next(iter(self._plans))]
-        self._plans[asked] = plan
+        self._plans[asked] = plan, basis
         return plan
 
     def _named(self, tensors: Tensors) -> dict[str, Tensor]:
@@ -431,7 +450,7 @@ class Allreduce:
             del self._agreed[next(iter(self._agreed))]
         self._agreed[plan.request] = None
 
-    def _agreement(self, plan: Plan) -> Part:
+    def _agreement(self, plan: Plan, expected: Expected | None = None) -> Part:
         def check(words: Words) -> None:
             if not agreed(words):
                 raise PlanMismatchError(
@@ -442,7 +461,8 @@ class Allreduce:
                 )
 
         # The step seeds the sketches, so a worker whose step differs would add values to the wrong cells.
-        return Part(agreement_words(plan.digest_at(self._steps)), "or", check)
+        sizes = () if expected is None else (expected.sketch.cells, expected.upper.cells)
+        return Part(agreement_words(plan.digest_at(self._steps, sizes)), "or", check)
 
     def _finish(self, outcome: Outcome, plan: Plan, step: Step) -> StepResult:
         lanes = self._summation.lanes
@@ -453,6 +473,8 @@ class Allreduce:
             tensors=outcome.results(),
             tally=outcome.tally,
             digest=plan.digest,
+            ahead=plan.ahead,
+            exchanges=step.exchanges,
             wire_bytes=wire_bytes,
             dense_bytes=-(-outcome.tally.elements // lanes) * packet_bytes(lanes),
             encode_s=step.seconds["encode"],
@@ -471,8 +493,3 @@ def _check(name: str, tensor: Tensor) -> None:
         raise InvalidRequestError(
             f"tensors: {name!r} is a masked array; fill in its masked elements, e.g. with .filled(0)"
         )
-
-
-def _step_seed(seed: int, step: int) -> int:
-    """Return a seed that changes with each step, so that a support with an unlucky layout gets another."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{step}".encode(), digest_size=8).digest())

@@ -5,6 +5,7 @@ The choices depend on agreed values only, so every worker makes the same ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -13,11 +14,23 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce.costs import Candidate, NetworkModel, Seen, best_bloom, candidates, scale_block
+from peelsum.allreduce.ahead import Expected
+from peelsum.allreduce.costs import (
+    Candidate,
+    NetworkModel,
+    Seen,
+    best_bloom,
+    block_width,
+    candidates,
+    expected,
+    scale_block,
+)
 from peelsum.allreduce.errors import InvalidRequestError
-from peelsum.allreduce.history import History, Key
+from peelsum.allreduce.history import History
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex
-from peelsum.allreduce.plan import NAMED, Choice, Form, Settings, TensorPlan
+from peelsum.allreduce.levels import Key
+from peelsum.allreduce.plan import NAMED, Choice, Form, Layout, Settings, TensorPlan
+from peelsum.codec import BLOCK_SIZES, SketchLayout, block_scales
 
 RequestedForm = Literal["dense", "sparse", "auto"]
 RequestedValues = Literal["compact", "sketch", "auto"]
@@ -29,6 +42,8 @@ _REMOVED = {
     "sketch": "write 'sparse', with values='sketch'",
 }
 DEFAULT_NETWORK = NetworkModel()
+#: Room for elements of blocks that exceed what was expected: so much of the last steps' count, and so many.
+_WIDE_SPARE, _WIDE_MORE = 1.25, 16
 #: Choices that are kept: choosing costs more than summing a small tensor.
 _KEPT = 1024
 
@@ -82,22 +97,60 @@ class Chooser:
                 "correct it, or pass all tensors' names as `names` if a call has only some of them"
             )
 
-    def changed(self, keys: tuple[Key, ...]) -> bool:
-        """Return whether a tensor's union differs from the one for which its form was chosen."""
-        return bool(self.history.differ(keys).any())
+    def changed(self, keys: tuple[Key, ...], basis: NDArray[np.float64]) -> bool:
+        """Return whether a tensor's union differs from the one for which its form was chosen, of `basis`.
 
-    def choose(self, tensors: Sequence[TensorPlan], settings: Settings) -> tuple[TensorPlan, ...]:
-        """Return the tensors' plans for the coming step, with one Bloom filter for all that have one."""
+        Another `Allreduce`, or a step with other tensors, may have chosen for another union since.
+        """
+        history = self.history
+        return bool(history.differ(keys).any()) or not np.array_equal(history.basis(keys), basis)
+
+    def choose(
+        self, tensors: Sequence[TensorPlan], settings: Settings
+    ) -> tuple[tuple[TensorPlan, ...], bool]:
+        """Return the tensors' plans for the coming step, and whether it goes ahead, in one exchange."""
         keys = tuple(tensor.key for tensor in tensors)
         differ = self.history.differ(keys)
         self.history.chosen(tuple(key for key, other in zip(keys, differ.tolist(), strict=True) if other))
-        basis, informed = self.history.basis(keys)
-        chosen = []
-        for tensor, counts, known in zip(tensors, basis.tolist(), informed.tolist(), strict=True):
-            form = self._forms.get(tensor.name, self._default)
-            seen = Seen(tuple(counts)) if known else None
-            chosen.append(replace(tensor, choice=self._cheapest(form, tensor.elements, seen, settings)))
-        return tuple(_sharing(chosen, basis[:, 0]))
+        basis = self.history.basis(keys)
+        unions, missed = basis[:, :BLOCK_SIZES], float(basis[:, BLOCK_SIZES].max())
+        seen = [Seen(tuple(one)) if one[0] >= 0 else None for one in unions.tolist()]
+        informed = [known for one, known in zip(tensors, seen, strict=True) if one.elements]
+        after = self._candidates(tensors, seen, settings, ahead=False)
+        goes = False
+        if self._values != "compact" and informed and None not in informed:
+            ahead = self._candidates(tensors, seen, settings, ahead=True)
+            goes = self._faster(ahead, after, missed)
+        return tuple(_sharing(_planned(tensors, ahead if goes else after), unions[:, 0])), goes
+
+    def _candidates(
+        self, tensors: Sequence[TensorPlan], seen: Sequence[Seen | None], settings: Settings, *, ahead: bool
+    ) -> list[Candidate]:
+        return [
+            self._cheapest(self._forms.get(one.name, self._default), one.elements, known, settings, ahead)
+            for one, known in zip(tensors, seen, strict=True)
+        ]
+
+    def _faster(self, ahead: Sequence[Candidate], after: Sequence[Candidate], missed: float) -> bool:
+        """Return whether a step takes less time ahead, in one exchange and, of so many, another."""
+        network = self.network
+        exchanges = max((one.exchanges for one in after), default=0) - 1 - missed
+        return _seconds(ahead, network) < _seconds(after, network) + exchanges * network.round_trip_s
+
+    def expected(self, layout: Layout, settings: Settings, seed: int) -> Expected:
+        """Return what is expected of a step, from the steps before: more candidates rather than fewer."""
+        keys, table = layout.keys, layout.table
+        fields = block_scales.expected(self.history.levels(keys, table), table.blocks)
+        most, first = self.history.most(keys), table.dense
+        seen = [Seen(tuple(most[part.segments].sum(axis=0).tolist())) for part in layout.parts]
+        passed = [
+            expected(part.index, part.elements, one)[1] for part, one in zip(layout.parts, seen, strict=True)
+        ]
+        count = math.ceil(sum(passed))
+        lanes = block_width(Seen(tuple(most[first:].sum(axis=0).tolist()))) if count else 1
+        wide = _WIDE_MORE + math.ceil(_WIDE_SPARE * self.history.wide(keys))
+        sketch = SketchLayout.ahead(count, lanes, seed, settings.cells(count))
+        return Expected(fields, sketch, SketchLayout.sized(wide, 1, seed, settings.cells(wide)))
 
     def wanted(self, keys: tuple[Key, ...]) -> NDArray[np.bool_]:
         """Return whether each tensor's next choice depends on where its non-zeros are: bool[tensors]."""
@@ -105,18 +158,26 @@ class Chooser:
             return np.full(len(keys), self._default != "dense")
         return np.array([self._forms.get(name, self._default) != "dense" for name, _ in keys], np.bool_)
 
-    def _chosen(self, form: RequestedForm, elements: int, seen: Seen | None, settings: Settings) -> Choice:
-        if form == "dense":
-            return Choice("dense", scale_block=scale_block(elements, elements))
-        if seen is None:
-            return Choice(self.sparse_form, BitmapIndex(), scale_block(elements, elements))
-        forms: tuple[Form, ...] = (self.sparse_form,)
-        if form == "auto" and (elements < _LARGE or seen.candidates >= _DENSE * elements):
-            forms = ("dense", self.sparse_form)
-        found: Candidate = min(
-            candidates(elements, seen, settings, forms), key=lambda one: one.seconds(self.network)
-        )
-        return found.choice
+    def _chosen(
+        self, form: RequestedForm, elements: int, seen: Seen | None, settings: Settings, ahead: bool
+    ) -> Candidate:
+        sparse: Form = "sketch" if ahead else self.sparse_form
+        if seen is None and form != "dense":
+            return Candidate(Choice(sparse, BitmapIndex(), scale_block(elements, elements)), elements, 2, 0.0)
+        forms: tuple[Form, ...] = ("dense",) if form == "dense" else (sparse,)
+        if form == "auto" and seen and (elements < _LARGE or seen.candidates >= _DENSE * elements):
+            forms = ("dense", sparse)
+        found = candidates(elements, seen or Seen.uniform(elements, 1.0), settings, forms, ahead=ahead)
+        return min(found, key=lambda one: one.seconds(self.network))
+
+
+def _seconds(found: Sequence[Candidate], network: NetworkModel) -> float:
+    """Return the seconds of tensors in the codec, and of sending their words at the network's rate."""
+    return sum(one.codec_s + network.seconds(one.words, 0) for one in found)
+
+
+def _planned(tensors: Sequence[TensorPlan], found: Sequence[Candidate]) -> tuple[TensorPlan, ...]:
+    return tuple(replace(one, choice=best.choice) for one, best in zip(tensors, found, strict=True))
 
 
 def _sharing(tensors: Sequence[TensorPlan], candidates: NDArray[np.float64]) -> Sequence[TensorPlan]:

@@ -139,12 +139,20 @@ def scale_block(elements: int, words: float) -> int:
 
 
 def candidates(
-    elements: int, seen: Seen, settings: Settings, forms: Collection[Form] = FORMS
+    elements: int,
+    seen: Seen,
+    settings: Settings,
+    forms: Collection[Form] = FORMS,
+    *,
+    ahead: bool = False,
 ) -> Iterator[Candidate]:
-    """Yield every combination of one of `forms` and an index, with the best parameters for each."""
+    """Yield every combination of one of `forms` and an index, with the best parameters for each.
+
+    ahead: whether numbers are sent together with the index, which then cannot be refined.
+    """
     if "dense" in forms:
         work_ns = _CALL_NS * _DENSE_CALLS + _DENSE_NS * elements
-        yield _with_scales(Choice("dense"), elements, elements, 2, work_ns)
+        yield _with_scales(Choice("dense"), elements, elements, 2 - ahead, work_ns)
     if "compact" in forms:
         for index in indexes(elements, seen, 1):
             _, passed = expected(index, elements, seen)
@@ -152,9 +160,14 @@ def candidates(
     if "sketch" in forms:
         per_candidate, lanes = settings.cells(seen.candidates), block_width(seen)
         for index in indexes(elements, seen, per_candidate):
+            if ahead and index.refined:
+                continue
             _, passed = expected(index, elements, seen)
             layout = SketchLayout.segmented(math.ceil(passed), lanes, 0, per_candidate)
-            yield _sparse(Choice("sketch", index), elements, seen, layout.cells)
+            yield replace(
+                one := _sparse(Choice("sketch", index), elements, seen, layout.cells),
+                exchanges=one.exchanges - ahead,
+            )
 
 
 def _with_scales(choice: Choice, elements: int, words: float, exchanges: int, work_ns: float) -> Candidate:

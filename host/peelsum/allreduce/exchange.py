@@ -17,9 +17,21 @@ from numpy.typing import NDArray
 from peelsum.allreduce.costs import TOLERANCE, NetworkModel, Seen, block_width, too_many
 from peelsum.allreduce.indexes import BloomIndex
 from peelsum.allreduce.plan import IndexPart, Layout, Settings
-from peelsum.codec import Kernels, Memory, SketchLayout
+from peelsum.codec import NON_FINITE, Kernels, Memory, SketchLayout
+from peelsum.codec.block_scales import ZERO
 from peelsum.codec.segments import Integers, SegmentCodec
 from peelsum.summation import Words
+
+
+class Wide(NamedTuple):
+    """Elements whose sums may need more than 32 bits."""
+
+    elements: NDArray[np.int64]
+    """int64[k]: numbers of the elements among those of all segments, ascending."""
+    totals: NDArray[np.int64]
+    """int64[k]: sums."""
+    own: NDArray[np.int64]
+    """int64[k]: this worker's numbers."""
 
 
 class Round(NamedTuple):
@@ -61,6 +73,8 @@ class Setting:
     """Whether the numbers of the sparse vector are sent as a sketch."""
     likely: Callable[[tuple[tuple[str, int], ...]], float]
     """Returns the number of non-zeros to assume in tensors of these keys, if their index does not tell."""
+    highest: int
+    """A block's scale is this number less its exponent field."""
 
 
 class Exchange:
@@ -70,26 +84,35 @@ class Exchange:
         self.layout, self.codec, self._setting = layout, codec, setting
         self._ops, self._memory = setting.ops, setting.memory
         nothing = self._memory.integers(0)
-        #: int32[k]: this worker's numbers that were sent, the dense ones first.
-        self.quantized: Integers = nothing
+        #: int32[k]: this worker's numbers that were sent, of the dense vector and of the candidates.
+        self.own_dense: Integers = nothing
+        self.own_sparse: Integers = nothing
         #: int32[k]: the sums of the dense vector's numbers, and of the candidates'.
         self.dense: Integers = nothing
         self.sparse: Integers = nothing
-        #: The candidates' bitmap, and whether all of them are non-zeros of the union.
+        #: The candidates' bitmap.
         self.union = self._memory.words(0)
-        self.known = True
         #: Words that were sent for each part's index, and for the candidates' values.
         self.index_words: list[int] = []
         self.value_words = 0
-        #: Candidates that peeling left over.
-        self.left_over = 0
+        #: Cells of the candidates' sketch, and candidates that peeling left over.
+        self.cells = self.left_over = 0
+        #: Words that were sent for no segment alone.
+        self.beside_words = 0
+        #: int32[blocks]: the scales by which sums are bounded.
+        self.bounds = codec.scales
+        #: int32[blocks]: exponent fields of the blocks, 0 for those without numbers; after the first round.
+        self.levels: Integers = nothing
+        #: Whether something was sent again because it was not as expected; None if nothing was expected.
+        self.missed: bool | None = None
+        self.wide: Wide | None = None
 
     def rounds(self) -> Rounds:
         """Yield every round of the exchange; send each round's sums back into the generator."""
-        layout, codec, memory = self.layout, self.codec, self._memory
+        layout, memory = self.layout, self._memory
         self._own = memory.words(0)
         sums = yield Round(layout.header_words, 0, self._write_header)
-        codec.read_scales(memory.on_host(sums.near[: layout.table.scale_words]))
+        self._read_scales(memory.on_host(sums.near[: layout.table.scale_words]))
         dense, candidates = yield from self._index(sums)
         if not dense + candidates:
             return
@@ -106,14 +129,20 @@ class Exchange:
             own, out = self._own[part.words], ored[part.sent]
             part.index.encode(self._ops, own, part.elements, self._setting.seed, out)
 
-    def _index(self, sums: Sums) -> Generator[Round, Sums, tuple[int, int]]:
-        """Set `union` to the candidates, from the OR of all workers' indexes; refine it where that pays.
+    def _read_scales(self, words: Words) -> None:
+        """Read words of scales, and find the blocks' levels."""
+        codec, table = self.codec, self.layout.table
+        codec.read_scales(words)
+        present = words[len(table) :] != 0
+        absent = (codec.fields == ZERO) | (codec.fields == NON_FINITE)
+        if absent.any():
+            present &= ~absent[table.segment_of_block]
+        self.levels = np.where(present, self._setting.highest - codec.scales, np.int32(0))
 
-        Return what `SegmentCodec.place` does.
-        """
-        parts, codec = self.layout.parts, self.codec
+    def _unite(self, sums: Sums) -> None:
+        """Set `union` to the candidates, from the OR of all workers' indexes."""
+        parts = self.layout.parts
         decoded = [self._decoded(part, sums) for part in parts]
-        self.known = all(part.index.form == "bitmap" for part in parts)
         self.index_words = [part.sent.stop - part.sent.start for part in parts]
         if len(parts) == 1:
             self.union = decoded[0]
@@ -121,9 +150,12 @@ class Exchange:
             self.union = self._memory.words(self.layout.table.words)
             for part, bitmap in zip(parts, decoded, strict=True):
                 self.union[part.words] = bitmap
+
+    def _index(self, sums: Sums) -> Generator[Round, Sums, tuple[int, int]]:
+        """Set `union` to the candidates; refine it where that pays. Return what `SegmentCodec.place` does."""
+        self._unite(sums)
+        parts, codec = self.layout.parts, self.codec
         placed = codec.place(self.union)
-        if self.known:
-            return placed
         passed = [int(codec.sent[part.segments].sum()) for part in parts]
         near = [sums.near[part.sent] for part in parts]
         refined = [m for m, part in enumerate(parts) if passed[m] and self._refined(part, passed[m], near[m])]
@@ -136,8 +168,8 @@ class Exchange:
         """Return a part's candidates."""
         index, seed = part.index, self._setting.seed
         bitmap = index.decode(self._ops, sums.ored[part.sent], part.elements, seed, self._memory)
-        if index.form != "bitmap":
-            bitmap &= self._memory.receive(self.layout.valid[part.words])
+        # Of a bitmap, too: another worker's broken words may have bits where there is no element.
+        bitmap &= self._memory.receive(self.layout.valid[part.words])
         return bitmap
 
     def _refined(self, part: IndexPart, passed: int, words: Words) -> bool:
@@ -173,13 +205,12 @@ class Exchange:
             self._ops.scatter_bits(sums.ored[span], mask, chosen, scan)
             mask[:] = chosen
             self.index_words[m] += span.stop - span.start
-        exact = {part.index.form == "bitmap" or m in numbers for m, part in enumerate(self.layout.parts)}
-        self.known = exact == {True}
 
     def _write_numbers(self, dense: int, ored: Words, added: Words) -> None:
-        self.quantized = self._memory.signed(added)
-        self.codec.write_dense(self.quantized[:dense])
-        self.codec.gather(self.quantized[dense:])
+        numbers = self._memory.signed(added)
+        self.own_dense, self.own_sparse = numbers[:dense], numbers[dense:]
+        self.codec.write_dense(self.own_dense)
+        self.codec.gather(self.own_sparse)
 
     def _sketched(self, dense: int, candidates: int) -> Rounds:
         """Send the candidates' numbers as a sketch, peel its sum, and exchange the left-over."""
@@ -189,22 +220,22 @@ class Exchange:
         layout = segmented_layout(ops, memory, positions, self._setting.seed, cells)
 
         def write(ored: Words, added: Words) -> None:
-            self.quantized = memory.integers(dense + candidates)
-            self.codec.write_dense(self.quantized[:dense])
-            self.codec.gather(self.quantized[dense:])
-            memory.signed(added)[:dense] = self.quantized[:dense]
-            ops.sketch_encode(layout, positions, self.quantized[dense:], added[dense:])
+            self.own_dense, self.own_sparse = memory.signed(added)[:dense], memory.integers(candidates)
+            self.codec.write_dense(self.own_dense)
+            self.codec.gather(self.own_sparse)
+            ops.sketch_encode(layout, positions, self.own_sparse, added[dense:])
 
         sums = yield Round(0, dense + layout.cells, write)
         self.dense = memory.signed(sums.added[:dense])
         self.sparse = memory.integers(candidates)
         left = ops.sketch_decode(layout, sums.added[dense:], positions, self.sparse)
-        self.left_over, self.value_words = len(left), layout.cells + len(left)
+        self.cells, self.left_over = layout.cells, len(left)
+        self.value_words = layout.cells + len(left)
         if not len(left):
             return
 
         def write_left(ored: Words, added: Words) -> None:
-            memory.signed(added)[:] = self.quantized[dense:][left]
+            memory.signed(added)[:] = self.own_sparse[left]
 
         sums = yield Round(0, len(left), write_left)
         self.sparse[left] = memory.signed(sums.added)

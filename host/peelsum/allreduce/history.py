@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.allreduce.levels import Key, Levels
 from peelsum.codec import BLOCK_SIZES
+from peelsum.codec.segments import Table
 
-#: A tensor's name, and its number of elements.
-Key = tuple[str, int]
 #: Unions whose counts differ by less than this part of them are alike.
 _RESEMBLING = 16
 #: Sizes of one name that are remembered, and sequences of keys whose rows are.
@@ -19,27 +20,48 @@ _SIZES, _SEQUENCES = 8, 256
 #: Arrays of unions: the last, the one before, the last with a non-zero, and the one of the last choice.
 _UNIONS = 4
 _LAST, _BEFORE, _FILLED, _BASIS = range(_UNIONS)
+#: Arrays of other facts: steps; whether the last choice knew a union; elements of blocks that exceeded what
+#: was expected, in the last step and the one before; how often something was sent again, and at the choice.
+_FACTS = 6
+_STEPS, _INFORMED, _WIDE, _WIDE_BEFORE, _MISSED, _MISSED_BASIS = range(_FACTS)
+#: Part of `missed` that a step contributes, and a change of it that calls for another choice.
+_RECENT, _MOVED = 0.125, 0.25
 _Rows = NDArray[np.int64]
 _Counts = NDArray[np.float64]
+_Levels = NDArray[np.int32]
+
+
+class Learned(NamedTuple):
+    """What a step shows of its tensors."""
+
+    finite: NDArray[np.bool_]
+    """bool[tensors]: whether they were finite."""
+    unions: _Counts
+    """float64[tensors, BLOCK_SIZES]: their unions, as `Seen.occupied`."""
+    levels: _Levels
+    """int32[blocks]: exponent fields of their blocks, 0 for those that were zero or not finite."""
+    wide: _Counts
+    """float64[tensors]: elements of blocks that exceeded what was expected."""
+    missed: bool | None
+    """Whether something was sent again because it was not as expected; None if nothing was expected."""
 
 
 class History:
-    """Unions of past steps, as counts of occupied blocks (`Seen.occupied`), by name and number of elements.
+    """Unions of past steps, without elements whose sum is 0, by name and number of elements.
+
+    A union is kept as counts of occupied blocks (`Seen.occupied`).
 
     Several `Allreduce` that never sum the same tensor at the same time can share one.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: The rows of each name's sizes, the one used last at the end.
+        #: The rows of each name's sizes, the one added last at the end.
         self._rows: dict[str, dict[int, int]] = {}
         self._of: dict[tuple[Key, ...], _Rows] = {}
         self._unions = np.zeros((_UNIONS, 0, BLOCK_SIZES))
-        self._steps = np.zeros(0, np.int64)
-        #: Whether the last choice knew a union.
-        self._informed = np.zeros(0, np.bool_)
-        #: Changes when rows are restored.
-        self.version = 0
+        self._facts = np.zeros((_FACTS, 0))
+        self._levels = Levels()
 
     def fewest(self, keys: tuple[Key, ...]) -> _Counts:
         """Return the unions of the last two steps with fewer candidates: float64[tensors, BLOCK_SIZES].
@@ -57,61 +79,102 @@ class History:
         with self._lock:
             rows = self._known(keys)
             basis = self._unions[_BASIS, rows]
+            steps, informed, *_, missed, missed_then = self._facts[:, rows]
             moved = (np.abs(self._fewest(rows) - basis) * _RESEMBLING > basis).any(axis=1)
-            different: NDArray[np.bool_] = moved | (~self._informed[rows] & (self._steps[rows] > 0))
+            different: NDArray[np.bool_] = moved | ((informed == 0) & (steps > 0))
+            different |= np.abs(missed - missed_then) > _MOVED
             return different
 
-    def basis(self, keys: tuple[Key, ...]) -> tuple[_Counts, NDArray[np.bool_]]:
-        """Return the unions for which forms were chosen last, and whether they were known."""
+    def basis(self, keys: tuple[Key, ...]) -> _Counts:
+        """Return the unions for which forms were chosen last, and how often something was sent again then.
+
+        They are float64[tensors, BLOCK_SIZES + 1], -1 for a tensor that had no union.
+        """
         with self._lock:
             rows = self._known(keys)
-            return self._unions[_BASIS, rows], self._informed[rows]
+            basis = np.column_stack([self._unions[_BASIS, rows], self._facts[_MISSED_BASIS, rows]])
+            return np.where(self._facts[_INFORMED, rows, np.newaxis] > 0, basis, -1.0)
 
     def chosen(self, keys: tuple[Key, ...]) -> None:
         """Note that forms are chosen for these tensors' `fewest` unions."""
         with self._lock:
             rows = self._known(keys)
-            self._unions[_BASIS, rows], self._informed[rows] = self._fewest(rows), self._steps[rows] > 0
+            self._unions[_BASIS, rows] = self._fewest(rows)
+            self._facts[_INFORMED, rows] = self._facts[_STEPS, rows] > 0
+            self._facts[_MISSED_BASIS, rows] = self._facts[_MISSED, rows]
+
+    def most(self, keys: tuple[Key, ...]) -> _Counts:
+        """Return the unions of the last two steps with more candidates: float64[tensors, BLOCK_SIZES]."""
+        with self._lock:
+            rows = self._known(keys)
+            last, before = self._unions[_LAST, rows], self._unions[_BEFORE, rows]
+            more: _Counts = np.where(last[:, :1] >= before[:, :1], last, before)
+            return more
+
+    def wide(self, keys: tuple[Key, ...]) -> float:
+        """Return the elements of blocks that exceeded what was expected, in the worse of two steps."""
+        with self._lock:
+            return float(self._facts[_WIDE : _WIDE_BEFORE + 1, self._known(keys)].sum(axis=1).max())
+
+    def levels(self, keys: tuple[Key, ...], table: Table) -> _Levels:
+        """Return the blocks' fields in their last steps with a non-zero, or 0: int32[blocks] of the table."""
+        with self._lock:
+            return self._levels.of(keys, table)
 
     def filled(self, keys: tuple[Key, ...]) -> float:
         """Return the non-zeros of all these tensors' unions in their last steps with any."""
         with self._lock:
             return float(self._unions[_FILLED, self._known(keys), 0].sum())
 
-    def learn(self, keys: tuple[Key, ...], finite: NDArray[np.bool_], seen: _Counts) -> None:
-        """Record a step: which tensors were finite, and their unions, float64[tensors, BLOCK_SIZES]."""
+    def learn(self, keys: tuple[Key, ...], table: Table, step: Learned) -> None:
+        """Record a step of these tensors, the segments of `table`."""
         with self._lock:
-            rows, seen = self._known(keys)[finite], seen[finite]
-            first = self._steps[rows] == 0
+            rows, seen = self._known(keys)[step.finite], step.unions[step.finite]
+            self._expect(rows, step)
+            levels = self._levels.of(keys, table)
+            np.copyto(levels, step.levels, where=step.levels > 0)
+            first = self._facts[_STEPS, rows] == 0
             self._unions[_BEFORE, rows] = np.where(first[:, np.newaxis], seen, self._unions[_LAST, rows])
             self._unions[_LAST, rows] = seen
             filled = seen[:, 0] > 0
             self._unions[_FILLED, rows[filled]] = seen[filled]
-            self._steps[rows] += 1
+            self._facts[_STEPS, rows] += 1
 
-    def saved(self) -> dict[str, _Counts]:
-        """Return what later choices depend on, by name: a row for each size."""
+    def _expect(self, rows: _Rows, step: Learned) -> None:
+        """Record how well the step was as expected."""
+        facts = self._facts
+        if step.missed is None:
+            facts[_MISSED, rows] *= 1 - _RECENT / 4
+            return
+        facts[_WIDE_BEFORE, rows], facts[_WIDE, rows] = facts[_WIDE, rows], step.wide[step.finite]
+        facts[_MISSED, rows] += _RECENT * (step.missed - facts[_MISSED, rows])
+
+    def saved(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Return what later choices depend on: `unions` and `levels`, by name."""
         with self._lock:
-            return {name: self._written(sizes) for name, sizes in self._rows.items()}
+            unions = {name: self._written(sizes) for name, sizes in self._rows.items()}
+            return {"unions": unions, "levels": self._levels.saved()}
 
-    def restore(self, values: Mapping[str, _Counts]) -> None:
+    def restore(self, values: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
         """Continue with what `saved` returned. Raises ValueError for arrays of another shape."""
-        columns = 3 + _UNIONS * BLOCK_SIZES
-        for name, rows in values.items():
+        columns, unions = 1 + _FACTS + _UNIONS * BLOCK_SIZES, values.get("unions", {})
+        for name, rows in unions.items():
             if rows.ndim != 2 or rows.shape[1] != columns or not np.isfinite(rows).all():
                 raise ValueError(f"{name!r} has an array of shape {rows.shape}, not (sizes, {columns})")
+        levels = Levels.restored(values.get("levels", {}))
         with self._lock:
-            self._rows, self._of, self.version = {}, {}, self.version + 1
-            for name, rows in values.items():
+            self._rows, self._of, self._levels = {}, {}, levels
+            self._unions[:], self._facts[:] = 0.0, 0.0
+            for name, rows in unions.items():
                 for one in rows:
                     at = self._row((name, int(one[0])))
-                    self._steps[at], self._informed[at] = int(one[1]), bool(one[2])
-                    self._unions[:, at] = one[3:].reshape(_UNIONS, BLOCK_SIZES)
+                    self._facts[:, at] = one[1 : 1 + _FACTS]
+                    self._unions[:, at] = one[1 + _FACTS :].reshape(_UNIONS, BLOCK_SIZES)
 
     def _written(self, sizes: Mapping[int, int]) -> _Counts:
         rows, elements = list(sizes.values()), np.array(list(sizes), np.float64)
         unions = self._unions[:, rows].swapaxes(0, 1).reshape(len(rows), -1)
-        return np.column_stack([elements, self._steps[rows], self._informed[rows], unions])
+        return np.column_stack([elements, self._facts[:, rows].T, unions])
 
     def _fewest(self, rows: _Rows) -> _Counts:
         last, before = self._unions[_LAST, rows], self._unions[_BEFORE, rows]
@@ -129,24 +192,29 @@ class History:
         return rows
 
     def _row(self, key: Key) -> int:
-        """Return a tensor's row; the size of its name that was not used for longest loses its own."""
+        """Return a tensor's row; the oldest of too many sizes of its name loses its own.
+
+        Which one that is follows from what is saved, whatever rows `_of` knows.
+        """
         name, elements = key
         sizes = self._rows.setdefault(name, {})
-        row = sizes.pop(elements, None)
-        if row is None and len(sizes) == _SIZES:
-            row = sizes.pop(next(iter(sizes)))
+        if elements in sizes:
+            return sizes[elements]
+        if len(sizes) == _SIZES:
+            oldest = next(iter(sizes))
+            row = sizes.pop(oldest)
             self._of.clear()
-            self._unions[:, row], self._steps[row], self._informed[row] = 0.0, 0, False
-        if row is None:
+            self._levels.forget((name, oldest))
+            self._unions[:, row], self._facts[:, row] = 0.0, 0.0
+        else:
             row = self._added()
         sizes[elements] = row
         return row
 
     def _added(self) -> int:
         count = sum(map(len, self._rows.values()))
-        if count >= len(self._steps):
+        if count >= self._facts.shape[1]:
             more = max(count, 16)
             self._unions = np.concatenate([self._unions, np.zeros((_UNIONS, more, BLOCK_SIZES))], axis=1)
-            self._steps = np.append(self._steps, np.zeros(more, np.int64))
-            self._informed = np.append(self._informed, np.zeros(more, np.bool_))
+            self._facts = np.concatenate([self._facts, np.zeros((_FACTS, more))], axis=1)
         return count

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce.choosing import Chooser
-from peelsum.allreduce.exchange import Exchange
+from peelsum.allreduce.exchange import Exchange, Wide
+from peelsum.allreduce.history import Learned
 from peelsum.allreduce.plan import Plan
 from peelsum.allreduce.result import Results, Tally, TensorResult, TensorTally
 from peelsum.codec import BLOCK_SIZES, NON_FINITE, FixedPoint, Memory, Selection, kernels
@@ -31,8 +32,13 @@ class Outcome:
         self._divisor = plan.workers if plan.settings.average else 1
         count = len(plan.layout.table)
         self._fields, self._scales = np.zeros(count, np.int32), np.zeros(0, np.int32)
+        self._bounds = self._scales
+        #: The elements of each segment whose sums may need more than 32 bits, counted from its first.
+        self._wide: dict[int, Wide] = {}
         self._counts = Counts(*np.zeros((3, count), np.int64))
         self._values: list[Any] = []
+        #: Candidates, cells and left-over of the sketch.
+        self._sketch = 0, 0, 0
         #: Each tensor's segment, or -1 without elements.
         self._segments = np.full(len(plan.tensors), -1)
         self._segments[plan.layout.order] = np.arange(count)
@@ -41,31 +47,63 @@ class Outcome:
         """Decode the sums of an exchange that has ended, and tell the chooser what they show."""
         codec, dense, sparse = exchange.codec, exchange.dense, exchange.sparse
         self._exchange = exchange
-        self._values = list(codec.read(dense, sparse, self._divisor))
-        self._fields, self._scales = codec.fields, codec.scales
-        self._counts = codec.counts(dense, sparse, exchange.quantized)
+        self._values = list(codec.read(dense, sparse, self._divisor, self._widen(exchange)))
+        self._fields, self._scales, self._bounds = codec.fields, codec.scales, exchange.bounds
+        self._counts = codec.counts(dense, sparse, (exchange.own_dense, exchange.own_sparse))
+        if exchange.cells:
+            self._sketch = len(sparse), exchange.cells, exchange.left_over
         self._learn(exchange)
+
+    def _widen(self, exchange: Exchange) -> tuple[_Numbers, NDArray[np.float32]] | None:
+        """Sort the sums that need more than 32 bits by segment; return their elements and results."""
+        wide, table = exchange.wide, self._plan.layout.table
+        if wide is None or not len(wide.elements):
+            return None
+        of, scales = table.segments_at(wide.elements), exchange.codec.scales[table.blocks_at(wide.elements)]
+        begins = np.searchsorted(of, np.arange(len(table) + 1))
+        for s in np.unique(of).tolist():
+            own = slice(begins[s], begins[s + 1])
+            self._wide[s] = Wide(wide.elements[own] - table.begins[s], wide.totals[own], wide.own[own])
+        with np.errstate(over="ignore"):
+            results = np.ldexp(wide.totals.astype(np.float64), -scales) / self._divisor
+            return wide.elements, results.astype(np.float32)
+
+    @cached_property
+    def _exact(self) -> Counts:
+        """The counts, by all bits of the numbers: the codec saw the lower 32."""
+        own, total, sent = (one.copy() for one in self._counts)
+        for s, wide in self._wide.items():
+            own[s] = int((self._numbers(s)[1] != 0).sum()) + _above(wide.own)
+            if s < self._plan.layout.table.dense:
+                total[s] += _above(wide.totals)
+        return Counts(own, total, sent)
 
     def _learn(self, exchange: Exchange) -> None:
         layout = exchange.layout
         table, counts = layout.table, self._counts
         wanted = self._chooser.wanted(layout.keys)
+        # Sums that are not 0 count, not candidates: these depend on seeds, and on the filter's other tensors.
         sparse = np.arange(len(table)) >= table.dense
-        found = np.where(sparse, counts.sent, counts.total)
+        asked, found = wanted & sparse & (counts.sent > 0), counts.total
+        if asked.any():
+            counted = exchange.codec.occupied(exchange.sparse, asked.astype(np.int64))
+            found = np.where(sparse, counted[:, 0], found)
         density = np.where(wanted, found / table.elements, 1.0)
         density[self._fields == ZERO] = 0.0
         seen = _uniformly(table.elements, density)
         close = (density <= _DENSE) & (density > 0)
-        asked = close & sparse
         if asked.any():
-            counted = exchange.codec.occupied(exchange.sparse, asked.astype(np.int64), known=exchange.known)
-            seen[asked] = counted[asked]
+            seen[asked & close] = counted[asked & close]
         ends = np.cumsum(counts.sent)
         few = np.flatnonzero(close & ~sparse).tolist()
         sums = self._memory.on_host(exchange.dense) if few else np.empty(0, np.int32)
         for s in few:
             seen[s] = occupied(np.flatnonzero(sums[ends[s] - counts.sent[s] : ends[s]]))
-        self._chooser.history.learn(layout.keys, self._fields != NON_FINITE, seen)
+        wide = np.zeros(len(table))
+        for s, one in self._wide.items():
+            wide[s] = len(one.elements)
+        step = Learned(self._fields != NON_FINITE, seen, exchange.levels, wide, exchange.missed)
+        self._chooser.history.learn(layout.keys, table, step)
 
     def results(self) -> Results:
         """Return the tensors' results, each made when it is first read."""
@@ -76,10 +114,16 @@ class Outcome:
         """Counts of the step's tensors, without arrays of elements."""
         plan = self._plan
         non_finite = int(np.count_nonzero(self._fields == NON_FINITE))
-        rest = self._segments, self._fields, self._lowest(), self._counts, self._divisor
-        tallies = partial(_tallies, plan, *rest)
+        rest = self._segments, self._fields, self._lowest(), self._divisor
         elements = int(plan.layout.table.begins[-1])
-        return Tally(plan.names, self._words_by_name, elements, non_finite, tallies)
+        return Tally(
+            plan.names,
+            self._words_by_name,
+            elements,
+            non_finite,
+            *self._sketch,
+            lambda: _tallies(plan, *rest, self._exact),
+        )
 
     def _words_by_name(self) -> dict[str, int]:
         words = (
@@ -95,24 +139,27 @@ class Outcome:
     def _lowest(self) -> NDArray[np.int32]:
         """Return the least scale of each segment."""
         blocks = self._plan.layout.table.blocks
-        return np.minimum.reduceat(self._scales, blocks[:-1]) if self._scales.size else self._scales
+        return np.minimum.reduceat(self._bounds, blocks[:-1]) if self._bounds.size else self._bounds
 
     def _result(self, number: int) -> TensorResult:
         plan, s = self._plan, int(self._segments[number])
         tensor = plan.tensors[number]
         if s < 0:
             return _empty(plan, number, self._divisor, self._memory)
-        exchange, table = self._exchange, plan.layout.table
+        table = plan.layout.table
         sent, index = int(self._counts.sent[s]), tensor.choice.index
-        fixed = None
+        fixed, bound = None, math.inf if self._fields[s] == NON_FINITE else 0.0
         if self._fields[s] not in (ZERO, NON_FINITE):
+            bound = FixedPoint(int(self._lowest()[s])).error_bound(plan.workers, self._divisor)
             scales = self._scales[table.blocks[s] : table.blocks[s + 1]]
             fixed = FixedPoint(int(scales.min()), scales - scales.min(), int(table.block[s]))
         dense = s < table.dense
-        first = int(self._counts.sent[0 if dense else table.dense : s].sum())
-        total, border = exchange.dense if dense else exchange.sparse, len(exchange.dense)
-        own = exchange.quantized[:border] if dense else exchange.quantized[border:]
-        place = slice(first, first + sent) if fixed is not None else slice(0, 0)
+        total, own = self._numbers(s)
+        if fixed is None:
+            total, own = total[:0], own[:0]
+        selection = None if dense else self._selection(s, sent if fixed is not None else 0)
+        if s in self._wide:
+            total, own = self._widened(self._wide[s], selection, total, own)
         return TensorResult(
             name=tensor.name,
             form=tensor.choice.form,
@@ -124,12 +171,30 @@ class Outcome:
             fan_in=plan.workers,
             divisor=self._divisor,
             words_sent=int(self._words[s]),
-            selection=None if dense else self._selection(s, sent if fixed is not None else 0),
-            quantized_at=own[place],
-            total_at=total[place],
-            occupied=int((self._counts.total if dense else self._counts.sent)[s]) if fixed else 0,
-            own=int(self._counts.own[s]),
+            selection=selection,
+            quantized_at=own,
+            total_at=total,
+            error_bound=bound,
+            occupied=int((self._exact.total if dense else self._exact.sent)[s]) if fixed else 0,
+            own=int(self._exact.own[s]),
         )
+
+    def _numbers(self, s: int) -> tuple[Any, Any]:
+        """Return a segment's sums, and this worker's numbers."""
+        exchange, dense = self._exchange, self._plan.layout.table.dense
+        first = int(self._counts.sent[0 if s < dense else dense : s].sum())
+        place = slice(first, first + int(self._counts.sent[s]))
+        if s < dense:
+            return exchange.dense[place], exchange.own_dense[place]
+        return exchange.sparse[place], exchange.own_sparse[place]
+
+    def _widened(self, wide: Wide, selection: Selection | None, total: Any, own: Any) -> tuple[Any, Any]:
+        """Return a segment's sums and own numbers as int64, with those of its `wide` elements."""
+        places, memory = wide.elements, self._memory
+        at = memory.placed(places if selection is None else np.searchsorted(selection.positions, places))
+        total, own = memory.widened(total), memory.widened(own)
+        total[at], own[at] = memory.placed(wide.totals), memory.placed(wide.own)
+        return total, own
 
     def _selection(self, s: int, count: int) -> Selection:
         table, ops = self._plan.layout.table, kernels("cpu")
@@ -140,10 +205,15 @@ class Outcome:
         return Selection(count, lambda: ops.positions(memory.on_host(union), elements, count=count))
 
 
+def _above(numbers: _Numbers) -> int:
+    """Return how many numbers are not 0 in the bits above the lower 32 alone."""
+    return int(np.count_nonzero((numbers != 0) & (numbers % 2**32 == 0)))
+
+
 def _words_of(exchange: Exchange, counts: Counts) -> _Numbers:
     """Return the words that this worker has sent for each segment: its own, and its share of the common ones.
 
-    An index is shared by elements, a sketch by candidates.
+    An index, and what is sent beside, are shared by elements, a sketch by candidates.
     """
     layout = exchange.layout
     table, first = layout.table, layout.table.dense
@@ -155,13 +225,16 @@ def _words_of(exchange: Exchange, counts: Counts) -> _Numbers:
         words[part.segments] += np.diff(sent * cut // cut[-1])
     cut = np.concatenate([[0], np.cumsum(counts.sent[first:])])
     words[first:] += np.diff(exchange.value_words * cut // max(int(cut[-1]), 1))
+    words += np.diff(exchange.beside_words * table.begins // table.begins[-1])
     return words
 
 
 def _uniformly(elements: _Numbers, density: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return what is expected of tensors whose elements are non-zero with these probabilities."""
-    size = 2.0 ** np.arange(BLOCK_SIZES)
-    seen: NDArray[np.float64] = elements[:, np.newaxis] / size * (1 - (1 - density[:, np.newaxis]) ** size)
+    seen, zeros = np.empty((elements.size, BLOCK_SIZES)), 1 - density
+    for b in range(BLOCK_SIZES):
+        seen[:, b] = elements / 2.0**b * (1 - zeros)
+        zeros = zeros * zeros  # NumPy's powers differ between processors, whose workers must choose alike
     return seen
 
 
@@ -170,8 +243,8 @@ def _tallies(
     segments: _Numbers,
     fields: NDArray[np.int32],
     lowest: NDArray[np.int32],
-    counts: Counts,
     divisor: int,
+    counts: Counts,
 ) -> dict[str, TensorTally]:
     """Return each tensor's tally, by name."""
     tallies, dense = {}, plan.layout.table.dense
@@ -209,6 +282,7 @@ def _empty(plan: Plan, number: int, divisor: int, memory: Memory) -> TensorResul
         selection=None,
         quantized_at=nothing,
         total_at=nothing,
+        error_bound=0.0,
         occupied=0,
         own=0,
     )

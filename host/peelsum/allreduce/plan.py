@@ -30,7 +30,7 @@ SUPPORTED_DTYPES = ("float32", "float16", "bfloat16")
 AGREEMENT_WORDS = 4
 _DIGEST_BYTES = 8
 #: Raise it when the words of a plan, or their order, change: workers of both versions then refuse each other.
-_WORDS_VERSION = 6
+_WORDS_VERSION = 7
 #: The number of tensors that a message names.
 NAMED = 6
 
@@ -162,6 +162,8 @@ class Plan:
     workers: int
     lanes: int
     settings: Settings
+    ahead: bool = False
+    """Whether numbers are sent together with the header, by what earlier steps tell."""
 
     @cached_property
     def digest(self) -> int:
@@ -194,9 +196,9 @@ class Plan:
         tensors = [(tensor.name, tensor.shape, tensor.dtype) for tensor in self.tensors]
         return _digest(repr((tensors, self.workers, self.lanes, self.settings)))
 
-    def digest_at(self, step: int) -> int:
-        """Return a 64-bit hash of the plan and of a worker's step."""
-        return _digest(f"{self.digest}/{step}")
+    def digest_at(self, step: int, sizes: tuple[int, ...] = ()) -> int:
+        """Return a 64-bit hash of the plan, of a worker's step, and of the sizes of what is sent ahead."""
+        return _digest(f"{self.digest}/{step}/{sizes}")
 
     def __str__(self) -> str:
         named = [str(tensor) for tensor in self.tensors[:NAMED]]

@@ -15,6 +15,8 @@ from peelsum.allreduce.indexes import IndexForm
 from peelsum.allreduce.plan import Form
 from peelsum.codec import FixedPoint, Selection, rounding_bounds
 
+Integers = NDArray[np.int32] | NDArray[np.int64]
+
 
 @dataclass(frozen=True, eq=False)
 class TensorResult:
@@ -48,10 +50,16 @@ class TensorResult:
     """32-bit words that this worker sent for the tensor: exponents, index, values and left-over."""
     selection: Selection | None
     """The elements to which `quantized_at` and `total_at` belong; None means all."""
-    quantized_at: NDArray[np.int32]
-    """int32[k]: the integers that this worker contributed."""
-    total_at: NDArray[np.int32]
-    """int32[k]: their sum over all workers."""
+    quantized_at: Integers
+    """int32[k]: the integers that this worker contributed; int64[k] if a sum may need more than 32 bits."""
+    total_at: Integers
+    """Their sum over all workers, of the same shape and type."""
+    error_bound: float
+    """The largest possible difference between an element of `values` and the exact sum or average.
+
+    It includes the rounding to float32, and holds for all values with these exponents; `error_bounds` is
+    tighter. Infinite if a sum may exceed float32 or was not finite.
+    """
     occupied: int
     """Elements that are non-zero on any worker: of a dense tensor, those of `total`; else the candidates."""
     own: int
@@ -66,13 +74,13 @@ class TensorResult:
         return None if self.selection is None else self.selection.positions
 
     @cached_property
-    def quantized(self) -> NDArray[np.int32]:
-        """The integers that this worker contributed: int32[shape]."""
+    def quantized(self) -> Integers:
+        """The integers that this worker contributed, `quantized_at` in the tensor's shape."""
         return self._spread(self.quantized_at)
 
     @cached_property
-    def total(self) -> NDArray[np.int32]:
-        """The exact sum of all workers' `quantized`: int32[shape]."""
+    def total(self) -> Integers:
+        """The exact sum of all workers' `quantized`."""
         return self._spread(self.total_at)
 
     @cached_property
@@ -92,17 +100,6 @@ class TensorResult:
     def elements(self) -> int:
         """Number of elements of the tensor."""
         return math.prod(self.shape)
-
-    @property
-    def error_bound(self) -> float:
-        """The largest possible difference between an element of `values` and the exact sum or average.
-
-        It includes the rounding to float32, and holds for all values with these exponents; `error_bounds` is
-        tighter. Infinite if a sum may exceed float32 or was not finite.
-        """
-        if not self.finite:
-            return math.inf
-        return 0.0 if self.fixed is None else self.fixed.error_bound(self.fan_in, self.divisor)
 
     @cached_property
     def error_bounds(self) -> NDArray[np.float64]:
@@ -139,7 +136,7 @@ class TensorResult:
             return float("nan")
         return self.own / max(self.elements, 1)
 
-    def _spread(self, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
+    def _spread(self, numbers: Integers) -> Integers:
         numbers = _on_host(numbers)
         if numbers.size == self.elements:
             return numbers.reshape(self.shape)
@@ -181,6 +178,12 @@ class Tally:
     """Elements of all tensors."""
     non_finite: int
     """Tensors that were not finite on some worker."""
+    candidates: int
+    """Candidates whose numbers were sent as a sketch; 0 without one."""
+    cells: int
+    """Cells of the step's sketch."""
+    left_over: int
+    """Candidates that peeling left over, whose numbers were then sent as they are."""
     tensors: Callable[[], Mapping[str, TensorTally]]
     """Returns each tensor's tally, by name. It keeps no arrays of elements."""
 
@@ -221,6 +224,10 @@ class StepResult(Mapping[str, TensorResult]):
     """Counts of the step's tensors, without arrays."""
     digest: int
     """The plan's digest."""
+    ahead: bool
+    """Whether numbers were sent together with the header, by what earlier steps told."""
+    exchanges: int
+    """Exchanges, one after the other."""
     wire_bytes: int
     """Bytes of UDP payload that this worker contributed: with headers and padding, not retransmissions."""
     dense_bytes: int

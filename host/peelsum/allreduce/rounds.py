@@ -27,7 +27,7 @@ Note = Callable[[Mapping[str, int]], None]
 
 
 class Step:
-    """One step over a summation, with its cost so far: `chunks` sent, and seconds in each phase.
+    """One step over a summation, with its cost so far: `exchanges`, `chunks` sent, and seconds in each phase.
 
     memory: the one in which words travel. keeping: whether the sums of every round are kept, so that another
     exchange can go on from there.
@@ -49,7 +49,7 @@ class Step:
         self._past: list[tuple[Words, Words]] = []
         #: Whether the backend has begun a sum and has not returned it.
         self.summing = False
-        self.chunks = 0
+        self.chunks = self.exchanges = 0
         self.seconds: dict[Phase, float] = {"encode": 0.0, "exchange": 0.0, "decode": 0.0}
 
     def timed(self, phase: Phase) -> AbstractContextManager[object]:
@@ -94,6 +94,7 @@ class Step:
                 chunks += -(-len(part.words) // lanes)
             self._note({"chunks": chunks, "bytes": chunks * packet_bytes(lanes)})
         self.chunks += chunks
+        self.exchanges += 1
         for part, result in zip(parts, results, strict=True):
             if part.check is not None:
                 part.check(result)

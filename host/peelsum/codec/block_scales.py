@@ -30,6 +30,10 @@ NON_FINITE_BIT = 31
 #: In place of an exponent field, of a segment that is zero on every worker, and of one that is not finite.
 ZERO = -1
 _LARGEST_FINITE = NON_FINITE - 1
+#: Octaves by which a block may grow from one step to the next without exceeding its expected field.
+MARGIN = 2
+#: Octaves below the expected field from which on a block's numbers are too coarse, and are sent again.
+COARSEST = 12
 
 _Words = NDArray[np.uint32]
 _Fields = NDArray[np.int32]
@@ -68,3 +72,14 @@ def decoded(segments: _Words, blocks: _Words, firsts: NDArray[np.int64]) -> tupl
     below = np.where(blocks != 0, LEVELS - np.frexp(turned.astype(np.float64))[1], 0)
     upper = ((top - below) << LEVEL_BITS) + (1 << LEVEL_BITS) - 1
     return fields.astype(np.int32), np.clip(upper, 0, _LARGEST_FINITE).astype(np.int32)
+
+
+def expected(levels: _Fields, firsts: NDArray[np.int64]) -> _Fields:
+    """Return the fields that blocks are expected not to exceed, from those of earlier steps: int32[blocks].
+
+    levels: each block's field in its last step with a non-zero, or 0 if there was none. Such a block is
+    expected to be like the largest of its segment.
+    """
+    largest = np.repeat(np.maximum.reduceat(levels, firsts[:-1]), np.diff(firsts))
+    fields: _Fields = np.minimum(np.where(levels > 0, levels + MARGIN, largest), _LARGEST_FINITE)
+    return fields

@@ -154,6 +154,15 @@ def decode_scales(
 
 
 @compiled
+def powers(scales: _Integers, factors: _Factors, inverse: _Factors) -> None:
+    """Write 2**scale and 2**-scale."""
+    bits, inverse_bits = factors.view(np.int64), inverse.view(np.int64)
+    for b in range(scales.size):
+        bits[b] = (_BIAS_OF_FLOAT64 + np.int64(scales[b])) << _MANTISSA_OF_FLOAT64
+        inverse_bits[b] = (_BIAS_OF_FLOAT64 - np.int64(scales[b])) << _MANTISSA_OF_FLOAT64
+
+
+@compiled
 def _top(word: np.uint32) -> int:
     """Return the largest exponent field that a segment's word allows, or less than 0."""
     for bit in range(NON_FINITE_BIT - 1, -1, -1):
@@ -169,7 +178,7 @@ def place(table: _Table, fields: _Integers, union: Words, ends: Numbers) -> None
     for p in range(table.shape[0]):
         row = table[p]
         kind, elements = row[Column.SPARSE], row[Column.ELEMENTS]
-        row[Column.FIRST], row[Column.COUNT], row[Column.OWN], row[Column.TOTAL] = ends[kind], 0, 0, 0
+        row[Column.FIRST], row[Column.COUNT], row[Column.TOTAL] = ends[kind], 0, 0
         if kind:
             row[Column.COUNT] = count(_words(row, union), elements)
         elif fields[row[Column.SEGMENT]] not in (ZERO, NON_FINITE):
@@ -260,24 +269,17 @@ def read(
 
 
 @compiled
-def occupied(
-    table: _Table, known: bool, union: Words, sparse: _Integers, wanted: Numbers, out: _Table
-) -> None:
-    """Add the blocks of 2**b elements with a non-zero to out[segment, b], for segments that are `wanted`.
+def occupied(table: _Table, union: Words, sparse: _Integers, wanted: Numbers, out: _Table) -> None:
+    """Add the blocks of 2**b elements whose sum is not all 0 to out[segment, b], for `wanted` segments.
 
-    Unless the union is `known`, candidates count whose sum is not 0, or all, if most sums are 0. `out` is
-    zero on entry.
+    `out` is zero on entry.
     """
     counts = np.empty(out.shape[1], np.int64)
     for p in range(table.shape[0]):
         row = table[p]
         if not row[Column.SPARSE] or not row[Column.COUNT] or not wanted[row[Column.SEGMENT]]:
             continue
-        words = _words(row, union)
-        if known:
-            occupied_in(words, counts)
-        else:
-            occupied_in(_summed(words, _numbers_of(row, sparse)), counts)
+        occupied_in(_summed(_words(row, union), _numbers_of(row, sparse)), counts)
         own = out[row[Column.SEGMENT]]
         for b in range(counts.size):
             own[b] += counts[b]
@@ -285,13 +287,10 @@ def occupied(
 
 @compiled
 def _summed(union: Words, numbers: _Integers) -> Words:
-    """Return the bitmap of the candidates whose sum is not 0; of all, if these are few."""
+    """Return the bitmap of the candidates whose sum is not 0."""
     summed, chosen = np.empty((numbers.size + 31) // 32, np.uint32), np.empty(union.size, np.uint32)
     used_words(numbers.view(np.uint32), summed)
-    if 2 * count(summed, numbers.size) > numbers.size:
-        scatter_bits(summed, union, chosen)
-    else:
-        chosen[:] = union
+    scatter_bits(summed, union, chosen)
     return chosen
 
 

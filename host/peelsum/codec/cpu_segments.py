@@ -63,6 +63,15 @@ class CpuSegments:
         given = words[:count], words[count:], self._table.blocks, self._highest
         loops.decode_scales(*given, self.fields, self.scales, self._factors, self._inverse)
 
+    def use(self, fields: Integers, scales: Integers) -> None:
+        """See `SegmentCodec.use`."""
+        self.fields[:], self.scales[:] = fields, scales
+        loops.powers(self.scales, self._factors, self._inverse)
+
+    def values_at(self, elements: NDArray[np.int64]) -> Floats:
+        """See `SegmentCodec.values_at`."""
+        return values_at(self._table, self._values, elements)
+
     def place(self, union: Words) -> tuple[int, int]:
         """See `SegmentCodec.place`."""
         ends, self._union = np.zeros(2, np.int64), frozen(union)
@@ -77,14 +86,23 @@ class CpuSegments:
         """See `SegmentCodec.gather`."""
         self._each(lambda a, b: loops.gather(self._pieces, a, b, self._union, self._factors, out))
 
-    def read(self, dense: Integers, sparse: Integers, divisor: int) -> Sequence[Floats]:
+    def read(
+        self,
+        dense: Integers,
+        sparse: Integers,
+        divisor: int,
+        wide: tuple[NDArray[np.int64], Floats] | None = None,
+    ) -> Sequence[Floats]:
         """See `SegmentCodec.read`."""
         if not self._over:
             self._allocate()
         rest = self.fields, self._union, self._inverse, frozen(dense), frozen(sparse), float(divisor)
         self._each(lambda a, b: loops.read(self._pieces, a, b, *rest))
         self._values = ()  # a caller may keep results for long, and them alone
-        return cast("Sequence[Floats]", self._out)
+        results = cast("Sequence[Floats]", self._out)
+        if wide is not None:
+            put(self._table, results, *wide)
+        return results
 
     def _allocate(self) -> None:
         """Place the results, new arrays if need be."""
@@ -101,7 +119,7 @@ class CpuSegments:
         addresses = np.array([address(cast(Floats, own)) for own in self._out], np.int64)
         self._pieces[:, _C.OUT] = addresses[self._of] + self._offsets
 
-    def counts(self, dense: Integers, sparse: Integers, quantized: Integers) -> Counts:
+    def counts(self, dense: Integers, sparse: Integers, own: tuple[Integers, Integers]) -> Counts:
         """See `SegmentCodec.counts`."""
         return Counts(*self._of_segments([_C.OWN, _C.TOTAL, _C.COUNT]))
 
@@ -119,10 +137,10 @@ class CpuSegments:
             found = np.add.reduceat(found, firsts, axis=0)
         return found.T
 
-    def occupied(self, sparse: Integers, wanted: NDArray[np.int64], *, known: bool) -> NDArray[np.int64]:
+    def occupied(self, sparse: Integers, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
         """See `SegmentCodec.occupied`."""
         out = np.zeros((len(self._table), BLOCK_SIZES), np.int64)
-        loops.occupied(self._pieces, known, self._union, frozen(sparse), wanted, out)
+        loops.occupied(self._pieces, self._union, frozen(sparse), wanted, out)
         return out
 
     def _each(self, work: Callable[[int, int], None]) -> None:
@@ -148,12 +166,25 @@ def _pieces(table: Table) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray
     return rows, of, 4 * begin
 
 
-def occupied(
-    table: Table, union: Words, sparse: Integers, wanted: NDArray[np.int64], *, known: bool
-) -> NDArray[np.int64]:
+def values_at(table: Table, values: Sequence[Floats], elements: NDArray[np.int64]) -> Floats:
+    """Do what `SegmentCodec.values_at` does, for values on the host."""
+    of, found = table.segments_at(elements), np.empty(len(elements), np.float32)
+    for s in np.unique(of).tolist():
+        found[of == s] = values[s][elements[of == s] - table.begins[s]]
+    return found
+
+
+def put(table: Table, results: Sequence[Floats], elements: NDArray[np.int64], values: Floats) -> None:
+    """Write other results of some elements, on the host."""
+    of = table.segments_at(elements)
+    for s in np.unique(of).tolist():
+        results[s][elements[of == s] - table.begins[s]] = values[of == s]
+
+
+def occupied(table: Table, union: Words, sparse: Integers, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
     """Do what `SegmentCodec.occupied` does, for candidates and their sums on the host."""
     pieces, ends = _pieces(table)[0].copy(), np.zeros(2, np.int64)
     loops.place(pieces, np.zeros(len(table), np.int32), frozen(union), ends)
     out = np.zeros((len(table), BLOCK_SIZES), np.int64)
-    loops.occupied(pieces, known, frozen(union), frozen(sparse), wanted, out)
+    loops.occupied(pieces, frozen(union), frozen(sparse), wanted, out)
     return out

@@ -156,6 +156,22 @@ class DeviceMemory:
         """See `Memory.receive`."""
         return words if isinstance(words, Tensor) else sent(words.view(np.int32), self._device)
 
+    def placed(self, array: NDArray[Any]) -> Tensor:
+        """See `Memory.placed`."""
+        return sent(array, self._device)
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """See `Memory.joined`."""
+        return torch.cat(list(parts))
+
+    def widened(self, numbers: Tensor) -> Tensor:
+        """See `Memory.widened`."""
+        return numbers.to(torch.int64)
+
+    def search(self, places: Tensor, wanted: Tensor) -> Tensor:
+        """See `Memory.search`."""
+        return torch.searchsorted(places, wanted)
+
 
 def sent(array: NDArray[Any], device: torch.device) -> Tensor:
     """Copy from the host to the device, through pinned memory, which torch keeps and reuses in time."""

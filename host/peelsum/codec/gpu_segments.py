@@ -60,6 +60,8 @@ class GpuSegments:
         self.scales = np.empty(int(table.blocks[-1]), np.int32)
         #: int64[2, segments]: own non-zeros, and non-zeros of dense sums.
         self._counts = torch.zeros(2, len(table), dtype=torch.int64, device=self._device)
+        #: Whether this worker's dense and sparse numbers have been written, and counted.
+        self._wrote = [False, False]
         self.sent = np.zeros(len(table), np.int64)
 
     def write_scales(self, out: Tensor) -> Tensor:
@@ -71,8 +73,13 @@ class GpuSegments:
     def read_scales(self, words: NDArray[np.uint32]) -> None:
         """See `SegmentCodec.read_scales`."""
         table, count = self._table, len(self._table)
-        self.fields[:], fields = block_scales.decoded(words[:count], words[count:], table.blocks)
-        self.scales[:] = self._highest - fields
+        fields, levels = block_scales.decoded(words[:count], words[count:], table.blocks)
+        self.use(fields, self._highest - levels)
+
+    def use(self, fields: NDArray[np.int32], scales: NDArray[np.int32]) -> None:
+        """See `SegmentCodec.use`."""
+        table = self._table
+        self.fields[:], self.scales[:] = fields, scales
         of_segment = np.where(self.fields == NON_FINITE, NON_FINITE_SCALE, ZERO_SCALE)
         absent = (self.fields == ZERO) | (self.fields == NON_FINITE)
         per = np.diff(table.blocks)
@@ -84,6 +91,11 @@ class GpuSegments:
             places = table.begin_of_row[:-1] - skipped[table.segment_of_row]
             self._places = sent(places, self._device)
         self.sent = np.where(absent, 0, table.elements)
+
+    def values_at(self, elements: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See `SegmentCodec.values_at`. Waits for the device."""
+        found: NDArray[np.float32] = self._values[sent(elements, self._device)].cpu().numpy()
+        return found
 
     def place(self, union: Tensor) -> tuple[int, int]:
         """See `SegmentCodec.place`. Waits for the device."""
@@ -98,14 +110,26 @@ class GpuSegments:
 
     def write_dense(self, out: Tensor) -> None:
         """See `SegmentCodec.write_dense`."""
+        if self._wrote[0]:
+            self._counts[0, : self._table.dense] = 0
+        self._wrote[0] = True
         launch.write_dense(self._bits, self._rows, self._scales, self._places, out, self._counts[0])
 
     def gather(self, out: Tensor) -> None:
         """See `SegmentCodec.gather`."""
+        if self._wrote[1]:
+            self._counts[0, self._table.dense :] = 0
+        self._wrote[1] = True
         place = self._union, self._bases
         launch.gather(self._bits, self._rows, self._scales, *place, out, self._counts[0])
 
-    def read(self, dense: Tensor, sparse: Tensor, divisor: int) -> Sequence[Tensor]:
+    def read(
+        self,
+        dense: Tensor,
+        sparse: Tensor,
+        divisor: int,
+        wide: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None,
+    ) -> Sequence[Tensor]:
         """See `SegmentCodec.read`."""
         ours = self._over or not self._lie_together
         flat = self._values if ours else torch.empty_like(self._values)
@@ -118,21 +142,22 @@ class GpuSegments:
         place = self._scales, self._places, self._union, self._bases
         self._values = self._empty(0)  # a caller may keep results for long, and them alone
         launch.read(dense, sparse, self._rows, *place, divisor, flat, self._counts[1])
+        if wide is not None:
+            flat[sent(wide[0], self._device)] = sent(wide[1], self._device)
         pairs = [(a, b) for a, b in zip(results, parts, strict=True) if a is not b and not self._over]
         if pairs:
             torch._foreach_copy_([result for result, _ in pairs], [part for _, part in pairs])
         return results
 
-    def counts(self, dense: Tensor, sparse: Tensor, quantized: Tensor) -> Counts:
+    def counts(self, dense: Tensor, sparse: Tensor, own: tuple[Tensor, Tensor]) -> Counts:
         """See `SegmentCodec.counts`. Waits for the device."""
-        own, total = self._counts.cpu().numpy()
-        return Counts(own, total, self.sent)
+        mine, total = self._counts.cpu().numpy()
+        return Counts(mine, total, self.sent)
 
-    def occupied(self, sparse: Tensor, wanted: NDArray[np.int64], *, known: bool) -> NDArray[np.int64]:
+    def occupied(self, sparse: Tensor, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
         """See `SegmentCodec.occupied`. The host counts, from copies of the bitmap and the sums."""
         union = self._union.cpu().numpy().view(np.uint32)
-        numbers = np.zeros(len(sparse), np.int32) if known else sparse.cpu().numpy()
-        return occupied(self._table, union, numbers, wanted, known=known)
+        return occupied(self._table, union, sparse.cpu().numpy(), wanted)
 
     @property
     def _bits(self) -> Tensor:

@@ -84,6 +84,18 @@ class Memory(Protocol):
     def receive(self, words: Words) -> Words:
         """Copy received words from the host to this memory, for the kernels."""
 
+    def placed(self, array: NDArray[Any]) -> Any:
+        """Copy an array of the host to this memory, e.g. places by which another is indexed."""
+
+    def joined(self, parts: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+        """Return the parts end to end, at least one."""
+
+    def widened(self, numbers: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return a copy as int64."""
+
+    def search(self, places: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where `wanted` stand among ascending `places`: int64[k], in this memory as both are."""
+
 
 class HostMemory:
     """A `Memory` of NumPy arrays."""
@@ -169,3 +181,19 @@ class HostMemory:
     def receive(self, words: Words) -> Words:
         """See `Memory.receive`."""
         return words
+
+    def placed(self, array: NDArray[Any]) -> Any:
+        """See `Memory.placed`."""
+        return array
+
+    def joined(self, parts: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+        """See `Memory.joined`."""
+        return np.concatenate(parts)
+
+    def widened(self, numbers: NDArray[np.int32]) -> NDArray[np.int64]:
+        """See `Memory.widened`."""
+        return numbers.astype(np.int64)
+
+    def search(self, places: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See `Memory.search`."""
+        return np.searchsorted(places, wanted)

@@ -57,6 +57,15 @@ class ReferenceSegments:
         self.fields[:], fields = block_scales.decoded(segments, blocks, self._table.blocks)
         self.scales[:] = self._highest - fields
 
+    def use(self, fields: Integers, scales: Integers) -> None:
+        """See `SegmentCodec.use`."""
+        self.fields[:], self.scales[:] = fields, scales
+
+    def values_at(self, elements: NDArray[np.int64]) -> Floats:
+        """See `SegmentCodec.values_at`."""
+        found: Floats = np.concatenate(self._values)[elements]
+        return found
+
     def place(self, union: Words) -> tuple[int, int]:
         """See `SegmentCodec.place`."""
         self._sent = []
@@ -77,7 +86,13 @@ class ReferenceSegments:
         """See `SegmentCodec.gather`."""
         self._write(range(self._table.dense, len(self._table)), out)
 
-    def read(self, dense: Integers, sparse: Integers, divisor: int) -> Sequence[Floats]:
+    def read(
+        self,
+        dense: Integers,
+        sparse: Integers,
+        divisor: int,
+        wide: tuple[NDArray[np.int64], Floats] | None = None,
+    ) -> Sequence[Floats]:
         """See `SegmentCodec.read`."""
         numbers, results = self._split(dense, sparse), list[Floats]()
         for s, one in enumerate(self._table.segments):
@@ -92,27 +107,26 @@ class ReferenceSegments:
             if out is not None:
                 out[:] = result
             results.append(result if out is None else out)
+        for element, value in zip(*wide, strict=True) if wide else ():
+            (s,) = self._table.segments_at(np.array([element]))
+            results[s][element - self._table.begins[s]] = value
         return results
 
-    def counts(self, dense: Integers, sparse: Integers, quantized: Integers) -> Counts:
+    def counts(self, dense: Integers, sparse: Integers, own: tuple[Integers, Integers]) -> Counts:
         """See `SegmentCodec.counts`."""
-        own = [np.count_nonzero(one) for one in self._split(quantized[: dense.size], quantized[dense.size :])]
+        mine = [np.count_nonzero(one) for one in self._split(*own)]
         total = [np.count_nonzero(one) for one in self._split(dense, sparse)]
         totals = np.array(total, np.int64)
         totals[self._table.dense :] = 0
-        return Counts(np.array(own, np.int64), totals, self.sent)
+        return Counts(np.array(mine, np.int64), totals, self.sent)
 
-    def occupied(self, sparse: Integers, wanted: NDArray[np.int64], *, known: bool) -> NDArray[np.int64]:
+    def occupied(self, sparse: Integers, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
         """See `SegmentCodec.occupied`."""
         out = np.zeros((len(self._table), BLOCK_SIZES), np.int64)
         numbers = self._split(np.zeros(0, np.int32), sparse)
         for s in range(self._table.dense, len(self._table)):
-            positions = self._sent[s]
-            summed = positions[numbers[s] != 0]
-            if not known and 2 * summed.size > positions.size:
-                positions = summed
             if wanted[s]:
-                out[s] = reference.occupied(positions)
+                out[s] = reference.occupied(self._sent[s][numbers[s] != 0])
         return out
 
     def _words(self, s: int, bitmap: Words) -> Words:

@@ -83,6 +83,36 @@ class Table:
         blocks: _Places = self.blocks[of] + (np.arange(of.size) - self.rows[of]) // (self.block[of] // ROW)
         return blocks
 
+    @cached_property
+    def segment_of_block(self) -> _Places:
+        """The number of each block's segment: int64[blocks]."""
+        return np.repeat(np.arange(len(self)), np.diff(self.blocks))
+
+    def elements_of(self, blocks: _Places) -> _Places:
+        """Return the elements of these blocks, among those of all segments: int64[k]."""
+        of = self.segment_of_block[blocks]
+        first = (blocks - self.blocks[of]) * self.block[of]
+        lengths = np.minimum(self.elements[of] - first, self.block[of])
+        begins = ends(lengths)
+        return np.repeat(self.begins[of] + first - begins[:-1], lengths) + np.arange(begins[-1])
+
+    def segments_at(self, elements: _Places) -> _Places:
+        """Return the segments of elements that are counted among those of all."""
+        found: _Places = np.searchsorted(self.begins, elements, side="right") - 1
+        return found
+
+    def blocks_at(self, elements: _Places) -> _Places:
+        """Return the blocks of elements that are counted among those of all."""
+        of = self.segments_at(elements)
+        blocks: _Places = self.blocks[of] + (elements - self.begins[of]) // self.block[of]
+        return blocks
+
+    def places_of(self, elements: _Places) -> _Places:
+        """Return where elements would lie if every segment, dense or sparse, began with a row: int64[k]."""
+        of = self.segments_at(elements)
+        places: _Places = elements - self.begins[of] + ROW * self.rows[of]
+        return places
+
 
 class Counts(NamedTuple):
     """Counts of each segment's numbers: int64[segments] each."""
@@ -118,7 +148,13 @@ class SegmentCodec(Protocol):
         """
 
     def read_scales(self, words: Words) -> None:
-        """Read the OR of all workers' words of scales, on the host."""
+        """Read the OR of workers' words of scales, on the host."""
+
+    def use(self, fields: Integers, scales: Integers) -> None:
+        """Take other fields and scales than those that `read_scales` found, on the host."""
+
+    def values_at(self, elements: _Places) -> Floats:
+        """Return values of this worker by their numbers among all elements, on the host; before `read`."""
 
     def place(self, union: Words) -> tuple[int, int]:
         """Take the candidates' bitmap; return how many dense and how many sparse numbers are sent.
@@ -135,21 +171,22 @@ class SegmentCodec(Protocol):
     def gather(self, out: Integers) -> None:
         """Write the numbers of the candidates, in order."""
 
-    def read(self, dense: Integers, sparse: Integers, divisor: int) -> Sequence[Floats]:
+    def read(
+        self, dense: Integers, sparse: Integers, divisor: int, wide: tuple[_Places, Floats] | None = None
+    ) -> Sequence[Floats]:
         """Return each segment's result, number * 2**-scale / divisor, computed in float64.
 
         Elements that are not candidates are 0. A segment that is not finite on some worker is NaN.
+        wide: elements, by their numbers among all, that have other results, and these; on the host.
         """
 
-    def counts(self, dense: Integers, sparse: Integers, quantized: Integers) -> Counts:
-        """Return counts, after `read` of the same sums. quantized: own numbers, the dense ones first."""
+    def counts(self, dense: Integers, sparse: Integers, own: tuple[Integers, Integers]) -> Counts:
+        """Return counts, after `read` of the same sums. own: this worker's dense and sparse numbers."""
 
-    def occupied(self, sparse: Integers, wanted: _Places, *, known: bool) -> _Places:
-        """Return counts of the blocks of 2**b elements with a non-zero: int64[segments, BLOCK_SIZES].
+    def occupied(self, sparse: Integers, wanted: _Places) -> _Places:
+        """Return counts of the blocks of 2**b elements whose sum is not all 0: int64[segments, BLOCK_SIZES].
 
         Dense segments have none. wanted: int64[segments], not 0 for the segments that are counted.
-        known: whether all candidates are non-zeros of the union; if not, those count whose sum is not 0, or
-        all, if most sums are 0.
         """
 
 

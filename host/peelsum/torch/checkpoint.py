@@ -22,7 +22,7 @@ _VERSION = 2
 def saved(steps: int, history: History, memory: Memory | None, decisions: Decisions | None) -> dict[str, Any]:
     """Return the number of steps, with copies of history, memory and decisions."""
     values: dict[str, Any] = {"version": _VERSION, "steps": steps}
-    values["seen"] = _tensors(history.saved())
+    values["seen"] = {kind: _tensors(kept) for kind, kept in history.saved().items()}
     if memory is not None:
         values["residuals"] = {name: _written(one) for name, one in memory.residuals.items()}
         kept = {name: _tensors(one) for name, one in memory.kept.items() if one}
@@ -58,7 +58,7 @@ def loaded(
         steps = int(values["steps"])
         residuals = {name: _read(one) for name, one in values.get("residuals", {}).items()}
         kept = {name: _arrays(one) for name, one in values.get("kept", {}).items()}
-        seen = _arrays(values.get("seen", {}))
+        seen = {kind: _arrays(one) for kind, one in values.get("seen", {}).items()}
     # torch raises RuntimeError, a scale or step that is out of range OverflowError.
     except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise HookConfigError(

@@ -17,7 +17,7 @@ from peelsum.allreduce.exchange import Exchange, Round, Setting, Sums
 from peelsum.allreduce.plan import Layout
 from peelsum.bench.codec.device import Device
 from peelsum.bench.codec.lhc import LhcLayout
-from peelsum.codec import FixedPoint, Memory, kernels
+from peelsum.codec import FixedPoint, Memory, fixed_point, kernels
 from peelsum.summation import Words
 
 #: Number of runs of a measurement, unless they reach _ENOUGH_S seconds before.
@@ -60,8 +60,11 @@ def exchange_of(
     layout = Layout([TensorPlan("g", (len(values),), "float32", choice)])
     codec = device.segments(layout.table, [values], [None], workers)
     sketched = choice.form == "sketch"
-    given = device.ops, device.memory, settings, NetworkModel(), seed, sketched
-    return Exchange(layout, codec, Setting(*given, likely=lambda keys: likely))
+    highest = fixed_point(0, workers).scale
+    setting = Setting(
+        *(device.ops, device.memory, settings, NetworkModel(), seed, sketched, lambda keys: likely, highest)
+    )
+    return Exchange(layout, codec, setting)
 
 
 def format_of(exchange: Exchange) -> FixedPoint:

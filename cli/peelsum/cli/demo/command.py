@@ -1,4 +1,4 @@
-"""`peelsum demo`: shows the progress of the training processes, and summarizes their reports."""
+"""`peelsum demo`: shows the progress of the training processes, and compares sparse with dense gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from peelsum.cli.demo.processes import Processes, Reports
+from peelsum.cli.demo.worker import SentAs
 from peelsum.cli.options import Json, within, without_torch
+from peelsum.cli.output import table_of
 from peelsum.topology import Child, Star, TopologyError
 from peelsum.topology.interrupts import Interruption
 from peelsum.topology.progress import Tell, taking_time
@@ -22,11 +24,14 @@ from peelsum.topology.user_errors import reported
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+    from rich.table import Table
 
 #: Bytes of Ethernet, IPv4 and UDP headers around a packet.
 FRAME_BYTES = 42
 #: How long a worker may print nothing, in seconds. On the first run, Numba may have to compile everything.
 PATIENCE_S = 120.0
+#: Width of the bars in the table.
+_BAR = 12
 
 
 class MissingDependencyError(Exception):
@@ -35,7 +40,7 @@ class MissingDependencyError(Exception):
 
 @dataclass
 class Tally:
-    """The workers' reports, step by step; lists have one entry for each step, of all workers."""
+    """The workers' reports of one training; lists have one entry for each step, of all workers."""
 
     steps: list[Reports] = field(default_factory=list)
     totals: Reports = field(default_factory=list)
@@ -50,10 +55,21 @@ class Tally:
         """Return the sum of a count over steps and workers."""
         return sum(report[name] for step in self.steps for report in step)
 
+    def total(self, name: str) -> int:
+        """Return the sum of a count of the whole training over workers."""
+        return sum(total[name] for total in self.totals)
+
 
 def command(
     workers: Annotated[int, typer.Option(help="Number of workers, 2 to 8.")] = 4,
-    steps: Annotated[int, typer.Option(help="Training steps.")] = 40,
+    steps: Annotated[int, typer.Option(help="Training steps, in each of both trainings.")] = 20,
+    form: Annotated[
+        SentAs,
+        typer.Option(
+            help="How sparse gradients are sent: as a sketch, or their non-zeros as they are (compact). With "
+            "auto, the cheaper of all forms for each tensor."
+        ),
+    ] = "sketch",
     loss: Annotated[
         float,
         typer.Option(help="Share of datagrams that each switch port loses in each direction, up to 0.3."),
@@ -63,7 +79,10 @@ def command(
 ) -> None:
     """Train a language model on several workers, whose gradients the switch program sums.
 
-    Every sum is compared, bit for bit, with gloo's sum of the same integers.
+    Sparse gradients travel as sketches, which the switch adds and every
+    worker peels. Then the same steps are repeated with dense gradients, to
+    compare bytes and time. Every sum is compared, bit for bit, with gloo's sum
+    of the same integers.
     """
     within("--workers", workers, 2, 8)
     within("--steps", steps, 1, 1_000_000)
@@ -74,67 +93,86 @@ def command(
             raise MissingDependencyError(without_torch("demo"))
         with ExitStack() as stack:
             processes = Processes(stack, interruption, PATIENCE_S)
-            values = run(processes, workers, steps, loss, seed, told(json=json))
+            values = run(processes, workers, steps, loss, seed, form, told(json=json))
     if json:
         print(json_.dumps(values))
     else:
-        _print_table(values)
+        _print_tables(values)
     if not values["exact"]:
         raise SystemExit(1)
 
 
-def run(processes: Processes, workers: int, steps: int, loss: float, seed: int, tell: Tell) -> dict[str, Any]:
+def run(
+    processes: Processes, workers: int, steps: int, loss: float, seed: int, form: SentAs, tell: Tell
+) -> dict[str, Any]:
     """Train; return the results that `--json` prints. `tell`: reports progress without a terminal."""
     with _progress() as progress:
+        tell_aside = tell if progress.disable else lambda _: None
         started = f"starting switch, controller, server, {workers} workers"
         starting = progress.add_task(started, total=None)
         if not progress.disable:
             Child.on_work = staticmethod(lambda text: progress.update(starting, description=text))
-        with taking_time(started, tell if progress.disable else lambda _: None):
-            star = processes.start(workers, steps, loss, seed)
+        with taking_time(started, tell_aside):
+            star = processes.start(workers, steps, loss, seed, form)
         progress.remove_task(starting)
         Child.on_work = staticmethod(tell)
-        tally = _follow(processes, steps, progress)
+        tallies = []
+        for sent_as in (form, "dense"):
+            with taking_time(f"training, {sent_as}", tell_aside):
+                tallies.append(_follow(processes, steps, progress, f"training, {sent_as}"))
         star.close()
-    return _summary(workers, star, tally)
+    return _summary(workers, form, star, *tallies)
 
 
-def _follow(processes: Processes, steps: int, progress: Progress) -> Tally:
+def _follow(processes: Processes, steps: int, progress: Progress, training: str) -> Tally:
     tally = Tally()
-    task = progress.add_task("training", total=steps)
+    task = progress.add_task(training, total=steps)
     started = time.monotonic()
     for _ in range(steps):
         tally.steps.append(processes.gather_reports())
-        described = f"training, loss {tally.mean('loss', slice(-1, None)):.2f}"
+        described = f"{training}, loss {tally.mean('loss', slice(-1, None)):.2f}"
         progress.update(task, advance=1, description=described)
     tally.seconds = time.monotonic() - started
     tally.totals = processes.gather_reports()
     return tally
 
 
-def _summary(workers: int, star: Star, tally: Tally) -> dict[str, Any]:
+def _summary(workers: int, form: SentAs, star: Star, sparse: Tally, dense: Tally) -> dict[str, Any]:
     assert star.report is not None
-    checked, equal = tally.sum("tensors"), tally.sum("equal")
+    checked, equal = (sparse.sum(name) + dense.sum(name) for name in ("tensors", "equal"))
     packet_bytes = FRAME_BYTES + 16 + 4 * star.seats[0].admission["lanes"]
-    last = tally.steps[-1][0]
+    ours, theirs = _costs(sparse, packet_bytes), _costs(dense, packet_bytes)
+    words, bound = sparse.sum("sparse_words"), sparse.sum("bound_words")
     return {
         "exact": equal == checked,
         "tensors_checked": checked,
         "tensors_exact": equal,
         "workers": workers,
-        "steps": len(tally.steps),
-        "loss_start": round(tally.mean("loss", slice(0, 1)), 4),
-        "loss_end": round(tally.mean("loss", slice(-1, None)), 4),
-        "density": round(tally.mean("density"), 5),
-        "density_embedding": round(tally.mean("sparse_density"), 5),
-        "wire_bytes_per_worker": sum(t["sent_packets"] for t in tally.totals) * packet_bytes // workers,
-        "dense_bytes_per_worker": 4 * last["elements"] * len(tally.steps),
+        "steps": len(sparse.steps),
+        "form": form,
+        "elements": dense.steps[-1][0]["elements"],
+        "density": round(dense.mean("density"), 5),
+        **{name: sparse.sum(name) // workers for name in ("candidates", "cells", "left_over")},
+        "over_lower_bound": round(words / bound, 4) if bound else None,
+        "sparse": ours,
+        "dense": theirs,
+        "bytes_ratio": round(theirs["wire_bytes_per_worker"] / ours["wire_bytes_per_worker"], 2),
+        "time_ratio": round(theirs["sum_ms_per_step"] / ours["sum_ms_per_step"], 2),
         "chunks_in_switch": star.report.server["chunks_in_switch"],
         "chunks_at_server": star.report.server["chunks_at_server"],
-        "resends": sum(total["resends"] for total in tally.totals),
-        "encode_ms_per_step": round(1e3 * tally.mean("encode_s"), 2),
-        "network_ms_per_step": round(1e3 * tally.mean("network_s"), 2),
-        "decode_ms_per_step": round(1e3 * tally.mean("decode_s"), 2),
+    }
+
+
+def _costs(tally: Tally, packet_bytes: int) -> dict[str, Any]:
+    """Return the losses of one training, and the cost of its sums."""
+    times = {part: 1e3 * tally.mean(f"{part}_s") for part in ("encode", "network", "decode")}
+    return {
+        "loss_start": round(tally.mean("loss", slice(0, 1)), 4),
+        "loss_end": round(tally.mean("loss", slice(-1, None)), 4),
+        "wire_bytes_per_worker": tally.total("sent_packets") * packet_bytes // len(tally.totals),
+        "resends": tally.total("resends"),
+        "sum_ms_per_step": round(sum(times.values()), 2),
+        **{f"{part}_ms_per_step": round(ms, 2) for part, ms in times.items()},
         "seconds": round(tally.seconds, 2),
     }
 
@@ -148,23 +186,50 @@ def _progress() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
 
 
-def _print_table(values: dict[str, Any]) -> None:
+def _print_tables(values: dict[str, Any]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    wire, dense = values["wire_bytes_per_worker"], values["dense_bytes_per_worker"]
-    chunks = values["chunks_in_switch"] + values["chunks_at_server"]
-    table = Table(show_header=False, title=f"{values['workers']} workers, {values['steps']} steps")
-    table.add_row("loss", f"{values['loss_start']:.2f} -> {values['loss_end']:.2f} nats a word")
-    table.add_row(
-        "density of gradients", f"{values['density']:.1%} (embedding: {values['density_embedding']:.1%})"
-    )
-    table.add_row("sent per worker", f"{wire / 1e6:.1f} MB in frames; dense float32: {dense / 1e6:.1f} MB")
-    table.add_row("summed in the switch", f"{values['chunks_in_switch']:,} of {chunks:,} chunks")
-    table.add_row("summed by the server", f"{values['chunks_at_server']:,} (resends: {values['resends']:,})")
-    times = (values[f"{part}_ms_per_step"] for part in ("encode", "network", "decode"))
-    table.add_row("encode / network / decode", " / ".join(f"{ms:.1f}" for ms in times) + " ms a step")
-    table.add_row("time", f"{values['seconds']:.1f} s")
+    console = Console()
+    console.print(_comparison(values), _facts(values), sep="")
+
+
+def _comparison(values: dict[str, Any]) -> Table:
+    """Return a table of both trainings, with bars of their bytes and times."""
+    from rich.progress_bar import ProgressBar
+
+    title = f"{values['workers']} workers train a language model, {values['steps']} steps"
+    headings = "gradients", "loss", "sent per worker", "", "time of a sum", " "
+    table = table_of(headings, left=headings[:3] + headings[4:5], title=title)
+    ours, theirs = values["sparse"], values["dense"]
+    measures = ("wire_bytes_per_worker", 1e6, "MB"), ("sum_ms_per_step", 1, "ms")
+    for name, one, style in (values["form"], ours, "green"), ("dense", theirs, "yellow"):
+        row: list[Any] = [name, f"{one['loss_start']:.2f} -> {one['loss_end']:.2f}"]
+        for measure, unit, symbol in measures:
+            most = max(ours[measure], theirs[measure])
+            bar = ProgressBar(most, one[measure], _BAR, complete_style=style, finished_style=style)
+            row += [bar, f"{one[measure] / unit:,.1f} {symbol}"]
+        table.add_row(*row)
+    table.add_row("ratio", "", "", f"1 : {values['bytes_ratio']:.1f}", "", f"1 : {values['time_ratio']:.1f}")
+    return table
+
+
+def _facts(values: dict[str, Any]) -> Table:
+    """Return a table of the gradients, the sketch, and who summed it."""
+    table = table_of(("", " "), left=("", " "), show_header=False)
+    table.add_row("density", f"{values['density']:.1%} of {values['elements']:,} elements are not zero")
+    if values["cells"]:
+        cells, candidates, left = (values[name] for name in ("cells", "candidates", "left_over"))
+        each = f"{cells / candidates:.2f} each"
+        table.add_row("sketches", f"{cells:,} cells for {candidates:,} candidates, {each}")
+        table.add_row("peeled", f"{1 - left / candidates:.2%}, left over {left:,}")
+    if values["over_lower_bound"]:
+        table.add_row("words", f"{values['over_lower_bound']:.2f} times the lower bound")
+    times = (values["sparse"][f"{part}_ms_per_step"] for part in ("encode", "network", "decode"))
+    table.add_row("time of a sum", "encode {:.1f}, network {:.1f}, decode {:.1f} ms".format(*times))
+    inside, outside = values["chunks_in_switch"], values["chunks_at_server"]
+    resends = values["sparse"]["resends"] + values["dense"]["resends"]
+    table.add_row("switch", f"summed {inside:,} of {inside + outside:,} chunks; sent again: {resends:,}")
     exact, checked = values["tensors_exact"], values["tensors_checked"]
-    table.add_row("exact", f"{exact:,} of {checked:,} sums equal gloo's, bit for bit")
-    Console().print(table)
+    style = "green" if values["exact"] else "red"
+    table.add_row("exact", f"{exact:,} of {checked:,} sums equal gloo's, bit for bit", style=style)
+    return table

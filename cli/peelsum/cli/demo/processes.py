@@ -25,10 +25,11 @@ class Processes:
         self._workers: list[Child] = []
         self._star: Star | None = None
 
-    def start(self, workers: int, steps: int, loss: float, seed: int) -> Star:
+    def start(self, workers: int, steps: int, loss: float, seed: int, form: str) -> Star:
         """Start all processes; return the star once every worker is ready for its first step."""
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-"))
-        options = {"workers": workers, "steps": steps, "seed": seed, "store": Path(folder) / "gloo"}
+        store = Path(folder) / "gloo"
+        options = {"workers": workers, "steps": steps, "seed": seed, "store": store, "form": form}
         arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         for worker in range(workers):  # workers prepare their models while the star starts
             self.start_worker(worker, *arguments)

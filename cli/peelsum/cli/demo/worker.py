@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,15 +18,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from peelsum.allreduce import RequestedForm, StepResult
-    from peelsum.transport import SwitchSummation
+    from peelsum.allreduce import RequestedForm, RequestedValues, StepResult
 
-BATCH, LENGTH = 8, 20
-LEARNING_RATE = 4e-3
-#: The one tensor whose gradient is naturally sparse: a row for each word of the batch.
-SPARSE = "embedding.weight"
+#: How sparse gradients are sent: the argument `values` of `Allreduce` and the hook.
+SentAs = Literal["sketch", "compact", "auto"]
 
-
+WIDTH, LEARNING_RATE = 64, 0.1
+#: Tensors whose gradients are sparse: only rows of words in the batch, or the softmax's sample, are not zero.
+SPARSE = ("embedding.weight", "softmax.weight", "bias.weight")
 #: Timeout of gloo's connections and sums, longer than the demo's own, whose error names silent workers.
 GLOO_TIMEOUT_S = 300.0
 
@@ -43,6 +44,7 @@ def command(
     store: Annotated[str, typer.Option(help="File through which gloo's processes find each other.")],
     steps: Annotated[int, typer.Option()],
     seed: Annotated[int, typer.Option()],
+    form: Annotated[SentAs, typer.Option()],
 ) -> None:
     """Train as one worker of the demo, which `peelsum demo` starts and later sends its seat."""
     from peelsum.allreduce import AllreduceError
@@ -57,31 +59,36 @@ def command(
         say(prepared=True)
         seat = hear()
         end_with_parent()
-        _train(replica, seat, GlooCheck(store, worker_id, workers), steps, seed)
+        _train(replica, seat, GlooCheck(store, worker_id, workers), steps, seed, form)
 
 
 class Replica:
-    """One worker's copy of the model, its share of the text, and its optimizer."""
+    """One worker's copy of the model, its batches, and its optimizer: an LSTM with a sampled softmax."""
 
     def __init__(self, worker_id: int, workers: int, seed: int) -> None:
         import torch
 
-        from peelsum.cli.demo import corpus, model
+        from peelsum.training import lstm
 
         torch.set_num_threads(1)
         torch.manual_seed(seed)
-        text = corpus.load(model.VOCABULARY_SIZE)
-        self.network = model.LanguageModel(text.vocabulary_size)
-        self._shard = corpus.Shard(text, worker_id, workers, batch=BATCH, length=LENGTH, seed=seed)
-        self._optimizer = torch.optim.Adam(self.network.parameters(), lr=LEARNING_RATE)
-        self._loss_of = model.loss_of
+        task = lstm.make(replace(lstm.SMALL, width=WIDTH), None)
+        self.network = task.model
+        self._begin = partial(task.batches, worker_id, workers, seed)
+        self._untrained = {name: values.clone() for name, values in self.network.state_dict().items()}
+
+    def restart(self) -> None:
+        """Go back to the untrained model and the first batch."""
+        self.network.load_state_dict(self._untrained)
+        self._batches = self._begin()
+        self._squares = {name: 0 * values for name, values in self._untrained.items()}
 
     def backward(self) -> float:
         """Compute the next batch's gradients; return its loss."""
-        self._optimizer.zero_grad()
-        loss = self._loss_of(self.network, *self._shard.next())
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.item()
+        self.network.zero_grad()
+        loss = self.network(*next(self._batches))
+        loss.backward()
+        return float(loss.item())
 
     def gradients(self) -> dict[str, NDArray[np.float32]]:
         """Return every parameter's gradient by name, sharing memory."""
@@ -89,48 +96,73 @@ class Replica:
         return {name: parameter.grad.numpy() for name, parameter in named if parameter.grad is not None}
 
     def apply(self, result: StepResult) -> None:
-        """Take a step along the averaged gradients."""
+        """Take a step of Adagrad along the averaged gradients. To load torch.optim would take seconds."""
         import torch
 
         for name, parameter in self.network.named_parameters():
-            parameter.grad = torch.from_numpy(result[name].values)
-        self._optimizer.step()
+            gradient = torch.from_numpy(result[name].values)
+            squares = self._squares[name].addcmul_(gradient, gradient)
+            parameter.data.addcdiv_(gradient, squares.sqrt().add_(1e-8), value=-LEARNING_RATE)
 
 
-def _train(replica: Replica, seat: Mapping[str, Any], check: GlooCheck, steps: int, seed: int) -> None:
+def _train(
+    replica: Replica, seat: Mapping[str, Any], check: GlooCheck, steps: int, seed: int, form: SentAs
+) -> None:
+    """Train in the form, then again with dense gradients; report each step, and each training's packets."""
     from peelsum.allreduce import Allreduce
     from peelsum.codec import warm_up
     from peelsum.transport.seats import plug_in
 
     warm_up()
     with plug_in(seat) as summation:
-        forms: dict[str, RequestedForm] = dict.fromkeys(dict(replica.network.named_parameters()), "dense")
-        forms[SPARSE] = "sparse"
-        allreduce = Allreduce(summation, forms=forms, values="compact", average=True, seed=seed)
         say(ready=True)
-        for _ in range(steps):
-            loss = replica.backward()
-            result = allreduce.sum(replica.gradients())
-            equal = check.compare(result)
-            replica.apply(result)
-            say(loss=loss, tensors=len(result), equal=equal, **_costs(result))
-    _say_totals(summation)
+        trainings: tuple[SentAs | Literal["dense"], ...] = (form, "dense")
+        for sent_as in trainings:
+            forms, values = _requested(replica, sent_as)
+            allreduce = Allreduce(summation, forms=forms, values=values, average=True, seed=seed)
+            before = summation.stats()
+            replica.restart()
+            for _ in range(steps):
+                loss = replica.backward()
+                gradients = replica.gradients()
+                check.meet()
+                result = allreduce.sum(gradients)
+                equal = check.compare(result)
+                replica.apply(result)
+                say(loss=loss, tensors=len(result), equal=equal, **_costs(result))
+            after = summation.stats()
+            resends = after.resends - before.resends
+            say(sent_packets=after.contributions - before.contributions + resends, resends=resends)
+
+
+def _requested(replica: Replica, sent_as: SentAs | Literal["dense"]) -> tuple[Any, RequestedValues]:
+    """Return the arguments `forms` and `values` of `Allreduce`."""
+    if sent_as == "auto" or sent_as == "dense":
+        return sent_as, "auto"
+    forms: dict[str, RequestedForm] = dict.fromkeys(dict(replica.network.named_parameters()), "dense")
+    return forms | dict.fromkeys(SPARSE, "sparse"), sent_as
 
 
 def _costs(result: StepResult) -> dict[str, Any]:
+    """Return a step's density, sketch, words of sparse tensors with their lower bound, and time."""
+    import numpy as np
+
+    from peelsum.allreduce.costs import lower_bound_bits
+
+    sparse, tally = [tensor for tensor in result.tensors if tensor.index is not None], result.tally
+    bits = sum(lower_bound_bits(one.elements, int(np.count_nonzero(one.total_at))) for one in sparse)
     return {
         "density": result.density,
-        "sparse_density": result[SPARSE].density,
-        "elements": sum(tensor.elements for tensor in result.tensors),
+        "elements": tally.elements,
+        "candidates": tally.candidates,
+        "cells": tally.cells,
+        "left_over": tally.left_over,
+        "sparse_words": sum(tensor.words_sent for tensor in sparse),
+        "bound_words": bits / 32,
         "encode_s": result.encode_s,
         "network_s": result.network_s,
         "decode_s": result.decode_s,
     }
-
-
-def _say_totals(summation: SwitchSummation) -> None:
-    stats = summation.stats()
-    say(sent_packets=stats.contributions + stats.resends, resends=stats.resends)
 
 
 class GlooCheck:
@@ -151,6 +183,13 @@ class GlooCheck:
                 world_size=workers,
                 timeout=timedelta(seconds=timeout_s),
             )
+
+    def meet(self) -> None:
+        """Wait for all workers: the time of a sum is then its own. Raises GlooError."""
+        import torch.distributed as dist
+
+        with self._translated():
+            dist.barrier()
 
     def compare(self, result: StepResult) -> int:
         """Compare the step's tensors with gloo's sums; return how many are equal, which is all of them.

@@ -1,0 +1,232 @@
+"""The exchange of a step in one round: header, dense numbers and sketch travel together.
+
+Nobody knows the step's scales and union yet, so earlier steps tell what to expect of them. A number is
+rint(value * 2**scale), by the scale that fits its block's expected field, modulo 2**32. If a block exceeds
+that field on a worker, the worker also sends the upper parts of the block's numbers, in a sketch of their
+own. The header shows all workers which blocks these are: their elements are the candidates of that sketch.
+
+What does not fit travels in a second round: candidates that peeling left over, and blocks that are far above
+or below what was expected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.allreduce.exchange import Exchange, Round, Rounds, Setting, Sums, Wide
+from peelsum.allreduce.plan import Layout
+from peelsum.codec import SketchLayout, kernels
+from peelsum.codec.block_scales import COARSEST
+from peelsum.codec.segments import ROW, Integers, SegmentCodec
+from peelsum.summation import Words
+
+_Places = NDArray[np.int64]
+_WORD = 2**32
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What earlier steps tell of a step."""
+
+    fields: Integers
+    """int32[blocks]: the exponent fields that blocks are expected not to exceed."""
+    sketch: SketchLayout
+    """The layout of the candidates' sketch; not used without sparse segments."""
+    upper: SketchLayout
+    """The layout of the sketch of upper parts."""
+
+
+class AheadExchange(Exchange):
+    """See `Exchange`. `expected` is the same on all workers."""
+
+    def __init__(self, layout: Layout, codec: SegmentCodec, setting: Setting, expected: Expected) -> None:
+        super().__init__(layout, codec, setting)
+        table = layout.table
+        self._expected, self.missed = expected, False
+        self._scales: Integers = setting.highest - expected.fields
+        #: A worker's numbers fit so many bits, beside a sign; upper parts are those above.
+        self._bits = setting.highest - 126
+        #: The first element of the sparse segments, and their first place in rows.
+        self._border, self._first = int(table.begins[table.dense]), ROW * int(table.rows[table.dense])
+        self.cells = expected.sketch.cells if layout.parts else 0
+
+    def rounds(self) -> Rounds:
+        """See `Exchange.rounds`."""
+        table, upper = self.layout.table, self._expected.upper
+        sums = yield Round(self.layout.header_words, self._border + self.cells + upper.cells, self._write)
+        exceeding, far = self._judge(self._memory.on_host(sums.near[: table.scale_words]))
+        places, left = self._decode(sums)
+        again, above = self._elements(far, places), self._elements(exceeding, places)
+        parts = np.zeros(len(above), np.int32)
+        words = self._memory.on_host(sums.added[self._border + self.cells :])
+        lost = kernels().sketch_decode(upper, words, table.places_of(above), parts)
+        near = ~far[table.blocks_at(above)]
+        lost, wide, own = lost[near[lost]], above[near], self._numbers(above)
+        self._renew(far, wide, own[near], places)
+        self.left_over = len(left)
+        self.beside_words += upper.cells + len(lost)
+        if len(again) + len(left) + len(lost):
+            yield from self._again(self._places(again, places), left, (parts, lost, own))
+        self.wide = Wide(wide, self._totals(wide, places, parts[near]), own[near])
+
+    def _write(self, ored: Words, added: Words) -> None:
+        codec, memory, ops = self.codec, self._memory, self._ops
+        self._write_header(ored, added)
+        self._read_scales(memory.on_host(ored[: self.layout.table.scale_words]))
+        exceeding = self.levels > self._expected.fields
+        codec.use(np.zeros_like(codec.fields), self._scales)
+        dense, count = codec.place(self._own)
+        self.own_dense, sparse = memory.signed(added)[:dense], memory.integers(count)
+        codec.write_dense(self.own_dense)
+        codec.gather(sparse)
+        places = ops.positions(self._own, ROW * len(self._own), count=count)
+        elements = self.layout.table.elements_of(np.flatnonzero(exceeding))
+        elements = elements[codec.values_at(elements) != 0]
+        numbers = self._numbers(elements)
+        self._put(numbers, elements, places, sparse)
+        if self.cells:
+            ops.sketch_encode(self._expected.sketch, places, sparse, added[dense : dense + self.cells])
+        self._write_upper(elements, numbers, added[dense + self.cells :])
+
+    def _write_upper(self, elements: _Places, numbers: _Places, out: Words) -> None:
+        upper, words = self._upper(numbers), np.empty(len(out), np.uint32)
+        sent = np.flatnonzero(upper)
+        where = self.layout.table.places_of(elements[sent])
+        kernels().sketch_encode(self._expected.upper, where, upper[sent], words)
+        out[:] = self._memory.receive(words)
+
+    def _judge(self, words: Words) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Compare the blocks with what was expected of them, and set the scales of the step.
+
+        Return which exceed that, and which are sent again, with scales of their own: bool[blocks] each.
+        """
+        codec, expected = self.codec, self._expected.fields
+        self._read_scales(words)
+        levels, actual = self.levels, codec.scales.copy()
+        again = (levels > expected + self._bits - 1) | ((levels > 0) & (levels < expected - COARSEST))
+        scales = np.where(again, actual, self._scales)
+        self.bounds = np.minimum(scales, actual)
+        codec.use(codec.fields, scales)
+        return levels > expected, again
+
+    def _decode(self, sums: Sums) -> tuple[_Places, _Places]:
+        """Place and peel the sums; return the candidates' places, and which of them are left over."""
+        codec, memory, ops = self.codec, self._memory, self._ops
+        self._unite(sums)
+        dense, candidates = codec.place(self.union)
+        self.dense = self._present(dense, memory.signed(sums.added[: self._border]))
+        self.own_dense = self._present(dense, self.own_dense)
+        places = ops.positions(self.union, ROW * len(self.union), count=candidates)
+        self.sparse, self.own_sparse = memory.integers(candidates), memory.integers(candidates)
+        self.beside_words = self._border - dense  # zeros, and what is not finite
+        if not candidates:
+            self.beside_words += self.cells
+            return places, np.empty(0, np.int64)
+        codec.gather(self.own_sparse)
+        words = sums.added[self._border : self._border + self.cells]
+        left: _Places = ops.sketch_decode(self._expected.sketch, words, places, self.sparse)
+        self.value_words = self.cells + len(left)
+        return places, left
+
+    def _present(self, count: int, numbers: Integers) -> Integers:
+        """Return the numbers of the dense segments that are neither zero nor not finite."""
+        if count == len(numbers):
+            return numbers
+        begins, present = self.layout.table.begins, np.flatnonzero(self.codec.sent[: self.layout.table.dense])
+        parts = zip(begins[present].tolist(), begins[present + 1].tolist(), strict=True)
+        return self._memory.joined([numbers[:0], *(numbers[begin:end] for begin, end in parts)])
+
+    def _skipped(self) -> _Places:
+        """Return how many elements of dense segments before each segment have no numbers: int64[segments]."""
+        table = self.layout.table
+        missing = table.elements[: table.dense] - self.codec.sent[: table.dense]
+        return np.concatenate([[0], np.cumsum(missing), np.zeros(len(table) - table.dense, np.int64)])
+
+    def _elements(self, blocks: NDArray[np.bool_], places: _Places) -> _Places:
+        """Return the elements of blocks whose numbers are sent: all of dense ones, candidates of others."""
+        found = self.layout.table.elements_of(np.flatnonzero(blocks))
+        sparse = found >= self._border
+        if sparse.any():
+            bits = self.layout.table.places_of(found[sparse]) - self._first
+            words = self._memory.on_host(self.union[self._memory.placed(bits // ROW)])
+            sparse[sparse] = words >> (bits % ROW).astype(np.uint32) & np.uint32(1) == 0
+            found = found[~sparse]
+        return found
+
+    def _places(self, elements: _Places, places: _Places) -> tuple[Any, Any]:
+        """Return where the numbers of elements are, in the dense and in the sparse vector's, in memory."""
+        table, memory = self.layout.table, self._memory
+        dense = elements < self._border
+        skipped = self._skipped()[table.segments_at(elements[dense])]
+        wanted = memory.placed(table.places_of(elements[~dense]) - self._first)
+        return memory.placed(elements[dense] - skipped), memory.search(places, wanted)
+
+    def _numbers(self, elements: _Places) -> _Places:
+        """Return this worker's numbers of elements, or 0 for those that no upper part could hold."""
+        scales = self._scales[self.layout.table.blocks_at(elements)]
+        with np.errstate(over="ignore", invalid="ignore"):
+            numbers = np.rint(np.ldexp(self.codec.values_at(elements).astype(np.float64), scales))
+            fit = np.abs(numbers) < 2.0 ** (2 * self._bits - 1)
+        return np.where(fit, numbers, 0.0).astype(np.int64)
+
+    def _upper(self, numbers: _Places) -> Integers:
+        return (numbers + (1 << self._bits - 1) >> self._bits).astype(np.int32)
+
+    def _put(self, numbers: _Places, elements: _Places, places: _Places, sparse: Integers) -> None:
+        """Write the lower words of this worker's numbers of some elements."""
+        if not len(elements):
+            return
+        lower, dense = (numbers % _WORD).astype(np.uint32).view(np.int32), elements < self._border
+        at_dense, at_sparse = self._places(elements, places)
+        self.own_dense[at_dense] = self._memory.placed(lower[dense])
+        sparse[at_sparse] = self._memory.placed(lower[~dense])
+
+    def _renew(self, far: NDArray[np.bool_], wide: _Places, own: _Places, places: _Places) -> None:
+        """Write this worker's numbers by the step's scales; those of the elements `wide` are `own`."""
+        if far[: self.layout.table.blocks[self.layout.table.dense]].any():
+            self.own_dense = self._memory.integers(len(self.own_dense))
+            self.codec.write_dense(self.own_dense)
+        self._put(own, wide, places, self.own_sparse)
+
+    def _again(
+        self, again: tuple[Any, Any], left: _Places, rest: tuple[Integers, _Places, _Places]
+    ) -> Rounds:
+        """Exchange the numbers of blocks far off, of candidates left over, and upper parts left over."""
+        (dense, sparse), (upper, lost, own), memory = again, rest, self._memory
+        ends = np.cumsum([len(dense), len(sparse), len(left), len(lost)]).tolist()
+
+        def write(ored: Words, added: Words) -> None:
+            out = memory.signed(added)
+            out[: ends[0]] = self.own_dense[dense]
+            out[ends[0] : ends[1]] = self.own_sparse[sparse]
+            out[ends[1] : ends[2]] = self.own_sparse[left]
+            out[ends[2] :] = memory.signed(memory.receive(self._upper(own[lost]).view(np.uint32)))
+
+        sums = yield Round(0, ends[-1], write)
+        found = memory.signed(sums.added)
+        if ends[0]:
+            received, self.dense = self.dense, memory.integers(len(self.dense))
+            self.dense[:] = received
+        self.sparse[left] = found[ends[1] : ends[2]]
+        self.dense[dense], self.sparse[sparse] = found[: ends[0]], found[ends[0] : ends[1]]
+        upper[lost] = memory.on_host(found[ends[2] :]).view(np.int32)
+        self.value_words += len(sparse)
+        self.beside_words += len(dense)
+        self.missed = True
+
+    def _totals(self, wide: _Places, places: _Places, upper: Integers) -> _Places:
+        """Return sums of the elements `wide`, from their lower words and the sums of upper parts."""
+        if not len(wide):
+            return np.empty(0, np.int64)
+        memory, dense = self._memory, wide < self._border
+        at_dense, at_sparse = self._places(wide, places)
+        lower = np.empty(len(wide), np.int64)
+        lower[dense] = memory.on_host(self.dense[at_dense]).view(np.int32)
+        lower[~dense] = memory.on_host(self.sparse[at_sparse]).view(np.int32)
+        above = upper.astype(np.int64) << self._bits
+        below: _Places = (lower - above + _WORD // 2) % _WORD - _WORD // 2
+        return above + below

@@ -1,0 +1,115 @@
+"""Steps that go on from a saved history have the bits of steps that were not interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sums_of_floats import FAR, SLOW
+
+from peelsum.allreduce import Allreduce, History
+from peelsum.allreduce.outcome import _uniformly
+
+N = 1 << 16
+Floats = NDArray[np.float32]
+Tensors = Mapping[str, Floats]
+
+
+def thin(share: float, seed: int, *, tiny: float = 0.0, n: int = N) -> Floats:
+    """Draw a sparse tensor; a share `tiny` of its non-zeros is so small that its integers are 0."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=n) * 10.0 ** rng.uniform(-3, 3, n)
+    values[rng.random(n) < tiny] = 1e-20
+    return np.where(rng.random(n) < share, values, 0).astype(np.float32)
+
+
+def again(history: History) -> History:
+    """Return the history as another process restores it."""
+    restored = History()
+    restored.restore(history.saved())
+    return restored
+
+
+def check(echo: Any, steps: Sequence[Tensors], begin: int, first: Tensors | None = None, **how: Any) -> None:
+    """Compare steps with those that a new all-reduce does from `begin` on; `first` replaces its first."""
+    history = History()
+    reduce, restored = Allreduce(echo, history=history, **how), history
+    for step, tensors in enumerate(steps):
+        if step == begin:
+            restored = again(history)
+            other = Allreduce(echo, history=restored, **how)
+        results = [reduce.sum(tensors)]
+        if step >= begin:
+            split = step == begin and first is not None
+            parts: list[Tensors] = [{name: own} for name, own in tensors.items()] if split else [tensors]
+            results.append({name: one for part in parts for name, one in other.sum(part).items()})
+        for name in tensors:
+            assert len({result[name].values.tobytes() for result in results}) == 1, (step, name)
+            assert len({result[name].fixed.block for result in results}) == 1, (step, name)
+
+
+def test_forms_of_several_sequences_of_tensors(echo: Any) -> None:
+    """A sequence's forms are chosen again if another's step has chosen for another union."""
+    both = [{"a": thin(0.001, step), "b": thin(0.01, 50 + step)} for step in range(2)]
+    one = [{"a": thin(0.05, step)} for step in range(2, 8)]
+    check(echo, [*both, *one, {"a": thin(0.05, 8), "b": thin(0.01, 58)}], 8, network=SLOW)
+
+
+def test_rows_of_a_history_that_is_replaced_are_new(echo: Any) -> None:
+    history = History()
+    reduce = Allreduce(echo, history=history, network=SLOW)
+    reduce.sum({"a": thin(0.01, 1)})
+    saved = history.saved()
+    reduce.sum({"b": thin(0.001, 2)})
+    history.restore(saved)
+    elsewhere = again(history)
+    for one in (history, elsewhere):
+        Allreduce(echo, history=one, network=SLOW).sum({"b": thin(0.3, 3)})
+    np.testing.assert_array_equal(history.saved()["unions"]["b"], elsewhere.saved()["unions"]["b"])
+
+
+def test_the_size_that_is_forgotten(echo: Any) -> None:
+    """It depends on nothing that is not saved, such as which sequences of tensors were used lately."""
+    history = History()
+    sizes = [1000 * number for number in range(40, 48)]
+    for size in [*sizes, *sizes, sizes[0]]:
+        Allreduce(echo, history=history).sum({"a": thin(0.02, size, n=size)})
+    restored = again(history)
+    for one in (history, restored):
+        Allreduce(echo, history=one).sum({"a": thin(0.02, 1, n=sizes[0])})
+        Allreduce(echo, history=one).sum({"a": thin(0.02, 2, n=60_000)})
+    np.testing.assert_array_equal(history.saved()["unions"]["a"], restored.saved()["unions"]["a"])
+
+
+def densities(tiny: float) -> list[Tensors]:
+    rng = np.random.default_rng(5)
+    shares = 0.003 * np.exp(rng.uniform(-0.5, 0.5, 60))
+    return [{"a": thin(share, 300 + step, tiny=tiny)} for step, share in enumerate(shares.tolist())]
+
+
+@pytest.mark.parametrize("tiny", [0.0, 0.4, 0.55, 0.9])
+def test_what_is_learnt_does_not_depend_on_the_seeds_of_filters(echo: Any, tiny: float) -> None:
+    """The restored all-reduce counts its steps, and so seeds its filters, from 1 on."""
+    check(echo, densities(tiny), 20, network=FAR, forms="sparse")
+
+
+def test_what_is_learnt_does_not_depend_on_the_other_tensors(echo: Any) -> None:
+    """A tensor alone has another filter, or none, than with a neighbour: as in DDP's first step."""
+    steps = [{**one, "b": thin(0.1, 900 + step, tiny=0.5)} for step, one in enumerate(densities(0.4))]
+    check(echo, steps, 20, steps[20], network=FAR, forms="sparse")
+
+
+def test_expected_unions_are_the_same_numbers_on_every_processor() -> None:
+    """They take only operations that IEEE 754 rounds; NumPy's powers depend on the processor's vectors."""
+    rng = np.random.default_rng(3)
+    elements, density = rng.integers(1, 10**6, 1000), rng.random(1000)
+    for found, size, share in zip(
+        _uniformly(elements, density), elements.tolist(), density.tolist(), strict=True
+    ):
+        zeros = 1 - share
+        for b, count in enumerate(found.tolist()):
+            assert count == size / 2**b * (1 - zeros)
+            zeros *= zeros
