@@ -85,6 +85,22 @@ def test_an_impossible_ring_is_refused(arguments: tuple[int, float, float], mess
         NetworkModel.ring(*arguments)
 
 
+def test_each_form_s_step_is_said_to_be_predicted_or_measured_and_simulated() -> None:
+    request = Request(1 << 14, 0.01, 1, 3e-3, 4, "uniform")
+    alone = plan(request)
+    assert {one.ms for one in alone.forms} == {None}
+    for one in alone.forms:
+        rows = [row.total_ms for row in alone.candidates if row.form == one.form]
+        assert one.predicted_ms == pytest.approx(min(rows), abs=1e-4)
+    done = peelsum(
+        *("plan", "--elements", "16384", "--density", "0.01", "--gbps", "1", "--rtt", "0.003", "--check")
+    )
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if " ms a step, predicted; " in line]
+    assert [line.split(":")[0] for line in said] == ["dense", "compact", "sketch"]
+    assert all("ms of codec, measured, and" in line and line.endswith("simulated.") for line in said)
+
+
 PLAN = ("plan", "--elements", "1000000", "--gbps", "10", "--rtt", "0.001", "--density")
 
 
@@ -93,7 +109,8 @@ def test_json_is_the_plan() -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found == asdict(plan(Request(1_000_000, 0.01, 10, 0.001, 4, "uniform")))
-    assert found.keys() == {"choice", "why", "candidates", "methods", "crossovers", "advice"}
+    assert found.keys() == {"choice", "why", "candidates", "forms", "methods", "crossovers", "advice"}
+    assert found["forms"][0].keys() == {"form", "predicted_ms", "ms", "codec_ms", "wrong"}
     assert found["methods"][0].keys() == {
         *("method", "sent_bytes", "latency_ms", "words_ms", "codec_ms", "total_ms"),
     }
@@ -109,7 +126,10 @@ def test_the_command_prints_ways_and_reasons() -> None:
     lines = done.stdout.splitlines()
     assert lines[0].split()[:3] == ["form", "index", "bytes"]
     assert lines[1].split()[0] == lines[13].split()[0]
-    methods = lines.index("", 13) + 1
+    forms = lines.index("", 13) + 1
+    methods = lines.index("", forms) + 1
+    assert [line.split(":")[0] for line in lines[forms : methods - 1]] == ["dense", "compact", "sketch"]
+    assert all(line.endswith("ms a step, predicted; not measured.") for line in lines[forms : methods - 1])
     assert lines[methods].split()[:2] == ["method", "bytes"]
     assert {line.split()[0] for line in lines[methods + 1 : methods + 9]} == set(METHODS)
     assert lines[methods + 9] == ""

@@ -251,6 +251,10 @@ def test_invalid_switch_address():
             ["switch", "run", "--port-delay=soon"],
             "port-delay: 'soon': is not a number; give ms, as 1000 or 1@1000",
         ),
+        (
+            ["switch", "run", "--arrival-delay=9@1"],
+            "arrival delay: port 9 is not there; use one of 1, 2, 3, 4, 5, 6, 7, 8",
+        ),
         (["switch", "run", "--port-delay=-1"], "delay_ms: -1 is out of range; use 0 to 60000"),
         (
             ["switch", "run", "--schedule=none.toml"],

@@ -154,6 +154,8 @@ def test_rates_may_come_before_the_schedule_s_first():
     [
         ({"rates": {9: 1}}, "port rate: port 9 is not there; use one of 1, 2"),
         ({"delays": {9: 1}}, "port delay: port 9 is not there"),
+        ({"arrival_delays": {9: 1}}, "arrival delay: port 9 is not there"),
+        ({"arrival_delays": {1: 1e9}}, "delay_ms: 1e.09 is out of range"),
         ({"delays": {1: -1}}, "delay_ms: -1 is out of range"),
         ({"schedule": schedule((0, (1, 1), 9))}, "schedule: port 9 is not there"),
     ],
@@ -199,5 +201,51 @@ def test_the_data_plane_delays_by_its_clock_and_schedule():
             now_ns += 1000
             plane.turn(0)
             assert np.array_equal(host.receive().packets, np.full((1, size), 7, np.uint8))
+    device.close()
+    ports.close()
+
+
+def test_arriving_frames_are_late_and_in_order_and_a_stop_drops_those_under_way():
+    now_ns = 0
+    size = packet_bytes(LANES)
+    ports, device = UdpPorts([1]), Device()
+    links = Links([1], delays={1: 3}, arrival_delays={1: 4})
+    with (
+        DataPlane(device, ports, links=links, clock=lambda: now_ns) as plane,
+        BatchSocket.bind(("127.0.0.1", 0), size) as host,
+    ):
+
+        def send_at(ms, count, value):
+            nonlocal now_ns
+            now_ns = round(ms * 1e6)
+            received = ports.ports[1].counts.received + count
+            host.send(np.full((count, size), value, np.uint8))
+            while ports.ports[1].counts.received < received:
+                plane.turn(1)
+
+        def back_at(ms):
+            nonlocal now_ns
+            now_ns = round(ms * 1e6)
+            plane.turn(0)
+            found = host.receive()
+            return [] if found is None else found.packets[:, 0].tolist()
+
+        host.connect(("127.0.0.1", ports.listening[1]))
+        host.send_hello()
+        plane.turn(1)
+        assert host.receive().hello
+        device.install(Returner())
+        send_at(0, 3, 5)
+        send_at(2, 2, 6)
+        assert back_at(3.999) == []
+        assert back_at(4) == []  # they enter the pipeline now, and leave 3 ms later
+        assert back_at(6) == []
+        assert back_at(6.999) == []
+        assert back_at(7) == [5, 5, 5]
+        assert back_at(9) == [6, 6]
+        send_at(20, 100, 7)
+        plane.stop()
+        plane.run()
+        assert ports.ports[1].counts.sent == 5
     device.close()
     ports.close()

@@ -207,15 +207,10 @@ def test_down_without_a_network_succeeds() -> None:
     assert (done.returncode, done.stdout) == (0, "no network is up\n")
 
 
-@pytest.mark.parametrize(
-    ("links", "message"),
-    [
-        ([["h1", "s1-p1", "1ms"]], "h1 to s1-p1: latency: not possible over loopback UDP; use --links veth"),
-        ([{"ends": ["h1", "s1-p1"], "loss": 0.1}], r"loss: links of s1 lose \[0.0, 0.1\]: over UDP"),
-    ],
-)
-def test_what_udp_cannot_do_is_refused(links: list[object], message: str) -> None:
-    topology = description.parse(json.dumps({**PAIR, "links": [*links, *PAIR["links"][1:]]}), "pair.json")
+def test_losses_that_differ_are_refused_over_udp() -> None:
+    links = [{"ends": ["h1", "s1-p1"], "loss": 0.1}, *PAIR["links"][1:]]
+    topology = description.parse(json.dumps({**PAIR, "links": links}), "pair.json")
+    message = r"loss: links of s1 lose \[0.0, 0.1\]: over UDP"
     with pytest.raises(TopologyError, match=message), UdpNetwork(topology):
         pass
 

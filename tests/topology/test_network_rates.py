@@ -1,8 +1,9 @@
-"""A link's rate over UDP: the switch's ports keep to it, and their queues reach workers as ECN marks."""
+"""Rate and latency over UDP: ports keep to the rate, their queues set ECN marks, and no sum is quicker."""
 
 import json
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from patience import PATIENCE_S, tried_again
 
 from peelsum.allreduce import Allreduce
 from peelsum.softswitch.ports.udp import FRAME_HEADER_BYTES
-from peelsum.topology.description import parse
+from peelsum.summation import Part
+from peelsum.topology.description import Topology, parse, two_racks
 from peelsum.topology.network import UdpNetwork
 from peelsum.transport.seats import SEAT, plug_in
 from peelsum.wire import packet_bytes
@@ -24,6 +26,37 @@ DESCRIBED = {
     "links": [{"ends": ["h1", "s1-p1"], "rate_mbit": MBIT}, ["h2", "s1-p2"], ["h3", "s1-p3"]],
     "job": {"workers": ["h1", "h2"], "server": "h3", "lanes": LANES},
 }
+
+
+def at_both(topology: Topology, work: Callable[[str, dict[str, object]], None]) -> None:
+    """Call `work` with each worker's host and seat, in threads, while the network runs."""
+    with UdpNetwork(topology) as network:
+        seats = {host: json.loads(network.places[host].environment[SEAT]) for host in ("h1", "h2")}
+        threads = [threading.Thread(target=work, args=item) for item in seats.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+
+
+def test_a_sum_takes_the_latency_of_every_link_there_and_back() -> None:
+    racks = two_racks(1)
+    slow = {("h1", "s1-p1"): 5.0, ("s1-p2", "s3-p1"): 10.0, ("h3", "s3-p3"): 15.0}
+    links = [link.model_copy(update={"latency_ms": slow.get(link.ends, 0.0)}) for link in racks.links]
+    times = {}
+
+    def work(host: str, seat: dict[str, object]) -> None:
+        own = np.arange(5000, dtype=np.uint32)
+        with plug_in(seat) as summation:
+            summation.sum_words([Part(own, "add")])  # afterwards, both workers are there
+            started = time.monotonic()
+            (total,) = summation.sum_words([Part(own, "add")])
+            times[host] = time.monotonic() - started
+            assert np.array_equal(total, 2 * own)
+
+    at_both(racks.model_copy(update={"links": tuple(links)}), work)
+    assert times["h1"] >= 0.06
+    assert times["h2"] >= 0.03
 
 
 @tried_again
@@ -40,13 +73,7 @@ def test_only_the_worker_behind_a_slow_link_meets_its_queue_and_all_wait_for_it(
             marked[host] = summation.stats().marked
             assert np.array_equal(result["t"].values, 2 * values)
 
-    with UdpNetwork(parse(json.dumps(DESCRIBED), "net.json")) as network:
-        seats = {host: json.loads(network.places[host].environment[SEAT]) for host in ("h1", "h2")}
-        threads = [threading.Thread(target=work, args=item) for item in seats.items()]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE_S)
+    at_both(parse(json.dumps(DESCRIBED), "net.json"), work)
     least = CHUNKS * 8 * (FRAME_HEADER_BYTES + packet_bytes(LANES)) / (MBIT * 1e6)
     assert times["h1"] > least
     assert marked["h1"] > 0

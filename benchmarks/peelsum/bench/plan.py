@@ -15,6 +15,7 @@ from peelsum.allreduce import BlockIndex, BloomIndex, Choice, Index, NetworkMode
 from peelsum.allreduce.costs import Candidate, block_width, candidates, expected
 from peelsum.bench.codec import Device, Measured, Support, fastest, one_step, require_memory, seen, tensor
 from peelsum.bench.methods import MethodRow, advice, method_rows
+from peelsum.bench.which_form import FormTime, Point, predictions, simulated
 from peelsum.codec import SketchLayout, scale_for
 from peelsum.flexible import AXES, Crossover, LinkModel, Step, crossovers
 
@@ -46,6 +47,12 @@ class Request:
         if self.workers < 2:
             return None
         return Step(self.elements, ratio, self.workers, LinkModel(self.rtt / 2, self.gbps))
+
+    @property
+    def point(self) -> Point:
+        """The tensor and its links."""
+        rest = max(self.workers, 2), self.support
+        return Point(self.elements, self.density, self.gbps, self.rtt, *rest)
 
     @property
     def network(self) -> NetworkModel:
@@ -91,6 +98,8 @@ class Plan:
     """Sentences that compare the choice with every other form."""
     candidates: list[Row]
     """All ways through the switch, fastest first."""
+    forms: list[FormTime]
+    """Each form's step: predicted, and with a check as measured in the codec and simulated on links."""
     methods: list[MethodRow]
     """All methods, fastest first: dense and sparse, by every collective. Empty with one worker."""
     crossovers: list[Crossover]
@@ -111,7 +120,9 @@ def plan(request: Request, *, check: bool = False) -> Plan:
         rows = [_checked(row, one) for row, one in zip(rows, _measured(request, found), strict=True)]
     methods = [] if request.step is None else method_rows(request.step)
     changes = [] if request.step is None else [one for axis in AXES for one in crossovers(request.step, axis)]
-    return Plan(rows[0], explanation(request, rows), rows, methods, changes, advice(methods))
+    point = request.point
+    forms = simulated(point) if check else predictions(point)
+    return Plan(rows[0], explanation(request, rows), rows, forms, methods, changes, advice(methods))
 
 
 def _ways(request: Request) -> Iterator[Candidate]:

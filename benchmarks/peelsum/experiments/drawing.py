@@ -40,7 +40,11 @@ def draw(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Iterator[
         for plot in experiment.plots:
             figure = plt.figure(figsize=(6.4, 3.6), layout="constrained")
             figure.suptitle(plot.title, fontweight="bold")
-            _fill(figure.subplots(), experiment, plot, [group for group in groups if group.at(plot.where)])
+            there = [group for group in groups if group.at(plot.where)]
+            if plot.fill is not None:
+                plot.fill(figure, there)
+            else:
+                _fill(figure.subplots(), experiment, plot, there)
             for ending, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
                 path = folder / f"{plot.name}.{ending}"
                 figure.savefig(path, metadata=metadata, dpi=150)

@@ -78,6 +78,8 @@ class Plot:
     """Parameters whose values are fixed."""
     log: Literal["", "x", "y", "xy"] = ""
     """The logarithmic axes."""
+    fill: Callable[[Any, Sequence[Any]], None] | None = None
+    """Draws the points' groups into a Matplotlib figure, in place of lines."""
 
     @property
     def title(self) -> str:

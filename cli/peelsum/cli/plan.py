@@ -13,6 +13,7 @@ from peelsum.cli.output import aligned, measuring, print_json
 if TYPE_CHECKING:
     from peelsum.bench.methods import MethodRow
     from peelsum.bench.plan import Row
+    from peelsum.bench.which_form import FormTime
     from peelsum.flexible import Crossover
 
 _HEADINGS = ("form", "index", "bytes", "exchanges", "words ms", "exch. ms", "codec ms", "total ms")
@@ -66,6 +67,7 @@ def plan(
         else:
             headings = (*_HEADINGS, *(_CHECK_HEADINGS if check else ()), "layout")
             print("\n".join([_columns(headings), *map(_line, found.candidates), "", *found.why, ""]))
+            print("\n".join([*map(_form, found.forms), ""]))
             if found.methods:
                 print("\n".join(map(_method_columns, [_METHOD_HEADINGS, *map(_method, found.methods)])))
                 print("\n".join(["", *map(_crossover, found.crossovers)]))
@@ -79,6 +81,14 @@ def _line(row: Row) -> str:
         cells += [f"{row.measured_bytes:,}", f"{row.bytes_error:+.1%}"]
         cells += [f"{row.measured_codec_ms:.3f}", f"{row.codec_error:+.0%}"]
     return _columns([*cells, row.layout])
+
+
+def _form(one: FormTime) -> str:
+    said = f"{one.form}: {one.predicted_ms:.4g} ms a step, predicted"
+    if one.ms is None or one.codec_ms is None:
+        return f"{said}; not measured."
+    network_ms = one.ms - one.codec_ms
+    return f"{said}; {one.codec_ms:.4g} ms of codec, measured, and {network_ms:.4g} ms of network, simulated."
 
 
 def _columns(cells: Sequence[str]) -> str:

@@ -81,6 +81,12 @@ def run(
             help="Milliseconds that frames from all ports, or one port, are under way; repeat it.",
         ),
     ] = None,
+    arrival_delay: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[PORT@]MS", help="The same for frames to all ports, or to one port; repeat it."
+        ),
+    ] = None,
     schedule: Annotated[
         Path | None,
         typer.Option(
@@ -159,6 +165,9 @@ def run(
             rates=_numbers("port-rate", "Mbit/s", port_rate or [], interfaces or range(1, ports + 1)),
             queue_limit=QUEUE_LIMIT if port_queue is None else port_queue,
             delays=_numbers("port-delay", "ms", port_delay or [], interfaces or range(1, ports + 1)),
+            arrival_delays=_numbers(
+                "arrival-delay", "ms", arrival_delay or [], interfaces or range(1, ports + 1)
+            ),
             schedule=None if schedule is None else load_schedule(schedule),
             capture=capture,
             identity=identity(tls),

@@ -113,7 +113,7 @@ class Chooser:
         differ = self.history.differ(keys)
         self.history.chosen(tuple(key for key, other in zip(keys, differ.tolist(), strict=True) if other))
         basis = self.history.basis(keys)
-        unions, missed = basis[:, :BLOCK_SIZES], float(basis[:, BLOCK_SIZES].max())
+        unions, missed = basis[:, :BLOCK_SIZES], float(basis[:, BLOCK_SIZES].max(initial=0.0))
         seen = [Seen(tuple(one)) if one[0] >= 0 else None for one in unions.tolist()]
         informed = [known for one, known in zip(tensors, seen, strict=True) if one.elements]
         after = self._candidates(tensors, seen, settings, ahead=False)

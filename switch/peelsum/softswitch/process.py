@@ -91,6 +91,7 @@ class DataPlane:
     pipeline) or for `stop`. Each ready port then contributes up to its share of a batch, and the batch goes
     through the pipeline at one instant of the clock. Outgoing frames are sent before the next batch is
     received; those of a port with a rate or delay when they are due, and no wait lasts longer than that.
+    Frames of a port with an arrival delay are held likewise, before the pipeline. A stop drops held frames.
     Between UDP ports without loss, delays and schedules, `UdpLoop` does all that without the interpreter.
     While no pipeline runs, hellos are answered and packets are dropped.
     """
@@ -107,7 +108,7 @@ class DataPlane:
         self._device = device
         self._ports = ports
         self._links = links
-        self._pacer = self._new_pacer()
+        self._pacer, self._arrivals = self._new_pacers()
         self._switch: Switch | None = None
         self._loop: UdpLoop | None = None
         self._clock, self._started = clock, clock()
@@ -156,7 +157,7 @@ class DataPlane:
         if len(arrived):
             if self._links is not None and self._pacer is not None and self._switch is not None:
                 self._links.follow(self._pacer, self.now_us())
-            self._process(arrived)
+            self._process(arrived if self._arrivals is None else self._arrivals.hold(arrived, self.now_us()))
 
     def stop(self) -> None:
         """End `run` after the current batch. May be called from any thread or signal handler."""
@@ -179,18 +180,23 @@ class DataPlane:
         self._waker.close()
 
     def _wait(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return the ports that are ready within `timeout` seconds, and send frames whose time has come."""
-        pacer = self._pacer
-        if pacer is None:
-            return self._selector.select(timeout)
-        pacer.release(now := self.now_us())
-        due = pacer.due_in(now)
+        """Return the ports that are ready within `timeout` seconds, and move frames whose time has come."""
+        due = self._release()
         if due is None:
             return self._selector.select(timeout)
         # The selector's timeout is in milliseconds, too coarse: thousands of frames may leave in one.
         select.select([self._selector], [], [], due if timeout is None else min(due, timeout))
-        pacer.release(self.now_us())
+        self._release()
         return self._selector.select(0)
+
+    def _release(self) -> float | None:
+        """Move the held frames that are due; return the seconds until more are, None if none are held."""
+        # Arrivals first: they may leave at once.
+        pacers = [pacer for pacer in (self._arrivals, self._pacer) if pacer is not None]
+        now = self.now_us()
+        for pacer in pacers:
+            pacer.release(now)
+        return min((due for pacer in pacers if (due := pacer.due_in(now)) is not None), default=None)
 
     def _attend(self) -> None:
         """Take the device's news: a new pipeline, or frames from the controller; clear the wakers."""
@@ -209,7 +215,7 @@ class DataPlane:
             lanes = lanes_in(switch.registers)
             _log.info("switch: runs a pipeline of %d lanes", lanes, extra={"lanes": lanes})
             self._ports.resize(packet_bytes(lanes))
-            self._pacer = self._new_pacer()
+            self._pacer, self._arrivals = self._new_pacers()
             self._loop = self._new_loop(switch)
         self._switch = switch
 
@@ -224,10 +230,12 @@ class DataPlane:
         wakers = [self._woken.fileno(), self._device.fileno()]
         return UdpLoop(ports, switch, switch.entry, self._device.queues, wakers, self._started)
 
-    def _new_pacer(self) -> Pacer | None:
+    def _new_pacers(self) -> tuple[Pacer | None, Pacer | None]:
+        """Return the pacers of frames that leave and that arrive."""
+        send = self._ports.send_by
         if self._links is not None:
-            return self._links.pacer(self._ports.send_by)
-        return Pacer(self._device.queues, self._ports.send_by) if self._device.queues else None
+            return self._links.pacer(send), self._links.arrivals(lambda _, frames: self._process(frames))
+        return (Pacer(self._device.queues, send) if self._device.queues else None), None
 
     def _deliver_to_cpu(self, frames: list[bytes]) -> None:
         """Pass frames on to the controller, which reads their headers by the running pipeline."""
@@ -236,7 +244,7 @@ class DataPlane:
                 self._device.deliver_to_cpu(frames)
 
     def _process(self, frames: Frames) -> None:
-        if self._switch is None:
+        if self._switch is None or not len(frames):
             return
         now = self.now_us()
         out = self._switch.process(frames, now)
@@ -263,6 +271,7 @@ def run(
     rates: Mapping[int, float] | None = None,
     queue_limit: int = QUEUE_LIMIT,
     delays: Mapping[int, float] | None = None,
+    arrival_delays: Mapping[int, float] | None = None,
     schedule: LinkSchedule | None = None,
     capture: Path | None = None,
     identity: Identity | None = None,
@@ -281,6 +290,7 @@ def run(
     rates: rates in Mbit/s by switch port; the other ports send at once.
     queue_limit: packets that may wait at a port with a rate; further ones are dropped.
     delays: milliseconds by switch port that a frame is under way after it was sent.
+    arrival_delays: milliseconds by switch port that a frame is under way before it arrives.
     schedule: changes of rates and delays, from the first frame that arrives at a port.
     capture: a folder for pcap files of each port's frames, see `CapturedPorts`.
     identity: P4Runtime's certificate, without which it listens on loopback only.
@@ -301,7 +311,12 @@ def run(
             if capture is not None:
                 opened = stack.enter_context(closing(CapturedPorts(opened, capture)))
             links = Links(
-                opened.ports, rates=rates, delays=delays, schedule=schedule, queue_limit=queue_limit
+                opened.ports,
+                rates=rates,
+                delays=delays,
+                arrival_delays=arrival_delays,
+                schedule=schedule,
+                queue_limit=queue_limit,
             )
             queues = links.queues
             device = Device(device_id, mode=mode, queues=queues, ports={*opened.ports, CPU_PORT})

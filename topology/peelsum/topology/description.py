@@ -205,6 +205,15 @@ class Topology(_Section):
             if link.rate_mbit is not None and (port := switch_port(end)) and port[0] == switch
         }
 
+    def latencies(self, switch: str) -> list[tuple[int, float, bool]]:
+        """Return port, milliseconds and whether a host is at the other end, of each link with latency."""
+        return [
+            (port[1], link.latency_ms, other in self.hosts)
+            for link in self.links
+            for end, other in (link.ends, link.ends[::-1])
+            if link.latency_ms and (port := switch_port(end)) and port[0] == switch
+        ]
+
     def address_of(self, name: str) -> tuple[str, str]:
         """Return a host's or switch's MAC and IPv4 address with prefix, numbered if not given."""
         node = self.hosts.get(name) or self.switches[name]

@@ -199,8 +199,6 @@ class UdpNetwork(Network):
     def _start(self) -> None:
         if self.switch != "embedded":
             raise TopologyError(f"switch: {self.switch}: has no UDP ports; use --links veth with it")
-        for link in self.topology.links:
-            _check_udp(link)
         for number, name in enumerate(self.topology.switches, 1):
             self._udp_ports[name] = self._run(name, number)
 
@@ -233,6 +231,10 @@ class UdpNetwork(Network):
         options += ["--loss", str(max(losses, default=0.0))]
         for port, mbit in self.topology.rates(name).items():
             options += ["--port-rate", f"{port}@{mbit}"]
+        for port, latency_ms, to_host in self.topology.latencies(name):
+            options += ["--port-delay", f"{port}@{latency_ms}"]
+            # Between switches, each delays what it sends; hosts delay nothing.
+            options += ["--arrival-delay", f"{port}@{latency_ms}"] if to_host else []
         command = ("switch", "run", *options)
         free = ("--p4runtime", f"{_LOOPBACK}:0")
         listening = self._child(self._stack, name, *command, *free, *self._joins(name))
@@ -361,12 +363,6 @@ def _ready(name: str, *arguments: str, pid: int | None = None) -> tuple[Child, d
 def _switch_of(end: str) -> str | None:
     port = switch_port(end)
     return port[0] if port else None
-
-
-def _check_udp(link: Link) -> None:
-    """Raise TopologyError if loopback UDP cannot carry the link."""
-    if link.latency_ms:
-        raise TopologyError(f"links: {link}: latency: not possible over loopback UDP; use --links veth")
 
 
 def _lay(wires: Wires, topology: Topology, link: Link, holders: Mapping[str, int]) -> None:

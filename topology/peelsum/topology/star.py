@@ -76,9 +76,9 @@ class Star:
 
     planes: how many switches, each with a controller and a server of its own, every worker is connected to.
     rate_mbit: the rate at which every port of the switch sends; None is as fast as it can. delay_ms: the
-    milliseconds that a frame is under way after it was sent. schedule: a file of changes of both, see
-    `peelsum.softswitch.ports.schedule`. mark_from: how many packets may wait at a port with a rate before
-    later ones get an ECN mark.
+    milliseconds that a frame is under way on each link, in each direction; a chunk and its result pass four.
+    schedule: a file of changes of what the switch's ports send, see `peelsum.softswitch.ports.schedule`.
+    mark_from: how many packets may wait at a port with a rate before later ones get an ECN mark.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Star:
         if self._rate_mbit is not None:
             options += ["--port-rate", str(self._rate_mbit)]
         if self._delay_ms:
-            options += ["--port-delay", str(self._delay_ms)]
+            options += ["--port-delay", str(self._delay_ms), "--arrival-delay", str(self._delay_ms)]
         if self._schedule is not None:
             options += ["--schedule", str(self._schedule)]
         ports = str(self._workers + 1)

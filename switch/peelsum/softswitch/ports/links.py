@@ -24,18 +24,23 @@ class Links:
         *,
         rates: Mapping[int, float] | None = None,
         delays: Mapping[int, float] | None = None,
+        arrival_delays: Mapping[int, float] | None = None,
         schedule: LinkSchedule | None = None,
         queue_limit: int = QUEUE_LIMIT,
     ) -> None:
-        """rates: Mbit/s by port. delays: milliseconds by port. queue_limit: see `Queues`.
+        """rates: Mbit/s by port. queue_limit: see `Queues`.
+
+        delays, arrival_delays: milliseconds by port, of frames that it sends and that it receives.
 
         Raises SoftswitchError naming a value out of range, or a port that is not among `ports`.
         """
         known = sorted(ports)
         rates, self._delays, self._schedule = dict(rates or {}), dict(delays or {}), schedule
         _require_known("port rate", rates, known)
+        self._arrival_delays = dict(arrival_delays or {})
         _require_known("port delay", self._delays, known)
-        for delay_ms in self._delays.values():
+        _require_known("arrival delay", self._arrival_delays, known)
+        for delay_ms in (*self._delays.values(), *self._arrival_delays.values()):
             LinkState(delay_ms=delay_ms)
         self._scheduled: dict[int, LinkState] = {}
         if schedule is not None:
@@ -54,14 +59,18 @@ class Links:
     @property
     def steady(self) -> bool:
         """Whether no link has a delay, and rates never change."""
-        return self._schedule is None and not self._delays
+        return self._schedule is None and not self._delays and not self._arrival_delays
 
     def pacer(self, send: Send) -> Pacer | None:
         """Return a pacer for these links, for a new pipeline; None if no port has a rate or delay."""
         self._next_s: float | None = 0.0
         if self.queues is None and not self._delays:
             return None
-        return Pacer(self.queues, send, {port: round(1e3 * ms) for port, ms in self._delays.items()})
+        return Pacer(self.queues, send, _microseconds(self._delays))
+
+    def arrivals(self, process: Send) -> Pacer | None:
+        """Return a pacer that passes received frames to `process` when they arrive; None without delays."""
+        return Pacer(None, process, _microseconds(self._arrival_delays)) if self._arrival_delays else None
 
     def follow(self, pacer: Pacer, now_us: int) -> None:
         """Apply the changes that are due. The first call starts the schedule."""
@@ -79,6 +88,10 @@ class Links:
             if state.delay_ms is not None:
                 pacer.set_delay(port, round(1e3 * state.delay_ms))
         self._next_s = self._schedule.next_change(seconds)
+
+
+def _microseconds(delays_ms: Mapping[int, float]) -> dict[int, int]:
+    return {port: round(1e3 * ms) for port, ms in delays_ms.items()}
 
 
 def _require_known(what: str, ports: Iterable[int], known: Collection[int]) -> None:

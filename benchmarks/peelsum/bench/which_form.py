@@ -1,0 +1,249 @@
+"""The time of a steady step in each form, over links of a rate and a round trip: simulated, or measured.
+
+A steady step is the third or a later one: the tensors' non-zeros are drawn again in every step, with the same
+density. Simulated, one worker's words and processor time are measured in memory, and each of its exchanges is
+simulated packet by packet. Measured, workers are threads, and a softswitch delays and paces their packets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.allreduce import Allreduce, Choice, Form, NetworkModel, Settings, Summation, TensorPlan
+from peelsum.allreduce.choosing import Chooser
+from peelsum.allreduce.costs import Candidate, Seen, candidates
+from peelsum.allreduce.plan import FORMS
+from peelsum.bench.allreduce.worker import exact_sum, settings_of, shared_tensor
+from peelsum.bench.codec import Support, require_memory, seen
+from peelsum.bench.codec.supports import positions
+from peelsum.codec import warm_up
+from peelsum.simulation import Job, NetworkSection, Scenario, simulate
+from peelsum.summation import Part, Words
+from peelsum.topology import Star
+from peelsum.transport.seats import plug_in
+
+LANES = 256
+#: Chunks of a worker that may be under way.
+WINDOW = 1024
+#: Steps that are run, and the first that is timed.
+_STEPS, _STEADY = 5, 2
+#: Windows of chunks from which on each further one takes as long as the one before.
+_SIMULATED = 4
+
+
+@dataclass(frozen=True)
+class Point:
+    """A tensor, and the links over which it is summed."""
+
+    elements: int
+    density: float
+    """Share of elements that are non-zero on some worker."""
+    gbps: float
+    """Rate of every link, in Gbit/s."""
+    rtt: float
+    """Seconds from a worker to the server and back: four times a link's delay."""
+    workers: int = 2
+    support: Support = "uniform"
+    """Where the non-zeros lie."""
+    seed: int = 0
+
+    @property
+    def network(self) -> NetworkModel:
+        """The network model that an allreduce is given."""
+        return NetworkModel(self.gbps, self.rtt)
+
+    @property
+    def seen(self) -> Seen:
+        """What workers expect of the next step's tensor."""
+        return seen(self.support, self.elements, self.density)
+
+    def tensors(self, step: int) -> list[NDArray[np.float32]]:
+        """Return every worker's float32[elements] of a step."""
+        rng = np.random.default_rng([self.seed, step, self.elements])
+        union = positions(self.support, self.elements, self.density, rng)
+        return [
+            shared_tensor(union, self.elements, worker, self.workers, self.seed + step)
+            for worker in range(self.workers)
+        ]
+
+
+@dataclass(frozen=True)
+class FormTime:
+    """The time of a step in one form."""
+
+    form: Form
+    predicted_ms: float
+    """Milliseconds by the formulas from which an allreduce chooses."""
+    ms: float | None = None
+    """Milliseconds of a steady step, measured or simulated; None where it was only predicted."""
+    codec_ms: float | None = None
+    """Of them, milliseconds in the codec. Simulated, it is measured processor time of one worker."""
+    wrong: int | None = None
+    """Elements of the last step that differ from an independent sum, and wrong simulated sums."""
+
+
+def predicted(point: Point, form: Form) -> Candidate:
+    """Return the fastest way to send the tensor in a form, by formula."""
+    ways = candidates(point.elements, point.seen, Settings(), (form,))
+    return min(ways, key=lambda one: one.seconds(point.network))
+
+
+def automatic(point: Point) -> Form:
+    """Return the form that an allreduce chooses after steps with this density."""
+    chooser, tensor = (
+        Chooser(network=point.network),
+        TensorPlan("gradient", (point.elements,), "float32", Choice("dense")),
+    )
+    chooser.history.learn((tensor.key,), np.array([True]), np.array([point.seen.occupied]))
+    (chosen,) = chooser.choose([tensor], Settings())
+    return chosen.choice.form
+
+
+def predictions(point: Point) -> list[FormTime]:
+    """Return every form's time by formula only."""
+    return [FormTime(form, 1e3 * predicted(point, form).seconds(point.network)) for form in FORMS]
+
+
+def simulated(point: Point) -> list[FormTime]:
+    """Return every form's time: one worker's codec as measured here, and exchanges as simulated.
+
+    The workers' codecs run at the same time, each on a core of its own, and not during an exchange.
+    Raises NotEnoughMemoryError if a step does not fit this machine.
+    """
+    return [_simulated(point, expected) for expected in predictions(point)]
+
+
+def _simulated(point: Point, expected: FormTime) -> FormTime:
+    step = _in_memory(point, expected.form)
+    exchanges = [exchange(point.gbps, point.rtt, point.workers, chunks) for chunks in step.exchanges]
+    network_s, wrong = (sum(column) for column in zip(*exchanges, strict=True))
+    times = 1e3 * (step.codec_s + network_s), 1e3 * step.codec_s
+    return FormTime(expected.form, expected.predicted_ms, *times, step.wrong + int(wrong))
+
+
+class _Alone:
+    """A backend of one worker, in memory. It remembers its time, and the chunks of each exchange."""
+
+    workers, worker_id, lanes = 1, 0, LANES
+
+    def __init__(self) -> None:
+        self.spent_s, self.exchanges = 0.0, list[int]()
+
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        """See `Summation.sum_words`."""
+        started = time.process_time()
+        self.exchanges.append(sum(-(-part.words.size // LANES) for part in parts))
+        sums = [part.words.copy() for part in parts]
+        self.spent_s += time.process_time() - started
+        for part, result in zip(parts, sums, strict=True):
+            if part.check is not None:
+                part.check(result)
+        return sums
+
+
+@dataclass(frozen=True)
+class _InMemory:
+    """A steady step of one worker."""
+
+    exchanges: tuple[int, ...]
+    """Chunks of each exchange of the middle one of the steady steps: some have a left-over round."""
+    codec_s: float
+    """Least processor seconds of a steady step, all threads."""
+    wrong: int
+
+
+#: Steps in memory, by all that they depend on.
+_KNOWN: dict[tuple[object, ...], _InMemory] = {}
+
+
+def _in_memory(point: Point, form: Form) -> _InMemory:
+    """Run one worker's steps, unless they are known from other links, which only decide on the index."""
+    known = point.elements, point.density, point.support, point.seed, predicted(point, form).choice
+    if known not in _KNOWN:
+        require_memory(point.elements, point.density)
+        warm_up()
+        _KNOWN[known] = _run_in_memory(point, form)
+    return _KNOWN[known]
+
+
+def _run_in_memory(point: Point, form: Form) -> _InMemory:
+    backend, times, exchanges = _Alone(), [], []
+    reduce = Allreduce(backend, **settings_of(form), network=point.network, seed=point.seed)
+    for number in range(_STEPS):
+        (union,) = replace(point, workers=1).tensors(number)
+        backend.spent_s, backend.exchanges = 0.0, []
+        started = time.process_time()
+        step = reduce.sum({"gradient": union})
+        times.append(time.process_time() - started - backend.spent_s)
+        exchanges.append(tuple(backend.exchanges))
+    found = step["gradient"]
+    total, floats = exact_sum([union], found.fixed.block if found.fixed else 1 << 62)
+    wrong = np.count_nonzero((found.total != total) | (found.values != floats))
+    steady = sorted(exchanges[_STEADY:], key=lambda chunks: (len(chunks), sum(chunks)))
+    return _InMemory(steady[len(steady) // 2], min(times[_STEADY:]), int(wrong))
+
+
+@lru_cache(1 << 16)
+def exchange(gbps: float, rtt: float, workers: int, chunks: int) -> tuple[float, int]:
+    """Return the simulated seconds of an exchange of so many chunks, and wrong sums."""
+    if chunks >= (_SIMULATED + 1) * WINDOW:
+        # Long exchanges repeat themselves, window by window.
+        near = _SIMULATED * WINDOW + chunks % WINDOW
+        shorter, longer = (exchange(gbps, rtt, workers, size) for size in (near - WINDOW, near))
+        more = (chunks - near) // WINDOW
+        return longer[0] + more * (longer[0] - shorter[0]), longer[1]
+    job = Job(workers=workers, elements=chunks * LANES, window=WINDOW, initial_window=WINDOW)
+    network = NetworkSection(gbps=gbps, delay_us=1e6 * rtt / 4)
+    (row,) = simulate(Scenario(lanes=LANES, network=network, jobs=(job,), limit_s=3600.0)).jobs
+    return row.seconds, row.wrong
+
+
+def over_links(points: Sequence[Point]) -> Iterator[tuple[Point, list[FormTime]]]:
+    """Measure points with the same links and workers, one after the other, over one softswitch."""
+    first = points[0]
+    rate, delay_ms = 1e3 * first.gbps, 1e3 * first.rtt / 4
+    # Workers' own links have no rate: without a limit of marks, their bursts would shrink the window.
+    links = Star(
+        first.workers, lanes=LANES, window=WINDOW, rate_mbit=rate, delay_ms=delay_ms, mark_from=WINDOW
+    )
+    with (
+        links as star,
+        ThreadPoolExecutor(first.workers) as pool,
+    ):
+        seats = list(pool.map(lambda seat: plug_in(asdict(seat)), star.seats))
+        try:
+            for point in points:
+                yield point, [_measured(point, one, seats, pool) for one in predictions(point)]
+        finally:
+            for seat in seats:
+                seat.close()
+
+
+def _measured(
+    point: Point, expected: FormTime, seats: Sequence[Summation], pool: ThreadPoolExecutor
+) -> FormTime:
+    drawn = [point.tensors(step) for step in range(_STEPS)]  # at first: then sums follow each other
+
+    def work(seat: Summation) -> tuple[list[tuple[float, float]], int]:
+        reduce = Allreduce(seat, **settings_of(expected.form), network=point.network, seed=point.seed)
+        times = []
+        for tensors in drawn:
+            started = time.perf_counter()
+            step = reduce.sum({"gradient": tensors[seat.worker_id]})
+            times.append((time.perf_counter() - started, step.encode_s + step.decode_s))
+        found = step["gradient"]
+        total, floats = exact_sum(drawn[-1], found.fixed.block if found.fixed else 1 << 62)
+        return times[_STEADY:], int(np.count_nonzero((found.total != total) | (found.values != floats)))
+
+    done = list(pool.map(work, seats))
+    # Of each step, the slowest worker; of all, the fastest step: other load on the machine only adds.
+    seconds, codec_s = min(max(workers) for workers in zip(*(times for times, _ in done), strict=True))
+    wrong = sum(wrong for _, wrong in done)
+    return FormTime(expected.form, expected.predicted_ms, 1e3 * seconds, 1e3 * codec_s, wrong)

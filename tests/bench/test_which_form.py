@@ -1,0 +1,108 @@
+"""The time of each form: simulated exchanges, exact sums, no step quicker than its links, and the map."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from matplotlib.figure import Figure
+
+from peelsum.allreduce import Allreduce
+from peelsum.allreduce.plan import FORMS
+from peelsum.bench import which_form
+from peelsum.bench.which_form import WINDOW, Point
+from peelsum.experiments.loading import find, load
+from peelsum.experiments.statistics import summary
+from peelsum.experiments.summaries import Group
+
+POINT = Point(elements=1 << 14, density=0.02, gbps=0.1, rtt=5e-3)
+
+
+@pytest.mark.parametrize(("gbps", "rtt"), [(1.0, 20e-3), (10.0, 1e-3)])
+def test_long_exchanges_take_as_long_as_if_all_of_them_were_simulated(
+    gbps: float, rtt: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = 7 * WINDOW + 77
+    extended = which_form.exchange(gbps, rtt, 2, chunks)
+    monkeypatch.setattr(which_form, "_SIMULATED", 100)
+    which_form.exchange.cache_clear()
+    whole = which_form.exchange(gbps, rtt, 2, chunks)
+    which_form.exchange.cache_clear()
+    assert extended == (pytest.approx(whole[0], rel=1e-6), 0)
+    assert whole[1] == 0
+
+
+def test_a_simulated_step_is_exact_and_takes_its_codec_its_words_and_its_round_trips() -> None:
+    found = which_form.simulated(POINT)
+    assert [one.form for one in found] == list(FORMS)
+    for one in found:
+        assert one.wrong == 0
+        assert one.ms - one.codec_ms > 1e3 * POINT.rtt
+        assert one.codec_ms > 0
+        assert one.predicted_ms > 0
+    dense = found[0]
+    assert dense.ms - dense.codec_ms > 2e3 * POINT.rtt + 1e3 * 32 * POINT.elements / (POINT.gbps * 1e9)
+
+
+def test_other_links_change_no_step_in_memory_unless_they_change_the_index() -> None:
+    near = which_form.simulated(POINT)
+    far = which_form.simulated(replace(POINT, rtt=8e-3))
+    assert [one.codec_ms for one in far] == [one.codec_ms for one in near]
+    assert all(there.ms > here.ms + 3 for here, there in zip(near, far, strict=True))
+
+
+def test_every_step_has_other_non_zeros_at_the_same_density() -> None:
+    first, second = ((tensors[0] != 0) | (tensors[1] != 0) for tensors in map(POINT.tensors, (3, 4)))
+    assert (first != second).any()
+    for union in (first, second):
+        assert union.mean() == pytest.approx(POINT.density, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    "point", [POINT, Point(1 << 16, 0.5, 100.0, 1e-4), Point(1 << 16, 0.2, 0.1, 1e-4)], ids=str
+)
+def test_the_automatic_form_is_that_of_an_allreduce(point: Point) -> None:
+    reduce = Allreduce(which_form._Alone(), network=point.network)
+    for number in range(3):
+        (union,) = replace(point, workers=1).tensors(number)
+        form = reduce.sum({"gradient": union})["gradient"].form
+    assert which_form.automatic(point) == form
+
+
+@pytest.mark.usefixtures("forked_children")
+def test_a_step_over_links_is_exact_and_no_quicker_than_they_are() -> None:
+    points = [Point(5000, density, gbps=0.1, rtt=20e-3) for density in (0.01, 0.1)]
+    found = list(which_form.over_links(points))
+    assert [point for point, _ in found] == points
+    for _, forms in found:
+        assert [one.form for one in forms] == list(FORMS)
+        assert all(one.wrong == 0 and one.ms >= 20 and one.codec_ms > 0 for one in forms)
+        assert forms[0].ms >= 2 * 20
+
+
+def group(gbps: float, density: float, fastest: str, over: float, *, modelled: bool = True) -> Group:
+    labels = {"gbps": gbps, "rtt_ms": 5.0, "elements": 1024, "density": density}
+    point = {name: str(value) for name, value in labels.items()}
+    return Group(point, {"fastest": fastest, "auto_over_fastest": summary([over])}, modelled, ())
+
+
+def test_the_map_has_a_square_for_each_point_and_marks_where_auto_is_slower() -> None:
+    fill = load(find("which_form")).plots[0].fill
+    assert fill is not None
+    figure = Figure()
+    fill(
+        figure,
+        [
+            group(0.1, 0.01, "compact", 1.05),
+            group(1.0, 0.01, "dense", 1.25),
+            group(0.1, 0.2, "dense", 1.0),
+            group(0.1, 0.2, "sketch", 3.0, modelled=False),
+        ],
+    )
+    few, many = figure.axes
+    assert [axes.get_title() for axes in figure.axes] == ["2^10 elements, 1.0%", "2^10 elements, 20.0%"]
+    assert [len(axes.patches) for axes in figure.axes] == [2, 1]
+    assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["1.25x"]
+    assert few.patches[0].get_facecolor() != few.patches[1].get_facecolor() == many.patches[0].get_facecolor()
+    (circle,) = many.lines
+    assert circle.get_color() not in (few.patches[0].get_facecolor()[:3], many.patches[0].get_facecolor()[:3])
