@@ -1,11 +1,10 @@
-"""`bench accuracy`: shares, methods, rows of finished runs, and runs that are kept."""
+"""`bench accuracy`: shares, methods, and rows of finished runs."""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,10 @@ pytest.importorskip("sklearn")
 
 import torch
 
-from peelsum.bench.accuracy import rows as bench
-from peelsum.bench.accuracy.in_process import WorkerThreads
+from peelsum.bench.accuracy.in_process import Traffic, WorkerThreads
 from peelsum.bench.accuracy.methods import METHODS, MethodError, parse
 from peelsum.bench.accuracy.network import fastest
-from peelsum.bench.accuracy.report import tables
-from peelsum.bench.accuracy.rows import Request, rows_of
+from peelsum.bench.accuracy.rows import compared
 from peelsum.bench.accuracy.shares import SharesError, divide
 from peelsum.bench.accuracy.subjects import SUBJECTS, SubjectName, make_subject
 from peelsum.bench.accuracy.training import Run, Setting, train
@@ -30,7 +27,6 @@ from peelsum.compress import DGC, QSGD, PackedIntegers, TopK, registered
 from peelsum.flexible import DENSE, LinkModel, Step, cost, costs
 from peelsum.summation import Part
 
-ROOT = Path(__file__).parents[2]
 LABELS = np.repeat(np.arange(10), 50)
 ACCURACY = ("bench", "accuracy")
 
@@ -48,7 +44,7 @@ def finished(method: str = "dense", seed: int = 0, **changes: Any) -> Run:
         kind="dense",
         wire_bytes=16_000,
         payload_bytes=0,
-        traffic={"exchanges": 8, "parts": 8, "summed_words": 4100},
+        traffic=Traffic(exchanges=8, parts=8, summed_words=4100),
         compute_s=0.002,
         compress_s=0.001,
     )
@@ -163,8 +159,8 @@ def test_training_ends_where_it_is_no_longer_finite(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("peelsum.bench.accuracy.subjects.SmallConvNet.forward", infinite)
     run = train(Setting("digits", "top-k", workers=2, steps=50))
     assert run.curve[-1] == (1, None)
-    (row,) = rows_of([replace(run, setting=replace(run.setting, method="dense"))], [1.0], 0.0)
-    assert (row.final, row.target, row.reached, row.time_s) == (None, None, 0, None)
+    (row,) = compared([run], [run], [1.0], 0.0)
+    assert [row[name] for name in ("final", "target", "reached", "time_s")] == [None, None, 0, None]
 
 
 def infinite(self: Any, images: Any, labels: Any) -> Any:
@@ -195,16 +191,17 @@ def test_a_row_adds_up_what_was_measured_and_modelled() -> None:
         )
         for seed in (0, 1)
     ]
-    dense, sparse = rows_of([*slow, *quick], [1.0], 1e-4)
-    assert dense.target == pytest.approx(0.1 + 0.95 * (0.91 - 0.1), abs=1e-4)
-    assert (dense.final, dense.final_spread) == (pytest.approx(0.91), pytest.approx(0.0141, abs=1e-4))
-    assert (dense.reached, dense.steps_to_target, sparse.steps_to_target) == (2, 4, 2)
-    assert (dense.bytes_per_step, sparse.bytes_per_step, sparse.times_less) == (4000, 1000, 4)
+    (dense,), (sparse,) = (compared(slow, mine, [1.0], 1e-4) for mine in (slow, quick))
+    assert dense["target"] == pytest.approx(0.1 + 0.95 * (0.91 - 0.1), abs=1e-4)
+    assert (dense["final"], dense["final_spread"]) == (pytest.approx(0.91), pytest.approx(0.0141, abs=1e-4))
+    assert (dense["at_80_percent"], sparse["at_80_percent"]) == (dense["final"], 0.8)
+    assert (dense["reached"], dense["steps_to_target"], sparse["steps_to_target"]) == (2, 4, 2)
+    assert (dense["bytes_per_step"], sparse["bytes_per_step"], sparse["times_less"]) == (4000, 1000, 4)
     step_s = 0.002 + fastest(quick[0], link).seconds
-    assert sparse.time_s == pytest.approx(2 * step_s, abs=1e-4)
-    assert sparse.faster == pytest.approx(dense.time_s / sparse.time_s, rel=0.01)
-    assert sparse.pays_below_gbps == 1000.0  # it needs half the steps
-    assert (dense.pays_below_gbps, dense.faster) == (None, 1.0)
+    assert sparse["time_s"] == pytest.approx(2 * step_s, abs=1e-4)
+    assert sparse["faster"] == pytest.approx(dense["time_s"] / sparse["time_s"], rel=0.01)
+    assert sparse["pays_below_gbps"] == 1000.0  # it needs half the steps
+    assert (dense["pays_below_gbps"], dense["faster"]) == (None, 1.0)
 
 
 def test_dense_gradients_take_the_planner_s_fastest_path() -> None:
@@ -220,52 +217,22 @@ def test_dense_gradients_take_the_planner_s_fastest_path() -> None:
 def test_gathered_values_take_the_planner_s_time() -> None:
     link = LinkModel(1e-3, 1.0)
     run = finished(
-        "top-k", kind="indexed", payload_bytes=4 * 8 * 1000, traffic={"exchanges": 10**6, "parts": 10**6}
+        "top-k", kind="indexed", payload_bytes=4 * 8 * 1000, traffic=Traffic(exchanges=10**6, parts=10**6)
     )
     step = Step(100_000, 0.01, 4, link, select_s=0.0)
     assert fastest(run, link).name == "all_gather"
     assert fastest(run, link).network_s == pytest.approx(cost("top_k_all_gather", step).seconds)
 
 
-def test_runs_that_are_done_are_kept_and_not_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept, trained = tmp_path / "runs.json", list[Setting]()
-
-    def interrupted(setting: Setting) -> Run:
-        if len(trained) == 3:
-            raise KeyboardInterrupt
-        trained.append(setting)
-        return finished(setting.method, setting.seed)
-
-    monkeypatch.setattr(bench, "train", interrupted)
-    request = Request(models=("digits",), methods=("top-k",), seeds=2, gbps=(1.0,))
-    with pytest.raises(KeyboardInterrupt):
-        bench.bench_accuracy(request, kept)
-    assert len(json.loads(kept.read_text())) == 3
-    monkeypatch.setattr(bench, "train", lambda setting: trained.append(setting) or finished("top-k", 1))
-
-    rows = bench.bench_accuracy(request, kept)
-    assert trained == request.settings()
-    assert [(row.method, row.seeds) for row in rows] == [("dense", 2), ("top-k", 2)]
-
-
-def test_quick_rows_are_json_with_the_documented_keys(tmp_path: Path) -> None:
-    options = ("--model", "digits", "--compressor", "ef-sign", "--quick", "--gbps", "1", "--keep")
-    done = peelsum(*ACCURACY, *options, str(tmp_path / "runs.json"), "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    dense, signs = json.loads(done.stdout)
-    assert (dense["method"], signs["method"]) == ("dense", "ef-sign")
-    assert (signs["trained"], signs["seeds"]) == (20, 1)
+def test_quick_rows_compare_with_dense_training() -> None:
+    done = peelsum(*ACCURACY, "--quick", "--gbps", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = {row["compressor"]: row for row in json.loads(done.stdout)}
+    dense, signs = rows["dense"], rows["ef-sign"]
+    assert (dense["faster"], signs["trained"], signs["seeds"]) == (1.0, 20, 1)
+    assert signs["compute_ms"] == dense["compute_ms"]  # the same runs
     assert signs["times_less"] > 8
     assert min(signs["compute_ms"], signs["compress_ms"], signs["network_ms"]) > 0
-    again = peelsum(*ACCURACY, *options, str(tmp_path / "runs.json"), "--again")
-    assert again.returncode == 0, again.stderr
-    title, steps, *_, heading, rule, dense_line, line = again.stdout.splitlines()
-    assert title == "digits: scikit-learn's handwritten digits. 4 workers, shares iid;"
-    assert steps.startswith("20 steps of ")
-    assert len({one.count("|") for one in (heading, rule, dense_line, line)}) == 1
-    assert [one.split("|")[1].strip() for one in (dense_line, line)] == ["`dense`", "`ef-sign`"]
 
 
 @pytest.mark.parametrize(
@@ -281,24 +248,11 @@ def test_quick_rows_are_json_with_the_documented_keys(tmp_path: Path) -> None:
         (("--shares", "some"), "shares: 'some' is unknown"),
         (("--seeds", "0"), "--seeds: 0 is out of range"),
         (("--steps", "0"), "--steps: 0 is out of range"),
-        (("--keep", "/nowhere/runs.json"), "/nowhere/runs.json: cannot be written"),
-        (("--keep", __file__), "is not a file of runs"),
     ],
 )
 def test_invalid_options_are_one_line(arguments: tuple[str, ...], error: str) -> None:
-    done = peelsum(*ACCURACY, *arguments)
+    quick = ("--quick", "--compressor", "top-k") if "--compressor" not in arguments else ("--quick",)
+    done = peelsum(*ACCURACY, *quick, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert error in line
-
-
-def test_the_page_shows_the_committed_runs() -> None:
-    """Every table of methods in docs/results/accuracy.md is one that the command prints from the runs."""
-    runs = bench.read_runs(ROOT / "benchmarks/results/accuracy.json")
-    page = (ROOT / "docs/results/accuracy.md").read_text()
-    printed = [
-        "\n".join(lines)
-        for lines in tables(rows_of(list(runs.values()), Request().gbps, Request().latency_s))
-    ]
-    shown = [table for table in printed if f"{table}\n\n" in page]
-    assert len(shown) == page.count("\n| method |") > 2

@@ -1,4 +1,4 @@
-"""`peelsum bench allreduce`: inputs and checks are independent and strict; invalid options are rejected."""
+"""`peelsum bench allreduce`: inputs and checks are independent and strict."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 from command_line import peelsum
 
 from peelsum.allreduce import LocalSummation, Part
-from peelsum.bench.allreduce.rows import BenchError, bench_allreduce, parse_size
-from peelsum.bench.allreduce.worker import Case, Measurement, expected, measure, tensor_of
+from peelsum.bench.allreduce import Case, expected, measure, tensor_of
 from peelsum.wire import packet_bytes
 
 CASES = [
@@ -38,8 +37,8 @@ class Corrupting:
         return results
 
 
-def measured(case: Case, summations: Sequence[Any], **settings: Any) -> list[Measurement]:
-    options = {"iterations": 2, "warmups": 1, "check": True} | settings
+def measured(case: Case, summations: Sequence[Any], **settings: Any) -> list[dict[str, Any]]:
+    options = {"iterations": 2, "warmups": 1} | settings
     with ThreadPoolExecutor(len(summations)) as pool:
         return list(pool.map(lambda one: measure(one, case, **options), summations))
 
@@ -47,25 +46,24 @@ def measured(case: Case, summations: Sequence[Any], **settings: Any) -> list[Mea
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_exact_sums_count_no_wrong_element(case: Case) -> None:
     for one in measured(case, LocalSummation.group(3)):
-        assert one.wrong == 0
-        assert one.time_s >= one.encode_s + one.network_s + one.decode_s > 0
-    assert [one.wrong for one in measured(case, LocalSummation.group(2), check=False)] == [None, None]
+        assert one["wrong"] == 0
+        assert one["time_s"] >= one["encode_s"] + one["network_s"] + one["decode_s"] > 0
 
 
 def test_one_wrong_bit_is_counted_where_it_arrived() -> None:
     group = LocalSummation.group(2)
     results = measured(CASES[1], [group[0], Corrupting(group[1])], iterations=1)
-    assert [one.wrong for one in results] == [0, 1]
+    assert [one["wrong"] for one in results] == [0, 1]
 
 
 @pytest.mark.usefixtures("forked_children")
 def test_rows_over_a_real_switch() -> None:
-    sizes = ("--begin", "8K", "--end", "8K", "--iterations", "2", "--workers", "2", "--density", "0.1")
+    sizes = ("--elements", "2048", "--iterations", "2", "--workers", "2", "--density", "0.1")
     done = peelsum("bench", "allreduce", *sizes, "--form", "compact,sketch", "--json")
     assert done.returncode == 0, done.stderr
     dense, compact, sketch = json.loads(done.stdout)
     for row in (dense, compact, sketch):
-        assert row["elements"] == 2048
+        assert row["size_bytes"] == 4 * 2048
         assert row["wrong"] == 0
         assert row["algbw"] == row["busbw"] > 0
         assert row["ratio_to_dense"] == pytest.approx(row["time_us"] / dense["time_us"], abs=1e-3)
@@ -90,34 +88,3 @@ def test_expected_is_the_sum_within_the_error_bound() -> None:
     _, floats = expected(case, 4)
     true = np.sum([tensor_of(case, worker_id, 4).astype(np.float64) for worker_id in range(4)], axis=0)
     np.testing.assert_allclose(floats, true, rtol=2**-23, atol=2.0**-24)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("1", 1), ("65536", 65536), ("64K", 65536), ("16m", 2**24), ("1GiB", 2**30)]
-)
-def test_sizes_are_read(text: str, size: int) -> None:
-    assert parse_size(text, "-b") == size
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"begin": "lots"}, "--begin: 'lots' is not a size"),
-        ({"end": "0"}, "--end: '0' is not a size"),
-        ({"begin": "2M", "end": "1M"}, "--begin: 2M is more than --end 1M"),
-        ({"factor": 1}, "--factor: sizes cannot grow by a factor of 1"),
-        ({"iterations": 0}, "--iterations: 0 iterations"),
-        ({"warmups": -1}, "--warmups: -1 warm-ups"),
-        ({"workers": 33}, "--workers: 33 is out of range for one switch; use 2 to 32"),
-        ({"workers": 1}, "--workers: 1 is out of range for one switch; use 2 to 32"),
-        ({"factor": float("inf")}, "--factor: sizes cannot grow by a factor of inf; use more than 1"),
-        ({"end": "999999999999G"}, "--end: 999999999999G is too large; use at most 16G"),
-        ({"densities": [1.5]}, "--density: 1.5 is not a share"),
-        ({"forms": ["zip"]}, "--form: 'zip' is unknown"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(BenchError) as raised:
-        bench_allreduce(**options)
-    assert message in str(raised.value)
-    assert "; " in str(raised.value)

@@ -107,9 +107,10 @@ def test_rows_of_a_point_need_all_columns(mine: Path) -> None:
 
 
 def test_an_error_of_what_measures_is_one_line() -> None:
-    done = peelsum("bench", "allreduce", "--begin", "1Q")
+    done = peelsum("bench", "codec_trace", "--trace", "nowhere")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "peelsum: --begin: '1Q' is not a size in bytes; write it like 65536, 64K or 16M\n"
+    told = "has no files *.trace.npz; pass a folder of `peelsum trace record`"
+    assert done.stderr == f"peelsum: nowhere: {told}\n"
 
 
 def test_without_the_tofino_compiler_one_line_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,13 @@
 
 import pytest
 
-from peelsum.bench.endpoint import rates
-from peelsum.bench.endpoint.rates import WrongSumError
-from peelsum.bench.endpoint.rows import rows
+from peelsum.experiments.catalogue import endpoint as rates
+from peelsum.experiments.catalogue.endpoint import WrongSumError, measure
 from peelsum.wire import Batch
 
 
 def test_a_row_for_each_way_has_its_share_of_bare_sockets(capsys: pytest.CaptureFixture[str]) -> None:
-    found = list(rows(32, seconds=0.02))
+    found = list(measure(0, 32, seconds=0.02))
     assert [row["way"] for row in found] == ["memory", "sockets", "bare"]
     bare = found[-1]["packets_per_core_s"]
     for row in found:

@@ -10,15 +10,15 @@ import torch
 from gpu_device import DEVICE
 from typer.testing import CliRunner
 
-from peelsum.bench import gpu as bench
 from peelsum.cli.app import app
+from peelsum.experiments.catalogue import gpu as bench
 
 NO_GPU = f"--device: 'cuda' is not available, as torch {torch.__version__} finds no GPU; use cpu, or install"
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 
 
 def test_buckets_are_measured() -> None:
-    assert bench.bucket_us(DEVICE, 3, 40, steps=1) > 0
+    assert bench.bucket_us(str(DEVICE), 3, 40, steps=1) > 0
 
 
 @no_gpu

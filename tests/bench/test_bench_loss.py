@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from command_line import peelsum
 
-from peelsum.bench.loss.worker import expected, words_of
+from peelsum.bench.sums import expected, words_of
 
 
 @pytest.mark.system

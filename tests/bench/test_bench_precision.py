@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from peelsum.bench.codec import precision
+from peelsum.experiments.catalogue import precision
 
 
 def drawn(workers: int = 3) -> dict[str, list[np.ndarray]]:
@@ -18,23 +18,22 @@ def drawn(workers: int = 3) -> dict[str, list[np.ndarray]]:
 
 def test_errors_are_relative_to_exact_sums() -> None:
     gradients = drawn()
-    found = list(precision.rows_of("toy", 7, gradients))
-    assert {(row.model, row.step, row.workers) for row in found} == {("toy", 7, 3)}
-    assert [row.tensor for row in found] == ["rows"] * 3 + ["all"] * 3
-    assert [row.way for row in found[:3]] == ["float32", "one scale", "blocks"]
+    found = list(precision.rows_of(gradients))
+    assert [row["tensor"] for row in found] == ["rows"] * 3 + ["all"] * 3
+    assert [row["way"] for row in found[:3]] == ["float32", "one scale", "blocks"]
     float32, one_scale, blocks = found[:3]
     arrays = [array.astype(np.longdouble) for array in gradients["rows"]]
     exact = arrays[0] + arrays[1] + arrays[2]
     in_sequence = np.float32(np.float32(gradients["rows"][0] + gradients["rows"][1]) + gradients["rows"][2])
     errors = (np.abs(in_sequence - exact) / np.abs(exact)).astype(float)
-    assert float32.median_error == pytest.approx(np.median(errors))
-    assert float32.p99_error == pytest.approx(np.quantile(errors, 0.99))
-    assert float32.sums == exact.size == 3840
-    assert one_scale.lost > 0.1
-    assert float32.lost == blocks.lost == 0
-    assert blocks.median_error < 2 * float32.median_error < one_scale.median_error
-    assert float32.scale_words is one_scale.scale_words is None
-    assert blocks.scale_words == pytest.approx(121 / (3840 + 120 + 1))
+    assert float32["median_error"] == pytest.approx(np.median(errors))
+    assert float32["p99_error"] == pytest.approx(np.quantile(errors, 0.99))
+    assert float32["sums"] == exact.size == 3840
+    assert one_scale["lost"] > 0.1
+    assert float32["lost"] == blocks["lost"] == 0
+    assert blocks["median_error"] < 2 * float32["median_error"] < one_scale["median_error"]
+    assert float32["scale_words"] is one_scale["scale_words"] is None
+    assert blocks["scale_words"] == pytest.approx(121 / (3840 + 120 + 1))
 
 
 def test_gradients_are_those_of_every_worker_at_the_steps_asked_for() -> None:

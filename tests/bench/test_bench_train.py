@@ -31,7 +31,8 @@ KEYS = {
     *("cpu_ms", "switch_cpu_ms", "cpu_of_gloo"),
 }
 TRAIN = ("bench", "train")
-REQUEST = bench.Request("ncf", workers=2, gbps=(1.0,), steps=2, warm_ups=1)
+OPTIONS = {"model": "ncf", "small": True, "path": None, "seed": 0, "device": "cpu", "top_k": None}
+STEPS = {"steps": 2, "warm_ups": 1}
 
 
 def refused(self: ShapedLan) -> ShapedLan:
@@ -92,19 +93,18 @@ def test_cpu_time_of_every_backend_is_compared_with_gloo_s() -> None:
 def test_gloo_runs_over_links_of_the_rate() -> None:
     try:
         with ShapedLan(2) as lan:
-            request = bench.Request("ncf", 2, (0.02, 1.0), steps=2, warm_ups=1)
-            rows = list(bench._by_gloo(request, lan))
+            rows = list(bench.by_gloo(OPTIONS | STEPS, 2, (0.02, 1.0), lan))
     except TopologyError as error:
         pytest.skip(str(error))
-    assert [(row.path, row.gbps) for row in rows] == [
+    assert [(row["path"], row["gbps"]) for row in rows] == [
         (path, gbps) for gbps in (0.02, 1.0) for path in ("gloo", "hook-gloo", "fp16")
     ]
-    assert {row.shaped_by for row in rows} == {"namespaces"}
+    assert {row["shaped_by"] for row in rows} == {"namespaces"}
     slow, fast = rows[0], rows[3]
     # 1.9 MB each way at 20 Mbit/s, less what the buckets hold at first.
-    assert slow.network_ms > 400
-    assert slow.aggregation_ms > 400
-    assert slow.iteration_least_ms > fast.iteration_least_ms
+    assert slow["network_ms"] > 400
+    assert slow["aggregation_ms"] > 400
+    assert slow["iteration_least_ms"] > fast["iteration_least_ms"]
 
 
 @pytest.mark.slow
@@ -139,8 +139,9 @@ def started_from(folder: Path) -> list[str]:
 
 def test_the_worker_that_failed_is_named(tmp_path: Path) -> None:
     message = f"worker [01]: {tmp_path}: has no CIFAR-10 files .* and no folder of images; pass"
+    options = OPTIONS | STEPS | {"model": "vgg19", "path": str(tmp_path)}
     with pytest.raises(TopologyError, match=message):
-        bench.bench_train(bench.replace(REQUEST, model="vgg19", path=str(tmp_path)))
+        bench.bench_train(options, 2, (1.0,), cpu=False)
 
 
 def test_densities_are_of_every_tensor_and_of_all() -> None:

@@ -6,16 +6,15 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from peelsum.bench.methods.overhead import overhead_rows
+from peelsum.experiments.catalogue.overhead import measure
 
 
 @pytest.mark.system
 def test_rows_of_both():
-    rows = overhead_rows(4096, rounds=1, steps=3)
-    assert [row.by for row in rows] == ["compressor", "strategy"]
+    rows = measure(0, 4096, rounds=1, steps=3)
+    assert [row["by"] for row in rows] == ["compressor", "strategy"]
     for row in rows:
-        assert row.elements == 4096
-        assert row.cpu_ms > 0
-        assert row.wall_ms > 0
-        assert list(row.more_cpu_ms) == sorted(row.more_cpu_ms)
-    assert rows[0].more_cpu_ms == (0, 0, 0)
+        assert row["cpu_ms"] > 0
+        assert row["wall_ms"] > 0
+        assert list(row["more_cpu_ms"]) == sorted(row["more_cpu_ms"])
+    assert rows[0]["more_cpu_ms"] == (0, 0, 0)

@@ -6,14 +6,13 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import pytest
 from command_line import peelsum
 
 from peelsum.allreduce import Choice, InvalidRequestError, NetworkModel, Settings
 from peelsum.allreduce.choosing import Chooser
-from peelsum.allreduce.plan import TensorPlan
-from peelsum.bench.codec import seen
+from peelsum.allreduce.plan import Layout, TensorPlan
+from peelsum.bench.codec import seen, taught
 from peelsum.bench.methods import method_rows
 from peelsum.bench.plan import Request, plan
 from peelsum.flexible import AXES, METHODS, LinkModel, Step, crossovers
@@ -25,14 +24,12 @@ SLOW = Request(1 << 20, 0.01, 0.01, 1e-6, 4, "uniform")
 @pytest.mark.parametrize("rtt", [1e-6, 3e-3])
 def test_the_choice_is_what_an_allreduce_takes(gbps: float, rtt: float) -> None:
     request = Request(1 << 20, 0.01, gbps, rtt, 4, "rows")
-    chooser, tensor = (
-        Chooser(network=request.network),
-        TensorPlan("g", (1 << 20,), "float32", Choice("dense")),
-    )
-    union = np.array([seen("rows", 1 << 20, 0.01).occupied])
-    chooser.history.learn((tensor.key,), np.array([True]), union)
-    (wanted,) = chooser.choose([tensor], Settings())
+    chooser = Chooser(network=request.network)
+    tensor = TensorPlan("g", (1 << 20,), "float32", Choice("dense"))
+    taught(chooser, Layout([tensor]), seen("rows", 1 << 20, 0.01))
+    (wanted,), ahead = chooser.choose([tensor], Settings())
     assert plan(request).choice.form == wanted.choice.form
+    assert (plan(request).choice.exchanges == 1) == ahead
     assert plan(request).choice.index == (wanted.choice.index.form if wanted.choice.index else "none")
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from command_line import peelsum
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -95,20 +93,5 @@ def test_a_text_of_a_few_words_is_refused(tmp_path: Path) -> None:
         make_subject("text", path=tmp_path)
 
 
-def test_rows_name_the_data_and_what_is_published(text: Path) -> None:
-    options = ("--compressor", "top-k:0.1", "--workers", "2", "--seeds", "1", "--gbps", "1")
-    command = ("bench", "accuracy", *options)
-    done = peelsum(*command, "--model", "text", "--path", str(text), "--steps", "2", "--json")
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)
-    assert [(row["method"], row["data"], row["published"]) for row in rows] == [
-        (method, f"the text in {text}", PUBLISHED["text"]) for method in ("dense", "top-k:0.1")
-    ]
-    shown = peelsum(*command, "--model", "text", "--path", str(text), "--steps", "2")
-    assert f"Published, {PUBLISHED['text']}." in shown.stdout
-    both = peelsum(*command, "--model", "text,ratings", "--path", str(text))
-    assert both.returncode == 2
-    assert "is data of one model; pass --model images, ratings or text" in " ".join(both.stderr.split())
-    wrong = peelsum(*command, "--model", "digits", "--path", str(text))
-    assert wrong.returncode != 0
-    assert "digits has no published data" in " ".join(wrong.stderr.split())
+def test_data_name_what_is_published(text: Path) -> None:
+    assert make_subject("text", path=text).data == f"the text in {text}; published, {PUBLISHED['text']}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from peelsum.bench.methods import relay
-from peelsum.bench.methods.measured import predict
+from peelsum.experiments.catalogue.plan import predict
 from peelsum.flexible import LinkModel, Step, cost
 from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.schedule import Change, LinkSchedule, LinkState

@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
 from peelsum.bench.codec import NotExactError, tensor
-from peelsum.bench.codec import rivals as bench
+from peelsum.experiments.catalogue import rivals as bench
 
 N, WORKERS = 1 << 16, (2, 4)
 WAYS = [*bench.OURS, "zstd level 1", "zstd level 3", "lz4", "torch.sparse_coo", "float32"]
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[bench.RivalRow]:
-    return list(bench.bench_rivals([N], [0.05], WORKERS, seed=3))
+def rows() -> dict[int, list[dict[str, Any]]]:
+    return {number: list(bench.measure(3, N, 0.05, number)) for number in WORKERS}
 
 
 def workers_tensors(workers: int) -> list[bench.Floats]:
     return [tensor("uniform", N, 0.05, 3 + worker)[0] for worker in range(workers)]
 
 
-def test_every_way_is_measured_for_every_number_of_workers(rows: list[bench.RivalRow]) -> None:
-    assert [(row.workers, row.way) for row in rows] == [(number, way) for number in WORKERS for way in WAYS]
-    for row in rows:
-        assert (row.elements, row.density) == (N, 0.05)
-        assert row.arithmetic == ("int32" if row.way in bench.OURS else "float32")
-        assert row.combine_ms > 0
-        assert row.way == "float32" or min(row.encode_ms, row.decode_ms) > 0
+def test_every_way_is_measured(rows: dict[int, list[dict[str, Any]]]) -> None:
+    for found in rows.values():
+        assert [row["way"] for row in found] == WAYS
+        for row in found:
+            assert row["arithmetic"] == ("int32" if row["way"] in bench.OURS else "float32")
+            assert row["combine_ms"] > 0
+            assert row["way"] == "float32" or min(row["encode_ms"], row["decode_ms"]) > 0
 
 
-def test_sizes_are_those_of_the_tensors(rows: list[bench.RivalRow]) -> None:
+def test_sizes_are_those_of_the_tensors(rows: dict[int, list[dict[str, Any]]]) -> None:
     for workers in WORKERS:
-        sizes = {row.way: (row.bytes_sent, row.bytes_received) for row in rows if row.workers == workers}
+        sizes = {row["way"]: (row["bytes_sent"], row["bytes_received"]) for row in rows[workers]}
         used = [values != 0 for values in workers_tensors(workers)]
         own, union = np.count_nonzero(used[0]), np.count_nonzero(np.any(used, axis=0))
         assert sizes["float32"] == (4 * N, 4 * N)
@@ -60,11 +60,4 @@ def test_the_exact_ways_give_the_sum_of_integers() -> None:
 def test_a_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_float_sum", lambda tensors: next(iter(tensors)) * 2)
     with pytest.raises(NotExactError, match="sum: it differs from that of NumPy's float64"):
-        list(bench.bench_rivals([4096], [0.05], [2]))
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    message = r"--rivals: zstandard is not installed; run: pip install 'peelsum\[rivals\]'"
-    with pytest.raises(bench.MissingRivalError, match=message):
-        bench.bench_rivals([N])
+        list(bench.measure(0, 4096, 0.05, 2))

@@ -6,9 +6,10 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from math import log2
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 import pytest
@@ -38,7 +39,6 @@ ELSEWHERE = {
     ("training.md", "model | Gbit/s"): "tests/training/test_training_figures.py",
     ("training.md", " | times an iteration"): "tests/training/test_training_figures.py",
     ("training.md", "condition"): "",
-    ("accuracy.md", "method"): "tests/bench/test_bench_accuracy.py",
 }
 
 
@@ -96,17 +96,15 @@ rows_of("performance.md", "target | ports | lanes")(lambda: _switch("switch", "l
 rows_of("performance.md", "target | ports | workers")(lambda: _switch("ports", "workers"))
 
 
-@rows_of("performance.md", "lanes | workers | parse")
-def program() -> Iterator[Sequence[Cell]]:
-    for row in committed("profile")["program"]:
-        both = row["sum_of_parts_ns"], row["without_stamps_ns"]
-        yield row["lanes"], row["workers"], *row["parts_ns"].values(), *both
+def _profile(of: str, columns: Sequence[str]) -> Iterator[Sequence[Cell]]:
+    rows = [row for row in committed("profile") if row["of"] == of]
+    for lanes, workers in dict.fromkeys((row["lanes"], row["workers"]) for row in rows):
+        mine = [row for row in rows if (row["lanes"], row["workers"]) == (lanes, workers)]
+        yield lanes, workers, *(mine[0][name] for name in columns), *(row["ns"] for row in mine)
 
 
-@rows_of("performance.md", "lanes | workers | packets/s")
-def loop() -> Iterator[Sequence[Cell]]:
-    for row in committed("profile")["loop"]:
-        yield row["lanes"], row["workers"], row["packets_per_s"], *row["parts_ns"].values()
+rows_of("performance.md", "lanes | workers | parse")(lambda: _profile("program", ()))
+rows_of("performance.md", "lanes | workers | packets/s")(lambda: _profile("process", ["packets_per_s"]))
 
 
 @rows_of("performance.md", "what | lanes")
@@ -214,9 +212,9 @@ def sequences() -> Iterator[Sequence[Cell]]:
 @rows_of("codec.md", "support | L")
 def recovery() -> Iterator[Sequence[Cell]]:
     for row in committed("recovery"):
-        if row["part"] == "table" and (row["support"], row["cells_per_candidate"]) != ("uniform", 1.6):
+        if row["kind"] == "table" and (row["support"], row["cells"]) != ("uniform", 1.6):
             shares = 100 * row["kept"], 100 * row["rotated"]
-            yield row["support"], row["lanes"], row["cells_per_candidate"], *shares, row["rotated_rounds"]
+            yield row["support"], row["lanes"], row["cells"], *shares, row["rotated_rounds"]
 
 
 @rows_of("codec.md", "elements | non-zeros | LHC")
@@ -252,7 +250,7 @@ def densities() -> Iterator[Sequence[Cell]]:
         of = {f"`{row['tensor']}`": row for row in rows}
         for name in (*(f"`{name}`" for name in names), "all of it"):
             row = of["`all`" if name == "all of it" else name]
-            shares = (100 * share for share in (row["worker"], *row["union"].values()))
+            shares = (100 * row[name] for name in ("worker", "union_2", "union_4", "union_8"))
             yield model, name, row["elements"], *shares
 
 
@@ -294,21 +292,47 @@ def full_size() -> Iterator[Sequence[Cell]]:
         yield f"`{row['path']}`", row["bytes_per_step"] / 1e6, *sums
 
 
+def _trained(model: str) -> Iterator[list[Row]]:
+    """Yield the rows of each compressor, which differ in the rate, of a model's table."""
+    where = {"model": model, "workers": 4, "shares": "iid"}
+    rows = [row for row in committed("accuracy") if where.items() <= row.items()]
+    for compressor in dict.fromkeys(row["compressor"] for row in rows):
+        yield [row for row in rows if row["compressor"] == compressor]
+
+
 @rows_of("accuracy.md", "model | data")
 def subjects() -> Iterator[Sequence[Cell]]:
     for model in ("digits", "ratings", "text", "transformer", "images"):
-        curves = [dict(run["curve"]) for run in committed("accuracy") if _is_dense(run, model)]
-        assert len(curves) == 3
-        last = max(curves[0])
-        later = min(step for step in curves[0] if step >= 0.8 * last)
-        ends = [mean(curve[step] for curve in curves) for step in (later, last)]
+        dense, *_ = next(rows for rows in _trained(model) if rows[0]["compressor"] == "dense")
+        ends = dense["at_80_percent"], dense["final"]
         # The name of the ratings' metric has a figure of its own.
         yield model, "", "", [10, *ends] if model == "ratings" else ends
 
 
-def _is_dense(run: Row, model: str) -> bool:
-    usual = {"model": model, "method": "dense", "workers": 4, "shares": "iid", "steps": None}
-    return usual.items() <= run["setting"].items()
+def methods(model: str) -> Iterator[Sequence[Cell]]:
+    for one, *others in _trained(model):
+        dense = one["compressor"] == "dense"
+        times: list[Cell] = []
+        for row in (one, *others):
+            faster = [] if dense else [row["faster"]]
+            times.append("-" if row["time_s"] is None else [row["time_s"], row["time_spread_s"], *faster])
+        below = "-" if dense or one["faster"] is None else one["pays_below_gbps"] or "never"
+        compress = max(row["compress_ms"] for row in (one, *others))
+        final = "-" if one["final"] is None else (one["final"], one["final_spread"])
+        reached = one["steps_to_target"] or f"{one['reached']} of {one['seeds']} runs"
+        sent = one["bytes_per_step"], one["times_less"]
+        yield f"`{one['compressor']}`", final, sent, reached, compress, *times, below
+
+
+for _model, _metric, _target in (
+    ("digits", "accuracy", "0.947"),
+    ("ratings", "hit rate at 10", "0.65"),
+    ("text", "perplexity", "22.9"),
+    ("transformer", "perplexity", "19.1"),
+    ("images", "accuracy", "0.732"),
+):
+    _heading = f"method | {_metric} at the end | bytes a step | steps to {_target}"
+    rows_of("accuracy.md", _heading)(partial(methods, _model))
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.iterdir()), ids=lambda path: path.name)

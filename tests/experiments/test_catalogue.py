@@ -16,10 +16,9 @@ import pytest
 from command_line import peelsum
 from patience import PATIENCE_S
 
-from peelsum.bench.levels import Scene as Levels
-from peelsum.bench.levels import topology_of
-from peelsum.bench.methods.changing import NETWORKS, fixed, flexible
-from peelsum.bench.slots import Scene, Shares, share_slots, share_slots_atp
+from peelsum.experiments.catalogue.levels import topology_of
+from peelsum.experiments.catalogue.slots import Scene, Shares, share_slots, share_slots_atp
+from peelsum.experiments.catalogue.unpredictable import NETWORKS, fixed, flexible
 from peelsum.experiments.loading import CATALOGUE, find, known, load
 from peelsum.experiments.store import read
 
@@ -80,9 +79,9 @@ def test_measuring_takes_the_latency_of_a_carrier_every_few_steps() -> None:
 
 
 def test_trunks_have_rates_of_their_own() -> None:
-    links = topology_of(Levels(levels=2, workers=4, mbit=100.0, trunk_mbit=50.0)).links
+    links = topology_of(2, 4, mbit=100.0, trunk=0.5).links
     assert sorted(link.rate_mbit or 0 for link in links) == [50.0, 50.0, *[100.0] * 5]
-    assert len(topology_of(Levels(levels=1)).links) == 5
+    assert len(topology_of(1, 4, None, 1.0).links) == 5
 
 
 def test_sentences_are_of_experiments_and_name_their_run() -> None:
@@ -97,7 +96,7 @@ def test_sentences_are_of_experiments_and_name_their_run() -> None:
 def is_worker(process: psutil.Process) -> bool:
     """Say whether `process` runs a worker of `bench loss`; one that has ended does not."""
     try:
-        return "bench.loss.worker" in " ".join(process.cmdline())
+        return "bench.sums" in " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return False
 

@@ -14,7 +14,7 @@ CHANGES = {
     "column": ('"area": Column(', '"seed": Column(', "columns: 'seed' cannot be used"),
     "size": ('"usual": Size(', '"huge": Size(', "sizes: ['quick', 'huge'] cannot be used; add 'usual'"),
     "repetitions": ('("a",)}], 2)', '("a",)}], 0)', "sizes.quick.repetitions: 0 cannot be used"),
-    "values": ('"way": ("a",)}], 2)', '"way": "a"}], 2)', "sizes.quick.grid.way: 'a' cannot be used"),
+    "values": ('"way": ("a",)}], 2)', '"way": ()}], 2)', "sizes.quick.grid.way: () cannot be used"),
     "plot": ('x="width"', 'x="wide"', "plots.x: 'wide' cannot be used; use one of width, way"),
     "lines": ('lines="way"', 'lines="ways"', "plots.lines and plots.where: 'ways'"),
     "published": ('"Euclid", "area"', '"Euclid", "volume"', "published.column: 'volume'"),

@@ -16,8 +16,8 @@ from peelsum.experiments.page import page as page_of
 from peelsum.experiments.page import plain
 from peelsum.experiments.results import rendered
 from peelsum.experiments.running import Run, rows_of
-from peelsum.experiments.statistics import summary
 from peelsum.experiments.store import read
+from peelsum.experiments.summaries import summary
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "docs/results/experiments"

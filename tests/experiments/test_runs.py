@@ -18,11 +18,11 @@ from patience import PATIENCE_S
 from peelsum.experiments import measuring, running
 from peelsum.experiments.loading import find, load
 from peelsum.experiments.local_pool import on_this_machine
+from peelsum.experiments.machine import Load, Watched
 from peelsum.experiments.measuring import Care, measure
 from peelsum.experiments.plan import plan
 from peelsum.experiments.running import Run
 from peelsum.experiments.store import RESERVED, read
-from peelsum.experiments.watching import Load
 
 FIGURES = ("width", "way", "repetition", "seed", "size", "modelled", "note", "area", "label", "lost")
 
@@ -144,8 +144,6 @@ def test_disturbed_rows_are_repeated_and_the_calmest_counts(
 
 
 def test_what_others_do_is_seen() -> None:
-    from peelsum.experiments.watching import Watched
-
     watched = Watched()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         time.sleep(0.5)

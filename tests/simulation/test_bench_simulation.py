@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from peelsum.bench.simulation import rows
-from peelsum.bench.simulation.emulated import compared
+from peelsum.bench import simulation as rows
+from peelsum.experiments.catalogue import simulation_loss, simulation_slots
+from peelsum.experiments.catalogue.simulation_emulated import measure
 from peelsum.simulation import SimulationError
-from peelsum.simulation.cost_model import ALGORITHMS, Calibration, Parts, fitted, parts
+from peelsum.simulation.cost_model import ALGORITHMS, CALIBRATION, Calibration, Parts, fitted, parts
+from peelsum.simulation.slot_protocols import ATP_SLOTS
 
 
 def test_formulas_are_within_a_tenth_of_packets_on_a_case_not_fitted() -> None:
     scenario = rows.scenario_of(6, elements=1 << 17)
     for algorithm in ("peelsum", "switchml", "ring", "sharded_server"):
-        estimate = rows.CALIBRATION[algorithm].seconds(parts(scenario, algorithm))
-        assert estimate == pytest.approx(rows.measured(scenario, algorithm).seconds, rel=0.1), algorithm
+        estimate = CALIBRATION[algorithm].seconds(parts(scenario, algorithm))
+        assert estimate == pytest.approx(rows.measured(scenario, algorithm)["seconds"], rel=0.1), algorithm
 
 
 def test_a_fit_returns_the_factors_that_made_the_times() -> None:
@@ -24,34 +26,26 @@ def test_a_fit_returns_the_factors_that_made_the_times() -> None:
 
 
 def test_every_algorithm_has_a_formula_and_peelsum_s_ends_where_two_levels_do() -> None:
-    assert set(rows.CALIBRATION) == set(ALGORITHMS)
-    assert rows.by_formula(1024, "peelsum").seconds < rows.by_formula(1024, "ring").seconds
-    assert rows.by_formula(10_000, "ring").seconds > rows.by_formula(1024, "ring").seconds
+    assert set(CALIBRATION) == set(ALGORITHMS)
+    assert rows.by_formula(1024, "peelsum")["seconds"] < rows.by_formula(1024, "ring")["seconds"]
+    assert rows.by_formula(10_000, "ring")["seconds"] > rows.by_formula(1024, "ring")["seconds"]
     with pytest.raises(SimulationError, match="two levels of switches take 1024; use that or fewer"):
         rows.by_formula(10_000, "peelsum")
 
 
-def test_rows_are_plain_and_exact() -> None:
-    found = list(rows.loss_rows(losses=(0.0,), algorithms=("peelsum", "ring"), workers=2))
-    assert [(row.algorithm, row.timers, row.wrong) for row in found] == [
-        ("peelsum", "quick", 0),
-        ("ring", "quick", 0),
-        ("peelsum", "default", 0),
-    ]
+def test_sums_with_either_timers_are_exact() -> None:
+    for algorithm, timers in (("peelsum", "quick"), ("ring", "quick"), ("peelsum", "default")):
+        assert simulation_loss.measure(0, 0.0, 2, algorithm, timers)["wrong"] == 0
 
 
-def test_atp_has_the_slots_of_its_paper() -> None:
-    (loss, _) = rows.loss_rows(losses=(0.0,), algorithms=("atp",), workers=2)
-    (published,), few = rows.slots_rows(40_000, 1), list(rows.slots_rows(256, 1))
-    assert (loss.slots, published.slots, {row.slots for row in few}) == (40_000, 40_000, {256})
-    assert published.in_switch is not None
-    assert published.in_switch > 0.9
+def test_atp_with_the_slots_of_its_paper_sums_nearly_all_in_the_switch() -> None:
+    assert simulation_slots.measure(0, ATP_SLOTS, 1, "atp")["in_switch"] > 0.9
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("workers", [4, 8])
 def test_a_simulated_sum_takes_as_long_as_an_emulated_one(workers: int) -> None:
-    row = compared(workers, mbit=10.0, elements=1 << 15, sums=3)
-    assert row.wrong == 0
+    row = measure(1, workers, mbit=10.0, elements=1 << 15, window=128)
+    assert row["wrong"] == 0
     # An emulated sum cannot be much faster than its ports allow; how much slower depends on the machine.
-    assert row.simulated_s == pytest.approx(row.emulated_s, rel=0.25)
+    assert row["simulated_s"] == pytest.approx(row["emulated_s"], rel=0.25)

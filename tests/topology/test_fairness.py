@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from command_line import peelsum
 
-from peelsum.bench.fairness.scene import Scene, jain
-from peelsum.bench.fairness.udp import over_udp
-from peelsum.bench.fairness.virtual import SERVERS, queue, simulated, summed, virtual_network
+from peelsum.bench.fairness import SERVERS, Scene, jain, over_udp, queue, simulated, summed, virtual_network
 from peelsum.simulation import Simulation
 
 SCENE = Scene(2, lanes=32, mbit=200.0, mark_from=64, settle_s=0.03, seconds=0.06)

@@ -1,7 +1,8 @@
-"""The devices on which benchmarks run, and the error for one that is missing."""
+"""The devices on which benchmarks run, the error for one that is missing, and a process's time."""
 
 from __future__ import annotations
 
+import time
 from typing import Literal
 
 DeviceName = Literal["cpu", "cuda"]
@@ -26,6 +27,11 @@ def require_gpu() -> None:
     """Raise NoDeviceError unless torch, which must be installed, can compute on a GPU."""
     if reason := _no_gpu():
         raise NoDeviceError(f"gpu: {reason}; {_REMEDY}")
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor seconds of a process, of all its threads, in the kernel and outside."""
+    return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid
 
 
 def _no_gpu() -> str:

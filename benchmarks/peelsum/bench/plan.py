@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from peelsum.allreduce import BlockIndex, BloomIndex, Choice, Index, NetworkModel, Settings
-from peelsum.allreduce.costs import Candidate, block_width, candidates, expected
+from peelsum.allreduce.costs import Candidate, block_width, expected
 from peelsum.bench.codec import Device, Measured, Support, fastest, one_step, require_memory, seen, tensor
 from peelsum.bench.methods import MethodRow, advice, method_rows
-from peelsum.bench.which_form import FormTime, Point, predictions, simulated
+from peelsum.bench.which_form import FormTime, Point, predictions, simulated, ways
 from peelsum.codec import SketchLayout, scale_for
 from peelsum.flexible import AXES, Crossover, LinkModel, Step, crossovers
 
@@ -126,8 +126,7 @@ def plan(request: Request, *, check: bool = False) -> Plan:
 
 
 def _ways(request: Request) -> Iterator[Candidate]:
-    expectation = seen(request.support, request.elements, request.density)
-    return candidates(request.elements, expectation, Settings())
+    return ways(request.elements, seen(request.support, request.elements, request.density))
 
 
 def _row(request: Request, one: Candidate) -> Row:
@@ -205,10 +204,10 @@ def _measured(request: Request, found: Sequence[Candidate]) -> list[Measured]:
     values, _ = tensor(request.support, request.elements, request.density, 0)
     settings = Settings()
 
-    def run(choice: Choice) -> Measured:
-        return fastest(lambda _: one_step(device, choice, values, settings, seed=0))
+    def run(one: Candidate) -> Measured:
+        return fastest(lambda _: one_step(device, one.choice, values, settings, seed=0, ahead=one.ahead))
 
-    return [run(one.choice) for one in found]
+    return [run(one) for one in found]
 
 
 def _checked(row: Row, measured: Measured) -> Row:

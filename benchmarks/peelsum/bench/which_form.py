@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from peelsum.allreduce import Allreduce, Choice, Form, NetworkModel, Settings, Summation, TensorPlan
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.costs import Candidate, Seen, candidates
-from peelsum.allreduce.plan import FORMS
+from peelsum.allreduce.plan import FORMS, Layout
 from peelsum.bench.allreduce.worker import exact_sum, settings_of, shared_tensor
-from peelsum.bench.codec import Support, require_memory, seen
+from peelsum.bench.codec import Support, require_memory, seen, taught
 from peelsum.bench.codec.supports import positions
 from peelsum.codec import warm_up
 from peelsum.simulation import Job, NetworkSection, Scenario, simulate
@@ -89,20 +89,25 @@ class FormTime:
     """Elements of the last step that differ from an independent sum, and wrong simulated sums."""
 
 
+def ways(elements: int, known: Seen) -> Iterator[Candidate]:
+    """Yield all ways to send a tensor: after a header, and together with it."""
+    for ahead in (False, True):
+        forms = [form for form in FORMS if not ahead or form != "compact"]
+        yield from candidates(elements, known, Settings(), forms, ahead=ahead)
+
+
 def predicted(point: Point, form: Form) -> Candidate:
     """Return the fastest way to send the tensor in a form, by formula."""
-    ways = candidates(point.elements, point.seen, Settings(), (form,))
-    return min(ways, key=lambda one: one.seconds(point.network))
+    found = (one for one in ways(point.elements, point.seen) if one.choice.form == form)
+    return min(found, key=lambda one: one.seconds(point.network))
 
 
 def automatic(point: Point) -> Form:
     """Return the form that an allreduce chooses after steps with this density."""
-    chooser, tensor = (
-        Chooser(network=point.network),
-        TensorPlan("gradient", (point.elements,), "float32", Choice("dense")),
-    )
-    chooser.history.learn((tensor.key,), np.array([True]), np.array([point.seen.occupied]))
-    (chosen,) = chooser.choose([tensor], Settings())
+    chooser = Chooser(network=point.network)
+    tensor = TensorPlan("gradient", (point.elements,), "float32", Choice("dense"))
+    taught(chooser, Layout([tensor]), point.seen)
+    (chosen,), _ = chooser.choose([tensor], Settings())
     return chosen.choice.form
 
 

@@ -13,7 +13,6 @@ from peelsum.experiments.experiment import (
     Sentences,
     Size,
     Value,
-    columns_of,
 )
 
 __all__ = [
@@ -25,5 +24,4 @@ __all__ = [
     "Sentences",
     "Size",
     "Value",
-    "columns_of",
 ]

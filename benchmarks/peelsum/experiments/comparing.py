@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peelsum.experiments.experiment import RESERVED, ExperimentError
-from peelsum.experiments.statistics import Summary, summary
 from peelsum.experiments.store import PART, Row, names, number, read
+from peelsum.experiments.summaries import Summary, summary
 
 FILE = "rows.csv"
 

@@ -9,9 +9,8 @@ from textwrap import wrap
 from typing import Any
 
 from peelsum.experiments.experiment import Experiment, ExperimentError, Plot
-from peelsum.experiments.statistics import Summary
 from peelsum.experiments.store import Row, number
-from peelsum.experiments.summaries import Group, grouped
+from peelsum.experiments.summaries import Group, Summary, grouped
 
 _STYLE: Any = {
     "axes.spines.top": False,
@@ -36,6 +35,7 @@ def draw(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Iterator[
     from matplotlib import pyplot as plt
 
     groups = grouped(experiment, rows)
+    folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(_STYLE):
         for plot in experiment.plots:
             figure = plt.figure(figsize=(6.4, 3.6), layout="constrained")
@@ -57,7 +57,8 @@ def _fill(axes: Any, experiment: Experiment, plot: Plot, groups: Sequence[Group]
     named = any(number(tick) is None for tick in ticks)
     lines: dict[str, list[Group]] = {}
     for group in groups:
-        lines.setdefault(group.point.get(plot.lines, ""), []).append(group)
+        name = ", ".join(group.point[one] for one in plot.lines.split())
+        lines.setdefault(name, []).append(group)
     for name, mine in lines.items():
         _line(axes, plot, name, mine, ticks if named else None)
     axes.set(xlabel=plot.x, ylabel="\n".join(wrap(experiment.columns[plot.y].meaning, 36)))
@@ -71,8 +72,13 @@ def _fill(axes: Any, experiment: Experiment, plot: Plot, groups: Sequence[Group]
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
-    if plot.lines:
-        axes.legend(title=plot.lines, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    if plot.lines and axes.get_legend_handles_labels()[0]:
+        beside = {
+            "loc": "center left",
+            "bbox_to_anchor": (1, 0.5),
+            "fontsize": min(9, 150 / len(lines)),
+        }
+        axes.legend(title=plot.lines, frameon=False, **beside)
 
 
 def _logarithmic(ticks: Sequence[str]) -> dict[str, Any]:
@@ -91,7 +97,7 @@ def _line(axes: Any, plot: Plot, name: str, groups: Sequence[Group], ticks: list
         if isinstance(figure, Summary) and x is not None:
             points.append((x, figure.median, figure.median - figure.low, figure.high - figure.median))
     if points:
-        along, medians, below, above = zip(*points, strict=True)
+        along, medians, below, above = zip(*sorted(points), strict=True)
         style = "o" if ticks else "--o" if groups[0].modelled else "-o"
         axes.errorbar(
             along, medians, (below, above), fmt=style, markersize=3, capsize=2, linewidth=1, label=name

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from textwrap import dedent
 from typing import Any, Literal
 
 #: A parameter, or a figure of a row; None where a figure is not available. `measure` gets a tuple as a whole.
@@ -37,27 +35,15 @@ class Column:
     """Whether it is computed from a model in every row, instead of measured."""
 
 
-def columns_of(row: type, *, without: Sequence[str] = (), **more: str) -> dict[str, Column]:
-    """Return a column for each field of a dataclass, with the field's docstring as its meaning, and more."""
-    (definition,) = ast.parse(dedent(inspect.getsource(row))).body
-    assert isinstance(definition, ast.ClassDef)
-    found: dict[str, Column] = {}
-    for node in definition.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            last = node.target.id
-            found[last] = Column(last.replace("_", " "))
-        elif found and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            found[last] = Column(" ".join(str(node.value.value).split()).rstrip("."))
-    found = {name: column for name, column in found.items() if name not in (*without, *RESERVED)}
-    return found | {name: Column(meaning) for name, meaning in more.items()}
-
-
 @dataclass(frozen=True)
 class Size:
     """The points of an experiment, and how often each is measured."""
 
-    grid: Sequence[Mapping[str, Sequence[Value]]]
-    """For each part, the values of every parameter; a part's points are all combinations of these."""
+    grid: Sequence[Mapping[str, Any]]
+    """For each part, the values of parameters; a part's points are all combinations of these.
+
+    A value that is not a sequence is the only one.
+    """
     repetitions: int = 5
     """How often each point is measured, each time with another seed."""
 
@@ -73,7 +59,7 @@ class Plot:
     y: str
     """A column."""
     lines: str = ""
-    """A parameter whose values are the lines; "" draws one line."""
+    """The parameters, separated by spaces, whose values tell lines apart; "" draws one line."""
     where: Point = field(default_factory=dict)
     """Parameters whose values are fixed."""
     log: Literal["", "x", "y", "xy"] = ""
@@ -136,7 +122,7 @@ class Experiment:
     about: str = ""
     """What is measured and how, in Markdown; by default, the rest of the docstring."""
     measure: Callable[..., Mapping[str, Value] | Iterable[Any]]
-    """measure(seed=..., **parameters) returns a row: a mapping, or a dataclass, with a value for each column.
+    """measure(seed=..., **parameters) returns a row: a mapping with a value for each column.
 
     It returns several rows if the experiment has `keys`. A row may add `note`, which says why a figure is not
     available, and repeat parameters.
@@ -145,6 +131,8 @@ class Experiment:
     """The figures of a row."""
     sizes: Mapping[str, Size]
     """By name: "quick", "usual" and "full". "usual" is needed; the others default to it."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values, as in a grid, of parameters in the parts that do not name them."""
     plots: Sequence[Plot] = ()
     """The figures that are drawn."""
     published: Sequence[Published] = ()
@@ -163,17 +151,25 @@ class Experiment:
     """The values that other parameters may have."""
     needs: Sequence[str] = ()
     """Packages that must be installed."""
-    text: Callable[[list[dict[str, Any]]], str] | None = None
-    """Returns the text of a run's rows, in place of one table of all of them."""
 
     def __post_init__(self) -> None:
         check(self)
+        sizes = {name: self._whole(size) for name, size in self.sizes.items()}
+        object.__setattr__(self, "sizes", sizes)
+
+    def _whole(self, size: Size) -> Size:
+        """Return a size whose parts have a sequence of values for every parameter."""
+        parts = [{**part, **self.defaults, **part} for part in size.grid]
+        grid = [{name: _several(values) for name, values in part.items()} for part in parts]
+        return Size(grid, size.repetitions)
 
     @property
     def parameters(self) -> list[str]:
-        """The names of all parameters, in order."""
+        """The names of all parameters, in the order of `measure`."""
         parts = [part for size in self.sizes.values() for part in size.grid]
-        return list(dict.fromkeys(name for part in parts for name in part))
+        known = dict.fromkeys([*(name for part in parts for name in part), *self.defaults])
+        order = list(inspect.signature(self.measure).parameters)
+        return sorted(known, key=lambda name: order.index(name) if name in order else len(order))
 
     @property
     def labels(self) -> list[str]:
@@ -210,7 +206,7 @@ def check(one: Experiment) -> None:
         _require(bool(_NAME.fullmatch(plot.name)), "plots.name", plot.name, "use a-z0-9_")
         _require(plot.x in one.labels, "plots.x", plot.x, _known(one.labels))
         _require(plot.y in one.columns, "plots.y", plot.y, _known(one.columns))
-        for name in (*filter(None, [plot.lines]), *plot.where):
+        for name in (*plot.lines.split(), *plot.where):
             _require(name in one.labels, "plots.lines and plots.where", name, _known(one.labels))
     for published in one.published:
         _require(published.column in one.columns, "published.column", published.column, _known(one.columns))
@@ -243,12 +239,11 @@ def _check_sizes(one: Experiment) -> None:
                 where = f"sizes.{name}.grid.{parameter}"
                 new = parameter not in RESERVED and parameter not in one.columns
                 _require(bool(_NAME.fullmatch(parameter)) and new, where, parameter, "use another name")
-                _require(
-                    isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0,
-                    where,
-                    values,
-                    "give a sequence of values",
-                )
+                _require(len(_several(values)) > 0, where, values, "give at least one value")
+
+
+def _several(values: Any) -> Sequence[Value]:
+    return values if isinstance(values, Sequence) and not isinstance(values, str) else (values,)
 
 
 def _require(right: bool, where: str, value: Any, remedy: str) -> None:

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -65,10 +66,8 @@ def load(source: Source) -> Experiment:
 
     Raises ExperimentError, which names file and field, if the file fails or defines none.
     """
-    module = ModuleType(f"peelsum_experiment_{source.digest}")
-    sys.modules[module.__name__] = module  # dataclasses in the file look for their module there
     try:
-        exec(compile(source.content, source.file, "exec"), vars(module))
+        module = _module(source)
     except ExperimentError as error:
         raise ExperimentError(f"{source.file}: {error}") from None
     except Exception as error:
@@ -85,6 +84,17 @@ def load(source: Source) -> Experiment:
     )
     taught = _sentences().get(experiment.name)
     return experiment if experiment.sentences or not taught else replace(experiment, sentences=taught)
+
+
+def _module(source: Source) -> ModuleType:
+    """Run a file as a module; import the catalogue's own, as other processes can import it, too."""
+    own = CATALOGUE / source.file
+    if own.exists() and own.read_text(encoding="utf-8") == source.content:
+        return import_module(f"peelsum.experiments.catalogue.{own.stem}")
+    module = ModuleType(f"peelsum_experiment_{source.digest}")
+    sys.modules[module.__name__] = module  # dataclasses in the file look for their module there
+    exec(compile(source.content, source.file, "exec"), vars(module))
+    return module
 
 
 @cache

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from peelsum.experiments.experiment import RESERVED, Experiment, ExperimentError, Value
 from peelsum.experiments.loading import Source, load
-from peelsum.experiments.machine import machine, versions
+from peelsum.experiments.machine import Load, Watched, machine, versions
 from peelsum.experiments.plan import Task
 from peelsum.experiments.store import PART, Row, text, texts
-from peelsum.experiments.watching import Load, Watched
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,10 @@ def checked(experiment: Experiment, found: Mapping[str, Value] | Iterable[Any]) 
 
 
 def _checked(experiment: Experiment, row: Any, part: dict[str, Value]) -> dict[str, Value]:
-    figures = asdict(row) if is_dataclass(row) and not isinstance(row, type) else row
-    if not isinstance(figures, Mapping):
-        raise ExperimentError(f"measure: returned {type(figures).__name__}; return a dict of all columns")
+    if not isinstance(row, Mapping):
+        raise ExperimentError(f"measure: returned {type(row).__name__}; return a dict of all columns")
     extra = {*experiment.parameters, *RESERVED} - {"note"}
-    figures = {name: value for name, value in figures.items() if name not in extra}
+    figures = {name: value for name, value in row.items() if name not in extra}
     for name in experiment.columns:
         if name not in figures:
             raise ExperimentError(f"measure: {name}: is missing from what it returned; add it")

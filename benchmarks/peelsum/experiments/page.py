@@ -9,9 +9,8 @@ from textwrap import wrap
 
 from peelsum.experiments.experiment import Column, Experiment, Value
 from peelsum.experiments.running import Failed
-from peelsum.experiments.statistics import CONFIDENCE, Summary
 from peelsum.experiments.store import PART, Row, value_of
-from peelsum.experiments.summaries import Group, grouped, ours
+from peelsum.experiments.summaries import CONFIDENCE, Group, Summary, grouped, ours
 
 #: The longest line of text.
 _COLUMNS = 110
@@ -51,9 +50,7 @@ def objects(experiment: Experiment, rows: Sequence[Row]) -> list[dict[str, Value
 
 
 def text_of(experiment: Experiment, rows: Sequence[Row]) -> str:
-    """Return the tables of rows, in Markdown."""
-    if experiment.text is not None:
-        return experiment.text(objects(experiment, rows))
+    """Return the table of rows, in Markdown."""
     return "\n".join(table(experiment, grouped(experiment, rows)))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from peelsum.experiments.drawing import draw
-from peelsum.experiments.experiment import ExperimentError
+from peelsum.experiments.experiment import Experiment, ExperimentError, Value
 from peelsum.experiments.loading import load
 from peelsum.experiments.page import page
 from peelsum.experiments.running import Failed, Report, Run
@@ -40,6 +41,15 @@ def command(what: Run, name: str) -> str:
 def option_of(parameter: str) -> str:
     """Return a parameter's option; that of `NAME_each`, which takes several values at once, is --NAME."""
     return f"--{parameter.removesuffix('_each').replace('_', '-')}"
+
+
+def read_json(experiment: Experiment, paths: Sequence[Path]) -> list[Row]:
+    """Return the rows of files that `--json` printed; a file may also have rows by command."""
+    names, found = (*experiment.labels, *experiment.figures), list[dict[str, Value]]()
+    for path in paths:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        found += [one for each in rows.values() for one in each] if isinstance(rows, dict) else rows
+    return [{"modelled": "", "note": "", **{name: text(row.get(name)) for name in names}} for row in found]
 
 
 def write(what: Run, report: Report, name: str, out: Path) -> Path:

@@ -162,16 +162,27 @@ def draw(
     full: Full = False,
     out: Out = _OUT,
     seed: Seed = 0,
+    rows: Annotated[
+        list[Path] | None, typer.Option(help="Files of rows as --json prints them, to draw instead.")
+    ] = None,
 ) -> None:
-    """Write pages and figures again, of the rows that were measured last; measure nothing."""
-    from peelsum.experiments import ExperimentError
-    from peelsum.experiments.results import write
+    """Write pages and figures again, of the rows that were measured last; measure nothing.
+
+    With --rows, write only the figures of one experiment.
+    """
+    from peelsum.experiments import ExperimentError, drawing
+    from peelsum.experiments.loading import find, load
+    from peelsum.experiments.results import read_json, write
     from peelsum.experiments.running import Report
 
     with measuring(ExperimentError, json=False):
         for name in names:
-            what, rows = _measured_last([name], quick, full, seed, out)
-            print(write(what, Report(rows, len(rows), []), name, out))
+            if rows:
+                experiment = load(find(name))
+                print(*drawing.draw(experiment, read_json(experiment, rows), out / experiment.name), sep="\n")
+                continue
+            what, last = _measured_last([name], quick, full, seed, out)
+            print(write(what, Report(last, len(last), []), name, out))
 
 
 @app.command("compare")

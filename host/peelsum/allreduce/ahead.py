@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from peelsum.allreduce.exchange import Exchange, Round, Rounds, Setting, Sums, Wide
 from peelsum.allreduce.plan import Layout
 from peelsum.codec import SketchLayout, kernels
-from peelsum.codec.block_scales import COARSEST
+from peelsum.codec.block_scales import FEWEST_BITS
 from peelsum.codec.segments import ROW, Integers, SegmentCodec
 from peelsum.summation import Words
 
@@ -107,7 +107,8 @@ class AheadExchange(Exchange):
         codec, expected = self.codec, self._expected.fields
         self._read_scales(words)
         levels, actual = self.levels, codec.scales.copy()
-        again = (levels > expected + self._bits - 1) | ((levels > 0) & (levels < expected - COARSEST))
+        coarse = (levels > 0) & (levels < expected - self._bits + FEWEST_BITS)
+        again = (levels > expected + self._bits - 1) | coarse
         scales = np.where(again, actual, self._scales)
         self.bounds = np.minimum(scales, actual)
         codec.use(codec.fields, scales)

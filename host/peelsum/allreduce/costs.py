@@ -123,6 +123,8 @@ class Candidate:
     """Exchanges, one after the other."""
     codec_s: float
     """Seconds in the codec."""
+    ahead: bool = False
+    """Whether numbers travel together with the index, as earlier steps tell how many."""
 
     def seconds(self, network: NetworkModel) -> float:
         """Return the expected seconds in total."""
@@ -152,7 +154,7 @@ def candidates(
     """
     if "dense" in forms:
         work_ns = _CALL_NS * _DENSE_CALLS + _DENSE_NS * elements
-        yield _with_scales(Choice("dense"), elements, elements, 2 - ahead, work_ns)
+        yield _with_scales(Choice("dense"), elements, elements, work_ns, ahead=ahead)
     if "compact" in forms:
         for index in indexes(elements, seen, 1):
             _, passed = expected(index, elements, seen)
@@ -164,20 +166,18 @@ def candidates(
                 continue
             _, passed = expected(index, elements, seen)
             layout = SketchLayout.segmented(math.ceil(passed), lanes, 0, per_candidate)
-            yield replace(
-                one := _sparse(Choice("sketch", index), elements, seen, layout.cells),
-                exchanges=one.exchanges - ahead,
-            )
+            yield _sparse(Choice("sketch", index), elements, seen, layout.cells, ahead=ahead)
 
 
-def _with_scales(choice: Choice, elements: int, words: float, exchanges: int, work_ns: float) -> Candidate:
+def _with_scales(choice: Choice, elements: int, words: float, work_ns: float, *, ahead: bool) -> Candidate:
     """Return the Candidate of a choice that sends `words` words beside those that agree on scales."""
     block = scale_block(elements, words)
-    scales = 1 + -(-elements // block)
-    return Candidate(replace(choice, scale_block=block), words + scales, exchanges, work_ns * 1e-9)
+    scales, refined = 1 + -(-elements // block), choice.index is not None and choice.index.refined
+    exchanges = 1 if ahead else 2 + refined
+    return Candidate(replace(choice, scale_block=block), words + scales, exchanges, work_ns * 1e-9, ahead)
 
 
-def _sparse(choice: Choice, elements: int, seen: Seen, values: float) -> Candidate:
+def _sparse(choice: Choice, elements: int, seen: Seen, values: float, *, ahead: bool = False) -> Candidate:
     """Return the Candidate of a sparse choice that sends `values` words of values."""
     assert choice.index is not None
     words, passed = expected(choice.index, elements, seen)
@@ -185,7 +185,7 @@ def _sparse(choice: Choice, elements: int, seen: Seen, values: float) -> Candida
     work_ns += index_ns(choice.index, elements, seen)
     if choice.form == "sketch":
         work_ns += _CALL_NS * _SKETCH_CALLS + _CELL_NS * values
-    return _with_scales(choice, elements, words + values, 2 + choice.index.refined, work_ns)
+    return _with_scales(choice, elements, words + values, work_ns, ahead=ahead)
 
 
 def block_width(seen: Seen) -> int:

@@ -17,9 +17,9 @@ from peelsum.codec.segments import Table
 _RESEMBLING = 16
 #: Sizes of one name that are remembered, and sequences of keys whose rows are.
 _SIZES, _SEQUENCES = 8, 256
-#: Arrays of unions: the last, the one before, the last with a non-zero, and the one of the last choice.
-_UNIONS = 4
-_LAST, _BEFORE, _FILLED, _BASIS = range(_UNIONS)
+#: Arrays of unions: the last three, the last with a non-zero, and the one of the last choice.
+_UNIONS = 5
+_LAST, _BEFORE, _EARLIEST, _FILLED, _BASIS = range(_UNIONS)
 #: Arrays of other facts: steps; whether the last choice knew a union; elements of blocks that exceeded what
 #: was expected, in the last step and the one before; how often something was sent again, and at the choice.
 _FACTS = 6
@@ -104,12 +104,12 @@ class History:
             self._facts[_MISSED_BASIS, rows] = self._facts[_MISSED, rows]
 
     def most(self, keys: tuple[Key, ...]) -> _Counts:
-        """Return the unions of the last two steps with more candidates: float64[tensors, BLOCK_SIZES]."""
+        """Return the unions of the last three steps with most candidates: float64[tensors, BLOCK_SIZES]."""
         with self._lock:
             rows = self._known(keys)
-            last, before = self._unions[_LAST, rows], self._unions[_BEFORE, rows]
-            more: _Counts = np.where(last[:, :1] >= before[:, :1], last, before)
-            return more
+            unions = self._unions[: _EARLIEST + 1, rows]
+            most: _Counts = unions[unions[:, :, 0].argmax(axis=0), np.arange(len(rows))]
+            return most
 
     def wide(self, keys: tuple[Key, ...]) -> float:
         """Return the elements of blocks that exceeded what was expected, in the worse of two steps."""
@@ -134,7 +134,8 @@ class History:
             levels = self._levels.of(keys, table)
             np.copyto(levels, step.levels, where=step.levels > 0)
             first = self._facts[_STEPS, rows] == 0
-            self._unions[_BEFORE, rows] = np.where(first[:, np.newaxis], seen, self._unions[_LAST, rows])
+            for older, newer in ((_EARLIEST, _BEFORE), (_BEFORE, _LAST)):
+                self._unions[older, rows] = np.where(first[:, np.newaxis], seen, self._unions[newer, rows])
             self._unions[_LAST, rows] = seen
             filled = seen[:, 0] > 0
             self._unions[_FILLED, rows[filled]] = seen[filled]

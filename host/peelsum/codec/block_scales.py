@@ -32,8 +32,8 @@ ZERO = -1
 _LARGEST_FINITE = NON_FINITE - 1
 #: Octaves by which a block may grow from one step to the next without exceeding its expected field.
 MARGIN = 2
-#: Octaves below the expected field from which on a block's numbers are too coarse, and are sent again.
-COARSEST = 12
+#: Bits of a block's largest number, beside its sign. With fewer, its numbers are sent again.
+FEWEST_BITS = 10
 
 _Words = NDArray[np.uint32]
 _Fields = NDArray[np.int32]

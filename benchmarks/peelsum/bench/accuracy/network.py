@@ -49,7 +49,7 @@ def _paths(run: Run, link: LinkModel) -> Iterator[Path]:
 
     Dense gradients also travel as floats, without encoding. Values and positions can also be gathered.
     """
-    traffic, workers = Traffic(**run.traffic), run.setting.workers
+    traffic, workers = run.traffic, run.setting.workers
     done = max(run.done, 1)
     switch = SwitchPath().network(link)
     words = traffic.summed_words + traffic.broadcast_words

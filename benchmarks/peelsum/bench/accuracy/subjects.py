@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -114,7 +114,8 @@ def make_subject(name: SubjectName, seed: int = 0, path: Path | None = None) -> 
         return _MAKERS[name]()
     if name not in _READERS:
         raise TrainingDataError(f"path: {name} has no published data; use {', '.join(_READERS)}")
-    return _READERS[name](path)
+    subject = _READERS[name](path)
+    return replace(subject, data=f"{subject.data}; published, {PUBLISHED[name]}")
 
 
 def _digits() -> Subject:

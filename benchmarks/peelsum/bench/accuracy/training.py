@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce, StepResult
-from peelsum.bench.accuracy.in_process import InProcess, WorkerThreads
+from peelsum.bench.accuracy.in_process import InProcess, Traffic, WorkerThreads
 from peelsum.bench.accuracy.methods import MOMENTUM, Method, MethodError, parse
 from peelsum.bench.accuracy.shares import divide
 from peelsum.bench.accuracy.subjects import Subject, SubjectName, make_subject
@@ -73,14 +73,14 @@ class Run:
     """Bytes that the worker contributed, by the hook's statistics."""
     payload_bytes: int
     """Bytes of its payloads; 0 without a compressor."""
-    traffic: dict[str, int] = field(default_factory=dict)
-    """The exchanges, as `peelsum.bench.accuracy.in_process.Traffic` counts them."""
-    compute_s: float = 0.0
+    traffic: Traffic
+    """The exchanges."""
+    compute_s: float
     """Seconds of a step's forward and backward pass of one worker, and of the optimizer.
 
     It is the mean over all steps but the first, as `compress_s`.
     """
-    compress_s: float = 0.0
+    compress_s: float
     """Seconds of a step's encoding and decoding of one worker."""
 
     @property
@@ -152,7 +152,7 @@ class Training:
             kind=compressor.kind if compressor else "dense" if self.method.dense else "exact",
             wire_bytes=self.wire_bytes,
             payload_bytes=self.payload_bytes,
-            traffic=asdict(self._threads.members[0].traffic),
+            traffic=self._threads.members[0].traffic,
             compute_s=self._compute_s / max(self.done - 1, 1),
             compress_s=self._compress_s / max(self.done - 1, 1),
         )

@@ -8,7 +8,7 @@ from peelsum.bench.codec.lhc import LARGEST_FAN_IN, LHC_LANES, LhcLayout, smalle
 from peelsum.bench.codec.memory import NotEnoughMemoryError, require_memory
 from peelsum.bench.codec.peeling import Peeled, peel, peel_sketch
 from peelsum.bench.codec.supports import SUPPORTS, Support, seen, tensor
-from peelsum.bench.codec.timing import Measured, NotExactError, fastest, lhc_step, one_step
+from peelsum.bench.codec.timing import Measured, NotExactError, fastest, lhc_step, one_step, taught
 from peelsum.bench.devices import NoDeviceError
 
 __all__ = [
@@ -31,5 +31,6 @@ __all__ = [
     "require_memory",
     "seen",
     "smallest_lhc",
+    "taught",
     "tensor",
 ]

@@ -13,11 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Choice, NetworkModel, Settings, TensorPlan
+from peelsum.allreduce.ahead import AheadExchange
+from peelsum.allreduce.choosing import Chooser
+from peelsum.allreduce.costs import Seen
 from peelsum.allreduce.exchange import Exchange, Round, Setting, Sums
+from peelsum.allreduce.history import Learned
 from peelsum.allreduce.plan import Layout
 from peelsum.bench.codec.device import Device
 from peelsum.bench.codec.lhc import LhcLayout
 from peelsum.codec import FixedPoint, Memory, fixed_point, kernels
+from peelsum.codec.cpu import occupied
+from peelsum.codec.segments import SegmentCodec
 from peelsum.summation import Words
 
 #: Number of runs of a measurement, unless they reach _ENOUGH_S seconds before.
@@ -57,6 +63,12 @@ def exchange_of(
 
     likely: the non-zeros of the union, as if it were that of the last step.
     """
+    return Exchange(*_parts(device, choice, values, settings, workers, seed, likely))
+
+
+def _parts(
+    device: Device, choice: Choice, values: Any, settings: Settings, workers: int, seed: int, likely: int
+) -> tuple[Layout, SegmentCodec, Setting]:
     layout = Layout([TensorPlan("g", (len(values),), "float32", choice)])
     codec = device.segments(layout.table, [values], [None], workers)
     sketched = choice.form == "sketch"
@@ -64,7 +76,26 @@ def exchange_of(
     setting = Setting(
         *(device.ops, device.memory, settings, NetworkModel(), seed, sketched, lambda keys: likely, highest)
     )
-    return Exchange(layout, codec, setting)
+    return layout, codec, setting
+
+
+def _ahead(device: Device, choice: Choice, values: Any, settings: Settings, seed: int) -> Exchange:
+    """Return one worker's exchange of values[n] that knows what a step before has shown of them."""
+    before = exchange_of(device, choice, values, settings, 1, seed, len(values))
+    _run(device, before)
+    found = np.flatnonzero(device.memory.on_host(before.codec.read(before.dense, before.sparse, 1)[0]))
+    layout, codec, setting = _parts(device, choice, values, settings, 1, seed, len(found))
+    chooser = Chooser()
+    taught(chooser, layout, Seen(tuple(occupied(found).tolist())), before.levels)
+    return AheadExchange(layout, codec, setting, chooser.expected(layout, settings, seed))
+
+
+def taught(chooser: Chooser, layout: Layout, known: Seen, levels: NDArray[np.int32] | None = None) -> None:
+    """Tell a chooser of a step of a layout's only tensor. levels: int32[blocks], fields of its blocks."""
+    if levels is None:
+        levels = np.zeros(int(layout.table.blocks[-1]), np.int32)
+    step = Learned(np.array([True]), np.array([known.occupied]), levels, np.zeros(1), None)
+    chooser.history.learn(layout.keys, layout.table, step)
 
 
 def format_of(exchange: Exchange) -> FixedPoint:
@@ -74,16 +105,44 @@ def format_of(exchange: Exchange) -> FixedPoint:
 
 
 def one_step(
-    device: Device, choice: Choice, values: NDArray[np.float32], settings: Settings, seed: int
+    device: Device,
+    choice: Choice,
+    values: NDArray[np.float32],
+    settings: Settings,
+    seed: int,
+    *,
+    ahead: bool = False,
 ) -> Measured:
     """Measure all rounds of values[n] with `choice`; copying them to the device does not count.
 
+    ahead: whether index and numbers travel together, because an earlier step had the same values.
     Raises NotExactError if a decoded element is wrong.
     """
     clock, memory, there = device.clock, device.memory, device.place(values)
     likely = int(np.count_nonzero(values))
+    if ahead:
+        exchange = _ahead(device, choice, there, settings, seed)
     started = clock()
-    exchange = exchange_of(device, choice, there, settings, 1, seed, likely)
+    if not ahead:
+        exchange = exchange_of(device, choice, there, settings, 1, seed, likely)
+    encode_s = clock() - started
+    words, more_s, decode_s = _run(device, exchange)
+    started = clock()
+    (decoded,) = exchange.codec.read(exchange.dense, exchange.sparse, 1)
+    memory.settle()
+    decode_s += clock() - started
+    require_exact([values], memory.on_host(decoded), format_of(exchange))
+    positions = None
+    if choice.index is not None:
+        union = memory.on_host(exchange.union).view(np.uint32)
+        positions = kernels().positions(union, values.size)
+    return Measured(words, encode_s + more_s, decode_s, positions, exchange.left_over)
+
+
+def _run(device: Device, exchange: Exchange) -> tuple[int, float, float]:
+    """Go through an exchange's rounds; return the words sent, and the seconds of encoding and decoding."""
+    clock, memory = device.clock, device.memory
+    started = clock()
     rounds = exchange.rounds()
     asked: Round | None = next(rounds)
     encode_s, decode_s, words = clock() - started, 0.0, 0
@@ -102,16 +161,7 @@ def one_step(
         except StopIteration:
             asked = None
         decode_s += clock() - started
-    started = clock()
-    (decoded,) = exchange.codec.read(exchange.dense, exchange.sparse, 1)
-    memory.settle()
-    decode_s += clock() - started
-    require_exact([values], memory.on_host(decoded), format_of(exchange))
-    positions = None
-    if choice.index is not None:
-        union = memory.on_host(exchange.union).view(np.uint32)
-        positions = kernels().positions(union, values.size)
-    return Measured(words, encode_s, decode_s, positions, exchange.left_over)
+    return words, encode_s, decode_s
 
 
 def fastest(run: Callable[[int], Measured]) -> Measured:

@@ -11,22 +11,32 @@ import os
 import select
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.bench.train.links import ShapedLan
 from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.interfaces import InterfacePorts
 from peelsum.softswitch.ports.links import Links
 from peelsum.softswitch.ports.pacing import Pacer
-from peelsum.softswitch.ports.schedule import Change, LinkSchedule, LinkState, load_schedule
+from peelsum.softswitch.ports.schedule import Change, LinkSchedule, LinkState
 from peelsum.softswitch.runtime.queues import TICK_SHIFT
-from peelsum.topology import say
+from peelsum.topology import Child, TopologyError, say
+from peelsum.topology.namespaces import HOST_INTERFACE, inside
 
 #: Frames that may wait at a port. TCP fills any queue, and this one must lose nothing.
 _QUEUE = 1 << 14
 _BATCH = 4096
+_MTU = 1500
+_OFFLOADS_OFF = "from peelsum.softswitch.ports.interfaces import without_offloads; without_offloads({name!r})"
+#: Settings of a namespace: connections that were idle send as fast as before, with room for a link's bytes.
+_SETTINGS = {
+    "tcp_slow_start_after_idle": "0",
+    "tcp_rmem": "4096 4194304 16777216",
+    "tcp_wmem": "4096 4194304 16777216",
+    "tcp_no_metrics_save": "1",
+}
 
 
 def mac(worker: int) -> str:
@@ -89,10 +99,37 @@ def constant(mbit: float, delay_ms: float) -> LinkSchedule:
     return LinkSchedule([Change(0.0, LinkState(mbit, delay_ms))])
 
 
+class RelayedLan(ShapedLan):
+    """A `ShapedLan` whose hub is a `Relay` instead of a bridge and token buckets."""
+
+    _relay: Child | None = None
+
+    def shape(self, gbps: float, latency_s: float = 0.0) -> None:
+        """Let every link send at `gbps` Gbit/s, and delay every frame by `latency_s`."""
+        if self._relay is None:
+            command = [sys.executable, "-m", "peelsum.bench.methods.relay", str(self._workers)]
+            self._relay = Child("relay", inside(self._hub, *command))
+            self._stack.callback(self._relay.stop)
+            self._relay.ready()
+        self._relay.tell(mbit=1e3 * gbps, delay_ms=1e3 * latency_s)
+        if self._relay.next_line(10.0) is None:
+            raise TopologyError("relay: ended early; run again, it may have been stopped")
+
+    def _join_hub(self) -> None:
+        """Leave the links' ends in the hub to the relay."""
+
+    def _attach_host(self, worker: int, pid: int) -> None:
+        self._wire(worker, pid, _MTU, "address", mac(worker))
+        self._run(pid, sys.executable, "-c", _OFFLOADS_OFF.format(name=HOST_INTERFACE))
+        for setting, value in _SETTINGS.items():
+            write = f"echo {value} > /proc/sys/net/ipv4/{setting}"
+            self._run(pid, "sh", "-c", write)
+
+
 def main() -> None:
     """Run the process; its argument is the number of workers.
 
-    A line {mbit, delay_ms} sets the links, a line {schedule} makes them follow that file.
+    A line {mbit, delay_ms} sets the links.
     """
     workers = int(sys.argv[1])
     ports = InterfacePorts({worker + 1: f"w{worker}" for worker in range(workers)}, batch=_BATCH)
@@ -111,9 +148,7 @@ def main() -> None:
             line = os.read(0, 4096)
             if not line:
                 return
-            asked = json.loads(line)
-            file = asked.pop("schedule", None)
-            relay.set(load_schedule(Path(file)) if file else constant(**asked))
+            relay.set(constant(**json.loads(line)))
             say(set=True)
         frames = ports.receive([numbers[one] for one in ready if one])
         if len(frames):

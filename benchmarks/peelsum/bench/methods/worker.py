@@ -1,6 +1,6 @@
-"""One worker of `peelsum plan --measure`: runs collectives of torch.distributed, timed on a common clock.
+"""One worker of `peelsum bench plan`: runs collectives of torch.distributed, timed on a common clock.
 
-`peelsum.bench.methods.measured` runs it as a separate process. All workers begin a collective at the same
+The catalogue's `plan` runs it as a separate process. All workers begin a collective at the same
 time of the machine's clock, so that no barrier adds latency to what is measured.
 """
 

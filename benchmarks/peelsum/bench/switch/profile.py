@@ -14,7 +14,6 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -51,33 +50,6 @@ binding.initialize_native_asmparser()
 
 class ProfileError(Exception):
     """The profile cannot be measured on this machine. The message says why."""
-
-
-@dataclass(frozen=True)
-class ProgramRow:
-    """Time of a contribution in the program, including its share of sums and results."""
-
-    lanes: int
-    workers: int
-    parts_ns: dict[str, float]
-    """Nanoseconds of each of PARTS."""
-    sum_of_parts_ns: float
-    without_stamps_ns: float
-    """Nanoseconds in the program without readings of the counter."""
-
-
-@dataclass(frozen=True)
-class LoopRow:
-    """CPU time of a contribution in the switch process, over UDP and under load."""
-
-    lanes: int
-    workers: int
-    packets_per_s: int
-    """Contributions per second."""
-    busy: float
-    """Share of the time that the process spent on the CPU."""
-    parts_ns: dict[str, float]
-    """Nanoseconds a contribution in the kernel, and in the program and the loop around it."""
 
 
 def require_counter() -> None:
@@ -256,8 +228,11 @@ def reading_cycles() -> float:
     return float(np.median(runs))
 
 
-def profile_program(lanes: int, workers: int) -> ProgramRow:
-    """Return nanoseconds of each part per contribution, including its share of sums and results."""
+def profile_program(lanes: int, workers: int) -> dict[str, float]:
+    """Return nanoseconds of each part per contribution, including its share of sums and results.
+
+    `sum` is of all parts, `without_stamps` of the program without readings of the counter.
+    """
     with _switch_in_memory(lanes, workers) as (switch, load):
         plain_ns = 1e9 / rates._replay(switch, load, 1.0)
         cycles = Cycles()
@@ -272,13 +247,8 @@ def profile_program(lanes: int, workers: int) -> ProgramRow:
     took, readings = np.median(rounds, axis=0).T
     parts = (took - readings * reading_cycles()) / cycles_per_ns() / (load.window * load.workers)
     parts_ns = dict(zip(PARTS[:-1], parts[:-1].tolist(), strict=True))
-    return ProgramRow(
-        lanes=lanes,
-        workers=workers,
-        parts_ns={part: round(value, 2) for part, value in parts_ns.items()},
-        sum_of_parts_ns=round(sum(parts_ns.values()), 1),
-        without_stamps_ns=round(plain_ns, 1),
-    )
+    found = {part: round(value, 2) for part, value in parts_ns.items()}
+    return {**found, "sum": round(sum(parts_ns.values()), 1), "without_stamps": round(plain_ns, 1)}
 
 
 @contextmanager
@@ -304,8 +274,8 @@ def _stamped_run(source: str, stamp: Any) -> Any:
     return native.compiler(False)(names["run"])
 
 
-def profile_loop(lanes: int, workers: int, seconds: float) -> LoopRow:
-    """Return nanoseconds of the switch process's CPU time per contribution, over UDP and under load."""
+def profile_loop(lanes: int, workers: int, seconds: float) -> list[dict[str, Any]]:
+    """Return a row for each part of a switch process's CPU time per contribution, over UDP and under load."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_be_switch, args=(theirs, workers + 1), daemon=True)
@@ -320,13 +290,11 @@ def profile_loop(lanes: int, workers: int, seconds: float) -> LoopRow:
     process.join()
     contributions = driven.chunks * workers
     parts_s = {"system calls": kernel_s, "program and loop": user_s}
-    return LoopRow(
-        lanes=lanes,
-        workers=workers,
-        packets_per_s=round(contributions / driven.seconds),
-        busy=round((kernel_s + user_s) / driven.seconds, 3),
-        parts_ns={name: round(1e9 * seconds / contributions, 1) for name, seconds in parts_s.items()},
-    )
+    rate = {
+        "packets_per_s": round(contributions / driven.seconds),
+        "busy": round((kernel_s + user_s) / driven.seconds, 3),
+    }
+    return [{"piece": name, "ns": round(1e9 * s / contributions, 1), **rate} for name, s in parts_s.items()]
 
 
 def _be_switch(connection: Connection, ports: int) -> None:

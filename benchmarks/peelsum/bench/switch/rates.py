@@ -11,8 +11,8 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 
@@ -41,23 +41,7 @@ _AGE_LIMIT_MS = 100.0
 FIRST_CHUNK_S = 30.0
 
 
-@dataclass(frozen=True)
-class Rate:
-    """Rate and latency of one switch for one job."""
-
-    packets_per_s: float
-    """Contributions per second that went into complete sums, under a load that keeps the switch busy."""
-    lost_chunks: int
-    """Chunks given up as lost under that load."""
-    latency_p50_us: float
-    """Median time from a chunk's last contribution in to its sum out, one chunk at a time."""
-    latency_p99_us: float
-    """99th percentile of the same time."""
-    slots_timed: int
-    """Number of chunks whose latency was measured."""
-
-
-def in_memory(lanes: int, workers: int, seconds: float) -> Rate:
+def in_memory(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
     """Measure the softswitch alone, with the same batch of contributions and results repeated."""
     device = Device()
     server = serve(device, "127.0.0.1:0")
@@ -73,7 +57,7 @@ def in_memory(lanes: int, workers: int, seconds: float) -> Rate:
         device.close()
 
 
-def over_udp(lanes: int, workers: int, seconds: float) -> Rate:
+def over_udp(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
     """Measure the softswitch in a separate process; this process plays all hosts behind its UDP ports."""
     with switch_process(workers) as (at, _):
         generation = admit(f"{at.host}:{at.grpc_port}", lanes, workers)
@@ -83,7 +67,7 @@ def over_udp(lanes: int, workers: int, seconds: float) -> Rate:
             return _driven(load, hosts, seconds, timed)
 
 
-def bmv2_over_veth(lanes: int, workers: int, seconds: float) -> Rate:
+def bmv2_over_veth(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
     """Measure BMv2 on virtual Ethernet pairs; this process plays all hosts at their other ends."""
     veth.enter_own_namespace()
     ports = _ports(workers)
@@ -112,14 +96,20 @@ def _timed(load: Load, hosts: Hosts, seconds: float) -> Timed:
     return timed
 
 
-def _driven(load: Load, hosts: Hosts, seconds: float, timed: Timed) -> Rate:
+def _driven(load: Load, hosts: Hosts, seconds: float, timed: Timed) -> dict[str, Any]:
     driven = drive(load, hosts, seconds, time.perf_counter, first_within=FIRST_CHUNK_S)
     return _rate(timed, driven.chunks * load.workers / driven.seconds, driven.lost)
 
 
-def _rate(timed: Timed, packets_per_s: float, lost: int) -> Rate:
+def _rate(timed: Timed, packets_per_s: float, lost: int) -> dict[str, Any]:
     p50, p99 = np.percentile(timed.sum_us, (50, 99)).tolist()
-    return Rate(packets_per_s, lost, p50, p99, len(timed.sum_us))
+    return {
+        "packets_per_s": round(packets_per_s),
+        "latency_p50_us": round(p50, 1),
+        "latency_p99_us": round(p99, 1),
+        "slots_timed": len(timed.sum_us),
+        "lost_chunks": lost,
+    }
 
 
 def _replay(switch: Switch, load: Load, seconds: float) -> float:

@@ -11,17 +11,15 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from peelsum.bench.devices import require_device
 from peelsum.bench.train.links import ShapedLan
-from peelsum.bench.train.report import Row, compared
-from peelsum.bench.train.worker import FORMS, FP16, HOOK_OVER_GLOO, Job, Measurement
+from peelsum.bench.train.worker import FORMS, FP16, HOOK_OVER_GLOO, Job
 from peelsum.topology import Child, Star, TopologyError
 from peelsum.topology.namespaces import HOST_INTERFACE
-from peelsum.training import Density, ModelName, densities, make_task, overall
 
 #: Seconds that a sum waits for a worker. At the published sizes, steps take minutes and differ by as much.
 _TIMEOUT_SMALL_S, _TIMEOUT_FULL_S = 30.0, 600.0
@@ -29,61 +27,27 @@ _TIMEOUT_SMALL_S, _TIMEOUT_FULL_S = 30.0, 600.0
 _POLL_S = 0.05
 #: The backends without a switch.
 BY_GLOO = ["gloo", HOOK_OVER_GLOO, FP16]
-#: Numbers of workers for which the union's density is shown.
-UNIONS = (2, 4, 8)
+#: What is timed, of the slowest worker.
+_TIMES = (
+    *("iteration", "iteration_least", "iteration_most", "compute", "encode", "network", "decode"),
+    "aggregation",
+)
 
 
-@dataclass(frozen=True)
-class Request:
-    """The options of the benchmark."""
-
-    model: ModelName
-    workers: int = 4
-    gbps: tuple[float, ...] = (1.0, 10.0)
-    """Link rates to measure, in Gbit/s."""
-    small: bool = True
-    """Whether to train the small model instead of the published size."""
-    path: str | None = None
-    """Path of the data; None for data that every machine has."""
-    steps: int = 10
-    """Timed steps."""
-    warm_ups: int = 3
-    """Steps before them."""
-    seed: int = 0
-    top_k: float | None = None
-    """Share of elements that `switch` sends; None for all."""
-    cpu: bool = False
-    """Whether to compare CPU time, without rates."""
-    device: str = "cpu"
-    """"cpu", or "cuda" for a GPU that all workers share: the model trains there, and gradients are encoded
-    there."""
-
-
-def bench_train(request: Request) -> list[Row]:
+def bench_train(
+    options: dict[str, Any], workers: int, gbps: Sequence[float], *, cpu: bool
+) -> list[dict[str, Any]]:
     """Measure each rate in turn; return the rows, compared with each other.
 
-    Raises ProcessError if a process fails, and NoDeviceError without the requested device.
+    options: those of a worker's `Job` that all have in common. cpu: whether to compare CPU time, without
+    rates. Raises ProcessError if a process fails, and NoDeviceError without the requested device.
     """
-    return compared(list(_rows(request)))
-
-
-def measure_densities(request: Request) -> tuple[str, list[Density]]:
-    """Measure every parameter's density: of one worker's gradient, and of the union of UNIONS workers'.
-
-    Return a description of the data, and the densities; the last is that of all parameters.
-    """
-    task = make_task(request.model, small=request.small, path=request.path, seed=request.seed)
-    found = densities(task, UNIONS, seed=request.seed)
-    return task.data, [*found, overall(found)]
-
-
-def _rows(request: Request) -> Iterator[Row]:
-    require_device(request.device)
+    require_device(options["device"])
+    rates = [None] if cpu else list(gbps)
     with ExitStack() as stack:
         # Namespaces must exist before this process starts threads.
-        lan = None if request.cpu else _lan(stack, request.workers)
-        yield from _by_switch(request)
-        yield from _by_gloo(request, lan)
+        lan = None if cpu else _lan(stack, workers)
+        return compared([*_by_switch(options, workers, rates), *by_gloo(options, workers, rates, lan)])
 
 
 def _lan(stack: ExitStack, workers: int) -> ShapedLan | None:
@@ -94,35 +58,39 @@ def _lan(stack: ExitStack, workers: int) -> ShapedLan | None:
         return None
 
 
-def _by_switch(request: Request) -> Iterator[Row]:
-    timeout_s = _TIMEOUT_SMALL_S if request.small else _TIMEOUT_FULL_S
+def _by_switch(
+    options: dict[str, Any], workers: int, rates: Sequence[float | None]
+) -> Iterator[dict[str, Any]]:
+    timeout_s = _TIMEOUT_SMALL_S if options["small"] else _TIMEOUT_FULL_S
     with ExitStack() as stack:
-        children = _started(stack, request, None)
-        for gbps in [None] if request.cpu else request.gbps:
-            with Star(request.workers, rate_mbit=gbps and 1000 * gbps, timeout_s=timeout_s) as star:
-                for row in _asked(children, request, list(FORMS), star):
+        children = _started(stack, options, workers, None)
+        for gbps in rates:
+            with Star(workers, rate_mbit=gbps and 1000 * gbps, timeout_s=timeout_s) as star:
+                for row in _asked(children, list(FORMS), star):
                     star.check()
-                    yield replace(row, gbps=gbps, shaped_by="switch ports" if gbps else None)
+                    yield {**row, "gbps": gbps, "shaped_by": "switch ports" if gbps else None}
 
 
-def _by_gloo(request: Request, lan: ShapedLan | None) -> Iterator[Row]:
+def by_gloo(
+    options: dict[str, Any], workers: int, rates: Sequence[float | None], lan: ShapedLan | None
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the backends without a switch; without `lan`, at no set rate."""
     with ExitStack() as stack:
-        children = _started(stack, request, lan)
-        for gbps in request.gbps if lan else [None]:
+        children = _started(stack, options, workers, lan)
+        for gbps in rates if lan else [None]:
             if lan and gbps:
                 lan.shape(gbps)
-            for row in _asked(children, request, BY_GLOO, None):
-                yield replace(row, gbps=gbps, shaped_by="namespaces" if lan else None)
+            for row in _asked(children, BY_GLOO, None):
+                yield {**row, "gbps": gbps, "shaped_by": "namespaces" if lan else None}
 
 
-def _started(stack: ExitStack, request: Request, lan: ShapedLan | None) -> list[Child]:
+def _started(stack: ExitStack, options: dict[str, Any], workers: int, lan: ShapedLan | None) -> list[Child]:
     """Start the workers; return them when all are ready for commands."""
     store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-"))) / "gloo"
-    options = {name: getattr(request, name) for name in asdict(request) if name not in ("gbps", "cpu")}
-    options |= {"store": str(store), "interface": HOST_INTERFACE if lan else "lo"}
+    network: dict[str, Any] = {"store": str(store), "interface": HOST_INTERFACE if lan else "lo"}
     children = []
-    for rank in range(request.workers):
-        job = Job(rank=rank, **options)
+    for rank in range(workers):
+        job = Job(rank=rank, workers=workers, **network, **options)
         command = [sys.executable, "-m", "peelsum.bench.train.worker", json.dumps(asdict(job))]
         child = Child(f"worker {rank}", [*(lan.prefix(rank) if lan else []), *command])
         stack.callback(child.stop)
@@ -131,12 +99,12 @@ def _started(stack: ExitStack, request: Request, lan: ShapedLan | None) -> list[
     return children
 
 
-def _asked(children: Sequence[Child], request: Request, paths: list[str], star: Star | None) -> Iterator[Row]:
+def _asked(children: Sequence[Child], paths: list[str], star: Star | None) -> Iterator[dict[str, Any]]:
     for rank, child in enumerate(children):
         seat = None if star is None else asdict(star.seats[rank])
         child.tell(paths=paths, seat=seat, watched=star.process_ids if star and rank == 0 else [])
     for _ in paths:
-        yield _row(request, [Measurement(**line) for line in _answers(children)])
+        yield _row(_answers(children))
 
 
 def _answers(children: Sequence[Child]) -> list[dict[str, Any]]:
@@ -152,33 +120,48 @@ def _answers(children: Sequence[Child]) -> list[dict[str, Any]]:
     return [lines[child.name] for child in children]
 
 
-def _row(request: Request, measured: Sequence[Measurement]) -> Row:
-    def slowest(name: str) -> float:
-        seconds: list[float] = [getattr(one, name) for one in measured]
-        return round(1e3 * max(seconds), 2)
+def _row(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def of_all(name: str) -> list[float]:
+        return [one[name] for one in measured]
 
-    wrong = [one.wrong for one in measured if one.wrong is not None]
-    elements, aggregation_s = measured[0].elements, max(one.aggregation_s for one in measured)
-    return Row(
-        model=request.model,
-        workers=request.workers,
-        gbps=None,
-        shaped_by=None,
-        path=measured[0].path,
-        form=measured[0].form,
-        density_worker=round(sum(one.density_worker for one in measured) / len(measured), 5),
-        density_union=round(measured[0].density_union, 5),
-        bytes_per_step=round(max(one.bytes_sent for one in measured)),
-        iteration_ms=slowest("iteration_s"),
-        iteration_least_ms=slowest("iteration_least_s"),
-        iteration_most_ms=slowest("iteration_most_s"),
-        compute_ms=slowest("compute_s"),
-        encode_ms=slowest("encode_s"),
-        network_ms=slowest("network_s"),
-        decode_ms=slowest("decode_s"),
-        aggregation_ms=slowest("aggregation_s"),
-        aggregation_gbps=round(32 * elements / aggregation_s / 1e9, 4),
-        exact=not any(wrong) if wrong else None,
-        cpu_ms=round(1e3 * sum(one.cpu_s + one.switch_cpu_s for one in measured), 2),
-        switch_cpu_ms=round(1e3 * sum(one.switch_cpu_s for one in measured), 2),
-    )
+    wrong = [one["wrong"] for one in measured if one["wrong"] is not None]
+    bits, first = 32 * measured[0]["elements"], measured[0]
+    slowest = {f"{name}_ms": round(1e3 * max(of_all(f"{name}_s")), 2) for name in _TIMES}
+    return {
+        "path": first["path"],
+        "form": first["form"],
+        "density_worker": round(sum(of_all("density_worker")) / len(measured), 5),
+        "density_union": round(first["density_union"], 5),
+        "bytes_per_step": round(max(of_all("bytes_sent"))),
+        **slowest,
+        "aggregation_gbps": round(bits / max(of_all("aggregation_s")) / 1e9, 4),
+        "exact": not any(wrong) if wrong else None,
+        "cpu_ms": round(1e3 * sum(of_all("cpu_s") + of_all("switch_cpu_s")), 2),
+        "switch_cpu_ms": round(1e3 * sum(of_all("switch_cpu_s")), 2),
+    }
+
+
+def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows sorted by rate, with their speedups over dense sums and over gloo."""
+    by_path = {(row["path"], row["gbps"]): row for row in rows}
+
+    def against(row: dict[str, Any]) -> dict[str, Any]:
+        dense = by_path.get(("switch-dense", row["gbps"]))
+        # If gloo's links could not be shaped, its only row serves all rates.
+        gloo = by_path.get(("gloo", row["gbps"])) or by_path.get(("gloo", None))
+        return {
+            **row,
+            "speedup_over_dense": _ratio(dense, row, "iteration_ms"),
+            "speedup_over_gloo": _ratio(gloo, row, "iteration_ms"),
+            "aggregation_over_dense": _ratio(dense, row, "aggregation_ms"),
+            "aggregation_over_gloo": _ratio(gloo, row, "aggregation_ms"),
+            "cpu_of_gloo": _ratio(row, gloo, "cpu_ms"),
+        }
+
+    return [against(row) for row in sorted(rows, key=lambda row: row["gbps"] or 0)]
+
+
+def _ratio(slow: dict[str, Any] | None, quick: dict[str, Any] | None, key: str) -> float | None:
+    if slow is None or quick is None or not quick[key]:
+        return None
+    return float(round(slow[key] / quick[key], 3))

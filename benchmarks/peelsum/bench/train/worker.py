@@ -13,9 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from peelsum.allreduce import AllreduceError, Part, RequestedForm, Summation
+from peelsum.bench.devices import cpu_s
 from peelsum.summation import Words
 from peelsum.topology import hear, say
 from peelsum.topology.telling import told_of_compiling
@@ -63,42 +63,6 @@ class Job:
     top_k: float | None
     device: str
     """"cpu" or "cuda"."""
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One worker's measurement of one backend; seconds are per step, medians over steps."""
-
-    path: str
-    """The backend."""
-    form: str
-    elements: int
-    """Elements of all gradients."""
-    density_worker: float
-    density_union: float
-    bytes_sent: float
-    """Bytes per step, the mean."""
-    iteration_s: float
-    iteration_least_s: float
-    """Seconds of the fastest step."""
-    iteration_most_s: float
-    """Seconds of the slowest step."""
-    compute_s: float
-    """Seconds of forward and backward without sums, and of the optimizer."""
-    encode_s: float
-    """Encoding seconds of the summing threads."""
-    network_s: float
-    """Seconds of the threads' sums; for gloo, the iteration's time beyond `compute_s`."""
-    decode_s: float
-    """Decoding seconds of the summing threads."""
-    aggregation_s: float
-    """Seconds to sum a step's buckets all at once, without any computation."""
-    cpu_s: float
-    """CPU seconds of this process beyond its computation, the mean."""
-    switch_cpu_s: float
-    """CPU seconds of the processes whose ids this worker was given, the mean."""
-    wrong: int | None
-    """Elements of the last step's averages that differ from exact ones; None if not compared."""
 
 
 @dataclass(frozen=True)
@@ -188,8 +152,11 @@ class Trainer:
         # DDP reads a hook's annotations, which an object lacks.
         self._model.register_comm_hook(None, lambda state, bucket: self._recorder(state, bucket))
 
-    def measure(self) -> Measurement:
-        """Run steps to warm up, steps without sums, timed steps, a checked one, and sums alone."""
+    def measure(self) -> dict[str, Any]:
+        """Run steps to warm up, steps without sums, timed steps, a checked one, and sums alone.
+
+        Seconds are per step: medians, but means of processor time beyond computation.
+        """
         steps = self._job.steps
         self._iterations(self._job.warm_ups)
         unsummed, computing_s, _ = self._with_cpu(lambda: self._iterations(steps, summed=False))
@@ -208,24 +175,24 @@ class Trainer:
         elements = sum(gradient.numel() for gradient in own.values())
         element_bytes = _FLOAT_BYTES / 2 if self._path == FP16 else _FLOAT_BYTES
         ring_bytes = 2 * (self._job.workers - 1) / self._job.workers * element_bytes * elements
-        return Measurement(
-            path=self._path,
-            form=self._form(after),
-            elements=elements,
+        return {
+            "path": self._path,
+            "form": self._form(after),
+            "elements": elements,
             **self._densities(after, own),
-            bytes_sent=(after.wire_bytes - before) / steps if self._state else ring_bytes,
-            iteration_s=iteration_s,
-            iteration_least_s=min(one.all for one in timed),
-            iteration_most_s=max(one.all for one in timed),
-            compute_s=compute_s,
-            encode_s=median(one.encode for one in timed),
-            network_s=network_s if self._state else max(0.0, iteration_s - compute_s),
-            decode_s=median(one.decode for one in timed),
-            wrong=self._wrong(own),
-            aggregation_s=median(self._sums_alone(steps)),
-            cpu_s=(cpu_s - computing_s) / steps,
-            switch_cpu_s=switch_cpu_s / steps,
-        )
+            "bytes_sent": (after.wire_bytes - before) / steps if self._state else ring_bytes,
+            "iteration_s": iteration_s,
+            "iteration_least_s": min(one.all for one in timed),
+            "iteration_most_s": max(one.all for one in timed),
+            "compute_s": compute_s,
+            "encode_s": median(one.encode for one in timed),
+            "network_s": network_s if self._state else max(0.0, iteration_s - compute_s),
+            "decode_s": median(one.decode for one in timed),
+            "wrong": self._wrong(own),
+            "aggregation_s": median(self._sums_alone(steps)),
+            "cpu_s": (cpu_s - computing_s) / steps,
+            "switch_cpu_s": switch_cpu_s / steps,
+        }
 
     def close(self) -> None:
         """Release the backend for the next trainer."""
@@ -235,10 +202,10 @@ class Trainer:
     def _with_cpu(self, run: Callable[[], list[Iteration]]) -> tuple[list[Iteration], float, float]:
         """Run; return the result, and the CPU seconds of this process and of the switch's processes."""
         dist.barrier()
-        watched_s, own_s = sum(map(_cpu_s, self._watched)), time.process_time()
+        watched_s, own_s = sum(map(cpu_s, self._watched)), time.process_time()
         result = run()
         dist.barrier()
-        own_s, watched_s = time.process_time() - own_s, sum(map(_cpu_s, self._watched)) - watched_s
+        own_s, watched_s = time.process_time() - own_s, sum(map(cpu_s, self._watched)) - watched_s
         return result, own_s, watched_s
 
     def _sum(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -346,12 +313,6 @@ class Trainer:
         return self._stats().network_s if self._sums is None else self._sums.seconds
 
 
-def _cpu_s(process_id: int) -> float:
-    """Return the CPU seconds of all threads of a process."""
-    tasks = Path(f"/proc/{process_id}/task").glob("*/schedstat")
-    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
-
-
 def _density(gradients: Mapping[torch.Tensor, torch.Tensor], *, union: bool = False) -> float:
     """Return the share of all gradients' elements that are non-zero on this worker; with `union`, on any."""
     occupied = 0
@@ -404,17 +365,12 @@ def run(job: Job) -> None:
             sums = None if seat is None else TimedSums(stack.enter_context(plug_in(seat)))
             for path in paths:
                 trainer = Trainer(task, job, path, sums, asked["watched"])
-                say(**asdict(trainer.measure()))
+                say(**trainer.measure())
                 trainer.close()
     dist.destroy_process_group()
 
 
-def main() -> None:
-    """Run the process; its only argument is a JSON object of a `Job`'s fields."""
+if __name__ == "__main__":
     told_of_compiling(child=True)
     with reported(AllreduceError, TransportError, HookError, TrainingDataError):
         run(Job(**json.loads(sys.argv[1])))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,30 +1,29 @@
 """Time and bytes of exact sums over the softswitch, in nccl-tests' columns, beside dense sums.
 
-Sizes go from `begin` to `end` bytes of float32, each `factor` times its predecessor. Switch, controller,
-server and every worker are processes, connected by UDP over loopback; times are the slowest worker's. With
-`trace`, the workers sum the last step of the trace in that folder. Every last sum is compared with one that
-plain NumPy computes in 64 bits. A job of several `planes` has a switch and a server for each.
+Switch, controller, server and every worker are processes, connected by UDP over loopback; times are the
+slowest worker's. With `trace`, the workers sum the last step of the trace in that folder. Every last sum is
+compared with one that plain NumPy computes in 64 bits. A job of several `planes` has a switch and a server
+for each.
 """
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from peelsum.allreduce.plan import FORMS
-from peelsum.bench.allreduce.rows import Row, bench_allreduce
-from peelsum.experiments import Experiment, Size, Value, columns_of
+from peelsum.bench.allreduce import Case, compared, traced
+from peelsum.experiments import Column, Experiment, Size
+from peelsum.topology import Star
 from peelsum.wire import COMPILED_LANES, MAX_WORKERS
 
 
 def measure(
     seed: int,
-    begin: str,
-    end: str,
-    factor: float,
+    elements_each: tuple[int, ...],
     iterations: int,
     warmups: int,
-    check: bool,
     workers: int,
     density_each: tuple[float, ...],
     form_each: tuple[Any, ...],
@@ -32,48 +31,52 @@ def measure(
     planes: int,
     trace: str | None,
 ) -> Any:
-    """Measure each size dense, then in every density and form."""
-    rows = bench_allreduce(
-        begin=begin,
-        end=end,
-        factor=factor,
-        iterations=iterations,
-        warmups=warmups,
-        check=check,
-        workers=workers,
-        densities=density_each,
-        forms=form_each,
-        lanes=lanes,
-        planes=planes,
-        seed=seed,
-        trace=Path(trace) if trace else None,
-    )
-    return [{**vars(row), "ranks": row.workers} for row in rows]
-
-
-def part(begin: str, end: str, iterations: int, workers: int) -> dict[str, tuple[Value, ...]]:
-    """Return one part of the grid."""
-    return {
-        "begin": (begin,),
-        "end": (end,),
-        "factor": (4.0,),
-        "iterations": (iterations,),
-        "warmups": (2,),
-        "check": (True,),
-        "workers": (workers,),
-        "density_each": ((0.01, 0.1),),
-        "form_each": (("compact",),),
-        "lanes": (COMPILED_LANES[-1],),
-        "planes": (1,),
-        "trace": (None,),
-    }
+    """Sum tensors dense, then in every density and form. Raises ProcessError and TraceError."""
+    if trace:
+        workers, elements, density = traced(Path(trace))
+        elements_each, density_each, trace = (elements,), (density,), str(Path(trace).resolve())
+    ways = [(1.0, "dense"), *product(density_each, form_each)]
+    cases = [Case(elements, *way, seed, trace) for elements in elements_each for way in ways]
+    return compared(cases, Star(workers, planes=planes, lanes=lanes), iterations=iterations, warmups=warmups)
 
 
 EXPERIMENT = Experiment(
     measure=measure,
-    columns=columns_of(Row, without=("workers", "lanes"), ranks="workers that summed; a trace has its own"),
+    columns={
+        "size_bytes": Column("size of the dense float32 tensor"),
+        "ranks": Column("workers that summed; a trace has its own"),
+        "density": Column("share of elements that are non-zero on some worker; 1 for the dense tensor"),
+        "form": Column("the form of the values"),
+        "time_us": Column("microseconds per step, of the slowest worker"),
+        "algbw": Column("GB/s of dense float32 that a step sums, whatever its form sends"),
+        "busbw": Column("algbw * 2 (workers - 1) / workers: nccl-tests' figure for comparison with a ring"),
+        "wrong": Column("elements that differ from an independent sum, over all workers"),
+        "wire_bytes": Column("bytes that a worker sends per step, without retransmissions"),
+        "ratio_to_dense": Column("`time_us` over that of the dense row"),
+        "encode_us": Column("microseconds of encoding per step, of the slowest worker"),
+        "network_us": Column("microseconds of waiting for sums per step, of the slowest worker"),
+        "decode_us": Column("microseconds of decoding per step, of the slowest worker"),
+    },
     keys=("size_bytes", "density", "form"),
-    sizes={"quick": Size([part("64K", "64K", 1, 2)], 1), "usual": Size([part("1M", "16M", 5, 4)], 1)},
-    ranges={"workers": (2, MAX_WORKERS), "planes": (1, 64), "density_each": (0, 1), "iterations": (1, 10**6)},
+    defaults={
+        "warmups": 2,
+        "density_each": ((0.01, 0.1),),
+        "form_each": (("compact",),),
+        "lanes": COMPILED_LANES[-1],
+        "planes": 1,
+        "trace": None,
+    },
+    sizes={
+        "quick": Size([{"elements_each": ((2**14,),), "iterations": 1, "workers": 2}], 1),
+        "usual": Size([{"elements_each": ((2**18, 2**20, 2**22),), "iterations": 5, "workers": 4}], 1),
+    },
+    ranges={
+        "elements_each": (1, 2**32),
+        "iterations": (1, 10**6),
+        "warmups": (0, 10**6),
+        "workers": (2, MAX_WORKERS),
+        "density_each": (0, 1),
+        "planes": (1, 64),
+    },
     choices={"lanes": COMPILED_LANES, "form_each": FORMS},
 )

@@ -11,36 +11,41 @@ from __future__ import annotations
 from typing import Any
 
 from peelsum.bench.codec import SUPPORTS
-from peelsum.bench.codec.rows import (
-    DEFAULT_DENSITIES,
-    DEFAULT_ELEMENTS,
-    QUICK_ELEMENTS,
-    Row,
-    bench_codec,
-    points_of,
-)
-from peelsum.experiments import Experiment, Size, Value, columns_of
+from peelsum.bench.codec.rows import bench_codec
+from peelsum.experiments import Column, Experiment, Size
+
+#: The figures of all measurements of the codec.
+COLUMNS = {
+    "form": Column("`auto` (fewest words), `compact`, `sketch`, or one of LHC's"),
+    "index": Column("form of the index"),
+    "bits_per_element": Column("bits of all words that a worker sends, over the elements"),
+    "over_lower_bound": Column("`bits_per_element` over the lower bound, 32 rho + H(rho)"),
+    "recovered_by_peeling": Column("share of candidates that peeling recovers, if anything is peeled"),
+    "rounds": Column("rounds of parallel peeling"),
+    "encode_gbps": Column("gigabits of dense float32 gradient encoded per second"),
+    "decode_gbps": Column("gigabits of dense float32 gradient decoded per second"),
+    "codec_ms": Column("milliseconds of encoding and decoding together"),
+    "cells_per_non_zero": Column("size of LHC's table"),
+    "time_ratio_to_best": Column("`codec_ms` over that of LHC's fastest table and index"),
+    "size_ratio_to_best": Column("size over that of LHC's fastest table and index"),
+    "time_ratio_to_published": Column("`codec_ms` over that of LHC's published table and index"),
+    "size_ratio_to_published": Column("size over that of LHC's published table and index"),
+}
 
 
 def measure(seed: int, elements: int, density: float, support: Any, cells: float, device: str) -> Any:
     """Measure one tensor in every form, after compiling all loops."""
-    points = points_of([elements], [density], [support])
-    return bench_codec(points, cells_per_candidate=cells, seed=seed, device=device)
-
-
-def part(elements: tuple[int, ...], densities: tuple[float, ...], cells: float = 1.4) -> dict[str, Any]:
-    """Return one part of the grid."""
-    fixed: dict[str, tuple[Value, ...]] = {"cells": (cells,), "device": ("cpu",)}
-    return {"elements": elements, "density": densities, "support": SUPPORTS, **fixed}
+    return bench_codec(support, elements, density, cells_per_candidate=cells, seed=seed, device=device)
 
 
 EXPERIMENT = Experiment(
     measure=measure,
-    columns=columns_of(Row, without=("elements", "density", "support", "device")),
+    columns=COLUMNS,
     keys=("form", "index"),
+    defaults={"support": SUPPORTS, "cells": 1.4, "device": "cpu"},
     sizes={
-        "quick": Size([part(QUICK_ELEMENTS, (0.01,))], 1),
-        "usual": Size([part(DEFAULT_ELEMENTS, DEFAULT_DENSITIES)], 1),
+        "quick": Size([{"elements": 2**20, "density": 0.01}], 1),
+        "usual": Size([{"elements": (2**20, 2**24, 2**27), "density": (0.001, 0.01, 0.05, 0.1, 0.2)}], 1),
     },
     ranges={"elements": (1, 2**40), "density": (1e-9, 1), "cells": (0.1, 100)},
     choices={"support": SUPPORTS, "device": ("cpu", "cuda")},

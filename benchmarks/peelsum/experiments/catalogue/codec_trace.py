@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import peelsum.experiments as package
-from peelsum.bench.codec.rows import Row, bench_trace
-from peelsum.experiments import Experiment, Size, columns_of
+from peelsum.bench.codec.rows import bench_trace
+from peelsum.experiments import Column, Experiment, Size
+from peelsum.experiments.catalogue.codec import COLUMNS
 
 TRACES = Path(package.__file__).parent / "traces"
 
@@ -24,11 +25,16 @@ def measure(seed: int, trace: str, device: str) -> Any:
 
 EXPERIMENT = Experiment(
     measure=measure,
-    columns=columns_of(Row, without=("device",)),
+    columns={
+        "elements": Column("elements of the tensor"),
+        "density": Column("share of non-zeros"),
+        **COLUMNS,
+    },
     keys=("form", "index"),
+    defaults={"device": "cpu"},
     sizes={
-        "quick": Size([{"trace": ("ncf",), "device": ("cpu",)}], 1),
-        "usual": Size([{"trace": ("ncf", "lstm", "vgg19", "bert"), "device": ("cpu",)}], 1),
+        "quick": Size([{"trace": "ncf"}], 1),
+        "usual": Size([{"trace": ("ncf", "lstm", "vgg19", "bert")}], 1),
     },
     choices={"device": ("cpu", "cuda")},
 )

@@ -10,15 +10,25 @@ from typing import Any
 
 from peelsum.experiments import Column, Experiment, Size
 
+#: Numbers of workers for which the union's density is shown.
+UNIONS = (2, 4, 8)
+
 
 def measure(seed: int, model: Any, small: bool, data: str | None) -> Any:
     """Measure every parameter's density, and that of all together."""
-    from peelsum.bench.train.rows import UNIONS, Request, measure_densities
+    from peelsum.training import densities, make_task, overall
 
-    source, found = measure_densities(Request(model, small=small, path=data, seed=seed))
-    for one in found:
+    task = make_task(model, small=small, path=data, seed=seed)
+    found = densities(task, UNIONS, seed=seed)
+    for one in (*found, overall(found)):
         unions = {f"union_{count}": one.union[count] for count in UNIONS}
-        yield {"tensor": one.tensor, "of": source, "elements": one.elements, "worker": one.worker, **unions}
+        yield {
+            "tensor": one.tensor,
+            "of": task.data,
+            "elements": one.elements,
+            "worker": one.worker,
+            **unions,
+        }
 
 
 EXPERIMENT = Experiment(
@@ -28,13 +38,14 @@ EXPERIMENT = Experiment(
         "of": Column("the data"),
         "elements": Column("elements of the parameter"),
         "worker": Column("share that is non-zero on one worker, the mean over all"),
-        **{f"union_{n}": Column(f"share that is non-zero on any of {n} workers") for n in (2, 4, 8)},
+        **{f"union_{n}": Column(f"share that is non-zero on any of {n} workers") for n in UNIONS},
     },
     keys=("tensor",),
+    defaults={"small": True, "data": None},
     sizes={
-        "quick": Size([{"model": ("ncf",), "small": (True,), "data": (None,)}], 1),
-        "usual": Size([{"model": ("ncf", "lstm", "vgg19", "bert"), "small": (True,), "data": (None,)}], 1),
-        "full": Size([{"model": ("ncf",), "small": (False,), "data": (None,)}], 1),
+        "quick": Size([{"model": "ncf"}], 1),
+        "usual": Size([{"model": ("ncf", "lstm", "vgg19", "bert")}], 1),
+        "full": Size([{"model": "ncf", "small": False}], 1),
     },
     choices={"model": ("ncf", "lstm", "vgg19", "bert")},
     needs=("torch",),

@@ -1,111 +1,5 @@
-"""Aggregation throughput against density: the switch over shaped links, beside OmniReduce, LHC and a ring."""
+"""Aggregation throughput against density.
 
-from __future__ import annotations
-
-from peelsum.experiments import Column, Experiment, Plot, Published, Size, Value
-
-Values = tuple[Value, ...]
-
-
-def measure(
-    seed: int,
-    density: float,
-    way: str,
-    network: str,
-    support: str,
-    elements: int,
-    mbit: float,
-    workers: int,
-) -> dict[str, Value]:
-    """Sum one tensor over a star of processes, or simulate it."""
-    if network == "simulated":
-        return simulated(seed, density, way, support, elements, mbit, workers)
-    from peelsum.bench.allreduce.rows import bench_allreduce
-
-    size = str(4 * elements)
-    dense, *sparse = bench_allreduce(
-        begin=size,
-        end=size,
-        iterations=3,
-        warmups=1,
-        workers=workers,
-        densities=(density,),
-        forms=(way,),  # type: ignore[arg-type]
-        rate_mbit=mbit,
-        seed=seed,
-    )
-    (row,) = sparse
-    return {
-        "speedup": dense.time_us / row.time_us,
-        "network_speedup": dense.network_us / row.network_us,
-        "time_ms": row.time_us / 1e3,
-        "throughput_gbit_s": 32 * elements / row.time_us / 1e3,
-        "bytes_over_dense": row.wire_bytes / dense.wire_bytes,
-        "codec_ms": (row.encode_us + row.decode_us) / 1e3,
-        "wrong": (row.wrong or 0) + (dense.wrong or 0),
-    }
-
-
-def simulated(
-    seed: int, density: float, way: str, support: str, elements: int, mbit: float, workers: int
-) -> dict[str, Value]:
-    """Return a row in virtual time, with the dense sum through the same simulated switch as the base."""
-    from peelsum.bench.simulation.sparse import Tensors, sparse_sum
-
-    tensors = Tensors(elements, density, support, workers, seed)  # type: ignore[arg-type]
-    dense = sparse_sum("dense", tensors, mbit / 1e3)
-    found = dense if way == "dense" else sparse_sum(way, tensors, mbit / 1e3)  # type: ignore[arg-type]
-    seconds = found.network_s + found.codec_s
-    return {
-        "speedup": (dense.network_s + dense.codec_s) / seconds,
-        "network_speedup": dense.network_s / found.network_s,
-        "time_ms": seconds * 1e3,
-        "throughput_gbit_s": 32 * elements / seconds / 1e9,
-        "bytes_over_dense": found.words / dense.words,
-        "codec_ms": found.codec_s * 1e3,
-        "wrong": found.wrong + dense.wrong,
-    }
-
-
-def grid(
-    densities: tuple[float, ...],
-    rows: tuple[float, ...],
-    emulated: tuple[float, ...],
-    simulated: tuple[float, ...],
-    elements: int,
-) -> list[dict[str, Values]]:
-    """Return the parts of a grid: densities of elements and of rows, rates in Mbit/s by network.
-
-    Dense words and a ring's do not depend on the density.
-    """
-
-    def part(network: str, density: Values, way: Values, support: Values, mbit: Values) -> dict[str, Values]:
-        return {
-            "density": density,
-            "way": way,
-            "network": (network,),
-            "support": support,
-            "elements": (elements,),
-            "mbit": mbit,
-            "workers": (4,),
-        }
-
-    return [
-        part("emulated", densities, OURS, ("uniform",), emulated),
-        part("simulated", densities, SPARSE, ("uniform",), simulated),
-        part("simulated", rows, SPARSE, ("rows",), simulated),
-        part("simulated", (1.0,), ("dense", "ring"), ("uniform",), simulated),
-    ]
-
-
-OURS = ("compact", "sketch")
-SPARSE = (*OURS, "omnireduce", "lhc", "lhc_best")
-SIMULATED: dict[str, Value] = {"network": "simulated"}
-DENSITIES = (0.001, 0.01, 0.05, 0.2, 0.5)
-EXPERIMENT = Experiment(
-    name="density",
-    title="Aggregation throughput against density",
-    about="""
 Four workers sum one float32 tensor over links of `mbit` Mbit/s. `density` is the share of elements that
 are non-zero on some worker, anywhere (`uniform`), or the share of rows of 64 that are (`rows`, as of
 embeddings). Each worker holds half of them, and its own. All ways are compared with the dense sum
@@ -128,7 +22,73 @@ several blocks in a packet (fusion) are left out. Its packets carry the words. T
 
 The published maximum is of LHC's four models on GPUs. Any sparse sum's speed-up grows without bound as
 gradients get sparser, so maxima at different densities say little; ways at one density can be compared.
-""",
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from peelsum.bench.allreduce import Case, compared
+from peelsum.experiments import Column, Experiment, Plot, Published, Size, Value
+from peelsum.topology import Star
+
+
+def measure(
+    seed: int,
+    density: float,
+    way: str,
+    network: str,
+    support: str,
+    elements: int,
+    mbit: float,
+    workers: int,
+) -> dict[str, Value]:
+    """Sum one tensor over a star of processes, or simulate it."""
+    if network == "simulated":
+        return simulated(seed, density, way, support, elements, mbit, workers)
+    cases = [Case(elements, 1.0, "dense", seed), Case(elements, density, way, seed)]  # type: ignore[arg-type]
+    dense, row = compared(cases, Star(workers, rate_mbit=mbit), iterations=3, warmups=1)
+    return {
+        "speedup": dense["time_us"] / row["time_us"],
+        "network_speedup": dense["network_us"] / row["network_us"],
+        "time_ms": row["time_us"] / 1e3,
+        "throughput_gbit_s": 32 * elements / row["time_us"] / 1e3,
+        "bytes_over_dense": row["wire_bytes"] / dense["wire_bytes"],
+        "codec_ms": (row["encode_us"] + row["decode_us"]) / 1e3,
+        "wrong": row["wrong"] + dense["wrong"],
+    }
+
+
+def simulated(
+    seed: int, density: float, way: str, support: str, elements: int, mbit: float, workers: int
+) -> dict[str, Value]:
+    """Return a row in virtual time, with the dense sum through the same simulated switch as the base."""
+    from peelsum.bench.simulation import Tensors, sparse_sum
+
+    tensors = Tensors(elements, density, support, workers, seed)  # type: ignore[arg-type]
+    dense = sparse_sum("dense", tensors, mbit / 1e3)
+    found = dense if way == "dense" else sparse_sum(way, tensors, mbit / 1e3)  # type: ignore[arg-type]
+    seconds = found.network_s + found.codec_s
+    return {
+        "speedup": (dense.network_s + dense.codec_s) / seconds,
+        "network_speedup": dense.network_s / found.network_s,
+        "time_ms": seconds * 1e3,
+        "throughput_gbit_s": 32 * elements / seconds / 1e9,
+        "bytes_over_dense": found.words / dense.words,
+        "codec_ms": found.codec_s * 1e3,
+        "wrong": found.wrong + dense.wrong,
+    }
+
+
+OURS = ("compact", "sketch")
+SPARSE = (*OURS, "omnireduce", "lhc", "lhc_best")
+SIMULATED: dict[str, Value] = {"network": "simulated"}
+DENSITIES = (0.001, 0.01, 0.05, 0.2, 0.5)
+EMULATED = {"way": OURS, "network": "emulated"}
+ROWS = {**SIMULATED, "way": SPARSE, "support": "rows"}
+#: Dense words and a ring's do not depend on the density.
+DENSE: dict[str, Any] = {**SIMULATED, "density": 1.0, "way": ("dense", "ring")}
+EXPERIMENT = Experiment(
     measure=measure,
     columns={
         "speedup": Column("times faster than the dense sum through the switch"),
@@ -139,10 +99,37 @@ gradients get sparser, so maxima at different densities say little; ways at one 
         "codec_ms": Column("milliseconds of encoding and decoding; `simulated`: of processor time"),
         "wrong": Column("elements that differ from an independent sum"),
     },
+    defaults={**SIMULATED, "way": SPARSE, "support": "uniform", "workers": 4},
     sizes={
-        "quick": Size(grid((0.05,), (0.05,), (100.0,), (100.0,), 2**18), 2),
-        "usual": Size(grid(DENSITIES, DENSITIES[::2], (200.0,), (200.0,), 2**20), 3),
-        "full": Size(grid(DENSITIES, DENSITIES, (200.0, 1000.0), (200.0, 1000.0, 100_000.0), 2**22), 7),
+        "quick": Size(
+            [
+                {"density": 0.05, **one, "elements": 2**18, "mbit": 100.0}
+                for one in (EMULATED, SIMULATED, ROWS, DENSE)
+            ],
+            2,
+        ),
+        "usual": Size(
+            [
+                {"elements": 2**20, "mbit": 200.0, **one}
+                for one in (
+                    {"density": DENSITIES, **EMULATED},
+                    {"density": DENSITIES},
+                    {"density": DENSITIES[::2], **ROWS},
+                    DENSE,
+                )
+            ],
+            3,
+        ),
+        "full": Size(
+            [
+                {"density": DENSITIES, "elements": 2**22, "mbit": rates, **one}
+                for one, rates in (
+                    (EMULATED, (200.0, 1000.0)),
+                    *((one, (200.0, 1000.0, 100_000.0)) for one in (SIMULATED, ROWS, DENSE)),
+                )
+            ],
+            7,
+        ),
     },
     plots=[
         Plot("speedup", "density", "network_speedup", "way", SIMULATED | {"support": "uniform"}, "xy"),

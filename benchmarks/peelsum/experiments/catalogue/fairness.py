@@ -9,32 +9,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from peelsum.bench.fairness.rows import PLAYED, figures
-from peelsum.bench.fairness.scene import Scene
-from peelsum.experiments import Column, Experiment, Size, Value
+from peelsum.bench.fairness import Scene, over_udp, simulated
+from peelsum.experiments import Column, Experiment, Size
 from peelsum.wire import COMPILED_LANES
+
+PLAYED = {"virtual": simulated, "udp": over_udp}
 
 
 def measure(
     seed: int, ports: str, jobs: int, workers: int, lanes: int, mbit: float, mark_from: int, seconds: float
 ) -> dict[str, Any]:
     """Run one scene."""
-    scene = Scene(
-        jobs,
-        workers=workers,
-        lanes=lanes,
-        mbit=mbit,
-        mark_from=mark_from,
-        settle_s=seconds / 4,
-        seconds=seconds,
-    )
-    return figures(PLAYED[ports](scene))
-
-
-def grid(jobs: tuple[int, ...], seconds: float, ports: tuple[str, ...]) -> list[dict[str, tuple[Value, ...]]]:
-    """Return one part."""
-    same: dict[str, tuple[Value, ...]] = {"workers": (2,), "lanes": (256,), "mbit": (20.0,)}
-    return [{"ports": ports, "jobs": jobs, **same, "mark_from": (64,), "seconds": (seconds,)}]
+    shape = {"workers": workers, "lanes": lanes, "mbit": mbit, "mark_from": mark_from}
+    shares = PLAYED[ports](Scene(jobs, **shape, settle_s=seconds / 4, seconds=seconds))  # type: ignore[arg-type]
+    return {
+        "chunks_per_s": tuple(round(rate, 1) for rate in shares.chunks_per_s),
+        "fairness": round(shares.fairness, 4),
+        "used": round(shares.used, 4),
+        "queue_mean": round(shares.queue.mean, 1),
+        "queue_deepest": shares.queue.deepest,
+        "queue_dropped": shares.queue.dropped,
+        "wrong": shares.wrong,
+    }
 
 
 EXPERIMENT = Experiment(
@@ -48,9 +44,10 @@ EXPERIMENT = Experiment(
         "queue_dropped": Column("packets dropped there"),
         "wrong": Column("sums with a wrong bit"),
     },
+    defaults={"ports": tuple(PLAYED), "workers": 2, "lanes": 256, "mbit": 20.0, "mark_from": 64},
     sizes={
-        "quick": Size(grid((2,), 0.5, ("virtual",)), 1),
-        "usual": Size(grid((2, 4), 4.0, tuple(PLAYED)), 1),
+        "quick": Size([{"ports": "virtual", "jobs": 2, "seconds": 0.5}], 1),
+        "usual": Size([{"jobs": (2, 4), "seconds": 4.0}], 1),
     },
     ranges={
         "workers": (2, 15),

@@ -6,15 +6,62 @@ codec and training on a GPU, too.
 
 from __future__ import annotations
 
+import time
+from statistics import median
 from typing import Any
 
+from peelsum.allreduce import Allreduce
+from peelsum.bench.devices import require_gpu
 from peelsum.experiments import Column, Experiment, Size
+from peelsum.experiments.catalogue.sequence import Alone
+
+#: Bytes of the copy, and how often it is repeated.
+_COPY_BYTES, _COPIES = 2**28, 20
+_STEPS, _WARM_STEPS = 100, 5
+
+
+def bucket_us(device: str, tensors: int, elements: int, steps: int = _STEPS) -> float:
+    """Return microseconds of a step, for each tensor of a bucket, whose results take their places.
+
+    Raises NoDeviceError if the device is a GPU and torch finds none.
+    """
+    import torch
+
+    from peelsum.codec.gpu_memory import wait
+
+    there = torch.device(device)
+    if there.type == "cuda":
+        require_gpu()
+    allreduce = Allreduce(Alone(), forms="dense", implementation="gpu")
+    bucket = list(torch.randn(tensors, elements, device=there))
+    seconds = []
+    for number in range(steps + _WARM_STEPS):
+        wait(there)
+        started = time.perf_counter()
+        allreduce.sum(bucket, in_place=True)
+        wait(there)
+        if number >= _WARM_STEPS:
+            seconds.append(time.perf_counter() - started)
+    return round(1e6 * median(seconds) / tensors, 2)
+
+
+def copy_gbytes() -> float:
+    """Return the gigabytes of a tensor that the GPU copies per second in its own memory."""
+    import torch
+
+    source = torch.ones(_COPY_BYTES, dtype=torch.uint8, device="cuda")
+    target, seconds = torch.empty_like(source), []
+    for _ in range(_COPIES):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        target.copy_(source)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return round(_COPY_BYTES / median(seconds) / 1e9, 1)
 
 
 def measure(seed: int, tensors: int, elements: int) -> dict[str, Any]:
     """Measure steps with a bucket of dense tensors, of one worker, without a network."""
-    from peelsum.bench.gpu import bucket_us, copy_gbytes
-
     return {"tensor_us": bucket_us("cuda", tensors, elements), "copy_gbytes": copy_gbytes()}
 
 

@@ -1,4 +1,11 @@
-"""Time of a training iteration, modelled from traces and the cost model of links."""
+"""Time of a training iteration, from traces.
+
+Traces of four workers that train the small models of `peelsum.training`: the time of computing in the
+trace, plus the sum of one step's gradients, dense and sparse, without overlap. Computing is processor time of
+one core (`peelsum trace record --model MODEL --steps 5`, 2026-11-25, 2 shared cores of AMD EPYC, load 10).
+Sums are modelled: the cost model of `peelsum.flexible` knows the fastest sparse form for links of `gbps`. The
+models are hundreds of times smaller than the paper's. The page of training times has measured iterations.
+"""
 
 from __future__ import annotations
 
@@ -70,15 +77,6 @@ def modelled(model: str, gbps: float) -> tuple[float, float, float]:
 
 
 EXPERIMENT = Experiment(
-    name="iteration",
-    title="Time of a training iteration, from traces",
-    about="""
-Traces of four workers that train the small models of `peelsum.training`: the time of computing in the
-trace, plus the sum of one step's gradients, dense and sparse, without overlap. Computing is processor time of
-one core (`peelsum trace record --model MODEL --steps 5`, 2026-11-25, 2 shared cores of AMD EPYC, load 10).
-Sums are modelled: the cost model of `peelsum.flexible` knows the fastest sparse form for links of `gbps`. The
-models are hundreds of times smaller than the paper's. The page of training times has measured iterations.
-""",
     measure=measure,
     columns={
         "speedup": Column("time of an iteration with dense sums over that with sparse ones", modelled=True),

@@ -1,50 +1,63 @@
-"""One level of switches against two, with slow links between them, and with a worker that is late."""
+"""One level of switches against two.
 
-from __future__ import annotations
-
-from peelsum.experiments import Column, Experiment, Plot, Size, Value
-
-
-def measure(
-    seed: int, levels: int, mbit: float | None, trunk: float, late_ms: float, workers: int, elements: int
-) -> dict[str, Value]:
-    """Sum over one switch, or over two racks and a spine."""
-    from peelsum.bench.levels import Scene, run
-
-    trunk_mbit = None if mbit is None else mbit * trunk
-    found = run(Scene(levels, workers, elements, mbit, trunk_mbit, late_ms, seed=seed))
-    return {
-        "step_ms": found.step_ms,
-        "switch_cpu_ms": found.switch_cpu_ms,
-        "server_cpu_ms": found.server_cpu_ms,
-        "wrong": found.wrong,
-    }
-
-
-def grid(elements: int, mbit: float, late_ms: tuple[float, ...]) -> list[dict[str, tuple[Value, ...]]]:
-    """Return three grids.
-
-    One has unlimited links with late workers; one has a level with a rate; one has two levels with rates on
-    links and trunks.
-    """
-    same: dict[str, tuple[Value, ...]] = {"workers": (4,), "elements": (elements,)}
-    return [
-        {"levels": (1, 2), "mbit": (None,), "trunk": (1.0,), "late_ms": (0.0, *late_ms), **same},
-        {"levels": (1,), "mbit": (mbit,), "trunk": (1.0,), "late_ms": (0.0,), **same},
-        {"levels": (2,), "mbit": (mbit,), "trunk": (1.0, 0.5), "late_ms": (0.0,), **same},
-    ]
-
-
-EXPERIMENT = Experiment(
-    name="levels",
-    title="One level of switches against two",
-    about="""
 Four workers sum words over loopback UDP: below one switch, or in two racks of two below a spine. The server
 is at the spine. Ports send at most `mbit` Mbit/s ("-": as fast as the machine), those between switches at
 most `trunk` times that: with two workers a rack, 1 is an oversubscription of 2, and 0.5 of 4. The last
 worker begins each sum `late_ms` milliseconds after the others; times count from then. Processor time is
 that of the switch and server processes.
-""",
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from statistics import median
+
+from peelsum.bench.devices import cpu_s
+from peelsum.bench.sums import WARM_UPS, ended, one_sum, started
+from peelsum.experiments import Column, Experiment, Plot, Size, Value
+from peelsum.topology.description import Topology, star, switch_port, two_racks
+from peelsum.topology.network import UdpNetwork
+from peelsum.transport.seats import SEAT
+
+_SUMS = 10
+
+
+def measure(
+    seed: int, levels: int, mbit: float | None, trunk: float, late_ms: float, workers: int, elements: int
+) -> dict[str, Value]:
+    """Sum over one switch, or over two racks and a spine. Raises TopologyError."""
+    topology = topology_of(levels, workers, mbit, trunk)
+    assert topology.job is not None
+    with UdpNetwork(topology) as network, ExitStack() as stack:
+        seats = [json.loads(network.places[host].environment[SEAT]) for host in topology.job.workers]
+        children = started(stack, seats, elements=elements, seed=seed)
+        sums = [one_sum(children, late_ms / 1e3) for _ in range(WARM_UPS)]
+        before = {name: cpu_s(pid) for name, pid in network.processes.items()}
+        sums += [one_sum(children, late_ms / 1e3) for _ in range(_SUMS)]
+        spent = {name: 1e3 * (cpu_s(pid) - before[name]) / _SUMS for name, pid in network.processes.items()}
+        ended(children)
+    return {
+        "step_ms": 1e3 * median(lines[-1]["seconds"] for lines in sums[WARM_UPS:]),
+        "switch_cpu_ms": sum(spent[name] for name in topology.switches),
+        "server_cpu_ms": spent["server"],
+        "wrong": sum(line["wrong"] for lines in sums for line in lines),
+    }
+
+
+def topology_of(levels: int, workers: int, mbit: float | None, trunk: float) -> Topology:
+    """Return the network's description; links between switches have `trunk` times the rate of the others."""
+    plain = star(workers) if levels == 1 else two_racks(workers // 2)
+    between = [all(switch_port(end) is not None for end in link.ends) for link in plain.links]
+    rates = [mbit and mbit * (trunk if of_switches else 1.0) for of_switches in between]
+    links = [
+        link.model_copy(update={"rate_mbit": rate}) for link, rate in zip(plain.links, rates, strict=True)
+    ]
+    return plain.model_copy(update={"links": tuple(links)})
+
+
+LATE, ONE, TWO = {"levels": (1, 2), "mbit": None}, {"levels": 1}, {"levels": 2, "trunk": (1.0, 0.5)}
+EXPERIMENT = Experiment(
     measure=measure,
     columns={
         "step_ms": Column("milliseconds from the last worker's start until it has the sum, median of ten"),
@@ -52,22 +65,17 @@ that of the switch and server processes.
         "server_cpu_ms": Column("processor time of the server per sum, ms"),
         "wrong": Column("words that differ from an independent sum"),
     },
+    defaults={"mbit": 100.0, "trunk": 1.0, "late_ms": 0.0, "workers": 4, "elements": 2**18},
     sizes={
-        "quick": Size(
+        "quick": Size([LATE], 2),
+        "usual": Size([{**LATE, "late_ms": (0.0, 50.0)}, ONE, TWO], 3),
+        "full": Size(
             [
-                {
-                    "levels": (1, 2),
-                    "mbit": (None,),
-                    "trunk": (1.0,),
-                    "late_ms": (0.0,),
-                    "workers": (4,),
-                    "elements": (2**18,),
-                }
+                {**LATE, "late_ms": (0.0, 10.0, 50.0, 200.0), "elements": 2**20},
+                *({**one, "mbit": 400.0, "elements": 2**20} for one in (ONE, TWO)),
             ],
-            2,
+            7,
         ),
-        "usual": Size(grid(2**18, 100.0, (50.0,)), 3),
-        "full": Size(grid(2**20, 400.0, (10.0, 50.0, 200.0)), 7),
     },
     plots=[Plot("step_ms", x="levels", y="step_ms", lines="late_ms", where={"mbit": None})],
 )

@@ -1,4 +1,10 @@
-"""What in-network aggregation needs of a switch: stages, memory and lanes, against throughput."""
+"""What in-network aggregation needs of a switch.
+
+For each build of the switch program: what the compiler says that it takes, and what its lanes mean for a
+link of `gbps` Gbit/s whose exchange takes `rtt_us` microseconds. Reports are those of `switch/artifacts`,
+by p4c's Tofino back end; none of these builds has run on a Tofino. The softswitch's rate is measured in
+memory, with four workers.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ from peelsum.experiments import Column, Experiment, Plot, Published, Size, Value
 
 #: Compilers' reports, and the pipelines of the softswitch by their lanes.
 REPORTS = {"tofino, 32 lanes": "tofino_32.txt", "tofino2, 64 lanes": "tofino2_64.txt"}
-SOFTSWITCH = {f"softswitch, {lanes} lanes": lanes for lanes in (32, 64, 128, 256)}
+SOFTSWITCH = tuple(f"softswitch, {lanes} lanes" for lanes in (32, 64, 128, 256))
 
 
 def measure(seed: int, build: str, gbps: float, rtt_us: float) -> dict[str, Value]:
@@ -38,7 +44,8 @@ def rate(lanes: int) -> float:
     """Return the gigabits of words per second that the softswitch sums in memory, on one core."""
     from peelsum.bench.switch.rows import measured
 
-    return 32 * lanes * measured("memory", lanes, 4, 0.5).packets_per_s / 1e9
+    packets_per_s: float = measured("memory", lanes, 4, 0.5)["packets_per_s"]
+    return 32 * lanes * packets_per_s / 1e9
 
 
 def of_a_link(lanes: int, gbps: float, rtt_us: float) -> dict[str, Value]:
@@ -58,14 +65,6 @@ def of_a_link(lanes: int, gbps: float, rtt_us: float) -> dict[str, Value]:
 
 
 EXPERIMENT = Experiment(
-    name="needs",
-    title="What in-network aggregation needs of a switch",
-    about="""
-For each build of the switch program: what the compiler says that it takes, and what its lanes mean for a
-link of `gbps` Gbit/s whose exchange takes `rtt_us` microseconds. Reports are those of `switch/artifacts`,
-by p4c's Tofino back end; none of these builds has run on a Tofino. The softswitch's rate is measured in
-memory, with four workers.
-""",
     measure=measure,
     columns={
         "lanes": Column("words of a packet"),
@@ -78,12 +77,8 @@ memory, with four workers.
         "slots_a_job": Column("slots that a job holds at the link's rate", modelled=True),
         "slot_memory_kib": Column("KiB of registers in these slots", modelled=True),
     },
-    sizes={
-        "quick": Size(
-            [{"build": (*REPORTS, "softswitch, 256 lanes"), "gbps": (100.0,), "rtt_us": (10.0,)}], 1
-        ),
-        "usual": Size([{"build": (*REPORTS, *SOFTSWITCH), "gbps": (100.0,), "rtt_us": (10.0,)}], 5),
-    },
+    defaults={"build": (*REPORTS, *SOFTSWITCH), "gbps": 100.0, "rtt_us": 10.0},
+    sizes={"quick": Size([{"build": (*REPORTS, "softswitch, 256 lanes")}], 1), "usual": Size([{}], 5)},
     plots=[Plot("goodput", x="build", y="goodput")],
     published=[
         Published(

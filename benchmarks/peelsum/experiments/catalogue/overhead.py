@@ -6,16 +6,104 @@ that other work on the machine hits both alike. Figures are of rank 0, medians o
 
 from __future__ import annotations
 
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+from statistics import median
 from typing import Any
+
+import numpy as np
 
 from peelsum.experiments import Column, Experiment, Size
 
+_RATIO, _RANKS, _BUCKETS = 0.01, 2, 4
+_TIMEOUT = timedelta(seconds=60)
+#: Seconds of processor time and of time a step, of every round.
+_Found = dict[str, list[tuple[float, float]]]
 
-def measure(seed: int, elements: int, rounds: int, steps: int) -> Any:
-    """Sum the same buckets by turns with both."""
-    from peelsum.bench.methods.overhead import overhead_rows
 
-    return overhead_rows(elements, rounds, steps)
+def measure(seed: int, elements: int, rounds: int, steps: int) -> list[dict[str, Any]]:
+    """Measure `rounds` times `steps` steps of each. Raises RuntimeError if a rank fails; it prints why."""
+    context = multiprocessing.get_context("spawn")
+    answers: SimpleQueue[_Found] = context.SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="peelsum-") as folder:
+        arguments = (str(Path(folder) / "store"), answers, elements, rounds, steps)
+        ranks = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(_RANKS)]
+        for one in ranks:
+            one.start()
+        for one in ranks:
+            one.join()
+    if any(one.exitcode for one in ranks):
+        raise RuntimeError("a rank failed; see its output")
+    found = answers.get()
+    return [_row(by, measured, found["compressor"]) for by, measured in found.items()]
+
+
+def _row(
+    by: str, measured: list[tuple[float, float]], compressor: list[tuple[float, float]]
+) -> dict[str, Any]:
+    more = [one[0] - other[0] for one, other in zip(measured, compressor, strict=True)]
+    quartiles = tuple(float(round(1e3 * one, 3)) for one in np.quantile(more, (0.25, 0.5, 0.75)))
+    cpu, wall = (round(1e3 * median(column), 3) for column in zip(*measured, strict=True))
+    return {"by": by, "cpu_ms": cpu, "wall_ms": wall, "more_cpu_ms": quartiles}
+
+
+def _rank(rank: int, path: str, answers: SimpleQueue[_Found], elements: int, rounds: int, steps: int) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import FileStore  # type: ignore[attr-defined]  # not exported, but documented
+
+    from peelsum.compress import StarTopK
+    from peelsum.flexible import Flexible
+    from peelsum.torch import SwitchAllreduceState
+
+    torch.set_num_threads(1)
+    store = FileStore(path, _RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=_RANKS, timeout=_TIMEOUT)
+    strategy = Flexible(ratios=(_RATIO,), methods=("ar_top_k_ring",))
+    states = {
+        "compressor": SwitchAllreduceState(over="gloo", compressor=StarTopK(_RATIO)),
+        "strategy": SwitchAllreduceState(over="gloo", strategy=strategy),
+    }
+    steppers = {by: _stepper(state, elements // _BUCKETS, rank) for by, state in states.items()}
+    found: _Found = {by: [] for by in states}
+    for number in range(rounds + 1):
+        for by, step in steppers.items():
+            cpu, wall = time.process_time(), time.perf_counter()
+            for _ in range(steps):
+                step()
+            if number:  # the first round opens connections and compiles
+                spent = time.process_time() - cpu, time.perf_counter() - wall
+                found[by].append((spent[0] / steps, spent[1] / steps))
+    for state in states.values():
+        state.close()
+    if rank == 0:
+        answers.put(found)
+    dist.destroy_process_group()
+
+
+def _stepper(state: Any, elements: int, rank: int) -> Callable[[], None]:
+    """Return a function that sums a step's buckets."""
+    import torch
+
+    parameters = [torch.nn.Parameter(torch.zeros(elements)) for _ in range(_BUCKETS)]
+    generator = torch.Generator().manual_seed(rank)
+    gradients = [torch.randn(elements, generator=generator) for _ in parameters]
+
+    def step() -> None:
+        sums = [
+            state.submit(gradient.clone(), [parameter])
+            for gradient, parameter in zip(gradients, parameters, strict=True)
+        ]
+        state.end_step()
+        for one in sums:
+            one.wait()
+
+    return step
 
 
 EXPERIMENT = Experiment(
@@ -28,8 +116,8 @@ EXPERIMENT = Experiment(
     },
     keys=("by",),
     sizes={
-        "quick": Size([{"elements": (1 << 14,), "rounds": (3,), "steps": (2,)}], 1),
-        "usual": Size([{"elements": (1 << 14, 1 << 20), "rounds": (60,), "steps": (5,)}], 1),
+        "quick": Size([{"elements": 1 << 14, "rounds": 3, "steps": 2}], 1),
+        "usual": Size([{"elements": (1 << 14, 1 << 20), "rounds": 60, "steps": 5}], 1),
     },
     needs=("torch",),
 )

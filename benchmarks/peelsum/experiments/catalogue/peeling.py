@@ -1,4 +1,11 @@
-"""Sketch size against peeling: what is left over, with LHC's lanes and with rotated ones."""
+"""Sketch size against peeling.
+
+1% of a tensor's elements are non-zero: anywhere (`uniform`), in whole rows of 64 (`rows`), or in half of
+256 columns (`columns`). They are put into three cells each of a sketch with `cells` cells for each
+non-zero, and peeled in parallel rounds. An element keeps its lane in all sub-tables (`kept`: LHC's
+published layout), or every sub-table rotates it (`rotated`: the codec's). `lanes` is the number of elements
+that are hashed together. Only positions matter, so no values are drawn, and nothing depends on the machine.
+"""
 
 from __future__ import annotations
 
@@ -26,59 +33,34 @@ def measure(
     return {"left_over": peeled.left / where.size, "rounds": peeled.rounds}
 
 
-def grid(
-    elements: int, lanes: tuple[int, ...], cells: tuple[float, ...], supports: tuple[str, ...]
-) -> list[dict[str, tuple[Value, ...]]]:
-    """Return one part: all of these, in both layouts."""
-    return [
-        {
-            "support": supports,
-            "layout": ("kept", "rotated"),
-            "lanes": lanes,
-            "cells": cells,
-            "elements": (elements,),
-        }
-    ]
-
-
 SUPPORTS = ("uniform", "rows", "columns")
 EXPERIMENT = Experiment(
-    name="peeling",
-    title="Sketch size against peeling",
-    about="""
-1% of a tensor's elements are non-zero: anywhere (`uniform`), in whole rows of 64 (`rows`), or in half of
-256 columns (`columns`). They are put into three cells each of a sketch with `cells` cells for each
-non-zero, and peeled in parallel rounds. An element keeps its lane in all sub-tables (`kept`: LHC's
-published layout), or every sub-table rotates it (`rotated`: the codec's). `lanes` is the number of elements
-that are hashed together. Only positions matter, so no values are drawn, and nothing depends on the machine.
-""",
     measure=measure,
     columns={
         "left_over": Column("share of non-zeros that peeling does not recover"),
         "rounds": Column("rounds that recovered something"),
     },
+    defaults={"support": SUPPORTS, "layout": ("kept", "rotated"), "lanes": (64, 256, 1024)},
     sizes={
-        "quick": Size(grid(2**19, (64, 256), (1.3, 2.0), ("uniform", "columns")), 3),
-        "usual": Size(grid(2**21, (64, 256, 1024), (1.2, 1.3, 1.6, 2.0, 3.0), SUPPORTS), 7),
+        "quick": Size(
+            [{"support": ("uniform", "columns"), "lanes": (64, 256), "cells": (1.3, 2.0), "elements": 2**19}],
+            3,
+        ),
+        "usual": Size([{"cells": (1.2, 1.3, 1.6, 2.0, 3.0), "elements": 2**21}], 7),
         "full": Size(
-            grid(6_553_600, (16, 64, 256, 1024), (1.1, 1.2, 1.25, 1.3, 1.4, 1.6, 2.0, 3.0, 4.0), SUPPORTS), 25
+            [
+                {
+                    "lanes": (16, 64, 256, 1024),
+                    "cells": (1.1, 1.2, 1.25, 1.3, 1.4, 1.6, 2.0, 3.0, 4.0),
+                    "elements": 6_553_600,
+                }
+            ],
+            25,
         ),
     },
     plots=[
-        Plot(
-            "left_over",
-            x="cells",
-            y="left_over",
-            lines="layout",
-            where={"support": "uniform", "lanes": 256},
-        ),
-        Plot(
-            "left_over_columns",
-            x="cells",
-            y="left_over",
-            lines="layout",
-            where={"support": "columns", "lanes": 256},
-        ),
+        Plot(name, "cells", "left_over", "layout", {"support": support, "lanes": 256})
+        for name, support in (("left_over", "uniform"), ("left_over_columns", "columns"))
     ],
     timed=False,
 )

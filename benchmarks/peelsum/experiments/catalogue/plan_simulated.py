@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from peelsum.bench.simulation.rows import measured
+from peelsum.bench.simulation import measured
 from peelsum.experiments import Column, Experiment, Size
 from peelsum.flexible import COLLECTIVES, LinkModel, SwitchPath
 from peelsum.simulation import Job, NetworkSection, Scenario
@@ -38,9 +38,9 @@ def measure(seed: int, workers: int, gbps: float, delay_us: float, words: int) -
         yield {
             "collective": name,
             "predicted_ms": 1e3 * predicted_s,
-            "simulated_ms": 1e3 * row.seconds,
-            "error": predicted_s / row.seconds - 1,
-            "wrong": row.wrong,
+            "simulated_ms": 1e3 * row["seconds"],
+            "error": predicted_s / row["seconds"] - 1,
+            "wrong": row["wrong"],
         }
 
 
@@ -55,7 +55,7 @@ EXPERIMENT = Experiment(
     },
     keys=("collective",),
     sizes={
-        "quick": Size([{"workers": (2,), "gbps": (1.0,), "delay_us": (10.0,), "words": (1000,)}], 1),
+        "quick": Size([{"workers": 2, "gbps": 1.0, "delay_us": 10.0, "words": 1000}], 1),
         "usual": Size(
             [
                 {

@@ -11,11 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from peelsum.experiments import Column, Experiment, Size
+from peelsum.experiments import Column, Experiment, Plot, Size
 from peelsum.wire import COMPILED_LANES, MAX_WORKERS
-
-#: The program's parts, as `peelsum.bench.switch.profile.PARTS` without the rest of the loop.
-PROGRAM = ("parse", "tables", "registers", "lanes", "replicate", "checksum", "deparse")
 
 
 def measure(seed: int, lanes: int, workers: int, seconds: float) -> Iterator[dict[str, Any]]:
@@ -23,19 +20,11 @@ def measure(seed: int, lanes: int, workers: int, seconds: float) -> Iterator[dic
     from peelsum.bench.switch.profile import profile_loop, profile_program, require_counter
 
     require_counter()
-    program, loop = profile_program(lanes, workers), profile_loop(lanes, workers, seconds)
-    figures = {"sum": program.sum_of_parts_ns, "without_stamps": program.without_stamps_ns}
-    for part, ns in {**program.parts_ns, **figures}.items():
-        yield {
-            "of": "program",
-            "piece": part.replace(" ", "_"),
-            "ns": ns,
-            "packets_per_s": None,
-            "busy": None,
-        }
-    for part, ns in loop.parts_ns.items():
-        rate = {"packets_per_s": loop.packets_per_s, "busy": loop.busy}
-        yield {"of": "process", "piece": part, "ns": ns, **rate}
+    rate = dict.fromkeys(("packets_per_s", "busy"))
+    for part, ns in profile_program(lanes, workers).items():
+        yield {"of": "program", "piece": part, "ns": ns, **rate}
+    for row in profile_loop(lanes, workers, seconds):
+        yield {"of": "process", **row}
 
 
 EXPERIMENT = Experiment(
@@ -49,15 +38,16 @@ EXPERIMENT = Experiment(
     },
     keys=("of", "piece"),
     sizes={
-        "quick": Size([{"lanes": (32,), "workers": (2,), "seconds": (0.2,)}], 1),
+        "quick": Size([{"lanes": 32, "workers": 2, "seconds": 0.2}], 1),
         "usual": Size(
             [
-                {"lanes": COMPILED_LANES, "workers": (4,), "seconds": (2.0,)},
-                {"lanes": (COMPILED_LANES[-1],), "workers": (2, 8, 16), "seconds": (2.0,)},
+                {"lanes": COMPILED_LANES, "workers": 4, "seconds": 2.0},
+                {"lanes": COMPILED_LANES[-1], "workers": (2, 8, 16), "seconds": 2.0},
             ],
             1,
         ),
     },
+    plots=[Plot(of, "lanes", "ns", "piece", {"of": of, "workers": 4}, "x") for of in ("program", "process")],
     ranges={"workers": (1, MAX_WORKERS), "seconds": (0.1, 3600)},
     choices={"lanes": COMPILED_LANES},
 )

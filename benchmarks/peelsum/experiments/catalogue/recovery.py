@@ -35,7 +35,7 @@ CURVE_SIZES = tuple(
 )
 #: Parameters of the aim: sketches of the width that the codec chooses leave nothing over.
 AIM_ELEMENTS, AIM_CELLS = 2**22, 1.3
-AIM_DENSITIES = (0.001, 0.01, 0.05, 0.1, 0.2)
+AIM = {"kind": "aim", "density": (0.001, 0.01, 0.05, 0.1, 0.2)}
 
 
 def left_over(support: Support, lanes: int, cells: float, seeds: int) -> dict[str, float | None]:
@@ -71,12 +71,6 @@ def measure(
     return left_over(support, lanes or 1024, cells, seeds)
 
 
-def part(kind: str, support: Any, lanes: int | None, cells: Any, density: Any, seeds: int) -> dict[str, Any]:
-    """Return one part of the grid."""
-    shape = {"support": support, "lanes": (lanes,), "cells": cells, "density": density}
-    return {"kind": (kind,), **shape, "seeds": (seeds,)}
-
-
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
@@ -86,13 +80,17 @@ EXPERIMENT = Experiment(
         "rotated_rounds": Column("peel rounds of the same layout"),
         "failed": Column("sketches with left-over, of `aim`"),
     },
+    defaults={"density": 0.01, "seeds": 5},
     sizes={
-        "quick": Size([part("table", ("uniform",), 256, (1.3,), (0.01,), 1)], 1),
+        "quick": Size([{"kind": "table", "support": "uniform", "lanes": 256, "cells": 1.3, "seeds": 1}], 1),
         "usual": Size(
             [
-                *(part("table", (support,), lanes, (cells,), (0.01,), 5) for support, lanes, cells in TABLE),
-                part("curve", SUPPORTS, 1024, CURVE_SIZES, (0.01,), 5),
-                part("aim", SUPPORTS, None, (1.3,), AIM_DENSITIES, 100),
+                *(
+                    {"kind": "table", "support": support, "lanes": lanes, "cells": cells}
+                    for support, lanes, cells in TABLE
+                ),
+                {"kind": "curve", "support": SUPPORTS, "lanes": 1024, "cells": CURVE_SIZES},
+                {**AIM, "support": SUPPORTS, "lanes": None, "cells": AIM_CELLS, "seeds": 100},
             ],
             1,
         ),

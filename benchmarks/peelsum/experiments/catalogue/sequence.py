@@ -19,8 +19,6 @@ from peelsum.experiments import Column, Experiment, Size
 from peelsum.summation import Words
 
 STEPS = 30
-DEFAULT_ELEMENTS = (2**16, 2**20, 2**22)
-QUICK_ELEMENTS = (2**16,)
 #: The network models, and the ways to send: `values` of the allreduce.
 NETWORKS = {"words": NetworkModel(gbps=1e-6, round_trip_s=0.0), "default": NetworkModel()}
 WAYS: tuple[RequestedValues, ...] = ("auto", "sketch")
@@ -28,7 +26,7 @@ _BURST, _BURST_DENSITY = 1024, 0.003
 _MOST_DENSE = 0.2
 
 
-class _Alone:
+class Alone:
     """A backend of one worker. It counts calls, and words of the first header after `first_or` is 0."""
 
     lanes, workers, worker_id = 256, 1, 0
@@ -81,7 +79,7 @@ def _bursts(elements: int, rng: np.random.Generator) -> NDArray[np.int64]:
 
 def measure(seed: int, elements: int, sequence: str, network: str, way: RequestedValues) -> dict[str, Any]:
     """Return the figures of one sequence. Raises NotExactError if a sum differs from the tensor."""
-    backend = _Alone()
+    backend = Alone()
     reduce = Allreduce(backend, values=way, network=NETWORKS[network])
     words, bounds, count, worst, dense = 0, 0.0, 0, 0.0, 0
     for where in supports(sequence, elements, seed):
@@ -110,11 +108,6 @@ def _summed(reduce: Allreduce, elements: int, where: NDArray[np.int64]) -> Tenso
     return tensor
 
 
-def part(elements: tuple[int, ...]) -> dict[str, Any]:
-    """Return one part of the grid."""
-    return {"elements": elements, "sequence": SEQUENCES, "network": tuple(NETWORKS), "way": WAYS}
-
-
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
@@ -124,7 +117,8 @@ EXPERIMENT = Experiment(
         "exchanges": Column("mean exchanges of a step"),
         "wrongly_dense": Column("steps sent dense although less than 20 % of the elements were not zero"),
     },
-    sizes={"quick": Size([part(QUICK_ELEMENTS)], 1), "usual": Size([part(DEFAULT_ELEMENTS)], 1)},
+    defaults={"sequence": SEQUENCES, "network": tuple(NETWORKS), "way": WAYS},
+    sizes={"quick": Size([{"elements": 2**16}], 1), "usual": Size([{"elements": (2**16, 2**20, 2**22)}], 1)},
     choices={"sequence": SEQUENCES, "network": tuple(NETWORKS), "way": WAYS},
     timed=False,
 )

@@ -1,30 +1,42 @@
 """Goodput of simulated sums by loss on every link.
 
-A sum of 2^20 words over links of 100 Gbit/s. Timers are quick, or those by default.
+A sum of 2^20 words over links of 100 Gbit/s. Timers are quick, or those by default. ATP has the slots of its
+paper.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from peelsum.bench.simulation.rows import Row, loss_rows
-from peelsum.experiments import Experiment, Plot, Size, columns_of
+from peelsum.bench.simulation import QUICK, measured, scenario_of
+from peelsum.experiments import Experiment, Plot, Size
+from peelsum.experiments.catalogue.simulation_scale import COLUMNS
+from peelsum.simulation import TimersSection
+from peelsum.simulation.slot_protocols import ATP_SLOTS
+
+TIMERS = {"quick": QUICK, "default": TimersSection()}
 
 
-def measure(seed: int, loss: float, workers: int) -> Any:
-    """Simulate all algorithms; peelsum also with its default timers, ATP with its slots."""
-    return loss_rows((loss,), workers=workers)
+def measure(seed: int, loss: float, workers: int, algorithm: str, timers: str) -> dict[str, Any]:
+    """Simulate a sum."""
+    scenario = scenario_of(workers, loss=loss, timers=TIMERS[timers])
+    if algorithm == "atp":  # its number of slots is not a power of two as ours
+        scenario = scenario.model_copy(update={"slots": ATP_SLOTS})
+    return measured(scenario, algorithm)
 
 
+WAYS = {"algorithm": ("peelsum", "switchml", "atp", "ring"), "timers": "quick"}
+SLOW = {"algorithm": "peelsum", "timers": "default"}
+LOSSES = (0.0, 0.001, 0.005, 0.01, 0.02, 0.05)
 EXPERIMENT = Experiment(
     measure=measure,
-    columns=columns_of(Row, without=("loss", "workers")),
-    keys=("algorithm", "timers"),
+    columns=COLUMNS,
     sizes={
-        "quick": Size([{"loss": (0.01,), "workers": (2,)}], 1),
-        "usual": Size([{"loss": (0.0, 0.001, 0.005, 0.01, 0.02, 0.05), "workers": (8,)}], 1),
+        "quick": Size([{"loss": 0.01, "workers": 2, **ways} for ways in (WAYS, SLOW)], 1),
+        "usual": Size([{"loss": LOSSES, "workers": 8, **ways} for ways in (WAYS, SLOW)], 1),
     },
     plots=[Plot("goodput", "loss", "goodput_gbps", "algorithm", {"timers": "quick"})],
     ranges={"loss": (0, 0.5), "workers": (2, 32)},
+    choices={"timers": tuple(TIMERS)},
     timed=False,
 )

@@ -7,32 +7,21 @@ A hundred tensors of 64 to 3,072 elements are summed apart, and as one, by one w
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from peelsum.allreduce import Allreduce, Part
+from peelsum.allreduce import Allreduce
 from peelsum.allreduce.costs import lower_bound_bits
 from peelsum.bench.codec.timing import NotExactError
 from peelsum.codec import warm_up
 from peelsum.experiments import Column, Experiment, Size
-from peelsum.experiments.catalogue.sequence import NETWORKS
-from peelsum.summation import Words
+from peelsum.experiments.catalogue.sequence import NETWORKS, Alone
 
 TENSORS = 100
 _LENGTHS = (64, 3073)
 _WARM_UPS, _STEPS = 5, 30
-
-
-class _Alone:
-    """A backend of one worker."""
-
-    lanes, workers, worker_id = 256, 1, 0
-
-    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        return [part.words.copy() for part in parts]
 
 
 def measure(seed: int, density: float, network: str, way: str) -> dict[str, Any]:
@@ -43,7 +32,7 @@ def measure(seed: int, density: float, network: str, way: str) -> dict[str, Any]
     whole = np.where(drawn, np.float32(1.5), np.float32(0))
     if way != "apart":
         lengths = lengths.sum(keepdims=True)
-    reduce, spent = Allreduce(_Alone(), network=NETWORKS[network]), []
+    reduce, spent = Allreduce(Alone(), network=NETWORKS[network]), []
     for _ in range(_WARM_UPS + _STEPS):
         pieces = np.split(whole.copy(), np.cumsum(lengths)[:-1])
         tensors = {f"t{number}": piece for number, piece in enumerate(pieces)}
@@ -70,9 +59,6 @@ EXPERIMENT = Experiment(
         "words": Column("words that a worker sends in a step"),
         "cpu_ms": Column("processor time of a step, in milliseconds: the median"),
     },
-    sizes={
-        "usual": Size(
-            [{"density": (1.0, 0.01, 0.001), "network": tuple(NETWORKS), "way": ("apart", "as one")}], 1
-        )
-    },
+    defaults={"network": tuple(NETWORKS), "way": ("apart", "as one")},
+    sizes={"usual": Size([{"density": (1.0, 0.01, 0.001)}], 1)},
 )

@@ -10,24 +10,43 @@ from __future__ import annotations
 
 from typing import Any
 
-from peelsum.bench.switch.rows import Row, bench_switch
-from peelsum.experiments import Experiment, Size, columns_of
+from peelsum.bench.switch.rows import compared
+from peelsum.experiments import Column, Experiment, Plot, Size
 from peelsum.wire import COMPILED_LANES, MAX_WORKERS
 
 
-def measure(seed: int, lanes: int, workers_each: tuple[int, ...], seconds: float) -> Any:
-    """Measure every switch with every number of workers."""
-    return bench_switch(lanes=[lanes], workers=workers_each, seconds=seconds)
+def measure(seed: int, lanes: int, workers: int, seconds: float) -> Any:
+    """Measure every switch."""
+    return compared(lanes, workers, seconds)
 
 
 EXPERIMENT = Experiment(
     measure=measure,
-    columns=columns_of(Row, without=("lanes",)),
-    keys=("target", "ports", "workers"),
-    sizes={
-        "quick": Size([{"lanes": (32,), "workers_each": ((2,),), "seconds": (0.1,)}], 1),
-        "usual": Size([{"lanes": COMPILED_LANES, "workers_each": ((4,),), "seconds": (3.0,)}], 1),
+    columns={
+        "target": Column("the switch: `embedded` for the softswitch, or `bmv2`"),
+        "ports": Column("what its ports are: `memory`, `udp` or `veth`"),
+        "packets_per_s": Column("contributions per second that went into complete sums"),
+        "latency_p50_us": Column("median time from a chunk's last contribution in to its sum out"),
+        "latency_p99_us": Column("99th percentile of the same time"),
+        "slots_timed": Column("chunks whose latency was measured, one at a time"),
+        "bmv2": Column("`measured`, or the reason why BMv2 was not"),
+        "rate_to_bmv2": Column("`packets_per_s` over BMv2's with as many lanes and workers"),
+        "latency_to_bmv2": Column("`latency_p50_us` over BMv2's"),
+        "first_packet_cold_s": Column(
+            "seconds from import to the first packet's output, without compiled code"
+        ),
+        "first_packet_cached_s": Column("the same with compiled code on disk"),
+        "lost_chunks": Column("chunks that the load gave up after a silence"),
     },
-    ranges={"seconds": (0.1, 3600), "workers_each": (1, MAX_WORKERS)},
+    keys=("target", "ports"),
+    sizes={
+        "quick": Size([{"lanes": 32, "workers": 2, "seconds": 0.1}], 1),
+        "usual": Size([{"lanes": COMPILED_LANES, "workers": 4, "seconds": 3.0}], 1),
+    },
+    plots=[
+        Plot("by_lanes", "lanes", "packets_per_s", "ports", {"workers": 4}, "xy"),
+        Plot("by_workers", "workers", "packets_per_s", "ports", {"lanes": 256}, "xy"),
+    ],
+    ranges={"seconds": (0.1, 3600), "workers": (1, MAX_WORKERS)},
     choices={"lanes": COMPILED_LANES},
 )

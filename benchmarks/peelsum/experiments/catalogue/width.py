@@ -1,4 +1,9 @@
-"""The width of a sketch's blocks against speed: elements that are hashed together share cache lines."""
+"""The width of a block against speed.
+
+The numbers of a known union are encoded as a sketch and peeled, in memory, with blocks of `lanes` elements
+that share their hashes. The fastest of three runs counts for times; processor time is of all threads. The
+codec chooses the width itself; here it is given.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +46,8 @@ def measure(seed: int, lanes: int, density: float, support: str, elements: int) 
     }
 
 
+WIDTHS = {"lanes": (4, 16, 64, 256, 1024), "density": (0.01, 0.1)}
 EXPERIMENT = Experiment(
-    name="width",
-    title="The width of a block against speed",
-    about="""
-The numbers of a known union are encoded as a sketch and peeled, in memory, with blocks of `lanes` elements
-that share their hashes. The fastest of three runs counts for times; processor time is of all threads. The
-codec chooses the width itself; here it is given.
-""",
     measure=measure,
     columns={
         "ns_a_non_zero": Column("nanoseconds of encoding and decoding for each non-zero"),
@@ -59,20 +58,8 @@ codec chooses the width itself; here it is given.
         "words_over_non_zeros": Column("cells, over the non-zeros"),
     },
     sizes={
-        "quick": Size(
-            [{"lanes": (4, 256), "density": (0.01,), "support": ("uniform",), "elements": (2**20,)}], 3
-        ),
-        "usual": Size(
-            [
-                {
-                    "lanes": (4, 16, 64, 256, 1024),
-                    "density": (0.01, 0.1),
-                    "support": ("uniform", "rows"),
-                    "elements": (2**22,),
-                }
-            ],
-            5,
-        ),
+        "quick": Size([{"lanes": (4, 256), "density": 0.01, "support": "uniform", "elements": 2**20}], 3),
+        "usual": Size([{**WIDTHS, "support": ("uniform", "rows"), "elements": 2**22}]),
     },
     plots=[
         Plot("speed", x="lanes", y="ns_a_non_zero", lines="density", where={"support": "uniform"}, log="x")

@@ -1,0 +1,236 @@
+"""Exact allreduces of worker processes over a star, timed, checked, and compared with the dense one.
+
+This module is also the program of a worker. The check shares no code with the codec.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.allreduce import Allreduce, AllreduceError, Form, Summation, TensorResult
+from peelsum.codec import warm_up
+from peelsum.topology import Child, ProcessError, Star, end_with_parent, say
+from peelsum.topology.telling import told_of_compiling
+from peelsum.topology.user_errors import reported
+from peelsum.traces import SUFFIX, TraceError, read, read_folder
+from peelsum.transport import TransportError
+from peelsum.transport.seats import plug_in
+
+_WORD_BYTES = 4
+#: Share of the union's positions that a worker holds, besides those assigned to it.
+_SHARED = 0.5
+_INT32 = 2**31 - 1
+#: Seconds within which a worker must finish a case; otherwise the run fails.
+_PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tensor to sum."""
+
+    elements: int
+    density: float
+    """Share of elements that are non-zero on some worker."""
+    form: Form
+    seed: int = 0
+    trace: str | None = None
+    """Folder of a trace, whose last step is the tensor; None draws one from `density` and `seed`."""
+
+
+def traced(folder: Path) -> tuple[int, int, float]:
+    """Return a trace's workers, and the elements and the density of its last step. Raises TraceError."""
+    traces = read_folder(folder)
+    if not traces[0].steps:
+        raise TraceError(f"--trace: {folder} has no steps; record at least one")
+    union = np.zeros(sum(traces[0].elements), bool)
+    for trace in traces:
+        union |= trace.gradient(-1) != 0
+    return len(traces), union.size, float(union.mean())
+
+
+def compared(
+    cases: Sequence[Case], network: Star, *, iterations: int, warmups: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the row of each case, as it is measured, compared with the dense one before it.
+
+    Raises ProcessError if a process fails.
+    """
+    settings = {"cases": [asdict(case) for case in cases], "iterations": iterations, "warmups": warmups}
+    with network as star, ExitStack() as stack:
+        children = []
+        for seat in star.seats:
+            arguments = json.dumps({"seat": asdict(seat), **settings})
+            command = [sys.executable, "-m", "peelsum.bench.allreduce", arguments]
+            children.append(Child(f"worker {seat.worker_id}", command))
+            stack.callback(children[-1].stop)
+        for child in children:
+            child.ready()
+        dense_s = 0.0
+        for case in cases:
+            measured = [_line(child, star) for child in children]
+            if case.form == "dense":
+                dense_s = max(one["time_s"] for one in measured)
+            yield _row(case, measured, dense_s)
+        for child in children:
+            child.next_line(_PATIENCE_S)  # all workers leave the job before the switch stops
+
+
+def _line(child: Child, star: Star) -> dict[str, Any]:
+    line = child.next_line(_PATIENCE_S)
+    star.check()
+    if line is None:
+        raise ProcessError(f"{child.name}: ended before its last case; run again, it may have been stopped")
+    return line
+
+
+def _row(case: Case, measured: Sequence[dict[str, Any]], dense_s: float) -> dict[str, Any]:
+    most = {name: max(one[name] for one in measured) for name in measured[0]}
+    workers, algbw = len(measured), _WORD_BYTES * case.elements / most["time_s"] / 1e9
+    times = {
+        f"{name}_us": round(1e6 * most[f"{name}_s"], 1) for name in ("time", "encode", "network", "decode")
+    }
+    return {
+        "size_bytes": _WORD_BYTES * case.elements,
+        "ranks": workers,
+        "density": case.density,
+        "form": case.form,
+        "algbw": round(algbw, 4),
+        "busbw": round(algbw * 2 * (workers - 1) / workers, 4),
+        "wrong": sum(one["wrong"] for one in measured),
+        "wire_bytes": most["wire_bytes"],
+        "ratio_to_dense": round(most["time_s"] / dense_s, 4),
+        **times,
+    }
+
+
+def tensor_of(case: Case, worker_id: int, workers: int) -> NDArray[np.float32]:
+    """Return worker `worker_id`'s tensor float32[elements]; every process computes the same one.
+
+    Raises TraceError.
+    """
+    if case.trace is not None:
+        return read(Path(case.trace) / f"worker-{worker_id}{SUFFIX}").gradient(-1, seed=case.seed)
+    shared = np.random.default_rng([case.seed, case.elements])
+    if case.density >= 1:
+        return _drawn(case.elements, worker_id, case.seed)[0]
+    union = np.flatnonzero(shared.random(case.elements, np.float32) < case.density)
+    return shared_tensor(union, case.elements, worker_id, workers, case.seed)
+
+
+def shared_tensor(
+    union: NDArray[np.int64], elements: int, worker_id: int, workers: int, seed: int
+) -> NDArray[np.float32]:
+    """Return worker `worker_id`'s float32[elements], non-zero at half of the positions int64[k] in `union`.
+
+    Each position is non-zero on at least one worker.
+    """
+    tensor, own = _drawn(elements, worker_id, seed)
+    held = own.random(union.size) < _SHARED
+    held[worker_id::workers] = True
+    sparse = np.zeros(elements, np.float32)
+    sparse[union[held]] = tensor[union[held]]
+    return sparse
+
+
+def _drawn(elements: int, worker_id: int, seed: int) -> tuple[NDArray[np.float32], np.random.Generator]:
+    """Return random float32[elements] of a worker, and its generator."""
+    own = np.random.default_rng([seed, elements, 1 + worker_id])
+    return own.standard_normal(elements, np.float32), own
+
+
+def expected(case: Case, workers: int, block: int = 2**62) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return the exact sum of all workers' quantized tensors, and its floats, by plain NumPy in 64 bits.
+
+    `block` is the number of elements that share a scale.
+    """
+    return exact_sum([tensor_of(case, worker_id, workers) for worker_id in range(workers)], block)
+
+
+def exact_sum(
+    tensors: Sequence[NDArray[np.float32]], block: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return the sum of float32[n] of all workers, as `expected` does."""
+    elements = tensors[0].size
+    scales = _scales(tensors, min(block, max(elements, 1)))
+    total = np.zeros(elements, np.int64)
+    for tensor in tensors:
+        total += np.rint(np.ldexp(tensor.astype(np.float64), scales)).astype(np.int64)
+    return total.astype(np.int32), np.ldexp(total.astype(np.float64), -scales).astype(np.float32)
+
+
+def _scales(tensors: Sequence[NDArray[np.float32]], block: int) -> NDArray[np.int64]:
+    """Return each element's scale: the largest at which float32 of its block's exponent fit an int32 sum.
+
+    Exponent fields are rounded up to odd ones. Drawn tensors hold no values so small that a block's exponent
+    would not be told apart.
+    """
+    elements, workers = tensors[0].size, len(tensors)
+    largest = np.zeros(-(-elements // block) * block, np.float32)
+    for tensor in tensors:
+        np.maximum(largest[:elements], np.abs(tensor), out=largest[:elements])
+    by_block = largest.reshape(-1, block).max(axis=1)
+    if not by_block.any():
+        return np.zeros(elements, np.int64)
+    # frexp's exponent is E + 1 for a float32 of exponent E, and is even where the field E + 127 is.
+    exponents = np.where(by_block > 0, np.frexp(by_block)[1] | 1, 0)
+    headroom = next(h for h in range(31, 0, -1) if workers * np.rint(2.0**h * (1 - 2.0**-24)) <= _INT32)
+    return np.repeat(headroom - exponents.astype(np.int64), block)[:elements]
+
+
+def settings_of(form: Form) -> dict[str, Any]:
+    """Return the settings of an allreduce that sends tensors in this form."""
+    return {"forms": "dense"} if form == "dense" else {"forms": "sparse", "values": form}
+
+
+def measure(summation: Summation, case: Case, *, iterations: int, warmups: int) -> dict[str, Any]:
+    """Sum the case's tensor `iterations` times back to back, after `warmups` sums that align the workers.
+
+    Return seconds per step, the bytes of the last one without retransmissions, and its wrong elements.
+    """
+    reduce = Allreduce(summation, **settings_of(case.form), seed=case.seed)
+    tensors = {"gradient": tensor_of(case, summation.worker_id, summation.workers)}
+    for _ in range(warmups):
+        reduce.sum(tensors)
+    spent = np.zeros(3)
+    started = time.perf_counter()
+    for _ in range(iterations):
+        step = reduce.sum(tensors)
+        spent += (step.encode_s, step.network_s, step.decode_s)
+    elapsed = time.perf_counter() - started
+    parts = dict(zip(("encode_s", "network_s", "decode_s"), (spent / iterations).tolist(), strict=True))
+    wrong = _wrong(step["gradient"], case, summation.workers)
+    return {"time_s": elapsed / iterations, **parts, "wire_bytes": step.wire_bytes, "wrong": wrong}
+
+
+def _wrong(result: TensorResult, case: Case, workers: int) -> int:
+    fixed = result.fixed
+    total, floats = expected(case, workers, fixed.block if fixed else 2**62)
+    return int(np.count_nonzero((result.total != total) | (result.values != floats)))
+
+
+def run(
+    seat: Mapping[str, Any], cases: Iterable[Mapping[str, Any]], *, iterations: int, warmups: int
+) -> None:
+    """Join the job of `seat`, measure the cases in order, and print each measurement."""
+    with plug_in(seat) as summation:
+        say(ready=True)
+        for case in cases:
+            say(**measure(summation, Case(**case), iterations=iterations, warmups=warmups))
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    told_of_compiling(child=True)
+    warm_up()
+    with reported(AllreduceError, TraceError, TransportError):
+        run(**json.loads(sys.argv[1]))

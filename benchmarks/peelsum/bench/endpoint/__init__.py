@@ -1,1 +1,0 @@
-"""Packets that one core of a worker sends and takes results for."""

@@ -1,1 +1,0 @@
-"""How jobs that compete for a switch port share it."""

@@ -1,1 +1,0 @@
-"""The cost of lost packets."""
