@@ -223,10 +223,10 @@ def test_without_room_for_words_each_worker_has_one_error(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("waits", "settings"),
     [
-        (3, {"forms": "dense"}),
-        (5, {"forms": "sparse", "values": "compact"}),
-        pytest.param(8, {"forms": "sparse", "values": "sketch"}, marks=pytest.mark.slow),
-        (4, {"forms": {"0": "auto", "1": "dense"}}),
+        (8, {"forms": "dense"}),
+        (6, {"forms": "sparse", "values": "compact"}),
+        pytest.param(13, {"forms": "sparse", "values": "sketch"}, marks=pytest.mark.slow),
+        (8, {"forms": {"0": "auto", "1": "dense"}}),
     ],
     ids=str,
 )
