@@ -12,7 +12,7 @@ import pytest
 from command_line import peelsum
 
 from peelsum.allreduce import LocalSummation, Part
-from peelsum.bench.allreduce import Case, expected, measure, tensor_of
+from peelsum.bench.allreduce import Case, measure, tensor_of
 from peelsum.wire import packet_bytes
 
 CASES = [
@@ -68,7 +68,7 @@ def test_rows_over_a_real_switch() -> None:
         assert row["algbw"] == row["busbw"] > 0
         assert row["ratio_to_dense"] == pytest.approx(row["time_us"] / dense["time_us"], abs=1e-3)
     assert [row["form"] for row in (dense, compact, sketch)] == ["dense", "compact", "sketch"]
-    assert dense["wire_bytes"] == (1 + 1 + 8) * packet_bytes(256)
+    assert dense["wire_bytes"] == (1 + 1 + 9) * packet_bytes(256)  # 24 words for blocks that exceed scales
     assert compact["wire_bytes"] == (1 + 1 + 1) * packet_bytes(256)
     assert sketch["wire_bytes"] == (1 + 1 + 2) * packet_bytes(256)  # 1.4 cells for each of 205 candidates
 
@@ -81,10 +81,3 @@ def test_density_is_that_of_the_union(workers: int) -> None:
     assert union.mean() == pytest.approx(0.05, rel=0.05)
     assert workers == 1 or all(0 < (tensor != 0).sum() < union.sum() for tensor in tensors)
     np.testing.assert_array_equal(tensors[0], tensor_of(case, 0, workers))
-
-
-def test_expected_is_the_sum_within_the_error_bound() -> None:
-    case = Case(500, 0.5, "compact")
-    _, floats = expected(case, 4)
-    true = np.sum([tensor_of(case, worker_id, 4).astype(np.float64) for worker_id in range(4)], axis=0)
-    np.testing.assert_allclose(floats, true, rtol=2**-23, atol=2.0**-24)

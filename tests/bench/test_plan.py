@@ -122,8 +122,9 @@ def test_the_command_prints_ways_and_reasons() -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split()[:3] == ["form", "index", "bytes"]
-    assert lines[1].split()[0] == lines[13].split()[0]
-    forms = lines.index("", 13) + 1
+    reasons = lines.index("") + 1
+    assert lines[1].split()[0] == lines[reasons].split()[0]
+    forms = lines.index("", reasons) + 1
     methods = lines.index("", forms) + 1
     assert [line.split(":")[0] for line in lines[forms : methods - 1]] == ["dense", "compact", "sketch"]
     assert all(line.endswith("ms a step, predicted; not measured.") for line in lines[forms : methods - 1])

@@ -12,8 +12,7 @@ from peelsum.allreduce.plan import FORMS
 from peelsum.bench import which_form
 from peelsum.bench.which_form import WINDOW, Point
 from peelsum.experiments.loading import find, load
-from peelsum.experiments.statistics import summary
-from peelsum.experiments.summaries import Group
+from peelsum.experiments.summaries import Group, summary
 
 POINT = Point(elements=1 << 14, density=0.02, gbps=0.1, rtt=5e-3)
 
@@ -41,7 +40,7 @@ def test_a_simulated_step_is_exact_and_takes_its_codec_its_words_and_its_round_t
         assert one.codec_ms > 0
         assert one.predicted_ms > 0
     dense = found[0]
-    assert dense.ms - dense.codec_ms > 2e3 * POINT.rtt + 1e3 * 32 * POINT.elements / (POINT.gbps * 1e9)
+    assert dense.ms - dense.codec_ms > 1e3 * POINT.rtt + 1e3 * 32 * POINT.elements / (POINT.gbps * 1e9)
 
 
 def test_other_links_change_no_step_in_memory_unless_they_change_the_index() -> None:
@@ -77,7 +76,7 @@ def test_a_step_over_links_is_exact_and_no_quicker_than_they_are() -> None:
     for _, forms in found:
         assert [one.form for one in forms] == list(FORMS)
         assert all(one.wrong == 0 and one.ms >= 20 and one.codec_ms > 0 for one in forms)
-        assert forms[0].ms >= 2 * 20
+        assert forms[1].ms >= 2 * 20, "compact values follow the header"
 
 
 def group(gbps: float, density: float, fastest: str, over: float, *, modelled: bool = True) -> Group:

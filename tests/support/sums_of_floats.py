@@ -125,7 +125,7 @@ def check(results: Sequence[Any], arrays: Sequence[Floats], name: str = "g", *, 
 
 
 def ahead_of(scales: Numbers, arrays: Sequence[Floats], block: int) -> None:
-    """Require that scales from earlier steps are those of blocks, and not 12 octaves or more too coarse.
+    """Require that scales from earlier steps are those of blocks, and leave their largest number 10 bits.
 
     A block of zeros can have any. Finer ones have numbers of up to 57 bits, with their sign.
     """
@@ -133,7 +133,7 @@ def ahead_of(scales: Numbers, arrays: Sequence[Floats], block: int) -> None:
     assert (np.repeat(scales[begins], block)[: scales.size] == scales).all()
     used = np.maximum.reduceat(np.max([np.abs(array) for array in arrays], axis=0), begins) > 0
     finer = (scales - scales_of(arrays, block))[begins][used]
-    assert ((finer >= -12) & (finer <= 30)).all()
+    assert ((finer >= 9 - finest(127, len(arrays))) & (finer <= 30)).all()
 
 
 def workers_of(n: int, workers: int, density: float, seed: int, spread: int = 3) -> list[Floats]:

@@ -29,7 +29,6 @@ from peelsum.transport.seats import plug_in
 _WORD_BYTES = 4
 #: Share of the union's positions that a worker holds, besides those assigned to it.
 _SHARED = 0.5
-_INT32 = 2**31 - 1
 #: Seconds within which a worker must finish a case; otherwise the run fails.
 _PATIENCE_S = 600.0
 
@@ -148,43 +147,17 @@ def _drawn(elements: int, worker_id: int, seed: int) -> tuple[NDArray[np.float32
     return own.standard_normal(elements, np.float32), own
 
 
-def expected(case: Case, workers: int, block: int = 2**62) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return the exact sum of all workers' quantized tensors, and its floats, by plain NumPy in 64 bits.
+def wrong_elements(result: TensorResult, tensors: Sequence[NDArray[np.float32]]) -> int:
+    """Return how many elements differ from the sum of all workers' float32[n], in 64 bits by NumPy.
 
-    `block` is the number of elements that share a scale.
+    Scales are the result's. An element farther from the unrounded sum than its error bound is wrong, too.
     """
-    return exact_sum([tensor_of(case, worker_id, workers) for worker_id in range(workers)], block)
-
-
-def exact_sum(
-    tensors: Sequence[NDArray[np.float32]], block: int
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return the sum of float32[n] of all workers, as `expected` does."""
-    elements = tensors[0].size
-    scales = _scales(tensors, min(block, max(elements, 1)))
-    total = np.zeros(elements, np.int64)
-    for tensor in tensors:
-        total += np.rint(np.ldexp(tensor.astype(np.float64), scales)).astype(np.int64)
-    return total.astype(np.int32), np.ldexp(total.astype(np.float64), -scales).astype(np.float32)
-
-
-def _scales(tensors: Sequence[NDArray[np.float32]], block: int) -> NDArray[np.int64]:
-    """Return each element's scale: the largest at which float32 of its block's exponent fit an int32 sum.
-
-    Exponent fields are rounded up to odd ones. Drawn tensors hold no values so small that a block's exponent
-    would not be told apart.
-    """
-    elements, workers = tensors[0].size, len(tensors)
-    largest = np.zeros(-(-elements // block) * block, np.float32)
-    for tensor in tensors:
-        np.maximum(largest[:elements], np.abs(tensor), out=largest[:elements])
-    by_block = largest.reshape(-1, block).max(axis=1)
-    if not by_block.any():
-        return np.zeros(elements, np.int64)
-    # frexp's exponent is E + 1 for a float32 of exponent E, and is even where the field E + 127 is.
-    exponents = np.where(by_block > 0, np.frexp(by_block)[1] | 1, 0)
-    headroom = next(h for h in range(31, 0, -1) if workers * np.rint(2.0**h * (1 - 2.0**-24)) <= _INT32)
-    return np.repeat(headroom - exponents.astype(np.int64), block)[:elements]
+    scales = np.zeros(tensors[0].shape, np.int32) if result.scales is None else result.scales
+    each = [np.rint(np.ldexp(tensor.astype(np.float64), scales)).astype(np.int64) for tensor in tensors]
+    total, exact = np.sum(each, axis=0), np.sum(tensors, axis=0, dtype=np.float64)
+    floats = np.ldexp(total.astype(np.float64), -scales).astype(np.float32)
+    far = np.abs(result.values - exact) > result.error_bounds
+    return int(np.count_nonzero((result.total != total) | (result.values != floats) | far))
 
 
 def settings_of(form: Form) -> dict[str, Any]:
@@ -208,14 +181,9 @@ def measure(summation: Summation, case: Case, *, iterations: int, warmups: int) 
         spent += (step.encode_s, step.network_s, step.decode_s)
     elapsed = time.perf_counter() - started
     parts = dict(zip(("encode_s", "network_s", "decode_s"), (spent / iterations).tolist(), strict=True))
-    wrong = _wrong(step["gradient"], case, summation.workers)
+    workers = summation.workers
+    wrong = wrong_elements(step["gradient"], [tensor_of(case, number, workers) for number in range(workers)])
     return {"time_s": elapsed / iterations, **parts, "wire_bytes": step.wire_bytes, "wrong": wrong}
-
-
-def _wrong(result: TensorResult, case: Case, workers: int) -> int:
-    fixed = result.fixed
-    total, floats = expected(case, workers, fixed.block if fixed else 2**62)
-    return int(np.count_nonzero((result.total != total) | (result.values != floats)))
 
 
 def run(

@@ -17,6 +17,7 @@ from peelsum.bench.codec import Device, Measured, Support, fastest, one_step, re
 from peelsum.bench.methods import MethodRow, advice, method_rows
 from peelsum.bench.which_form import FormTime, Point, predictions, simulated, ways
 from peelsum.codec import SketchLayout, scale_for
+from peelsum.codec.block_scales import MARGIN
 from peelsum.flexible import AXES, Crossover, LinkModel, Step, crossovers
 
 #: Exponent field of 1.0: error bounds are given for tensors whose largest value is from 1 to 2.
@@ -179,10 +180,12 @@ def explanation(request: Request, rows: Sequence[Row]) -> list[str]:
             f"{row.words_ms - best.words_ms:+.3g}, exchanges {row.exchanges_ms - best.exchanges_ms:+.3g}, "
             f"codec {row.codec_ms - best.codec_ms:+.3g}."
         )
+    scale, when = scale_for(_EXPONENT_FIELD, request.workers), "is from 1 to 2"
+    if best.exchanges == 1:
+        scale, when = scale - MARGIN, "was from 1 to 2 in the step before"
     lines.append(
-        f"{request.workers} workers: floats are rounded to multiples of "
-        f"2**{-scale_for(_EXPONENT_FIELD, request.workers)} where the largest of their block is from 1 to 2, "
-        "and summed exactly."
+        f"{request.workers} workers: floats are rounded to multiples of 2**{-scale} where the largest "
+        f"of their block {when}, and summed exactly."
     )
     return lines
 

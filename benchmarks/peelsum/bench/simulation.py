@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce, Form, LocalSummation
-from peelsum.bench.allreduce import exact_sum, settings_of, shared_tensor
+from peelsum.bench.allreduce import settings_of, shared_tensor, wrong_elements
 from peelsum.bench.codec import Device, lhc_step, smallest_lhc
 from peelsum.bench.codec.lhc_bloom import FewestWords, fewest_words
 from peelsum.bench.codec.supports import Support, positions
@@ -185,10 +185,7 @@ def _peelsum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
         for _ in range(2):  # the second step knows the union
             seat.exchanges = []
             step = reduce.sum({"gradient": each[seat.worker_id]})
-        found = step["gradient"]
-        total, floats = exact_sum(each, found.fixed.block if found.fixed else 1 << 62)
-        wrong = np.count_nonzero((found.total != total) | (found.values != floats))
-        return seat.exchanges, int(wrong)
+        return seat.exchanges, wrong_elements(step["gradient"], each)
 
     with ThreadPoolExecutor(tensors.workers) as pool:
         done = list(pool.map(work, seats))

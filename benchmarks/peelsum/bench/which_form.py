@@ -20,7 +20,7 @@ from peelsum.allreduce import Allreduce, Choice, Form, NetworkModel, Settings, S
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.costs import Candidate, Seen, candidates
 from peelsum.allreduce.plan import FORMS, Layout
-from peelsum.bench.allreduce.worker import exact_sum, settings_of, shared_tensor
+from peelsum.bench.allreduce import settings_of, shared_tensor, wrong_elements
 from peelsum.bench.codec import Support, require_memory, seen, taught
 from peelsum.bench.codec.supports import positions
 from peelsum.codec import warm_up
@@ -188,11 +188,9 @@ def _run_in_memory(point: Point, form: Form) -> _InMemory:
         step = reduce.sum({"gradient": union})
         times.append(time.process_time() - started - backend.spent_s)
         exchanges.append(tuple(backend.exchanges))
-    found = step["gradient"]
-    total, floats = exact_sum([union], found.fixed.block if found.fixed else 1 << 62)
-    wrong = np.count_nonzero((found.total != total) | (found.values != floats))
+    wrong = wrong_elements(step["gradient"], [union])
     steady = sorted(exchanges[_STEADY:], key=lambda chunks: (len(chunks), sum(chunks)))
-    return _InMemory(steady[len(steady) // 2], min(times[_STEADY:]), int(wrong))
+    return _InMemory(steady[len(steady) // 2], min(times[_STEADY:]), wrong)
 
 
 @lru_cache(1 << 16)
@@ -243,9 +241,7 @@ def _measured(
             started = time.perf_counter()
             step = reduce.sum({"gradient": tensors[seat.worker_id]})
             times.append((time.perf_counter() - started, step.encode_s + step.decode_s))
-        found = step["gradient"]
-        total, floats = exact_sum(drawn[-1], found.fixed.block if found.fixed else 1 << 62)
-        return times[_STEADY:], int(np.count_nonzero((found.total != total) | (found.values != floats)))
+        return times[_STEADY:], wrong_elements(step["gradient"], drawn[-1])
 
     done = list(pool.map(work, seats))
     # Of each step, the slowest worker; of all, the fastest step: other load on the machine only adds.
