@@ -9,9 +9,19 @@ from forked_children import forked_children
 from free_ports import kept_port
 from hypothesis import HealthCheck, settings
 from rig_fixtures import frame_rig, made_rigs, rig
+from softswitch_server import device, server
 from suite_order import pytest_collection_modifyitems
 
-__all__ = ["forked_children", "frame_rig", "kept_port", "made_rigs", "pytest_collection_modifyitems", "rig"]
+__all__ = [
+    "device",
+    "forked_children",
+    "frame_rig",
+    "kept_port",
+    "made_rigs",
+    "pytest_collection_modifyitems",
+    "rig",
+    "server",
+]
 
 pytest_plugins = ["pytester"]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from peelsum.allreduce import Allreduce
 from peelsum.allreduce.costs import Seen, block_width
 from peelsum.allreduce.exchange import segmented_layout
-from peelsum.codec import HostMemory, kernels
+from peelsum.codec import HostMemory, SketchLayout, kernels
 
 N, SEEDS = 1 << 20, 100
 Positions = NDArray[np.int64]
@@ -55,7 +55,8 @@ KINDS += ["without every third", "even"]
 
 
 @pytest.mark.parametrize("count", [1200, 4000, 20_000])
-def test_one_in_a_hundred_sketches_may_have_left_over(count: int) -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_one_in_a_hundred_sketches_may_have_left_over(count: int, *, ahead: bool) -> None:
     """With 1.30 cells per candidate, of which rounding adds at most 1 %; below 1,000, more have left-over."""
     ops, failed = kernels(), dict.fromkeys(KINDS, 0)
     for kind in KINDS:
@@ -63,7 +64,12 @@ def test_one_in_a_hundred_sketches_may_have_left_over(count: int) -> None:
             rng = np.random.default_rng([seed, count])
             where = support(kind, count, rng).astype(np.int64)
             assert where.size >= 0.5 * count
-            layout = segmented_layout(ops, HostMemory(), where, int(rng.integers(2**62)), 1.3)
+            seed_of_step = int(rng.integers(2**62))
+            if ahead:
+                lanes = block_width(Seen(tuple(ops.occupied(where).tolist())))
+                layout = SketchLayout.ahead(where.size, lanes, seed_of_step, 1.3)
+            else:
+                layout = segmented_layout(ops, HostMemory(), where, seed_of_step, 1.3)
             assert layout.cells <= 1.3 * where.size * 1.01
             sketch, out = np.zeros(layout.cells, np.uint32), np.empty(where.size, np.int32)
             failed[kind] += len(ops.sketch_decode(layout, sketch, where, out)) > 0

@@ -82,7 +82,7 @@ def test_a_tally_counts_the_sketch_as_the_words_that_were_sent(
         results = group.sum([dict(zip("dst", arrays, strict=True)) for arrays in zip(*parts, strict=True)])
         added = [words.size for call in group.take() for op, words, _ in call if op == "add"]
         union = sum(int(np.logical_or.reduce(arrays).sum()) for arrays in parts[1:])
-        upper = {1.5: 24, 0.5: 9, None: 0}[cells] * step  # for 16 elements of blocks that exceed their scale
+        upper = {1.5: 96, 0.5: 33, None: 0}[cells] * step  # for 64 elements of blocks that exceed their scale
         sent = [added[0] - 70 - upper, sum(added[1:])] if values == "sketch" else [0, 0]
         for result in results:
             tally = result.tally

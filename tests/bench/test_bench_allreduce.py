@@ -68,7 +68,7 @@ def test_rows_over_a_real_switch() -> None:
         assert row["algbw"] == row["busbw"] > 0
         assert row["ratio_to_dense"] == pytest.approx(row["time_us"] / dense["time_us"], abs=1e-3)
     assert [row["form"] for row in (dense, compact, sketch)] == ["dense", "compact", "sketch"]
-    assert dense["wire_bytes"] == (1 + 1 + 9) * packet_bytes(256)  # 24 words for blocks that exceed scales
+    assert dense["wire_bytes"] == (1 + 1 + 9) * packet_bytes(256)  # 90 words for blocks that exceed scales
     assert compact["wire_bytes"] == (1 + 1 + 1) * packet_bytes(256)
     assert sketch["wire_bytes"] == (1 + 1 + 2) * packet_bytes(256)  # 1.4 cells for each of 205 candidates
 

@@ -89,20 +89,6 @@ def test_invalid_options_are_one_line(mine: Path, options: tuple[str, ...], erro
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"peelsum: {error}\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "instead"),
-    [
-        ("bench codec --small --json", "write peelsum bench small"),
-        ("bench simulation scale", "write peelsum bench simulation_scale"),
-        ("experiment run slots --quick", "write peelsum bench run slots --quick"),
-    ],
-)
-def test_an_old_command_says_what_to_write_instead(words: str, instead: str) -> None:
-    done = peelsum(*words.split())
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith(f"; {instead}\n")
-
-
 def test_a_point_that_lost_a_part_is_measured_again(mine: Path, tmp_path: Path) -> None:
     what, path = Run(find(str(mine))), tmp_path / "rows.csv"
     whole = run(what, path)

@@ -11,8 +11,6 @@ from peelsum.cli.top import rates
 from peelsum.control import Controller
 from peelsum.control.racks import parse_description
 from peelsum.pipelines import pipeline
-from peelsum.softswitch.p4runtime import serve
-from peelsum.softswitch.runtime.device import Device
 from peelsum.wire import Verdict
 
 NONE = dict.fromkeys(Verdict, 0)
@@ -47,18 +45,14 @@ def test_nothing_happened():
 
 
 @pytest.fixture
-def switch():
+def switch(device, server):
     """A switch with a job, of which 3 packets were absorbed."""
-    device = Device(mode="python")
-    server = serve(device, "127.0.0.1:0")
     files = pipeline(32)
     with Controller.connect(server.address) as controller:
         controller.load_pipeline(files.json_path, files.p4info_path)
         controller.admit(parse_description(JOB), free_slots=False)
         device.switch.counters["PeelsumIngress.verdicts"].write(Verdict.ABSORBED, 3, 300)
         yield server.address
-    server.stop()
-    device.close()
 
 
 def test_it_prints_a_table(switch):

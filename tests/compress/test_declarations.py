@@ -18,7 +18,6 @@ from peelsum.compress import (
     Compressor,
     Half,
     Int8Blocks,
-    Memory,
     PackedIntegers,
     PowerSGD,
     RandomK,
@@ -73,12 +72,6 @@ from peelsum.compress.arguments import Allowed, Argument
         (lambda: summed(TopK(0.1, clip=1.0), error_feedback=False), "clip: 1.0 needs error feedback; leave"),
         (lambda: summed(3), "compressor: 3 is not a Compressor; give e.g. TopK(0.01)"),
         (lambda: summed(TopK(0.5)).sum({"x": np.zeros(3)}), "tensors: 'x' is float64; convert it to float32"),
-        (lambda: summed(TopK(0.5), seed=1), "seed: was removed; give it to the compressor, as in RandomK("),
-        (
-            lambda: Memory(momentum=0.9),
-            "momentum: was removed; give it to the compressor, as in TopK(0.01, m",
-        ),
-        (lambda: Memory(feedback=False), "feedback: was removed; give error_feedback to CompressedSum"),
     ],
 )
 def test_what_cannot_be_used(make, complaint):
@@ -89,12 +82,6 @@ def test_what_cannot_be_used(make, complaint):
 
 def summed(compressor, **options):
     return CompressedSum(LocalSummation.group(1)[0], compressor, **options)
-
-
-@pytest.mark.parametrize("name", ["Chooser", "Combined", "Indexed"])
-def test_names_of_earlier_versions_say_what_to_write(name):
-    with pytest.raises(ImportError, match=rf"peelsum.compress.{name}: was removed; "):
-        getattr(peelsum.compress, name)
 
 
 def declared(base=Sparsifier, **members):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -76,6 +77,31 @@ def test_momentum_is_that_of_deep_gradient_compression():
         residual = workers.sums[0].memory.residuals["a"]
         np.testing.assert_array_equal(kept_by(residual), kept)
         np.testing.assert_array_equal(kept_by(replace(residual, numbers=residual.velocity)), velocity)
+
+
+@pytest.mark.parametrize(("overflows", "other"), ["ab", "ba"])
+@pytest.mark.parametrize("sparsifier", [*SPARSIFIERS, TopK(0.1, momentum=0.5)], ids=str)
+def test_an_overflow_on_one_worker_has_every_worker_keep_all_of_the_step(sparsifier, overflows, other):
+    """Bucket "a" is the first of a step, "b" the last."""
+    rng, workers = np.random.default_rng(2), Workers(sparsifier, 2, kind=Memory)
+    finite, infinite = gradients(rng, 2, 3), gradients(rng, 2, 3)
+    infinite[1][overflows][5] = np.inf
+    before = []
+    for step, tensors in enumerate([finite, infinite]):
+        before = [copy.deepcopy(one.memory.residuals) for one in workers.sums]
+        for bucket in "ab":
+            results = workers.step([{bucket: own[bucket]} for own in tensors], step)
+            assert all(one[bucket].finite != (step == 1 and bucket == overflows) for one in results)
+    for own, one, was in zip(infinite, workers.sums, before, strict=True):
+        np.testing.assert_equal(vars(one.memory.residuals[overflows]), vars(was[overflows]))
+        added = [Fraction(float(value)) for value in own[other]]
+        if sparsifier.momentum:
+            velocity = exactly(was[other].velocity, was[other].scales)
+            added = [last / 2 + fresh for last, fresh in zip(velocity, added, strict=True)]
+            assert exactly(one.memory.residuals[other].velocity, one.memory.residuals[other].scales) == added
+        kept = zip(exactly(was[other].numbers, was[other].scales), added, strict=True)
+        residual = one.memory.residuals[other]
+        assert exactly(residual.numbers, residual.scales) == [sum(pair) for pair in kept]
 
 
 def test_a_residual_of_another_shape_is_refused():

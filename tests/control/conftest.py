@@ -6,15 +6,12 @@ from pathlib import Path
 import pytest
 from device_state import forwarding
 from patience import PATIENCE_S
-from softswitch_server import device, server
 
 from peelsum.control import Controller, JobDescription, resets
 from peelsum.control.session import Session
 from peelsum.pipelines import pipeline
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests import helpers from one another
-
-__all__ = ["controller", "data_plane", "description", "device", "files", "freed", "server"]
 
 DESCRIPTION = """
 [job]

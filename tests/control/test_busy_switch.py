@@ -7,12 +7,9 @@ from itertools import pairwise
 import grpc
 import pytest
 
-from peelsum.control import Controller, SwitchError
+from peelsum.control import SwitchError
 from peelsum.control.entries import bridge_entries
 from peelsum.control.racks import parse_description
-from peelsum.pipelines import pipeline
-from peelsum.softswitch.p4runtime import serve
-from peelsum.softswitch.runtime.device import Device
 
 JOB = """
 [job]
@@ -37,18 +34,6 @@ class Full(grpc.RpcError):
 
     def trailing_metadata(self):
         return ()
-
-
-@pytest.fixture
-def controller():
-    device = Device(mode="python")
-    server = serve(device, "127.0.0.1:0")
-    files = pipeline(32)
-    with Controller.connect(server.address) as controller:
-        controller.load_pipeline(files.json_path, files.p4info_path)
-        yield controller
-    server.stop()
-    device.close()
 
 
 def refuse(controller, monkeypatch, times, refusal=Full):

@@ -1,7 +1,6 @@
 """Change the program in small ways, one at a time, and count how many changes the tests beside it notice.
 
     python tests/mutation/run.py [--area wire] [--sample 12] [--seed 0] [--jobs 2] [--json results.jsonl]
-    python tests/mutation/run.py --listed [--area transport] ...
 
 The changes are made in copies of the package folders, put first on PYTHONPATH; the checkout stays as it is.
 With --json, results are kept, and a later run goes on from them while sources and tests are the same.
@@ -27,7 +26,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from listed import listed
 from mutants import Mutant, chosen, mutants
 
 ROOT = Path(__file__).parents[2]
@@ -247,15 +245,12 @@ class Run:
     def area(self, name: str, area: Area, sample: int, seed: int) -> Iterator[Result]:
         """Yield the results of a sample of mutants. The tests must first pass without any."""
         found = [mutant for path in sorted(ROOT.glob(area.sources)) for mutant in mutants(path)]
-        yield from self.of(name, area, chosen(found, sample or len(found), f"{seed} {name}"), len(found))
-
-    def of(self, name: str, area: Area, taken: list[Mutant], count: int) -> Iterator[Result]:
-        """Yield the results of some mutants of an area, which has `count`."""
+        taken = chosen(found, sample or len(found), f"{seed} {name}")
         fingerprint = _fingerprint(area)
         known = [self._known.get(_key(mutant, fingerprint)) for mutant in taken]
         yield from (result for result in known if result is not None)
         left = [mutant for mutant, result in zip(taken, known, strict=True) if result is None]
-        print(f"{name}: {len(left)} of {count} changes to try", file=sys.stderr, flush=True)
+        print(f"{name}: {len(left)} of {len(found)} changes to try", file=sys.stderr, flush=True)
         if left:
             limit_s = self._unchanged(area)
             yield from self._threads.map(lambda one: self._tried(name, area, one, fingerprint, limit_s), left)
@@ -309,20 +304,12 @@ def _table(results: Sequence[Result]) -> str:
     return "\n".join([*lines, "", *survivors])
 
 
-def _results(run: Run, name: str, area: Area, given: argparse.Namespace) -> Iterator[Result]:
-    if not given.listed:
-        return run.area(name, area, given.sample, given.seed)
-    taken = listed(ROOT, name)
-    return run.of(name, area, taken, len(taken))
-
-
 def main() -> None:
     """Print a table by area, and every change that no test noticed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--area", action="append", choices=AREAS, help="one, or several; all if not given")
     parser.add_argument("--sample", type=int, default=12, help="changes an area; 0: all of them")
     parser.add_argument("--seed", type=int, default=0, help="which changes are chosen")
-    parser.add_argument("--listed", action="store_true", help="try the list in listed.py, not a sample")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="changes tested at a time")
     parser.add_argument("--json", type=Path, help="file of results, a line each, to go on from")
     given = parser.parse_args()
@@ -331,7 +318,8 @@ def main() -> None:
         run = Run(given.jobs, given.json, Path(folder))
         areas = {name: AREAS[name] for name in given.area or AREAS}
         try:
-            print(_table([one for name, area in areas.items() for one in _results(run, name, area, given)]))
+            found = [run.area(name, area, given.sample, given.seed) for name, area in areas.items()]
+            print(_table([one for results in found for one in results]))
         finally:
             run.stop()
 

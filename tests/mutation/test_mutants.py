@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 import run as harness
-from listed import LISTED, listed
 from mutants import chosen, mutants
 from patience import PATIENCE_S
 
@@ -73,17 +72,6 @@ def test_the_choice_is_even_and_the_same_for_the_same_seed(file: Path) -> None:
     assert chosen(found, 8, "0") == chosen(found, 8, "0") != chosen(found, 8, "1")
     assert len({mutant.kind for mutant in chosen(found, 8, "0")}) == 8
     assert sorted(map(found.index, chosen(found, 99, "0"))) == list(range(len(found)))
-
-
-@pytest.mark.parametrize("area", LISTED)
-def test_the_listed_changes_are_still_possible_and_of_their_area(area: str) -> None:
-    """Each text occurs once in its file, what replaces it can be compiled, and no change is listed twice."""
-    found = listed(harness.ROOT, area)
-    files = set(harness.ROOT.glob(harness.AREAS[area].sources))
-    assert {mutant.path for mutant in found} <= files
-    assert len({(mutant.path, mutant.start, mutant.end, mutant.text) for mutant in found}) == len(found)
-    for mutant in found:
-        compile(mutant.applied(mutant.path.read_bytes()), str(mutant.path), "exec")
 
 
 @pytest.mark.parametrize(

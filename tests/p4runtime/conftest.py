@@ -5,9 +5,6 @@ from pathlib import Path
 import pytest
 from finsy.p4schema import P4Schema
 from p4runtime_client import Client
-from softswitch_server import device, server
-
-__all__ = ["client", "connect", "device", "schema", "server"]
 
 P4 = Path(__file__).parent / "p4"
 

@@ -1,22 +1,31 @@
-"""Multicast groups and clone sessions over P4Runtime: both are replicas by number."""
+"""Multicast groups and clone sessions over P4Runtime: replicas by number, their forms and their bounds."""
 
 import pytest
 from finsy.proto import p4r
-from p4runtime_client import refusal
+from p4runtime_client import refusal, update
+
+from peelsum.softswitch.p4runtime.pipeline import Pipeline
+from peelsum.softswitch.p4runtime.status import BatchError
+from peelsum.softswitch.runtime.device import Device
 
 
-def group(number, *replicas, **fields):
+def group(number, *replicas, older=(), **fields):
     entry = p4r.MulticastGroupEntry(multicast_group_id=number, **fields)
-    for port, instance in replicas:
-        entry.replicas.add(port=bytes([port]), instance=instance)
-    return p4r.PacketReplicationEngineEntry(multicast_group_entry=entry)
+    return p4r.PacketReplicationEngineEntry(multicast_group_entry=filled(entry, replicas, older))
 
 
-def session(number, *replicas, **fields):
+def session(number, *replicas, older=(), **fields):
     entry = p4r.CloneSessionEntry(session_id=number, **fields)
+    return p4r.PacketReplicationEngineEntry(clone_session_entry=filled(entry, replicas, older))
+
+
+def filled(entry, replicas, older):
+    """Add replicas, each (port, instance); those in `older` have the older field `egress_port`."""
     for port, instance in replicas:
         entry.replicas.add(port=bytes([port]), instance=instance)
-    return p4r.PacketReplicationEngineEntry(clone_session_entry=entry)
+    for port, instance in older:
+        entry.replicas.add(egress_port=port, instance=instance)
+    return entry
 
 
 def refused(client, kind, entry):
@@ -63,19 +72,33 @@ def test_sessions_and_groups_are_numbered_on_their_own(client, device):
 
 
 @either
-def test_one_written_the_older_way_is_read_back_that_way(client, of):
-    wanted = of(3)
-    entry = wanted.multicast_group_entry if of is group else wanted.clone_session_entry
-    entry.replicas.add(egress_port=300, instance=1)
-    write(client, "INSERT", wanted)
-    assert read(client, of(3)) == [wanted]
+def test_one_is_read_back_in_the_form_it_was_last_written_in(client, of):
+    old, new = of(3, older=[(300, 1), (2, 0)]), of(3, (3, 0), (4, 1))
+    write(client, "INSERT", old)
+    assert read(client, of(3)) == [old]
+    write(client, "MODIFY", new)
+    assert read(client, of(3)) == [new]
+    write(client, "MODIFY", old)
     assert refused(client, "MODIFY", of(3, (1, 1 << 16)))[0] == "INVALID_ARGUMENT"
-    assert read(client, of(3)) == [wanted]
-    write(client, "MODIFY", of(3, (1, 1)))
-    assert read(client, of(3)) == [of(3, (1, 1))]
+    assert read(client, of(3)) == [old]
+    write(client, "DELETE", old)
+    write(client, "INSERT", new)
+    assert read(client, of(3)) == [new]
+
+
+def test_the_form_and_metadata_of_one_group_are_not_anothers(client):
+    old, new = group(3, older=[(1, 0)], metadata=b"three"), group(4, (1, 0))
+    client.write(*[update("INSERT", packet_replication_engine_entry=entry) for entry in (old, new)])
+    assert read(client, group(0)) == [old, new]
+    write(client, "DELETE", old)
+    again = group(3, older=[(1, 0)])
+    write(client, "INSERT", again)
+    assert read(client, group(3)) == [again]
 
 
 NO_PORT = p4r.MulticastGroupEntry(multicast_group_id=1, replicas=[p4r.Replica(instance=1)])
+BACKUP = p4r.Replica(port=b"\1", backup_replicas=[p4r.BackupReplica(port=b"\2")])
+WITH_BACKUP = p4r.MulticastGroupEntry(multicast_group_id=1, replicas=[BACKUP])
 
 
 @pytest.mark.parametrize(
@@ -90,6 +113,7 @@ NO_PORT = p4r.MulticastGroupEntry(multicast_group_id=1, replicas=[p4r.Replica(in
         (group(1 << 16, (1, 0)), "INVALID_ARGUMENT", "multicast_group_id: 65536"),
         (group(1, (1, 0), (1, 0)), "INVALID_ARGUMENT", "multicast group 1: port 1 instance 0 appears twice"),
         (p4r.PacketReplicationEngineEntry(multicast_group_entry=NO_PORT), "INVALID_ARGUMENT", "no port"),
+        (p4r.PacketReplicationEngineEntry(multicast_group_entry=WITH_BACKUP), "UNIMPLEMENTED", "backup"),
     ],
 )
 def test_what_is_refused(client, entry, code, named):
@@ -99,9 +123,26 @@ def test_what_is_refused(client, entry, code, named):
     assert read(client, session(0)) + read(client, group(0)) == []
 
 
-def test_the_largest_number_is_a_session(client):
-    write(client, "INSERT", session((1 << 15) - 1, (1, 0)))
-    assert read(client, session(0)) == [session((1 << 15) - 1, (1, 0))]
+@pytest.mark.parametrize("entry", [group(1, (1, 0)), group(65535, (1, 0)), session(32767, (1, 0))])
+def test_the_numbers_at_the_ends_are_taken(client, entry):
+    write(client, "INSERT", entry)
+    assert read(client, group(0)) + read(client, session(0)) == [entry]
+
+
+@pytest.mark.parametrize("number", [0, 1 << 16])
+def test_a_number_out_of_range_is_refused_whatever_is_done(client, number):
+    write(client, "INSERT", group(9, (1, 0)))
+    for kind in ("INSERT", "MODIFY", "DELETE"):
+        assert refused(client, kind, group(number, (1, 0)))[0] == "INVALID_ARGUMENT"
+
+
+def test_copies_leave_by_ports_that_are_there(schema):
+    device = Device(mode="python", ports={1, 2})
+    entities = Pipeline.build(schema.get_pipeline_config(), device).entities
+    device.close()
+    entities.write([update("INSERT", packet_replication_engine_entry=group(1, (1, 0), (2, 0)))])
+    with pytest.raises(BatchError, match="port 3 is not on this switch; use one of 1, 2"):
+        entities.write([update("MODIFY", packet_replication_engine_entry=group(1, (1, 0), (3, 0)))])
 
 
 @either

@@ -116,33 +116,23 @@ def test_a_client_that_lost_the_election_while_waiting_does_not_write(service, d
     assert device.switch.groups.ids() == []
 
 
-def test_a_client_that_lost_the_election_while_compiling_does_not_commit(
-    service, schema, device, monkeypatch
+@pytest.mark.parametrize("lost", ["the election", "its connection"])
+def test_a_client_that_lost_something_while_compiling_does_not_commit(
+    service, schema, device, monkeypatch, lost
 ):
-    running, build = device.switch, Pipeline.build
-
-    def slowly(config, device):
-        bid(service, 2)
-        return build(config, device)
-
-    monkeypatch.setattr(Pipeline, "build", slowly)
-    context = Context()
-    with pytest.raises(Aborted):
-        service.SetForwardingPipelineConfig(configuration(schema, Set.VERIFY_AND_COMMIT), context)
-    assert context.code == grpc.StatusCode.PERMISSION_DENIED
-    assert device.switch is running
-
-
-def test_a_client_that_went_away_while_compiling_does_not_commit(service, schema, device, monkeypatch):
     running, build, context = device.switch, Pipeline.build, Context()
 
     def slowly(config, device):
-        context.ended = True
+        if lost == "the election":
+            bid(service, 2)
+        else:
+            context.ended = True
         return build(config, device)
 
     monkeypatch.setattr(Pipeline, "build", slowly)
     with pytest.raises(Aborted):
         service.SetForwardingPipelineConfig(configuration(schema, Set.VERIFY_AND_COMMIT), context)
+    assert lost != "the election" or context.code == grpc.StatusCode.PERMISSION_DENIED
     assert device.switch is running
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peelsum.simulation import SimulationError
-from peelsum.simulation.scenario import parse_scenario, read_scenario
+from peelsum.simulation.scenario import parse_scenario, with_options
 
 VALUES = st.one_of(
     st.integers(-5, 5000),
@@ -47,7 +47,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         need = 0.001
         """
     )
-    scenario = read_scenario(path)
+    scenario = with_options(path, {}, {}, {})
     assert (scenario.seed, scenario.network.racks, scenario.jobs[0].workers) == (3, 2, 8)
     assert [(one.at_s, one.gbps) for one in scenario.network.schedule] == [(0.001, 50.0), (0.002, 100.0)]
     assert scenario.jobs[0].timers.timers().need == 0.001
@@ -78,7 +78,7 @@ def test_a_bad_file_gets_one_line(text: str, message: str) -> None:
 
 def test_a_missing_file_gets_one_line(tmp_path: Path) -> None:
     with pytest.raises(SimulationError, match=r"none\.toml"):
-        read_scenario(tmp_path / "none.toml")
+        with_options(tmp_path / "none.toml", {}, {}, {})
 
 
 @given(NAMES, VALUES)

@@ -175,7 +175,8 @@ class Workers:
             for one in self.summations
         ]
 
-    def step(self, tensors: list[dict[str, np.ndarray]]) -> list[Any]:
-        """Every worker's result of one step; the first error is raised."""
+    def step(self, tensors: list[dict[str, np.ndarray]], step: int | None = None) -> list[Any]:
+        """Every worker's result of one step, or of one bucket of step `step`; the first error is raised."""
         with ThreadPoolExecutor(len(self.sums)) as pool:
-            return list(pool.map(lambda pair: pair[0].sum(pair[1]), zip(self.sums, tensors, strict=True)))
+            pairs = zip(self.sums, tensors, strict=True)
+            return list(pool.map(lambda pair: pair[0].sum(pair[1], step), pairs))

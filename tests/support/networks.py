@@ -19,6 +19,13 @@ from peelsum.topology.records import MARKER
 
 ROOT = Path(__file__).parents[2]
 PEELSUM = (sys.executable, "-m", "peelsum.cli")
+#: Two workers and a server at one switch.
+PAIR = {
+    "hosts": {"h1": {}, "h2": {}, "h3": {}},
+    "switches": {"s1": {}},
+    "links": [["h1", "s1-p1"], ["h2", "s1-p2"], ["h3", "s1-p3"]],
+    "job": {"workers": ["h1", "h2"], "server": "h3", "lanes": 32},
+}
 
 
 def _refusal() -> str:

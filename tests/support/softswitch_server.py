@@ -2,12 +2,12 @@
 
 import pytest
 
-from peelsum.softswitch.p4runtime import serve
-from peelsum.softswitch.runtime.device import Device
-
 
 @pytest.fixture
 def device():
+    # Only tests that use gRPC load it.
+    from peelsum.softswitch.runtime.device import Device
+
     device = Device(mode="python")
     yield device
     device.close()
@@ -15,6 +15,8 @@ def device():
 
 @pytest.fixture
 def server(device):
+    from peelsum.softswitch.p4runtime import serve
+
     server = serve(device, "127.0.0.1:0")
     yield server
     server.stop()

@@ -11,7 +11,6 @@ from peelsum.control import ControlError
 from peelsum.control.cluster import Cluster, ControllerClient, ControllerService, Store
 from peelsum.control.cluster.description import parse_cluster
 from peelsum.softswitch.p4runtime import serve
-from peelsum.softswitch.runtime.device import Device
 from peelsum.tls import TlsError
 
 
@@ -56,12 +55,10 @@ def test_beyond_loopback_there_is_tls_only(identity):
 
 
 @pytest.mark.parametrize(("name", "up"), [("operator", 1), ("viewer", 0), ("stranger", 0)])
-def test_it_keeps_switches_over_tls_as_an_operator_only(tmp_path, identity, name, up):
-    device = Device(mode="python")
+def test_it_keeps_switches_over_tls_as_an_operator_only(tmp_path, identity, device, name, up):
     server = serve(device, "127.0.0.1:0", identity("switch"))
     with closing(Controllers(tmp_path, [server.address], identity=identity(name))) as controllers:
         cluster = controllers.start()
         cluster.poll()
         assert cluster.totals()["up"] == up
     server.stop()
-    device.close()

@@ -15,16 +15,8 @@ from peelsum.control import Controller, SwitchError
 from peelsum.pipelines import pipeline
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.process import StartError, run
-from peelsum.softswitch.runtime.device import Device
 
 FILES = pipeline(32)
-
-
-@pytest.fixture
-def device():
-    device = Device(mode="python")
-    yield device
-    device.close()
 
 
 @pytest.fixture

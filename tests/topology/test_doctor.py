@@ -12,8 +12,6 @@ from patience import PATIENCE_S
 from peelsum.control import Controller
 from peelsum.control.racks import parse_description
 from peelsum.pipelines import pipeline
-from peelsum.softswitch.p4runtime import serve
-from peelsum.softswitch.runtime.device import Device
 from peelsum.topology import doctor
 
 JOB = """
@@ -69,13 +67,9 @@ def test_a_port_in_use_is_found(monkeypatch):
 
 
 @pytest.fixture
-def switch(monkeypatch):
+def switch(monkeypatch, server):
     monkeypatch.setattr(doctor, "_ANSWER_S", PATIENCE_S)
-    device = Device(mode="python")
-    server = serve(device, "127.0.0.1:0")
-    yield server.address
-    server.stop()
-    device.close()
+    return server.address
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from command_line import peelsum
 from networks import (
+    PAIR,
     PEELSUM,
     ROOT,
     exec_in,
@@ -33,12 +34,6 @@ from peelsum.topology.records import MARKER, Record
 
 __all__ = ["own_folder"]
 
-PAIR = {
-    "hosts": {"h1": {}, "h2": {}, "h3": {}},
-    "switches": {"s1": {}},
-    "links": [["h1", "s1-p1"], ["h2", "s1-p2"], ["h3", "s1-p3"]],
-    "job": {"workers": ["h1", "h2"], "server": "h3", "lanes": 32},
-}
 KINDS = [("udp", "embedded"), ("veth", "embedded"), ("veth", "bmv2")]
 
 

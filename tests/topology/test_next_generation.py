@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from networks import PEELSUM, ROOT, exec_in, needs_namespaces, own_folder, said, up
+from networks import PAIR, PEELSUM, ROOT, exec_in, needs_namespaces, own_folder, said, up
 from patience import PATIENCE_S
 
 from peelsum.topology.records import Record
@@ -16,12 +16,6 @@ __all__ = ["own_folder"]
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
-PAIR = {
-    "hosts": {"h1": {}, "h2": {}, "h3": {}},
-    "switches": {"s1": {}},
-    "links": [["h1", "s1-p1"], ["h2", "s1-p2"], ["h3", "s1-p3"]],
-    "job": {"workers": ["h1", "h2"], "server": "h3", "lanes": 32},
-}
 WORKER = (sys.executable, str(ROOT / "examples/sum.py"))
 #: Prints the generation of the seat that `exec` gave.
 GENERATION = (

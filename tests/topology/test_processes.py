@@ -1,4 +1,4 @@
-"""Children that end by themselves: their exit reports, and how often they are restarted."""
+"""Children that end by themselves: their exit reports."""
 
 import os
 import signal
@@ -7,8 +7,7 @@ import sys
 import pytest
 from patience import PATIENCE_S
 
-from peelsum.topology import Child, ProcessError, Signalled
-from peelsum.topology.restartable import MOST_RESTARTS, RestartableProcess
+from peelsum.topology import Child, Signalled
 
 
 def ended(program: str) -> Child:
@@ -42,27 +41,6 @@ def test_a_killed_child_is_told_of_by_its_signal() -> None:
     assert child.has_line(30)
     assert child.exit_report() == "part: ended by SIGKILL"
     child.stop()
-
-
-def test_a_part_that_always_ends_is_given_up() -> None:
-    def again() -> Child:
-        return ended("raise SystemExit(1)")
-
-    process = RestartableProcess(again(), again)
-    for _ in range(MOST_RESTARTS):
-        before = process.child.pid
-        assert process.restart() == "part: ended with status 1; started again"
-        assert process.child.pid != before
-    with pytest.raises(ProcessError, match="status 1; not started again after 5 restarts"):
-        process.restart()
-    process.stop()
-
-
-def test_a_part_that_cannot_start_again_is_an_error() -> None:
-    process = RestartableProcess(ended("raise SystemExit(1)"))
-    with pytest.raises(ProcessError, match=r"part: ended with status 1$"):
-        process.restart()
-    process.stop()
 
 
 def test_a_signal_is_remembered_until_it_was_waited_for() -> None:

@@ -37,7 +37,9 @@ def process(clock) -> RestartableProcess:
 
 def test_one_that_ends_at_once_again_and_again_is_given_up(process) -> None:
     for _ in range(MOST_RESTARTS):
+        before = process.child
         assert process.restart() == "s1: ended by SIGKILL; started again"
+        assert process.child is not before
     with pytest.raises(ProcessError, match="s1: ended by SIGKILL; not started again after 5 restarts"):
         process.restart()
 

@@ -21,6 +21,7 @@ from peelsum.compress import (
     PowerSGD,
     RandomK,
     StarTopK,
+    Threshold,
     TopK,
     VarTopK,
 )
@@ -31,7 +32,11 @@ pytestmark = pytest.mark.usefixtures("forked_children")
 #: One for each kind of sum and way to share an index.
 METHODS = {
     "top-k": TopK(0.05),
+    "top-k per bucket": TopK(0.05, per="bucket"),
+    "momentum": TopK(0.05, momentum=0.5),
+    "threshold": Threshold(0.01),
     "random-k": RandomK(0.05),
+    "random-k, own seeds": RandomK(0.1, seeds="own"),
     "star": StarTopK(0.05),
     "var per bucket": VarTopK(0.05, per="bucket"),
     "8 bits": PackedIntegers(8, rotate=True),

@@ -175,8 +175,9 @@ def test_restored_residuals_replace_others_and_steps_go_on():
 
 @pytest.mark.parametrize("overflows", ["a", "c"])
 def test_a_step_that_is_skipped_leaves_all_as_if_nothing_had_been_sent(overflows):
-    """In the first or the last of its buckets; velocities go on, too, and the next step sends again."""
-    training, largest = Training(TopK(0.5, momentum=0.5)), eighths(1)
+    """In the first or the last of its buckets; velocities go on. The next sends again, restored or not."""
+    training, restored = (Training(TopK(0.5, momentum=0.5)) for _ in range(2))
+    largest = eighths(1)
     training.step(eighths(0), "a", "b", "c")
     velocity = residual_of(training, "b", "velocity")
     kept = residual_of(training, "b", "numbers")
@@ -186,9 +187,11 @@ def test_a_step_that_is_skipped_leaves_all_as_if_nothing_had_been_sent(overflows
     velocity = 0.5 * velocity + largest["b"]
     np.testing.assert_array_equal(residual_of(training, "b", "velocity"), velocity)
     np.testing.assert_array_equal(residual_of(training, "b", "numbers"), kept + velocity)
+    restored.state.load_state_dict(training.state.state_dict())
     nothing = {name: np.zeros_like(one) for name, one in largest.items()}
-    sent = training.step(nothing, "a", "b", "c")["b"]
-    assert np.count_nonzero(sent) == 6
+    sent = training.step(nothing, "a", "b", "c")
+    assert np.count_nonzero(sent["b"]) == 6
+    np.testing.assert_equal(restored.step(nothing, "a", "b", "c"), sent)
 
 
 def test_the_step_after_a_skipped_one_is_sent_and_counted():

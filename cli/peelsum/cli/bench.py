@@ -25,31 +25,10 @@ if TYPE_CHECKING:
     from peelsum.topology.progress import Tell
 
 
-#: What is measured under another name than it was: the words of a command, and those to write instead.
-_MOVED = {
-    ("codec", "--sequence"): "sequence",
-    ("codec", "--small"): "small",
-    ("codec", "--rivals"): "rivals",
-    ("codec", "--precision"): "precision",
-    ("codec", "--trace"): "codec_trace --trace",
-    ("switch", "--planes"): "planes --planes",
-    ("train", "--densities"): "densities",
-    ("gpu", "--tune"): "gpu_launches",
-    **{("simulation", what): f"simulation_{what}" for what in ("scale", "loss", "slots", "density")},
-    **{("simulation", what): f"simulation_{what}" for what in ("check", "emulated")},
-    ("simulation", "calibrate"): "simulation_check",
-}
-
-
 class _Group(TyperGroup):
     """The verbs; a first word that is none of them names what `run` measures."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        for words, instead in _MOVED.items():
-            if args[:1] == [words[0]] and words[1] in args:
-                raise typer.BadParameter(
-                    f"{' '.join(words)}: is a measurement of its own; write peelsum bench {instead}"
-                )
         if args and args[0] not in self.commands and not args[0].startswith("-"):
             args = ["run", *args]
         return super().resolve_command(ctx, args)
@@ -64,12 +43,6 @@ Out = Annotated[Path, typer.Option(help="Folder in which every measurement has a
 Seed = Annotated[int, typer.Option(help="Seed of the order, and of the first repetition.")]
 _OUT = Path("build/bench")
 ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
-
-
-def experiment(context: typer.Context) -> None:
-    """Say what to write instead."""
-    words = " ".join(context.args) or "list"
-    raise typer.BadParameter(f"experiment: is a part of bench; write peelsum bench {words}")
 
 
 @app.command("list")

@@ -11,7 +11,6 @@ import typer
 from peelsum.logs import configure, log_event
 from peelsum.metrics import PARTS, MetricsServer, Values, metrics_address
 from peelsum.tls import Identity
-from peelsum.wire import COMPILED_LANES
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 ChildOf = Annotated[bool, typer.Option("--child", hidden=True, help="End when standard input closes.")]
@@ -73,13 +72,6 @@ def _plain(value: float) -> str:
 def require_device_id(device_id: int) -> None:
     """Raise typer.BadParameter unless the number fits P4Runtime's 64 bits."""
     within("--device-id", device_id, 0, 2**64 - 1)
-
-
-def require_lanes(lanes: int) -> None:
-    """Raise typer.BadParameter unless there is a compiled pipeline with this number of lanes."""
-    if lanes not in COMPILED_LANES:
-        known = ", ".join(map(str, COMPILED_LANES))
-        raise typer.BadParameter(f"--lanes: no pipeline of {lanes} lanes is compiled; use {known}")
 
 
 def address(text: str, what: str) -> tuple[str, int]:

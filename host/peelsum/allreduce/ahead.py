@@ -46,7 +46,7 @@ class AheadExchange(Exchange):
     def __init__(self, layout: Layout, codec: SegmentCodec, setting: Setting, expected: Expected) -> None:
         super().__init__(layout, codec, setting)
         table = layout.table
-        self._expected, self.missed = expected, False
+        self._expected, self.again = expected, 0
         self._scales: Integers = setting.highest - expected.fields
         #: A worker's numbers fit so many bits, beside a sign; upper parts are those above.
         self._bits = setting.highest - 126
@@ -217,7 +217,7 @@ class AheadExchange(Exchange):
         upper[lost] = memory.on_host(found[ends[2] :]).view(np.int32)
         self.value_words += len(sparse)
         self.beside_words += len(dense)
-        self.missed = True
+        self.again = ends[-1]
 
     def _totals(self, wide: _Places, places: _Places, upper: Integers) -> _Places:
         """Return sums of the elements `wide`, from their lower words and the sums of upper parts."""

@@ -43,7 +43,7 @@ _REMOVED = {
 }
 DEFAULT_NETWORK = NetworkModel()
 #: Room for elements of blocks that exceed what was expected: so much of the last steps' count, and so many.
-_WIDE_SPARE, _WIDE_MORE = 1.25, 16
+_WIDE_SPARE, _WIDE_MORE = 1.25, 64
 #: Choices that are kept: choosing costs more than summing a small tensor.
 _KEPT = 1024
 
@@ -113,14 +113,14 @@ class Chooser:
         differ = self.history.differ(keys)
         self.history.chosen(tuple(key for key, other in zip(keys, differ.tolist(), strict=True) if other))
         basis = self.history.basis(keys)
-        unions, missed = basis[:, :BLOCK_SIZES], float(basis[:, BLOCK_SIZES].max(initial=0.0))
+        unions, (missed, again) = basis[:, :BLOCK_SIZES], basis[:, BLOCK_SIZES:].max(axis=0, initial=0.0)
         seen = [Seen(tuple(one)) if one[0] >= 0 else None for one in unions.tolist()]
         informed = [known for one, known in zip(tensors, seen, strict=True) if one.elements]
         after = self._candidates(tensors, seen, settings, ahead=False)
         goes = False
         if self._values != "compact" and informed and None not in informed:
             ahead = self._candidates(tensors, seen, settings, ahead=True)
-            goes = self._faster(ahead, after, missed)
+            goes = self._faster(ahead, after, float(missed), float(again))
         return tuple(_sharing(_planned(tensors, ahead if goes else after), unions[:, 0])), goes
 
     def _candidates(
@@ -131,11 +131,13 @@ class Chooser:
             for one, known in zip(tensors, seen, strict=True)
         ]
 
-    def _faster(self, ahead: Sequence[Candidate], after: Sequence[Candidate], missed: float) -> bool:
-        """Return whether a step takes less time ahead, in one exchange and, of so many, another."""
-        network = self.network
-        exchanges = max((one.exchanges for one in after), default=0) - 1 - missed
-        return _seconds(ahead, network) < _seconds(after, network) + exchanges * network.round_trip_s
+    def _faster(
+        self, ahead: Sequence[Candidate], after: Sequence[Candidate], missed: float, again: float
+    ) -> bool:
+        """Return whether a step takes less time ahead; a mean of `missed` exchanges sends `again` words again."""
+        network, exchanges = self.network, max((one.exchanges for one in after), default=0)
+        here = _seconds(ahead, network) + network.seconds(again, 1) + missed * network.round_trip_s
+        return here < _seconds(after, network) + exchanges * network.round_trip_s
 
     def expected(self, layout: Layout, settings: Settings, seed: int) -> Expected:
         """Return what is expected of a step, from the steps before: more candidates rather than fewer."""
@@ -148,7 +150,7 @@ class Chooser:
         ]
         count = math.ceil(sum(passed))
         lanes = block_width(Seen(tuple(most[first:].sum(axis=0).tolist()))) if count else 1
-        wide = _WIDE_MORE + math.ceil(_WIDE_SPARE * self.history.wide(keys))
+        wide = min(_WIDE_MORE, int(table.begins[-1])) + math.ceil(_WIDE_SPARE * self.history.wide(keys))
         sketch = SketchLayout.ahead(count, lanes, seed, settings.cells(count))
         return Expected(fields, sketch, SketchLayout.sized(wide, 1, seed, settings.cells(wide)))
 

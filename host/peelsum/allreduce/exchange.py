@@ -103,8 +103,8 @@ class Exchange:
         self.bounds = codec.scales
         #: int32[blocks]: exponent fields of the blocks, 0 for those without numbers; after the first round.
         self.levels: Integers = nothing
-        #: Whether something was sent again because it was not as expected; None if nothing was expected.
-        self.missed: bool | None = None
+        #: Words that were sent again because something was not as expected; None if nothing was expected.
+        self.again: int | None = None
         self.wide: Wide | None = None
 
     def rounds(self) -> Rounds:

@@ -21,9 +21,10 @@ _SIZES, _SEQUENCES = 8, 256
 _UNIONS = 5
 _LAST, _BEFORE, _EARLIEST, _FILLED, _BASIS = range(_UNIONS)
 #: Arrays of other facts: steps; whether the last choice knew a union; elements of blocks that exceeded what
-#: was expected, in the last step and the one before; how often something was sent again, and at the choice.
-_FACTS = 6
-_STEPS, _INFORMED, _WIDE, _WIDE_BEFORE, _MISSED, _MISSED_BASIS = range(_FACTS)
+#: was expected, in the last step and the one before; how often something is sent again, and how many words
+#: on average, and both at the last choice.
+_FACTS = 8
+_STEPS, _INFORMED, _WIDE, _WIDE_BEFORE, _MISSED, _AGAIN, _MISSED_BASIS, _AGAIN_BASIS = range(_FACTS)
 #: Part of `missed` that a step contributes, and a change of it that calls for another choice.
 _RECENT, _MOVED = 0.125, 0.25
 _Rows = NDArray[np.int64]
@@ -42,8 +43,8 @@ class Learned(NamedTuple):
     """int32[blocks]: exponent fields of their blocks, 0 for those that were zero or not finite."""
     wide: _Counts
     """float64[tensors]: elements of blocks that exceeded what was expected."""
-    missed: bool | None
-    """Whether something was sent again because it was not as expected; None if nothing was expected."""
+    again: int | None
+    """Words that were sent again because something was not as expected; None if nothing was expected."""
 
 
 class History:
@@ -79,20 +80,20 @@ class History:
         with self._lock:
             rows = self._known(keys)
             basis = self._unions[_BASIS, rows]
-            steps, informed, *_, missed, missed_then = self._facts[:, rows]
+            steps, informed, *_, missed, _, missed_then, _ = self._facts[:, rows]
             moved = (np.abs(self._fewest(rows) - basis) * _RESEMBLING > basis).any(axis=1)
             different: NDArray[np.bool_] = moved | ((informed == 0) & (steps > 0))
             different |= np.abs(missed - missed_then) > _MOVED
             return different
 
     def basis(self, keys: tuple[Key, ...]) -> _Counts:
-        """Return the unions for which forms were chosen last, and how often something was sent again then.
+        """Return the unions for which forms were chosen last, how often something was sent again, and words.
 
-        They are float64[tensors, BLOCK_SIZES + 1], -1 for a tensor that had no union.
+        They are float64[tensors, BLOCK_SIZES + 2], -1 for a tensor that had no union.
         """
         with self._lock:
             rows = self._known(keys)
-            basis = np.column_stack([self._unions[_BASIS, rows], self._facts[_MISSED_BASIS, rows]])
+            basis = np.column_stack([self._unions[_BASIS, rows], self._facts[_MISSED_BASIS:, rows].T])
             return np.where(self._facts[_INFORMED, rows, np.newaxis] > 0, basis, -1.0)
 
     def chosen(self, keys: tuple[Key, ...]) -> None:
@@ -101,7 +102,7 @@ class History:
             rows = self._known(keys)
             self._unions[_BASIS, rows] = self._fewest(rows)
             self._facts[_INFORMED, rows] = self._facts[_STEPS, rows] > 0
-            self._facts[_MISSED_BASIS, rows] = self._facts[_MISSED, rows]
+            self._facts[_MISSED_BASIS:, rows] = self._facts[_MISSED:_MISSED_BASIS, rows]
 
     def most(self, keys: tuple[Key, ...]) -> _Counts:
         """Return the unions of the last three steps with most candidates: float64[tensors, BLOCK_SIZES]."""
@@ -144,11 +145,12 @@ class History:
     def _expect(self, rows: _Rows, step: Learned) -> None:
         """Record how well the step was as expected."""
         facts = self._facts
-        if step.missed is None:
+        if step.again is None:
             facts[_MISSED, rows] *= 1 - _RECENT / 4
             return
         facts[_WIDE_BEFORE, rows], facts[_WIDE, rows] = facts[_WIDE, rows], step.wide[step.finite]
-        facts[_MISSED, rows] += _RECENT * (step.missed - facts[_MISSED, rows])
+        facts[_MISSED, rows] += _RECENT * ((step.again > 0) - facts[_MISSED, rows])
+        facts[_AGAIN, rows] += _RECENT * (step.again - facts[_AGAIN, rows])
 
     def saved(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return what later choices depend on: `unions` and `levels`, by name."""

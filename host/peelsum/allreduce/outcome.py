@@ -102,7 +102,7 @@ class Outcome:
         wide = np.zeros(len(table))
         for s, one in self._wide.items():
             wide[s] = len(one.elements)
-        step = Learned(self._fields != NON_FINITE, seen, exchange.levels, wide, exchange.missed)
+        step = Learned(self._fields != NON_FINITE, seen, exchange.levels, wide, exchange.again)
         self._chooser.history.learn(layout.keys, table, step)
 
     def results(self) -> Results:

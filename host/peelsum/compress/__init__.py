@@ -66,21 +66,6 @@ __all__ = [
     "registered",
 ]
 
-#: Names of earlier versions, with what to write instead.
-_REMOVED = {
-    "Chooser": "derive from Sparsifier",
-    "Combined": "write TopK(0.01, quantizer=QSGD(4))",
-    "Indexed": "give the sparsifier itself",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Raise ImportError for a name of an earlier version."""
-    if name in _REMOVED:
-        raise ImportError(f"peelsum.compress.{name}: was removed; {_REMOVED[name]}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 for _module in iter_modules(methods.__path__):
     import_module(f"{methods.__name__}.{_module.name}")
 for _one in registered().values():

@@ -31,13 +31,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce, PlanMismatchError
-from peelsum.allreduce.errors import refuse_arguments
 from peelsum.allreduce.plan import agreed, agreement_words
 from peelsum.allreduce.rounds import Note, Span, unnoted
 from peelsum.compress.collectives import Collectives, SummationCollectives
@@ -50,8 +48,6 @@ from peelsum.compress.result import CompressedResult, CompressedTensor
 from peelsum.compress.wire import Wire
 from peelsum.summation import Part, Summation, Words
 
-#: Arguments of earlier versions, with what to write instead.
-_REMOVED = {"seed": "give it to the compressor, as in RandomK(0.01, seed=1)"}
 #: Smaller sums of squares are computed in float64, because squares may have become zero in float32.
 _LEAST_ENERGY = 2.0**-80
 #: Requests of which it is kept that all workers have agreed on them.
@@ -86,9 +82,7 @@ class CompressedSum:
         clock: Callable[[], float] = time.perf_counter,
         span: Span = nullcontext,
         note: Note = unnoted,
-        **removed: Never,
     ) -> None:
-        refuse_arguments(removed, _REMOVED)
         if not isinstance(compressor, Compressor):
             raise CompressConfigError(f"compressor: {compressor!r} is not a Compressor; give e.g. TopK(0.01)")
         compressor.check(summation.workers)

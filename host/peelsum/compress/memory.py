@@ -19,13 +19,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import kept_pages
-from peelsum.allreduce.errors import refuse_arguments
 from peelsum.compress import loops
 from peelsum.compress.compressor import Floats, Positions, Values
 from peelsum.compress.errors import CompressConfigError
@@ -34,12 +33,6 @@ Numbers = NDArray[np.int64]
 Scales = NDArray[np.int16]
 #: Bits of a float64's mantissa.
 _MANTISSA_BITS = 53
-#: Arguments of earlier versions, with what to write instead.
-_REMOVED = {
-    "feedback": "give error_feedback to CompressedSum",
-    "momentum": "give it to the compressor, as in TopK(0.01, momentum=0.9)",
-    "clip": "give it to the compressor, as in DGC(0.01, clip=1.0)",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +136,7 @@ class Residual:
 class Memory:
     """A worker's state between steps, by the tensors' names: residuals, and arrays of compressors."""
 
-    def __init__(self, **removed: Never) -> None:
-        refuse_arguments(removed, _REMOVED)
+    def __init__(self) -> None:
         self.kept: dict[str, dict[str, NDArray[Any]]] = {}
         self.restore({})
 

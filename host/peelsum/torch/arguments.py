@@ -13,8 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from peelsum.allreduce import InvalidRequestError, NetworkModel
-from peelsum.allreduce.errors import REMOVED, refuse_arguments
+from peelsum.allreduce import NetworkModel
 from peelsum.compress import Compressor
 from peelsum.flexible import Flexible
 from peelsum.torch.errors import HookConfigError
@@ -54,23 +53,6 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
         "is not a timeout; give seconds above 0, or None for the job's",
     ),
 }
-
-
-#: Arguments of the hook's earlier versions, with what to write instead.
-_REMOVED = {
-    "sparsifier": "give it as compressor",
-    "joined": "leave it out: the tensors of a bucket are summed together",
-    "momentum": "give it to the compressor, as in TopK(0.01, momentum=0.9)",
-    "seed": "give it to a compressor that is random, as in RandomK(0.01, seed=1)",
-}
-
-
-def check_removed(names: Iterable[str]) -> None:
-    """Raise HookConfigError for an argument of an earlier version, and TypeError for any other name."""
-    try:
-        refuse_arguments(names, REMOVED | _REMOVED)
-    except InvalidRequestError as error:
-        raise HookConfigError(str(error)) from error
 
 
 def check_arguments(**arguments: Any) -> None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Never
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from peelsum.allreduce import History, NetworkModel, RequestedForm, RequestedValues, Summation
 from peelsum.compress import Compressor
 from peelsum.flexible import Flexible
-from peelsum.torch.arguments import check_arguments, check_removed
+from peelsum.torch.arguments import check_arguments
 from peelsum.torch.backward_pass import PassCounter, call_at_end, in_pass, this_pass, wait_at_end
 from peelsum.torch.bucket_sum import BucketSums
 from peelsum.torch.checkpoint import loaded, saved
@@ -92,9 +92,7 @@ class SwitchAllreduceState:
         implementation: Literal["cpu", "gpu"] = "cpu",
         timeout_s: float | None = None,
         log_every: int = 0,
-        **removed: Never,
     ) -> None:
-        check_removed(removed)
         check_arguments(process_group=process_group, network=network)
         self.process_group = process_group
         self._settings = Settings(

@@ -6,7 +6,7 @@ factors, fitted to packet-level simulations of 4 to 32 workers (`peelsum bench s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -82,11 +82,6 @@ def fitted(measured: Sequence[tuple[Parts, float]]) -> Calibration:
         latency = 1.0
         transfer = rows[:, 0] @ (1 - rows[:, 1]) / (rows[:, 0] @ rows[:, 0])
     return Calibration(round(float(transfer), 3), round(float(latency), 3))
-
-
-def median_error(pairs: Iterable[tuple[float, float]]) -> float:
-    """Return the median of the relative errors of estimates, each with its measured value."""
-    return float(np.median([abs(guess - true) / true for guess, true in pairs]))
 
 
 @dataclass(frozen=True)

@@ -249,11 +249,3 @@ def _validated(values: Mapping[str, Any], source: str) -> Scenario:
         return Scenario.model_validate(values)
     except ValidationError as error:
         raise SimulationError(f"{source}: {first_validation_error(error, 'a scenario', Scenario)}") from None
-
-
-def read_scenario(path: Path) -> Scenario:
-    """Return the scenario in a file. Raises SimulationError as `parse_scenario`, or if it is unreadable."""
-    try:
-        return parse_scenario(file_text(path), str(path))
-    except ControlError as error:
-        raise SimulationError(str(error)) from None

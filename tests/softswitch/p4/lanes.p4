@@ -1,4 +1,4 @@
-// Twelve lanes in the ways a program may write them: p4c gives each its own temporaries, here seen through.
+// Twelve lanes in the ways a program may write them: p4c gives each its own temporaries.
 
 #include <core.p4>
 #include <v1model.p4>

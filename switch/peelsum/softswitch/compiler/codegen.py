@@ -8,13 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from peelsum.softswitch.compiler.bounds import largest_values
 from peelsum.softswitch.compiler.emit_again import MOST_ITEMS, AgainWriter, goes_again
 from peelsum.softswitch.compiler.emit_registers import Places
 from peelsum.softswitch.compiler.emit_switch import Blocks, SwitchWriter, architecture_fields
 from peelsum.softswitch.compiler.emitter import Emitter
 from peelsum.softswitch.compiler.flow import parser_block, pipeline_block
-from peelsum.softswitch.compiler.lane_temporaries import see_through
 from peelsum.softswitch.compiler.layout import TablePlan, plan_counters, plan_registers, plan_tables
 from peelsum.softswitch.compiler.reroll import Roller
 from peelsum.softswitch.compiler.storage import Storage
@@ -67,7 +65,7 @@ def generate(program: Program, roll: bool = True, queued: bool = False) -> Gener
         pipeline_block(program, program.ingress),
         pipeline_block(program, program.egress),
     )
-    blocks = Blocks(*see_through(program, [roller.roll(block) for block in made.all()])) if roll else made
+    blocks = Blocks(*map(roller.roll, made.all())) if roll else made
     spans = roller.spans()
     registers = list(program.registers)
     banks = [registers[low : high + 1] for low, high in spans.ranges.get("", ())]
@@ -76,8 +74,7 @@ def generate(program: Program, roll: bool = True, queued: bool = False) -> Gener
     places = Places(plan_registers(program, banks), counters, direct)
     tables = plan_tables(program)
     storage = Storage(program, blocks.all(), spans, architecture_fields(program))
-    largest = largest_values(program, storage, tables, blocks.all())
-    emit = Emitter(program, storage, tables, largest)
+    emit = Emitter(program, storage, tables)
     growth = _growth(program, blocks)
     if not goes_again(blocks.all()):
         return Generated(SwitchWriter(emit, places, blocks, queued).source(), tables, places, growth)

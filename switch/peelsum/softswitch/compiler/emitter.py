@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 
@@ -35,7 +35,6 @@ class Emitter:
         program: Program,
         storage: Storage,
         plans: dict[str, TablePlan],
-        largest: Mapping[FieldRef, int] | None = None,
     ) -> None:
         self.program = program
         self.storage = storage
@@ -43,7 +42,6 @@ class Emitter:
         self.expressions = Expressions(self)
         self.lines: list[str] = []
         self.copied: frozenset[str] = frozenset()
-        self._largest = largest or {}
         self._depth = 0
         self._constants: dict[int, str] = {}
         self._temporaries = 0
@@ -221,8 +219,6 @@ class Emitter:
         value = unsigned(self.place(target), bits)
         if self._signed(target):
             return self.expressions.sign_extended(value.text, bits)
-        if isinstance(target, FieldRef) and target in self._largest:
-            return Value(value.text, 0, self._largest[target])
         return value
 
 

@@ -257,17 +257,3 @@ class Program:
         if header in self.headers and self.headers[header].field(field_name):
             return FieldRef(header, field_name)
         return None
-
-
-def is_own(program: Program, ref: FieldRef) -> bool:
-    """Return whether a field is unsigned metadata of up to 64 bits that the architecture never uses."""
-    header = program.headers[ref.header]
-    declared = header.field(ref.field)
-    architecture = header.name == "standard_metadata" or ref in program.aliases.values()
-    return (
-        header.metadata
-        and not architecture
-        and declared is not None
-        and declared.bits <= 64
-        and not declared.signed
-    )

@@ -1,0 +1,201 @@
+"""Steps in one exchange: by what earlier steps tell of scales and unions, exact where they are wrong."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from sums_of_floats import FAR, SLOW, check, workers_of
+
+from peelsum.allreduce import History, NetworkModel
+from peelsum.allreduce.levels import Levels
+from peelsum.allreduce.plan import Choice, Layout, TensorPlan
+from peelsum.codec import block_scales
+
+WORKERS = 3
+Tensors = list[dict[str, Any]]
+
+
+def drawn(step: int, *, density: float = 0.05, factor: float = 1.0, n: int = 20_000) -> Tensors:
+    """Draw every worker's dense and sparse tensor, of like magnitudes in all steps."""
+    dense = workers_of(3000, WORKERS, 1.0, step, spread=1)
+    sparse = workers_of(n, WORKERS, density, 100 + step, spread=1)
+    pairs = zip(dense, sparse, strict=True)
+    return [{"d": np.float32(factor) * one, "s": np.float32(factor) * other} for one, other in pairs]
+
+
+def checked(group: Any, inputs: Tensors) -> Any:
+    """Sum; return the first worker's result if all bits are right."""
+    results = group.sum(inputs)
+    for name in inputs[0]:
+        check(results, [tensors[name] for tensors in inputs], name)
+    return results[0]
+
+
+@pytest.mark.parametrize("values", ["sketch", "auto"])
+def test_a_step_like_the_ones_before_takes_one_exchange(make_workers: Any, values: str) -> None:
+    group = make_workers(WORKERS, 256, values=values)
+    results = [checked(group, drawn(step)) for step in range(12)]
+    assert [one.ahead for one in results] == [False] + 11 * [True]
+    assert sum(one.exchanges for one in results[2:]) <= 11
+    calls = group.take()
+    assert len(calls) == sum(one.exchanges for one in results)
+    one_exchange = calls[-1] if results[-1].exchanges == 1 else calls[-2]
+    assert {op for op, _, _ in one_exchange} == {"or", "add"}
+
+
+@pytest.mark.parametrize("factor", [2.0**-40, 2.0**-20, 2.0**35, 2.0**60])
+def test_scales_that_are_far_off_cost_one_more_exchange(make_workers: Any, factor: float) -> None:
+    group = make_workers(WORKERS, 256, values="sketch")
+    for step in range(4):
+        checked(group, drawn(step))
+    far = checked(group, drawn(4, factor=factor))
+    assert (far.ahead, far.exchanges) == (True, 2)
+    after = [checked(group, drawn(step, factor=factor)) for step in range(5, 9)]
+    assert after[-1].exchanges == 1
+
+
+@pytest.mark.parametrize("factor", [2.0**-12, 2.0**5, 2.0**12, 2.0**20])
+def test_scales_that_are_off_cost_no_exchange_if_there_is_room_for_upper_parts(
+    make_workers: Any, factor: float
+) -> None:
+    group = make_workers(WORKERS, 256, values="sketch")
+    for step in range(3):
+        checked(group, drawn(step))
+    grown = drawn(3)
+    for tensors in grown:
+        tensors["d"][64:72] *= np.float32(factor)
+    assert checked(group, grown).exchanges == 1
+
+
+@pytest.mark.parametrize("density", [0.0005, 0.5, 0.0])
+def test_unions_of_other_sizes_end_exact(make_workers: Any, density: float) -> None:
+    group = make_workers(WORKERS, 256, values="sketch")
+    for step in range(4):
+        checked(group, drawn(step))
+    for step in range(4, 8):
+        other = checked(group, drawn(step, density=density))
+    assert other["s"].form in ("sketch", "dense")
+    assert [checked(group, drawn(step)).exchanges for step in range(8, 12)][-1] <= 2
+
+
+def test_a_tensor_that_is_zero_or_not_finite_takes_no_other_tensor_along(make_workers: Any) -> None:
+    group = make_workers(WORKERS, 256, values="sketch")
+    for step in range(9):
+        inputs = drawn(step)
+        for tensors in inputs:
+            tensors["z"] = np.zeros(500, np.float32) if step % 3 else np.ones(500, np.float32)
+        if step == 5:
+            inputs[1]["d"][7] = np.inf
+        if step == 7:
+            inputs[2]["s"][7] = np.nan
+        results = group.sum(inputs)
+        for name in inputs[0]:
+            with np.errstate(invalid="ignore"):
+                check(results, [tensors[name] for tensors in inputs], name)
+
+
+def test_steps_go_ahead_where_an_exchange_takes_longer_than_its_words(make_workers: Any) -> None:
+    """Compact values always follow their index."""
+    for values, network, ahead in [
+        ("sketch", FAR, True),
+        ("auto", FAR, True),
+        ("sketch", SLOW, False),
+        ("auto", SLOW, False),
+        ("compact", FAR, False),
+    ]:
+        group = make_workers(WORKERS, 256, values=values, network=network)
+        results = [checked(group, drawn(step)) for step in range(3)]
+        assert [one.ahead for one in results] == [False, ahead, ahead], (values, network)
+
+
+def test_guesses_that_are_always_wrong_are_given_up(make_workers: Any) -> None:
+    group = make_workers(WORKERS, 256, values="sketch", network=NetworkModel(0.05, 3e-3))
+    results = [checked(group, drawn(step, factor=4.0 ** (30 * (step % 2)))) for step in range(40)]
+    given_up = [one.ahead for one in results].index(False, 1)
+    assert 3 < given_up < 30
+    assert sum(one.ahead for one in results[given_up:]) < 10, "tried again now and then"
+
+
+def test_a_restored_history_goes_on_with_the_same_bits(make_workers: Any) -> None:
+    groups = [make_workers(WORKERS, 256, values="sketch", history=History()) for _ in range(2)]
+    # Workers are threads, and share a history only if each has its own.
+    for group in groups:
+        for reduce in group.reduces:
+            reduce._chooser.history = History()
+    for step in range(3):
+        checked(groups[0], drawn(step))
+    for there, here in zip(groups[1].reduces, groups[0].reduces, strict=True):
+        there._chooser.history.restore(here._chooser.history.saved())
+    for step in range(3, 6):
+        one, other = (checked(group, drawn(step)) for group in groups)
+        assert one.ahead
+        for name in ("d", "s"):
+            assert one[name].values.tobytes() == other[name].values.tobytes()
+            assert (one[name].scales == other[name].scales).all()
+
+
+def table(elements: int, block: int) -> Any:
+    return Layout([TensorPlan("g", (elements,), "float32", Choice("dense", scale_block=block))]).table
+
+
+def test_levels_of_blocks_of_another_size() -> None:
+    """The field of a larger block is the largest in it; smaller ones all have that of theirs."""
+    levels, key = Levels(), ("g", 1000)
+    levels.of((key,), table(1000, 32))[:] = np.arange(32)
+    assert levels.of((key,), table(1000, 256)).tolist() == [7, 15, 23, 31]
+    assert levels.of((key,), table(1000, 128)).tolist() == [7, 7, 15, 15, 23, 23, 31, 31]
+    levels.forget(key)
+    assert not levels.of((key,), table(1000, 128)).any()
+
+
+def test_levels_are_those_of_the_tensors_whatever_they_are_summed_with() -> None:
+    levels, keys = Levels(), (("a", 64), ("b", 32))
+    both = Layout([TensorPlan(name, (n,), "float32", Choice("dense", scale_block=32)) for name, n in keys])
+    levels.of(keys, both.table)[:] = [1, 2, 3]
+    assert levels.of(keys[1:], table(32, 32)).tolist() == [3]
+    assert levels.of(keys, both.table).tolist() == [1, 2, 3]
+
+
+def test_saved_levels_are_restored() -> None:
+    levels = Levels()
+    levels.of((("g", 1000),), table(1000, 64))[:] = np.arange(16)
+    levels.of((("g", 64),), table(64, 32))[:] = [255, 0]
+    restored = Levels.restored(levels.saved())
+    assert restored.of((("g", 1000),), table(1000, 64)).tolist() == list(range(16))
+    assert restored.of((("g", 64),), table(64, 32)).tolist() == [255, 0]
+
+
+@given(arrays(np.int32, st.integers(0, 12), elements=st.integers(-1, 300)))
+def test_any_array_is_restored_as_it_was_saved_or_refused(array: Any) -> None:
+    with suppress(ValueError):
+        restored = Levels.restored({"g": array})
+        np.testing.assert_array_equal(restored.saved().get("g", np.empty(0, np.int32)), array)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        [1, 0, 32, 0],
+        [33, 0, 32, 0, 5],
+        [32, 0, 31, 0, 5],
+        [32, 0, 16, 0, 5, 5],
+        [32, 0, 32, 0, 256],
+        [32, 0, 32, 0, -1],
+        [0, 0, 32, 0, 1],
+    ],
+)
+def test_fields_that_are_not_those_of_a_tensors_blocks_are_refused(array: list[int]) -> None:
+    with pytest.raises(ValueError, match=rf"'g' has {len(array)} fields"):
+        Levels.restored({"g": np.array(array, np.int32)})
+
+
+def test_expected_fields() -> None:
+    """A block grows by up to two octaves; one that was always zero is like the largest of its segment."""
+    found = block_scales.expected(np.array([10, 0, 7, 0, 0, 254], np.int32), np.array([0, 3, 5, 6]))
+    assert found.tolist() == [12, 10, 9, 0, 0, 254]
