@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from command_line import peelsum
 
-from peelsum.allreduce import LocalSummation, Part
-from peelsum.bench.allreduce import Case, measure, tensor_of
+from peelsum.allreduce import Allreduce, LocalSummation, Part
+from peelsum.bench.allreduce import Case, measure, tensor_of, wrong_elements
 from peelsum.wire import packet_bytes
 
 CASES = [
@@ -81,3 +81,15 @@ def test_density_is_that_of_the_union(workers: int) -> None:
     assert union.mean() == pytest.approx(0.05, rel=0.05)
     assert workers == 1 or all(0 < (tensor != 0).sum() < union.sum() for tensor in tensors)
     np.testing.assert_array_equal(tensors[0], tensor_of(case, 0, workers))
+
+
+def test_elements_are_wrong_that_differ_in_the_total_the_value_or_where_all_should_be_zero() -> None:
+    (one,) = LocalSummation.group(1)
+    tensor = tensor_of(CASES[1], 0, 1)
+    result, at = Allreduce(one).sum({"g": tensor})["g"], int(np.flatnonzero(tensor)[0])
+    assert wrong_elements(result, [tensor]) == 0
+    assert wrong_elements(result, [tensor, np.eye(1, tensor.size, at, dtype=np.float32)[0]]) == 1
+    result.values[at] = np.nextafter(result.values[at], np.float32(9))
+    assert wrong_elements(result, [tensor]) == 1
+    zeros = np.zeros(9, np.float32)
+    assert wrong_elements(Allreduce(one).sum({"g": zeros})["g"], [zeros, np.eye(9, dtype=np.float32)[4]]) == 1

@@ -15,6 +15,8 @@ from patience import PATIENCE_S
 
 pytest.importorskip("torch")
 
+from torch_accuracy import wrong_averages
+from torch_ranks import run_ranks
 from typer.testing import CliRunner
 
 from peelsum.bench.train import rows as bench
@@ -168,3 +170,7 @@ def test_what_cannot_be_measured_is_refused(arguments: list[str], message: str) 
     result = CliRunner().invoke(app, ["bench", "train", *arguments])
     assert result.exit_code == 2
     assert message in " ".join(result.output.replace("│", " ").split())
+
+
+def test_averages_with_other_bits_on_a_worker_or_beyond_the_bound_are_wrong() -> None:
+    assert run_ranks(2, wrong_averages) == [[0, 1, 1], [0, 0, 1]]

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from peelsum.bench.accuracy.methods import MOMENTUM, parse
 from peelsum.bench.accuracy.subjects import make_subject
 from peelsum.bench.accuracy.training import Setting, batches, dropout_seed
+from peelsum.bench.train.worker import wrong_elements
 from peelsum.torch import SwitchAllreduceState, hook
 from peelsum.torch.backends import connect
 
@@ -45,6 +46,17 @@ def _trained(rank: int, setting: Setting, backend: object) -> tuple[np.ndarray, 
     sent = state.stats().wire_bytes
     state.close()
     return flat(subject.model), sent
+
+
+def wrong_averages(rank: int) -> list[int]:
+    """What `bench train` counts of an average of two ranks: right, with other bits on a rank, and far off."""
+    own, counts = torch.full((5,), 1.0 + rank), []
+    for changed in (0.0, 1e-6 * rank, 1e-3):
+        parameter = torch.zeros(5, requires_grad=True)
+        parameter.grad = torch.full((5,), 1.5)
+        parameter.grad[3] += changed
+        counts.append(wrong_elements(parameter, own, 1e-5))
+    return counts
 
 
 def flat(model: torch.nn.Module) -> np.ndarray:

@@ -169,8 +169,9 @@ _KNOWN: dict[tuple[object, ...], _InMemory] = {}
 
 
 def _in_memory(point: Point, form: Form) -> _InMemory:
-    """Run one worker's steps, unless they are known from other links, which only decide on the index."""
-    known = point.elements, point.density, point.support, point.seed, predicted(point, form).choice
+    """Run one worker's steps, unless known from other links, which decide only on index and exchanges."""
+    way = predicted(point, form)
+    known = point.elements, point.density, point.support, point.seed, way.choice, way.ahead
     if known not in _KNOWN:
         require_memory(point.elements, point.density)
         warm_up()

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Allreduce, StepResult
+from peelsum.allreduce import Allreduce, History, StepResult
 from peelsum.bench.accuracy.in_process import InProcess, Traffic, WorkerThreads
 from peelsum.bench.accuracy.methods import MOMENTUM, Method, MethodError, parse
 from peelsum.bench.accuracy.shares import divide
@@ -106,6 +106,7 @@ class Training:
         self._batches = batches(self.subject, setting)
         self._threads = WorkerThreads(setting.workers)
         self._memories = [Memory() for _ in range(setting.workers)]
+        self._histories = [History() for _ in range(setting.workers)]
         self._sums = self._new_sums()
         self._optimizer = self.subject.make_optimizer(0.0 if self.method.momentum else MOMENTUM)
         self.wire_bytes = self.payload_bytes = self.done = 0
@@ -163,9 +164,10 @@ class Training:
         # Dropout must not depend on who else computes in this process.
         torch.manual_seed(dropout_seed(self.setting.seed, self.done, rank))
         model(*(one.to(self._device) for one in next(self._batches[rank]))).backward()
-        return {
-            name: one.grad.cpu().numpy() for name, one in model.named_parameters() if one.grad is not None
-        }
+        named = list(model.named_parameters())
+        # DDP rebuilds its buckets after a step, in the order in which gradients become ready.
+        ordered = reversed(named) if self.done else named
+        return {name: one.grad.cpu().numpy() for name, one in ordered if one.grad is not None}
 
     def measure(self) -> float:
         """Return the subject's metric, measured on the host, where its data are."""
@@ -192,6 +194,7 @@ class Training:
             forms="dense" if self.method.dense else "auto",
             average=True,
             seed=self.setting.seed,
+            history=self._histories[member.worker_id],
             clock=time.thread_time,
         )
         if compressor is None:

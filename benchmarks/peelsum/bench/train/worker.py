@@ -39,7 +39,6 @@ from peelsum.transport.seats import plug_in
 FORMS: dict[str, RequestedForm] = {"switch": "auto", "switch-dense": "dense"}
 #: The hook over gloo, and torch's own hook that halves gradients, besides the switch and plain gloo.
 HOOK_OVER_GLOO, FP16 = "hook-gloo", "fp16"
-_INT32 = 2**31 - 1
 _FLOAT_BYTES = 4
 
 
@@ -250,7 +249,7 @@ class Trainer:
         names = {parameter: name for name, parameter in self._model.module.named_parameters()}
         sent = self._state.stats().tensors
         return sum(
-            _wrong(parameter, gradient, sent[names[parameter]].scale_block)
+            wrong_elements(parameter, gradient, sent[names[parameter]].error_bound)
             for parameter, gradient in own.items()
         )
 
@@ -324,32 +323,19 @@ def _density(gradients: Mapping[torch.Tensor, torch.Tensor], *, union: bool = Fa
     return occupied / max(1, sum(gradient.numel() for gradient in gradients.values()))
 
 
-def _wrong(parameter: torch.Tensor, own: torch.Tensor, block: int | None) -> int:
-    """Count the elements of the parameter's averaged gradient that differ from the exact average of `own`.
+def wrong_elements(parameter: torch.Tensor, own: torch.Tensor, bound: float) -> int:
+    """Count elements of the gradient with other bits on another worker, or with an error above `bound`.
 
-    The exact average uses, for each `block` elements, the largest power of two for which the sum of all
-    workers' integers fits int32. Exponent fields are rounded up to odd ones, but not above the tensor's. A
-    block counts as no less than 46 octaves below its worker's largest value.
+    The error is the difference from the average of `own` over workers, in float64. Of differing bits, the
+    worker with the largest, as an integer, counts none.
     """
-    workers, elements = dist.get_world_size(), own.numel()
     assert parameter.grad is not None
-    block = block or max(elements, 1)
-    largest = own.new_zeros(-(-elements // block) * block)
-    largest[:elements] = own.abs().flatten()
-    largest = largest.view(-1, block).amax(1)
-    largest = torch.where(largest > 0, largest.clamp(min=float(largest.max()) * 2.0**-46), 0)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
-    if not largest.any():
-        return int(parameter.grad.count_nonzero())
-    # frexp's exponent is E + 1 for a float32 of exponent E, and is even where the field E + 127 is.
-    above = torch.frexp(largest).exponent
-    exponent = torch.where(largest > 0, (above | 1).clamp(max=above[largest > 0].max()), 0)
-    headroom = next(h for h in range(31, 0, -1) if workers * round(2**h * (1 - 2.0**-24)) <= _INT32)
-    scale = (headroom - exponent).repeat_interleave(block)[:elements].view(own.shape)
-    total = torch.ldexp(own.double(), scale).round().long()
+    bits, total = parameter.grad.view(torch.int32), own.double()
+    most = bits.clone()
+    dist.all_reduce(most, dist.ReduceOp.MAX)
     dist.all_reduce(total)
-    exact = (torch.ldexp(total.double(), -scale) / workers).float()
-    return int((parameter.grad != exact).count_nonzero())
+    far = (parameter.grad.double() - total / dist.get_world_size()).abs() > bound
+    return int((far | (bits != most)).count_nonzero())
 
 
 def run(job: Job) -> None:

@@ -66,7 +66,9 @@ EXPERIMENT = Experiment(
         "decode_ms": Column("decoding time of the summing threads"),
         "aggregation_ms": Column("time to sum all gradients of a step without any computation"),
         "aggregation_gbps": Column("gigabits of gradients, 32 bits per element, per second of this time"),
-        "exact": Column("whether every average equals that of the workers' integers; not for gloo and top-k"),
+        "exact": Column(
+            "whether all workers have the same bits, within the sum's error bound; not for gloo and top-k"
+        ),
         "cpu_ms": Column("CPU time of all processes per step beyond computation, the mean"),
         "switch_cpu_ms": Column("the share of `cpu_ms` of switch and server"),
         "speedup_over_dense": Column("`iteration_ms` of `switch-dense` over that of this row"),
