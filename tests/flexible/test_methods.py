@@ -188,7 +188,7 @@ def test_the_switch_s_exchanges_and_words_are_those_of_a_sum(
     step = Step(elements, ratio, 4, LinkModel(1.0, 1.0), headers=1)
     model, (first, *others) = cost(method, step), counted
     assert first.exchanges == model.latency_s / 2 + election
-    assert first.words == pytest.approx(model.words, rel=0.02, abs=80)
+    assert first.words == pytest.approx(model.words, rel=0.02, abs=130)
     assert all((one.exchanges, one.words) == (first.exchanges, first.words) for one in others)
 
 

@@ -30,7 +30,7 @@ from peelsum.allreduce.history import History
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex
 from peelsum.allreduce.levels import Key
 from peelsum.allreduce.plan import NAMED, Choice, Form, Layout, Settings, TensorPlan
-from peelsum.codec import BLOCK_SIZES, SketchLayout, block_scales
+from peelsum.codec import BLOCK_SIZES, MANY_CANDIDATES, SketchLayout, block_scales
 
 RequestedForm = Literal["dense", "sparse", "auto"]
 RequestedValues = Literal["compact", "sketch", "auto"]
@@ -44,6 +44,8 @@ _REMOVED = {
 DEFAULT_NETWORK = NetworkModel()
 #: Room for elements of blocks that exceed what was expected: so much of the last steps' count, and so many.
 _WIDE_SPARE, _WIDE_MORE = 1.25, 64
+#: Room for more of a few candidates than before, in standard deviations of a random union's count.
+_DEVIATIONS = 2
 #: Choices that are kept: choosing costs more than summing a small tensor.
 _KEPT = 1024
 
@@ -149,8 +151,11 @@ class Chooser:
             expected(part.index, part.elements, one)[1] for part, one in zip(layout.parts, seen, strict=True)
         ]
         count = math.ceil(sum(passed))
+        if count < MANY_CANDIDATES:
+            count += math.ceil(_DEVIATIONS * math.sqrt(count))
         lanes = block_width(Seen(tuple(most[first:].sum(axis=0).tolist()))) if count else 1
-        wide = min(_WIDE_MORE, int(table.begins[-1])) + math.ceil(_WIDE_SPARE * self.history.wide(keys))
+        numbers = int(table.begins[first]) + count
+        wide = min(_WIDE_MORE, numbers) + math.ceil(_WIDE_SPARE * self.history.wide(keys))
         sketch = SketchLayout.ahead(count, lanes, seed, settings.cells(count))
         return Expected(fields, sketch, SketchLayout.sized(wide, 1, seed, settings.cells(wide)))
 

@@ -181,7 +181,7 @@ def _ar_top_k_through_switch(step: Step) -> Cost:
 
 def _dense_through_switch(step: Step) -> Cost:
     """Return the cost of fixed-point values in one exchange, after the headers that agree on their scale."""
-    network, (dense,) = step.path.network(step.link), _forms(step.elements, 1.0, _DENSE_FORMS)
+    network, (dense, *_) = step.path.network(step.link), _forms(step.elements, 1.0, _DENSE_FORMS)
     latency_s = network.seconds(0, step.sums * (1 + step.headers))
     return Cost("dense_switch", step.elements, latency_s, network.seconds(step.elements, 0), dense.codec_s)
 
@@ -199,7 +199,9 @@ def _top_k_through_switch(step: Step) -> Cost:
 @lru_cache(256)  # a strategy looks the same elements and ratios up for every link
 def _forms(elements: int, density: float, forms: tuple[Form, ...]) -> tuple[Candidate, ...]:
     """Return the forms that an allreduce can send of this union, whatever the network."""
-    return tuple(candidates(elements, Seen.uniform(elements, density), Settings(), forms))
+    seen, ahead = Seen.uniform(elements, density), [form for form in forms if form != "compact"]
+    after = candidates(elements, seen, Settings(), forms)
+    return tuple([*after, *candidates(elements, seen, Settings(), ahead, ahead=True)])
 
 
 _DENSE_FORMS: tuple[Form, ...] = ("dense",)
