@@ -47,7 +47,7 @@ def test_other_links_change_no_step_in_memory_unless_they_change_the_index() -> 
     near = which_form.simulated(POINT)
     far = which_form.simulated(replace(POINT, rtt=8e-3))
     assert [one.codec_ms for one in far] == [one.codec_ms for one in near]
-    assert all(there.ms > here.ms + 3 for here, there in zip(near, far, strict=True))
+    assert all(there.ms > here.ms + 2.9 for here, there in zip(near, far, strict=True))
 
 
 def test_every_step_has_other_non_zeros_at_the_same_density() -> None:

@@ -136,7 +136,7 @@ class Chooser:
     def _faster(
         self, ahead: Sequence[Candidate], after: Sequence[Candidate], missed: float, again: float
     ) -> bool:
-        """Return whether a step takes less time ahead; a mean of `missed` exchanges sends `again` words again."""
+        """Return whether a step takes less time ahead; `missed` exchanges, a mean, send `again` words."""
         network, exchanges = self.network, max((one.exchanges for one in after), default=0)
         here = _seconds(ahead, network) + network.seconds(again, 1) + missed * network.round_trip_s
         return here < _seconds(after, network) + exchanges * network.round_trip_s
