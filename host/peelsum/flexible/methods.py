@@ -201,7 +201,7 @@ def _forms(elements: int, density: float, forms: tuple[Form, ...]) -> tuple[Cand
     """Return the forms that an allreduce can send of this union, whatever the network."""
     seen, ahead = Seen.uniform(elements, density), [form for form in forms if form != "compact"]
     after = candidates(elements, seen, Settings(), forms)
-    return tuple([*after, *candidates(elements, seen, Settings(), ahead, ahead=True)])
+    return (*after, *candidates(elements, seen, Settings(), ahead, ahead=True))
 
 
 _DENSE_FORMS: tuple[Form, ...] = ("dense",)
