@@ -26,6 +26,8 @@ from peelsum.summation import Words
 
 _Places = NDArray[np.int64]
 _WORD = 2**32
+#: So many more candidates than expected a sketch still peels; numbers of a block, about.
+_FIT, _PER_BLOCK = 1.05, 32
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ class Expected:
     """The layout of the candidates' sketch; not used without sparse segments."""
     upper: SketchLayout
     """The layout of the sketch of upper parts."""
+    candidates: int
+    """For how many candidates the sketch has room."""
+    wide: int
+    """For how many elements with upper parts the other one has."""
 
 
 class AheadExchange(Exchange):
@@ -46,7 +52,7 @@ class AheadExchange(Exchange):
     def __init__(self, layout: Layout, codec: SegmentCodec, setting: Setting, expected: Expected) -> None:
         super().__init__(layout, codec, setting)
         table = layout.table
-        self._expected, self.again = expected, 0
+        self._expected, self._far = expected, 0
         self._scales: Integers = setting.highest - expected.fields
         #: A worker's numbers fit so many bits, beside a sign; upper parts are those above.
         self._bits = setting.highest - 126
@@ -72,6 +78,12 @@ class AheadExchange(Exchange):
         if len(again) + len(left) + len(lost):
             yield from self._again(self._places(again, places), left, (parts, lost, own))
         self.wide = Wide(wide, self._totals(wide, places, parts[near]), own[near])
+
+    def again(self, found: int, wide: int) -> int:
+        """See `Exchange.again`. What peeling leaves over by chance does not count: it depends on the seed."""
+        room, again = self._expected, _PER_BLOCK * self._far
+        again += found if found > _FIT * room.candidates else 0
+        return again + (wide if wide > _FIT * room.wide else 0)
 
     def _write(self, ored: Words, added: Words) -> None:
         codec, memory, ops = self.codec, self._memory, self._ops
@@ -112,6 +124,7 @@ class AheadExchange(Exchange):
         scales = np.where(again, actual, self._scales)
         self.bounds = np.minimum(scales, actual)
         codec.use(codec.fields, scales)
+        self._far = int(np.count_nonzero(again))
         return levels > expected, again
 
     def _decode(self, sums: Sums) -> tuple[_Places, _Places]:
@@ -217,7 +230,6 @@ class AheadExchange(Exchange):
         upper[lost] = memory.on_host(found[ends[2] :]).view(np.int32)
         self.value_words += len(sparse)
         self.beside_words += len(dense)
-        self.again = ends[-1]
 
     def _totals(self, wide: _Places, places: _Places, upper: Integers) -> _Places:
         """Return sums of the elements `wide`, from their lower words and the sums of upper parts."""

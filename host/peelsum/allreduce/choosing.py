@@ -30,7 +30,7 @@ from peelsum.allreduce.history import History
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex
 from peelsum.allreduce.levels import Key
 from peelsum.allreduce.plan import NAMED, Choice, Form, Layout, Settings, TensorPlan
-from peelsum.codec import BLOCK_SIZES, MANY_CANDIDATES, SketchLayout, block_scales
+from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS, MANY_CANDIDATES, SketchLayout, block_scales
 
 RequestedForm = Literal["dense", "sparse", "auto"]
 RequestedValues = Literal["compact", "sketch", "auto"]
@@ -44,6 +44,9 @@ _REMOVED = {
 DEFAULT_NETWORK = NetworkModel()
 #: Room for elements of blocks that exceed what was expected: so much of the last steps' count, and so many.
 _WIDE_SPARE, _WIDE_MORE = 1.25, 64
+#: Seconds that a worker's codec takes longer ahead, in calls and for each element of blocks that exceed their
+#: scale, as measured on a shared 2-core machine.
+_AHEAD_S, _WIDE_S = 4e-4, 1.2e-7
 #: Room for more of a few candidates than before, in standard deviations of a random union's count.
 _DEVIATIONS = 2
 #: Choices that are kept: choosing costs more than summing a small tensor.
@@ -115,14 +118,14 @@ class Chooser:
         differ = self.history.differ(keys)
         self.history.chosen(tuple(key for key, other in zip(keys, differ.tolist(), strict=True) if other))
         basis = self.history.basis(keys)
-        unions, (missed, again) = basis[:, :BLOCK_SIZES], basis[:, BLOCK_SIZES:].max(axis=0, initial=0.0)
+        unions = basis[:, :BLOCK_SIZES]
         seen = [Seen(tuple(one)) if one[0] >= 0 else None for one in unions.tolist()]
         informed = [known for one, known in zip(tensors, seen, strict=True) if one.elements]
         after = self._candidates(tensors, seen, settings, ahead=False)
         goes = False
         if self._values != "compact" and informed and None not in informed:
             ahead = self._candidates(tensors, seen, settings, ahead=True)
-            goes = self._faster(ahead, after, float(missed), float(again))
+            goes = self._faster(ahead, after, basis[:, BLOCK_SIZES:])
         return tuple(_sharing(_planned(tensors, ahead if goes else after), unions[:, 0])), goes
 
     def _candidates(
@@ -134,12 +137,14 @@ class Chooser:
         ]
 
     def _faster(
-        self, ahead: Sequence[Candidate], after: Sequence[Candidate], missed: float, again: float
+        self, ahead: Sequence[Candidate], after: Sequence[Candidate], fit: NDArray[np.float64]
     ) -> bool:
-        """Return whether a step takes less time ahead; `missed` exchanges, a mean, send `again` words."""
-        network, exchanges = self.network, max((one.exchanges for one in after), default=0)
-        here = _seconds(ahead, network) + network.seconds(again, 1) + missed * network.round_trip_s
-        return here < _seconds(after, network) + exchanges * network.round_trip_s
+        """Return whether a step takes less time ahead. fit: how well each tensor's steps were as expected."""
+        missed, again, _ = fit.max(axis=0, initial=0.0).tolist()
+        wide, network = float(fit[:, 2].sum()), self.network
+        exchanges: float = max((one.exchanges for one in after), default=0) - 1 - missed
+        more_s = network.seconds(again + FEWEST_CELLS * wide, 0) + _AHEAD_S + _WIDE_S * wide
+        return _seconds(ahead, network) + more_s < _seconds(after, network) + exchanges * network.round_trip_s
 
     def expected(self, layout: Layout, settings: Settings, seed: int) -> Expected:
         """Return what is expected of a step, from the steps before: more candidates rather than fewer."""
@@ -157,7 +162,7 @@ class Chooser:
         numbers = int(table.begins[first]) + count
         wide = min(_WIDE_MORE, numbers) + math.ceil(_WIDE_SPARE * self.history.wide(keys))
         sketch = SketchLayout.ahead(count, lanes, seed, settings.cells(count))
-        return Expected(fields, sketch, SketchLayout.sized(wide, 1, seed, settings.cells(wide)))
+        return Expected(fields, sketch, SketchLayout.sized(wide, 1, seed, settings.cells(wide)), count, wide)
 
     def wanted(self, keys: tuple[Key, ...]) -> NDArray[np.bool_]:
         """Return whether each tensor's next choice depends on where its non-zeros are: bool[tensors]."""

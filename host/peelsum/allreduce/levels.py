@@ -24,7 +24,10 @@ class _Part(NamedTuple):
 
 
 class Levels:
-    """int32[blocks] for each tensor: a block's field in its last step with a non-zero, or 0."""
+    """int32[blocks] for each tensor: a block's field in its last step with a non-zero, or 0.
+
+    If the field has fallen, it is the mean of that and of what was kept before.
+    """
 
     def __init__(self) -> None:
         #: The part of each tensor, in the array of the tensors that it was last summed with.

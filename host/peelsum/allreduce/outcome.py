@@ -61,7 +61,7 @@ class Outcome:
             return None
         of, scales = table.segments_at(wide.elements), exchange.codec.scales[table.blocks_at(wide.elements)]
         begins = np.searchsorted(of, np.arange(len(table) + 1))
-        for s in np.unique(of).tolist():
+        for s in np.flatnonzero(np.bincount(of)).tolist():
             own = slice(begins[s], begins[s + 1])
             self._wide[s] = Wide(wide.elements[own] - table.begins[s], wide.totals[own], wide.own[own])
         with np.errstate(over="ignore"):
@@ -101,8 +101,9 @@ class Outcome:
             seen[s] = occupied(np.flatnonzero(sums[ends[s] - counts.sent[s] : ends[s]]))
         wide = np.zeros(len(table))
         for s, one in self._wide.items():
-            wide[s] = len(one.elements)
-        step = Learned(self._fields != NON_FINITE, seen, exchange.levels, wide, exchange.again)
+            wide[s] = len(one.elements) if s < table.dense else np.count_nonzero(one.totals)
+        again = exchange.again(int(found[sparse].sum()), int(wide.sum()))
+        step = Learned(self._fields != NON_FINITE, seen, exchange.levels, wide, again)
         self._chooser.history.learn(layout.keys, table, step)
 
     def results(self) -> Results:

@@ -77,8 +77,8 @@ def decoded(segments: _Words, blocks: _Words, firsts: NDArray[np.int64]) -> tupl
 def expected(levels: _Fields, firsts: NDArray[np.int64]) -> _Fields:
     """Return the fields that blocks are expected not to exceed, from those of earlier steps: int32[blocks].
 
-    levels: each block's field in its last step with a non-zero, or 0 if there was none. Such a block is
-    expected to be like the largest of its segment.
+    levels: as `History.levels` returns them. A block of level 0 was always zero, and is expected to be like
+    the largest of its segment.
     """
     largest = np.repeat(np.maximum.reduceat(levels, firsts[:-1]), np.diff(firsts))
     fields: _Fields = np.minimum(np.where(levels > 0, levels + MARGIN, largest), _LARGEST_FINITE)

@@ -169,7 +169,7 @@ def _pieces(table: Table) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray
 def values_at(table: Table, values: Sequence[Floats], elements: NDArray[np.int64]) -> Floats:
     """Do what `SegmentCodec.values_at` does, for values on the host."""
     of, found = table.segments_at(elements), np.empty(len(elements), np.float32)
-    for s in np.unique(of).tolist():
+    for s in np.flatnonzero(np.bincount(of)).tolist():
         found[of == s] = values[s][elements[of == s] - table.begins[s]]
     return found
 
@@ -177,7 +177,7 @@ def values_at(table: Table, values: Sequence[Floats], elements: NDArray[np.int64
 def put(table: Table, results: Sequence[Floats], elements: NDArray[np.int64], values: Floats) -> None:
     """Write other results of some elements, on the host."""
     of = table.segments_at(elements)
-    for s in np.unique(of).tolist():
+    for s in np.flatnonzero(np.bincount(of)).tolist():
         results[s][elements[of == s] - table.begins[s]] = values[of == s]
 
 
