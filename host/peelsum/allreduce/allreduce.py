@@ -11,6 +11,9 @@ end to end, and the sparse tensors end to end. It consists of these rounds, each
                       sketch
     left-over    ADD  numbers that peeling did not recover           if there are any
 
+A step ahead (`peelsum.allreduce.ahead`) sends header and values in one exchange, and more only where earlier
+steps have told something else.
+
 All workers must make the same decisions: on agreement, scales, lengths, left-over and the next step's
 choices. They do, because each decision depends only on sums, which are the same on every worker.
 """

@@ -34,8 +34,6 @@ from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS, MANY_CANDIDATES, SketchLayo
 
 RequestedForm = Literal["dense", "sparse", "auto"]
 RequestedValues = Literal["compact", "sketch", "auto"]
-#: From this number of elements on, a tensor is dense only if this share of its elements is not zero.
-_LARGE, _DENSE = 2**15, 0.2
 #: Arguments of earlier versions in `forms`, with what to write instead.
 _REMOVED = {
     "compact": "write 'sparse', with values='compact'",
@@ -176,9 +174,9 @@ class Chooser:
         sparse: Form = "sketch" if ahead else self.sparse_form
         if seen is None and form != "dense":
             return Candidate(Choice(sparse, BitmapIndex(), scale_block(elements, elements)), elements, 2, 0.0)
-        forms: tuple[Form, ...] = ("dense",) if form == "dense" else (sparse,)
-        if form == "auto" and seen and (elements < _LARGE or seen.candidates >= _DENSE * elements):
-            forms = ("dense", sparse)
+        forms: tuple[Form, ...] = ("dense", sparse) if form == "auto" else (sparse,)
+        if form == "dense":
+            forms = ("dense",)
         found = candidates(elements, seen or Seen.uniform(elements, 1.0), settings, forms, ahead=ahead)
         return min(found, key=lambda one: one.seconds(self.network))
 

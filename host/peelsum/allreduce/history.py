@@ -13,8 +13,9 @@ from peelsum.allreduce.levels import Key, Levels
 from peelsum.codec import BLOCK_SIZES
 from peelsum.codec.segments import Table
 
-#: Unions whose counts differ by less than this part of them are alike.
-_RESEMBLING = 16
+#: Unions are alike if their counts differ by less than one part in so many, or by chance: by so many standard
+#: deviations of a random union's.
+_RESEMBLING, _BY_CHANCE = 16, 3
 #: Sizes of one name that are remembered, and sequences of keys whose rows are.
 _SIZES, _SEQUENCES = 8, 256
 #: Arrays of unions: the last three, the last with a non-zero, and the one of the last choice.
@@ -83,7 +84,8 @@ class History:
             rows = self._known(keys)
             basis = self._unions[_BASIS, rows]
             steps, informed = self._facts[: _INFORMED + 1, rows]
-            moved = (np.abs(self._fewest(rows) - basis) * _RESEMBLING > basis).any(axis=1)
+            alike = np.maximum(basis / _RESEMBLING, _BY_CHANCE * np.sqrt(basis))
+            moved = (np.abs(self._fewest(rows) - basis) > alike).any(axis=1)
             different: NDArray[np.bool_] = moved | ((informed == 0) & (steps > 0))
             (missed, _, wide), then = self._facts[_MISSED:_BASES, rows], self._facts[_BASES:, rows]
             different |= np.abs(missed - then[0]) > _MOVED
