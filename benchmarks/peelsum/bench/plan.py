@@ -15,7 +15,7 @@ from peelsum.allreduce import BlockIndex, BloomIndex, Choice, Index, NetworkMode
 from peelsum.allreduce.costs import Candidate, block_width, expected
 from peelsum.bench.codec import Device, Measured, Support, fastest, one_step, require_memory, seen, tensor
 from peelsum.bench.methods import MethodRow, advice, method_rows
-from peelsum.bench.which_form import FormTime, Point, predictions, simulated, ways
+from peelsum.bench.which_form import FormTime, Point, chosen, predictions, simulated, ways
 from peelsum.codec import SketchLayout, scale_for
 from peelsum.codec.block_scales import MARGIN
 from peelsum.flexible import AXES, Crossover, LinkModel, Step, crossovers
@@ -94,7 +94,7 @@ class Plan:
     """Every way to send a tensor, and the reasons for the choice."""
 
     choice: Row
-    """The fastest candidate."""
+    """The candidate that an allreduce takes: the fastest, but dense only if small, or a fifth is not zero."""
     why: list[str]
     """Sentences that compare the choice with every other form."""
     candidates: list[Row]
@@ -123,7 +123,8 @@ def plan(request: Request, *, check: bool = False) -> Plan:
     changes = [] if request.step is None else [one for axis in AXES for one in crossovers(request.step, axis)]
     point = request.point
     forms = simulated(point) if check else predictions(point)
-    return Plan(rows[0], explanation(request, rows), rows, forms, methods, changes, advice(methods))
+    choice = rows[found.index(chosen(point))]
+    return Plan(choice, explanation(request, choice, rows), rows, forms, methods, changes, advice(methods))
 
 
 def _ways(request: Request) -> Iterator[Candidate]:
@@ -140,7 +141,7 @@ def _row(request: Request, one: Candidate) -> Row:
         exchanges=one.exchanges,
         words_ms=round(network.seconds(one.words, 0) * 1e3, 4),
         exchanges_ms=round(network.seconds(0, one.exchanges) * 1e3, 4),
-        codec_ms=round(one.codec_s * 1e3, 4),
+        codec_ms=round((one.seconds(network) - network.seconds(one.words, one.exchanges)) * 1e3, 4),
         total_ms=round(one.seconds(network) * 1e3, 4),
     )
 
@@ -166,17 +167,16 @@ def _index_layout(index: Index) -> str:
     return ""
 
 
-def explanation(request: Request, rows: Sequence[Row]) -> list[str]:
-    """Return sentences about the first row: what it takes, and how much more each other form would take."""
-    best = rows[0]
+def explanation(request: Request, best: Row, rows: Sequence[Row]) -> list[str]:
+    """Return sentences about the best row: what it takes, and how much more each other form would take."""
     lines = [
         f"{_name(best)}: {best.words_ms:.3g} ms for {best.bytes:,} bytes at {request.gbps:g} Gbit/s, "
         f"{best.exchanges_ms:.3g} ms for {_counted(best.exchanges)}, {best.codec_ms:.3g} ms in the codec."
     ]
-    others = {row.form: row for row in reversed(rows[1:])}
+    others = {row.form: row for row in reversed(rows) if row is not best}
     for row in sorted(others.values(), key=lambda row: row.total_ms):
         lines.append(
-            f"{_name(row)} would take {row.total_ms - best.total_ms:.3g} ms more: bytes "
+            f"{_name(row)} would take {row.total_ms - best.total_ms:+.3g} ms: bytes "
             f"{row.words_ms - best.words_ms:+.3g}, exchanges {row.exchanges_ms - best.exchanges_ms:+.3g}, "
             f"codec {row.codec_ms - best.codec_ms:+.3g}."
         )

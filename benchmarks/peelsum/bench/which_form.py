@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,24 +97,25 @@ def ways(elements: int, known: Seen) -> Iterator[Candidate]:
         yield from candidates(elements, known, Settings(), forms, ahead=ahead)
 
 
-def predicted(point: Point, form: Form) -> Candidate:
-    """Return the fastest way to send the tensor in a form, by formula."""
-    found = (one for one in ways(point.elements, point.seen) if one.choice.form == form)
-    return min(found, key=lambda one: one.seconds(point.network))
+def chosen(point: Point, **settings: Any) -> Candidate:
+    """Return the way that an allreduce with these settings chooses after steps with this density."""
+    chooser = Chooser(network=point.network, **settings)
+    tensor = TensorPlan("gradient", (point.elements,), "float32", Choice("dense", scale_block=2**15))
+    taught(chooser, Layout([tensor]), point.seen)
+    (planned,), ahead = chooser.choose([tensor], Settings())
+    found = ways(point.elements, point.seen)
+    return next(one for one in found if (one.choice, one.ahead) == (planned.choice, ahead))
 
 
 def automatic(point: Point) -> Form:
     """Return the form that an allreduce chooses after steps with this density."""
-    chooser = Chooser(network=point.network)
-    tensor = TensorPlan("gradient", (point.elements,), "float32", Choice("dense"))
-    taught(chooser, Layout([tensor]), point.seen)
-    (chosen,), _ = chooser.choose([tensor], Settings())
-    return chosen.choice.form
+    return chosen(point).choice.form
 
 
 def predictions(point: Point) -> list[FormTime]:
     """Return every form's time by formula only."""
-    return [FormTime(form, 1e3 * predicted(point, form).seconds(point.network)) for form in FORMS]
+    found = {form: chosen(point, **settings_of(form)) for form in FORMS}
+    return [FormTime(form, 1e3 * one.seconds(point.network)) for form, one in found.items()]
 
 
 def simulated(point: Point) -> list[FormTime]:
@@ -170,7 +172,7 @@ _KNOWN: dict[tuple[object, ...], _InMemory] = {}
 
 def _in_memory(point: Point, form: Form) -> _InMemory:
     """Run one worker's steps, unless known from other links, which decide only on index and exchanges."""
-    way = predicted(point, form)
+    way = chosen(point, **settings_of(form))
     known = point.elements, point.density, point.support, point.seed, way.choice, way.ahead
     if known not in _KNOWN:
         require_memory(point.elements, point.density)

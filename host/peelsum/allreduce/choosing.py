@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce.ahead import Expected
 from peelsum.allreduce.costs import (
+    AHEAD_S,
     Candidate,
     NetworkModel,
     Seen,
@@ -42,9 +43,12 @@ _REMOVED = {
 DEFAULT_NETWORK = NetworkModel()
 #: Room for elements of blocks that exceed what was expected: so much of the last steps' count, and so many.
 _WIDE_SPARE, _WIDE_MORE = 1.25, 64
-#: Seconds that a worker's codec takes longer ahead, in calls and for each element of blocks that exceed their
-#: scale, as measured on a shared 2-core machine.
-_AHEAD_S, _WIDE_S = 4e-4, 1.2e-7
+#: Seconds that a codec takes longer for each element of blocks that exceed their scale, as measured on a
+#: shared 2-core machine.
+_WIDE_S = 1.2e-7
+#: From this number of elements on, a tensor is dense only if this share of its elements is not zero: else its
+#: blocks hold few values, and their levels change from step to step.
+_LARGE, _DENSE = 2**15, 0.2
 #: Room for more of a few candidates than before, in standard deviations of a random union's count.
 _DEVIATIONS = 2
 #: Choices that are kept: choosing costs more than summing a small tensor.
@@ -141,7 +145,7 @@ class Chooser:
         missed, again, _ = fit.max(axis=0, initial=0.0).tolist()
         wide, network = float(fit[:, 2].sum()), self.network
         exchanges: float = max((one.exchanges for one in after), default=0) - 1 - missed
-        more_s = network.seconds(again + FEWEST_CELLS * wide, 0) + _AHEAD_S + _WIDE_S * wide
+        more_s = network.seconds(again + FEWEST_CELLS * wide, 0) + AHEAD_S + _WIDE_S * wide
         return _seconds(ahead, network) + more_s < _seconds(after, network) + exchanges * network.round_trip_s
 
     def expected(self, layout: Layout, settings: Settings, seed: int) -> Expected:
@@ -174,9 +178,9 @@ class Chooser:
         sparse: Form = "sketch" if ahead else self.sparse_form
         if seen is None and form != "dense":
             return Candidate(Choice(sparse, BitmapIndex(), scale_block(elements, elements)), elements, 2, 0.0)
-        forms: tuple[Form, ...] = ("dense", sparse) if form == "auto" else (sparse,)
-        if form == "dense":
-            forms = ("dense",)
+        forms: tuple[Form, ...] = ("dense",) if form == "dense" else (sparse,)
+        if form == "auto" and seen and (elements < _LARGE or seen.candidates >= _DENSE * elements):
+            forms = ("dense", sparse)
         found = candidates(elements, seen or Seen.uniform(elements, 1.0), settings, forms, ahead=ahead)
         return min(found, key=lambda one: one.seconds(self.network))
 

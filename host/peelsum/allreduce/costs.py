@@ -43,6 +43,9 @@ _WORD_NS = 3.0  # per word of a bitmap: larger blocks
 _REFINE_NS = 7.0  # per word of a bitmap that holds candidates
 _PROBE_NS = 0.65  # per word of a bitmap and sub-table of a Bloom filter
 
+#: Seconds that the codec takes longer for a step ahead, in Python.
+AHEAD_S = 4e-4
+
 # Kernel calls per tensor; several short ones count as one.
 _DENSE_CALLS, _SPARSE_CALLS = 2, 5
 _INDEX_CALLS, _REFINE_CALLS, _SKETCH_CALLS = 2, 1, 3  # in addition, e.g. for an index other than a bitmap
@@ -127,8 +130,8 @@ class Candidate:
     """Whether numbers travel together with the index, as earlier steps tell how many."""
 
     def seconds(self, network: NetworkModel) -> float:
-        """Return the expected seconds in total."""
-        return network.seconds(self.words, self.exchanges) + self.codec_s
+        """Return the expected seconds in total, of a step with no other tensor."""
+        return network.seconds(self.words, self.exchanges) + self.codec_s + AHEAD_S * self.ahead
 
 
 def scale_block(elements: int, words: float) -> int:
