@@ -199,3 +199,21 @@ def test_expected_fields() -> None:
     """A block grows by up to two octaves; one that was always zero is like the largest of its segment."""
     found = block_scales.expected(np.array([10, 0, 7, 0, 0, 254], np.int32), np.array([0, 3, 5, 6]))
     assert found.tolist() == [12, 10, 9, 0, 0, 254]
+
+
+@pytest.mark.parametrize("factor", [5, 100])
+def test_an_index_that_is_too_small_sends_bits_of_candidates(make_workers: Any, factor: int) -> None:
+    """The values of what is not zero follow: fewer words than those of all that pass a filter."""
+    group, n = make_workers(WORKERS, 256, forms="sparse", values="sketch"), 1 << 16
+    for step in range(5):
+        checked(group, [{"g": one} for one in workers_of(n, WORKERS, 0.0005, step, spread=1)])
+    group.take()
+    grown = workers_of(n, WORKERS, 0.0005 * factor, 5, spread=1)
+    results = checked(group, [{"g": one} for one in grown])
+    found = int(np.logical_or.reduce(grown).sum())
+    first, *more = [[(op, words.size) for op, words, _ in call] for call in group.take()]
+    assert {op for op, _ in first} == {"or", "add"}
+    assert [[op for op, _ in call] for call in more] == [["or"], ["add"]]
+    assert more[0][0][1] <= n // 32
+    assert more[1][0][1] <= found
+    assert results.exchanges == 3

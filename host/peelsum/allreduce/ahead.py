@@ -66,6 +66,10 @@ class AheadExchange(Exchange):
         sums = yield Round(self.layout.header_words, self._border + self.cells + upper.cells, self._write)
         exceeding, far = self._judge(self._memory.on_host(sums.near[: table.scale_words]))
         places, left = self._decode(sums)
+        refined, passed = self._needless(sums) if len(left) else ([], [])
+        if refined:
+            yield from self._refine(refined, passed)
+            places, left = self._narrowed(places, left)
         again, above = self._elements(far, places), self._elements(exceeding, places)
         parts = np.zeros(len(above), np.int32)
         words = self._memory.on_host(sums.added[self._border + self.cells :])
@@ -145,6 +149,19 @@ class AheadExchange(Exchange):
         left: _Places = ops.sketch_decode(self._expected.sketch, words, places, self.sparse)
         self.value_words = self.cells + len(left)
         return places, left
+
+    def _narrowed(self, places: _Places, left: _Places) -> tuple[_Places, _Places]:
+        """Keep what is known of the refined union's candidates; return their places, and what is left over."""
+        codec, memory = self.codec, self._memory
+        _, candidates = codec.place(self.union)
+        kept = self._ops.positions(self.union, ROW * len(self.union), count=candidates)
+        unknown, at = np.zeros(len(places), np.bool_), memory.search(places, kept)
+        unknown[memory.on_host(left)] = True
+        self.sparse, self.own_sparse = self.sparse[at], memory.integers(candidates)
+        codec.gather(self.own_sparse)
+        left = memory.placed(np.flatnonzero(unknown[memory.on_host(at)]))
+        self.value_words = self.cells + len(left)
+        return kept, left
 
     def _present(self, count: int, numbers: Integers) -> Integers:
         """Return the numbers of the dense segments that are neither zero nor not finite."""

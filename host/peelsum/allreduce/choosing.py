@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from peelsum.allreduce.ahead import Expected
 from peelsum.allreduce.costs import (
     AHEAD_S,
+    TOLERANCE,
     Candidate,
     NetworkModel,
     Seen,
@@ -154,8 +155,10 @@ class Chooser:
         fields = block_scales.expected(self.history.levels(keys, table), table.blocks)
         most, first = self.history.most(keys), table.dense
         seen = [Seen(tuple(most[part.segments].sum(axis=0).tolist())) for part in layout.parts]
+        # More that pass an index, which was chosen for fewer, are refined: no sketch has room for them.
         passed = [
-            expected(part.index, part.elements, one)[1] for part, one in zip(layout.parts, seen, strict=True)
+            min(expected(part.index, part.elements, one)[1], (1 + TOLERANCE) * one.candidates)
+            for part, one in zip(layout.parts, seen, strict=True)
         ]
         count = math.ceil(sum(passed))
         if count < MANY_CANDIDATES:

@@ -159,15 +159,20 @@ class Exchange:
     def _index(self, sums: Sums) -> Generator[Round, Sums, tuple[int, int]]:
         """Set `union` to the candidates; refine it where that pays. Return what `SegmentCodec.place` does."""
         self._unite(sums)
-        parts, codec = self.layout.parts, self.codec
-        placed = codec.place(self.union)
-        passed = [int(codec.sent[part.segments].sum()) for part in parts]
-        near = [sums.near[part.sent] for part in parts]
-        refined = [m for m, part in enumerate(parts) if passed[m] and self._refined(part, passed[m], near[m])]
+        placed = self.codec.place(self.union)
+        refined, passed = self._needless(sums)
         if refined:
             yield from self._refine(refined, passed)
-            placed = codec.place(self.union)
+            placed = self.codec.place(self.union)
         return placed
+
+    def _needless(self, sums: Sums) -> tuple[list[int], list[int]]:
+        """Return the parts whose candidates are to be refined, and how many candidates each part has."""
+        parts = self.layout.parts
+        passed = [int(self.codec.sent[part.segments].sum()) for part in parts]
+        near = [sums.near[part.sent] for part in parts]
+        refined = [m for m, part in enumerate(parts) if passed[m] and self._refined(part, passed[m], near[m])]
+        return refined, passed
 
     def _decoded(self, part: IndexPart, sums: Sums) -> Words:
         """Return a part's candidates."""
