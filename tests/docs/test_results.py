@@ -203,10 +203,10 @@ def size() -> Iterator[Sequence[Cell]]:
 
 @rows_of("codec.md", "densities | auto")
 def sequences() -> Iterator[Sequence[Cell]]:
-    columns = (("words", "auto"), ("default", "auto"), ("default", "predict"), ("words", "sketch"))
+    columns = (("words", "auto"), ("default", "auto"), ("words", "sketch"))
     for sequence in dict.fromkeys(row["sequence"] for row in committed("codec_sequence")):
         rows = [_only("codec_sequence", sequence=sequence, network=one, way=way) for one, way in columns]
-        yield "", *(row["over_lower_bound"] for row in rows), rows[1]["exchanges"]
+        yield "", *(row["over_lower_bound"] for row in rows), rows[0]["exchanges"], rows[1]["exchanges"]
 
 
 @rows_of("codec.md", "support | L")

@@ -151,7 +151,7 @@ class AheadExchange(Exchange):
         return places, left
 
     def _narrowed(self, places: _Places, left: _Places) -> tuple[_Places, _Places]:
-        """Keep what is known of the refined union's candidates; return their places, and what is left over."""
+        """Keep what is known of the refined union; return its candidates' places, and which are left over."""
         codec, memory = self.codec, self._memory
         _, candidates = codec.place(self.union)
         kept = self._ops.positions(self.union, ROW * len(self.union), count=candidates)
