@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from patience import PATIENCE_S
 from sums_of_floats import FAR, SLOW, check, workers_of
 
-from peelsum.allreduce import History, NetworkModel
+from peelsum.allreduce import Allreduce, History, NetworkModel, PlanMismatchError
 from peelsum.allreduce.levels import Levels
 from peelsum.allreduce.plan import Choice, Layout, TensorPlan
 from peelsum.codec import block_scales
@@ -98,6 +99,40 @@ def test_a_tensor_that_is_zero_or_not_finite_takes_no_other_tensor_along(make_wo
         for name in inputs[0]:
             with np.errstate(invalid="ignore"):
                 check(results, [tensors[name] for tensors in inputs], name)
+
+
+@pytest.mark.parametrize("bad", ["d", "s"])
+def test_upper_parts_of_a_tensor_that_is_not_finite_elsewhere(make_workers: Any, bad: str) -> None:
+    """A worker sends them before it knows, and they must not be taken for another tensor's."""
+    group = make_workers(WORKERS, 256, values="sketch")
+    for step in range(3):
+        checked(group, drawn(step))
+    grown = drawn(3)
+    for tensors in grown:  # few enough to be peeled
+        tensors["d"][:32] *= np.float32(256)
+        tensors["s"][:100] *= np.float32(256)
+    grown[1][bad][7] = np.inf
+    assert checked(group, grown).ahead
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_worker_with_other_expectations_stops_all(make_workers: Any, restored: bool) -> None:
+    """Numbers by other scales would add up to nothing: also in the first step from a checkpoint."""
+    groups = [make_workers(WORKERS, 256, values="sketch", timeout_s=PATIENCE_S) for _ in range(2)]
+    for step in range(3):
+        for group, factor in zip(groups, (1.0, 8.0), strict=True):
+            checked(group, drawn(step, factor=factor))
+    group, odd = groups[0], groups[1].reduces[1]._chooser.history.saved()
+    if restored:
+        histories = [reduce._chooser.history for reduce in group.reduces]
+        group.reduces = [
+            Allreduce(one, values="sketch", history=history)
+            for one, history in zip(group.summations, histories, strict=True)
+        ]
+    group.reduces[1]._chooser.history.restore(odd)
+    failures = group.failures(drawn(3))
+    assert [type(failure) for failure in failures] == [PlanMismatchError] * WORKERS
+    assert "or restore the history of the same step, on all of them" in str(failures[0])
 
 
 def test_steps_go_ahead_where_an_exchange_takes_longer_than_its_words(make_workers: Any) -> None:
@@ -193,6 +228,20 @@ def test_any_array_is_restored_as_it_was_saved_or_refused(array: Any) -> None:
 def test_fields_that_are_not_those_of_a_tensors_blocks_are_refused(array: list[int]) -> None:
     with pytest.raises(ValueError, match=rf"'g' has {len(array)} fields"):
         Levels.restored({"g": np.array(array, np.int32)})
+
+
+@pytest.mark.parametrize(
+    "array", [np.ones((3, 5), np.int32), np.ones((2, 2, 2), np.int32), np.array(5, np.int32), np.ones(9)]
+)
+def test_levels_of_another_shape_or_type_are_refused(array: Any) -> None:
+    with pytest.raises(ValueError, match=r"'g' has an array .*, not int32\[fields\]"):
+        Levels.restored({"g": array})
+
+
+def test_levels_of_a_block_of_any_size_take_no_more_memory_than_those_asked_for() -> None:
+    saved = np.concatenate([np.array([1000, 2**40], np.int64).view(np.int32), np.array([7], np.int32)])
+    levels = Levels.restored({"g": saved})
+    assert levels.of((("g", 1000),), table(1000, 32)).tolist() == [7] * 32
 
 
 def test_expected_fields() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -113,3 +114,26 @@ def test_expected_unions_are_the_same_numbers_on_every_processor() -> None:
         for b, count in enumerate(found.tolist()):
             assert count == size / 2**b * (1 - zeros)
             zeros *= zeros
+
+
+@pytest.mark.parametrize("column", [0, 3, 6, -1])
+@pytest.mark.parametrize("value", [-1.0, 1e10, 1e300, math.nan, math.inf])
+def test_counts_that_no_tensor_has_are_refused(echo: Any, column: int, value: float) -> None:
+    """From a union of 1e10 would follow a sketch of 50 GB; a history keeps what it had."""
+    history = History()
+    Allreduce(echo, history=history).sum({"a": thin(0.01, 1)})
+    before = history.saved()
+    rows = before["unions"]["a"].copy()
+    rows[0, column] = value if column or value != 1e10 else N + 0.5
+    with pytest.raises(ValueError, match="'a' has counts that no tensor of its sizes can have"):
+        history.restore({**before, "unions": {"a": rows}})
+    np.testing.assert_array_equal(history.saved()["unions"]["a"], before["unions"]["a"])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex128, object, str])
+def test_counts_of_another_type_are_refused(echo: Any, dtype: Any) -> None:
+    history = History()
+    Allreduce(echo, history=history).sum({"a": thin(0.01, 1)})
+    rows = history.saved()["unions"]["a"].astype(dtype)
+    with pytest.raises(ValueError, match=r"'a' has an array .*, not float64\[sizes, "):
+        History().restore({"unions": {"a": rows}})

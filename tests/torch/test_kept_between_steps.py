@@ -289,6 +289,32 @@ def test_checkpoints_of_version_1_are_loaded_exactly(momentum):
     assert sent[1] == pytest.approx(2.0**19, rel=1e-4)
 
 
+def test_checkpoints_from_before_steps_went_ahead_start_with_an_empty_history():
+    training = Training(None)
+    training.step(eighths(0), "abc")
+    seen = {name: torch.ones(1, 39, dtype=torch.float64) for name in SIZES}
+    training.state.load_state_dict({"version": 2, "steps": 7, "seen": seen})
+    taken = training.state.state_dict()
+    assert (taken["steps"], taken["seen"]) == (7, {"unions": {}, "levels": {}})
+
+
+def test_a_checkpoint_with_a_damaged_history_changes_nothing():
+    training = Training(None)
+    for step in range(3):
+        training.step(eighths(step), "abc")
+    before = training.state.state_dict()
+    for kind, damaged in [
+        ("unions", torch.ones(3, 3, dtype=torch.float64)),
+        ("unions", before["seen"]["unions"]["b"] - 5),
+        ("levels", torch.ones(2, 2, 2, dtype=torch.int32)),
+        ("levels", torch.tensor([11, 0, 32, 0, 300], dtype=torch.int32)),
+    ]:
+        seen = {**before["seen"], kind: {**before["seen"][kind], "b": damaged}}
+        with pytest.raises(HookConfigError, match=r"seen: 'b' has .*; give what state_dict returned"):
+            training.state.load_state_dict({**before, "seen": seen})
+        assert str(training.state.state_dict()) == str(before)
+
+
 def test_a_checkpoint_with_arrays_that_do_not_fit_changes_nothing():
     training = Training(TopK(0.5))
     training.step(eighths(0), "abc")

@@ -11,6 +11,7 @@ or below what was expected.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,12 @@ class Expected:
     wide: int
     """For how many elements with upper parts the other one has."""
 
+    @property
+    def agreed(self) -> tuple[SketchLayout, SketchLayout, str]:
+        """Everything that the meaning of words depends on, to be part of what workers agree on."""
+        fields = self.fields.astype(np.uint8).tobytes()
+        return self.sketch, self.upper, hashlib.blake2b(fields, digest_size=8).hexdigest()
+
 
 class AheadExchange(Exchange):
     """See `Exchange`. `expected` is the same on all workers."""
@@ -74,7 +81,7 @@ class AheadExchange(Exchange):
         parts = np.zeros(len(above), np.int32)
         words = self._memory.on_host(sums.added[self._border + self.cells :])
         lost = kernels().sketch_decode(upper, words, table.places_of(above), parts)
-        near = ~far[table.blocks_at(above)]
+        near = (~far & (self.levels > 0))[table.blocks_at(above)]
         lost, wide, own = lost[near[lost]], above[near], self._numbers(above)
         self._renew(far, wide, own[near], places)
         self.left_over = len(left)
@@ -118,18 +125,20 @@ class AheadExchange(Exchange):
     def _judge(self, words: Words) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Compare the blocks with what was expected of them, and set the scales of the step.
 
-        Return which exceed that, and which are sent again, with scales of their own: bool[blocks] each.
+        Return which exceed that, and which are sent again, with scales of their own: bool[blocks] each. The
+        first may be of tensors that are not finite on some worker: others have sent upper parts.
         """
         codec, expected = self.codec, self._expected.fields
         self._read_scales(words)
         levels, actual = self.levels, codec.scales.copy()
+        present = words[len(self.layout.table) :] != 0
         coarse = (levels > 0) & (levels < expected - self._bits + FEWEST_BITS)
         again = (levels > expected + self._bits - 1) | coarse
         scales = np.where(again, actual, self._scales)
         self.bounds = np.minimum(scales, actual)
         codec.use(codec.fields, scales)
         self._far = int(np.count_nonzero(again))
-        return levels > expected, again
+        return present & (self._setting.highest - actual > expected), again
 
     def _decode(self, sums: Sums) -> tuple[_Places, _Places]:
         """Place and peel the sums; return the candidates' places, and which of them are left over."""

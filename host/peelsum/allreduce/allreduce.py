@@ -233,10 +233,9 @@ class Allreduce:
         on_device = not isinstance(codec.memory, HostMemory)
         step = Step(self._summation, codec.memory, self._clock, self._span, self._note, keeping=on_device)
         plan = self._plan(named)
-        known = plan.request in self._agreed
+        expected, known = self._expected(plan), plan.request in self._agreed
         if not known:
-            self._agree(plan, step)
-        expected = self._expected(plan)
+            self._agree(plan, expected, step)
         ahead = [self._agreement(plan, expected)] if known else []
         try:
             return self._summed(codec, plan, expected, named, into, ahead, step)
@@ -441,9 +440,9 @@ class Allreduce:
             one, other = shared[0]
             raise InvalidRequestError(f"out: {one!r} shares memory with {other!r}; pass an array of its own")
 
-    def _agree(self, plan: Plan, step: Step) -> None:
+    def _agree(self, plan: Plan, expected: Expected | None, step: Step) -> None:
         """Exchange a new plan's digest alone: if plans differ, so may the lengths of what follows."""
-        step.sum_words([self._agreement(plan)])
+        step.sum_words([self._agreement(plan, expected)])
         refused = unsupported(plan.tensors)
         if refused is not None:
             raise unsupported_dtype(refused.name, refused.dtype)
@@ -453,19 +452,20 @@ class Allreduce:
             del self._agreed[next(iter(self._agreed))]
         self._agreed[plan.request] = None
 
-    def _agreement(self, plan: Plan, expected: Expected | None = None) -> Part:
+    def _agreement(self, plan: Plan, expected: Expected | None) -> Part:
         def check(words: Words) -> None:
             if not agreed(words):
                 raise PlanMismatchError(
                     f"plan: not the same on every worker; worker {self._summation.worker_id} has {plan} "
                     f"in step {self._steps}; pass the same names, shapes, dtypes and settings, in the same "
-                    "order, and the same version of peelsum, on every worker, and make a new Allreduce on "
-                    "all of them or on none"
+                    "order, and the same version of peelsum, on every worker, and make a new Allreduce, or "
+                    "restore the history of the same step, on all of them or on none"
                 )
 
         # The step seeds the sketches, so a worker whose step differs would add values to the wrong cells.
-        sizes = () if expected is None else (expected.sketch.cells, expected.upper.cells)
-        return Part(agreement_words(plan.digest_at(self._steps, sizes)), "or", check)
+        # One with another history would send numbers by other scales.
+        agreed_on = None if expected is None else expected.agreed
+        return Part(agreement_words(plan.digest_at(self._steps, agreed_on)), "or", check)
 
     def _finish(self, outcome: Outcome, plan: Plan, step: Step) -> StepResult:
         lanes = self._summation.lanes

@@ -30,6 +30,8 @@ _STEPS, _INFORMED, _WIDE_BEFORE, _MISSED, _AGAIN, _WIDE, _BASES = range(7)
 _RECENT, _MOVED = 0.125, 0.25
 #: A change of the elements that exceed that calls for another choice: this part of them, and so many.
 _WIDENED, _MANY_WIDE = 0.6, 4096
+#: Float64 holds all numbers of elements below this.
+_MOST_ELEMENTS = 2**53
 _Rows = NDArray[np.int64]
 _Counts = NDArray[np.float64]
 _Levels = NDArray[np.int32]
@@ -168,11 +170,15 @@ class History:
             return {"unions": unions, "levels": self._levels.saved()}
 
     def restore(self, values: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
-        """Continue with what `saved` returned. Raises ValueError for arrays of another shape."""
+        """Continue with what `saved` returned. Raises ValueError for arrays that it does not return."""
         columns, unions = 1 + _FACTS + _UNIONS * BLOCK_SIZES, values.get("unions", {})
         for name, rows in unions.items():
-            if rows.ndim != 2 or rows.shape[1] != columns or not np.isfinite(rows).all():
-                raise ValueError(f"{name!r} has an array of shape {rows.shape}, not (sizes, {columns})")
+            if rows.ndim != 2 or rows.shape[1] != columns or rows.dtype != np.float64:
+                raise ValueError(
+                    f"{name!r} has an array {rows.dtype}{list(rows.shape)}, not float64[sizes, {columns}]"
+                )
+            if not _possible(rows):
+                raise ValueError(f"{name!r} has counts that no tensor of its sizes can have")
         levels = Levels.restored(values.get("levels", {}))
         with self._lock:
             self._rows, self._of, self._levels = {}, {}, levels
@@ -230,3 +236,11 @@ class History:
             self._unions = np.concatenate([self._unions, np.zeros((_UNIONS, more, BLOCK_SIZES))], axis=1)
             self._facts = np.concatenate([self._facts, np.zeros((_FACTS, more))], axis=1)
         return count
+
+
+def _possible(rows: _Counts) -> bool:
+    """Return whether no count of a saved array is negative, infinite, or more than there are elements."""
+    elements, facts, unions = np.split(rows, [1, 1 + _FACTS], axis=1)
+    counted = np.hstack([unions, facts[:, [_WIDE_BEFORE, _WIDE]]])
+    sizes = (elements < _MOST_ELEMENTS) & (elements == np.floor(elements))
+    return bool(np.isfinite(rows).all() and sizes.all() and (rows >= 0).all() and (counted <= elements).all())

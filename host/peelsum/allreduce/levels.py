@@ -67,9 +67,11 @@ class Levels:
         """Return what was `saved`. Raises ValueError for an array that is not such a one."""
         levels = cls()
         for name, rest in values.items():
+            if rest.ndim != 1 or rest.dtype != np.int32:
+                raise ValueError(f"{name!r} has an array {rest.dtype}{list(rest.shape)}, not int32[fields]")
             while rest.size:
                 elements, block = (
-                    rest[: 2 * _HEAD].view(np.int64).tolist() if rest.size > 2 * _HEAD else (0, 0)
+                    rest[: 2 * _HEAD].copy().view(np.int64).tolist() if rest.size > 2 * _HEAD else (0, 0)
                 )
                 end = 2 * _HEAD + (-(-elements // block) if block >= ROW else 0)
                 own = rest[2 * _HEAD : end]
@@ -88,4 +90,4 @@ def _resized(part: _Part, block: int, count: int) -> _Levels:
     """Return the fields of blocks of another size: of larger ones, the largest that they cover."""
     if block >= part.block:
         return np.maximum.reduceat(part.levels, np.arange(0, len(part.levels), block // part.block))
-    return np.repeat(part.levels, part.block // block)[:count]
+    return part.levels[np.arange(count) // (part.block // block)]

@@ -196,9 +196,9 @@ class Plan:
         tensors = [(tensor.name, tensor.shape, tensor.dtype) for tensor in self.tensors]
         return _digest(repr((tensors, self.workers, self.lanes, self.settings)))
 
-    def digest_at(self, step: int, sizes: tuple[int, ...] = ()) -> int:
-        """Return a 64-bit hash of the plan, of a worker's step, and of the sizes of what is sent ahead."""
-        return _digest(f"{self.digest}/{step}/{sizes}")
+    def digest_at(self, step: int, expected: object = None) -> int:
+        """Return a 64-bit hash of the plan, of a worker's step, and of the text of what it expects of it."""
+        return _digest(f"{self.digest}/{step}/{expected}")
 
     def __str__(self) -> str:
         named = [str(tensor) for tensor in self.tensors[:NAMED]]

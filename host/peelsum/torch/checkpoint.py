@@ -58,7 +58,10 @@ def loaded(
         steps = int(values["steps"])
         residuals = {name: _read(one) for name, one in values.get("residuals", {}).items()}
         kept = {name: _arrays(one) for name, one in values.get("kept", {}).items()}
-        seen = {kind: _arrays(one) for kind, one in values.get("seen", {}).items()}
+        seen = values.get("seen", {})
+        # Earlier, it had tensors of other counts by name: the history then starts empty.
+        earlier = any(isinstance(one, torch.Tensor) for one in seen.values())
+        seen = {} if earlier else {kind: _arrays(one) for kind, one in seen.items()}
     # torch raises RuntimeError, a scale or step that is out of range OverflowError.
     except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise HookConfigError(
