@@ -112,7 +112,8 @@ def test_upper_parts_of_a_tensor_that_is_not_finite_elsewhere(make_workers: Any,
         tensors["d"][:32] *= np.float32(256)
         tensors["s"][:100] *= np.float32(256)
     grown[1][bad][7] = np.inf
-    assert checked(group, grown).ahead
+    result = checked(group, grown)
+    assert (result.ahead, result[bad].own, result[bad].occupied) == (True, 0, 0)
 
 
 @pytest.mark.parametrize("restored", [False, True])

@@ -177,7 +177,7 @@ class Outcome:
             total_at=total,
             error_bound=bound,
             occupied=int((self._exact.total if dense else self._exact.sent)[s]) if fixed else 0,
-            own=int(self._exact.own[s]),
+            own=int(self._exact.own[s]) if fixed else 0,
         )
 
     def _numbers(self, s: int) -> tuple[Any, Any]:
