@@ -47,7 +47,7 @@ test-torch:
 	grep -v '^torch==' constraints.txt > $(OTHER)/constraints.txt
 	$(OTHER)/bin/pip install --quiet -c $(OTHER)/constraints.txt -e '.[dev]' torch==$(TORCH)
 	$(OTHER)/bin/pytest -q -n logical --dist loadfile tests/torch -m "not slow and not system"
-	$(OTHER)/bin/pytest -q tests/cli/test_snippets.py -k torch.md
+	$(OTHER)/bin/pytest -q tests/cli/test_snippets.py -k "torch.md or traces.md or train-a-model.md"
 
 # On a machine with a GPU: the tests that need one, the benchmarks, and their pages in docs/results/gpu.
 gpu: $(VENV)/.installed

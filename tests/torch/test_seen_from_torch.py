@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -16,6 +18,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 import torch_training as training
 from packaging.requirements import Requirement
+from patience import PATIENCE_S
 from torch.profiler import ProfilerActivity, profile
 from torch_alone import Sums, group_of_one, hooked, in_time, layers
 from torch_ranks import run_ranks
@@ -180,6 +183,40 @@ def test_a_version_that_was_not_tested_is_told_in_one_warning(version, warned, r
     assert [str(one.message) for one in recwarn] == [
         f"torch: {version} was not tested; peelsum's tests ran with 2.9 to 2.15"
     ] * warned
+
+
+UNTESTED = """
+import torch
+torch.__version__ = "2.99.0"
+import torch.distributed as dist
+from peelsum.allreduce import LocalSummation
+from peelsum.torch import SwitchAllreduceState, hook
+import peelsum.torch.process_group
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+ddp.register_comm_hook(SwitchAllreduceState(over=LocalSummation.group(1)[0]), hook)
+ddp(torch.tensor([[2.0, 3.0]])).sum().backward()
+print("gradients", *(parameter.grad.tolist() for parameter in ddp.parameters()))
+dist.destroy_process_group()
+"""
+
+
+def test_a_process_with_an_untested_version_is_warned_once_and_trains():
+    """The warning names the line that imports peelsum.torch first."""
+    command = [sys.executable, "-W", "always", "-c", UNTESTED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    assert "gradients [[2.0, 3.0]] [1.0]" in done.stdout.splitlines()
+    warned = [line for line in done.stderr.splitlines() if "was not tested" in line]
+    assert warned == [
+        "<string>:6: UserWarning: torch: 2.99.0 was not tested; peelsum's tests ran with 2.9 to 2.15"
+    ]
+
+
+def test_pages_name_the_versions_that_were_tested():
+    first, last = (".".join(map(str, version)) for version in peelsum.torch.TESTED)
+    for page in ("docs/how-to/install.md", "docs/reference/torch.md"):
+        assert f"torch {first} to {last}" in (ROOT / page).read_text(encoding="utf-8"), page
 
 
 def test_the_versions_of_torch_that_pip_takes_are_those_tested():
