@@ -77,7 +77,7 @@ class AheadExchange(Exchange):
         if refined:
             yield from self._refine(refined, passed)
             places, left = self._narrowed(places, left)
-        again, above = self._elements(far, places), self._elements(exceeding, places)
+        again, above = self._elements(far), self._elements(exceeding)
         parts = np.zeros(len(above), np.int32)
         words = self._memory.on_host(sums.added[self._border + self.cells :])
         lost = kernels().sketch_decode(upper, words, table.places_of(above), parts)
@@ -186,7 +186,7 @@ class AheadExchange(Exchange):
         missing = table.elements[: table.dense] - self.codec.sent[: table.dense]
         return np.concatenate([[0], np.cumsum(missing), np.zeros(len(table) - table.dense, np.int64)])
 
-    def _elements(self, blocks: NDArray[np.bool_], places: _Places) -> _Places:
+    def _elements(self, blocks: NDArray[np.bool_]) -> _Places:
         """Return the elements of blocks whose numbers are sent: all of dense ones, candidates of others."""
         found = self.layout.table.elements_of(np.flatnonzero(blocks))
         sparse = found >= self._border
