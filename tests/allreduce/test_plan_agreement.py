@@ -162,7 +162,7 @@ def test_calls_with_some_of_the_tensors_are_told_of_all(make_workers: Any) -> No
             "forms: 'sketch' for g was removed; write 'sparse', with values='sketch'",
         ),
         ({"index": "bloom"}, "index: was removed; leave it out: the index of every tensor is the cheapest"),
-        ({"predict": True}, "predict: was removed; leave it out: values follow their index"),
+        ({"predict": True}, "predict: was removed; leave it out: steps go ahead where that takes less time"),
         (
             {"sparse": ["g"]},
             "sparse: was removed; leave it out: the first step of every tensor tells where its non-zeros are",

@@ -61,8 +61,13 @@ class Chooser:
 
     `forms` is one form for all tensors, or a dict of forms by name; names that it lacks get `auto`: the form
     that takes the least time over `network`, by formula. In its first step, a tensor of form `auto` or
-    `sparse` sends a bit for each element, and its non-zeros. `values` is how all sparse tensors' non-zeros
-    are sent. Raises InvalidRequestError for an unknown form and for names that are not strings.
+    `sparse` sends a bit for each element, and its non-zeros.
+
+    `values` is how numbers are sent: "compact" after scales and index; "sketch" as a sketch, if they are
+    sparse; "auto" as what takes less time. Other than compact ones, they go ahead, together with scales and
+    index, where that takes less time.
+
+    Raises InvalidRequestError for an unknown form and for names that are not strings.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ REMOVED = {
     "estimate": "leave it out: what peeling leaves is always summed exactly",
     "sparse": "leave it out: the first step of every tensor tells where its non-zeros are",
     "index": "leave it out: the index of every tensor is the cheapest",
-    "predict": "leave it out: values follow their index",
+    "predict": "leave it out: steps go ahead where that takes less time",
     "graphs": "leave it out: launches are not captured",
 }
 

@@ -53,9 +53,9 @@ class Learned(NamedTuple):
 
 
 class History:
-    """Unions of past steps, without elements whose sum is 0, by name and number of elements.
+    """Unions and levels of past steps, and how well steps were as expected, by name and number of elements.
 
-    A union is kept as counts of occupied blocks (`Seen.occupied`).
+    A union is kept as counts of occupied blocks (`Seen.occupied`), without elements whose sum is 0.
 
     Several `Allreduce` that never sum the same tensor at the same time can share one.
     """
@@ -127,7 +127,7 @@ class History:
             return float(self._facts[[_WIDE, _WIDE_BEFORE]][:, self._known(keys)].sum(axis=1).max())
 
     def levels(self, keys: tuple[Key, ...], table: Table) -> _Levels:
-        """Return the blocks' fields in their last steps with a non-zero, or 0: int32[blocks] of the table."""
+        """Return `Levels` of the table's blocks: int32[blocks]."""
         with self._lock:
             return self._levels.of(keys, table)
 
