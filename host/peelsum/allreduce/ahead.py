@@ -6,7 +6,7 @@ that field on a worker, the worker also sends the upper parts of the block's num
 own. The header shows all workers which blocks these are: their elements are the candidates of that sketch.
 
 What does not fit travels in a second round: candidates that peeling left over, and blocks that are far above
-or below what was expected. If too many zeros have passed an index, a round of the candidates' bits comes before.
+or below what was expected. If too many zeros have passed an index, the candidates' bits are sent before that.
 """
 
 from __future__ import annotations
