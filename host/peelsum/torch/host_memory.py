@@ -15,7 +15,7 @@ from peelsum.codec import BFloat16
 
 
 class Bucket:
-    """A flat tensor of gradients, of `shapes[i]` for parameter i, as the training stream left it."""
+    """A flat tensor of gradients, of `shapes[i]` for parameter i, as the caller's stream left it."""
 
     def __init__(self, buffer: torch.Tensor, shapes: Sequence[torch.Size]) -> None:
         self.buffer, self.shapes = buffer, shapes
@@ -23,12 +23,18 @@ class Bucket:
 
     @contextmanager
     def gradients(self, *, on_host: bool) -> Iterator[Sequence[torch.Tensor]]:
-        """Yield one flat tensor for each parameter, on this thread's stream; writes go back to the bucket.
+        """Yield one flat tensor for each parameter, as `near` does."""
+        with self.near(on_host=on_host) as buffer:
+            yield torch.split(buffer, self._lengths())
 
-        on_host: yield tensors in host memory, wherever the bucket is.
+    @contextmanager
+    def near(self, *, on_host: bool) -> Iterator[torch.Tensor]:
+        """Yield the buffer on this thread's stream; writes go back to the bucket.
+
+        on_host: yield a tensor in host memory, wherever the bucket is.
         """
         if self._written is None:
-            yield torch.split(self.buffer, self._lengths())
+            yield self.buffer
             return
         stream = _STREAMS.of(self.buffer.device)
         stream.wait_event(self._written)
@@ -38,7 +44,7 @@ class Bucket:
                 near = torch.empty_like(self.buffer, device="cpu", pin_memory=True)
                 near.copy_(self.buffer, non_blocking=True)
                 stream.synchronize()
-            yield torch.split(near, self._lengths())
+            yield near
             if on_host:
                 self.buffer.copy_(near, non_blocking=True)
         stream.synchronize()

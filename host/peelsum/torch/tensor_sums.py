@@ -1,0 +1,176 @@
+"""Reductions of tensors of any number type over a switch: exact, or rounded once."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from peelsum.allreduce import Allreduce, Part
+from peelsum.summation import Op, Summation, Words
+from peelsum.torch.errors import HookConfigError
+from peelsum.torch.host_memory import summable
+
+_R = dist.ReduceOp.RedOpType
+SUMS = (_R.SUM, _R.AVG, _R.PREMUL_SUM)
+_BITWISE = (_R.BOR, _R.BAND, _R.BXOR)
+#: What the switch adds as it is. Floats of 8 bits are added as float32.
+_SUMMABLE = (torch.float32, torch.float16, torch.bfloat16)
+_FLOATS = (
+    *_SUMMABLE,
+    torch.float64,
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+)
+_INTEGERS = (
+    *(torch.uint8, torch.int8, torch.int16, torch.uint16),
+    *(torch.int32, torch.uint32, torch.int64, torch.uint64),
+)
+#: Of booleans, every reduction is one of bits.
+_OF_BOOLS = {_R.SUM: _R.BOR, _R.MAX: _R.BOR, _R.MIN: _R.BAND, _R.PRODUCT: _R.BAND}
+#: An int64 is summed in pieces of this many bits, which leaves room for the carries of 1,024 workers.
+_PIECE_BITS = 22
+
+
+class Reduction(NamedTuple):
+    """A reduction of tensors of one type, which `of` found to be possible."""
+
+    op: Any
+    """A `ReduceOp.RedOpType`."""
+    factor: float | None = None
+    """What each tensor is multiplied by before it is added."""
+
+    @classmethod
+    def of(cls, call: str, tensors: list[torch.Tensor], opts: Any) -> Reduction:
+        """Return the reduction of a call's options. Raises HookConfigError if there is none of the tensors."""
+        op, factor = opts.reduceOp.__getstate__()
+        for tensor in tensors:
+            if tensor.dtype == torch.bool:
+                op = _OF_BOOLS.get(op, op)
+            if instead := _instead(tensor, op):
+                raise HookConfigError(f"{call}: {op.name} of {tensor.dtype} on {tensor.device}: {instead}")
+        return cls(op, None if factor is None else float(factor))
+
+    def by_switch(self, tensor: torch.Tensor) -> bool:
+        """Return whether a switch reduces the tensor."""
+        if tensor.layout != torch.strided:
+            return False
+        bits = self.op in (_R.BOR, _R.BAND)
+        return bits or (self.op in SUMS and tensor.dtype != torch.float64)
+
+
+def _instead(tensor: torch.Tensor, op: Any) -> str:
+    """Return what to do instead of an impossible reduction; "" if it is possible."""
+    dtype = tensor.dtype
+    if tensor.device.type not in ("cpu", "cuda"):
+        return "is not for this device; move the tensor to cpu or cuda"
+    if dtype not in _FLOATS and dtype not in _INTEGERS and dtype != torch.bool:
+        return "is not for this type; give torch.view_as_real(tensor), or a tensor of floats or integers"
+    if op in _BITWISE and dtype in _FLOATS:
+        return "takes integers and booleans; give tensor.view(torch.int32), or of the type's size"
+    if op in SUMS and dtype == torch.bool:
+        return "takes numbers; give tensor.float()"
+    if op == _R.PREMUL_SUM and dtype in _INTEGERS:
+        return "takes floats; give tensor.float()"
+    if op in (_R.MIN, _R.MAX) and dtype == torch.uint64:
+        return "is not for this type; give tensor.to(torch.int64), if it has room"
+    return ""
+
+
+class TensorSums:
+    """One worker's reductions of tensors in host memory, by one thread.
+
+    precise_up_to: up to how many elements floats are added one by one (see `SwitchOptions`).
+    """
+
+    def __init__(self, summation: Summation, precise_up_to: float) -> None:
+        self._summation, self._precise_up_to = summation, precise_up_to
+        self._sum, self._average = Allreduce(summation), Allreduce(summation, average=True)
+
+    def reduced(self, tensor: torch.Tensor, reduction: Reduction) -> torch.Tensor:
+        """Return a tensor of the same shape, and of a type that `copy_` converts to the tensor's."""
+        flat = tensor.detach().contiguous().view(-1)
+        if reduction.op in (_R.BOR, _R.BAND):
+            result = self._bits(flat, inverted=reduction.op == _R.BAND)
+        elif tensor.dtype in _FLOATS:
+            result = self._floats(flat, reduction)
+        else:
+            numbers = flat.numpy()
+            average = reduction.op == _R.AVG
+            total = (
+                self._of_64(numbers, average) if average or numbers.itemsize == 8 else self._of_32(numbers)
+            )
+            result = torch.from_numpy(total)
+        return result.view(tensor.shape)
+
+    def sent(self, tensor: torch.Tensor, root: bool) -> torch.Tensor:
+        """Return the root's tensor, by an OR to which other workers contribute zeros."""
+        flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+        return self._bits(flat if root else torch.zeros_like(flat)).view(tensor.shape)
+
+    def barrier(self) -> None:
+        """Wait for all workers, by a sum of one word."""
+        self._combined(np.zeros(1, np.uint32), "add")
+
+    def _bits(self, flat: torch.Tensor, inverted: bool = False) -> torch.Tensor:
+        """Return the OR of all workers' bits; inverted: of their complements, inverted, which is their AND."""
+        bits = flat.view(torch.uint8).numpy()
+        words = np.zeros(-(-bits.size // 4), np.uint32)
+        words.view(np.uint8)[: bits.size] = bits
+        result = self._combined(~words, "or") if inverted else self._combined(words, "or")
+        return torch.from_numpy((~result if inverted else result).view(np.uint8)[: bits.size]).view(
+            flat.dtype
+        )
+
+    def _floats(self, flat: torch.Tensor, reduction: Reduction) -> torch.Tensor:
+        if reduction.factor is not None:
+            flat = flat.float() * reduction.factor
+        average = reduction.op == _R.AVG
+        if flat.numel() <= self._precise_up_to:
+            total = self._summed_precisely(flat)
+            return torch.from_numpy(total / self._summation.workers if average else total)
+        allreduce = self._average if average else self._sum
+        given = flat if flat.dtype in _SUMMABLE else flat.float()
+        return torch.from_numpy(allreduce.sum({"": summable(given)})[""].values)
+
+    def _summed_precisely(self, flat: torch.Tensor) -> NDArray[np.float64]:
+        """Return float64[n]: all workers' floats, gathered by OR and added locally, in the workers' order."""
+        words = np.zeros((self._summation.workers, flat.numel()), np.uint32)
+        words[self._summation.worker_id] = flat.float().numpy().view(np.uint32)
+        everybody = self._combined(words.reshape(-1), "or").view(np.float32).reshape(words.shape)
+        with np.errstate(invalid="ignore"):
+            total: NDArray[np.float64] = functools.reduce(np.add, everybody.astype(np.float64))
+        total[np.isnan(total)] = np.nan
+        return total
+
+    def _of_32(self, numbers: NDArray[Any]) -> NDArray[Any]:
+        """Return the sum modulo the type's size."""
+        return self._combined(numbers.astype(np.uint32), "add").astype(numbers.dtype)
+
+    def _of_64(self, numbers: NDArray[Any], average: bool) -> NDArray[Any]:
+        """Return the sum modulo 2**64, by three pieces of which none overflows 32 bits; or its average.
+
+        An average is rounded towards zero.
+        """
+        signed = np.issubdtype(numbers.dtype, np.signedinteger)
+        wide = numbers.astype(np.int64 if signed else np.uint64).view(np.uint64)
+        shifts = np.arange(0, 64, _PIECE_BITS, dtype=np.uint64)[:, None]
+        pieces = (wide >> shifts & np.uint64((1 << _PIECE_BITS) - 1)).astype(np.uint32)
+        sums = self._combined(pieces.reshape(-1), "add").reshape(pieces.shape).astype(np.uint64)
+        total: NDArray[Any] = (sums << shifts).sum(axis=0, dtype=np.uint64)
+        if signed:
+            total = total.view(np.int64)
+        if average:
+            workers = total.dtype.type(self._summation.workers)
+            total = total // workers + ((total < 0) & (total % workers != 0))
+        return total.astype(numbers.dtype)
+
+    def _combined(self, words: Words, op: Op) -> Words:
+        (result,) = self._summation.sum_words([Part(words, op)])
+        return result

@@ -1,0 +1,152 @@
+"""Run torch's own tests of a backend, `DistributedTest`, with ours, over a switch and `peelsum job serve`.
+
+    python tests/torch/distributed_test.py [--backend gloo] [NAME ...]
+
+Prints what passed, what was skipped by reason, and what failed. A name chooses tests by a part of theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import unittest
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from peelsum import codec
+from peelsum.topology import Child
+from peelsum.torch.process_group import BACKEND
+from peelsum.transport import warming
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from free_ports import KeptPort, free_udp_base
+
+RANKS = 4
+LANES = 32
+#: Ports of the switch: of the ranks and the server.
+PORTS = RANKS + 1
+JOB = """
+[job]
+id = 1
+workers = {ranks}
+timeout_s = 100.0
+[switch]
+p4runtime = "{p4runtime}"
+pipeline_lanes = {lanes}
+[ports]
+workers = {workers}
+server = {server}
+"""
+
+
+class AsGloo(str):
+    """A backend's name that torch's tests take for gloo's, so that they leave out none of gloo's."""
+
+    def __eq__(self, other: object) -> bool:
+        return other == "gloo" or str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash("gloo")
+
+
+def tests_of(backend: str) -> Any:
+    """Return torch's class of tests, for a backend. Its processes are forked from this one."""
+    environment = {**os.environ, "BACKEND": AsGloo(backend), "WORLD_SIZE": str(RANKS)}
+    with patch.object(os, "environ", environment):
+        from torch.testing._internal.distributed import distributed_test as torchs
+
+    class DistributedTest(torchs.TestDistBackend, torchs.DistributedTest._DistTestBase):  # type: ignore[misc]
+        def setUp(self) -> None:
+            if "cuda" in self._testMethodName and not torch.cuda.is_available():
+                self.skipTest("CUDA is not available.")
+            super().setUp()
+            self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+    return DistributedTest
+
+
+@contextmanager
+def served_job(folder: Path) -> Iterator[str]:
+    """Yield the address of a controller that admits a job at a switch of its own."""
+    base, p4runtime = free_udp_base(PORTS), KeptPort()
+    options = ("--ports", str(PORTS), "--udp-base", str(base), "--p4runtime", p4runtime.address)
+    switch = Child.peelsum("switch", "switch", "run", *options, "--json", "--child")
+    try:
+        switch.ready()
+        workers = list(range(1, RANKS + 1))
+        (folder / "job.toml").write_text(
+            JOB.format(ranks=RANKS, lanes=LANES, p4runtime=p4runtime.address, workers=workers, server=PORTS)
+        )
+        options = (str(folder / "job.toml"), "--udp", f"127.0.0.1:{base}", "--listen", "127.0.0.1:0")
+        controller = Child.peelsum("controller", "job", "serve", *options, "--json", "--child")
+        try:
+            said = controller.ready()
+            yield f"//{said['host']}:{said['port']}"
+        finally:
+            controller.stop()
+    finally:
+        switch.stop()
+        p4runtime.close()
+
+
+class Told(unittest.TextTestResult):
+    """A result that prints each test's time."""
+
+    passed = 0
+
+    def startTest(self, test: unittest.TestCase) -> None:
+        self.since = time.monotonic()
+        super().startTest(test)
+
+    def addSuccess(self, test: unittest.TestCase) -> None:
+        self.passed += 1
+        super().addSuccess(test)
+
+    def stopTest(self, test: unittest.TestCase) -> None:
+        self.stream.writeln(f"    {time.monotonic() - self.since:.1f} s")
+        super().stopTest(test)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backend", default=BACKEND)
+    parser.add_argument("names", nargs="*")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    made = tests_of(asked.backend)
+    codec.warm_up()  # once, for all processes that are forked
+    warming.warm_up(LANES)
+    names = [
+        name
+        for name in unittest.defaultTestLoader.getTestCaseNames(made)
+        if not asked.names or any(one in name for one in asked.names)
+    ]
+    suite = unittest.TestSuite(map(made, names))
+    with tempfile.TemporaryDirectory() as folder, served_job(Path(folder)) as address:
+        (Path(folder) / "barrier").touch()
+        # TIMEOUT: of a test, in seconds.
+        os.environ.update(BACKEND=asked.backend, WORLD_SIZE=str(RANKS), TEMP_DIR=folder, PEELSUM_JOB=address)
+        result: Any = unittest.TextTestRunner(verbosity=2, resultclass=Told).run(suite)
+    failed = result.failures + result.errors
+    print(f"passed: {result.passed}")
+    for reason, count in Counter(reason for _, reason in result.skipped).most_common():
+        print(f"skipped: {count}: {reason}")
+    for test, _ in failed:
+        print(f"failed: {test.id().rpartition('.')[2]}")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
