@@ -6,28 +6,19 @@ the pieces' owners alone.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.codec import Implementation, segment_codec
 from peelsum.codec.segments import Segment, Table
-from peelsum.summation import Part, Summation, Words
+from peelsum.summation import Part, PieceSummation
 
 Floats = NDArray[np.float32]
 
 
-class ScatteringSummation(Summation, Protocol):
-    """A backend whose sums can be handed out in pieces."""
-
-    def reduce_scatter(self, words: Words) -> Words:
-        """Return this worker's piece of a sum modulo 2**32: uint32[n] of words uint32[workers * n]."""
-
-
 def reduce_scatter(
-    summation: ScatteringSummation,
+    summation: PieceSummation,
     values: Floats,
     *,
     average: bool = False,

@@ -24,6 +24,7 @@ from peelsum.codec import warm_up
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.gloo_calls import by_gloo
 from peelsum.torch.host_memory import Bucket
+from peelsum.torch.piece_calls import CALLS
 from peelsum.torch.ready import when_all_are_ready
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
 from peelsum.torch.switch_seat import connect_rank
@@ -36,13 +37,7 @@ _GLOO = dist.ProcessGroup.BackendType.GLOO
 #: Calls for gloo. Versions of torch before 2.12 have the names with `base` and `tensor`, later ones those
 #: with `single`.
 _BY_GLOO = (
-    "_allgather_base",
-    "_reduce_scatter_base",
-    "allgather",
     "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "all_gather_single",
-    "all_gather_single_coalesced",
     "all_to_all_single",
     "alltoall",
     "alltoall_base",
@@ -50,10 +45,6 @@ _BY_GLOO = (
     "monitored_barrier",
     "recv",
     "recv_anysource",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
     "scatter",
     "send",
 )
@@ -143,8 +134,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
         (tensor,) = tensors
         if tensor.layout != torch.strided:
             return self._gloo.broadcast(tensors, opts)
-        root = opts.rootRank == self.rank()
-        return self._submit("broadcast", opts, tensors, lambda near: self._sums.sent(near, root))
+        return self._submit("broadcast", opts, tensors, lambda near: self._sums.sent(near, opts.rootRank))
 
     def barrier(self, opts: Any = None) -> Any:
         """Wait for all ranks, by a sum of one word."""
@@ -187,6 +177,29 @@ class SwitchProcessGroup(dist.ProcessGroup):
 
         return self._work(name, opts, tensors, work)
 
+    def _submit_pieces(
+        self,
+        name: str,
+        opts: Any,
+        pairs: list[tuple[list[torch.Tensor], list[torch.Tensor]]],
+        result: Callable[[torch.Tensor], torch.Tensor],
+    ) -> dist.Work:
+        """Queue a call whose `result` of what is read, end to end, is written to tensors of equal length."""
+        written = [one for out, _ in pairs for one in out]
+        if self._check is not None:
+            self._compare(name, [one for pair in pairs for tensors in pair for one in tensors], opts)
+        flat = [torch.cat([one.detach().reshape(-1) for one in given]) for _, given in pairs]
+        buffers = [Bucket(one, [one.shape]) for one in flat]
+
+        def work() -> None:
+            for buffer, (out, _) in zip(buffers, pairs, strict=True):
+                with buffer.near(on_host=True) as near:
+                    pieces = result(near).chunk(len(out)) if near.numel() else []
+                for tensor, piece in zip(out, pieces, strict=False):
+                    tensor.detach().copy_(piece.view(tensor.shape))
+
+        return self._work(name, opts, written, work)
+
     def _compare(self, name: str, tensors: list[torch.Tensor], opts: Any) -> None:
         """Raise torch's error unless all ranks make the same call, with tensors alike."""
         by_gloo(self._check, name, tensors, type(opts)()).wait()
@@ -208,8 +221,8 @@ def _handed_over(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in filter(functools.partial(hasattr, dist.ProcessGroup), _BY_GLOO):
-    setattr(SwitchProcessGroup, _name, _handed_over(_name))
+for _name in filter(functools.partial(hasattr, dist.ProcessGroup), (*_BY_GLOO, *CALLS)):
+    setattr(SwitchProcessGroup, _name, CALLS.get(_name) or _handed_over(_name))
 
 
 def _group_of(made: Any, options: Any) -> Any:

@@ -166,28 +166,23 @@ class SwitchSummation:
         return self._summed(lambda: [self._submitted(part) for part in parts])
 
     def reduce_scatter(self, words: Words) -> Words:
-        """Return this worker's piece of the sum over all workers, modulo 2**32: uint32[n].
+        """See `PieceSummation.reduce_scatter`. Raises what `sum_words` raises.
 
-        words: uint32[workers * n], the pieces in the workers' order. A result comes to its owner alone;
-        with racks, to all workers. Raises what `sum_words` raises.
+        Results come to their owners alone; with racks, to all workers.
         """
         (own,) = self._summed(lambda: [self._submitted(Part(words, "add"), SCATTER)])
         return own
 
     def all_gather(self, words: Words) -> Words:
-        """Return the words of all workers, in their order: uint32[workers * n].
+        """See `PieceSummation.all_gather`. Raises what `sum_words` raises.
 
-        words: uint32[n], this worker's. A worker sends its own, and one packet in 16 of the others'.
-        Raises what `sum_words` raises.
+        A worker sends its own words, and one packet in 16 of the others'.
         """
         (all_,) = self._summed(lambda: [self._submitted(Part(words, "or"), GATHER)])
         return all_
 
     def broadcast(self, words: Words, root: int) -> Words:
-        """Return the words of worker `root`, by its place from 0: uint32[n].
-
-        words: uint32[n], of which only the root's are sent. Raises what `sum_words` raises.
-        """
+        """See `PieceSummation.broadcast`. Raises what `sum_words` raises."""
         (sent,) = self._summed(lambda: [self._submitted(Part(words, "or"), GATHER, root)])
         return sent
 
