@@ -96,11 +96,11 @@ def gather(state: WorkerState, now: float, out: Words) -> int:
     No worker may be a window behind the newest complete chunk, as the server keeps no more. So all workers
     contribute every PACE-th chunk, first of all the first, and REACH is less than half the window.
     """
-    cursors, filled = state.cursors, 0
+    cursors, filled, settled = state.cursors, 0, False
     while cursors[Cursor.NEXT] < cursors[Cursor.END] and filled < out.shape[0]:
         tensor = state.tensors[cursors[Cursor.TENSOR_PACKED] % state.tensors.shape[0]]
         position, base = cursors[Cursor.NEXT], cursors[Cursor.BASE]
-        of_all = (position - tensor[Column.START]) % tensor[Column.PACE] == 0
+        of_all, own = _contributes(tensor, position)
         if tensor[Column.COLLECTIVE] != GATHER or position - base >= tensor[Column.REACH]:
             break
         unanswered = cursors[Cursor.BEGUN] - state.counts[Count.RESULTS]
@@ -108,17 +108,29 @@ def gather(state: WorkerState, now: float, out: Words) -> int:
             break
         if base == position:
             state.clock[Clock.QUIET_SINCE] = now
-        own = _piece(tensor, position)[0] == tensor[Column.MINE]
+        row = position % state.packets.shape[0]
         _pack(state, tensor, 1, now)
-        packet = state.packets[position % state.packets.shape[0]]
+        packet = state.packets[row]
         if not of_all:
             put(packet, KIND, BYPASS if own else RETRY)
             put(packet, FLAGS, OR | OWNED if own else OR)
         if of_all or own:
             copy(packet, out[filled])
             filled += 1
+        if state.early[row] == position:
+            state.answered[row] = settled = True
+            _advance(state, now)
+    if settled and cursors[Cursor.BASE] == cursors[Cursor.END]:
+        state.clock[Clock.MOVED] = np.inf
     state.counts[Count.CONTRIBUTIONS] += filled
     return filled
+
+
+@compiled
+def _contributes(tensor: Numbers, position: int) -> tuple[bool, bool]:
+    """Return whether all workers contribute a chunk of a GATHER, and whether this worker owns it."""
+    of_all = (position - tensor[Column.START]) % tensor[Column.PACE] == 0
+    return of_all, _piece(tensor, position)[0] == tensor[Column.MINE]
 
 
 @compiled
@@ -238,10 +250,12 @@ def _count_down(state: WorkerState, tensor: Numbers) -> None:
 def _accept(state: WorkerState, packet: Words, position: int, now: float, limits: Limits) -> bool:
     """Return whether a RESULT is new; if so, update the state."""
     counts, cursors = state.counts, state.cursors
+    row = position % state.answered.shape[0]
+    if cursors[Cursor.NEXT] <= position < min(cursors[Cursor.END], cursors[Cursor.BASE] + limits.window):
+        return _accept_early(state, packet, position, row, now)
     if position >= cursors[Cursor.NEXT] or position < cursors[Cursor.BASE] - limits.window:
         counts[Count.OUT_OF_WINDOW] += 1
         return False
-    row = position % state.answered.shape[0]
     if position < cursors[Cursor.BASE] or state.answered[row]:
         counts[Count.DUPLICATES] += 1
         return False
@@ -262,6 +276,22 @@ def _accept(state: WorkerState, packet: Words, position: int, now: float, limits
         clock[Clock.ANSWERED] = max(clock[Clock.ANSWERED], sent)
     if state.tries[row] == 0:  # Karn: the answer to a retransmitted chunk gives no sample
         _sample(clock, max(0.0, now - sent), limits)
+    return True
+
+
+@compiled
+def _accept_early(state: WorkerState, packet: Words, position: int, row: int, now: float) -> bool:
+    """Return whether a RESULT is new, of a chunk that this worker has not begun: its owner is faster."""
+    tensor = state.tensors[_tensor_of(state, position)]
+    of_all, own = _contributes(tensor, position)
+    others = tensor[Column.COLLECTIVE] == GATHER and not of_all and not own
+    if not others or get(packet, FLAGS) & FIN or state.early[row] == position:
+        state.counts[Count.OUT_OF_WINDOW] += 1
+        return False
+    state.early[row] = position
+    state.counts[Count.RESULTS] += 1
+    state.counts[Count.MARKED] += get(packet, FLAGS) & CE != 0
+    state.clock[Clock.QUIET_SINCE] = now
     return True
 
 

@@ -124,6 +124,7 @@ class WorkerState(NamedTuple):
 
     packets: NDArray[np.uint32]  # [rows, words]: contributions as sent
     answered: NDArray[np.bool_]  # [rows]
+    early: NDArray[np.int64]  # [rows]: the chunk whose result came before this worker began it
     queued: NDArray[np.uint8]  # [rows]: OWN_DOUBT or NEEDED while in the queue
     tries: NDArray[np.int64]  # [rows]: retransmissions so far
     sent_at: NDArray[np.float64]  # [rows]
@@ -157,6 +158,7 @@ def new_state(
     return WorkerState(
         packets=np.zeros((rows, HEADER_WORDS + lanes), np.uint32),
         answered=np.zeros(rows, np.bool_),
+        early=np.zeros(rows, np.int64),
         queued=np.zeros(rows, np.uint8),
         tries=np.zeros(rows, np.int64),
         sent_at=np.zeros(rows),

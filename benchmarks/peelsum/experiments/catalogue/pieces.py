@@ -93,8 +93,11 @@ def _rank(
     import torch.distributed as dist
     from torch.distributed import FileStore  # type: ignore[attr-defined]  # not exported, but documented
 
+    from peelsum.torch.process_group import register_backend
+
     os.environ["PEELSUM_SEAT"] = seat
     torch.set_num_threads(1)
+    register_backend()
     dist.init_process_group("peelsum", store=FileStore(path, ranks), rank=rank, world_size=ranks)
     groups = {"peelsum": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
     # Multiples of a power of two, whose sums float32 and 31-bit fixed point hold exactly.
