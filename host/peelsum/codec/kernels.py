@@ -22,6 +22,7 @@ from peelsum.codec.memory import HostMemory, Memory
 from peelsum.codec.reference_segments import ReferenceSegments
 from peelsum.codec.segments import Segment, SegmentCodec, Table
 from peelsum.compiled_once import cache_of, first_alone
+from peelsum.extras import missing
 
 Implementation = Literal["cpu", "reference", "gpu"]
 #: Returns the codec of a step: of a table, its tensors float32[n] in the order of the segments, where their
@@ -192,9 +193,7 @@ def kernels(implementation: Implementation = "cpu") -> Kernels:
         try:
             from peelsum.codec import gpu
         except ImportError as error:
-            raise CodecError(
-                f"implementation: 'gpu' needs {error.name}; pip install 'peelsum[gpu]'"
-            ) from error
+            raise CodecError(f"implementation: 'gpu': {missing(str(error.name), 'gpu')}") from error
         gpu.require_device()
         return cast(Kernels, gpu)
     if implementation not in _IMPLEMENTATIONS:
