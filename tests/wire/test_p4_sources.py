@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import subprocess
 
 import pytest
 from p4_programs import program_in
@@ -10,6 +11,8 @@ from peelsum.pipelines import artifacts
 from peelsum.wire import COMPILED_LANES, clock
 from peelsum.wire.p4 import sources
 
+#: As p4c calls it.
+PREPROCESS = ("cpp", "-P", "-undef", "-nostdinc", "-x", "assembler-with-cpp")
 needs_p4c = pytest.mark.skipif(shutil.which("p4c-bm2-ss") is None, reason="p4c-bm2-ss is not on PATH")
 
 
@@ -22,6 +25,41 @@ def test_generated_source_is_current(name):
 def test_nothing_else_is_among_the_generated_sources():
     generated = artifacts.P4_SOURCES / "generated"
     assert {p.relative_to(generated).as_posix() for p in generated.rglob("*.p4")} == set(sources())
+
+
+def lanes_unrolled(lanes):
+    """Return what v1model's `Lanes` has to be once its macros are expanded."""
+    held = [
+        (f"lane_{i}.read(held, slot_index);", f"lane_{i}.write(slot_index, lanes.v{i});")
+        for i in range(lanes)
+    ]
+    added, ored = (
+        [f"{read} lanes.v{i} = lanes.v{i} {sign} held; {write}" for i, (read, write) in enumerate(held)]
+        for sign in "+|"
+    )
+    actions = {
+        "set": [write for _, write in held],
+        "add": added,
+        "or": ored,
+        "read": [f"lane_{i}.read(lanes.v{i}, slot_index);" for i in range(lanes)],
+    }
+    return [
+        "control Lanes(in lane_op_t op, in bit<32> slot_index, inout lanes_h lanes) {",
+        *(f"register<bit<32>>(SLOTS) lane_{i};" for i in range(lanes)),
+        "bit<32> held;",
+        *(f"action {name}_lanes() {{ {' '.join(body)} }}" for name, body in actions.items()),
+        "apply { if (op == LANES_ADD) add_lanes(); else if (op == LANES_SET) set_lanes();",
+        "else if (op == LANES_OR) or_lanes(); else if (op == LANES_READ) read_lanes(); } }",
+    ]
+
+
+@pytest.mark.skipif(shutil.which("cpp") is None, reason="cpp is not on PATH")
+@pytest.mark.parametrize("lanes", COMPILED_LANES)
+def test_every_lane_has_a_register_and_the_four_operations(lanes):
+    folder = artifacts.P4_SOURCES / "generated" / f"lanes_{lanes}"
+    expand = (*PREPROCESS, f"-I{folder}", artifacts.P4_SOURCES / "v1model" / "lanes.p4")
+    text = subprocess.run(expand, capture_output=True, text=True, check=True).stdout
+    assert text.split() == " ".join(lanes_unrolled(lanes)).split()
 
 
 def test_committed_pipelines_are_current():

@@ -11,7 +11,7 @@
 #include "../core/parser.p4"
 #include "owner.p4"
 #include "bitmap.p4"
-#include "v1model_lanes.p4"
+#include "lanes.p4"
 #include "../core/aggregation.p4"
 
 struct metadata_t {
