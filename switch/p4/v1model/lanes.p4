@@ -1,5 +1,4 @@
-// One register per lane, and its four operations. EACH_LANE(DO) is DO(0) to DO(LANES - 1).
-#include "each_lane.p4"
+// One register per lane of a packet, and its four operations.
 
 #define DECLARE(i) register<bit<32>>(SLOTS) lane_##i;
 #define SET(i) lane_##i.write(slot_index, lanes.v##i);

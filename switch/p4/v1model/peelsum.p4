@@ -4,7 +4,7 @@
 #include <v1model.p4>
 
 #include "../generated/wire.p4"
-#include "lanes_h.p4"
+#include "../core/lanes_h.p4"
 #include "registers.p4"
 #include "../core/types.p4"
 #include "../core/headers.p4"

@@ -1,4 +1,4 @@
-"""Generate P4 source from the wire format: constants, the header, and a field and a statement per lane.
+"""Generate P4 source from the wire format: constants, the header, and the list of lanes of each width.
 
 `peelsum switch compile` writes the files; a test compares them with the committed ones.
 """
@@ -29,12 +29,8 @@ NOTICE = "// Generated from peelsum.wire by `peelsum switch compile`; edit that 
 def sources() -> dict[str, str]:
     """Return the text of every generated file by its path below switch/p4/generated."""
     files = {"wire.p4": wire_p4()}
-    for lanes in COMPILED_LANES:
-        files[f"lanes_{lanes}/lanes_h.p4"] = lanes_h_p4(lanes)
+    for lanes in {*COMPILED_LANES, *TOFINO_LANES.values()}:
         files[f"lanes_{lanes}/each_lane.p4"] = each_lane_p4(lanes)
-    for lanes in TOFINO_LANES.values():
-        files[f"lanes_{lanes}/lanes_h.p4"] = lanes_h_p4(lanes)
-        files[f"lanes_{lanes}/tofino_lanes.p4"] = tofino_lanes_p4(lanes)
     return files
 
 
@@ -62,41 +58,17 @@ def wire_p4() -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def lanes_h_p4(lanes: int) -> str:
-    """Return the header `lanes_h` and the packet length for this number of lanes."""
+def each_lane_p4(lanes: int) -> str:
+    """Return the packet length for this number of lanes, and the macro that repeats a statement for each."""
+    calls = [f"DO({i})" for i in range(lanes)]
+    rows = [" ".join(calls[i : i + 8]) for i in range(0, lanes, 8)]
     return "\n".join(
         [
             NOTICE,
             f"// UDP length of a packet: 8 bytes of UDP header, then {packet_bytes(lanes)} of ours.",
             f"const bit<16> PACKET_UDP_LENGTH = {8 + packet_bytes(lanes)};",
             "",
-            "header lanes_h {",
-            *(f"    bit<32> v{i};" for i in range(lanes)),
-            "}",
-            "",
-        ]
-    )
-
-
-def each_lane_p4(lanes: int) -> str:
-    """Return the macro that v1model's `Lanes` repeats its statements with."""
-    calls = [f"DO({i})" for i in range(lanes)]
-    rows = [" ".join(calls[i : i + 8]) for i in range(0, lanes, 8)]
-    return "\n".join([NOTICE, " \\\n    ".join(["#define EACH_LANE(DO)", *rows]), ""])
-
-
-def tofino_lanes_p4(lanes: int) -> str:
-    """Return the control `Lanes` for Tofino: one control `Lane` per lane, each with a stateful ALU."""
-    return "\n".join(
-        [
-            NOTICE,
-            "control Lanes(in lane_op_t op, in bit<32> slot_index, inout lanes_h lanes) {",
-            *(f"    Lane() lane_{i};" for i in range(lanes)),
-            "",
-            "    apply {",
-            *(f"        lane_{i}.apply(op, slot_index, lanes.v{i});" for i in range(lanes)),
-            "    }",
-            "}",
+            " \\\n    ".join(["#define EACH_LANE(DO)", *rows]),
             "",
         ]
     )
