@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from peelsum.cli.options import without_torch
+from peelsum.extras import missing
 
 ROOT = Path(__file__).parents[2]
 INDEX = "https://download.pytorch.org/whl/cpu"
@@ -73,5 +73,5 @@ def test_errors_and_docstrings_that_install_torch_name_it_too(path):
 
 
 def test_the_error_for_a_missing_torch_names_it():
-    assert "pip install 'peelsum[demo]'" in without_torch("demo")
-    assert INDEX in without_torch("demo")
+    assert f"pip install 'peelsum[demo]' --extra-index-url {INDEX}" in missing("torch", "demo")
+    assert INDEX not in missing("torch", FOR_GPUS)

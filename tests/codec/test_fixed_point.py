@@ -53,21 +53,12 @@ def test_subnormals_are_quantised_exactly() -> None:
     scale = scale_for(0, 4)
     for name in ("reference", "cpu"):
         ops = kernels(name)  # type: ignore[arg-type]
-        quantized, back = np.empty(4, np.int32), np.empty(4, np.float32)
+        quantized = np.empty(4, np.int32)
         ops.quantize(values, FixedPoint(scale), quantized)
-        ops.dequantize(quantized, FixedPoint(scale), 1, back)
-        np.testing.assert_array_equal(back, values)
+        np.testing.assert_array_equal(np.ldexp(quantized.astype(np.float64), -scale), values)
 
 
 @pytest.mark.parametrize(("field", "fan_in"), [(10, 0), (10, 2**31), (NON_FINITE, 4), (-1, 4)])
 def test_impossible_scales_are_refused(field: int, fan_in: int) -> None:
     with pytest.raises(CodecError, match="use "):
         scale_for(field, fan_in)
-
-
-def test_a_sum_beyond_float32_becomes_infinite_in_both() -> None:
-    for name in ("reference", "cpu"):
-        out = np.empty(2, np.float32)
-        huge = np.array([2**30, -(2**30)], np.int32)
-        kernels(name).dequantize(huge, FixedPoint(-99), 1, out)  # type: ignore[arg-type]
-        np.testing.assert_array_equal(out, [np.inf, -np.inf])

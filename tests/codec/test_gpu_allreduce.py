@@ -169,7 +169,9 @@ def test_without_triton_the_kernels_are_refused(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.delitem(sys.modules, name)
         monkeypatch.delattr(codec, name.rsplit(".", 1)[1])
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(CodecError, match=r"'gpu' needs triton; pip install 'peelsum\[gpu\]'"):
+    with pytest.raises(
+        CodecError, match=r"'gpu': triton: is not installed; run: pip install 'peelsum\[gpu\]'"
+    ):
         kernels("gpu")
 
 

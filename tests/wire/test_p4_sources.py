@@ -2,14 +2,18 @@
 
 import re
 import shutil
+import subprocess
 
 import pytest
 from p4_programs import program_in
 
 from peelsum.pipelines import artifacts
-from peelsum.wire import COMPILED_LANES, clock
+from peelsum.wire import COMPILED_LANES, TOFINO_LANES, clock
 from peelsum.wire.p4 import sources
 
+#: As p4c calls it.
+PREPROCESS = ("cpp", "-P", "-undef", "-nostdinc", "-x", "assembler-with-cpp")
+needs_cpp = pytest.mark.skipif(shutil.which("cpp") is None, reason="cpp is not on PATH")
 needs_p4c = pytest.mark.skipif(shutil.which("p4c-bm2-ss") is None, reason="p4c-bm2-ss is not on PATH")
 
 
@@ -22,6 +26,66 @@ def test_generated_source_is_current(name):
 def test_nothing_else_is_among_the_generated_sources():
     generated = artifacts.P4_SOURCES / "generated"
     assert {p.relative_to(generated).as_posix() for p in generated.rglob("*.p4")} == set(sources())
+
+
+def lanes_unrolled(lanes):
+    """Return what v1model's `Lanes` has to be once its macros are expanded."""
+    held = [
+        (f"lane_{i}.read(held, slot_index);", f"lane_{i}.write(slot_index, lanes.v{i});")
+        for i in range(lanes)
+    ]
+    added, ored = (
+        [f"{read} lanes.v{i} = lanes.v{i} {sign} held; {write}" for i, (read, write) in enumerate(held)]
+        for sign in "+|"
+    )
+    actions = {
+        "set": [write for _, write in held],
+        "add": added,
+        "or": ored,
+        "read": [f"lane_{i}.read(lanes.v{i}, slot_index);" for i in range(lanes)],
+    }
+    return [
+        "control Lanes(in lane_op_t op, in bit<32> slot_index, inout lanes_h lanes) {",
+        *(f"register<bit<32>>(SLOTS) lane_{i};" for i in range(lanes)),
+        "bit<32> held;",
+        *(f"action {name}_lanes() {{ {' '.join(body)} }}" for name, body in actions.items()),
+        "apply { if (op == LANES_ADD) add_lanes(); else if (op == LANES_SET) set_lanes();",
+        "else if (op == LANES_OR) or_lanes(); else if (op == LANES_READ) read_lanes(); } }",
+    ]
+
+
+def expanded(architecture, lanes):
+    """Return the words of the header of lanes and of an architecture's `Lanes`."""
+    text = f'#include "core/lanes_h.p4"\n#include "{architecture}/lanes.p4"\n'
+    expand = (*PREPROCESS, f"-Igenerated/lanes_{lanes}", "-I.", "-")
+    done = subprocess.run(
+        expand, cwd=artifacts.P4_SOURCES, input=text, capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+def header(lanes):
+    length = f"const bit<16> PACKET_UDP_LENGTH = {8 + 16 + 4 * lanes};"
+    return [length, "header lanes_h {", *(f"bit<32> v{i};" for i in range(lanes)), "}"]
+
+
+@needs_cpp
+@pytest.mark.parametrize("lanes", COMPILED_LANES)
+def test_every_lane_has_a_register_and_the_four_operations(lanes):
+    assert expanded("v1model", lanes) == " ".join([*header(lanes), *lanes_unrolled(lanes)]).split()
+
+
+@needs_cpp
+@pytest.mark.parametrize("lanes", TOFINO_LANES.values())
+def test_every_lane_has_an_alu_on_tofino(lanes):
+    lanes_control = [
+        "control Lanes(in lane_op_t op, in bit<32> slot_index, inout lanes_h lanes) {",
+        *(f"Lane() lane_{i};" for i in range(lanes)),
+        "apply {",
+        *(f"lane_{i}.apply(op, slot_index, lanes.v{i});" for i in range(lanes)),
+        "} }",
+    ]
+    assert expanded("tofino", lanes) == " ".join([*header(lanes), *lanes_control]).split()
 
 
 def test_committed_pipelines_are_current():
@@ -49,7 +113,7 @@ def test_only_the_generated_source_declares_the_clock(folder):
         assert re.search(r"const .*(_TICKS|TICK_)|>> [0-9]", path.read_text()) is None, path
 
 
-LANE_FILES = ("lanes_32/lanes_h.p4", "lanes_256/lanes_h.p4")
+LANE_FILES = ("lanes_32/each_lane.p4", "lanes_256/each_lane.p4")
 
 
 @pytest.fixture
@@ -70,8 +134,7 @@ def test_a_changed_source_makes_the_pipeline_stale(copies):
 
 def test_a_source_of_the_tofinos_programs_alone_does_not(copies):
     built, p4 = copies
-    for name in ("tofino/owner.p4", "generated/lanes_32/tofino_lanes.p4"):
-        (p4 / name).write_text("// changed\n")
+    (p4 / "tofino" / "owner.p4").write_text("// changed\n")
     assert artifacts.staleness(built, p4) is None
 
 

@@ -11,6 +11,7 @@ from peelsum.experiments.experiment import ExperimentError
 from peelsum.experiments.plan import Task
 from peelsum.experiments.running import Execute, Measured, ended, outcome
 from peelsum.experiments.store import Row
+from peelsum.extras import missing
 
 #: Seconds to wait for the scheduler.
 _CONNECT_S = 30.0
@@ -23,9 +24,7 @@ def on_cluster(address: str) -> Execute:
     Raises ExperimentError if `distributed` is not installed.
     """
     if importlib.util.find_spec("distributed") is None:
-        raise ExperimentError(
-            "--scheduler: distributed is not installed; run: pip install 'peelsum[experiments]'"
-        )
+        raise ExperimentError(f"--scheduler: {missing('distributed', 'experiments')}")
     return partial(_execute, address)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from peelsum.experiments.experiment import Experiment, ExperimentError, Plot
 from peelsum.experiments.store import Row, number
 from peelsum.experiments.summaries import Group, Summary, grouped
+from peelsum.extras import missing
 
 _STYLE: Any = {
     "axes.spines.top": False,
@@ -24,7 +25,7 @@ _STYLE: Any = {
 def require_matplotlib() -> None:
     """Raise ExperimentError, which says what to install, if Matplotlib is missing."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ExperimentError("matplotlib is not installed; run: pip install 'peelsum[experiments]'")
+        raise ExperimentError(missing("matplotlib", "plots"))
 
 
 def draw(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Iterator[Path]:

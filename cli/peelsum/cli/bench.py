@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from peelsum.cli.options import Json, within, without_torch
+from peelsum.cli.options import Json, within
 from peelsum.cli.output import exit_if, measuring, print_json, table_of
+from peelsum.extras import missing
 
 if TYPE_CHECKING:
     from peelsum.experiments import Experiment, Value
@@ -295,9 +296,7 @@ def _require(experiment: Experiment) -> None:
     for package in experiment.needs:
         if find_spec(package) is None:
             extra = "rivals" if package in ("lz4", "zstandard") else "training"
-            if package == "torch":
-                raise typer.BadParameter(without_torch(extra))
-            raise ExperimentError(f"{package}: is not installed; run: pip install 'peelsum[{extra}]'")
+            raise ExperimentError(missing(package, extra))
 
 
 def _size(quick: bool, full: bool) -> str:

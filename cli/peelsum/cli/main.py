@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 
+from peelsum.extras import missing
+
 #: The extra that installs each package, by import name.
 _EXTRAS = dict.fromkeys(("finsy", "google", "grpc", "pydantic", "rich", "typer"), "cli")
 _EXTRAS |= dict.fromkeys(("cryptography", "prometheus_client", "structlog"), "ops")
@@ -18,8 +20,7 @@ def main() -> None:
         package = str(error.name).partition(".")[0]
         if package not in _EXTRAS:
             raise
-        remedy = f"pip install 'peelsum[{_EXTRAS[package]}]'"
-        print(f"peelsum: {package}: is not installed; run: {remedy}", file=sys.stderr)
+        print(f"peelsum: {missing(package, _EXTRAS[package])}", file=sys.stderr)
         sys.exit(2)
 
 

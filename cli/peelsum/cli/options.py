@@ -80,11 +80,3 @@ def address(text: str, what: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise typer.BadParameter(f"{text}: give {what} as host:port, for example 127.0.0.1:9559")
     return host, int(port)
-
-
-def without_torch(extra: str) -> str:
-    """Return the error for a missing torch; `extra` is the extra of this package that installs it."""
-    return (
-        f"torch: is not installed; run: pip install 'peelsum[{extra}]' --extra-index-url "
-        "https://download.pytorch.org/whl/cpu (without it pip fetches gigabytes for GPUs)"
-    )

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peelsum.cli.options import Json, within, without_torch
+from peelsum.cli.options import Json, within
 from peelsum.cli.output import measuring, print_json, table_of
+from peelsum.extras import missing
 
 if TYPE_CHECKING:
     from peelsum.topology.progress import Tell
@@ -110,7 +111,7 @@ def _run(command: Sequence[str], out: Path, steps: int, values: bool) -> None:
 
 def _train(model: str, out: Path, workers: int, steps: int, values: bool, seed: int, tell: Tell) -> None:
     if find_spec("torch") is None:
-        raise typer.BadParameter(without_torch("training"))
+        raise typer.BadParameter(missing("torch", "training"))
     from peelsum.traces import SUFFIX, write
     from peelsum.training import MODELS, make_task
     from peelsum.training.recording import record as record_model

@@ -30,12 +30,6 @@ _WHOLE = 62  # log2 of a block larger than any tensor
 _T = TypeVar("_T", bound=np.generic)
 
 
-def index(values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
-    """See `Kernels.index`."""
-    bits = frozen(values.view(np.uint32))
-    return int(max(each(bits.size, lambda a, b: index_loops.index(bits[a:b], out[a // WORD_BITS :]))))
-
-
 def count(index: NDArray[np.uint32], elements: int) -> int:
     """See `Kernels.count`."""
     return int(index_loops.count(frozen(index), elements))
@@ -153,44 +147,8 @@ def scatter_bits(
 
 def quantize(values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> None:
     """See `Kernels.quantize`."""
-    values, scaling = frozen(values), _scaling(fixed, 1)
-    each(values.size, lambda a, b: loops.quantize(values, *scaling, out, a, b))
-
-
-def quantize_at(
-    values: NDArray[np.float32], positions: NDArray[np.int64], fixed: FixedPoint, out: NDArray[np.int32]
-) -> None:
-    """See `Kernels.quantize_at`."""
-    values, positions, scaling = frozen(values), frozen(positions), _scaling(fixed, 1)
-    each(
-        positions.size,
-        lambda a, b: loops.quantize_at(values, positions, *scaling, out, a, b),
-        values.size,
-    )
-
-
-def dequantize(
-    quantized: NDArray[np.int32], fixed: FixedPoint, divisor: int, out: NDArray[np.float32]
-) -> None:
-    """See `Kernels.dequantize`."""
-    quantized, scaling = frozen(quantized), _scaling(fixed, -1)
-    each(out.size, lambda a, b: loops.dequantize(quantized, *scaling, float(divisor), out, a, b))
-
-
-def dequantize_at(
-    quantized: NDArray[np.int32],
-    positions: NDArray[np.int64],
-    fixed: FixedPoint,
-    divisor: int,
-    out: NDArray[np.float32],
-) -> None:
-    """See `Kernels.dequantize_at`."""
-    quantized, positions, scaling = frozen(quantized), frozen(positions), _scaling(fixed, -1)
-    each(
-        positions.size,
-        lambda a, b: loops.dequantize_at(quantized, positions, *scaling, float(divisor), out, a, b),
-        out.size,
-    )
+    values, factor = frozen(values), np.array([math.ldexp(1.0, fixed.scale)])
+    each(values.size, lambda a, b: loops.quantize(values, factor, _WHOLE, out, a, b))
 
 
 def sketch_encode(
@@ -291,11 +249,6 @@ def _words(bitmap: NDArray[np.uint32], begin: int, end: int) -> NDArray[np.uint3
 
 def _bloom(layout: BloomLayout) -> tuple[int, int, np.uint64]:
     return layout.hashes, layout.rows, np.uint64(layout.seed)
-
-
-def _scaling(fixed: FixedPoint, sign: int) -> tuple[NDArray[np.float64], int]:
-    """Return the factor 2**(sign * scale) of all elements, and log2 of the size of a block that has it."""
-    return np.array([math.ldexp(1.0, sign * fixed.scale)]), _WHOLE
 
 
 def _sketch(layout: SketchLayout) -> tuple[int, int, int, np.uint64]:

@@ -86,11 +86,6 @@ def magnitude(bits: Words) -> np.uint32:
     return largest
 
 
-@compiled
-def index(bits: Words, out: Words) -> np.uint32:
-    return pack(bits, 0, bits.size, out)
-
-
 @leaf
 def pack(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
     """Write the bitmap's words for floats `begin`, a multiple of 32, to `end`; return their magnitude."""

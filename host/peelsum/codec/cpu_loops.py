@@ -21,15 +21,11 @@ from peelsum.codec.cpu_index_loops import (
 )
 from peelsum.codec.layout import FIRST_GROUP, SUB_TABLES
 
-#: If more than one element in 16 is non-zero, prefetching every cache line of the next block's rows pays off.
-_MANY = 16
-_LINE = 16  # words of a cache line
 _FEW = 256  # numbers that stay in the first-level cache
 _ZERO, _ONE, _31, _32 = np.uint32(0), np.uint32(1), np.uint32(31), np.uint32(32)
 _S31, _S32 = np.uint64(31), np.uint64(32)
 _LOW31 = np.uint64(0x7FFFFFFF)
 _FIRST_GROUP = np.uint64(FIRST_GROUP)
-_WHOLE = 62  # log2 of a block larger than any tensor
 
 _Integers = NDArray[np.int32]
 _Floats = NDArray[np.float32]

@@ -30,8 +30,6 @@ _MOST = 32 * (_TOGETHER + 1)  # their numbers, and room for what is written or r
 _AHEAD, _LINE = np.uint64(2048), np.uint64(16)
 _LOW, _S16, _ONE = np.uint32(0xFFFF), np.uint32(16), np.uint32(1)
 _0, _5, _16, _32 = np.uint64(0), np.uint64(5), np.uint64(16), np.uint64(32)
-#: Floats that are written or read behind packed ones.
-SPARE = 16
 
 _Integers = NDArray[np.int32]
 _Floats = NDArray[np.float32]

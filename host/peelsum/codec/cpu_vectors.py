@@ -170,19 +170,6 @@ def _typed_spread(_: Any, floats: Any, at: Any, mask: Any, out: Any, to: Any) ->
     return types.void(floats, types.uint64, types.uint32, out, types.uint64), emit
 
 
-def _typed_move(_: Any, floats: Any, at: Any, own: Any, union: Any, out: Any, to: Any) -> Any:
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector = ir.VectorType(ir.FloatType(), _FLOATS)
-        spread = _spread(context, builder, floats, *arguments[:3])
-        given = [spread, ir.Constant(vector, None), _chosen(builder, arguments[3])]
-        packed = _called(builder, "llvm.x86.avx512.mask.compress.v16f32", vector, given)
-        stored = builder.store(packed, _at(context, builder, out, arguments[4], arguments[5], vector))
-        stored.align = 4
-        return context.get_dummy_value()
-
-    return types.void(floats, types.uint64, types.uint32, types.uint32, out, types.uint64), emit
-
-
 def _typed_scale(_: Any, numbers: Any, at: Any, factor: Any, out: Any) -> Any:
     converted = {types.float32: "fpext", types.int32: "sitofp"}[numbers.dtype]
 
@@ -211,11 +198,6 @@ pack_floats = cast(_Pack, intrinsic(_typed_pack))
 #: Write floats[at:], one after the other, to those of out[to : to + 16] whose bit is set, and 0 to the
 #: others. 16 floats are read.
 spread_floats = cast(_Pack, intrinsic(_typed_spread))
-
-_Move = Callable[[NDArray[np.float32], np.uint64, np.uint32, np.uint32, NDArray[np.float32], np.uint64], None]
-#: Take floats[at:], one after the other, for the bits of a mask, and 0 for those that only a second mask has.
-#: Write those of the second to out[to:], and then zeros: 16 floats. 16 floats are read.
-move_floats = cast(_Move, intrinsic(_typed_move))
 
 
 def _typed_pointer(_: Any, address: Any) -> Any:

@@ -56,8 +56,8 @@ class FixedPoint:
     def error_bound(self, fan_in: int, divisor: int = 1) -> float:
         """Return a bound on |result - sum of `fan_in` floats / divisor| that holds for every element.
 
-        The result is that of `Kernels.dequantize`. It counts half of 2**-scale for each worker, and the
-        rounding of the largest possible sum. Infinite if a sum can be too large for float32.
+        The result is number * 2**-scale / divisor, rounded to float32. It counts half of 2**-scale for each
+        worker, and the rounding of the largest possible sum. Infinite if a sum can be too large for float32.
         """
         return _error_bound(self.scale, fan_in, divisor)
 

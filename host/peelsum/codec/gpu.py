@@ -3,8 +3,8 @@
 The functions have the names and parameters of `peelsum.codec.kernels`, and run on the current stream. Arrays
 are tensors, int32 where NumPy's are uint32, because torch has almost no arithmetic on uint32. Functions whose
 result has a size that only the device knows (`count`, `positions`, `sketch_decode`) wait for it, unless the
-caller gives it. `peelsum.codec.gpu_launch` never waits. Tensors are contiguous and on one device. `index` and
-the functions on numbers are missing: `peelsum.codec.gpu_segments` does their work.
+caller gives it. `peelsum.codec.gpu_launch` never waits. Tensors are contiguous and on one device. `quantize`
+is missing: `peelsum.codec.gpu_segments` does its work.
 """
 
 from __future__ import annotations

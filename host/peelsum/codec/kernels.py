@@ -22,6 +22,7 @@ from peelsum.codec.memory import HostMemory, Memory
 from peelsum.codec.reference_segments import ReferenceSegments
 from peelsum.codec.segments import Segment, SegmentCodec, Table
 from peelsum.compiled_once import cache_of, first_alone
+from peelsum.extras import missing
 
 Implementation = Literal["cpu", "reference", "gpu"]
 #: Returns the codec of a step: of a table, its tensors float32[n] in the order of the segments, where their
@@ -39,13 +40,7 @@ class Kernels(Protocol):
     positions and layouts then refer to elements of the tensor.
     """
 
-    # Index. The kernels named "gpu" lack `index`: `SegmentCodec` makes bitmaps there.
-
-    def index(self, values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
-        """Write the bitmap of the non-zeros of values[n] into out; return the values' `magnitude`.
-
-        -0.0 is zero, NaN is not.
-        """
+    # Index
 
     def count(self, index: NDArray[np.uint32], elements: int) -> int:
         """Count the set bits of a bitmap of `elements` bits."""
@@ -114,41 +109,14 @@ class Kernels(Protocol):
         for the same mask; without it, the mask is scanned again.
         """
 
-    # Numbers. The kernels named "gpu" lack these: `SegmentCodec` makes numbers there.
+    # Numbers. The kernels named "gpu" lack this: `SegmentCodec` makes numbers there.
 
     def quantize(self, values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> None:
         """Write rint(value * 2**scale) into out[n].
 
-        `fixed` has no `octaves`, here and below. The product is computed in float64 and rounded half to even.
+        `fixed` has no `octaves`. The product is computed in float64 and rounded half to even.
         The number of a value that does not fit, or is not finite, is undefined.
         """
-
-    def quantize_at(
-        self,
-        values: NDArray[np.float32],
-        positions: NDArray[np.int64],
-        fixed: FixedPoint,
-        out: NDArray[np.int32],
-    ) -> None:
-        """Apply `quantize` to values[positions], into out[k]."""
-
-    def dequantize(
-        self, quantized: NDArray[np.int32], fixed: FixedPoint, divisor: int, out: NDArray[np.float32]
-    ) -> None:
-        """Write number * 2**-scale / divisor into float32 out[n], computed in float64.
-
-        The numbers are quantized[n]. A result too large for float32 becomes infinite.
-        """
-
-    def dequantize_at(
-        self,
-        quantized: NDArray[np.int32],
-        positions: NDArray[np.int64],
-        fixed: FixedPoint,
-        divisor: int,
-        out: NDArray[np.float32],
-    ) -> None:
-        """Apply `dequantize` to quantized[k], into out[positions]; keep the rest of out[n]."""
 
     # Sketch
 
@@ -192,9 +160,7 @@ def kernels(implementation: Implementation = "cpu") -> Kernels:
         try:
             from peelsum.codec import gpu
         except ImportError as error:
-            raise CodecError(
-                f"implementation: 'gpu' needs {error.name}; pip install 'peelsum[gpu]'"
-            ) from error
+            raise CodecError(f"implementation: 'gpu': {missing(str(error.name), 'gpu')}") from error
         gpu.require_device()
         return cast(Kernels, gpu)
     if implementation not in _IMPLEMENTATIONS:
@@ -236,7 +202,7 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     with first_alone(cache_of(cpu_index_loops.count), "codec") if implementation == "cpu" else nullcontext():
         _run_all(ops, room)
         if implementation != "gpu":
-            _run_numbers(ops)
+            ops.quantize(np.ones(1, np.float32), FixedPoint(0), np.empty(1, np.int32))
         if implementation != "reference":
             _run_segments(segment_codec(implementation), room)
 
@@ -259,16 +225,6 @@ def _run_all(ops: Kernels, room: Memory) -> None:
     ops.sketch_encode(layout, where, quantized, sketch[:3])
     ops.sketch_decode(layout, sketch[:3], where, quantized)
     ops.sketch_decode(dealt, sketch, where, quantized)
-
-
-def _run_numbers(ops: Kernels) -> None:
-    values, where, fixed = np.ones(1, np.float32), np.zeros(1, np.int64), FixedPoint(0)
-    bitmap, quantized = np.empty(1, np.uint32), np.empty(1, np.int32)
-    ops.index(values, bitmap)
-    ops.quantize(values, fixed, quantized)
-    ops.quantize_at(values, where, fixed, quantized)
-    ops.dequantize(quantized, fixed, 1, values)
-    ops.dequantize_at(quantized, where, fixed, 1, values)
 
 
 def _run_segments(codecs: SegmentCodecs, room: Memory) -> None:

@@ -14,7 +14,10 @@ from peelsum.codec.layout import FIRST_GROUP, MIX_FIRST, MIX_SECOND, MIX_STEP, S
 
 
 def index(values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
-    """See `Kernels.index`."""
+    """Write the bitmap of the non-zeros of values[n] into out; return the largest bit pattern of |values|.
+
+    -0.0 is zero, NaN is not.
+    """
     magnitudes = _magnitudes(values)
     out[:] = _packed(magnitudes != 0, out.size)
     return int(magnitudes.max(initial=0))
@@ -89,36 +92,8 @@ def scatter_bits(
 
 def quantize(values: NDArray[np.float32], fixed: FixedPoint, out: NDArray[np.int32]) -> None:
     """See `Kernels.quantize`."""
-    quantize_at(values, np.arange(values.size), fixed, out)
-
-
-def quantize_at(
-    values: NDArray[np.float32], positions: NDArray[np.int64], fixed: FixedPoint, out: NDArray[np.int32]
-) -> None:
-    """See `Kernels.quantize_at`."""
     with np.errstate(invalid="ignore", over="ignore"):
-        scaled = np.ldexp(values[positions].astype(np.float64), fixed.scale)
-        out[:] = np.rint(scaled).astype(np.int64).astype(np.int32)
-
-
-def dequantize(
-    quantized: NDArray[np.int32], fixed: FixedPoint, divisor: int, out: NDArray[np.float32]
-) -> None:
-    """See `Kernels.dequantize`."""
-    dequantize_at(quantized, np.arange(out.size), fixed, divisor, out)
-
-
-def dequantize_at(
-    quantized: NDArray[np.int32],
-    positions: NDArray[np.int64],
-    fixed: FixedPoint,
-    divisor: int,
-    out: NDArray[np.float32],
-) -> None:
-    """See `Kernels.dequantize_at`."""
-    sums = np.ldexp(quantized.astype(np.float64), -fixed.scale)
-    with np.errstate(over="ignore"):
-        out[positions] = (sums / divisor).astype(np.float32)
+        out[:] = np.rint(np.ldexp(values.astype(np.float64), fixed.scale)).astype(np.int64).astype(np.int32)
 
 
 def sketch_encode(

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
+from peelsum.extras import missing
+
 __all__ = [
     "StepSpans",
     "TelemetryError",
@@ -38,9 +40,7 @@ class StepSpans:
         try:
             from opentelemetry import trace
         except ModuleNotFoundError:
-            raise TelemetryError(
-                "opentelemetry: is not installed; run: pip install 'peelsum[otel]'"
-            ) from None
+            raise TelemetryError(missing("opentelemetry", "otel")) from None
         self._trace = trace
         self._tracer = trace.get_tracer("peelsum", tracer_provider=provider)
         self._attributes = {f"peelsum.{name}": value for name, value in attributes.items()}

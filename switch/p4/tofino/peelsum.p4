@@ -20,7 +20,7 @@
 #endif
 #define CPU_PORT PCIE_PORT
 
-#include "lanes_h.p4"
+#include "../core/lanes_h.p4"
 #include "registers.p4"
 #include "../core/types.p4"
 #include "../core/headers.p4"
@@ -28,7 +28,7 @@
 #include "owner.p4"
 #include "bitmap.p4"
 #include "lane.p4"
-#include "tofino_lanes.p4"
+#include "lanes.p4"
 #include "../core/aggregation.p4"
 
 // What ingress tells egress, in front of the frame.

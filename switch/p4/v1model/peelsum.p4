@@ -4,14 +4,14 @@
 #include <v1model.p4>
 
 #include "../generated/wire.p4"
-#include "lanes_h.p4"
+#include "../core/lanes_h.p4"
 #include "registers.p4"
 #include "../core/types.p4"
 #include "../core/headers.p4"
 #include "../core/parser.p4"
 #include "owner.p4"
 #include "bitmap.p4"
-#include "v1model_lanes.p4"
+#include "lanes.p4"
 #include "../core/aggregation.p4"
 
 struct metadata_t {

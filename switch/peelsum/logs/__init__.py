@@ -12,6 +12,8 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TextIO
 
+from peelsum.extras import missing
+
 __all__ = [
     "LogsError",
     "configure",
@@ -44,7 +46,7 @@ def configure(
     try:
         import structlog
     except ModuleNotFoundError:
-        raise LogsError("structlog: is not installed; run: pip install 'peelsum[ops]'") from None
+        raise LogsError(missing("structlog", "ops")) from None
     out = sys.stderr if out is None else out
     always = {"part": part, **{name: value for name, value in (known or {}).items() if value is not None}}
 

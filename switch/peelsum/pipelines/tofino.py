@@ -19,7 +19,6 @@ from peelsum.pipelines.stratum import Profile, pipeline_config
 from peelsum.wire import TOFINO_LANES
 
 COMPILER, ASSEMBLER = "p4c-barefoot", "bfas"
-_GENERATED = ("lanes_h", "tofino_lanes")
 ARCHITECTURES = {"tofino": "tna", "tofino2": "t2na"}
 #: Files for a controller, beside the compiler's own output.
 P4INFO, BF_RT, STRATUM_CONFIG = "p4info.txtpb", "bf-rt.json", "stratum.pb.bin"
@@ -43,7 +42,7 @@ def report_path(device: str) -> Path:
 
 def fingerprint(lanes: int) -> str:
     """Return a digest of the P4 sources of a Tofino pipeline of `lanes` lanes."""
-    generated = [f"generated/{name}" for name in ("wire.p4", *(f"lanes_{lanes}/{n}.p4" for n in _GENERATED))]
+    generated = ("generated/wire.p4", f"generated/lanes_{lanes}/each_lane.p4")
     found = {
         name: sha
         for part in ("core/*.p4", "tofino/*.p4", *generated)

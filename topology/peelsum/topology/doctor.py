@@ -19,6 +19,7 @@ from typing import Literal
 
 from peelsum.control import AdmittedJob, ControlError, Controller, JobDescription, RacksDescription
 from peelsum.control.cluster import ControllerClient, observed
+from peelsum.extras import command_for
 from peelsum.tls import Identity
 from peelsum.wire import packet_bytes
 from peelsum.wire.datagrams import BatchSocket
@@ -197,7 +198,7 @@ def _package(name: str, extra: str | None) -> Finding:
     try:
         found = version(name)
     except PackageNotFoundError:
-        remedy = f"pip install 'peelsum[{extra or 'cli'}]'"
+        remedy = command_for(name, extra or "cli")
         return Finding(name, "not installed", "installed", remedy, "note" if extra else "failed")
     return _finding(name, found, "installed", "", True)
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from peelsum.extras import missing
 from peelsum.softswitch.ports.interfaces import without_offloads
 from peelsum.topology.errors import TopologyError
 from peelsum.topology.processes import die_with_parent
@@ -191,7 +192,7 @@ def _pyroute2() -> Any:
     try:
         import pyroute2
     except ImportError:
-        raise TopologyError("pyroute2: is not installed; pip install 'peelsum[netns]'") from None
+        raise TopologyError(missing("pyroute2", "netns")) from None
     return pyroute2
 
 

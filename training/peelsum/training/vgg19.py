@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from peelsum.extras import missing
 from peelsum.training.errors import TrainingDataError
 from peelsum.training.task import Batch, Task
 
@@ -132,7 +133,7 @@ class FolderImages:
         try:
             from PIL import Image
         except ImportError:
-            raise TrainingDataError(f"{file}: Pillow is not installed; run: pip install pillow") from None
+            raise TrainingDataError(f"{file}: {missing('pillow', 'training')}") from None
         with Image.open(file) as image:
             scaled = image.convert("RGB").resize((self._side, self._side))
         return np.asarray(scaled, np.float32).transpose(2, 0, 1) / 127.5 - 1
@@ -147,8 +148,7 @@ def digits() -> ArrayImages:
         from sklearn.datasets import load_digits
     except ImportError:
         raise TrainingDataError(
-            "scikit-learn's digits: scikit-learn is not installed; run: pip install scikit-learn, or pass a "
-            "folder of images"
+            f"{missing('scikit-learn', 'training')}, or pass a folder of images instead of its digits"
         ) from None
     found = load_digits()
     pixels = (found.images * (255 / 16)).astype(np.uint8).repeat(4, 1).repeat(4, 2)

@@ -15,7 +15,7 @@ from pathlib import Path
 from peelsum.experiments import Column, Experiment, Size, Value
 from peelsum.pipelines.artifacts import P4_SOURCES, PipelineError
 from peelsum.pipelines.tofino import ARCHITECTURES, ASSEMBLER, COMPILER
-from peelsum.wire.p4 import lanes_h_p4, tofino_lanes_p4
+from peelsum.wire.p4 import each_lane_p4
 
 PAIR = """\
 struct sums_t {
@@ -77,9 +77,17 @@ def compile_variant(device: str, lanes: int, *, pairs: bool) -> int:
 
 def pairs_p4(lanes: int) -> str:
     """Return the control `Lanes` with one `Lane` for every two lanes."""
-    text = tofino_lanes_p4(lanes // 2)
-    return re.sub(
-        r"lanes\.v(\d+)\);", lambda m: f"lanes.v{2 * int(m[1])}, lanes.v{2 * int(m[1]) + 1});", text
+    pairs = [(f"lane_{i}", f"lanes.v{2 * i}, lanes.v{2 * i + 1}") for i in range(lanes // 2)]
+    return "\n".join(
+        [
+            "control Lanes(in lane_op_t op, in bit<32> slot_index, inout lanes_h lanes) {",
+            *(f"    Lane() {lane};" for lane, _ in pairs),
+            "    apply {",
+            *(f"        {lane}.apply(op, slot_index, {both});" for lane, both in pairs),
+            "    }",
+            "}",
+            "",
+        ]
     )
 
 
@@ -87,11 +95,10 @@ def stages(device: str, lanes: int, *, pairs: bool, p4: Path) -> int:
     """Return the number of stages that the program needs; `p4` is a copy of the sources, which is changed."""
     folder = p4 / "generated" / "variant"
     folder.mkdir(exist_ok=True)
-    (folder / "lanes_h.p4").write_text(lanes_h_p4(lanes))
-    (folder / "tofino_lanes.p4").write_text(pairs_p4(lanes) if pairs else tofino_lanes_p4(lanes))
-    shutil.copy(P4_SOURCES / "tofino" / "lane.p4", p4 / "tofino" / "lane.p4")
+    (folder / "each_lane.p4").write_text(each_lane_p4(lanes))
     if pairs:
         (p4 / "tofino" / "lane.p4").write_text(PAIR)
+        (p4 / "tofino" / "lanes.p4").write_text(pairs_p4(lanes))
     out = p4 / "out"
     target = ["--std", "p4-16", "--target", device, "--arch", ARCHITECTURES[device]]
     told = ["-g", "--verbose", "-Ttable_summary:1", "-Igenerated/variant", "-o", str(out)]

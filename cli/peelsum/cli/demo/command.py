@@ -14,8 +14,9 @@ import typer
 
 from peelsum.cli.demo.processes import Processes, Reports
 from peelsum.cli.demo.worker import SentAs
-from peelsum.cli.options import Json, within, without_torch
+from peelsum.cli.options import Json, within
 from peelsum.cli.output import table_of
+from peelsum.extras import missing
 from peelsum.topology import Child, Star, TopologyError
 from peelsum.topology.interrupts import Interruption
 from peelsum.topology.progress import Tell, taking_time
@@ -90,7 +91,7 @@ def command(
     within("--seed", seed, 0, 2**31 - 1)
     with reported(TopologyError, MissingDependencyError), Interruption() as interruption:
         if find_spec("torch") is None:
-            raise MissingDependencyError(without_torch("demo"))
+            raise MissingDependencyError(missing("torch", "demo"))
         with ExitStack() as stack:
             processes = Processes(stack, interruption, PATIENCE_S)
             values = run(processes, workers, steps, loss, seed, form, told(json=json))
