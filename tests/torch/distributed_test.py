@@ -65,6 +65,9 @@ def tests_of(backend: str) -> Any:
     """Return torch's class of tests, for a backend. Its processes are forked from this one."""
     environment = {**os.environ, "BACKEND": AsGloo(backend), "WORLD_SIZE": str(RANKS)}
     with patch.object(os, "environ", environment):
+        from torch.testing._internal.common_distributed import DistTestCases
+
+        DistTestCases.backend_feature["plugin"].add(backend)  # it is available
         from torch.testing._internal.distributed import distributed_test as torchs
 
     class DistributedTest(torchs.TestDistBackend, torchs.DistributedTest._DistTestBase):  # type: ignore[misc]

@@ -158,9 +158,9 @@ class SwitchProcessGroup(dist.ProcessGroup):
         self._queue.close()
 
     def _reduce(self, name: str, tensors: list[torch.Tensor], opts: Any, *, written: bool) -> Any:
-        reduction = Reduction.of(name, tensors, opts)
-        if reduction.op in SUMS:
+        if opts.reduceOp.op in SUMS:
             tensors = [torch.view_as_real(one) if one.is_complex() else one for one in tensors]
+        reduction = Reduction.of(name, tensors, opts)
         if not all(reduction.by_switch(one) for one in tensors):
             return by_gloo(self._gloo, name, tensors, opts)
         return self._submit(name, opts, tensors, lambda near: self._sums.reduced(near, reduction), written)
