@@ -48,7 +48,7 @@ class Reduction(NamedTuple):
 
     @classmethod
     def of(cls, call: str, tensors: list[torch.Tensor], opts: Any) -> Reduction:
-        """Return the reduction of a call's options. Raises HookConfigError if there is none of the tensors."""
+        """Return the reduction of a call's options. Raises HookConfigError if tensors have none such."""
         op, factor = opts.reduceOp.__getstate__()
         for tensor in tensors:
             if tensor.dtype == torch.bool:
@@ -119,7 +119,7 @@ class TensorSums:
         self._combined(np.zeros(1, np.uint32), "add")
 
     def _bits(self, flat: torch.Tensor, inverted: bool = False) -> torch.Tensor:
-        """Return the OR of all workers' bits; inverted: of their complements, inverted, which is their AND."""
+        """Return the OR of all workers' bits; inverted: their AND, by the OR of their complements."""
         bits = flat.view(torch.uint8).numpy()
         words = np.zeros(-(-bits.size // 4), np.uint32)
         words.view(np.uint8)[: bits.size] = bits
