@@ -266,3 +266,24 @@ def test_tensors_elsewhere_are_copied_and_copied_back(ranks, monkeypatch):
 
     for rank, told in enumerate(ranks(work)[0]):
         assert told == ([[0.0] * 2, [1.0] * 2, [2.0] * 2], [float((rank - 1) % RANKS)] * 2)
+
+
+def test_detailed_debugging_names_the_ranks_whose_calls_differ(ranks):
+    def work(group):
+        tensor, sent = torch.ones(3, dtype=torch.int16), torch.full((2,), group.rank(), dtype=torch.float64)
+        group.allreduce([tensor]).wait()
+        opts = dist.BroadcastOptions()
+        opts.rootRank = 2
+        group.broadcast([sent], opts).wait()
+        everybody = [torch.zeros(2, dtype=torch.float64) for _ in range(RANKS)]
+        group.allgather([everybody], [sent]).wait()
+        with pytest.raises(RuntimeError, match="Detected mismatch between collectives on ranks"):
+            group.allreduce([torch.ones(3 if group.rank() else 4)])
+        return tensor.tolist(), [one.tolist() for one in everybody]
+
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        told = ranks(work)[0]
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+    assert told == [([3] * 3, [[2.0] * 2] * RANKS)] * RANKS

@@ -280,9 +280,10 @@ class _Groups:
     ) -> None:
         from peelsum.control import JobDescription
 
-        self._job, self._runs_of = job, runs_of
+        self._job = job if isinstance(job, JobDescription) else None
+        self._runs_of = runs_of
         # Ports that were free for longest are taken first: late packets of a former worker may reach others.
-        self._spare = deque(job.ports.spare if isinstance(job, JobDescription) else ())
+        self._spare = deque(self._job.ports.spare if self._job else ())
         self._runs: dict[Guest, tuple[_Runs, JobDescription]] = {}
 
     def __enter__(self) -> _Groups:
@@ -299,9 +300,10 @@ class _Groups:
         """
         from peelsum.control import MAX_JOB_ID, JobDescription, PortsSection
 
-        assert isinstance(self._job, JobDescription) or not self._spare
         self.look()
         ranks = guest.ranks or 0
+        if self._job is None:
+            return {"refused": "a job over racks has no jobs for further groups; use one switch"}
         if len(self._spare) <= ranks:
             return {
                 "refused": f"a group of {ranks} ranks needs {ranks + 1} spare ports of the switch, and "

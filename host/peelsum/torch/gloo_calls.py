@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from peelsum.torch.tensor_sums import Reduction
 from peelsum.torch.works import Finished
 
-_R = dist.ReduceOp.RedOpType
+_R: Any = dist.ReduceOp.RedOpType
 _OF_GLOO = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
     *(torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64),
@@ -36,7 +36,7 @@ def by_gloo(gloo: dist.ProcessGroup, name: str, *arguments: Any) -> Any:
 
     Raises HookConfigError, before anything is sent, if there is no such reduction of the tensors' type.
     """
-    opts = next((one for one in arguments if hasattr(one, "reduceOp")), None)
+    opts: Any = next((one for one in arguments if hasattr(one, "reduceOp")), None)
     tensors = [one for one in tree_leaves(arguments) if isinstance(one, torch.Tensor)]
     reduction = Reduction.of(name, tensors, opts) if opts is not None else None
     call = getattr(gloo, name)

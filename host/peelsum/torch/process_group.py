@@ -14,11 +14,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import (
+from torch._C._distributed_c10d import (
+    DebugLevel,
     HashStore,
-    PrefixStore,  # type: ignore[attr-defined]  # not exported, but documented
+    PrefixStore,
+    _ProcessGroupWrapper,
+    get_debug_level,
 )
-from torch.distributed.distributed_c10d import _ProcessGroupWrapper, default_pg_timeout
+from torch.distributed.distributed_c10d import default_pg_timeout
 
 from peelsum.codec import warm_up
 from peelsum.torch.errors import HookConfigError
@@ -106,7 +109,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
         self._backend = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
         backend: Any = self._backend
         self._check: Any = None
-        if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+        if get_debug_level() == DebugLevel.DETAIL:
             helper = dist.ProcessGroupGloo(PrefixStore("checks", store), rank, size, timeout)
             backend = _ProcessGroupWrapper(backend, helper)
             # What it wraps does a call of one rank, so that nothing is left but the comparison with others.

@@ -15,7 +15,7 @@ from peelsum.summation import Op, Summation, Words
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.host_memory import summable
 
-_R = dist.ReduceOp.RedOpType
+_R: Any = dist.ReduceOp.RedOpType
 SUMS = (_R.SUM, _R.AVG, _R.PREMUL_SUM)
 _BITWISE = (_R.BOR, _R.BAND, _R.BXOR)
 #: What the switch adds as it is. Floats of 8 bits are added as float32.
