@@ -315,7 +315,7 @@ def collectives(rank: int) -> dict[str, Any]:
 
 
 def functional(rank: int) -> dict[str, Any]:
-    """Return results of functional collectives, also in compiled code, of a DTensor and of coalesced calls."""
+    """Return results of functional collectives, some in compiled code, of a DTensor, of coalesced calls."""
     import torch.distributed._functional_collectives as calls
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor

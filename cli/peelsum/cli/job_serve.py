@@ -304,6 +304,8 @@ class _Groups:
         ranks = guest.ranks or 0
         if self._job is None:
             return {"refused": "a job over racks has no jobs for further groups; use one switch"}
+        if not 2 <= ranks <= self._job.job.workers:
+            return {"error": f"a group of {ranks} ranks; request one of 2 to {self._job.job.workers}"}
         if len(self._spare) <= ranks:
             return {
                 "refused": f"a group of {ranks} ranks needs {ranks + 1} spare ports of the switch, and "
@@ -380,8 +382,8 @@ def _answer(requests: Requests, runs: _Runs, groups: _Groups, ended: Signalled) 
 
 def _started(answer: dict[str, Any], guest: Guest) -> str:
     """Return what is printed of a response."""
-    if "refused" in answer:
-        return f"refused {guest.name}: {answer['refused']}"
+    if reason := answer.get("refused") or answer.get("error"):
+        return f"refused {guest.name}: {reason}"
     admission = answer["admission"]
     what = "" if guest.ranks is None else f"group's job {admission['job_id']}: "
     return f"{what}generation {admission['generation']}: started for {guest.name}"

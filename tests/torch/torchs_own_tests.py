@@ -1,6 +1,6 @@
 """Run torch's own tests of a backend, `DistributedTest`, with ours, over a switch and `peelsum job serve`.
 
-    python tests/torch/distributed_test.py [--backend gloo] [--ranks 8] [NAME ...]
+    python tests/torch/torchs_own_tests.py [--backend gloo] [--ranks 8] [NAME ...]
 
 Prints what passed, what was skipped by reason, and what failed. A name chooses tests by a part of theirs.
 """
