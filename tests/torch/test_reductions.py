@@ -108,9 +108,7 @@ def wrapped(number, dtype):
 def test_integers_of_any_bits(ranks, dtype, op):
     given = random_bits(dtype)
     if dtype == torch.uint64 and op in (R.MIN, R.MAX):
-        with pytest.raises(
-            HookConfigError, match=r"allreduce: M\w\w of torch.uint64 on cpu: is not for this"
-        ):
+        with pytest.raises(HookConfigError, match=r"allreduce: M\w\w of torch.uint64: is not for this"):
             reduced(ranks, given, op)
         return
     result, sums = reduced(ranks, given, op)
@@ -189,11 +187,11 @@ def test_complex_numbers(ranks):
 @pytest.mark.parametrize(
     ("tensor", "op", "said"),
     [
-        (torch.ones(2), R.BOR, r"BOR of torch.float32 on cpu: takes integers and booleans; give tensor.view"),
-        (torch.ones(2, dtype=torch.bool), R.AVG, r"AVG of torch.bool on cpu: takes numbers; give"),
-        (torch.ones(2, dtype=torch.int32), "premul", r"PREMUL_SUM of torch.int32 on cpu: takes floats; give"),
-        (torch.ones(2, device="meta"), R.SUM, r"SUM of torch.float32 on meta: is not for this device; move"),
-        (torch.ones(2, dtype=torch.cfloat), R.MAX, r"MAX of torch.complex64 on cpu: is not for this type; "),
+        (torch.ones(2), R.BOR, r"BOR of torch.float32: takes integers and booleans; give tensor.view"),
+        (torch.ones(2, dtype=torch.bool), R.AVG, r"AVG of torch.bool: takes numbers; give"),
+        (torch.ones(2, dtype=torch.int32), "premul", r"PREMUL_SUM of torch.int32: takes floats; give"),
+        (torch.ones(2, device="meta"), R.SUM, r"a tensor is on meta; move it to cpu or cuda"),
+        (torch.ones(2, dtype=torch.cfloat), R.MAX, r"MAX of torch.complex64: is not for this type; "),
     ],
 )
 def test_reductions_that_cannot_be(ranks, tensor, op, said):
@@ -204,6 +202,11 @@ def test_reductions_that_cannot_be(ranks, tensor, op, said):
         opts.reduceOp = dist._make_nccl_premul_sum(FACTOR) if op == "premul" else op
         with pytest.raises(HookConfigError, match="allreduce: " + said):
             group.allreduce([tensor], opts)
+        if tensor.is_meta:
+            with pytest.raises(HookConfigError, match="broadcast: a tensor is on meta; move it"):
+                group.broadcast([tensor], dist.BroadcastOptions())
+            with pytest.raises(HookConfigError, match="send: a tensor is on meta; move it"):
+                group.send([tensor], 0, 0)
 
     assert ranks(work)[1] == 0
 

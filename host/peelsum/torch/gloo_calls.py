@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from peelsum.torch.tensor_sums import Reduction
+from peelsum.torch.tensor_sums import Reduction, check_device
 from peelsum.torch.works import Finished
 
 _R: Any = dist.ReduceOp.RedOpType
@@ -38,6 +38,7 @@ def by_gloo(gloo: dist.ProcessGroup, name: str, *arguments: Any) -> Any:
     """
     opts: Any = next((one for one in arguments if hasattr(one, "reduceOp")), None)
     tensors = [one for one in tree_leaves(arguments) if isinstance(one, torch.Tensor)]
+    check_device(name, tensors)
     reduction = Reduction.of(name, tensors, opts) if opts is not None else None
     call = getattr(gloo, name)
     if all(one.dtype in _OF_GLOO and one.device.type == "cpu" for one in tensors) and (

@@ -30,7 +30,7 @@ from peelsum.torch.host_memory import Bucket
 from peelsum.torch.ready import when_all_are_ready
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
 from peelsum.torch.switch_seat import connect_group, connect_rank
-from peelsum.torch.tensor_sums import SUMS, Reduction, TensorSums
+from peelsum.torch.tensor_sums import SUMS, Reduction, TensorSums, check_device
 from peelsum.torch.works import Submitted
 
 BACKEND = "peelsum"
@@ -157,6 +157,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:  # type: ignore[override]  # likewise
         """Send the root's bits to all ranks, by the switch."""
+        check_device("broadcast", tensors)
         (tensor,) = tensors
         if self._sums is None or tensor.layout != torch.strided:
             return by_gloo(self._gloo, "broadcast", tensors, opts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,12 +50,13 @@ class Reduction(NamedTuple):
     @classmethod
     def of(cls, call: str, tensors: list[torch.Tensor], opts: Any) -> Reduction:
         """Return the reduction of a call's options. Raises HookConfigError if tensors have none such."""
+        check_device(call, tensors)
         op, factor = opts.reduceOp.__getstate__()
         for tensor in tensors:
             if tensor.dtype == torch.bool:
                 op = _OF_BOOLS.get(op, op)
             if instead := _instead(tensor, op):
-                raise HookConfigError(f"{call}: {op.name} of {tensor.dtype} on {tensor.device}: {instead}")
+                raise HookConfigError(f"{call}: {op.name} of {tensor.dtype}: {instead}")
         return cls(op, None if factor is None else float(factor))
 
     def by_switch(self, tensor: torch.Tensor) -> bool:
@@ -65,11 +67,16 @@ class Reduction(NamedTuple):
         return bits or (self.op in SUMS and tensor.dtype != torch.float64)
 
 
+def check_device(call: str, tensors: Iterable[torch.Tensor]) -> None:
+    """Raise HookConfigError unless all tensors are on devices from which they can be sent."""
+    for tensor in tensors:
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise HookConfigError(f"{call}: a tensor is on {tensor.device}; move it to cpu or cuda")
+
+
 def _instead(tensor: torch.Tensor, op: Any) -> str:
     """Return what to do instead of an impossible reduction; "" if it is possible."""
     dtype = tensor.dtype
-    if tensor.device.type not in ("cpu", "cuda"):
-        return "is not for this device; move the tensor to cpu or cuda"
     if dtype not in _FLOATS and dtype not in _INTEGERS and dtype != torch.bool:
         return "is not for this type; give torch.view_as_real(tensor), or a tensor of floats or integers"
     if op in _BITWISE and dtype in _FLOATS:
