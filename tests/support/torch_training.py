@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import json
+import logging
 import pickle
 import threading
 import time
@@ -312,6 +313,38 @@ def collectives(rank: int) -> dict[str, Any]:
     made["trained"] = train(rank, 4, None)
     dist.destroy_process_group()
     return made
+
+
+def functional(rank: int) -> dict[str, Any]:
+    """Return results of functional collectives, some in compiled code, of a DTensor, of coalesced calls."""
+    import torch.distributed._functional_collectives as calls
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    everybody, mine = dist.group.WORLD, torch.arange(4.0) + rank
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def compiled(given: torch.Tensor) -> torch.Tensor:
+        total = calls.all_reduce(2 * given, "sum", everybody)
+        return total + 1
+
+    mesh = init_device_mesh("cpu", (2,))
+    total: Any = distribute_tensor(torch.arange(8.0).reshape(4, 2), mesh, [Shard(0)]).sum()
+    few = mine.clone(), torch.ones(2)
+    with dist._coalescing_manager(group=everybody):  # type: ignore[attr-defined]  # private, as FSDP uses it
+        for one in few:
+            dist.all_reduce(one)
+    return {
+        "sum": calls.all_reduce(mine, "sum", everybody).tolist(),
+        "average": calls.all_reduce(mine, "avg", everybody).tolist(),
+        "several": [one.tolist() for one in calls.all_reduce_coalesced([mine, 2 * mine], "sum", everybody)],
+        "broadcast": calls.broadcast(mine, 1, everybody).tolist(),
+        "scattered": calls.reduce_scatter_tensor(mine, "avg", 0, everybody).tolist(),
+        "exchanged": calls.all_to_all_single(mine, [2, 2], [2, 2], everybody).tolist(),
+        "compiled": compiled(mine).tolist(),
+        "dtensor": total.full_tensor().item(),
+        "coalesced": [one.tolist() for one in few],
+    }
 
 
 def stressed(rank: int, rounds: int, seconds: float) -> int:
@@ -672,3 +705,37 @@ def in_double(rank: int, settings: dict[str, Any]) -> str:
     except Exception as error:
         return f"{type(error).__name__} {error}"
     return "summed"
+
+
+def in_mesh(rank: int, p4runtime: str) -> tuple[list[int], list[int], list[int], list[str]]:
+    """Return sums in a row, a column and the whole of a mesh of two by two ranks, of many at a time.
+
+    Returns the jobs at the switch, too, then the jobs left after all ranks' rows have ended, and warnings.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from peelsum.control import Controller
+
+    warnings: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("peelsum").addHandler(handler)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("column", "row"))
+    groups = [mesh.get_group("row"), mesh.get_group("column"), dist.group.WORLD]
+    for _ in range(20):
+        tensors = [torch.tensor([1 << rank] * 1000) for _ in groups]
+        works = [dist.all_reduce(t, group=g, async_op=True) for t, g in zip(tensors, groups, strict=True)]
+        for work in works:
+            assert work is not None
+            work.wait()
+    sums = [int(one.unique().item()) for one in tensors]
+    with Controller.observe(p4runtime) as controller:
+        numbers = [job.job_id for job in controller.jobs()]
+        dist.barrier()
+        dist.destroy_process_group(groups[0])
+        dist.barrier()
+        while len(left := [job.job_id for job in controller.jobs()]) > max(3, len(numbers) - 2):
+            time.sleep(0.01)
+    dist.barrier()
+    dist.destroy_process_group()
+    return sums, numbers, left, [one for one in warnings if one.startswith("group of")]

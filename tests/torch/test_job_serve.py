@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 
 import numpy as np
 import psutil
 import pytest
-from free_ports import KeptPort, free_udp_base
+from served_job import ASK_S, Controlling, Switch
 from typer.testing import CliRunner
 
 from peelsum.allreduce import Part
 from peelsum.cli.app import app
 from peelsum.compress import CompressedSum, StarTopK
-from peelsum.control import Controller
-from peelsum.topology import Child
 from peelsum.transport import SwitchSummation, job_config
-from peelsum.transport.lease import Lease
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -89,66 +85,6 @@ pipeline_lanes = 32
 workers = [1, 2]
 server = 3
 """
-ASK_S = 60.0
-
-
-class Switch:
-    """A switch process of three ports, which can be restarted where it was. `more` are options."""
-
-    def __init__(self, *more):
-        self.base, self._port, self._more = free_udp_base(3), KeptPort(), more
-        self.p4runtime = self._port.address
-        self.start()
-
-    def start(self, ports=3):
-        options = ("--ports", str(ports), "--udp-base", str(self.base), "--p4runtime", self.p4runtime)
-        self._child = Child.peelsum("switch", "switch", "run", *options, *self._more, "--json", "--child")
-        self._child.ready()
-
-    def stop(self):
-        self._child.stop()
-
-    def close(self):
-        """Stop, and do not start again."""
-        self.stop()
-        self._port.close()
-
-    @property
-    def jobs(self):
-        """Number and generation of each."""
-        with Controller.observe(self.p4runtime) as controller:
-            return [(job.job_id, job.generation) for job in controller.jobs()]
-
-
-class Controlling:
-    """A `peelsum job serve` of a description, over switches in the description's order."""
-
-    def __init__(self, folder, described, *switches):
-        description = folder / "job.toml"
-        description.write_text(described)
-        options = [word for one in switches for word in ("--udp", f"127.0.0.1:{one.base}")]
-        options += ["--listen", "127.0.0.1:0", "--json", "--child"]
-        self.child = Child.peelsum("controller", "job", "serve", str(description), *options)
-        said = self.child.ready()
-        self.address = (said["host"], said["port"])
-
-    def close(self):
-        self.child.stop()
-
-    @contextmanager
-    def asked(self):
-        """Yield the response to a request, whose connection stays open."""
-        with closing(Lease(self.address, ASK_S)) as lease:
-            yield json.loads(lease.response)
-
-    def wait_until_it_says(self, text):
-        while text not in self.child.next_line(ASK_S)["event"]:
-            pass
-
-    @property
-    def started(self):
-        """Its child processes."""
-        return psutil.Process(self.child.pid).children(recursive=True)
 
 
 @pytest.fixture(scope="module")

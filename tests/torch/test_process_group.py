@@ -39,6 +39,24 @@ def test_a_monitored_barrier_names_who_is_late():
     assert (first[2], last) == ([3.0], ["", "", [3.0]])
 
 
+def test_functional_collectives_also_in_compiled_code_and_dtensor():
+    with Star(2) as star:
+        seats = [{"PEELSUM_SEAT": json.dumps(asdict(seat))} for seat in star.seats]
+        outcomes = run_ranks(2, training.functional, environments=seats, backend="cpu:peelsum,cuda:peelsum")
+    for rank, told in enumerate(outcomes):
+        assert told == {
+            "sum": [1.0, 3.0, 5.0, 7.0],
+            "average": [0.5, 1.5, 2.5, 3.5],
+            "several": [[1.0, 3.0, 5.0, 7.0], [2.0, 6.0, 10.0, 14.0]],
+            "broadcast": [1.0, 2.0, 3.0, 4.0],
+            "scattered": [[0.5, 1.5], [2.5, 3.5]][rank],
+            "exchanged": [[0.0, 1.0, 1.0, 2.0], [2.0, 3.0, 3.0, 4.0]][rank],
+            "compiled": [3.0, 7.0, 11.0, 15.0],
+            "dtensor": 28.0,
+            "coalesced": [[1.0, 3.0, 5.0, 7.0], [2.0, 2.0]],
+        }
+
+
 def test_groups_beside_the_one_at_the_switch():
     """A worker has one seat: the other groups' calls go over gloo, and its own still over the switch."""
     with Star(3) as star:

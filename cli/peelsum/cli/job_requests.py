@@ -1,4 +1,4 @@
-"""Connections to a served job, one of which holds the job's lease. Time is a parameter."""
+"""Connections to a served job: one holds its lease, others those of further groups. Time is a parameter."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ SPEAK_S = 5.0
 #: How long a request waits for the lease, in seconds: longer than keep-alives need to find a lost machine.
 WAIT_S = 8.0
 #: Maximum number of connections.
-MOST = 32
+MOST = 100
 #: How long no connection is accepted if the process has no file descriptor left, in seconds.
 PAUSE_S = 1.0
 #: (option, value) in seconds, or probes: the connection of a lost machine is closed after 5 s.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3))
 
 
-@dataclass
-class _Guest:
+@dataclass(eq=False)
+class Guest:
     """A connection. `until` is its deadline; `process` is the client's process id, after its request."""
 
     link: socket.socket
@@ -37,6 +37,12 @@ class _Guest:
     process: int | None = None
     secured: bool = True
     """Whether the TLS handshake, if there is one, is done."""
+    ranks: int | None = None
+    """The size of the group that a further job is requested for; None for the job itself."""
+    served: bool = False
+    """Whether it has a further job's lease, or is about to be told."""
+    left: bool = False
+    """Whether the connection is closed, and so its lease freed."""
 
     @property
     def name(self) -> str:
@@ -57,6 +63,7 @@ class Requests:
     | new           | MOST others are open          | the longest silent one is closed              |
     | waiting       | the lease is free             | the longest waiting gets it; its run starts   |
     | waiting       | WAIT_S passes                 | it gets an error with the holder, and closes  |
+    | waiting       | it is for a further group     | it gets a lease of its own; a run starts      |
     | any           | the client closes             | it is closed, and its lease, if any, is freed |
 
     So a run ends only when another rank 0 requests the job, and only after its own rank 0 has left or ended.
@@ -76,8 +83,9 @@ class Requests:
         self._selector = selectors.DefaultSelector()
         listening.setblocking(False)
         self._selector.register(listening, selectors.EVENT_READ)
-        self._guests: dict[socket.socket, _Guest] = {}
-        self._holder: _Guest | None = None
+        self._guests: dict[socket.socket, Guest] = {}
+        self._holder: Guest | None = None
+        self._next: Guest | None = None
         self._deaf_until: float | None = None
 
     def __enter__(self) -> Requests:
@@ -93,8 +101,8 @@ class Requests:
         """The name of the lease's holder, or None."""
         return self._holder.name if self._holder else None
 
-    def next(self, now: float, timeout_s: float) -> bool:
-        """Wait up to `timeout_s`; return whether a new client got the lease and awaits `tell`."""
+    def next(self, now: float, timeout_s: float) -> Guest | None:
+        """Wait up to `timeout_s`; return a client that got a lease and awaits `tell`, or None."""
         if self._deaf_until is not None and now >= self._deaf_until:
             self._deaf_until = None
             self._selector.register(self._listening, selectors.EVENT_READ)
@@ -103,25 +111,35 @@ class Requests:
                 self._let_in(now)
             elif guest := self._guests.get(key.fileobj):  # type: ignore[call-overload]  # sockets only
                 self._hear(guest, now)
-        started = self._holder is None and bool(self._waiting())
-        if started:
+        self._next = None
+        if self._waiting():
             for key, _ in self._selector.select(0):  # who has left after its request
                 guest = self._guests.get(key.fileobj)  # type: ignore[call-overload]
                 if guest is not None and guest.process is not None:
                     self._hear(guest, now)
-            self._holder = min(self._waiting(), key=lambda guest: guest.until, default=None)
-            started = self._holder is not None
+            self._next = min(self._waiting(), key=lambda guest: guest.until, default=None)
+            if self._next is not None and self._next.ranks is None:
+                self._holder = self._next
+            elif self._next is not None:
+                self._next.served = True
         self._dismiss(now)
-        return started
+        return self._next
 
-    def _waiting(self) -> list[_Guest]:
-        return [guest for guest in self._guests.values() if guest.process is not None]
+    def _waiting(self) -> list[Guest]:
+        """Return who waits for a lease that is free."""
+        return [
+            guest
+            for guest in self._guests.values()
+            if guest.process is not None
+            and not guest.served
+            and (guest.ranks is not None or self._holder is None)
+        ]
 
     def tell(self, answer: dict[str, Any]) -> None:
-        """Send the holder its response. The lease is freed if `answer` is an error, or if sending fails."""
-        assert self._holder is not None
-        if not self._say(self._holder, answer) or "error" in answer:
-            self._close(self._holder)
+        """Send who got a lease the response. It is freed if that is an error or refusal, or not sent."""
+        assert self._next is not None
+        if not self._say(self._next, answer) or {"error", "refused"} & answer.keys():
+            self._close(self._next)
 
     def _let_in(self, now: float) -> None:
         try:
@@ -140,7 +158,7 @@ class Requests:
             link.close()
             return
         self._selector.register(link, selectors.EVENT_READ)
-        self._guests[link] = _Guest(link, host, now + SPEAK_S, secured=self._tls is None)
+        self._guests[link] = Guest(link, host, now + SPEAK_S, secured=self._tls is None)
 
     def _prepared(self, link: socket.socket) -> socket.socket:
         """Set a connection's options, and add TLS if there is any. Raises OSError if the client has gone."""
@@ -159,7 +177,7 @@ class Requests:
             self._close(min(silent, key=lambda guest: guest.until))
         return bool(silent)
 
-    def _shake_hands(self, guest: _Guest) -> None:
+    def _shake_hands(self, guest: Guest) -> None:
         """Continue the TLS handshake; afterwards, turn away a certificate of another role."""
         assert isinstance(guest.link, ssl.SSLSocket)
         try:
@@ -175,7 +193,7 @@ class Requests:
         if role not in (Role.WORKER, Role.OPERATOR):
             self._refuse(guest, f"takes requests of role worker; this certificate's is {role}")
 
-    def _hear(self, guest: _Guest, now: float) -> None:
+    def _hear(self, guest: Guest, now: float) -> None:
         if not guest.secured:
             self._shake_hands(guest)
             if not guest.secured or guest.link not in self._guests:
@@ -196,28 +214,29 @@ class Requests:
             if request is not None and self._token and not same_token(request.token, self._token):
                 self._refuse(guest, "the token is not this job's; set PEELSUM_TOKEN to a file with the job's")
             elif request is not None:
-                guest.process, guest.until = request.process, now + WAIT_S
+                guest.process, guest.ranks, guest.until = request.process, request.ranks, now + WAIT_S
             elif end or len(guest.heard) >= LONGEST_REQUEST:
                 self._turn_away(guest)
 
     def _dismiss(self, now: float) -> None:
         """Turn away connections whose deadline has passed."""
         for guest in list(self._guests.values()):
-            if guest is not self._holder and now >= guest.until:
+            is_group = guest.process is not None and guest.ranks is not None
+            if guest is not self._holder and not is_group and now >= guest.until:
                 self._turn_away(guest)
 
-    def _turn_away(self, guest: _Guest) -> None:
+    def _turn_away(self, guest: Guest) -> None:
         if guest.process is None:
             why = "takes requests of a training's rank 0, by 'switch://HOST:PORT'; this was not a request"
         else:
             why = f"is in use by {self.holder}; end that training, or wait for its end"
         self._refuse(guest, why)
 
-    def _refuse(self, guest: _Guest, why: str) -> None:
+    def _refuse(self, guest: Guest, why: str) -> None:
         self._say(guest, {"error": f"{self._job}: {why}"})
         self._close(guest)
 
-    def _say(self, guest: _Guest, answer: dict[str, Any]) -> bool:
+    def _say(self, guest: Guest, answer: dict[str, Any]) -> bool:
         """Send a response; return whether that succeeded."""
         if not guest.secured:
             return False
@@ -229,7 +248,8 @@ class Requests:
             return False
         return True
 
-    def _close(self, guest: _Guest) -> None:
+    def _close(self, guest: Guest) -> None:
+        guest.left = True
         if guest is self._holder:
             self._holder = None
         del self._guests[guest.link]

@@ -3,6 +3,10 @@
 Rank 0 of a start sends a request; `job_requests` decides which request gets the job's lease. The response
 follows once the job is admitted in a new generation and its server runs. It is one JSON object, with
 `admission` and with `switch`, the addresses of the workers' ports in order; or with `error`.
+
+Rank 0 of a further group requests a job for that group. It runs beside the first, at spare ports, with a
+number and a server of its own, until the connection of its request ends. Without room, the response has
+`refused`.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import json as json_
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -38,7 +43,7 @@ from peelsum.topology.user_errors import reported
 
 if TYPE_CHECKING:
     from peelsum.cli.controller_counts import ControllerCounts
-    from peelsum.cli.job_requests import Requests
+    from peelsum.cli.job_requests import Guest, Requests
     from peelsum.control import Fabric, JobDescription, RacksDescription, Watch
     from peelsum.pipelines import Pipeline
     from peelsum.tls import Identity
@@ -50,6 +55,10 @@ _PATIENCE_S = 10.0
 
 class ServeError(Exception):
     """The job cannot be served with these options."""
+
+
+class NumberTakenError(Exception):
+    """Another controller has admitted a job of this number."""
 
 
 def serve(
@@ -113,6 +122,20 @@ def serve(
         known = {"job": job.job.id}
         tell_event = logged(log_format, "controller", _say_event if json else _print, **known)
         runs = stack.enter_context(_Runs(job, compiled, bases, tell_event, certificate, counts))
+        groups = stack.enter_context(
+            _Groups(
+                job,
+                lambda described: _Runs(
+                    described,
+                    compiled,
+                    bases,
+                    tell_event,
+                    certificate,
+                    ControllerCounts(described.job.id),
+                    is_new=True,
+                ),
+            )
+        )
         url = {}
         if metrics is not None:
             served = stack.enter_context(serving_metrics(metrics, "controller", counts.values, tls, json))
@@ -124,7 +147,7 @@ def serve(
             say(host=host, port=port, **url)
         else:
             print(f"job {job.job.id}: asked for at {host}:{port}", flush=True)
-        _answer(requests, runs, ended)
+        _answer(requests, runs, groups, ended)
 
 
 def _say_event(news: object) -> None:
@@ -146,11 +169,14 @@ class _Runs:
         tell: Callable[[object], None],
         certificate: Identity | None,
         counts: ControllerCounts,
+        *,
+        is_new: bool = False,
     ) -> None:
-        """tell: called with every event and error."""
+        """tell: called with every event and error. is_new: no switch may have a job of this number."""
         self._job, self._bases, self._certificate = job, bases, certificate
         self._tell, self._counts = tell, counts
         self._files = (compiled.json_path, compiled.p4info_path)
+        self._is_new = is_new
         self._run = ExitStack()
         self._watch: Watch | None = None
         self._server: RestartableProcess | None = None
@@ -169,7 +195,7 @@ class _Runs:
     def start(self) -> dict[str, Any]:
         """End the previous run and start another; return what its workers must know.
 
-        Raises ControlError or ProcessError; then no run is left.
+        Raises ControlError or ProcessError, and NumberTakenError if `is_new`; then no run is left.
         """
         from peelsum.control import Fabric, Watch
 
@@ -180,6 +206,8 @@ class _Runs:
                 Fabric.connect(self._job, patience_s=_PATIENCE_S, identity=self._certificate)
             )
             fabric.load_pipeline(*self._files)
+            if self._is_new and fabric.is_admitted():
+                raise NumberTakenError
             admitted = fabric.admit()
             run.callback(self._evict, fabric, admitted.generation)
             fabric.become_backup()  # let other controllers admit jobs
@@ -244,6 +272,82 @@ class _Runs:
         return [_port(base, port) for base, port in zip(bases, self._job.worker_ports, strict=True)]
 
 
+class _Groups:
+    """Runs of further groups' jobs, at spare ports of the switch, each until its lease ends."""
+
+    def __init__(
+        self, job: JobDescription | RacksDescription, runs_of: Callable[[JobDescription], _Runs]
+    ) -> None:
+        from peelsum.control import JobDescription
+
+        self._job = job if isinstance(job, JobDescription) else None
+        self._runs_of = runs_of
+        # Ports that were free for longest are taken first: late packets of a former worker may reach others.
+        self._spare = deque(self._job.ports.spare if self._job else ())
+        self._runs: dict[Guest, tuple[_Runs, JobDescription]] = {}
+
+    def __enter__(self) -> _Groups:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for guest in list(self._runs):
+            self._end(guest)
+
+    def start(self, guest: Guest) -> dict[str, Any]:
+        """Start a run for a group; return what its workers must know, or why there is no room for it.
+
+        Raises ControlError or ProcessError.
+        """
+        from peelsum.control import MAX_JOB_ID, JobDescription, PortsSection
+
+        self.look()
+        ranks = guest.ranks or 0
+        if self._job is None:
+            return {"refused": "a job over racks has no jobs for further groups; use one switch"}
+        if not 2 <= ranks <= self._job.job.workers:
+            return {"error": f"a group of {ranks} ranks; request one of 2 to {self._job.job.workers}"}
+        if len(self._spare) <= ranks:
+            return {
+                "refused": f"a group of {ranks} ranks needs {ranks + 1} spare ports of the switch, and "
+                f"{len(self._spare)} are free; add some to ports.spare of the job's description"
+            }
+        taken = {self._job.job.id, *(described.job.id for _, described in self._runs.values())}
+        server, *workers = (self._spare.popleft() for _ in range(ranks + 1))
+        for number in (one for one in range(MAX_JOB_ID, 0, -1) if one not in taken):
+            described = JobDescription(
+                job=self._job.job.model_copy(update={"id": number, "workers": ranks}),
+                switch=self._job.switch,
+                ports=PortsSection(server=server, workers=tuple(workers)),
+                hosts=self._job.hosts,
+            )
+            runs = self._runs_of(described)
+            try:
+                answer = runs.start()
+            except NumberTakenError:
+                continue
+            except BaseException:
+                self._spare.extend((server, *workers))
+                raise
+            self._runs[guest] = runs, described
+            return answer
+        self._spare.extend((server, *workers))
+        return {"refused": f"all {MAX_JOB_ID} numbers of jobs are taken at the switch; evict one"}
+
+    def look(self) -> None:
+        """End the runs whose leases have ended, and look after the others."""
+        for guest, (runs, _) in list(self._runs.items()):
+            if guest.left:
+                self._end(guest)
+            else:
+                runs.look()
+
+    def _end(self, guest: Guest) -> None:
+        runs, described = self._runs.pop(guest)
+        runs.end()
+        runs.tell(f"group's job {described.job.id}: ended with {guest.name}")
+        self._spare.extend((described.ports.server, *described.ports.workers))
+
+
 def _port(base: tuple[str, int], port: int) -> str:
     return f"{base[0]}:{base[1] + port}"
 
@@ -256,20 +360,30 @@ def _listening(place: tuple[str, int]) -> socket.socket:
         raise ServeError(f"--listen: {place[0]}:{place[1]}: {reason}; choose another") from error
 
 
-def _answer(requests: Requests, runs: _Runs, ended: Signalled) -> None:
-    """Start a run for each new holder of the lease, until a signal comes."""
+def _answer(requests: Requests, runs: _Runs, groups: _Groups, ended: Signalled) -> None:
+    """Start a run for each new holder of a lease, until a signal comes."""
     from peelsum.control import ControlError
 
     looked = time.monotonic()
     while not ended.wait(0):
-        if requests.next(time.monotonic(), _LOOK_EVERY_S):
+        if guest := requests.next(time.monotonic(), _LOOK_EVERY_S):
             try:
-                answer = runs.start()
-                runs.tell(f"generation {answer['admission']['generation']}: started for {requests.holder}")
+                answer = runs.start() if guest.ranks is None else groups.start(guest)
+                runs.tell(_started(answer, guest))
             except (ControlError, ProcessError, OSError) as error:
                 answer = {"error": str(error)}
                 runs.tell(error)
             requests.tell(answer)
         if time.monotonic() - looked >= _LOOK_EVERY_S:
             runs.look()
+            groups.look()
             looked = time.monotonic()
+
+
+def _started(answer: dict[str, Any], guest: Guest) -> str:
+    """Return what is printed of a response."""
+    if reason := answer.get("refused") or answer.get("error"):
+        return f"refused {guest.name}: {reason}"
+    admission = answer["admission"]
+    what = "" if guest.ranks is None else f"group's job {admission['job_id']}: "
+    return f"{what}generation {admission['generation']}: started for {guest.name}"

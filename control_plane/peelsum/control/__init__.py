@@ -1,19 +1,22 @@
 """The control plane: job descriptions, and controllers that admit jobs to switches over P4Runtime."""
 
 from peelsum.control.controller import Controller
-from peelsum.control.description import JobDescription
+from peelsum.control.description import JobDescription, PortsSection
 from peelsum.control.errors import ControlError, SwitchError
 from peelsum.control.fabric import Fabric
 from peelsum.control.racks import RacksDescription, read_description
 from peelsum.control.responses import AdmittedJob, SwitchStatus
+from peelsum.control.sections import MAX_JOB_ID
 from peelsum.control.watch import SwitchLost, SwitchRegained, Watch
 
 __all__ = [
+    "MAX_JOB_ID",
     "AdmittedJob",
     "ControlError",
     "Controller",
     "Fabric",
     "JobDescription",
+    "PortsSection",
     "RacksDescription",
     "SwitchError",
     "SwitchLost",

@@ -23,6 +23,8 @@ class PortsSection(Section):
 
     server: Port
     workers: tuple[Port, ...] = Field(strict=False)
+    spare: tuple[Port, ...] = Field(default=(), strict=False)
+    """Ports for further groups of workers: each takes one for each of its ranks, and one for its server."""
 
 
 class JobDescription(Section):
@@ -44,7 +46,7 @@ class JobDescription(Section):
                 f"ports.workers: {list(self.ports.workers)}: lists {len(self.ports.workers)} ports for "
                 f"job.workers = {self.job.workers}; give each worker one"
             )
-        check_ports("", [self.ports.server, *self.ports.workers], self.hosts)
+        check_ports("", [self.ports.server, *self.ports.workers, *self.ports.spare], self.hosts)
         self.switch.check("switch", self.hosts)
         return self
 

@@ -192,6 +192,13 @@ class Fabric:
             "admit the job again"
         )
 
+    def is_admitted(self) -> bool:
+        """Return whether a switch has a job of this number, in any generation. Raises SwitchError."""
+        return any(
+            known_generation(controller.session, plan.job_id, closed=False) is not None
+            for controller, plan in self._placed
+        )
+
     def put_back(self, switch: int, generation: int) -> None:
         """Admit the running job again to a switch that lost its tables. Raises ControlError.
 

@@ -1,7 +1,7 @@
 """Switch aggregation in PyTorch: a communication hook for DistributedDataParallel, and its state.
 
 A script needs one line: `ddp.register_comm_hook(SwitchAllreduceState(), hook)`. Importing this package also
-registers the backend of `torch.distributed.init_process_group("cpu:peelsum")`.
+registers the backend of `torch.distributed.init_process_group("cpu:peelsum,cuda:peelsum")`.
 """
 
 import warnings

@@ -5,16 +5,17 @@ Gloo gets copies in host memory, of a type that it has. Results are copied back 
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from peelsum.torch.tensor_sums import Reduction
+from peelsum.torch.tensor_sums import Reduction, check_device
 from peelsum.torch.works import Finished
 
-_R = dist.ReduceOp.RedOpType
+_R: Any = dist.ReduceOp.RedOpType
 _OF_GLOO = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
     *(torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64),
@@ -26,6 +27,8 @@ _WIDER = {
 }
 #: Reductions that are sums with a factor before or after.
 _SCALED = (_R.AVG, _R.PREMUL_SUM)
+#: Calls whose works have no future with gloo begin so.
+_WITHOUT_FUTURE = ("send", "recv", "reduce_scatter", "_reduce_scatter")
 
 
 def by_gloo(gloo: dist.ProcessGroup, name: str, *arguments: Any) -> Any:
@@ -33,31 +36,38 @@ def by_gloo(gloo: dist.ProcessGroup, name: str, *arguments: Any) -> Any:
 
     Raises HookConfigError, before anything is sent, if there is no such reduction of the tensors' type.
     """
-    opts = next((one for one in arguments if hasattr(one, "reduceOp")), None)
+    opts: Any = next((one for one in arguments if hasattr(one, "reduceOp")), None)
     tensors = [one for one in tree_leaves(arguments) if isinstance(one, torch.Tensor)]
+    check_device(name, tensors)
     reduction = Reduction.of(name, tensors, opts) if opts is not None else None
     call = getattr(gloo, name)
     if all(one.dtype in _OF_GLOO and one.device.type == "cpu" for one in tensors) and (
-        opts is None or opts.reduceOp == reduction.op != _R.AVG
+        reduction is None or (opts.reduceOp == reduction.op and reduction.op not in _SCALED)
     ):
-        return call(*arguments)
+        work = call(*arguments)
+        return Finished(work, _written(name, arguments)) if name.startswith(_WITHOUT_FUTURE) else work
     copies = tree_map_only(torch.Tensor, lambda one: _copy(one, reduction), arguments)
     if reduction is None:
         work = call(*copies)
     else:
-        asked, opts.reduceOp = opts.reduceOp, _R.SUM if reduction.op in _SCALED else reduction.op
+        asked, opts.reduceOp = copy(opts.reduceOp), _R.SUM if reduction.op in _SCALED else reduction.op
         try:
             work = call(*copies)
         finally:
             opts.reduceOp = asked
-    written = [] if name == "send" else tree_leaves(arguments[0])
+    written = _written(name, arguments)
     divisor = gloo.size() if reduction is not None and reduction.op == _R.AVG else 1
 
     def copy_back() -> None:
-        for tensor, copy in zip(written, tree_leaves(copies[0]), strict=False):
-            _copy_back(copy, tensor, divisor)
+        for tensor, near in zip(written, tree_leaves(copies[0]), strict=False):
+            _copy_back(near, tensor, divisor)
 
     return Finished(work, written, copy_back)
+
+
+def _written(name: str, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Return the tensors that a call writes."""
+    return [] if name == "send" else tree_leaves(arguments[0])
 
 
 def _copy(tensor: torch.Tensor, reduction: Reduction | None) -> torch.Tensor:
@@ -69,13 +79,13 @@ def _copy(tensor: torch.Tensor, reduction: Reduction | None) -> torch.Tensor:
         return near.unsqueeze(-1).view(torch.uint8).clone()
     if dtype not in _OF_GLOO:
         dtype = torch.float32 if dtype.is_floating_point else _WIDER[dtype]
-    copy = tensor.detach().to("cpu", dtype, copy=True)
-    return copy if reduction is None or reduction.factor is None else copy.mul_(reduction.factor)
+    near = tensor.detach().to("cpu", dtype, copy=True)
+    return near if reduction is None or reduction.factor is None else near.mul_(reduction.factor)
 
 
-def _copy_back(copy: torch.Tensor, tensor: torch.Tensor, divisor: int) -> None:
-    if copy.dim() > tensor.dim():
-        copy = copy.view(tensor.dtype).squeeze(-1)
+def _copy_back(near: torch.Tensor, tensor: torch.Tensor, divisor: int) -> None:
+    if near.dim() > tensor.dim():
+        near = near.view(tensor.dtype).squeeze(-1)
     if divisor > 1:
-        copy = torch.div(copy, divisor, rounding_mode=None if copy.is_floating_point() else "trunc")
-    tensor.detach().copy_(copy)
+        near = torch.div(near, divisor, rounding_mode=None if near.is_floating_point() else "trunc")
+    tensor.detach().copy_(near)

@@ -14,11 +14,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import (
+from torch._C._distributed_c10d import (
+    DebugLevel,
     HashStore,
-    PrefixStore,  # type: ignore[attr-defined]  # not exported, but documented
+    PrefixStore,
+    _ProcessGroupWrapper,
+    get_debug_level,
 )
-from torch.distributed.distributed_c10d import _ProcessGroupWrapper, default_pg_timeout
+from torch.distributed.distributed_c10d import default_pg_timeout
 
 from peelsum.codec import warm_up
 from peelsum.torch.errors import HookConfigError
@@ -27,8 +30,8 @@ from peelsum.torch.host_memory import Bucket
 from peelsum.torch.piece_calls import CALLS
 from peelsum.torch.ready import when_all_are_ready
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
-from peelsum.torch.switch_seat import connect_rank
-from peelsum.torch.tensor_sums import SUMS, Reduction, TensorSums
+from peelsum.torch.switch_seat import connect_group, connect_rank
+from peelsum.torch.tensor_sums import SUMS, Reduction, TensorSums, check_device
 from peelsum.torch.works import Submitted
 
 BACKEND = "peelsum"
@@ -76,10 +79,19 @@ class SwitchProcessGroup(dist.ProcessGroup):
     """The ranks of a job at a switch. `init_process_group("peelsum")` makes one."""
 
     def __init__(
-        self, store: Any, rank: int, size: int, timeout: timedelta, options: SwitchOptions | None = None
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        options: SwitchOptions | None = None,
+        *,
+        further: bool = False,
     ) -> None:
         """Connect to the switch that the environment names: see `switch_seat`.
 
+        further: connect as a group beside the one of all ranks, in a job of its own. Of one rank, it needs
+        none, and without a job, gloo takes all calls.
         timeout: how long a call may take. Unless it is torch's default, it also replaces the job's limit on
         how long a sum waits for other ranks. Raises HookConfigError or TransportError.
         """
@@ -88,7 +100,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
         self._backend = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
         backend: Any = self._backend
         self._check: Any = None
-        if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+        if get_debug_level() == DebugLevel.DETAIL:
             helper = dist.ProcessGroupGloo(PrefixStore("checks", store), rank, size, timeout)
             backend = _ProcessGroupWrapper(backend, helper)
             # What it wraps does a call of one rank, so that nothing is left but the comparison with others.
@@ -101,11 +113,16 @@ class SwitchProcessGroup(dist.ProcessGroup):
                 group._register_backend(torch.device(device), _GLOO, backend)
         when_all_are_ready(store, rank, size, warm_up)
         stall_s = None if timeout == default_pg_timeout else timeout.total_seconds()
-        seat = when_all_are_ready(store, rank, size, lambda: connect_rank("", rank, size, store, stall_s))
+        place = rank, size, store, stall_s
+        seat: Any = None
+        if not further:
+            seat = when_all_are_ready(store, rank, size, lambda: connect_rank("", *place))
+        elif size > 1:
+            seat = when_all_are_ready(store, rank, size, lambda: connect_group(*place))
         # One thread: calls share one all-reduce, which sums one thing at a time.
-        self._queue = SumQueue(seat, threads=1, leave=True)
-        self._turn = QueuedSummation(self._queue)
-        self._sums = TensorSums(self._turn, options.precise_up_to)
+        self._queue = None if seat is None else SumQueue(seat, threads=1, leave=True)
+        self._turn = None if self._queue is None else QueuedSummation(self._queue)
+        self._sums = None if self._turn is None else TensorSums(self._turn, options.precise_up_to)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Return torch's name of this group's backend."""
@@ -116,7 +133,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
         return self._gloo.get_group_store()
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]  # as torch calls it
-        """Reduce each tensor: by the switch if it can, else by gloo. Raises HookConfigError if neither can."""
+        """Reduce each tensor, by the switch if it can, else by gloo. Raises HookConfigError if none can."""
         tensors = tensors if isinstance(tensors, list) else [tensors]
         return self._reduce("allreduce", tensors, opts or dist.AllreduceOptions(), written=True)
 
@@ -131,29 +148,36 @@ class SwitchProcessGroup(dist.ProcessGroup):
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:  # type: ignore[override]  # likewise
         """Send the root's bits to all ranks, by the switch."""
+        check_device("broadcast", tensors)
         (tensor,) = tensors
-        if tensor.layout != torch.strided:
-            return self._gloo.broadcast(tensors, opts)
-        return self._submit("broadcast", opts, tensors, lambda near: self._sums.sent(near, opts.rootRank))
+        if self._sums is None or tensor.layout != torch.strided:
+            return by_gloo(self._gloo, "broadcast", tensors, opts)
+        return self._submit(
+            "broadcast", opts, tensors, functools.partial(self._sums.sent, root=opts.rootRank)
+        )
 
     def barrier(self, opts: Any = None) -> Any:
         """Wait for all ranks, by a sum of one word."""
         opts = opts or dist.BarrierOptions()
+        if self._sums is None:
+            return self._gloo.barrier(opts)
         if self._check is not None:
             self._check.barrier(opts).wait()
         return self._work("barrier", opts, [], self._sums.barrier)
 
     def shutdown(self) -> None:
         """Leave the job; called by `destroy_process_group`."""
-        self._queue.close()
+        if self._queue is not None:
+            self._queue.close()
 
     def _reduce(self, name: str, tensors: list[torch.Tensor], opts: Any, *, written: bool) -> Any:
-        reduction = Reduction.of(name, tensors, opts)
-        if reduction.op in SUMS:
+        if opts.reduceOp.op in SUMS:
             tensors = [torch.view_as_real(one) if one.is_complex() else one for one in tensors]
-        if not all(reduction.by_switch(one) for one in tensors):
+        reduction = Reduction.of(name, tensors, opts)
+        if self._sums is None or not all(reduction.by_switch(one) for one in tensors):
             return by_gloo(self._gloo, name, tensors, opts)
-        return self._submit(name, opts, tensors, lambda near: self._sums.reduced(near, reduction), written)
+        reduced = functools.partial(self._sums.reduced, reduction=reduction)
+        return self._submit(name, opts, tensors, reduced, written)
 
     def _submit(
         self,
@@ -208,6 +232,8 @@ class SwitchProcessGroup(dist.ProcessGroup):
         self, name: str, opts: Any, tensors: list[torch.Tensor], work: Callable[[], object]
     ) -> dist.Work:
         # Torch stores `set_timeout`'s value there. A timeout of zero or below means that none was given.
+        assert self._queue is not None
+        assert self._turn is not None
         limit = opts.timeout if opts.timeout > timedelta(0) else self._backend.options._timeout
         return Submitted(self._queue.submit(self._turn, work), tensors, name, limit)
 
@@ -226,16 +252,12 @@ for _name in filter(functools.partial(hasattr, dist.ProcessGroup), (*_BY_GLOO, *
 
 
 def _group_of(made: Any, options: Any) -> Any:
-    """Make a new group: gloo if the default group already holds this process's seat, else a switch group.
-
-    All ranks choose alike, as the choice depends on the default group only.
-    """
-    place = made.group_rank, made.group_size, made.timeout
-    if isinstance(dist.group.WORLD, SwitchProcessGroup):
-        return dist.ProcessGroupGloo(PrefixStore("gloo", made.store), *place)
+    """Make a new group, which is a further one if the default group already holds this process's seat."""
     if not isinstance(options, SwitchOptions | None):
         raise HookConfigError(f"pg_options: {options!r} is not for this backend; give SwitchOptions")
-    return SwitchProcessGroup(made.store, *place, options)
+    further = isinstance(dist.group.WORLD, SwitchProcessGroup)
+    place = made.group_rank, made.group_size, made.timeout
+    return SwitchProcessGroup(made.store, *place, options, further=further)
 
 
 def register_backend() -> None:

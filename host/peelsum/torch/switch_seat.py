@@ -59,11 +59,39 @@ def connect_rank(
     """
     held = ExitStack()
     try:
-        planes = _planes(source, rank, store, held)
-        jobs = [job_config(_field(values, "admission")) for values in planes]
-        for job in jobs:
-            check_size(job.workers, ranks)
-        return _connected(jobs, [_seat(values, rank) for values in planes], rank, timeout_s, held)
+        summation = _connected(_planes(source, rank, store, held), rank, ranks, timeout_s, held)
+        job = summation.config
+        if log_format := os.environ.get(LOG):
+            _log_as_worker(log_format, job, job.worker_ids[summation.worker_id])
+        if where := os.environ.get(METRICS):
+            held.enter_context(_metrics(where, rank, summation))
+        return summation
+    except BaseException:
+        held.close()
+        raise
+
+
+def connect_group(rank: int, ranks: int, store: Store, timeout_s: float | None) -> SwitchSummation | None:
+    """Connect a rank of a further group to the switch, in a job of the group's own.
+
+    The controllers that PEELSUM_JOB names admit it. Returns None on all ranks, and logs why, if there are
+    none, or if they have no spare ports left. Raises HookConfigError or TransportError.
+    """
+    planes = [] if SEAT in os.environ else os.environ.get(JOB, "").split(",")
+    if not planes or not all(one.startswith("//") for one in planes):
+        _log.warning("group of %d ranks: uses gloo, as %s names no `peelsum job serve`", ranks, JOB)
+        return None
+    held = ExitStack()
+    try:
+        key = numbered(store, "job", rank)
+        answers = [
+            _admitted(one[2:], rank, store, f"{key}/{plane}", held, ranks) for plane, one in enumerate(planes)
+        ]
+        for refused in filter(None, (one.get("refused") for one in answers)):
+            held.close()
+            _log.warning("group of %d ranks: uses gloo, as %s", ranks, refused)
+            return None
+        return _connected(answers, rank, ranks, timeout_s, held)
     except BaseException:
         held.close()
         raise
@@ -79,15 +107,19 @@ def check_size(workers: int, ranks: int) -> None:
 
 
 def _connected(
-    jobs: list[JobConfig], seats: list[dict[str, Any]], rank: int, timeout_s: float | None, held: ExitStack
+    planes: list[dict[str, Any]], rank: int, ranks: int, timeout_s: float | None, held: ExitStack
 ) -> SwitchSummation:
-    """Connect the rank to its seat in each plane."""
+    """Connect the rank to its seat in each plane, given each plane's job and addresses."""
+    jobs = [job_config(_field(values, "admission")) for values in planes]
+    for job in jobs:
+        check_size(job.workers, ranks)
+    seats = [_seat(values, rank) for values in planes]
     job, seat = jobs[0], seats[0]
     worker_id = seat.get("worker_id", job.worker_ids[rank])
     addresses = [(_field(one, "switch_host"), _field(one, "switch_port")) for one in seats]
     for plane, (host, port) in zip(jobs, addresses, strict=True):
         held.enter_context(only_here(f"worker {worker_id} of job {plane.job_id} at {host}:{port}"))
-    summation = SwitchSummation(
+    return SwitchSummation(
         job,
         worker_id,
         addresses[0],
@@ -97,11 +129,6 @@ def _connected(
         held=held,
         more_planes=list(zip(jobs, addresses, strict=True))[1:],
     )
-    if log_format := os.environ.get(LOG):
-        _log_as_worker(log_format, job, worker_id)
-    if where := os.environ.get(METRICS):
-        held.enter_context(_metrics(where, rank, summation))
-    return summation
 
 
 def _log_as_worker(log_format: str, job: JobConfig, worker_id: int) -> None:
@@ -193,13 +220,19 @@ def _described(source: str) -> dict[str, Any]:
     return {"admission": values, "switch": address} if address else values
 
 
-def _admitted(controller: str, rank: int, store: Store, key: str, held: ExitStack) -> dict[str, Any]:
-    """Return the job as a controller admits it: rank 0 requests it and tells the others, errors included."""
+def _admitted(
+    controller: str, rank: int, store: Store, key: str, held: ExitStack, ranks: int | None = None
+) -> dict[str, Any]:
+    """Return the job as a controller admits it: rank 0 requests it and tells the others, errors included.
+
+    ranks: see `Lease`.
+    """
     address = _address(controller)
     if rank == 0:
         try:
-            held.enter_context(only_here(f"rank 0 of the job of controller {controller}"))
-            lease = held.enter_context(closing(_lease(address)))
+            if ranks is None:
+                held.enter_context(only_here(f"rank 0 of the job of controller {controller}"))
+            lease = held.enter_context(closing(_lease(address, ranks)))
             answer = lease.response
         except HookConfigError as error:
             answer = json.dumps({"error": f"rank 0: {str(error).removeprefix('over: ')}"})
@@ -219,7 +252,7 @@ def _admitted(controller: str, rank: int, store: Store, key: str, held: ExitStac
     return values
 
 
-def _lease(controller: tuple[str, int]) -> Lease:
+def _lease(controller: tuple[str, int], ranks: int | None) -> Lease:
     """Request the job, with the identity and the token that the environment names."""
     folder, token = os.environ.get(TLS), os.environ.get(TOKEN)
     return Lease(
@@ -227,6 +260,7 @@ def _lease(controller: tuple[str, int]) -> Lease:
         _ADMISSION_S,
         identity=Identity.read(Path(folder)) if folder else None,
         token=read_token(Path(token)) if token else "",
+        ranks=ranks,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from peelsum.summation import Op, PieceSummation, Words
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.host_memory import summable
 
-_R = dist.ReduceOp.RedOpType
+_R: Any = dist.ReduceOp.RedOpType
 SUMS = (_R.SUM, _R.AVG, _R.PREMUL_SUM)
 _BITWISE = (_R.BOR, _R.BAND, _R.BXOR)
 #: What the switch adds as it is. Floats of 8 bits are added as float32.
@@ -48,13 +49,14 @@ class Reduction(NamedTuple):
 
     @classmethod
     def of(cls, call: str, tensors: list[torch.Tensor], opts: Any) -> Reduction:
-        """Return the reduction of a call's options. Raises HookConfigError if there is none of the tensors."""
+        """Return the reduction of a call's options. Raises HookConfigError if tensors have none such."""
+        check_device(call, tensors)
         op, factor = opts.reduceOp.__getstate__()
         for tensor in tensors:
             if tensor.dtype == torch.bool:
                 op = _OF_BOOLS.get(op, op)
             if instead := _instead(tensor, op):
-                raise HookConfigError(f"{call}: {op.name} of {tensor.dtype} on {tensor.device}: {instead}")
+                raise HookConfigError(f"{call}: {op.name} of {tensor.dtype}: {instead}")
         return cls(op, None if factor is None else float(factor))
 
     def by_switch(self, tensor: torch.Tensor) -> bool:
@@ -65,11 +67,16 @@ class Reduction(NamedTuple):
         return bits or (self.op in SUMS and tensor.dtype != torch.float64)
 
 
+def check_device(call: str, tensors: Iterable[torch.Tensor]) -> None:
+    """Raise HookConfigError unless all tensors are on devices from which they can be sent."""
+    for tensor in tensors:
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise HookConfigError(f"{call}: a tensor is on {tensor.device}; move it to cpu or cuda")
+
+
 def _instead(tensor: torch.Tensor, op: Any) -> str:
     """Return what to do instead of an impossible reduction; "" if it is possible."""
     dtype = tensor.dtype
-    if tensor.device.type not in ("cpu", "cuda"):
-        return "is not for this device; move the tensor to cpu or cuda"
     if dtype not in _FLOATS and dtype not in _INTEGERS and dtype != torch.bool:
         return "is not for this type; give torch.view_as_real(tensor), or a tensor of floats or integers"
     if op in _BITWISE and dtype in _FLOATS:
@@ -135,7 +142,7 @@ class TensorSums:
         self._combined(np.zeros(1, np.uint32), "add")
 
     def _bits(self, flat: torch.Tensor, inverted: bool = False) -> torch.Tensor:
-        """Return the OR of all workers' bits; inverted: of their complements, inverted, which is their AND."""
+        """Return the OR of all workers' bits; inverted: their AND, by the OR of their complements."""
         words, size = _as_words(flat)
         result = self._combined(~words, "or") if inverted else self._combined(words, "or")
         return torch.from_numpy((~result if inverted else result).view(np.uint8)[:size]).view(flat.dtype)

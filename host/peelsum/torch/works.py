@@ -43,8 +43,8 @@ class Submitted(dist.Work):
         if not concurrent.futures.wait([self._done], left).done:
             limit = timeout if own else self._limit
             raise CallTimeoutError(
-                f"{self._name}: not done after {limit.total_seconds():g} s; see that all ranks make the "
-                "same calls, or give it a longer timeout"
+                f"{self._name}: not done within its timeout of {limit.total_seconds():g} s; see that all "
+                "ranks make the same calls, or give it a longer one"
             )
         self._done.result()
         return True
@@ -76,7 +76,9 @@ class Submitted(dist.Work):
 class Finished(dist.Work):
     """Another's work, after which `finish` runs once, in the first thread that waits."""
 
-    def __init__(self, work: Any, tensors: Sequence[torch.Tensor], finish: Callable[[], None]) -> None:
+    def __init__(
+        self, work: Any, tensors: Sequence[torch.Tensor], finish: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__()
         self._work, self._tensors, self._finish = work, list(tensors), finish
         self._lock, self._is_finished = threading.Lock(), False
@@ -117,12 +119,13 @@ class Finished(dist.Work):
         """Return a future for the tensors."""
         future = future_of(self._tensors)
 
-        def complete(_: object) -> None:
+        def complete() -> None:
             try:
                 self.wait()
                 future.set_result(self._tensors)
             except Exception as error:
                 future.set_exception(error)  # type: ignore[arg-type]  # see `futures`
 
-        self._work.get_future().add_done_callback(complete)
+        # Not every work of gloo has a future of its own.
+        threading.Thread(target=complete, name="peelsum waits", daemon=True).start()
         return future

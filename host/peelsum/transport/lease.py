@@ -20,11 +20,13 @@ from peelsum.tls.tokens import LONGEST_TOKEN
 from peelsum.wire.datagrams import Address
 
 #: The longest request, in bytes, with its line end.
-LONGEST_REQUEST = 32 + LONGEST_TOKEN
+LONGEST_REQUEST = 48 + LONGEST_TOKEN
 #: Seconds without a response after which the wait is logged.
 _TELL_AFTER_S = 2.0
 _log = logging.getLogger("peelsum")
-_REQUEST = re.compile(rb"peelsum start ([0-9]{1,10})(?: ([\w-]{16,%d}))?" % LONGEST_TOKEN, re.ASCII)
+_REQUEST = re.compile(
+    rb"peelsum start ([0-9]{1,10})(?: for ([0-9]{1,4}) ranks)?(?: ([\w-]{16,%d}))?" % LONGEST_TOKEN, re.ASCII
+)
 
 
 class Request(NamedTuple):
@@ -34,21 +36,31 @@ class Request(NamedTuple):
     """The client's process id."""
     token: str
     """The job's token; empty if the client has none."""
+    ranks: int | None = None
+    """For another job than the one described: its number of workers."""
 
 
 class Lease:
     """A lease on a job: until `close`, no other process may start the job. `response` is the controller's."""
 
     def __init__(
-        self, controller: Address, patience_s: float, *, identity: Identity | None = None, token: str = ""
+        self,
+        controller: Address,
+        patience_s: float,
+        *,
+        identity: Identity | None = None,
+        token: str = "",
+        ranks: int | None = None,
     ) -> None:
         """Request a start.
 
+        ranks: of a further job, for a group of so many ranks; None requests the job that is described.
         identity: this worker's certificate, without which only controllers on loopback are asked.
         token: the job's. Raises OSError if the controller does not respond within `patience_s` seconds or
         one end refuses the other's certificate, TlsError if an identity is missing.
         """
         host = controller[0]
+        group = "" if ranks is None else f" for {ranks} ranks"
         require_tls("controller", host, identity, "set PEELSUM_TLS to a folder")
         self._link = socket.create_connection(controller, patience_s)
         if identity is not None:
@@ -63,7 +75,7 @@ class Lease:
         told.daemon = True
         told.start()
         try:
-            self._link.sendall(f"peelsum start {os.getpid()} {token}".rstrip().encode() + b"\n")
+            self._link.sendall(f"peelsum start {os.getpid()}{group} {token}".rstrip().encode() + b"\n")
             with self._link.makefile(encoding="utf-8") as lines:
                 self.response = lines.readline()
             if identity is not None and not self.response:
@@ -90,4 +102,6 @@ class Lease:
 def parsed_request(line: bytes) -> Request | None:
     """Return the request in a line (without its line end), or None if it is not one."""
     request = _REQUEST.fullmatch(line)
-    return Request(int(request[1]), (request[2] or b"").decode()) if request else None
+    if request is None:
+        return None
+    return Request(int(request[1]), (request[3] or b"").decode(), int(request[2]) if request[2] else None)

@@ -1,6 +1,6 @@
 """Run torch's own tests of a backend, `DistributedTest`, with ours, over a switch and `peelsum job serve`.
 
-    python tests/torch/distributed_test.py [--backend gloo] [NAME ...]
+    python tests/torch/torchs_own_tests.py [--backend gloo] [--ranks 8] [NAME ...]
 
 Prints what passed, what was skipped by reason, and what failed. A name chooses tests by a part of theirs.
 """
@@ -15,25 +15,26 @@ import time
 import unittest
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.distributed import distributed_c10d
 
 from peelsum import codec
-from peelsum.topology import Child
 from peelsum.torch.process_group import BACKEND
 from peelsum.transport import warming
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
-from free_ports import KeptPort, free_udp_base
+from patience import PATIENCE_S
+from served_job import Controlling, Switch
 
-RANKS = 4
 LANES = 32
-#: Ports of the switch: of the ranks and the server.
-PORTS = RANKS + 1
+#: Ports of the switch: of the ranks and the server, and spare ones for further groups.
+PORTS = 47
 JOB = """
 [job]
 id = 1
@@ -45,6 +46,7 @@ pipeline_lanes = {lanes}
 [ports]
 workers = {workers}
 server = {server}
+spare = {spare}
 """
 
 
@@ -61,11 +63,20 @@ class AsGloo(str):
         return hash("gloo")
 
 
-def tests_of(backend: str) -> Any:
+def tests_of(backend: str, ranks: int) -> Any:
     """Return torch's class of tests, for a backend. Its processes are forked from this one."""
-    environment = {**os.environ, "BACKEND": AsGloo(backend), "WORLD_SIZE": str(RANKS)}
+    environment = {**os.environ, "BACKEND": AsGloo(backend), "WORLD_SIZE": str(ranks)}
     with patch.object(os, "environ", environment):
+        from torch.testing._internal.common_distributed import DistTestCases
+
+        DistTestCases.backend_feature["plugin"].add(backend)  # it is available
         from torch.testing._internal.distributed import distributed_test as torchs
+
+    # Its own limit, 10 s, is short for a busy machine on which other ranks make a group.
+    torchs.Barrier.sync = partial(torchs.Barrier.sync, timeout=PATIENCE_S)
+    # By this, `monitored_barrier` refuses groups of other backends than gloo.
+    get_backend = distributed_c10d.get_backend
+    distributed_c10d.get_backend = lambda group=None: AsGloo(get_backend(group))
 
     class DistributedTest(torchs.TestDistBackend, torchs.DistributedTest._DistTestBase):  # type: ignore[misc]
         def setUp(self) -> None:
@@ -78,27 +89,20 @@ def tests_of(backend: str) -> Any:
 
 
 @contextmanager
-def served_job(folder: Path) -> Iterator[str]:
-    """Yield the address of a controller that admits a job at a switch of its own."""
-    base, p4runtime = free_udp_base(PORTS), KeptPort()
-    options = ("--ports", str(PORTS), "--udp-base", str(base), "--p4runtime", p4runtime.address)
-    switch = Child.peelsum("switch", "switch", "run", *options, "--json", "--child")
-    try:
-        switch.ready()
-        workers = list(range(1, RANKS + 1))
-        (folder / "job.toml").write_text(
-            JOB.format(ranks=RANKS, lanes=LANES, p4runtime=p4runtime.address, workers=workers, server=PORTS)
+def served_job(folder: Path, ranks: int) -> Iterator[str]:
+    """Yield the address of a controller that admits a job at a switch of its own, and further groups."""
+    workers, spare = list(range(1, ranks + 1)), list(range(ranks + 2, PORTS + 1))
+    with closing(Switch(ports=PORTS)) as switch:
+        described = JOB.format(
+            ranks=ranks,
+            lanes=LANES,
+            p4runtime=switch.p4runtime,
+            workers=workers,
+            server=ranks + 1,
+            spare=spare,
         )
-        options = (str(folder / "job.toml"), "--udp", f"127.0.0.1:{base}", "--listen", "127.0.0.1:0")
-        controller = Child.peelsum("controller", "job", "serve", *options, "--json", "--child")
-        try:
-            said = controller.ready()
-            yield f"//{said['host']}:{said['port']}"
-        finally:
-            controller.stop()
-    finally:
-        switch.stop()
-        p4runtime.close()
+        with closing(Controlling(folder, described, switch)) as controller:
+            yield "//{}:{}".format(*controller.address)
 
 
 class Told(unittest.TextTestResult):
@@ -106,15 +110,15 @@ class Told(unittest.TextTestResult):
 
     passed = 0
 
-    def startTest(self, test: unittest.TestCase) -> None:
+    def startTest(self, test: unittest.TestCase) -> None:  # noqa: N802 - unittest's name
         self.since = time.monotonic()
         super().startTest(test)
 
-    def addSuccess(self, test: unittest.TestCase) -> None:
+    def addSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802 - unittest's name
         self.passed += 1
         super().addSuccess(test)
 
-    def stopTest(self, test: unittest.TestCase) -> None:
+    def stopTest(self, test: unittest.TestCase) -> None:  # noqa: N802 - unittest's name
         self.stream.writeln(f"    {time.monotonic() - self.since:.1f} s")
         super().stopTest(test)
 
@@ -122,10 +126,11 @@ class Told(unittest.TextTestResult):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default=BACKEND)
+    parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("names", nargs="*")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    made = tests_of(asked.backend)
+    made = tests_of(asked.backend, asked.ranks)
     codec.warm_up()  # once, for all processes that are forked
     warming.warm_up(LANES)
     names = [
@@ -134,10 +139,12 @@ def main() -> int:
         if not asked.names or any(one in name for one in asked.names)
     ]
     suite = unittest.TestSuite(map(made, names))
-    with tempfile.TemporaryDirectory() as folder, served_job(Path(folder)) as address:
+    with tempfile.TemporaryDirectory() as folder, served_job(Path(folder), asked.ranks) as address:
         (Path(folder) / "barrier").touch()
-        # TIMEOUT: of a test, in seconds.
-        os.environ.update(BACKEND=asked.backend, WORLD_SIZE=str(RANKS), TEMP_DIR=folder, PEELSUM_JOB=address)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.update(
+            BACKEND=asked.backend, WORLD_SIZE=str(asked.ranks), TEMP_DIR=folder, PEELSUM_JOB=address
+        )
         result: Any = unittest.TextTestRunner(verbosity=2, resultclass=Told).run(suite)
     failed = result.failures + result.errors
     print(f"passed: {result.passed}")

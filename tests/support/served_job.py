@@ -1,0 +1,74 @@
+"""A switch and a `peelsum job serve` of a job there, each a process, for tests."""
+
+import json
+from contextlib import closing, contextmanager
+
+import psutil
+from free_ports import KeptPort, free_udp_base
+
+from peelsum.control import Controller
+from peelsum.topology import Child
+from peelsum.transport.lease import Lease
+
+#: How long a controller may take, in seconds.
+ASK_S = 60.0
+
+
+class Switch:
+    """A switch process of some ports, which can be restarted where it was. `more` are options."""
+
+    def __init__(self, *more, ports=3):
+        self.base, self._port, self._more, self._ports = free_udp_base(ports), KeptPort(), more, ports
+        self.p4runtime = self._port.address
+        self.start()
+
+    def start(self, ports=None):
+        ports = ports or self._ports
+        options = ("--ports", str(ports), "--udp-base", str(self.base), "--p4runtime", self.p4runtime)
+        self._child = Child.peelsum("switch", "switch", "run", *options, *self._more, "--json", "--child")
+        self._child.ready()
+
+    def stop(self):
+        self._child.stop()
+
+    def close(self):
+        """Stop, and do not start again."""
+        self.stop()
+        self._port.close()
+
+    @property
+    def jobs(self):
+        """Number and generation of each."""
+        with Controller.observe(self.p4runtime) as controller:
+            return [(job.job_id, job.generation) for job in controller.jobs()]
+
+
+class Controlling:
+    """A `peelsum job serve` of a description, over switches in the description's order."""
+
+    def __init__(self, folder, described, *switches):
+        description = folder / "job.toml"
+        description.write_text(described)
+        options = [word for one in switches for word in ("--udp", f"127.0.0.1:{one.base}")]
+        options += ["--listen", "127.0.0.1:0", "--json", "--child"]
+        self.child = Child.peelsum("controller", "job", "serve", str(description), *options)
+        said = self.child.ready()
+        self.address = (said["host"], said["port"])
+
+    def close(self):
+        self.child.stop()
+
+    @contextmanager
+    def asked(self):
+        """Yield the response to a request, whose connection stays open."""
+        with closing(Lease(self.address, ASK_S)) as lease:
+            yield json.loads(lease.response)
+
+    def wait_until_it_says(self, text):
+        while text not in self.child.next_line(ASK_S)["event"]:
+            pass
+
+    @property
+    def started(self):
+        """Its child processes."""
+        return psutil.Process(self.child.pid).children(recursive=True)

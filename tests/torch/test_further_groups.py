@@ -1,0 +1,69 @@
+"""Further groups of a process group: each sums over the switch in a job of its own, as long as it lives."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch_training as training
+from served_job import Controlling, Switch
+from torch_ranks import run_ranks
+
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("forked_children")]
+
+JOB = """
+[job]
+id = 255
+workers = 4
+timeout_s = 200.0
+[switch]
+p4runtime = "{p4runtime}"
+pipeline_lanes = 32
+[ports]
+workers = [1, 2, 3, 4]
+server = 5
+spare = {spare}
+"""
+
+
+def in_mesh(folder, spare):
+    """What `training.in_mesh` returns on four ranks, if so many ports are spare, and what was admitted."""
+    with closing(Switch(ports=5 + spare)) as switch:
+        described = JOB.format(p4runtime=switch.p4runtime, spare=list(range(6, 6 + spare)))
+        with closing(Controlling(folder, described, switch)) as controller:
+            environment = {"PEELSUM_JOB": "//{}:{}".format(*controller.address)}
+            told = run_ranks(
+                4, training.in_mesh, switch.p4runtime, environments=[environment] * 4, backend="peelsum"
+            )
+            while {number for number, _ in switch.jobs} - {255}:
+                pass  # the groups' leases have ended, and soon their jobs
+            return told
+
+
+#: Sums of the ranks 1, 2, 4 and 8 in rows and columns of two by two, and then of all.
+SUMS = [[3, 5, 15], [3, 10, 15], [12, 5, 15], [12, 10, 15]]
+
+
+def test_rows_and_columns_of_a_mesh_sum_at_the_same_time(tmp_path):
+    for (sums, numbers, then, warnings), expected in zip(in_mesh(tmp_path, 12), SUMS, strict=True):
+        assert sums == expected
+        assert numbers == [251, 252, 253, 254, 255]
+        assert then == [253, 254, 255]
+        assert warnings == []
+
+
+def test_groups_without_room_use_gloo_and_say_so(tmp_path):
+    """Five ports are room for one group of two ranks."""
+    told = in_mesh(tmp_path, 5)
+    for (sums, numbers, _, _), expected in zip(told, SUMS, strict=True):
+        assert sums == expected
+        assert numbers == [254, 255]
+    said = [warning for _, _, _, warnings in told for warning in warnings]
+    assert len(said) == 6
+    assert set(said) == {
+        "group of 2 ranks: uses gloo, as a group of 2 ranks needs 3 spare ports of the switch, and 2 are "
+        "free; add some to ports.spare of the job's description"
+    }
