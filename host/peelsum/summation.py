@@ -76,7 +76,7 @@ class PieceSummation(Summation, Protocol):
     """
 
     def reduce_scatter(self, words: Words) -> Words:
-        """Return this worker's piece of the sum over all workers, modulo 2**32: uint32[k] of uint32[n * k]."""
+        """Return this worker's piece of the sum, modulo 2**32: uint32[k] of uint32[n * k]."""
 
     def all_gather(self, words: Words) -> Words:
         """Return the words of all workers: uint32[n * k] of uint32[k]."""

@@ -9,6 +9,7 @@ import logging
 import pickle
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -18,8 +19,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
 from torch.distributed._functional_collectives import all_gather_tensor, reduce_scatter_tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -39,6 +40,7 @@ from peelsum.torch import (
     ready,
 )
 from peelsum.torch.process_group_summation import OrBy
+from peelsum.torch.tensor_sums import TensorSums
 
 WORDS, WIDTH = 64, 8
 
@@ -537,6 +539,31 @@ def sharded_by_torch(rank: int, steps: int, dims: tuple[int, ...]) -> list[np.nd
         step_loss(text, rank, step).backward()
         optimizer.step()
     return [one.to_local().detach().numpy() for one in text.parameters()]
+
+
+def recorded_in_shards(rank: int, steps: int, dims: tuple[int, ...]) -> list[tuple[str, int, int, Any, Any]]:
+    """Of every 10th sum of `sharded_by_torch`: kind, job, worker, what went in, what came out."""
+    made: list[tuple[str, int, int, Any, Any]] = []
+    calls: Counter[tuple[str, int]] = Counter()
+
+    def recorded(kind: str, method: Any) -> Any:
+        def call(self: TensorSums, tensor: torch.Tensor, reduction: Any) -> torch.Tensor:
+            self._precise_up_to = 0
+            result = method(self, tensor, reduction)
+            seat = self._summation.backend
+            if calls[kind, seat.config.job_id] % 10 == 0:
+                floats = (tensor.numpy().reshape(-1).copy(), result.numpy().reshape(-1).copy())
+                made.append((f"{kind} {reduction.op.name}", seat.config.job_id, seat.worker_id, *floats))
+            calls[kind, seat.config.job_id] += 1
+            return result
+
+        return call
+
+    for kind in ("scattered", "reduced"):
+        setattr(TensorSums, kind, recorded(kind, getattr(TensorSums, kind)))
+    sharded_by_torch(rank, steps, dims)
+    dist.destroy_process_group()
+    return made
 
 
 def restored(rank: int, sparsifier: Compressor | None) -> dict[str, Any]:

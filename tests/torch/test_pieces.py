@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import asdict
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
+import sums_of_floats
 import torch_training as training
+from served_job import Controlling, Switch
+from test_further_groups import JOB
 from torch_ranks import run_ranks
 
 from peelsum.topology import Star
@@ -48,3 +52,34 @@ def test_fsdp_trains_through_the_switch():
             np.testing.assert_array_equal(left, same)
             np.testing.assert_allclose(left, right, rtol=0, atol=1e-6)
     assert report.server["chunks_at_server"] > 0
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("dims", [(4,), (2, 2)], ids=["FSDP2 on 4 ranks", "HSDP of 2 by 2"])
+def test_every_sum_of_300_sharded_steps_is_exact(tmp_path, dims: tuple[int, ...]):
+    """With 2 % of the packets lost, by an independent computation of every 10th sum."""
+    with closing(Switch("--loss", "0.02", "--seed", "5", ports=17)) as switch:
+        described = JOB.format(p4runtime=switch.p4runtime, spare=list(range(6, 18)))
+        with closing(Controlling(tmp_path, described, switch)) as controller:
+            environment = {"PEELSUM_JOB": "//{}:{}".format(*controller.address)}
+            told = run_ranks(
+                4, training.recorded_in_shards, 300, dims, environments=[environment] * 4, backend="peelsum"
+            )
+    jobs: dict[int, dict[int, list]] = {}
+    for kind, job, worker, *floats in (call for rank in told for call in rank):
+        jobs.setdefault(job, {}).setdefault(worker, []).append((kind, *floats))
+    assert len(jobs) == (1 if dims == (4,) else 4)
+    checked = 0
+    for workers in jobs.values():
+        n = len(workers)
+        for calls in zip(*(workers[worker] for worker in range(n)), strict=True):
+            (kind,) = {call[0] for call in calls}
+            divisor = n if kind.endswith("AVG") else 1
+            for mine, (_, _, result) in enumerate(calls):
+                pieces = n if kind.startswith("scattered") else 1
+                given = [np.split(call[1], pieces)[mine % pieces] for call in calls]
+                if any(one.any() for one in given):
+                    expected = sums_of_floats.expected(given, 32, divisor).values
+                    np.testing.assert_array_equal(result.view(np.uint32), expected.view(np.uint32))
+                    checked += 1
+    assert checked > 100

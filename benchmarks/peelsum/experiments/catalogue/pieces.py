@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -107,7 +107,7 @@ def _rank(
     everybody = torch.from_numpy(drawn.astype(np.float32))
     piece = slice(rank * elements // ranks, (rank + 1) * elements // ranks)
     whole, own = everybody[rank].clone(), everybody[rank][piece].clone()
-    run = {
+    run: Callable[[Any], object] = {
         "all_reduce": lambda group: dist.all_reduce(whole, group=group),
         "reduce_scatter": lambda group: dist.reduce_scatter_tensor(own, everybody[rank], group=group),
         "all_gather": lambda group: dist.all_gather_into_tensor(whole, everybody[rank][piece], group=group),
