@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -124,6 +125,7 @@ class SwitchAllreduceState:
 
         An unreferenced state leaves by itself, and so does every state at exit unless sums are running.
         """
+        self._unused()
         self._sums.close()
         if self._tracing is not None:
             self._tracing.close()
@@ -166,6 +168,7 @@ class SwitchAllreduceState:
             )
         bucket = Bucket(buffer, [parameter.shape for parameter in parameters])
         done = bucket.future()
+        self._unused.detach()
         names, step = self._names.of(parameters), self._steps - self._passes.counted
         if self._tracing is not None:
             self._tracing.record(names, bucket, self.process_group)
@@ -192,7 +195,22 @@ class SwitchAllreduceState:
         flat = tensor.detach().view(-1)
         # One name for all tensors of a size suffices: only the choice of a form is kept between steps.
         name = f"tensor of {flat.numel()}"
-        self._sums.submit(Bucket(flat, [flat.shape]), (name,), self._steps, self.process_group).result()
+        self._unused.detach()
+        step = self._steps - self._passes.counted
+        self._sums.submit(Bucket(flat, [flat.shape]), (name,), step, self.process_group).result()
+        self.end_step()
+
+    def average_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Average gradients in place, at once, as a bucket; for trainers without DDP, after `backward`.
+
+        The same parameters must have gradients on all ranks.
+        """
+        given = {one: one.grad for one in parameters if one.grad is not None}
+        flat = torch.cat([gradient.flatten() for gradient in given.values()])
+        self.submit(flat, list(given)).wait()
+        for gradient, average in zip(given.values(), flat.split([one.numel() for one in given]), strict=True):
+            gradient.copy_(average.view_as(gradient))
+        self.end_step()
 
     def end_step(self) -> None:
         """Count a backward pass once one module's buckets have all been submitted; for `hook`."""
@@ -233,6 +251,7 @@ class SwitchAllreduceState:
 
     def _start(self, names: Iterable[tuple[str, torch.nn.Parameter]], decided: Mapping[str, Any]) -> None:
         """Set up what is neither pickled nor restored. `decided`: earlier decisions, as saved."""
+        self._unused = weakref.finalize(self, _warn_unused)
         self._names = ParameterNames()
         self._passes = PassCounter()
         self._tracing = Tracing.of_environment()
@@ -243,3 +262,11 @@ class SwitchAllreduceState:
             self._decisions.restore(decided)
         self._sums = BucketSums(self._settings, self._memory, self._history, self._decisions, self._stats.add)
         self.name(names)
+
+
+def _warn_unused() -> None:
+    """Tell that a state ends which no sum has ever reached: a trainer may have left out its hook silently."""
+    _LOGGER.warning(
+        "state: ends without having summed a gradient; register it by ddp.register_comm_hook(state, hook), and "
+        "with Lightning by peelsum.torch.lightning.SwitchStrategy: its DDPStrategy registers hooks on CUDA only"
+    )

@@ -1,0 +1,33 @@
+"""HSDP: FSDP2 shards within a group, and the hook averages each shard over its replicas."""
+
+import torch
+import torch.distributed as dist
+from task import OVER, RATE, Classifier, Trained, run, texts
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from peelsum.torch import SwitchAllreduceState, fsdp_hook
+
+
+def train() -> Trained:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    shards = max(dist.get_world_size() // 2, 1)
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // shards, shards), mesh_dim_names=("replicate", "shard"))
+    model = Classifier()
+    for layer in (model.embedding, model.linear):
+        fully_shard(layer, mesh=mesh["shard"])
+    fully_shard(model, mesh=mesh["shard"])
+    state = SwitchAllreduceState(mesh.get_group("replicate"), over=OVER, log_every=10)
+    for layer in (model.embedding, model.linear):
+        layer.set_all_reduce_hook(fsdp_hook(state))
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for batch in texts():
+        optimizer.zero_grad()
+        model(**batch)["loss"].backward()
+        optimizer.step()
+    return Trained(model, state, state.stats().metrics())
+
+
+if __name__ == "__main__":
+    run(train)
