@@ -20,7 +20,7 @@ def train() -> Trained:
         accelerator.backward(model(**batch)["loss"])
         optimizer.step()
         accelerator.log(state.stats().metrics(), step=step)
-    return Trained(model, state, state.stats().metrics())
+    return Trained(model, state, {})
 
 
 if __name__ == "__main__":

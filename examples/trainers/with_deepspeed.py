@@ -14,11 +14,12 @@ def train() -> Trained:
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     engine.enable_backward_allreduce = False
     state = SwitchAllreduceState(over=OVER)
-    for batch in texts():
+    for step, batch in enumerate(texts()):
         engine.backward(engine(**batch)["loss"])
         state.average_gradients(model.parameters())
         engine.step()
-    return Trained(model, state, state.stats().metrics())
+        engine.monitor.write_events([(*one, step) for one in state.stats().metrics().items()])
+    return Trained(model, state, {})
 
 
 if __name__ == "__main__":

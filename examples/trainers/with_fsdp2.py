@@ -12,11 +12,11 @@ def train() -> Trained:
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     model = Classifier()
-    for layer in (model.embedding, model.linear):
+    layers = (model.embedding, model.linear)
+    for layer in (*layers, model):
         fully_shard(layer)
-    fully_shard(model)
     state = SwitchAllreduceState(over=OVER, log_every=10)
-    for layer in (model.embedding, model.linear):
+    for layer in layers:
         layer.set_custom_reduce_scatter(fsdp_reduce_scatter(state))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     for batch in texts():

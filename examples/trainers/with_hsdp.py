@@ -12,14 +12,16 @@ from peelsum.torch import SwitchAllreduceState, fsdp_hook
 def train() -> Trained:
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-    shards = max(dist.get_world_size() // 2, 1)
-    mesh = init_device_mesh("cpu", (dist.get_world_size() // shards, shards), mesh_dim_names=("replicate", "shard"))
+    ranks = dist.get_world_size()
+    shards = ranks // 2
+    mesh = init_device_mesh("cpu", (ranks // shards, shards), mesh_dim_names=("replicate", "shard"))
+    copies, mesh = mesh.get_group("replicate"), mesh["shard"]
     model = Classifier()
-    for layer in (model.embedding, model.linear):
-        fully_shard(layer, mesh=mesh["shard"])
-    fully_shard(model, mesh=mesh["shard"])
-    state = SwitchAllreduceState(mesh.get_group("replicate"), over=OVER, log_every=10)
-    for layer in (model.embedding, model.linear):
+    layers = (model.embedding, model.linear)
+    for layer in (*layers, model):
+        fully_shard(layer, mesh=mesh)
+    state = SwitchAllreduceState(copies, over=OVER, log_every=10)
+    for layer in layers:
         layer.set_all_reduce_hook(fsdp_hook(state))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     for batch in texts():

@@ -67,7 +67,16 @@ class FsdpReduceScatter:
         op: dist.ReduceOp,
         async_op: bool = False,
     ) -> None:
-        """Replace `input_tensor` by its average, and `output_tensor` by this rank's shard of it."""
+        """Replace `input_tensor` by its average, and `output_tensor` by this rank's shard of it.
+
+        Raises HookConfigError if FSDP asks for another operation, or over other ranks than the state's.
+        """
+        ranks = dist.get_world_size(self._state.process_group)
+        if op != dist.ReduceOp.AVG or group.size() != ranks:
+            raise HookConfigError(
+                f"fully_shard: asks for {op} over {group.size()} ranks, but the state averages over {ranks}; reduce "
+                "in float32 or bfloat16, without a gradient divide factor, and give the state the mesh's group"
+            )
         self._state.average(input_tensor)
         output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
 

@@ -265,8 +265,8 @@ class SwitchAllreduceState:
 
 
 def _warn_unused() -> None:
-    """Tell that a state ends which no sum has ever reached: a trainer may have left out its hook silently."""
+    """Tell of a state that ends before any gradient came: a trainer may leave hooks out silently."""
     _LOGGER.warning(
-        "state: ends without having summed a gradient; register it by ddp.register_comm_hook(state, hook), and "
-        "with Lightning by peelsum.torch.lightning.SwitchStrategy: its DDPStrategy registers hooks on CUDA only"
+        "state: no gradient ever came to it; register it by ddp.register_comm_hook(state, hook), or with "
+        "Lightning, whose DDPStrategy registers hooks on CUDA only, by peelsum.torch.lightning.SwitchStrategy"
     )

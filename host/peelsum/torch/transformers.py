@@ -22,6 +22,7 @@ class SwitchCallback(TrainerCallback):
 
     def __init__(self, trainer: Trainer, state: SwitchAllreduceState) -> None:
         self._trainer, self._state, self._logged = trainer, state, HookStats()
+        self._hooked: DistributedDataParallel | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -30,10 +31,12 @@ class SwitchCallback(TrainerCallback):
         model = self._trainer.model_wrapped
         if not isinstance(model, DistributedDataParallel):
             raise HookConfigError(
-                f"trainer: has its model in {type(model).__name__}, not in DistributedDataParallel; start ranks "
-                "by torchrun, on CPUs with TrainingArguments(use_cpu=True), and without FSDP or DeepSpeed"
+                f"trainer: its model is {type(model).__name__}, not DistributedDataParallel; start ranks by "
+                "torchrun, on CPUs with TrainingArguments(use_cpu=True), and without FSDP or DeepSpeed"
             )
-        model.register_comm_hook(self._state, hook)
+        if model is not self._hooked:  # a second `train` finds the same model
+            model.register_comm_hook(self._state, hook)
+            self._hooked = model
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
