@@ -27,6 +27,7 @@ def train() -> Trained:
     trainer = lightning.Trainer(
         strategy=SwitchStrategy(state),
         accelerator="cpu",
+        num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
         devices=int(os.environ["LOCAL_WORLD_SIZE"]),
         use_distributed_sampler=False,
         max_epochs=1,

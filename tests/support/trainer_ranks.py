@@ -23,7 +23,7 @@ def environments(world: int, *more: dict[str, str]) -> list[dict[str, str]]:
     """What torchrun sets, as far as the trainers read it, and `more` for each rank."""
     places = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
     ranks = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "TORCHELASTIC_RUN_ID": "none"}
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "GROUP_WORLD_SIZE": "1"}
     return [ranks | address | place | (more[rank] if more else {}) for rank, place in enumerate(places)]
 
 

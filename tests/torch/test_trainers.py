@@ -74,7 +74,7 @@ def test_a_trainer_has_the_bits_of_the_plain_hook(example, by_hook):
 def test_over_a_switch(example, by_hook):
     skip_without(NEEDS[example])
     with Star(2) as star:
-        alone = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # a host for each rank
+        alone = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "2"}  # a host for each rank
         seats = [alone | {"PEELSUM_SEAT": json.dumps(asdict(seat))} for seat in star.seats]
         for parameters, saving, _ in run_ranks(
             2, trainer_ranks.trained, example, environments=_places(*seats)

@@ -74,8 +74,8 @@ class FsdpReduceScatter:
         ranks = dist.get_world_size(self._state.process_group)
         if op != dist.ReduceOp.AVG or group.size() != ranks:
             raise HookConfigError(
-                f"fully_shard: asks for {op} over {group.size()} ranks, but the state averages over {ranks}; reduce "
-                "in float32 or bfloat16, without a gradient divide factor, and give the state the mesh's group"
+                f"fully_shard: asks for {op} over {group.size()} ranks, but the state averages over {ranks}; "
+                "reduce float32 or bfloat16, set no divide factor, and give the state the mesh's group"
             )
         self._state.average(input_tensor)
         output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])

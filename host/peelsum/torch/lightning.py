@@ -35,7 +35,8 @@ class SwitchStrategy(DDPStrategy):
         output = super().optimizer_step(optimizer, closure, *rest, **options)
         module = self.lightning_module
         assert module is not None
-        if (module.global_step + 1) % module.trainer.log_every_n_steps == 0:
+        every: int = module.trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by its connectors
+        if (module.global_step + 1) % every == 0:
             before, self._logged = self._logged, self._state.stats()
             for name, number in self._logged.metrics(before).items():
                 module.log(name, number, prog_bar=name == "switch/saving")

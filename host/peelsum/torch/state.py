@@ -208,7 +208,8 @@ class SwitchAllreduceState:
         given = {one: one.grad for one in parameters if one.grad is not None}
         flat = torch.cat([gradient.flatten() for gradient in given.values()])
         self.submit(flat, list(given)).wait()
-        for gradient, average in zip(given.values(), flat.split([one.numel() for one in given]), strict=True):
+        averages = flat.split_with_sizes([one.numel() for one in given])
+        for gradient, average in zip(given.values(), averages, strict=True):
             gradient.copy_(average.view_as(gradient))
         self.end_step()
 
