@@ -34,8 +34,9 @@ def trained(rank: int, example: str) -> tuple[np.ndarray, float, dict[str, float
     with _logged(example) as logged:
         outcome = module.train()
     outcome.state.close()
-    parameters = importlib.import_module("task").parameters(outcome.model).numpy()
-    return parameters, outcome.state.stats().saving, {**outcome.shown, **logged}
+    task = importlib.import_module("task")
+    assert outcome.state.stats().steps == task.STEPS
+    return task.parameters(outcome.model).numpy(), outcome.state.stats().saving, {**outcome.shown, **logged}
 
 
 @contextmanager

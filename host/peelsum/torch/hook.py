@@ -64,7 +64,7 @@ class FsdpReduceScatter:
         output_tensor: torch.Tensor,
         input_tensor: torch.Tensor,
         group: dist.ProcessGroup,
-        op: dist.ReduceOp,
+        op: dist.ReduceOp | dist.ReduceOp.RedOpType,
         async_op: bool = False,
     ) -> None:
         """Replace `input_tensor` by its average, and `output_tensor` by this rank's shard of it.
