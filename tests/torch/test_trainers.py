@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import re
@@ -113,6 +114,8 @@ def test_lightnings_own_strategy_leaves_the_hook_out_and_the_state_says_so():
 
 @pytest.mark.parametrize("end", ["close", "__del__"])
 def test_a_state_that_was_never_called_says_so_once(end, caplog):
+    gc.collect()  # states of other tests
+    caplog.clear()
     state = SwitchAllreduceState(over="gloo")
     if end == "close":
         state.close()

@@ -112,6 +112,7 @@ class SwitchAllreduceState:
         self._steps = 0
         self._start(names, {})
         self._settings.check_forms(self._names.given)
+        self._unused = weakref.finalize(self, _warn_unused)
 
     def connect(self) -> None:
         """Connect to the backend and compile kernels now, on all ranks, not in the first backward pass.
@@ -245,6 +246,7 @@ class SwitchAllreduceState:
         self._history.restore(seen)
         self.process_group = None
         self._start((), decided)
+        self._unused = weakref.finalize(self, _warn_unused)
         _LOGGER.warning(
             "SwitchAllreduceState restored with all ranks as process_group, and without parameters' names: "
             "set process_group and call name() before the first step if they differed"
@@ -252,7 +254,6 @@ class SwitchAllreduceState:
 
     def _start(self, names: Iterable[tuple[str, torch.nn.Parameter]], decided: Mapping[str, Any]) -> None:
         """Set up what is neither pickled nor restored. `decided`: earlier decisions, as saved."""
-        self._unused = weakref.finalize(self, _warn_unused)
         self._names = ParameterNames()
         self._passes = PassCounter()
         self._tracing = Tracing.of_environment()
