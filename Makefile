@@ -13,7 +13,7 @@ PYTEST := $(BIN)/pytest -q --maxprocesses 8 --dist loadfile --no-loadscope-reord
 # One process more than processors: many tests wait for others.
 ONE_MORE := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)' 2>/dev/null || echo logical)
 
-.PHONY: setup demo test test-system test-slow test-all test-torch gpu mutants check docs format bench experiments clean
+.PHONY: setup demo test test-system test-slow test-all test-torch test-trainers gpu mutants check docs format bench experiments clean
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.installed
@@ -48,6 +48,13 @@ test-torch:
 	$(OTHER)/bin/pip install --quiet -c $(OTHER)/constraints.txt -e '.[dev]' torch==$(TORCH)
 	$(OTHER)/bin/pytest -q -n logical --dist loadfile tests/torch -m "not slow and not system"
 	$(OTHER)/bin/pytest -q tests/cli/test_snippets.py -k "torch.md or traces.md or train-a-model.md"
+
+# The examples of all trainers, with those that `make setup` leaves out, in an environment of its own.
+TRAINERS := build/trainers
+test-trainers:
+	test -d $(TRAINERS) || $(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/pip install --quiet -c constraints.txt -e '.[dev]' deepspeed==0.19.8 torchtitan==0.2.2
+	DS_ACCELERATOR=cpu $(TRAINERS)/bin/pytest -q tests/torch/test_trainers.py
 
 # On a machine with a GPU: the tests that need one, the benchmarks, and their pages in docs/results/gpu.
 gpu: $(VENV)/.installed

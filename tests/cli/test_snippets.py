@@ -21,6 +21,7 @@ LONG = {
     "docs/how-to/deploy.md": pytest.mark.system,
     "docs/how-to/run-the-demo.md": pytest.mark.system,
     "docs/how-to/use-bmv2-and-mininet.md": pytest.mark.system,
+    "docs/how-to/use-with-your-trainer.md": pytest.mark.system,
     "docs/reference/topology.md": pytest.mark.system,
     "docs/reference/torch.md": pytest.mark.system,
     "docs/reference/traces.md": pytest.mark.system,

@@ -36,6 +36,7 @@ from peelsum.torch import (
     SwitchAllreduceState,
     bucket_sum,
     fsdp_hook,
+    fsdp_reduce_scatter,
     hook,
     ready,
 )
@@ -564,6 +565,20 @@ def recorded_in_shards(rank: int, steps: int, dims: tuple[int, ...]) -> list[tup
     sharded_by_torch(rank, steps, dims)
     dist.destroy_process_group()
     return made
+
+
+def sharded_otherwise(rank: int, factor: float | None) -> str:
+    """Return the error of a reduce-scatter over two ranks, with a gradient divide factor or without."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("replicate", "shard"))
+    text = fully_shard(Text(), mesh=mesh["shard"])
+    text.set_custom_reduce_scatter(fsdp_reduce_scatter(SwitchAllreduceState(over="gloo")))
+    if factor is not None:
+        text.set_gradient_divide_factor(factor * 2)
+    try:
+        step_loss(text, rank, 0).backward()
+    except HookConfigError as error:
+        return str(error)
+    return ""
 
 
 def restored(rank: int, sparsifier: Compressor | None) -> dict[str, Any]:

@@ -23,6 +23,13 @@ def test_replicas_train_as_by_torch():
             np.testing.assert_array_equal(left, right)
 
 
+@pytest.mark.parametrize("factor", [None, 2.0])
+def test_what_is_no_average_over_the_state_s_ranks_is_refused(factor):
+    """Either FSDP divides by another factor, or it shards over two of the state's four ranks."""
+    for said in run_ranks(2 if factor else 4, training.sharded_otherwise, factor):
+        assert "give the state the mesh's group" in said
+
+
 def test_sparsifiers_are_refused():
     torch = pytest.importorskip("torch")
     with pytest.raises(HookConfigError, match="compressor: is for DDP"):

@@ -180,7 +180,7 @@ def test_a_device_without_room_goes_on_with_words_of_the_host(
             break
         shortage, first = Shortage(first + 1), first + 1
     assert first > 15
-    assert len(caplog.records) == first - 1
+    assert sum(one.name != "peelsum.torch.state" for one in caplog.records) == first - 1
 
 
 def test_without_room_for_words_each_worker_has_one_error(monkeypatch: pytest.MonkeyPatch) -> None:

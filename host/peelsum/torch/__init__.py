@@ -10,7 +10,7 @@ import torch
 
 from peelsum.compress import RandomK, Threshold, TopK
 from peelsum.torch.errors import CallTimeoutError, HookConfigError, HookError, HookFailedError
-from peelsum.torch.hook import fsdp_hook, hook
+from peelsum.torch.hook import fsdp_hook, fsdp_reduce_scatter, hook
 from peelsum.torch.process_group import SwitchOptions, SwitchProcessGroup, register_backend
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.restarts import init_process_group
@@ -33,6 +33,7 @@ __all__ = [
     "Threshold",
     "TopK",
     "fsdp_hook",
+    "fsdp_reduce_scatter",
     "hook",
     "init_process_group",
 ]

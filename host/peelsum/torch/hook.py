@@ -1,9 +1,10 @@
 """The functions that PyTorch calls: the communication hooks of DDP and FSDP2."""
 
 # No `from __future__ import annotations`: DDP inspects the annotations as objects.
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not exported, but documented
 
 from peelsum.torch.errors import HookConfigError
@@ -35,6 +36,49 @@ def fsdp_hook(state: SwitchAllreduceState) -> Callable[[torch.Tensor], None]:
     """
     _check(state)
     return state.average
+
+
+def fsdp_reduce_scatter(state: SwitchAllreduceState) -> "FsdpReduceScatter":
+    """Return what `set_custom_reduce_scatter` takes, for modules that `fully_shard` shards in one dimension.
+
+    Each rank takes its shard from the average of the whole gradient over the ranks of
+    `state.process_group`, which are those that shard. FSDP waits for it layer by layer.
+    Raises HookConfigError if `state` is not a SwitchAllreduceState.
+    """
+    _check(state)
+    return FsdpReduceScatter(state)
+
+
+class FsdpReduceScatter:
+    """A reduce-scatter of FSDP2, as torch's class `ReduceScatter` defines it, by an exact average."""
+
+    def __init__(self, state: SwitchAllreduceState) -> None:
+        self._state = state
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return memory for a gradient, or a shard of it."""
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp | dist.ReduceOp.RedOpType,
+        async_op: bool = False,
+    ) -> None:
+        """Replace `input_tensor` by its average, and `output_tensor` by this rank's shard of it.
+
+        Raises HookConfigError if FSDP asks for another operation, or over other ranks than the state's.
+        """
+        ranks = dist.get_world_size(self._state.process_group)
+        if op != dist.ReduceOp.AVG or group.size() != ranks:
+            raise HookConfigError(
+                f"fully_shard: asks for {op} over {group.size()} ranks, but the state averages over {ranks}; "
+                "reduce float32 or bfloat16, set no divide factor, and give the state the mesh's group"
+            )
+        self._state.average(input_tensor)
+        output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
 
 
 def _check(state: object) -> None:

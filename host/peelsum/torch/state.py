@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -111,6 +112,7 @@ class SwitchAllreduceState:
         self._steps = 0
         self._start(names, {})
         self._settings.check_forms(self._names.given)
+        self._unused = weakref.finalize(self, _warn_unused)
 
     def connect(self) -> None:
         """Connect to the backend and compile kernels now, on all ranks, not in the first backward pass.
@@ -124,6 +126,7 @@ class SwitchAllreduceState:
 
         An unreferenced state leaves by itself, and so does every state at exit unless sums are running.
         """
+        self._unused()
         self._sums.close()
         if self._tracing is not None:
             self._tracing.close()
@@ -166,6 +169,7 @@ class SwitchAllreduceState:
             )
         bucket = Bucket(buffer, [parameter.shape for parameter in parameters])
         done = bucket.future()
+        self._unused.detach()
         names, step = self._names.of(parameters), self._steps - self._passes.counted
         if self._tracing is not None:
             self._tracing.record(names, bucket, self.process_group)
@@ -192,7 +196,23 @@ class SwitchAllreduceState:
         flat = tensor.detach().view(-1)
         # One name for all tensors of a size suffices: only the choice of a form is kept between steps.
         name = f"tensor of {flat.numel()}"
-        self._sums.submit(Bucket(flat, [flat.shape]), (name,), self._steps, self.process_group).result()
+        self._unused.detach()
+        step = self._steps - self._passes.counted
+        self._sums.submit(Bucket(flat, [flat.shape]), (name,), step, self.process_group).result()
+        self.end_step()
+
+    def average_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Average gradients in place, at once, as a bucket; for trainers without DDP, after `backward`.
+
+        The same parameters must have gradients on all ranks.
+        """
+        given = {one: one.grad for one in parameters if one.grad is not None}
+        flat = torch.cat([gradient.flatten() for gradient in given.values()])
+        self.submit(flat, list(given)).wait()
+        averages = flat.split_with_sizes([one.numel() for one in given])
+        for gradient, average in zip(given.values(), averages, strict=True):
+            gradient.copy_(average.view_as(gradient))
+        self.end_step()
 
     def end_step(self) -> None:
         """Count a backward pass once one module's buckets have all been submitted; for `hook`."""
@@ -226,6 +246,7 @@ class SwitchAllreduceState:
         self._history.restore(seen)
         self.process_group = None
         self._start((), decided)
+        self._unused = weakref.finalize(self, _warn_unused)
         _LOGGER.warning(
             "SwitchAllreduceState restored with all ranks as process_group, and without parameters' names: "
             "set process_group and call name() before the first step if they differed"
@@ -243,3 +264,11 @@ class SwitchAllreduceState:
             self._decisions.restore(decided)
         self._sums = BucketSums(self._settings, self._memory, self._history, self._decisions, self._stats.add)
         self.name(names)
+
+
+def _warn_unused() -> None:
+    """Tell of a state that ends before any gradient came: a trainer may leave hooks out silently."""
+    _LOGGER.warning(
+        "state: no gradient ever came to it; register it by ddp.register_comm_hook(state, hook), or with "
+        "Lightning, whose DDPStrategy registers hooks on CUDA only, by peelsum.torch.lightning.SwitchStrategy"
+    )

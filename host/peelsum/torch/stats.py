@@ -100,18 +100,28 @@ class HookStats:
         """Bytes that dense gradients would take, over the bytes sent; 1 before the first sum."""
         return self.dense_bytes / self.wire_bytes if self.wire_bytes else 1.0
 
-    def since(self, before: HookStats) -> str:
-        """Return one line about the steps since `before`."""
+    def metrics(self, before: HookStats | None = None) -> dict[str, float]:
+        """Return numbers for a trainer's log by name: averages of the steps since `before`, or of all."""
+        before = before or HookStats()
         steps = max(self.steps - before.steps, 1)
         sent, dense = self.wire_bytes - before.wire_bytes, self.dense_bytes - before.dense_bytes
-        encode, network, decode, wait = (
-            1e3 * (getattr(self, name) - getattr(before, name)) / steps
-            for name in ("encode_s", "network_s", "decode_s", "wait_s")
-        )
+        return {
+            "switch/mb": sent / steps / 1e6,
+            "switch/saving": dense / max(sent, 1),
+            "switch/encode_ms": 1e3 * (self.encode_s - before.encode_s) / steps,
+            "switch/exchange_ms": 1e3 * (self.network_s - before.network_s) / steps,
+            "switch/decode_ms": 1e3 * (self.decode_s - before.decode_s) / steps,
+            "switch/wait_ms": 1e3 * (self.wait_s - before.wait_s) / steps,
+            "switch/non_finite": float(self.non_finite - before.non_finite),
+        }
+
+    def since(self, before: HookStats) -> str:
+        """Return one line about the steps since `before`."""
+        sent, saving, encode, network, decode, wait, non_finite = self.metrics(before).values()
         return (
-            f"step {self.steps}: {sent / steps / 1e6:.3f} MB a step, {dense / max(sent, 1):.1f} times less "
+            f"step {self.steps}: {sent:.3f} MB a step, {saving:.1f} times less "
             f"than dense; ms a step: encode {encode:.1f}, exchange {network:.1f}, decode {decode:.1f}, "
-            f"waited for {wait:.1f}; gradients that were not finite: {self.non_finite - before.non_finite}"
+            f"waited for {wait:.1f}; gradients that were not finite: {non_finite:.0f}"
         )
 
 

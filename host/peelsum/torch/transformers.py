@@ -1,0 +1,47 @@
+"""A callback for the Trainer of Hugging Face's Transformers, whose arguments have no place for a hook."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from peelsum.torch.errors import HookConfigError
+from peelsum.torch.hook import hook
+from peelsum.torch.state import SwitchAllreduceState
+from peelsum.torch.stats import HookStats
+
+
+class SwitchCallback(TrainerCallback):
+    """Registers the hook on the trainer's DDP: `trainer.add_callback(SwitchCallback(trainer, state))`.
+
+    Every `logging_steps` steps it logs what the sums took since, as `HookStats.metrics` names it, by
+    `trainer.log`, which also has it in the progress bar.
+    """
+
+    def __init__(self, trainer: Trainer, state: SwitchAllreduceState) -> None:
+        self._trainer, self._state, self._logged = trainer, state, HookStats()
+        self._hooked: DistributedDataParallel | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Register the hook on the model that the trainer has wrapped. Raises HookConfigError without DDP."""
+        model = self._trainer.model_wrapped
+        if not isinstance(model, DistributedDataParallel):
+            raise HookConfigError(
+                f"trainer: its model is {type(model).__name__}, not DistributedDataParallel; start ranks by "
+                "torchrun, on CPUs with TrainingArguments(use_cpu=True), and without FSDP or DeepSpeed"
+            )
+        if model is not self._hooked:  # a second `train` finds the same model
+            model.register_comm_hook(self._state, hook)
+            self._hooked = model
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Log what the sums took since the last call that logged."""
+        if state.global_step % args.logging_steps == 0:
+            before, self._logged = self._logged, self._state.stats()
+            self._trainer.log(self._logged.metrics(before))

@@ -1,0 +1,93 @@
+"""The ranks' part in the tests of trainers: the examples, as they stand."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch_training as training
+
+from peelsum.torch import SwitchAllreduceState, hook
+
+EXAMPLES = Path(__file__).parents[2] / "examples/trainers"
+
+
+def environments(world: int, *more: dict[str, str]) -> list[dict[str, str]]:
+    """What torchrun sets, as far as the trainers read it, and `more` for each rank."""
+    places = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+    ranks = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "TORCHELASTIC_RUN_ID": "none"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "GROUP_WORLD_SIZE": "1"}
+    return [ranks | address | place | (more[rank] if more else {}) for rank, place in enumerate(places)]
+
+
+def trained(rank: int, example: str) -> tuple[np.ndarray, float, dict[str, float]]:
+    """Parameters after an example's training, what it saved, and the last numbers of the trainer's log."""
+    sys.path.insert(0, str(EXAMPLES))
+    module = importlib.import_module(example)
+    with _logged(example) as logged:
+        outcome = module.train()
+    outcome.state.close()
+    task = importlib.import_module("task")
+    assert outcome.state.stats().steps == task.STEPS
+    return task.parameters(outcome.model).numpy(), outcome.state.stats().saving, {**outcome.shown, **logged}
+
+
+@contextmanager
+def _logged(example: str) -> Iterator[dict[str, float]]:
+    """Yield the numbers that the example gives to a log that keeps none."""
+    numbers: dict[str, float] = {}
+    if example == "with_accelerate":
+        with patch("accelerate.Accelerator.log", lambda _, values, step: numbers.update(values)):
+            yield numbers
+    elif example == "with_deepspeed":
+        write = "deepspeed.monitor.monitor.MonitorMaster.write_events"
+        with patch(write, lambda _, events: numbers.update((name, value) for name, value, _ in events)):
+            yield numbers
+    else:
+        yield numbers
+
+
+def left_out(rank: int) -> tuple[float, list[str]]:
+    """What a state saved, and what it said, when it was given to Lightning's own DDPStrategy."""
+    sys.path.insert(0, str(EXAMPLES))
+    import lightning
+    import with_lightning
+    from lightning.pytorch.strategies import DDPStrategy
+
+    state, said = SwitchAllreduceState(over="gloo"), _Said()
+    logging.getLogger("peelsum.torch").addHandler(said)
+    strategy = DDPStrategy(ddp_comm_state=state, ddp_comm_hook=hook)
+    options = {"enable_checkpointing": False, "logger": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(strategy=strategy, accelerator="cpu", devices=2, max_steps=2, **options)
+    trainer.fit(with_lightning.Module(), with_lightning.texts())
+    state.close()
+    return state.stats().saving, said.messages
+
+
+class _Said(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def without_ddp(rank: int, steps: int) -> tuple[np.ndarray, int]:
+    """Parameters after `steps` without DDP, by `average_gradients`, and the steps that the state counted."""
+    torch.manual_seed(7)
+    model, state = training.Text(), SwitchAllreduceState(over="gloo")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for step in range(steps):
+        optimizer.zero_grad()
+        training.step_loss(model, rank, step).backward()
+        state.average_gradients(model.parameters())
+        optimizer.step()
+    return training.parameters(model), state.stats().steps
