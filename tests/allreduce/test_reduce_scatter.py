@@ -7,21 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation, Part, reduce_scatter
-from peelsum.summation import Words
-
-
-class Pieces:
-    """A summation in memory that gives out pieces of ordinary sums."""
-
-    def __init__(self, whole: LocalSummation) -> None:
-        self.whole = whole
-        self.lanes, self.workers, self.worker_id = whole.lanes, whole.workers, whole.worker_id
-        self.sum_words = whole.sum_words
-
-    def reduce_scatter(self, words: Words) -> Words:
-        (total,) = self.whole.sum_words([Part(words, "add")])
-        return np.split(total, self.workers)[self.worker_id]
+from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation, reduce_scatter
 
 
 def drawn(workers: int, size: int, seed: int) -> list[np.ndarray]:
@@ -49,7 +35,7 @@ def test_a_piece_has_the_bits_of_an_allreduce(
     def work(summation: LocalSummation) -> tuple[np.ndarray, np.ndarray]:
         mine = summation.worker_id
         given = tensors[mine].copy()
-        piece = reduce_scatter(Pieces(summation), given, average=average, implementation=implementation)
+        piece = reduce_scatter(summation, given, average=average, implementation=implementation)
         np.testing.assert_array_equal(given.view(np.uint32), tensors[mine].view(np.uint32))
         step = Allreduce(summation, forms="dense", average=average).sum(np.split(tensors[mine], workers))
         return piece, list(step.values())[mine].values
@@ -75,8 +61,8 @@ def test_a_piece_has_the_bits_of_an_allreduce(
 )
 def test_what_has_no_pieces_is_refused(values: np.ndarray) -> None:
     with pytest.raises(InvalidRequestError, match="values: "):
-        reduce_scatter(Pieces(LocalSummation.group(2)[0]), values)
+        reduce_scatter(LocalSummation.group(2)[0], values)
 
 
 def test_nothing_is_sent_of_nothing() -> None:
-    assert reduce_scatter(Pieces(LocalSummation.group(2)[0]), np.zeros(0, np.float32)).size == 0
+    assert reduce_scatter(LocalSummation.group(2)[0], np.zeros(0, np.float32)).size == 0

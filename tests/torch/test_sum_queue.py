@@ -20,7 +20,7 @@ import torch
 from peelsum.allreduce import Part
 from peelsum.torch import HookError, HookFailedError
 from peelsum.torch.futures import pass_on
-from peelsum.torch.process_group import _Submitted
+from peelsum.torch.works import Submitted
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
 
 
@@ -248,7 +248,7 @@ def test_an_error_of_leaving_is_raised_by_close(held, monkeypatch):
 def test_no_error_passes_for_a_result(error):
     """The waiter for the future of a process group's call gets the error, not a result."""
     done = Future()
-    future = _Submitted(done, [torch.ones(1)], "allreduce", timedelta(seconds=PATIENCE_S)).get_future()
+    future = Submitted(done, [torch.ones(1)], "allreduce", timedelta(seconds=PATIENCE_S)).get_future()
     done.set_exception(error)
     with pytest.raises((ValueError, HookFailedError)) as raised:
         future.wait()
