@@ -67,3 +67,19 @@ class Summation(Protocol):
         Raises if there is no progress for too long; the message names the job, the oldest chunk and the
         missing workers. Raises NotBegunError for want of a device's memory.
         """
+
+
+class PieceSummation(Summation, Protocol):
+    """A backend that also sends words to one worker, and from one.
+
+    Of n workers, each has a piece of some tensors; pieces lie end to end in the order of the workers.
+    """
+
+    def reduce_scatter(self, words: Words) -> Words:
+        """Return this worker's piece of the sum over all workers, modulo 2**32: uint32[k] of uint32[n * k]."""
+
+    def all_gather(self, words: Words) -> Words:
+        """Return the words of all workers: uint32[n * k] of uint32[k]."""
+
+    def broadcast(self, words: Words, root: int) -> Words:
+        """Return the words of worker `root`, from 0. Words of the others count for their number only."""

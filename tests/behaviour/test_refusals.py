@@ -22,7 +22,7 @@ def job(rig):
         (0, 2, Verdict.BAD_VERSION),
         (1, 0, Verdict.FOREIGN_PORT),
         (1, 8, Verdict.FOREIGN_PORT),
-        (2, 0x10, Verdict.RESERVED_FLAGS),
+        (2, 0x20, Verdict.RESERVED_FLAGS),
         (2, 0x80, Verdict.RESERVED_FLAGS),
         (3, 0, Verdict.UNKNOWN_JOB),
         (3, 9, Verdict.UNKNOWN_JOB),

@@ -48,7 +48,7 @@ def submit_next(network: VirtualNetwork, actor: Actor, worker: int, rounds: list
     if number == len(rounds):
         actor.machine.finish(network.now)
     elif number == 0 or network.random.random() < 0.5 or number - 1 in actor.sums:
-        assert actor.machine.submit(rounds[number].inputs[worker], rounds[number].op) == number
+        assert rounds[number].submit(actor.machine, worker) == number
         number += 1
     network.poke(actor)
     if actor.machine._finishing:
@@ -73,10 +73,10 @@ def summing(network: VirtualNetwork, config: JobConfig, chunks: int) -> list[Act
 
 
 def check(actors: list[Actor], rounds: list[Round]) -> None:
-    for actor in actors:
+    for worker, actor in enumerate(actors):
         assert sorted(actor.sums) == list(range(len(rounds)))
         for ticket, one in enumerate(rounds):
-            np.testing.assert_array_equal(actor.sums[ticket], one.expected)
+            np.testing.assert_array_equal(actor.sums[ticket], one.expected_at(worker))
 
 
 def drawn_config(random: Random, job_id: int, first_chunk: int, racks: int = 0) -> JobConfig:

@@ -91,7 +91,7 @@ def test_pack_refuses_an_unknown_field():
         (0, 2, "version: 2"),
         (1, 0, "kind: 0"),
         (1, 8, "kind: 8"),
-        (2, 0x10, "flags: 0x10 sets reserved bits"),
+        (2, 0x20, "flags: 0x20 sets reserved bits"),
         (3, 0, "job_id: 0 is reserved"),
     ],
 )

@@ -72,7 +72,7 @@ def test_any_bytes_are_read_alike_and_built_again(payload):
 )
 def test_what_the_page_has_receivers_drop_is_malformed(version, kind, flags, job_id):
     packet = scapy.Peelsum(version=version, kind=kind, flags=flags, job_id=job_id, lanes=[1])
-    drop = version != 1 or flags & 0xF0 or kind not in scapy.KINDS or (job_id == 0 and kind != 6)
+    drop = version != 1 or flags & 0xE0 or kind not in scapy.KINDS or (job_id == 0 and kind != 6)
     assert wire.malformed(np.frombuffer(bytes(packet), np.uint8)[None], 1).tolist() == [bool(drop)]
 
 
@@ -132,8 +132,8 @@ def test_a_short_datagram_is_left_raw():
             "NEED job 1 generation 0 chunk 0 to worker 3, workers 0 31, 1 lanes",
         ),
         (
-            {"kind": "RESEND", "flags": 0x10},
-            "RESEND job 1 generation 0 chunk 0 from nobody in particular, RESERVED4, 32 lanes",
+            {"kind": "RESEND", "flags": 0x20},
+            "RESEND job 1 generation 0 chunk 0 from nobody in particular, RESERVED5, 32 lanes",
         ),
         ({"kind": "RESET", "chunk_id": 4095}, "RESET slot 4095"),
         ({"kind": 99}, "kind 99 job 1 generation 0 chunk 0 from nobody in particular, 32 lanes"),

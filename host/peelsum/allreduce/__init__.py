@@ -17,6 +17,7 @@ from peelsum.allreduce.history import History
 from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index, IndexForm
 from peelsum.allreduce.local import LocalSummation
 from peelsum.allreduce.plan import Choice, Form, Plan, Settings, TensorPlan
+from peelsum.allreduce.reduce_scatter import reduce_scatter
 from peelsum.allreduce.result import StepResult, TensorResult
 from peelsum.summation import Op, Part, Summation
 
@@ -47,4 +48,5 @@ __all__ = [
     "SummationStalledError",
     "TensorPlan",
     "TensorResult",
+    "reduce_scatter",
 ]

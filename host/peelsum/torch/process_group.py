@@ -27,6 +27,7 @@ from peelsum.codec import warm_up
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.gloo_calls import by_gloo
 from peelsum.torch.host_memory import Bucket
+from peelsum.torch.piece_calls import CALLS
 from peelsum.torch.ready import when_all_are_ready
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
 from peelsum.torch.switch_seat import connect_group, connect_rank
@@ -39,13 +40,7 @@ _GLOO = dist.ProcessGroup.BackendType.GLOO
 #: Calls for gloo. Versions of torch before 2.12 have the names with `base` and `tensor`, later ones those
 #: with `single`.
 _BY_GLOO = (
-    "_allgather_base",
-    "_reduce_scatter_base",
-    "allgather",
     "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "all_gather_single",
-    "all_gather_single_coalesced",
     "all_to_all_single",
     "alltoall",
     "alltoall_base",
@@ -53,10 +48,6 @@ _BY_GLOO = (
     "monitored_barrier",
     "recv",
     "recv_anysource",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
     "scatter",
     "send",
 )
@@ -161,7 +152,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
         (tensor,) = tensors
         if self._sums is None or tensor.layout != torch.strided:
             return by_gloo(self._gloo, "broadcast", tensors, opts)
-        sent = functools.partial(self._sums.sent, root=opts.rootRank == self.rank())
+        sent = functools.partial(self._sums.sent, root=opts.rootRank)
         return self._submit("broadcast", opts, tensors, sent)
 
     def barrier(self, opts: Any = None) -> Any:
@@ -209,6 +200,33 @@ class SwitchProcessGroup(dist.ProcessGroup):
 
         return self._work(name, opts, tensors, work)
 
+    def _submit_pieces(
+        self,
+        name: str,
+        opts: Any,
+        pairs: list[tuple[list[torch.Tensor], list[torch.Tensor]]],
+        result: Callable[[torch.Tensor], torch.Tensor],
+    ) -> dist.Work:
+        """Queue a call whose `result` of what is read, end to end, is written to tensors of equal length."""
+        written = [one for out, _ in pairs for one in out]
+        flat = [torch.cat([one.detach().reshape(-1) for one in given]) for _, given in pairs]
+        if self._check is not None:
+            for one in flat:
+                if "gather" in name:
+                    by_gloo(self._check, "allgather", [[one.clone()]], [one], type(opts)()).wait()
+                else:
+                    by_gloo(self._check, "reduce_scatter", [one.clone()], [[one]], type(opts)()).wait()
+        buffers = [Bucket(one, [one.shape]) for one in flat]
+
+        def work() -> None:
+            for buffer, (out, _) in zip(buffers, pairs, strict=True):
+                with buffer.near(on_host=True) as near:
+                    pieces = result(near).chunk(len(out)) if near.numel() else []
+                for tensor, piece in zip(out, pieces, strict=False):
+                    tensor.detach().copy_(piece.view(tensor.shape))
+
+        return self._work(name, opts, written, work)
+
     def _compare(self, name: str, tensors: list[torch.Tensor], opts: Any) -> None:
         """Raise torch's error unless all ranks make the same call, with tensors alike."""
         by_gloo(self._check, name, tensors, type(opts)()).wait()
@@ -216,9 +234,9 @@ class SwitchProcessGroup(dist.ProcessGroup):
     def _work(
         self, name: str, opts: Any, tensors: list[torch.Tensor], work: Callable[[], object]
     ) -> dist.Work:
-        # Torch stores `set_timeout`'s value there. A timeout of zero or below means that none was given.
         assert self._queue is not None
         assert self._turn is not None
+        # Torch stores `set_timeout`'s value there. A timeout of zero or below means that none was given.
         limit = opts.timeout if opts.timeout > timedelta(0) else self._backend.options._timeout
         return Submitted(self._queue.submit(self._turn, work), tensors, name, limit)
 
@@ -232,8 +250,8 @@ def _handed_over(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in filter(functools.partial(hasattr, dist.ProcessGroup), _BY_GLOO):
-    setattr(SwitchProcessGroup, _name, _handed_over(_name))
+for _name in filter(functools.partial(hasattr, dist.ProcessGroup), (*_BY_GLOO, *CALLS)):
+    setattr(SwitchProcessGroup, _name, CALLS.get(_name) or _handed_over(_name))
 
 
 def _group_of(made: Any, options: Any) -> Any:

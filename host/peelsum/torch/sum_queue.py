@@ -10,10 +10,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from peelsum.allreduce import Part, Summation
-from peelsum.summation import Words
+from peelsum.summation import PieceSummation, Words
 from peelsum.torch.errors import HookError, HookFailedError
 from peelsum.torch.thread_pool import ThreadPool
 
@@ -34,6 +34,18 @@ class QueuedSummation:
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`."""
         return self.in_turn(lambda: self.backend.sum_words(parts))
+
+    def reduce_scatter(self, words: Words) -> Words:
+        """See `PieceSummation.reduce_scatter`; raises AttributeError if the backend sums only."""
+        return self.in_turn(lambda: cast(PieceSummation, self.backend).reduce_scatter(words))
+
+    def all_gather(self, words: Words) -> Words:
+        """See `PieceSummation.all_gather`."""
+        return self.in_turn(lambda: cast(PieceSummation, self.backend).all_gather(words))
+
+    def broadcast(self, words: Words, root: int) -> Words:
+        """See `PieceSummation.broadcast`."""
+        return self.in_turn(lambda: cast(PieceSummation, self.backend).broadcast(words, root))
 
     @property
     def backend(self) -> Summation:

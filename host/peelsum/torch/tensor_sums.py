@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Allreduce, Part
-from peelsum.summation import Op, Summation, Words
+from peelsum.allreduce import Allreduce, Part, reduce_scatter
+from peelsum.summation import Op, PieceSummation, Words
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.host_memory import summable
 
@@ -96,7 +96,7 @@ class TensorSums:
     precise_up_to: up to how many elements floats are added one by one (see `SwitchOptions`).
     """
 
-    def __init__(self, summation: Summation, precise_up_to: float) -> None:
+    def __init__(self, summation: PieceSummation, precise_up_to: float) -> None:
         self._summation, self._precise_up_to = summation, precise_up_to
         self._sum, self._average = Allreduce(summation), Allreduce(summation, average=True)
 
@@ -116,10 +116,26 @@ class TensorSums:
             result = torch.from_numpy(total)
         return result.view(tensor.shape)
 
-    def sent(self, tensor: torch.Tensor, root: bool) -> torch.Tensor:
-        """Return the root's tensor, by an OR to which other workers contribute zeros."""
-        flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-        return self._bits(flat if root else torch.zeros_like(flat)).view(tensor.shape)
+    def scattered(self, flat: torch.Tensor, reduction: Reduction) -> torch.Tensor:
+        """Return this worker's piece of a reduced flat tensor."""
+        workers, mine = self._summation.workers, self._summation.worker_id
+        if reduction.op not in SUMS or flat.dtype not in _FLOATS or flat.numel() <= self._precise_up_to:
+            return self.reduced(flat, reduction).chunk(workers)[mine]
+        values = (flat.float() if reduction.factor is None else flat.float() * reduction.factor).numpy()
+        average = reduction.op == _R.AVG
+        return torch.from_numpy(reduce_scatter(self._summation, values, average=average))
+
+    def gathered(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return the flat tensors of all workers, end to end."""
+        words, size = _as_words(flat)
+        everybody = self._summation.all_gather(words).reshape(self._summation.workers, -1)
+        return torch.from_numpy(everybody.view(np.uint8)[:, :size].reshape(-1)).view(flat.dtype)
+
+    def sent(self, tensor: torch.Tensor, root: int) -> torch.Tensor:
+        """Return the tensor of worker `root`."""
+        words, size = _as_words(tensor.detach().contiguous().view(-1))
+        sent = self._summation.broadcast(words, root).view(np.uint8)[:size]
+        return torch.from_numpy(sent).view(tensor.dtype).view(tensor.shape)
 
     def barrier(self) -> None:
         """Wait for all workers, by a sum of one word."""
@@ -127,13 +143,9 @@ class TensorSums:
 
     def _bits(self, flat: torch.Tensor, inverted: bool = False) -> torch.Tensor:
         """Return the OR of all workers' bits; inverted: their AND, by the OR of their complements."""
-        bits = flat.view(torch.uint8).numpy()
-        words = np.zeros(-(-bits.size // 4), np.uint32)
-        words.view(np.uint8)[: bits.size] = bits
+        words, size = _as_words(flat)
         result = self._combined(~words, "or") if inverted else self._combined(words, "or")
-        return torch.from_numpy((~result if inverted else result).view(np.uint8)[: bits.size]).view(
-            flat.dtype
-        )
+        return torch.from_numpy((~result if inverted else result).view(np.uint8)[:size]).view(flat.dtype)
 
     def _floats(self, flat: torch.Tensor, reduction: Reduction) -> torch.Tensor:
         if reduction.factor is not None:
@@ -181,3 +193,11 @@ class TensorSums:
     def _combined(self, words: Words, op: Op) -> Words:
         (result,) = self._summation.sum_words([Part(words, op)])
         return result
+
+
+def _as_words(flat: torch.Tensor) -> tuple[Words, int]:
+    """Return a flat tensor's bytes as words, padded with zeros, and their number."""
+    given = flat.resolve_conj().resolve_neg().contiguous().view(torch.uint8).numpy()
+    words = np.zeros(-(-given.size // 4), np.uint32)
+    words.view(np.uint8)[: given.size] = given
+    return words, given.size

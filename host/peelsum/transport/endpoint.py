@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,9 @@ from peelsum.transport import endpoint_kernels as kernels
 from peelsum.transport.config import JobConfig, numbers_of
 from peelsum.transport.congestion import CongestionWindow
 from peelsum.transport.endpoint_state import (
+    GATHER,
+    SCATTER,
+    SUM,
     Clock,
     Column,
     Count,
@@ -53,6 +57,8 @@ from peelsum.wire import MAX_WORKERS, Batch, Flag, Kind, packet_bytes
 
 #: Packets per batch: a socket sends as many in one system call.
 BATCH = 64
+#: Of a gather's chunks, all workers contribute one in so many: see `endpoint_kernels.gather`.
+PACE = 16
 _FLAGS = {"add": Flag.NONE, "or": Flag.OR}
 _DROPS = (
     Count.MALFORMED,
@@ -61,6 +67,14 @@ _DROPS = (
     Count.UNEXPECTED_KIND,
     Count.OUT_OF_WINDOW,
 )
+
+
+class Whose(NamedTuple):
+    """Who has which piece of a tensor: see `Column`."""
+
+    collective: int
+    pieces: int
+    mine: int
 
 
 @dataclass(eq=False)
@@ -87,6 +101,7 @@ class WorkerEndpoint:
         self.worker_id = worker_id
         first, racks = SERIAL_BASE + config.first_chunk, len(config.rack_masks)
         rack, place = divmod(worker_id, MAX_WORKERS)
+        self._mine = config.worker_ids.index(worker_id)
         self._mask = 1 << place
         timers = config.timers
         #: The worker and its job, as packets name them.
@@ -143,9 +158,14 @@ class WorkerEndpoint:
         *,
         urgent: bool = False,
         result: NDArray[np.uint32] | None = None,
+        collective: int = SUM,
+        root: int | None = None,
     ) -> int:
         """Submit words uint32[n] to be combined over all workers by "add" (modulo 2**32) or "or".
 
+        collective: SCATTER takes the pieces of all workers, end to end, and returns this worker's piece of
+        the sum. GATHER, with "or", takes this worker's piece and returns those of all; with a `root`, the
+        number of a worker from 0, the root's alone.
         urgent: whether the compiled loop returns for its result alone, not only once all results are there.
         result: contiguous uint32[n] that gets the result; None for new memory.
         Returns the ticket of the TensorCompleted event to come. `words` is not copied: leave it unchanged
@@ -159,13 +179,21 @@ class WorkerEndpoint:
             raise TransportConfigError(
                 f"words: {words.dtype}[{words.ndim} dimensions] given; pass uint32 of one dimension"
             )
-        chunks = -(-words.size // self.config.lanes)
         if not (words.flags.c_contiguous and words.flags.aligned):
             words = np.require(words, requirements=["C", "A"])
+        pieces = 1 if collective == SUM or root is not None else self.config.workers
+        size, left = divmod(words.size, pieces if collective == SCATTER else 1)
+        if left or (collective == GATHER and op != "or"):
+            raise TransportConfigError(
+                f"words: {words.size} words, {op}: a scatter takes a piece of equal length for each of "
+                f"{pieces} workers, a gather takes 'or'"
+            )
         if result is None:
-            result = kept_pages.empty(words.size, np.uint32)
-        tensor = self._append(words, result, chunks, _FLAGS[op], urgent)
-        if not chunks:
+            result = kept_pages.empty(size * pieces if collective == GATHER else size, np.uint32)
+        mine = self._mine if root is None else 0 if root == self._mine else -1
+        whose = Whose(collective, pieces, mine)
+        tensor = self._append(words, result, size, _FLAGS[op], urgent, whose)
+        if tensor.number < 0:
             self._pending.append(TensorCompleted(tensor.ticket, tensor.result))
         return tensor.ticket
 
@@ -208,6 +236,9 @@ class WorkerEndpoint:
             self._scratch = np.zeros((limit, self._scratch.shape[1]), np.uint32)
         kernels.begin(self.state, now)
         count = kernels.resend(self.state, now, self._scratch[:limit])
+        if count:
+            return self._scratch[:count].view(np.uint8)
+        count = kernels.gather(self.state, now, self._scratch[:limit])
         if count:
             return self._scratch[:count].view(np.uint8)
         first, count = kernels.contribute(self.state, self.config.window, limit, now)
@@ -279,9 +310,16 @@ class WorkerEndpoint:
         )
 
     def _append(
-        self, words: NDArray[np.uint32], result: NDArray[np.uint32], chunks: int, flags: Flag, urgent: bool
+        self,
+        words: NDArray[np.uint32],
+        result: NDArray[np.uint32],
+        size: int,
+        flags: Flag,
+        urgent: bool,
+        whose: Whose,
     ) -> _Tensor:
         tensor = _Tensor(self._tickets, -1, words, result)
+        chunks = whose.pieces * max(-(-size // self.config.lanes), int(bool(flags & Flag.FIN)))
         self._tickets += 1
         if not chunks:
             return tensor
@@ -289,7 +327,14 @@ class WorkerEndpoint:
         cursors = state.cursors
         start, tensor.number = int(cursors[Cursor.END]), int(cursors[Cursor.TENSOR_END])
         addresses = words.ctypes.data, tensor.result.ctypes.data
-        row = start, start + chunks, chunks, flags, words.size, *addresses, urgent
+        serial, window = start & 0xFFFFFFFF, self.config.window
+        # The owner of a chunk is a matter of its id, which must not wrap between two of a tensor.
+        if whose.collective == SCATTER and not self.config.racks and serial + chunks <= 1 << 32:
+            flags |= Flag.OWNED
+        pace = PACE if window >= 4 * PACE else 1
+        reach = window // 2 - pace if pace > 1 else window
+        turn = serial % whose.pieces
+        row = start, start + chunks, chunks, flags, size, *addresses, urgent, *whose, turn, pace, reach
         state.tensors[tensor.number % len(state.tensors)] = row
         cursors[Cursor.END] += chunks
         cursors[Cursor.TENSOR_END] += 1
@@ -306,5 +351,5 @@ class WorkerEndpoint:
         """Submit the FIN chunk once every result is there. Its result means that all workers have theirs."""
         if self._finishing and self._leave_at is None and not self.outstanding:
             none = np.zeros(0, np.uint32)
-            self._append(none, none, 1, Flag.FIN, urgent=False)
+            self._append(none, none, 0, Flag.FIN, False, Whose(SUM, 1, 0))
             self._leave_at = now + self.config.timers.linger

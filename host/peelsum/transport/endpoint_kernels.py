@@ -10,7 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.transport import congestion
-from peelsum.transport.endpoint_state import Clock, Column, Count, Cursor, Identity, Limits, WorkerState
+from peelsum.transport.endpoint_state import (
+    GATHER,
+    SCATTER,
+    Clock,
+    Column,
+    Count,
+    Cursor,
+    Identity,
+    Limits,
+    WorkerState,
+)
 from peelsum.transport.layout import (
     BITMAP,
     CHUNK_ID,
@@ -32,9 +42,9 @@ from peelsum.wire import Flag, Kind
 from peelsum.wire.system_calls import load, save
 
 Numbers = NDArray[np.int64]
-RESULT, NEED = int(Kind.RESULT), int(Kind.NEED)
+CONTRIBUTION, BYPASS, RESULT, NEED = map(int, (Kind.CONTRIBUTION, Kind.BYPASS, Kind.RESULT, Kind.NEED))
 RETRY, RESEND = int(Kind.RETRY), int(Kind.RESEND)
-CE, FIN, SPINE = int(Flag.CE), int(Flag.FIN), int(Flag.SPINE)
+OR, CE, FIN, SPINE, OWNED = map(int, (Flag.OR, Flag.CE, Flag.FIN, Flag.SPINE, Flag.OWNED))
 #: A contribution counts as lost once the chunk this many positions later has its result.
 REORDERING = 3
 #: The resend timer in usual round-trip times, and its share for chunks known to be lost.
@@ -56,24 +66,66 @@ def begin(state: WorkerState, now: float) -> None:
 
 @compiled
 def contribute(state: WorkerState, window: int, limit: int, now: float) -> tuple[int, int]:
-    """Pack up to `limit` new chunks into the rows that keep them; return the first row, and how many."""
+    """Pack up to `limit` new chunks into the rows that keep them; return the first row, and how many.
+
+    Stops before a GATHER, whose chunks are not all sent: `gather` packs them.
+    """
     cursors, counts, rows = state.cursors, state.counts, state.packets.shape[0]
     first = cursors[Cursor.NEXT] % rows
     room = min(cursors[Cursor.BASE] + window, cursors[Cursor.END]) - cursors[Cursor.NEXT]
-    unanswered = counts[Count.CONTRIBUTIONS] - counts[Count.RESULTS]
+    unanswered = cursors[Cursor.BEGUN] - counts[Count.RESULTS]
     room = min(room, congestion.size(state.congestion) - unanswered, limit, rows - first)
     left = count = max(0, room)
     if left and cursors[Cursor.BASE] == cursors[Cursor.NEXT]:
         state.clock[Clock.QUIET_SINCE] = now
     while left:
         tensor = state.tensors[cursors[Cursor.TENSOR_PACKED] % state.tensors.shape[0]]
+        if tensor[Column.COLLECTIVE] == GATHER:
+            break
         packed = min(left, tensor[Column.STOP] - cursors[Cursor.NEXT])
         _pack(state, tensor, packed, now)
         left -= packed
-        if cursors[Cursor.NEXT] == tensor[Column.STOP]:
-            cursors[Cursor.TENSOR_PACKED] += 1
-    counts[Count.CONTRIBUTIONS] += count
-    return first, count
+    counts[Count.CONTRIBUTIONS] += count - left
+    return first, count - left
+
+
+@compiled
+def gather(state: WorkerState, now: float, out: Words) -> int:
+    """Begin chunks of a GATHER; fill out uint32[limit, words] with those to be sent, and return how many.
+
+    No worker may be a window behind the newest complete chunk, as the server keeps no more. So all workers
+    contribute every PACE-th chunk, first of all the first, and REACH is less than half the window.
+    """
+    cursors, filled = state.cursors, 0
+    while cursors[Cursor.NEXT] < cursors[Cursor.END] and filled < out.shape[0]:
+        tensor = state.tensors[cursors[Cursor.TENSOR_PACKED] % state.tensors.shape[0]]
+        position, base = cursors[Cursor.NEXT], cursors[Cursor.BASE]
+        of_all = (position - tensor[Column.START]) % tensor[Column.PACE] == 0
+        if tensor[Column.COLLECTIVE] != GATHER or position - base >= tensor[Column.REACH]:
+            break
+        unanswered = cursors[Cursor.BEGUN] - state.counts[Count.RESULTS]
+        if unanswered >= congestion.size(state.congestion) or not (of_all or base > tensor[Column.START]):
+            break
+        if base == position:
+            state.clock[Clock.QUIET_SINCE] = now
+        own = _piece(tensor, position)[0] == tensor[Column.MINE]
+        _pack(state, tensor, 1, now)
+        packet = state.packets[position % state.packets.shape[0]]
+        if not of_all:
+            put(packet, KIND, BYPASS if own else RETRY)
+            put(packet, FLAGS, OR | OWNED if own else OR)
+        if of_all or own:
+            copy(packet, out[filled])
+            filled += 1
+    state.counts[Count.CONTRIBUTIONS] += filled
+    return filled
+
+
+@compiled
+def _piece(tensor: Numbers, position: int) -> tuple[int, int]:
+    """Return which piece of its tensor a chunk is of, and its place there."""
+    i = position - tensor[Column.START]
+    return (i + tensor[Column.TURN]) % tensor[Column.PIECES], i // tensor[Column.PIECES]
 
 
 @compiled
@@ -89,8 +141,12 @@ def _pack(state: WorkerState, tensor: Numbers, count: int, now: float) -> None:
         copy(state.header, packet[:HEADER_WORDS])
         put(packet, CHUNK_ID, position & 0xFFFFFFFF)
         put(packet, FLAGS, tensor[Column.FLAGS])
-        first = (position - tensor[Column.START]) * lanes
-        filled = max(0, min(lanes, size - first))
+        piece, place = _piece(tensor, position)
+        filled = max(0, min(lanes, size - place * lanes))
+        if tensor[Column.COLLECTIVE] == GATHER:
+            filled = filled if piece == tensor[Column.MINE] else 0
+            piece = 0
+        first = piece * size + place * lanes
         for i in range(filled):
             packet[HEADER_WORDS + i] = swap(load(source, first + i))
         packet[HEADER_WORDS + filled :] = 0
@@ -99,6 +155,9 @@ def _pack(state: WorkerState, tensor: Numbers, count: int, now: float) -> None:
         state.tries[row] = 0
         state.sent_at[row] = now
     state.cursors[Cursor.NEXT] += count
+    state.cursors[Cursor.BEGUN] += count
+    if state.cursors[Cursor.NEXT] == tensor[Column.STOP]:
+        state.cursors[Cursor.TENSOR_PACKED] += 1
 
 
 @compiled
@@ -120,6 +179,8 @@ def take(state: WorkerState, rows: Words, identity: Identity, now: float, limits
             if kind == RESULT:
                 if _accept(state, packet, position, now, limits):
                     _store(state, packet, position)
+            elif kind == NEED and get(packet, FLAGS) & OWNED:
+                _settle(state, packet, position, now)
             elif kind == NEED and (get(packet, FLAGS) & SPINE != 0) == (identity.rack >= 0):
                 _need(state, packet, position, limits.window, identity.rack, identity.worker_mask)
             else:
@@ -136,15 +197,32 @@ def take(state: WorkerState, rows: Words, identity: Identity, now: float, limits
 
 @compiled
 def _store(state: WorkerState, packet: Words, position: int) -> None:
-    """Copy a new sum to its tensor's result."""
-    cursors, room, lanes = state.cursors, state.tensors.shape[0], packet.shape[0] - HEADER_WORDS
-    number = cursors[Cursor.TENSOR_OLDEST]
+    """Copy a new sum to its tensor's result, unless it is of another worker's piece."""
+    lanes, tensor = packet.shape[0] - HEADER_WORDS, state.tensors[_tensor_of(state, position)]
+    (piece, place), size = _piece(tensor, position), tensor[Column.SIZE]
+    filled = min(lanes, size - place * lanes)
+    if tensor[Column.COLLECTIVE] == SCATTER:
+        filled = filled if piece == tensor[Column.MINE] else 0
+        piece = 0
+    first = piece * size + place * lanes
+    for i in range(filled):
+        save(tensor[Column.RESULT], first + i, swap(packet[HEADER_WORDS + i]))
+    _count_down(state, tensor)
+
+
+@compiled
+def _tensor_of(state: WorkerState, position: int) -> int:
+    """Return the row of the tensor that has a chunk without its result."""
+    number, room = state.cursors[Cursor.TENSOR_OLDEST], state.tensors.shape[0]
     while position >= state.tensors[number % room, Column.STOP]:
         number += 1
-    tensor = state.tensors[number % room]
-    first = (position - tensor[Column.START]) * lanes
-    for i in range(min(lanes, tensor[Column.SIZE] - first)):
-        save(tensor[Column.RESULT], first + i, swap(packet[HEADER_WORDS + i]))
+    return int(number % room)
+
+
+@compiled
+def _count_down(state: WorkerState, tensor: Numbers) -> None:
+    """Record that one more of a tensor's chunks is settled."""
+    cursors, room = state.cursors, state.tensors.shape[0]
     tensor[Column.LEFT] -= 1
     if not tensor[Column.LEFT]:
         state.counts[Count.COMPLETED] += 1
@@ -174,14 +252,42 @@ def _accept(state: WorkerState, packet: Words, position: int, now: float, limits
     counts[Count.RESULTS] += 1
     if get(packet, FLAGS) & CE:
         counts[Count.MARKED] += 1
-    cursors[Cursor.HIGHEST] = max(cursors[Cursor.HIGHEST], position)
-    clock, sent = state.clock, state.sent_at[row]
+    clock, sent, kind = state.clock, state.sent_at[row], get(state.packets[row], KIND)
     clock[Clock.QUIET_SINCE] = now
+    if kind == CONTRIBUTION and not get(state.packets[row], FLAGS) & OWNED:
+        cursors[Cursor.HIGHEST] = max(cursors[Cursor.HIGHEST], position)
+    if kind == RETRY and state.tries[row] == 0:  # nothing was sent
+        return True
     if state.tries[row] == 0 or now - sent > SOONEST * clock[Clock.USUAL]:
         clock[Clock.ANSWERED] = max(clock[Clock.ANSWERED], sent)
     if state.tries[row] == 0:  # Karn: the answer to a retransmitted chunk gives no sample
         _sample(clock, max(0.0, now - sent), limits)
     return True
+
+
+@compiled
+def _settle(state: WorkerState, packet: Words, position: int, now: float) -> None:
+    """Process the server's list of complete chunks: of a SCATTER, other workers' pieces are done.
+
+    Bit b of lane i stands for the chunk `position` + 32 i + b. Earlier unanswered chunks are overtaken.
+    """
+    cursors = state.cursors
+    for i in range(packet.shape[0] - HEADER_WORDS):
+        bits = np.int64(swap(packet[HEADER_WORDS + i]))
+        for bit in range(32 if bits else 0):
+            at = position + 32 * i + bit
+            if not bits >> bit & 1 or not cursors[Cursor.BASE] <= at < cursors[Cursor.NEXT]:
+                continue
+            cursors[Cursor.HIGHEST] = max(cursors[Cursor.HIGHEST], at)
+            row = at % state.answered.shape[0]
+            if state.answered[row] or get(state.packets[row], FLAGS) & (OWNED | OR) != OWNED:
+                continue
+            tensor = state.tensors[_tensor_of(state, at)]
+            if _piece(tensor, at)[0] != tensor[Column.MINE]:
+                state.answered[row] = True
+                state.counts[Count.RESULTS] += 1
+                state.clock[Clock.QUIET_SINCE] = now
+                _count_down(state, tensor)
 
 
 @compiled

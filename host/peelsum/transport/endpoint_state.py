@@ -39,6 +39,7 @@ class Cursor(IntEnum):
     TENSOR_END = 14  # the next tensor to be submitted
     PLACE = 15  # this worker's number in its rack, or in the job
     PLACES = 16  # workers of its rack, or of the job
+    BEGUN = 17  # chunks that were contributed, or left to their owner
 
 
 class Count(IntEnum):
@@ -87,6 +88,17 @@ class Column(IntEnum):
     WORDS = 5  # address of the words to be sent
     RESULT = 6  # address of the words to be received
     URGENT = 7  # 1 if the caller waits for its result: loops then return
+    COLLECTIVE = 8  # SUM, SCATTER or GATHER
+    PIECES = 9  # its chunks are of so many pieces in turn: 1, or one of each worker
+    MINE = 10  # the piece, by which chunk START + i is of piece (i + TURN) mod PIECES, that this worker owns
+    TURN = 11
+    PACE = 12  # of a GATHER: every so many chunks, beginning with the first, all workers contribute
+    REACH = 13  # how many chunks from the oldest one without its result on may be contributed
+
+
+#: What workers do with a tensor's words. SUM: combine all. SCATTER: combine all, and give each piece to its
+#: owner. GATHER: give each piece, its owner's words, to all.
+SUM, SCATTER, GATHER = 0, 1, 2
 
 
 class Identity(NamedTuple):

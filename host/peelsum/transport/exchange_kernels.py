@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.transport.endpoint_kernels import begin, contribute, expire, next_due, resend, take
+from peelsum.transport.endpoint_kernels import begin, contribute, expire, gather, next_due, resend, take
 from peelsum.transport.endpoint_state import Count, Cursor, Identity, Limits, WorkerState
 from peelsum.transport.layout import compiled
 from peelsum.transport.wire_kernels import BATCH, BURST, NOTHING, Unsent, Wire, expected, received, sent
@@ -90,6 +90,7 @@ def _send_all(state: WorkerState, limits: Limits, wire: Wire, now: float) -> int
         if problem or wire.unsent[Unsent.COUNT]:
             return problem
         first, count = 0, resend(state, now, wire.scratch)
+        count = count or gather(state, now, wire.scratch)
         wire.unsent[Unsent.SCRATCH] = count > 0
         if not count:
             first, count = contribute(state, limits.window, BATCH, now)

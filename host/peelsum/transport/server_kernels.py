@@ -33,10 +33,13 @@ from peelsum.wire import EVERYONE as EVERYONE_ID
 from peelsum.wire import MAX_WORKERS, Flag, Kind
 
 BYPASS, RESULT, RESEND, NEED = int(Kind.BYPASS), int(Kind.RESULT), int(Kind.RESEND), int(Kind.NEED)
-OR, CE, FIN, SPINE = int(Flag.OR), int(Flag.CE), int(Flag.FIN), int(Flag.SPINE)
+OR, CE, FIN, SPINE, OWNED = map(int, (Flag.OR, Flag.CE, Flag.FIN, Flag.SPINE, Flag.OWNED))
 EVERYONE = int(EVERYONE_ID)
 #: In place of a rack's number: the bitmap's bits are racks.
 RACKS = -1
+#: Complete chunks of which their owners alone have the result, after which all workers are told; how long,
+#: in seconds, the first of them waits for the others; and how many are told of once more.
+TOLD_TOGETHER, TOLD_AFTER, TOLD_AGAIN = 16, 0.0005, 48
 #: Bits of `JobState.owed`. Each lower bit is a worker of the rack to which the result is owed.
 OWE_ALL, OWE_RESEND = 1 << MAX_WORKERS, 2 << MAX_WORKERS
 OWE_SPINE_RESEND, OWE_NEED = 4 << MAX_WORKERS, 8 << MAX_WORKERS
@@ -168,8 +171,12 @@ def _merge(state: JobState, row: int, packet: Words, who: Members, now: float) -
         state.counts[Count.MERGED] += 1
     put(kept, FLAGS, get(kept, FLAGS) | sticky)
     complete, complete_on_arrival = _unite(have, expected, who, state.heard_at, now)
+    if get(packet, FLAGS) & (OR | OWNED) == OR | OWNED:  # the others contribute nothing
+        for rack in range(expected.shape[0]):
+            have[rack] = expected[rack]
+        complete, complete_on_arrival = True, False
     if complete:
-        _complete(state, row, complete_on_arrival)
+        _complete(state, row, complete_on_arrival, now)
     elif not begun:
         state.since[row] = now
 
@@ -227,7 +234,7 @@ def _combine(kept: Words, packet: Words) -> None:
 
 
 @compiled
-def _complete(state: JobState, row: int, in_switch: bool) -> None:
+def _complete(state: JobState, row: int, in_switch: bool, now: float) -> None:
     """Turn the packet of a complete chunk into its RESULT, kept for workers that lose it."""
     cursors, packet = state.cursors, state.packets[row]
     put(packet, KIND, RESULT)
@@ -242,13 +249,28 @@ def _complete(state: JobState, row: int, in_switch: bool) -> None:
         cursors[Cursor.SETTLED] = 1
     if get(packet, FLAGS) & FIN:
         cursors[Cursor.FINISHED] = 1
-    owe(state, row, 0, OWE_ALL)
+    if not _for_owner(state, row):
+        owe(state, row, 0, OWE_ALL)
+        return
+    owe(state, row, 0, 1 << get(packet, CHUNK_ID) % (state.heard_at.shape[0] - 1))
+    if not cursors[Cursor.UNTOLD]:
+        cursors[Cursor.UNTOLD_FROM] = state.position[row]
+        state.clock[Clock.UNTOLD] = now
+    cursors[Cursor.UNTOLD] += 1
+    cursors[Cursor.UNTOLD_FROM] = min(cursors[Cursor.UNTOLD_FROM], state.position[row])
+
+
+@compiled
+def _for_owner(state: JobState, row: int) -> bool:
+    """Return whether a complete chunk's result is for its owner alone. Joining chunks are for all."""
+    alone = get(state.packets[row], FLAGS) & (OR | FIN | SPINE | OWNED) == OWNED
+    return bool(alone and state.position[row] >= state.cursors[Cursor.RUN])
 
 
 @compiled
 def next_due(state: JobState) -> float:
-    """Return the earliest time at which to ask for a chunk, or infinity."""
-    due = np.inf
+    """Return the earliest time at which to ask for a chunk, or tell of some; or infinity."""
+    due = state.clock[Clock.UNTOLD] + TOLD_AFTER if state.cursors[Cursor.UNTOLD] else np.inf
     for row in range(state.deadline.shape[0]):
         due = min(due, state.deadline[row])
     return float(due)
@@ -258,6 +280,8 @@ def next_due(state: JobState) -> float:
 def expire(state: JobState, now: float, window: int, need: float, most: float) -> None:
     """Queue requests for all chunks whose timer has run out: first to switches, later to workers, too."""
     racks = state.expected.shape[0]
+    if state.cursors[Cursor.UNTOLD] and now >= state.clock[Clock.UNTOLD] + TOLD_AFTER:
+        state.cursors[Cursor.UNTOLD] = max(TOLD_TOGETHER, state.cursors[Cursor.UNTOLD])
     for row in range(state.position.shape[0]):
         if state.deadline[row] > now:
             continue
@@ -303,7 +327,37 @@ def send(state: JobState, out: Words) -> int:
                 filled += _pay(state, row, rack, debt, out[filled])
         state.queued[row] = False
         cursors[Cursor.QUEUE_HEAD] += 1
+    if cursors[Cursor.UNTOLD] >= TOLD_TOGETHER and filled < out.shape[0]:
+        _tell(state, out[filled])
+        filled += 1
     return filled
+
+
+@compiled
+def _tell(state: JobState, packet: Words) -> None:
+    """Write the NEED that lists the complete chunks whose results only their owners got.
+
+    Bit b of lane i stands for the chunk `chunk_id` + 32 i + b.
+    """
+    cursors, rows = (
+        state.cursors,
+        state.position.shape[0] - (state.cursors[Cursor.RUN] - state.cursors[Cursor.FIRST]),
+    )
+    most = 32 * (packet.shape[0] - HEADER_WORDS)
+    first = max(cursors[Cursor.UNTOLD_FROM] - TOLD_AGAIN, cursors[Cursor.ANCHOR] - most + 1)
+    copy(state.packets[cursors[Cursor.UNTOLD_FROM] % rows], packet)
+    put(packet, KIND, NEED)
+    put(packet, FLAGS, OWNED)
+    put(packet, BITMAP, 0)
+    put(packet, CHUNK_ID, first & 0xFFFFFFFF)
+    packet[HEADER_WORDS:] = 0
+    for position in range(first, cursors[Cursor.ANCHOR] + 1):
+        row, i = position % rows, position - first
+        if state.position[row] == position and state.done[row] and _for_owner(state, row):
+            word = HEADER_WORDS + i // 32
+            packet[word] = swap(np.uint32(swap(packet[word]) | np.uint32(1 << i % 32)))
+    cursors[Cursor.UNTOLD] = 0
+    state.counts[Count.NEEDS] += 1
 
 
 @compiled
@@ -326,7 +380,7 @@ def _ask(state: JobState, row: int, rack: int, debt: int, packet: Words) -> int:
     copy(state.packets[row], packet)
     put(packet, KIND, NEED if debt == OWE_NEED else RESEND)
     put(packet, SENDER, EVERYONE)
-    put(packet, FLAGS, get(packet, FLAGS) & ~(CE | SPINE))
+    put(packet, FLAGS, get(packet, FLAGS) & ~(CE | SPINE | OWNED))
     put(packet, BITMAP, 0)
     if debt == OWE_NEED:
         _name_missing(state, row, packet)

@@ -30,6 +30,8 @@ class Cursor(IntEnum):
     FIRST = 7  # the generation's first chunk
     RUN = 8  # the first chunk after the generation's first sum
     ELSEWHERE = 9  # the last chunk received far from ANCHOR; 0 before the first
+    UNTOLD = 10  # complete chunks that only their owners know to be complete
+    UNTOLD_FROM = 11  # the oldest of them
 
 
 class Count(IntEnum):
@@ -61,6 +63,7 @@ class Clock(IntEnum):
     HEARD = 0  # when a chunk near ANCHOR was last received
     ELSEWHERE = 1  # since when all other chunks received were near Cursor.ELSEWHERE
     FIN = 2  # when a part with FIN was last received
+    UNTOLD = 3  # when the first of the untold chunks was complete
 
 
 class Identity(NamedTuple):

@@ -25,6 +25,7 @@ from peelsum import kept_pages
 from peelsum.summation import Part, Words
 from peelsum.transport.config import JobConfig
 from peelsum.transport.endpoint import BATCH, WorkerEndpoint
+from peelsum.transport.endpoint_state import GATHER, SCATTER, SUM
 from peelsum.transport.errors import StalledError, TransportConfigError, TransportError, in_plane
 from peelsum.transport.events import Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.exchange import Exchange
@@ -162,6 +163,30 @@ class SwitchSummation:
         Raises StalledError, which names job, oldest chunk and missing workers, or TransportError. After an
         error the workers may be out of step: call only `close`.
         """
+        return self._summed(lambda: [self._submitted(part) for part in parts])
+
+    def reduce_scatter(self, words: Words) -> Words:
+        """See `PieceSummation.reduce_scatter`. Raises what `sum_words` raises.
+
+        Results come to their owners alone; with racks, to all workers.
+        """
+        (own,) = self._summed(lambda: [self._submitted(Part(words, "add"), SCATTER)])
+        return own
+
+    def all_gather(self, words: Words) -> Words:
+        """See `PieceSummation.all_gather`. Raises what `sum_words` raises.
+
+        A worker sends its own words, and one packet in 16 of the others'.
+        """
+        (all_,) = self._summed(lambda: [self._submitted(Part(words, "or"), GATHER)])
+        return all_
+
+    def broadcast(self, words: Words, root: int) -> Words:
+        """See `PieceSummation.broadcast`. Raises what `sum_words` raises."""
+        (sent,) = self._summed(lambda: [self._submitted(Part(words, "or"), GATHER, root)])
+        return sent
+
+    def _summed(self, submit: Callable[[], list[_Sum]]) -> list[Words]:
         if self._inherited:
             raise TransportError(
                 "sum: this process was forked from the one that is connected; sum there, or connect another "
@@ -173,7 +198,7 @@ class SwitchSummation:
         self._broken = True
         if not self._joined:
             self._join()
-        results = self._results([self._submitted(part) for part in parts])
+        results = self._results(submit())
         self._broken, self._joined = False, True
         return results
 
@@ -191,16 +216,19 @@ class SwitchSummation:
         with in_plane(plane, self.planes):
             joining.check(result)
 
-    def _submitted(self, part: Part) -> _Sum:
-        """Submit a part to the planes whose turn it is, in shares of whole chunks, one after the other."""
+    def _submitted(self, part: Part, collective: int = SUM, root: int | None = None) -> _Sum:
+        """Submit a part to the planes whose turn it is, in shares of whole chunks, one after the other.
+
+        What is no sum goes to one plane.
+        """
         words, urgent = part.words, part.check is not None
         chunks = -(-words.size // self.lanes)
-        count = max(1, min(self.planes, chunks // BATCH))
+        count = max(1, min(self.planes, chunks // BATCH)) if collective == SUM else 1
         turn, self._next_plane = self._next_plane, (self._next_plane + count) % self.planes
         if count == 1:
-            return _Sum(
-                [(turn, self._endpoints[turn].submit(words, part.op, urgent=urgent))], 1, None, part.check
-            )
+            submit = self._endpoints[turn].submit
+            ticket = submit(words, part.op, urgent=urgent, collective=collective, root=root)
+            return _Sum([(turn, ticket)], 1, None, part.check)
         result = kept_pages.empty(words.size, np.uint32)
         cuts = [self.lanes * (chunks * i // count) for i in range(count)] + [words.size]
         shares = []

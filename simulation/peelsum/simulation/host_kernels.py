@@ -50,6 +50,7 @@ def drain_worker(state: WorkerState, limits: Limits, cursor: Times, out: Words, 
     while cursor[Cursor.SENT] < out.shape[0]:
         first = cursor[Cursor.SENT]
         count = endpoint_kernels.resend(state, now, out[first:])
+        count = count or endpoint_kernels.gather(state, now, out[first:])
         if not count:
             row, count = endpoint_kernels.contribute(state, limits.window, out.shape[0] - first, now)
             for k in range(count):

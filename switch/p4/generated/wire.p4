@@ -49,7 +49,8 @@ const verdict_t VERDICT_FORWARDED = 23;
 header peelsum_h {
     bit<8> version;
     bit<8> kind;
-    bit<4> reserved_flags;
+    bit<3> reserved_flags;
+    bit<1> flag_owned;
     bit<1> flag_fin;
     bit<1> flag_ce;
     bit<1> flag_spine;

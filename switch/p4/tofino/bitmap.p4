@@ -143,8 +143,8 @@ control Workers(in headers_t hdr, inout ingress_metadata_t ig_md) {
     }
 }
 
-#define FLAGS hdr.peelsum.reserved_flags ++ hdr.peelsum.flag_fin ++ hdr.peelsum.flag_ce \
-    ++ hdr.peelsum.flag_spine ++ hdr.peelsum.flag_or
+#define FLAGS hdr.peelsum.reserved_flags ++ hdr.peelsum.flag_owned ++ hdr.peelsum.flag_fin \
+    ++ hdr.peelsum.flag_ce ++ hdr.peelsum.flag_spine ++ hdr.peelsum.flag_or
 
 control Marks(in headers_t hdr, inout ingress_metadata_t ig_md) {
     Register<marks_t, slot_t>(SLOTS) slot_marks;

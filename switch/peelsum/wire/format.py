@@ -74,9 +74,10 @@ class Flag(IntFlag):
     SPINE = 2  # scope: `bitmap` counts complete racks; else workers of one rack
     CE = 4  # congestion was met on the way (the IP header's CE); a sum has it if any part had
     FIN = 8  # the job's last chunk: its result says that every worker has every result; sticks like CE
+    OWNED = 16  # the chunk has an owner: an added result is for it alone, an OR has its words alone
 
 
-ALL_FLAGS = Flag.OR | Flag.SPINE | Flag.CE | Flag.FIN
+ALL_FLAGS = Flag.OR | Flag.SPINE | Flag.CE | Flag.FIN | Flag.OWNED
 
 
 class Verdict(IntEnum):

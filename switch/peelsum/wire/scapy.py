@@ -19,7 +19,7 @@ VERSION = 1
 NOBODY_IN_PARTICULAR = 0xFFFF
 KINDS = {1: "CONTRIBUTION", 2: "RESEND", 3: "BYPASS", 4: "RESULT", 5: "NEED", 6: "RESET", 7: "RETRY"}
 #: Bit 0 first; the reserved ones have names too, so that they are shown if set.
-FLAGS = ["OR", "SPINE", "CE", "FIN", "RESERVED4", "RESERVED5", "RESERVED6", "RESERVED7"]
+FLAGS = ["OR", "SPINE", "CE", "FIN", "OWNED", "RESERVED5", "RESERVED6", "RESERVED7"]
 LEAST_LANES = 32
 
 

@@ -1,0 +1,66 @@
+"""Sum floats exactly over all workers, and give each worker its piece of the sum: a dense step in two rounds.
+
+The scales of blocks are OR-ed for all workers, as they all write numbers by them; the numbers' sums come to
+the pieces' owners alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.allreduce.errors import InvalidRequestError
+from peelsum.codec import Implementation, segment_codec
+from peelsum.codec.segments import Segment, Table
+from peelsum.summation import Part, PieceSummation
+
+Floats = NDArray[np.float32]
+
+
+def reduce_scatter(
+    summation: PieceSummation,
+    values: Floats,
+    *,
+    average: bool = False,
+    implementation: Implementation = "cpu",
+) -> Floats:
+    """Return this worker's piece of the sum over workers, as `Allreduce` would compute it: float32[n].
+
+    values: float32[workers * n], the workers' pieces end to end, left unchanged. Every piece has scales of
+    its own, in blocks of 32; a piece that is not finite on some worker is NaN.
+    average: divide by the number of workers, before the result is rounded.
+    Raises InvalidRequestError for values that are no such array, and what the backend raises.
+    """
+    workers, mine = summation.workers, summation.worker_id
+    size, left = divmod(values.size, workers)
+    if values.dtype != np.float32 or values.ndim != 1 or left:
+        raise InvalidRequestError(
+            f"values: {values.dtype}{list(values.shape)} has no piece of equal length for each of {workers} "
+            "workers; pass float32 of one dimension, padded with zeros"
+        )
+    if not size:
+        return np.empty(0, np.float32)
+    codecs, nothing = segment_codec(implementation), np.empty(0, np.uint32)
+    table = Table([Segment(size, sparse=False)] * workers)
+    codec = codecs(table, np.split(values, workers), [None] * workers, workers)
+    header = np.zeros(table.scale_words, np.uint32)
+    codec.write_scales(header)
+    (scales,) = summation.sum_words([Part(header, "or")])
+    codec.read_scales(scales)
+    count, _ = codec.place(nothing)
+    if not count:
+        return codec.read(np.empty(0, np.int32), np.empty(0, np.int32), 1)[mine]
+    sent = codec.sent != 0
+    numbers = np.zeros((workers, size), np.int32)
+    if sent.all():
+        codec.write_dense(numbers.reshape(-1))
+    else:
+        some = np.empty(count, np.int32)
+        codec.write_dense(some)
+        numbers[sent] = some.reshape(-1, size)
+    total = summation.reduce_scatter(numbers.view(np.uint32).reshape(-1)).view(np.int32)
+    own = codecs(Table([Segment(size, sparse=False)]), [values[mine * size :][:size]], [None], workers)
+    blocks = slice(*table.blocks[mine : mine + 2].tolist())
+    own.use(codec.fields[mine : mine + 1], codec.scales[blocks])
+    count, _ = own.place(nothing)
+    return own.read(total[:count], np.empty(0, np.int32), workers if average else 1)[0]
