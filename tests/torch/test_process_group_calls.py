@@ -63,10 +63,10 @@ def test_five_minutes_of_calls():
 def test_a_call_that_is_late_can_be_waited_for_again():
     for told in at_a_switch(2, training.in_their_time):
         assert told == [
-            "barrier: not done after 0.2 s; see that all ranks make the same calls, or give it a longer "
-            "timeout",
-            "allreduce: not done after 0.1 s; see that all ranks make the same calls, or give it a longer "
-            "timeout",
+            "barrier: not done within its timeout of 0.2 s; see that all ranks make the same calls, or "
+            "give it a longer one",
+            "allreduce: not done within its timeout of 0.1 s; see that all ranks make the same calls, or "
+            "give it a longer one",
             [2.0],
         ]
 
@@ -109,12 +109,12 @@ def test_calls_end_by_the_groups_timeout_as_it_is_now(monkeypatch):
     patient = group.barrier()
     group.set_timeout(timedelta(seconds=0.05))
     for work in (group.barrier(), group.allreduce(torch.ones(2)), group.broadcast([torch.ones(2)], root(0))):
-        with pytest.raises(CallTimeoutError, match=r"not done after 0.05 s"):
+        with pytest.raises(CallTimeoutError, match=r"not done within its timeout of 0.05 s"):
             work.wait()
-        with pytest.raises(CallTimeoutError, match=r"not done after 0.05 s"):
+        with pytest.raises(CallTimeoutError, match=r"not done within its timeout of 0.05 s"):
             work.wait(timedelta(seconds=MINUTES_S))
         assert not work.is_completed()
-    with pytest.raises(CallTimeoutError, match=r"barrier: not done after 0.01 s"):
+    with pytest.raises(CallTimeoutError, match=r"barrier: not done within its timeout of 0.01 s"):
         patient.wait(timedelta(seconds=0.01))
     seat.go.set()
     assert patient.wait()

@@ -43,8 +43,8 @@ class Submitted(dist.Work):
         if not concurrent.futures.wait([self._done], left).done:
             limit = timeout if own else self._limit
             raise CallTimeoutError(
-                f"{self._name}: not done after {limit.total_seconds():g} s; see that all ranks make the "
-                "same calls, or give it a longer timeout"
+                f"{self._name}: not done within its timeout of {limit.total_seconds():g} s; see that all "
+                "ranks make the same calls, or give it a longer one"
             )
         self._done.result()
         return True
