@@ -16,6 +16,7 @@ import unittest
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -28,6 +29,7 @@ from peelsum.torch.process_group import BACKEND
 from peelsum.transport import warming
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
+from patience import PATIENCE_S
 from served_job import Controlling, Switch
 
 LANES = 32
@@ -70,6 +72,8 @@ def tests_of(backend: str, ranks: int) -> Any:
         DistTestCases.backend_feature["plugin"].add(backend)  # it is available
         from torch.testing._internal.distributed import distributed_test as torchs
 
+    # Its own limit, 10 s, is short for a busy machine on which other ranks make a group.
+    torchs.Barrier.sync = partial(torchs.Barrier.sync, timeout=PATIENCE_S)
     # By this, `monitored_barrier` refuses groups of other backends than gloo.
     get_backend = distributed_c10d.get_backend
     distributed_c10d.get_backend = lambda group=None: AsGloo(get_backend(group))

@@ -19,7 +19,7 @@ from peelsum.tls.identity import tls_reason
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.held_seats import only_here
 from peelsum.torch.ready import Store, numbered
-from peelsum.transport import JobConfig, SwitchSummation, job_config
+from peelsum.transport import SwitchSummation, job_config
 from peelsum.transport.lease import Lease
 from peelsum.transport.seats import SEAT
 
@@ -60,9 +60,8 @@ def connect_rank(
     held = ExitStack()
     try:
         summation = _connected(_planes(source, rank, store, held), rank, ranks, timeout_s, held)
-        job = summation.config
         if log_format := os.environ.get(LOG):
-            _log_as_worker(log_format, job, job.worker_ids[summation.worker_id])
+            _log_as_worker(log_format, summation)
         if where := os.environ.get(METRICS):
             held.enter_context(_metrics(where, rank, summation))
         return summation
@@ -131,9 +130,11 @@ def _connected(
     )
 
 
-def _log_as_worker(log_format: str, job: JobConfig, worker_id: int) -> None:
+def _log_as_worker(log_format: str, summation: SwitchSummation) -> None:
     """Log from now on with this worker's job, generation and number."""
+    job = summation.config
     try:
+        worker_id = job.worker_ids[summation.worker_id]
         known = {"job": job.job_id, "generation": job.generation, "worker": worker_id}
         configure(log_format, "worker", known)
     except LogsError as error:
