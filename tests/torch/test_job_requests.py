@@ -240,3 +240,23 @@ def test_beyond_the_most_that_wait_the_newest_is_closed(requests, link):
     assert late.recv(1) == b""
     assert requests.holder is not None
     assert len(waiting) == MOST
+
+
+def test_groups_get_leases_of_their_own_beside_the_jobs(requests, link):
+    link(ask(1))
+    await_start(requests)
+    requests.tell({"admission": {}})
+    links = {process: link(f"peelsum start {process} for {process} ranks\n".encode()) for process in (2, 3)}
+    guests = {}
+    while len(guests) < 2:
+        if guest := requests.next(WAIT_S + 1, PATIENCE_S):
+            guests[guest.process] = guest
+            requests.tell({"refused": "no room"} if guest.process == 3 else {"admission": {}})
+    assert {process: guest.ranks for process, guest in guests.items()} == {2: 2, 3: 3}
+    assert "process 1 of" in requests.holder
+    assert heard(links[3]) == {"refused": "no room"}
+    assert (guests[2].left, guests[3].left) == (False, True)
+    links[2].close()
+    while not guests[2].left:
+        requests.next(0.0, PATIENCE_S)
+    assert "process 1 of" in requests.holder
