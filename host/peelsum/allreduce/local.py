@@ -63,6 +63,22 @@ class LocalSummation:
             results.append(result)
         return results
 
+    def reduce_scatter(self, words: Words) -> Words:
+        """See `PieceSummation.reduce_scatter`."""
+        (total,) = self.sum_words([Part(words, "add")])
+        return np.split(total, self.workers)[self.worker_id]
+
+    def all_gather(self, words: Words) -> Words:
+        """See `PieceSummation.all_gather`."""
+        everybody = np.zeros((self.workers, words.size), np.uint32)
+        everybody[self.worker_id] = words
+        return self.sum_words([Part(everybody.reshape(-1), "or")])[0]
+
+    def broadcast(self, words: Words, root: int) -> Words:
+        """See `PieceSummation.broadcast`."""
+        sent = words if root == self.worker_id else np.zeros_like(words)
+        return self.sum_words([Part(sent, "or")])[0]
+
     def _contribute(self, part: Part) -> int:
         chunks = self._chunks(part)
         padded = np.zeros(chunks * self.lanes, np.uint32)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._distributed_c10d import AllgatherOptions
 
 from peelsum.torch.gloo_calls import by_gloo
 from peelsum.torch.tensor_sums import Reduction, check_device
@@ -47,14 +48,14 @@ def reduce_scatter(name: str, *, lists: bool = False) -> Call:
 
     def call(self: SwitchProcessGroup, outputs: Any, inputs: Any, opts: Any) -> Any:
         pairs = _paired(outputs, inputs, lists=lists)
-        sums, reduction = self._sums, Reduction.of(name, [one for _, given in pairs for one in given], opts)
-        if sums is None or not all(
+        reduction = Reduction.of(name, [one for _, given in pairs for one in given], opts)
+        if self._sums is None or not all(
             reduction.by_switch(one) and _even(given) and _numel(given) == self.size() * _numel(out)
             for out, given in pairs
             for one in given
         ):
             return by_gloo(self._gloo, name, outputs, inputs, opts)
-        return self._submit_pieces(name, opts, pairs, partial(sums.scattered, reduction=reduction))
+        return self._submit_pieces(name, opts, pairs, partial(self._sums.scattered, reduction=reduction))
 
     return call
 
@@ -63,13 +64,13 @@ def all_gather(name: str, *, lists: bool = False) -> Call:
     """Return torch's method `name`, which takes outputs and inputs."""
 
     def call(self: SwitchProcessGroup, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        pairs, sums = _paired(outputs, inputs, lists=lists), self._sums
-        check_device(name, [one for _, given in pairs for one in given])
-        if sums is None or not all(
+        pairs, opts = _paired(outputs, inputs, lists=lists), opts or AllgatherOptions()
+        check_device(name, [one for pair in pairs for tensors in pair for one in tensors])
+        if self._sums is None or not all(
             _even(out) and _even(given) and _numel(out) == self.size() * _numel(given) for out, given in pairs
         ):
-            return by_gloo(self._gloo, name, outputs, inputs, *([] if opts is None else [opts]))
-        return self._submit_pieces(name, opts, pairs, sums.gathered)
+            return by_gloo(self._gloo, name, outputs, inputs, opts)
+        return self._submit_pieces(name, opts, pairs, self._sums.gathered)
 
     return call
 

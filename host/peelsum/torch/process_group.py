@@ -152,9 +152,8 @@ class SwitchProcessGroup(dist.ProcessGroup):
         (tensor,) = tensors
         if self._sums is None or tensor.layout != torch.strided:
             return by_gloo(self._gloo, "broadcast", tensors, opts)
-        return self._submit(
-            "broadcast", opts, tensors, functools.partial(self._sums.sent, root=opts.rootRank)
-        )
+        sent = functools.partial(self._sums.sent, root=opts.rootRank)
+        return self._submit("broadcast", opts, tensors, sent)
 
     def barrier(self, opts: Any = None) -> Any:
         """Wait for all ranks, by a sum of one word."""
@@ -210,9 +209,13 @@ class SwitchProcessGroup(dist.ProcessGroup):
     ) -> dist.Work:
         """Queue a call whose `result` of what is read, end to end, is written to tensors of equal length."""
         written = [one for out, _ in pairs for one in out]
-        if self._check is not None:
-            self._compare(name, [one for pair in pairs for tensors in pair for one in tensors], opts)
         flat = [torch.cat([one.detach().reshape(-1) for one in given]) for _, given in pairs]
+        if self._check is not None:
+            for one in flat:
+                if "gather" in name:
+                    by_gloo(self._check, "allgather", [[one.clone()]], [one], type(opts)()).wait()
+                else:
+                    by_gloo(self._check, "reduce_scatter", [one.clone()], [[one]], type(opts)()).wait()
         buffers = [Bucket(one, [one.shape]) for one in flat]
 
         def work() -> None:
@@ -231,9 +234,9 @@ class SwitchProcessGroup(dist.ProcessGroup):
     def _work(
         self, name: str, opts: Any, tensors: list[torch.Tensor], work: Callable[[], object]
     ) -> dist.Work:
-        # Torch stores `set_timeout`'s value there. A timeout of zero or below means that none was given.
         assert self._queue is not None
         assert self._turn is not None
+        # Torch stores `set_timeout`'s value there. A timeout of zero or below means that none was given.
         limit = opts.timeout if opts.timeout > timedelta(0) else self._backend.options._timeout
         return Submitted(self._queue.submit(self._turn, work), tensors, name, limit)
 
