@@ -12,6 +12,20 @@ from peelsum.transport.lease import Lease
 
 #: How long a controller may take, in seconds.
 ASK_S = 60.0
+#: Of four workers, with `spare` ports for further groups.
+OF_FOUR = """
+[job]
+id = 255
+workers = 4
+timeout_s = 200.0
+[switch]
+p4runtime = "{p4runtime}"
+pipeline_lanes = 32
+[ports]
+workers = [1, 2, 3, 4]
+server = 5
+spare = {spare}
+"""
 
 
 class Switch:

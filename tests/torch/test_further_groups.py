@@ -9,30 +9,16 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 import torch_training as training
-from served_job import Controlling, Switch
+from served_job import OF_FOUR, Controlling, Switch
 from torch_ranks import run_ranks
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("forked_children")]
-
-JOB = """
-[job]
-id = 255
-workers = 4
-timeout_s = 200.0
-[switch]
-p4runtime = "{p4runtime}"
-pipeline_lanes = 32
-[ports]
-workers = [1, 2, 3, 4]
-server = 5
-spare = {spare}
-"""
 
 
 def in_mesh(folder, spare):
     """What `training.in_mesh` returns on four ranks, if so many ports are spare, and what was admitted."""
     with closing(Switch(ports=5 + spare)) as switch:
-        described = JOB.format(p4runtime=switch.p4runtime, spare=list(range(6, 6 + spare)))
+        described = OF_FOUR.format(p4runtime=switch.p4runtime, spare=list(range(6, 6 + spare)))
         with closing(Controlling(folder, described, switch)) as controller:
             environment = {"PEELSUM_JOB": "//{}:{}".format(*controller.address)}
             told = run_ranks(
