@@ -70,9 +70,10 @@ class Summation(Protocol):
 
 
 class PieceSummation(Summation, Protocol):
-    """A backend that also sends words to one worker, and from one.
+    """A backend that also sends words to one worker only, or from one only.
 
-    Of n workers, each has a piece of some tensors; pieces lie end to end in the order of the workers.
+    Each of the n workers owns a piece; pieces lie end to end, in the order of the workers. All workers must
+    make the same calls in the same order, as of `sum_words`; they raise what `sum_words` raises.
     """
 
     def reduce_scatter(self, words: Words) -> Words:
@@ -82,4 +83,4 @@ class PieceSummation(Summation, Protocol):
         """Return the words of all workers: uint32[n * k] of uint32[k]."""
 
     def broadcast(self, words: Words, root: int) -> Words:
-        """Return the words of worker `root`, from 0. Words of the others count for their number only."""
+        """Return the words of worker `root`, from 0: uint32[k]. Of others' words, only k is used."""

@@ -6,9 +6,9 @@ _CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 
 
 def command_for(package: str, extra: str) -> str:
-    """Return the command that adds `extra`, with `package` in it, to an installed peelsum.
+    """Return the command that adds `extra`, which has `package`, to an installed peelsum.
 
-    pip finds that peelsum is installed, and looks only for what the extra needs: peelsum is on no index.
+    It works though peelsum is on no index: pip finds it installed, and fetches only what the extra needs.
     """
     command = f"pip install 'peelsum[{extra}]'"
     if package == "torch" and extra != "gpu":

@@ -1,4 +1,4 @@
-"""Connections to a served job: one holds its lease, others those of further groups. Time is a parameter."""
+"""Connections to a served job: each holds or requests a lease, of it or of a group. Time is a parameter."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Guest:
     secured: bool = True
     """Whether the TLS handshake, if there is one, is done."""
     ranks: int | None = None
-    """The size of the group that a further job is requested for; None for the job itself."""
+    """The size of the further group for which a job is requested; None for the job itself."""
     served: bool = False
-    """Whether it has a further job's lease, or is about to be told."""
+    """Whether it has the lease of a further group's job, or is about to be told so."""
     left: bool = False
     """Whether the connection is closed, and so its lease freed."""
 
@@ -126,7 +126,7 @@ class Requests:
         return self._next
 
     def _waiting(self) -> list[Guest]:
-        """Return who waits for a lease that is free."""
+        """Return the connections that wait for a lease that is free."""
         return [
             guest
             for guest in self._guests.values()
@@ -136,7 +136,7 @@ class Requests:
         ]
 
     def tell(self, answer: dict[str, Any]) -> None:
-        """Send who got a lease the response. It is freed if that is an error or refusal, or not sent."""
+        """Send the response to who got a lease. An error, a refusal or a failure frees the lease."""
         assert self._next is not None
         if not self._say(self._next, answer) or {"error", "refused"} & answer.keys():
             self._close(self._next)

@@ -4,9 +4,9 @@ Rank 0 of a start sends a request; `job_requests` decides which request gets the
 follows once the job is admitted in a new generation and its server runs. It is one JSON object, with
 `admission` and with `switch`, the addresses of the workers' ports in order; or with `error`.
 
-Rank 0 of a further group requests a job for that group. It runs beside the first, at spare ports, with a
-number and a server of its own, until the connection of its request ends. Without room, the response has
-`refused`.
+Rank 0 of a further group requests a job for that group. The job runs beside the first, at spare ports, with
+a number and a server of its own, until the connection of its request ends. Without room for the job, the
+response has `refused`, the reason.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ class _Groups:
 
         self._job = job if isinstance(job, JobDescription) else None
         self._runs_of = runs_of
-        # Ports that were free for longest are taken first: late packets of a former worker may reach others.
+        # Ports that were free for longest are taken first: a former worker's late packets may reach others.
         self._spare = deque(self._job.ports.spare if self._job else ())
         self._runs: dict[Guest, tuple[_Runs, JobDescription]] = {}
 
@@ -294,7 +294,7 @@ class _Groups:
             self._end(guest)
 
     def start(self, guest: Guest) -> dict[str, Any]:
-        """Start a run for a group; return what its workers must know, or why there is no room for it.
+        """Start a run for a group; return what its workers must know, or `refused`: why there is no room.
 
         Raises ControlError or ProcessError.
         """
@@ -381,7 +381,7 @@ def _answer(requests: Requests, runs: _Runs, groups: _Groups, ended: Signalled) 
 
 
 def _started(answer: dict[str, Any], guest: Guest) -> str:
-    """Return what is printed of a response."""
+    """Return the line to be printed about a response."""
     if reason := answer.get("refused") or answer.get("error"):
         return f"refused {guest.name}: {reason}"
     admission = answer["admission"]

@@ -1,7 +1,7 @@
 """Sum floats exactly over all workers, and give each worker its piece of the sum: a dense step in two rounds.
 
-The scales of blocks are OR-ed for all workers, as they all write numbers by them; the numbers' sums come to
-the pieces' owners alone.
+The first round ORs the scales of blocks for all workers, who all quantize by them. The second sends each
+piece's sum to its owner alone.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def reduce_scatter(
     average: bool = False,
     implementation: Implementation = "cpu",
 ) -> Floats:
-    """Return this worker's piece of the sum over workers, as `Allreduce` would compute it: float32[n].
+    """Return this worker's piece of the sum over workers, float32[n], as `Allreduce` would compute it.
 
     values: float32[workers * n], the workers' pieces end to end, left unchanged. Every piece has scales of
-    its own, in blocks of 32; a piece that is not finite on some worker is NaN.
+    its own, in blocks of 32. If an element is not finite on some worker, its whole piece becomes NaN.
     average: divide by the number of workers, before the result is rounded.
-    Raises InvalidRequestError for values that are no such array, and what the backend raises.
+    Raises InvalidRequestError for another dtype, shape or length, and what the backend raises.
     """
     workers, mine = summation.workers, summation.worker_id
     size, left = divmod(values.size, workers)

@@ -1,4 +1,4 @@
-"""Calls of gloo with what it does not take itself: tensors on a GPU, other number types, averages.
+"""Calls of gloo with what gloo itself does not take: tensors on a GPU, other number types, averages.
 
 Gloo gets copies in host memory, of a type that it has. Results are copied back when the call is waited for.
 """
@@ -27,14 +27,15 @@ _WIDER = {
 }
 #: Reductions that are sums with a factor before or after.
 _SCALED = (_R.AVG, _R.PREMUL_SUM)
-#: Calls whose works have no future with gloo begin so.
+#: How the names of calls begin whose works have no future with gloo.
 _WITHOUT_FUTURE = ("send", "recv", "reduce_scatter", "_reduce_scatter")
 
 
 def by_gloo(gloo: dist.ProcessGroup, name: str, *arguments: Any) -> Any:
-    """Call gloo's `name`, whose first argument is what it writes, and return its work or our own.
+    """Call gloo's method `name`, whose first argument is what it writes; return its work, or `Finished`.
 
-    Raises HookConfigError, before anything is sent, if there is no such reduction of the tensors' type.
+    Raises HookConfigError, before anything is sent, if the tensors' type lacks the reduction, or for tensors
+    that are neither on cpu nor on cuda.
     """
     opts: Any = next((one for one in arguments if hasattr(one, "reduceOp")), None)
     tensors = [one for one in tree_leaves(arguments) if isinstance(one, torch.Tensor)]

@@ -41,8 +41,8 @@ def fsdp_hook(state: SwitchAllreduceState) -> Callable[[torch.Tensor], None]:
 def fsdp_reduce_scatter(state: SwitchAllreduceState) -> "FsdpReduceScatter":
     """Return what `set_custom_reduce_scatter` takes, for modules that `fully_shard` shards in one dimension.
 
-    Each rank takes its shard from the average of the whole gradient over the ranks of
-    `state.process_group`, which are those that shard. FSDP waits for it layer by layer.
+    The state averages the whole gradient over the ranks of `state.process_group`, which must be those that
+    shard. Each rank then takes its shard of the average. FSDP waits for it layer by layer.
     Raises HookConfigError if `state` is not a SwitchAllreduceState.
     """
     _check(state)
@@ -56,7 +56,7 @@ class FsdpReduceScatter:
         self._state = state
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return memory for a gradient, or a shard of it."""
+        """Return memory of this shape for a gradient, or a shard of it."""
         return torch.empty(size, dtype=dtype, device=device)
 
     def __call__(
@@ -67,9 +67,10 @@ class FsdpReduceScatter:
         op: dist.ReduceOp | dist.ReduceOp.RedOpType,
         async_op: bool = False,
     ) -> None:
-        """Replace `input_tensor` by its average, and `output_tensor` by this rank's shard of it.
+        """Replace input_tensor[ranks * n] by its average, and output_tensor[n] by this rank's shard of it.
 
-        Raises HookConfigError if FSDP asks for another operation, or over other ranks than the state's.
+        Always waits. Raises HookConfigError if FSDP asks for another operation, or for another number of
+        ranks than the state's.
         """
         ranks = dist.get_world_size(self._state.process_group)
         if op != dist.ReduceOp.AVG or group.size() != ranks:

@@ -16,8 +16,8 @@ from peelsum.torch.stats import HookStats
 class SwitchStrategy(DDPStrategy):
     """DDPStrategy with the hook, on any device: `Trainer(strategy=SwitchStrategy(state))`.
 
-    Every `log_every_n_steps` steps of the trainer it logs what the sums took since, as
-    `HookStats.metrics` names it; `switch/saving` is in the progress bar, too. options: see DDPStrategy.
+    Every `log_every_n_steps` steps of the trainer, it logs `HookStats.metrics` of these steps, and shows
+    `switch/saving` in the progress bar. options: see DDPStrategy.
     """
 
     def __init__(self, state: SwitchAllreduceState, **options: Any) -> None:

@@ -1,7 +1,7 @@
-"""Reduce-scatter and all-gather over the switch, whose words travel to their owner, or from it, alone.
+"""Reduce-scatter and all-gather over the switch: words travel only to the rank that owns them, or from it.
 
 Torch has three forms of each: of one tensor, of several, and of lists with a tensor for each rank. Here each
-pairs what is read, end to end, with what is written.
+form becomes pairs of the tensors that are written and those that are read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ def _tensors(given: Any) -> list[torch.Tensor]:
 
 
 def _paired(first: Any, second: Any, *, lists: bool) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-    """Return what each result is written to, and read from. lists: one of both is a list of lists."""
+    """Return the tensors that each result is written to, and those it is read from.
+
+    lists: `first` or `second` is a list of lists.
+    """
     several = lists or isinstance(first, (list, tuple))
     pairs = zip(first, second, strict=False) if several else [(first, second)]
     return [(_tensors(out), _tensors(given)) for out, given in pairs]
@@ -44,7 +47,7 @@ def _even(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def reduce_scatter(name: str, *, lists: bool = False) -> Call:
-    """Return torch's method `name`, which takes outputs and inputs."""
+    """Return torch's method `name`, which takes outputs and inputs; lists: inputs are lists of tensors."""
 
     def call(self: SwitchProcessGroup, outputs: Any, inputs: Any, opts: Any) -> Any:
         pairs = _paired(outputs, inputs, lists=lists)
@@ -61,7 +64,7 @@ def reduce_scatter(name: str, *, lists: bool = False) -> Call:
 
 
 def all_gather(name: str, *, lists: bool = False) -> Call:
-    """Return torch's method `name`, which takes outputs and inputs."""
+    """Return torch's method `name`, which takes outputs and inputs; lists: outputs are lists of tensors."""
 
     def call(self: SwitchProcessGroup, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         pairs, opts = _paired(outputs, inputs, lists=lists), opts or AllgatherOptions()

@@ -1,4 +1,4 @@
-"""Backend `peelsum`: a process group whose sums, broadcasts and barriers go over the switch.
+"""Backend `peelsum`: a process group whose reductions, all-gathers, broadcasts and barriers use the switch.
 
 It passes all other operations and types to a gloo group of its own. The choice depends on operation, type and
 size only, so that all ranks choose alike.
@@ -90,10 +90,11 @@ class SwitchProcessGroup(dist.ProcessGroup):
     ) -> None:
         """Connect to the switch that the environment names: see `switch_seat`.
 
-        further: connect as a group beside the one of all ranks, in a job of its own. Of one rank, it needs
-        none, and without a job, gloo takes all calls.
+        further: connect as a group beside the one of all ranks, in a job of its own. A group of one rank
+        needs no job. Without a job, gloo takes all calls.
         timeout: how long a call may take. Unless it is torch's default, it also replaces the job's limit on
-        how long a sum waits for other ranks. Raises HookConfigError or TransportError.
+        how long a sum waits for other ranks.
+        Raises HookConfigError or TransportError.
         """
         super().__init__(rank, size)  # type: ignore[call-arg]  # with a store, the base class makes no Python object
         options = options or SwitchOptions()
@@ -103,7 +104,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
         if get_debug_level() == DebugLevel.DETAIL:
             helper = dist.ProcessGroupGloo(PrefixStore("checks", store), rank, size, timeout)
             backend = _ProcessGroupWrapper(backend, helper)
-            # What it wraps does a call of one rank, so that nothing is left but the comparison with others.
+            # The group that it wraps has one rank, so a call of it does nothing but compare with other ranks.
             self._check = _ProcessGroupWrapper(dist.ProcessGroupGloo(HashStore(), 0, 1, timeout), helper)
         # A group of torch's own class, whose calls release the GIL; a Python subclass's do not.
         self._gloo = dist.ProcessGroup(store, rank, size)
@@ -138,16 +139,19 @@ class SwitchProcessGroup(dist.ProcessGroup):
         return self._reduce("allreduce", tensors, opts or dist.AllreduceOptions(), written=True)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
-        """Reduce tensors of one type, as `allreduce`."""
+        """Reduce tensors of one type, as `allreduce` does."""
         opts = opts or dist.AllreduceCoalescedOptions()
         return self._reduce("allreduce_coalesced", tensors, opts, written=True)
 
     def reduce(self, tensors: Any, opts: Any) -> Any:  # type: ignore[override]  # likewise
-        """Reduce as `allreduce`; the root alone gets the result."""
+        """Reduce as `allreduce` does; the root alone gets the result."""
         return self._reduce("reduce", tensors, opts, written=opts.rootRank == self.rank())
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:  # type: ignore[override]  # likewise
-        """Send the root's bits to all ranks, by the switch."""
+        """Send the root's bits to all ranks, by the switch if the tensor is dense, else by gloo.
+
+        Raises HookConfigError for a tensor that is neither on cpu nor on cuda.
+        """
         check_device("broadcast", tensors)
         (tensor,) = tensors
         if self._sums is None or tensor.layout != torch.strided:
@@ -207,7 +211,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
         pairs: list[tuple[list[torch.Tensor], list[torch.Tensor]]],
         result: Callable[[torch.Tensor], torch.Tensor],
     ) -> dist.Work:
-        """Queue a call whose `result` of what is read, end to end, is written to tensors of equal length."""
+        """Queue a call that computes `result` of what is read, end to end, and writes it in equal pieces."""
         written = [one for out, _ in pairs for one in out]
         flat = [torch.cat([one.detach().reshape(-1) for one in given]) for _, given in pairs]
         if self._check is not None:
@@ -255,7 +259,7 @@ for _name in filter(functools.partial(hasattr, dist.ProcessGroup), (*_BY_GLOO, *
 
 
 def _group_of(made: Any, options: Any) -> Any:
-    """Make a new group, which is a further one if the default group already holds this process's seat."""
+    """Make a group: a further one if the default group already holds this process's seat."""
     if not isinstance(options, SwitchOptions | None):
         raise HookConfigError(f"pg_options: {options!r} is not for this backend; give SwitchOptions")
     further = isinstance(dist.group.WORLD, SwitchProcessGroup)

@@ -204,7 +204,7 @@ class SwitchAllreduceState:
     def average_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Average gradients in place, at once, as a bucket; for trainers without DDP, after `backward`.
 
-        The same parameters must have gradients on all ranks.
+        The same parameters must have gradients on all ranks. Raises HookConfigError, or what the sum raises.
         """
         given = {one: one.grad for one in parameters if one.grad is not None}
         flat = torch.cat([gradient.flatten() for gradient in given.values()])

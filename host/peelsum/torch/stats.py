@@ -101,7 +101,10 @@ class HookStats:
         return self.dense_bytes / self.wire_bytes if self.wire_bytes else 1.0
 
     def metrics(self, before: HookStats | None = None) -> dict[str, float]:
-        """Return numbers for a trainer's log by name: averages of the steps since `before`, or of all."""
+        """Return numbers for a trainer's log by name: averages of the steps since `before`, or of all.
+
+        MB or ms a step, as the name says; `switch/saving` is a ratio, `switch/non_finite` a count.
+        """
         before = before or HookStats()
         steps = max(self.steps - before.steps, 1)
         sent, dense = self.wire_bytes - before.wire_bytes, self.dense_bytes - before.dense_bytes

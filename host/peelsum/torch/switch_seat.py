@@ -73,8 +73,8 @@ def connect_rank(
 def connect_group(rank: int, ranks: int, store: Store, timeout_s: float | None) -> SwitchSummation | None:
     """Connect a rank of a further group to the switch, in a job of the group's own.
 
-    The controllers that PEELSUM_JOB names admit it. Returns None on all ranks, and logs why, if there are
-    none, or if they have no spare ports left. Raises HookConfigError or TransportError.
+    The controllers that PEELSUM_JOB names admit the job. If there are none, or if one refuses, every rank
+    logs why and gets None. Raises HookConfigError or TransportError.
     """
     planes = [] if SEAT in os.environ else os.environ.get(JOB, "").split(",")
     if not planes or not all(one.startswith("//") for one in planes):
@@ -226,7 +226,7 @@ def _admitted(
 ) -> dict[str, Any]:
     """Return the job as a controller admits it: rank 0 requests it and tells the others, errors included.
 
-    ranks: see `Lease`.
+    ranks: the size of the further group, or None (see `Lease`).
     """
     address = _address(controller)
     if rank == 0:

@@ -49,7 +49,7 @@ class Reduction(NamedTuple):
 
     @classmethod
     def of(cls, call: str, tensors: list[torch.Tensor], opts: Any) -> Reduction:
-        """Return the reduction of a call's options. Raises HookConfigError if tensors have none such."""
+        """Return the reduction of a call's options. Raises HookConfigError if the tensors' type lacks it."""
         check_device(call, tensors)
         op, factor = opts.reduceOp.__getstate__()
         for tensor in tensors:
@@ -68,7 +68,7 @@ class Reduction(NamedTuple):
 
 
 def check_device(call: str, tensors: Iterable[torch.Tensor]) -> None:
-    """Raise HookConfigError unless all tensors are on devices from which they can be sent."""
+    """Raise HookConfigError unless all tensors are on cpu or cuda."""
     for tensor in tensors:
         if tensor.device.type not in ("cpu", "cuda"):
             raise HookConfigError(f"{call}: a tensor is on {tensor.device}; move it to cpu or cuda")
@@ -101,7 +101,7 @@ class TensorSums:
         self._sum, self._average = Allreduce(summation), Allreduce(summation, average=True)
 
     def reduced(self, tensor: torch.Tensor, reduction: Reduction) -> torch.Tensor:
-        """Return a tensor of the same shape, and of a type that `copy_` converts to the tensor's."""
+        """Return the reduction over workers: the same shape, a type that `copy_` converts to the tensor's."""
         flat = tensor.detach().contiguous().view(-1)
         if reduction.op in (_R.BOR, _R.BAND):
             result = self._bits(flat, inverted=reduction.op == _R.BAND)
@@ -117,7 +117,7 @@ class TensorSums:
         return result.view(tensor.shape)
 
     def scattered(self, flat: torch.Tensor, reduction: Reduction) -> torch.Tensor:
-        """Return this worker's piece of a reduced flat tensor."""
+        """Return this worker's piece, [n], of the reduction of flat[workers * n]."""
         workers, mine = self._summation.workers, self._summation.worker_id
         if reduction.op not in SUMS or flat.dtype not in _FLOATS or flat.numel() <= self._precise_up_to:
             return self.reduced(flat, reduction).chunk(workers)[mine]
@@ -126,7 +126,7 @@ class TensorSums:
         return torch.from_numpy(reduce_scatter(self._summation, values, average=average))
 
     def gathered(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the flat tensors of all workers, end to end."""
+        """Return the flat tensors [n] of all workers, end to end: [workers * n]."""
         words, size = _as_words(flat)
         everybody = self._summation.all_gather(words).reshape(self._summation.workers, -1)
         return torch.from_numpy(everybody.view(np.uint8)[:, :size].reshape(-1)).view(flat.dtype)
@@ -196,7 +196,7 @@ class TensorSums:
 
 
 def _as_words(flat: torch.Tensor) -> tuple[Words, int]:
-    """Return a flat tensor's bytes as words, padded with zeros, and their number."""
+    """Return a flat tensor's bytes as words, padded with zeros, and the number of bytes."""
     given = flat.resolve_conj().resolve_neg().contiguous().view(torch.uint8).numpy()
     words = np.zeros(-(-given.size // 4), np.uint32)
     words.view(np.uint8)[: given.size] = given

@@ -16,8 +16,8 @@ from peelsum.torch.stats import HookStats
 class SwitchCallback(TrainerCallback):
     """Registers the hook on the trainer's DDP: `trainer.add_callback(SwitchCallback(trainer, state))`.
 
-    Every `logging_steps` steps it logs what the sums took since, as `HookStats.metrics` names it, by
-    `trainer.log`, which also has it in the progress bar.
+    Every `logging_steps` steps, it passes `HookStats.metrics` of these steps to `trainer.log`, which also
+    shows them in the progress bar.
     """
 
     def __init__(self, trainer: Trainer, state: SwitchAllreduceState) -> None:
@@ -41,7 +41,7 @@ class SwitchCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Log what the sums took since the last call that logged."""
+        """Log the metrics of the steps since the last call that logged."""
         if state.global_step % args.logging_steps == 0:
             before, self._logged = self._logged, self._state.stats()
             self._trainer.log(self._logged.metrics(before))

@@ -33,9 +33,9 @@ class Submitted(dist.Work):
         self._deadline = time.monotonic() + limit.total_seconds()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until the call is done, but no longer than its own limit and `timeout`, if above zero.
+        """Wait until the call is done, at most up to its own limit, and for `timeout` if that is above zero.
 
-        Raises what the call raised, or CallTimeoutError, after which the call goes on: wait for it again.
+        Raises what the call raised, or CallTimeoutError. After that, the call goes on: wait for it again.
         """
         left = self._deadline - time.monotonic()
         own = timedelta(0) < timeout and timeout.total_seconds() < left
@@ -74,7 +74,7 @@ class Submitted(dist.Work):
 
 
 class Finished(dist.Work):
-    """Another's work, after which `finish` runs once, in the first thread that waits."""
+    """A work of gloo, after which `finish` runs once, in the first thread that waits."""
 
     def __init__(
         self, work: Any, tensors: Sequence[torch.Tensor], finish: Callable[[], None] = lambda: None
@@ -84,7 +84,7 @@ class Finished(dist.Work):
         self._lock, self._is_finished = threading.Lock(), False
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the work as it does, then finish it."""
+        """Wait as the work does, then finish it. Raises what the work raised."""
         done: bool = self._work.wait(timeout)
         with self._lock:
             if not self._is_finished:

@@ -19,6 +19,8 @@ submission. `base` is the oldest chunk without its result, W the most chunks out
 | joined | go on at `layout.run_start` |
 | always | contributions of [base - W, base + W) are kept |
 | finish() and all results are there | a FIN chunk; leave on its result or after `linger` |
+
+Chunks with an owner, of SCATTER and GATHER, differ: see "Owned chunks" in docs/reference/protocol.md.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ from peelsum.wire import MAX_WORKERS, Batch, Flag, Kind, packet_bytes
 
 #: Packets per batch: a socket sends as many in one system call.
 BATCH = 64
-#: Of a gather's chunks, all workers contribute one in so many: see `endpoint_kernels.gather`.
+#: All workers contribute one in so many chunks of a GATHER: see `endpoint_kernels.gather`.
 PACE = 16
 _FLAGS = {"add": Flag.NONE, "or": Flag.OR}
 _DROPS = (
@@ -163,11 +165,11 @@ class WorkerEndpoint:
     ) -> int:
         """Submit words uint32[n] to be combined over all workers by "add" (modulo 2**32) or "or".
 
-        collective: SCATTER takes the pieces of all workers, end to end, and returns this worker's piece of
-        the sum. GATHER, with "or", takes this worker's piece and returns those of all; with a `root`, the
-        number of a worker from 0, the root's alone.
+        collective: SCATTER takes the pieces of all workers, end to end, and results in this worker's piece,
+        uint32[n / workers]. GATHER, with "or", takes this worker's piece and results in those of all,
+        uint32[n * workers]. With a `root`, the number of a worker from 0, GATHER results in the root's alone.
         urgent: whether the compiled loop returns for its result alone, not only once all results are there.
-        result: contiguous uint32[n] that gets the result; None for new memory.
+        result: contiguous uint32 of the result's length, which gets the result; None for new memory.
         Returns the ticket of the TensorCompleted event to come. `words` is not copied: leave it unchanged
         until then. Raises TransportConfigError for another dtype, shape or op, or after `finish`.
         """
@@ -185,8 +187,8 @@ class WorkerEndpoint:
         size, left = divmod(words.size, pieces if collective == SCATTER else 1)
         if left or (collective == GATHER and op != "or"):
             raise TransportConfigError(
-                f"words: {words.size} words, {op}: a scatter takes a piece of equal length for each of "
-                f"{pieces} workers, a gather takes 'or'"
+                f"words: {words.size} words, {op!r}: pass a reduce-scatter a piece of equal length for each "
+                f"of {pieces} workers, and an all-gather or broadcast the op 'or'"
             )
         if result is None:
             result = kept_pages.empty(size * pieces if collective == GATHER else size, np.uint32)
@@ -328,7 +330,7 @@ class WorkerEndpoint:
         start, tensor.number = int(cursors[Cursor.END]), int(cursors[Cursor.TENSOR_END])
         addresses = words.ctypes.data, tensor.result.ctypes.data
         serial, window = start & 0xFFFFFFFF, self.config.window
-        # The owner of a chunk is a matter of its id, which must not wrap between two of a tensor.
+        # A chunk's id gives its owner, so ids must not wrap within the tensor.
         if whose.collective == SCATTER and not self.config.racks and serial + chunks <= 1 << 32:
             flags |= Flag.OWNED
         pace = PACE if window >= 4 * PACE else 1

@@ -68,7 +68,7 @@ def begin(state: WorkerState, now: float) -> None:
 def contribute(state: WorkerState, window: int, limit: int, now: float) -> tuple[int, int]:
     """Pack up to `limit` new chunks into the rows that keep them; return the first row, and how many.
 
-    Stops before a GATHER, whose chunks are not all sent: `gather` packs them.
+    Stops before a GATHER: `gather` packs its chunks, not all of which are sent.
     """
     cursors, counts, rows = state.cursors, state.counts, state.packets.shape[0]
     first = cursors[Cursor.NEXT] % rows
@@ -94,7 +94,7 @@ def gather(state: WorkerState, now: float, out: Words) -> int:
     """Begin chunks of a GATHER; fill out uint32[limit, words] with those to be sent, and return how many.
 
     No worker may be a window behind the newest complete chunk, as the server keeps no more. So all workers
-    contribute every PACE-th chunk, first of all the first, and REACH is less than half the window.
+    contribute every PACE-th chunk, beginning with the first, and REACH is less than half the window.
     """
     cursors, filled, settled = state.cursors, 0, False
     while cursors[Cursor.NEXT] < cursors[Cursor.END] and filled < out.shape[0]:
@@ -135,7 +135,7 @@ def _contributes(tensor: Numbers, position: int) -> tuple[bool, bool]:
 
 @compiled
 def _piece(tensor: Numbers, position: int) -> tuple[int, int]:
-    """Return which piece of its tensor a chunk is of, and its place there."""
+    """Return which piece of its tensor a chunk is of, and the chunk's place in the piece."""
     i = position - tensor[Column.START]
     return (i + tensor[Column.TURN]) % tensor[Column.PIECES], i // tensor[Column.PIECES]
 
@@ -224,7 +224,7 @@ def _store(state: WorkerState, packet: Words, position: int) -> None:
 
 @compiled
 def _tensor_of(state: WorkerState, position: int) -> int:
-    """Return the row of the tensor that has a chunk without its result."""
+    """Return the row of a chunk's tensor. The chunk has no result yet."""
     number, room = state.cursors[Cursor.TENSOR_OLDEST], state.tensors.shape[0]
     while position >= state.tensors[number % room, Column.STOP]:
         number += 1
@@ -281,7 +281,7 @@ def _accept(state: WorkerState, packet: Words, position: int, now: float, limits
 
 @compiled
 def _accept_early(state: WorkerState, packet: Words, position: int, row: int, now: float) -> bool:
-    """Return whether a RESULT is new, of a chunk that this worker has not begun: its owner is faster."""
+    """Return whether a RESULT of a chunk that this worker has not begun is new; if so, update the state."""
     tensor = state.tensors[_tensor_of(state, position)]
     of_all, own = _contributes(tensor, position)
     others = tensor[Column.COLLECTIVE] == GATHER and not of_all and not own
@@ -297,7 +297,7 @@ def _accept_early(state: WorkerState, packet: Words, position: int, row: int, no
 
 @compiled
 def _settle(state: WorkerState, packet: Words, position: int, now: float) -> None:
-    """Process the server's list of complete chunks: of a SCATTER, other workers' pieces are done.
+    """Process the server's list of complete chunks: those of a SCATTER's other pieces are answered.
 
     Bit b of lane i stands for the chunk `position` + 32 i + b. Earlier unanswered chunks are overtaken.
     """

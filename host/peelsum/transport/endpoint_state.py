@@ -39,7 +39,7 @@ class Cursor(IntEnum):
     TENSOR_END = 14  # the next tensor to be submitted
     PLACE = 15  # this worker's number in its rack, or in the job
     PLACES = 16  # workers of its rack, or of the job
-    BEGUN = 17  # chunks that were contributed, or left to their owner
+    BEGUN = 17  # number of chunks contributed, or left to their owner
 
 
 class Count(IntEnum):
@@ -90,10 +90,10 @@ class Column(IntEnum):
     URGENT = 7  # 1 if the caller waits for its result: loops then return
     COLLECTIVE = 8  # SUM, SCATTER or GATHER
     PIECES = 9  # its chunks are of so many pieces in turn: 1, or one of each worker
-    MINE = 10  # the piece, by which chunk START + i is of piece (i + TURN) mod PIECES, that this worker owns
-    TURN = 11
-    PACE = 12  # of a GATHER: every so many chunks, beginning with the first, all workers contribute
-    REACH = 13  # how many chunks from the oldest one without its result on may be contributed
+    MINE = 10  # the piece that this worker owns; -1 if none
+    TURN = 11  # chunk START + i is of piece (i + TURN) mod PIECES
+    PACE = 12  # of a GATHER: all workers contribute every so many chunks, beginning with the first
+    REACH = 13  # of a GATHER: how many chunks may be begun, from the oldest one without its result on
 
 
 #: What workers do with a tensor's words. SUM: combine all. SCATTER: combine all, and give each piece to its

@@ -37,7 +37,7 @@ class Request(NamedTuple):
     token: str
     """The job's token; empty if the client has none."""
     ranks: int | None = None
-    """For another job than the one described: its number of workers."""
+    """The number of workers, for a further group's job; None for the job that is described."""
 
 
 class Lease:
@@ -54,9 +54,10 @@ class Lease:
     ) -> None:
         """Request a start.
 
-        ranks: of a further job, for a group of so many ranks; None requests the job that is described.
+        ranks: request a job for a further group of so many ranks; None requests the job that is described.
         identity: this worker's certificate, without which only controllers on loopback are asked.
-        token: the job's. Raises OSError if the controller does not respond within `patience_s` seconds or
+        token: the job's.
+        Raises OSError if the controller does not respond within `patience_s` seconds or
         one end refuses the other's certificate, TlsError if an identity is missing.
         """
         host = controller[0]

@@ -29,6 +29,8 @@ The timer first expires after `need`, then after longer pauses, up to `need_most
 further packet of the chunk causes at most one more.
 
 A server that lost its state restarts as a new object of the same generation. Workers resend missing chunks.
+
+Chunks with an owner differ: see "Owned chunks" in docs/reference/protocol.md.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ OR, CE, FIN, SPINE, OWNED = map(int, (Flag.OR, Flag.CE, Flag.FIN, Flag.SPINE, Fl
 EVERYONE = int(EVERYONE_ID)
 #: In place of a rack's number: the bitmap's bits are racks.
 RACKS = -1
-#: Complete chunks of which their owners alone have the result, after which all workers are told; how long,
-#: in seconds, the first of them waits for the others; and how many are told of once more.
+#: All workers are told of chunks whose results only the owners got: once there are so many, or so many
+#: seconds after the first; so many chunks before are told of again.
 TOLD_TOGETHER, TOLD_AFTER, TOLD_AGAIN = 16, 0.0005, 48
 #: Bits of `JobState.owed`. Each lower bit is a worker of the rack to which the result is owed.
 OWE_ALL, OWE_RESEND = 1 << MAX_WORKERS, 2 << MAX_WORKERS
@@ -262,14 +262,14 @@ def _complete(state: JobState, row: int, in_switch: bool, now: float) -> None:
 
 @compiled
 def _for_owner(state: JobState, row: int) -> bool:
-    """Return whether a complete chunk's result is for its owner alone. Joining chunks are for all."""
+    """Return whether a complete chunk's result is for its owner alone; a joining chunk's is for all."""
     alone = get(state.packets[row], FLAGS) & (OR | FIN | SPINE | OWNED) == OWNED
     return bool(alone and state.position[row] >= state.cursors[Cursor.RUN])
 
 
 @compiled
 def next_due(state: JobState) -> float:
-    """Return the earliest time at which to ask for a chunk, or tell of some; or infinity."""
+    """Return the earliest time at which to request a chunk, or to tell of complete ones; or infinity."""
     due = state.clock[Clock.UNTOLD] + TOLD_AFTER if state.cursors[Cursor.UNTOLD] else np.inf
     for row in range(state.deadline.shape[0]):
         due = min(due, state.deadline[row])
@@ -335,7 +335,7 @@ def send(state: JobState, out: Words) -> int:
 
 @compiled
 def _tell(state: JobState, packet: Words) -> None:
-    """Write the NEED that lists the complete chunks whose results only their owners got.
+    """Write the NEED that lists complete chunks whose results only their owners got.
 
     Bit b of lane i stands for the chunk `chunk_id` + 32 i + b.
     """

@@ -3,9 +3,9 @@
 A plane is a switch with its own server, where the job is admitted on its own. Planes exchange nothing: in
 each of them the worker sums a share of every part, in the same order as all other workers.
 
-No thread runs between two calls of `sum_words`, and none is needed. The server keeps this worker's results
-for workers that lost them. Other workers wait for a later chunk only until this worker's next call of
-`sum_words`; if the server loses its state meanwhile, they wait for that call, too.
+No thread runs between two calls, and none is needed. The server keeps results for workers that lost them.
+Other workers wait for a later chunk only until this worker's next call; if the server loses its state
+meanwhile, they wait for that call, too.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class SwitchSummation:
     def _submitted(self, part: Part, collective: int = SUM, root: int | None = None) -> _Sum:
         """Submit a part to the planes whose turn it is, in shares of whole chunks, one after the other.
 
-        What is no sum goes to one plane.
+        A part of another collective than SUM goes to one plane.
         """
         words, urgent = part.words, part.check is not None
         chunks = -(-words.size // self.lanes)
