@@ -290,3 +290,16 @@ def test_detailed_debugging_names_the_ranks_whose_calls_differ(ranks):
     finally:
         dist.set_debug_level(dist.DebugLevel.OFF)
     assert told == [([3] * 3, [[2.0] * 2] * RANKS)] * RANKS
+
+
+def test_a_number_that_torch_keeps_negated_is_summed(ranks):
+    """The imaginary part of a conjugate is the negated memory of the number."""
+
+    def work(group):
+        number = torch.tensor([1 + 2j * (group.rank() + 1)]).conj().imag
+        assert number.is_neg()
+        group.allreduce([number]).wait()
+        return number.tolist()
+
+    results, _ = ranks(work)
+    assert results == [[-12.0]] * RANKS

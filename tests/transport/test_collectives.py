@@ -116,6 +116,19 @@ def test_a_piece_s_sum_goes_to_its_owner_alone(workers: int, chunks: int) -> Non
             assert actor.machine.stats().contributions == 2 + workers * chunks
 
 
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_nothing_is_sent_twice_where_other_tensors_follow_a_reduce_scatter(workers: int) -> None:
+    """Workers are told of its last chunks before a later result for all shows that these are overtaken."""
+    rounds = []
+    for number in range(6):
+        rounds.append(Round("add", words(workers, workers * 7, number), "scatter"))
+        rounds.append(Round("add", words(workers, 40, number)))
+        rounds.append(Round("or", words(workers, 9, number), "gather"))
+    for port, actor in quietly(rounds).actors.items():
+        if port != SERVER_PORT[1]:
+            assert (actor.machine.stats().resends, actor.machine.stats().lost) == (0, 0)
+
+
 @pytest.mark.parametrize("root", [None, 0, 2])
 def test_a_worker_sends_its_own_words_and_one_chunk_in_sixteen(root: int | None) -> None:
     workers, chunks = 4, 96

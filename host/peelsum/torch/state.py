@@ -204,9 +204,12 @@ class SwitchAllreduceState:
     def average_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Average gradients in place, at once, as a bucket; for trainers without DDP, after `backward`.
 
-        The same parameters must have gradients on all ranks. Raises HookConfigError, or what the sum raises.
+        The same parameters must have gradients on all ranks. Raises HookConfigError, also without any
+        gradient, or what the sum raises.
         """
         given = {one: one.grad for one in parameters if one.grad is not None}
+        if not given:
+            raise HookConfigError("parameters: none has a gradient; call this after `backward`")
         flat = torch.cat([gradient.flatten() for gradient in given.values()])
         self.submit(flat, list(given)).wait()
         averages = flat.split_with_sizes([one.numel() for one in given])

@@ -78,7 +78,8 @@ def connect_group(rank: int, ranks: int, store: Store, timeout_s: float | None) 
     """
     planes = [] if SEAT in os.environ else os.environ.get(JOB, "").split(",")
     if not planes or not all(one.startswith("//") for one in planes):
-        _log.warning("group of %d ranks: uses gloo, as %s names no `peelsum job serve`", ranks, JOB)
+        given = SEAT if SEAT in os.environ else JOB
+        _log.warning("group of %d ranks: uses gloo, as %s names no `peelsum job serve`", ranks, given)
         return None
     held = ExitStack()
     try:

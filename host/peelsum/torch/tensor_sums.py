@@ -102,7 +102,7 @@ class TensorSums:
 
     def reduced(self, tensor: torch.Tensor, reduction: Reduction) -> torch.Tensor:
         """Return the reduction over workers: the same shape, a type that `copy_` converts to the tensor's."""
-        flat = tensor.detach().contiguous().view(-1)
+        flat = tensor.detach().resolve_neg().contiguous().view(-1)
         if reduction.op in (_R.BOR, _R.BAND):
             result = self._bits(flat, inverted=reduction.op == _R.BAND)
         elif tensor.dtype in _FLOATS:

@@ -16,8 +16,8 @@ from peelsum.torch.stats import HookStats
 class SwitchCallback(TrainerCallback):
     """Registers the hook on the trainer's DDP: `trainer.add_callback(SwitchCallback(trainer, state))`.
 
-    Every `logging_steps` steps, it passes `HookStats.metrics` of these steps to `trainer.log`, which also
-    shows them in the progress bar.
+    Whenever the trainer logs, it passes `HookStats.metrics` of the steps since then to `trainer.log`, which
+    also shows them in the progress bar.
     """
 
     def __init__(self, trainer: Trainer, state: SwitchAllreduceState) -> None:
@@ -42,6 +42,6 @@ class SwitchCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Log the metrics of the steps since the last call that logged."""
-        if state.global_step % args.logging_steps == 0:
+        if control.should_log:
             before, self._logged = self._logged, self._state.stats()
             self._trainer.log(self._logged.metrics(before))

@@ -318,6 +318,12 @@ def send(state: JobState, out: Words) -> int:
     cursors, rows, filled = state.cursors, state.queue.shape[0], 0
     while cursors[Cursor.QUEUE_HEAD] < cursors[Cursor.QUEUE_TAIL]:
         row = state.queue[cursors[Cursor.QUEUE_HEAD] % rows]
+        # A result for all shows that chunks before it are overtaken, unless a list has them as complete.
+        while state.owed[row, 0] & OWE_ALL and _untold_before(state, state.position[row]):
+            if filled == out.shape[0]:
+                return filled
+            _tell(state, out[filled], state.position[row])
+            filled += 1
         for rack in range(state.expected.shape[0]):
             while state.owed[row, rack]:
                 if filled == out.shape[0]:
@@ -327,36 +333,49 @@ def send(state: JobState, out: Words) -> int:
                 filled += _pay(state, row, rack, debt, out[filled])
         state.queued[row] = False
         cursors[Cursor.QUEUE_HEAD] += 1
-    if cursors[Cursor.UNTOLD] >= TOLD_TOGETHER and filled < out.shape[0]:
-        _tell(state, out[filled])
+    while cursors[Cursor.UNTOLD] >= TOLD_TOGETHER and filled < out.shape[0]:
+        _tell(state, out[filled], cursors[Cursor.ANCHOR] + 1)
         filled += 1
     return filled
 
 
 @compiled
-def _tell(state: JobState, packet: Words) -> None:
-    """Write the NEED that lists complete chunks whose results only their owners got.
+def _untold_before(state: JobState, position: int) -> bool:
+    """Return whether only its owner knows that some chunk before a position is complete."""
+    return bool(state.cursors[Cursor.UNTOLD] and state.cursors[Cursor.UNTOLD_FROM] < position)
 
-    Bit b of lane i stands for the chunk `chunk_id` + 32 i + b.
+
+@compiled
+def _tell(state: JobState, packet: Words, stop: int) -> None:
+    """Write the NEED that lists complete chunks whose results only their owners got, from the oldest untold.
+
+    Bit b of lane i stands for the chunk `chunk_id` + 32 i + b. What is left, from `stop` on or for want of
+    bits, remains untold.
     """
-    cursors, rows = (
-        state.cursors,
-        state.position.shape[0] - (state.cursors[Cursor.RUN] - state.cursors[Cursor.FIRST]),
-    )
-    most = 32 * (packet.shape[0] - HEADER_WORDS)
-    first = max(cursors[Cursor.UNTOLD_FROM] - TOLD_AGAIN, cursors[Cursor.ANCHOR] - most + 1)
+    cursors, most = state.cursors, 32 * (packet.shape[0] - HEADER_WORDS)
+    rows = state.position.shape[0] - (cursors[Cursor.RUN] - cursors[Cursor.FIRST])
+    again = min(TOLD_AGAIN, most - TOLD_TOGETHER)
+    first = max(cursors[Cursor.UNTOLD_FROM] - again, cursors[Cursor.ANCHOR] - rows + 1)
+    stop = min(stop, first + most)
     copy(state.packets[cursors[Cursor.UNTOLD_FROM] % rows], packet)
     put(packet, KIND, NEED)
+    put(packet, SENDER, EVERYONE)
     put(packet, FLAGS, OWNED)
     put(packet, BITMAP, 0)
     put(packet, CHUNK_ID, first & 0xFFFFFFFF)
     packet[HEADER_WORDS:] = 0
+    cursors[Cursor.UNTOLD] = 0
     for position in range(first, cursors[Cursor.ANCHOR] + 1):
         row, i = position % rows, position - first
-        if state.position[row] == position and state.done[row] and _for_owner(state, row):
+        if state.position[row] != position or not state.done[row] or not _for_owner(state, row):
+            continue
+        if position < stop:
             word = HEADER_WORDS + i // 32
             packet[word] = swap(np.uint32(swap(packet[word]) | np.uint32(1 << i % 32)))
-    cursors[Cursor.UNTOLD] = 0
+            continue
+        if not cursors[Cursor.UNTOLD]:
+            cursors[Cursor.UNTOLD_FROM] = position
+        cursors[Cursor.UNTOLD] += 1
     state.counts[Count.NEEDS] += 1
 
 
