@@ -293,7 +293,7 @@ def test_detailed_debugging_names_the_ranks_whose_calls_differ(ranks):
 
 
 def test_a_number_that_torch_keeps_negated_is_summed(ranks):
-    """The imaginary part of a conjugate is the negated memory of the number; of one number, it is contiguous."""
+    """The imaginary part of a conjugate is negated memory, which of one number is contiguous."""
 
     def work(group):
         number = torch.tensor([1 + 2j * (group.rank() + 1)]).conj().imag
