@@ -277,11 +277,19 @@ def next_due(state: JobState) -> float:
 
 
 @compiled
+def tell_now(state: JobState) -> bool:
+    """Let the next packet list complete chunks, however few; return whether there are any to tell of."""
+    if state.cursors[Cursor.UNTOLD]:
+        state.cursors[Cursor.UNTOLD] = max(TOLD_TOGETHER, state.cursors[Cursor.UNTOLD])
+    return bool(state.cursors[Cursor.UNTOLD])
+
+
+@compiled
 def expire(state: JobState, now: float, window: int, need: float, most: float) -> None:
     """Queue requests for all chunks whose timer has run out: first to switches, later to workers, too."""
     racks = state.expected.shape[0]
     if state.cursors[Cursor.UNTOLD] and now >= state.clock[Clock.UNTOLD] + TOLD_AFTER:
-        state.cursors[Cursor.UNTOLD] = max(TOLD_TOGETHER, state.cursors[Cursor.UNTOLD])
+        tell_now(state)
     for row in range(state.position.shape[0]):
         if state.deadline[row] > now:
             continue
@@ -318,7 +326,7 @@ def send(state: JobState, out: Words) -> int:
     cursors, rows, filled = state.cursors, state.queue.shape[0], 0
     while cursors[Cursor.QUEUE_HEAD] < cursors[Cursor.QUEUE_TAIL]:
         row = state.queue[cursors[Cursor.QUEUE_HEAD] % rows]
-        # A result for all shows that chunks before it are overtaken, unless a list says that they are complete.
+        # A result for all shows that earlier chunks are overtaken, unless a list says they are complete.
         while state.owed[row, 0] & OWE_ALL and _untold_before(state, state.position[row]):
             if filled == out.shape[0]:
                 return filled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from peelsum.transport.layout import compiled
-from peelsum.transport.server_kernels import next_due, send, take
+from peelsum.transport.server_kernels import next_due, send, take, tell_now
 from peelsum.transport.server_state import Cursor, Identity, JobState, Waits
 from peelsum.transport.wire_kernels import BURST, NOTHING, Unsent, Wire, received, sent, waited
 from peelsum.wire.system_calls import seconds
@@ -27,7 +27,8 @@ def serve(state: JobState, identity: Identity, window: int, waits: Waits, wire: 
         due = min(next_due(state), until)
         if now >= due or state.cursors[Cursor.FINISHED] != finished:
             return 0
-        if not arrived and not waited(wire, due - now):
+        # Workers wait for a list of the last chunks: a timer of milliseconds would be longer than theirs.
+        if not arrived and not tell_now(state) and not waited(wire, due - now):
             return 0
 
 
