@@ -542,6 +542,22 @@ def sharded_by_torch(rank: int, steps: int, dims: tuple[int, ...]) -> list[np.nd
     return [one.to_local().detach().numpy() for one in text.parameters()]
 
 
+def of_unequal_sizes(rank: int, call: str) -> str:
+    """The error of a call in which rank 1 has a longer tensor; "" without one."""
+    size = 2000 + 2 * rank
+    calls = {
+        "reduce": lambda: dist.all_reduce(torch.ones(5 + rank)),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(torch.zeros(size), torch.ones(2 * size)),
+        "all_gather": lambda: dist.all_gather_into_tensor(torch.zeros(2 * size), torch.ones(size)),
+        "broadcast": lambda: dist.broadcast(torch.ones(size), 0),
+    }
+    try:
+        calls[call]()
+    except Exception as error:
+        return str(error)
+    return ""
+
+
 def recorded_in_shards(rank: int, steps: int, dims: tuple[int, ...]) -> list[tuple[str, int, int, Any, Any]]:
     """Of every 10th sum of `sharded_by_torch`: kind, job, worker, what went in, what came out."""
     made: list[tuple[str, int, int, Any, Any]] = []

@@ -92,3 +92,11 @@ def check_wholes(call) -> None:
     for result in results:
         np.testing.assert_array_equal(result.view(np.uint32), results[0].view(np.uint32))
         np.testing.assert_allclose(result, exact, rtol=1e-6, atol=np.abs(given).max() * 2.0**-20)
+
+
+@pytest.mark.parametrize("call", ["reduce", "reduce_scatter", "all_gather", "broadcast"])
+def test_ranks_with_tensors_of_other_sizes_get_an_error(call: str):
+    """Of sizes that take as many packets, so that nothing else would notice."""
+    outcomes = over_a_switch(2, training.of_unequal_sizes, call)[0]
+    assert any(outcomes)
+    assert all(call == "broadcast" or "size" in one or "lengths" in one for one in outcomes), outcomes

@@ -6,10 +6,13 @@ piece's sum to its owner alone.
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce.errors import InvalidRequestError
+from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
+from peelsum.allreduce.plan import AGREEMENT_WORDS, agreed, agreement_words
 from peelsum.codec import Implementation, segment_codec
 from peelsum.codec.segments import Segment, Table
 from peelsum.summation import Part, PieceSummation
@@ -29,7 +32,8 @@ def reduce_scatter(
     values: float32[workers * n], the workers' pieces end to end, left unchanged. Every piece has scales of
     its own, in blocks of 32. If an element is not finite on some worker, its whole piece becomes NaN.
     average: divide by the number of workers, before the result is rounded.
-    Raises InvalidRequestError for another dtype, shape or length, and what the backend raises.
+    Raises InvalidRequestError for another dtype, shape or length, PlanMismatchError if workers' pieces differ
+    in length, and what the backend raises.
     """
     workers, mine = summation.workers, summation.worker_id
     size, left = divmod(values.size, workers)
@@ -43,10 +47,15 @@ def reduce_scatter(
     codecs, nothing = segment_codec(implementation), np.empty(0, np.uint32)
     table = Table([Segment(size, sparse=False)] * workers)
     codec = codecs(table, np.split(values, workers), [None] * workers, workers)
-    header = np.zeros(table.scale_words, np.uint32)
-    codec.write_scales(header)
-    (scales,) = summation.sum_words([Part(header, "or")])
-    codec.read_scales(scales)
+    digest = int.from_bytes(hashlib.blake2b(f"reduce-scatter {size}".encode(), digest_size=8).digest())
+    header = np.concatenate([agreement_words(digest), np.zeros(table.scale_words, np.uint32)])
+    codec.write_scales(header[AGREEMENT_WORDS:])
+    (united,) = summation.sum_words([Part(header, "or")])
+    if not agreed(united):
+        raise PlanMismatchError(
+            f"reduce_scatter: workers have pieces of other lengths than the {size} elements here"
+        )
+    codec.read_scales(united[AGREEMENT_WORDS:])
     count, _ = codec.place(nothing)
     if not count:
         return codec.read(np.empty(0, np.int32), np.empty(0, np.int32), 1)[mine]

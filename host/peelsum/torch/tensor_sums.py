@@ -127,15 +127,19 @@ class TensorSums:
 
     def gathered(self, flat: torch.Tensor) -> torch.Tensor:
         """Return the flat tensors [n] of all workers, end to end: [workers * n]."""
-        words, size = _as_words(flat)
+        words, size = _sized(flat)
         everybody = self._summation.all_gather(words).reshape(self._summation.workers, -1)
-        return torch.from_numpy(everybody.view(np.uint8)[:, :size].reshape(-1)).view(flat.dtype)
+        _check_sizes("all_gather", everybody[:, 0], words[0])
+        found = everybody[:, 1:].copy().view(np.uint8)[:, :size]
+        return torch.from_numpy(found.reshape(-1)).view(flat.dtype)
 
     def sent(self, tensor: torch.Tensor, root: int) -> torch.Tensor:
         """Return the tensor of worker `root`."""
-        words, size = _as_words(tensor.detach().contiguous().view(-1))
-        sent = self._summation.broadcast(words, root).view(np.uint8)[:size]
-        return torch.from_numpy(sent).view(tensor.dtype).view(tensor.shape)
+        words, size = _sized(tensor.detach().contiguous().view(-1))
+        sent = self._summation.broadcast(words, root)
+        _check_sizes("broadcast", sent[:1], words[0])
+        found = torch.from_numpy(sent[1:].view(np.uint8)[:size])
+        return found.view(tensor.dtype).view(tensor.shape)
 
     def barrier(self) -> None:
         """Wait for all workers, by a sum of one word."""
@@ -160,11 +164,14 @@ class TensorSums:
 
     def _summed_precisely(self, flat: torch.Tensor) -> NDArray[np.float64]:
         """Return float64[n]: all workers' floats, gathered by OR and added locally, in the workers' order."""
-        words = np.zeros((self._summation.workers, flat.numel()), np.uint32)
-        words[self._summation.worker_id] = flat.float().numpy().view(np.uint32)
-        everybody = self._combined(words.reshape(-1), "or").view(np.float32).reshape(words.shape)
+        given, mine = _sized(flat.float())[0], self._summation.worker_id
+        words = np.zeros((self._summation.workers, given.size), np.uint32)
+        words[mine] = given
+        everybody = self._combined(words.reshape(-1), "or").reshape(words.shape)
+        _check_sizes("reduction", everybody[:, 0], given[0])
+        floats = everybody[:, 1:].view(np.float32)
         with np.errstate(invalid="ignore"):
-            total: NDArray[np.float64] = functools.reduce(np.add, everybody.astype(np.float64))
+            total: NDArray[np.float64] = functools.reduce(np.add, floats.astype(np.float64))
         total[np.isnan(total)] = np.nan
         return total
 
@@ -197,7 +204,23 @@ class TensorSums:
 
 def _as_words(flat: torch.Tensor) -> tuple[Words, int]:
     """Return a flat tensor's bytes as words, padded with zeros, and the number of bytes."""
-    given = flat.resolve_conj().resolve_neg().contiguous().view(torch.uint8).numpy()
+    plain = flat.resolve_conj().resolve_neg().contiguous()
+    # Torch calls a single element contiguous, whatever its stride, but does not view it as bytes.
+    given = plain.as_strided(plain.shape, (1,)).view(torch.uint8).numpy()
     words = np.zeros(-(-given.size // 4), np.uint32)
     words.view(np.uint8)[: given.size] = given
     return words, given.size
+
+
+def _sized(flat: torch.Tensor) -> tuple[Words, int]:
+    """Return what `_as_words` does, with the number of bytes, modulo 2**32, as the first word."""
+    words, size = _as_words(flat)
+    return np.concatenate([np.array([size & 0xFFFFFFFF], np.uint32), words]), size
+
+
+def _check_sizes(call: str, sizes: Words, own: Any) -> None:
+    """Raise HookConfigError unless all workers' tensors have as many bytes as this one's."""
+    if (sizes != own).any():
+        raise HookConfigError(
+            f"{call}: ranks gave {sizes.tolist()} bytes, and this one {own}; give tensors of one size"
+        )

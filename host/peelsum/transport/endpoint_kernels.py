@@ -153,6 +153,8 @@ def _pack(state: WorkerState, tensor: Numbers, count: int, now: float) -> None:
         copy(state.header, packet[:HEADER_WORDS])
         put(packet, CHUNK_ID, position & 0xFFFFFFFF)
         put(packet, FLAGS, tensor[Column.FLAGS])
+        if position == tensor[Column.STOP] - 1:  # its result is for all, and brings the list of those before
+            put(packet, FLAGS, tensor[Column.FLAGS] & ~OWNED)
         piece, place = _piece(tensor, position)
         filled = max(0, min(lanes, size - place * lanes))
         if tensor[Column.COLLECTIVE] == GATHER:
