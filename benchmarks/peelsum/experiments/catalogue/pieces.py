@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -18,7 +18,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from peelsum.experiments import Column, Experiment, Size
+from peelsum.experiments import Column, Experiment, Plot, Size
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 _LANES = 256
@@ -140,8 +140,20 @@ def _rank(
     dist.destroy_process_group()
 
 
+def draw(figure: Any, groups: Sequence[Any]) -> None:
+    """Draw what rank 0 sends and receives in each collective, beside a ring's."""
+    axes = figure.subplots()
+    figure.suptitle("Bytes of a rank over the tensor's", fontweight="bold")
+    for number, name in enumerate(("sent", "received", "ring")):
+        heights = [group.figures[name].median for group in groups]
+        axes.bar([place + 0.27 * (number - 1) for place in range(len(groups))], heights, 0.25, label=name)
+    axes.set_xticks(range(len(groups)), [group.point["collective"] for group in groups])
+    axes.legend()
+
+
 EXPERIMENT = Experiment(
     measure=measure,
+    plots=[Plot("bytes", x="collective_each", y="sent", fill=draw)],
     columns={
         "collective": Column("the call of torch.distributed"),
         "sent": Column("bytes that rank 0 sends to the switch, over those of the whole tensor"),
