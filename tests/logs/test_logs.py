@@ -5,6 +5,7 @@ import json
 import logging
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from command_line import peelsum
@@ -121,8 +122,9 @@ def test_a_worker_logs_if_its_environment_says_so(written, monkeypatch):
 
     job = JobConfig(job_id=3, generation=7, workers=4, lanes=32, window=64)
     monkeypatch.setattr(sys, "stderr", written)
-    _log_as_worker("json", job, 2)
+    summation = SimpleNamespace(config=job, worker_id=2)
+    _log_as_worker("json", summation)
     (line,) = lines(written)
     assert [line[name] for name in ("part", "job", "generation", "worker")] == ["worker", 3, 7, 2]
     with pytest.raises(HookConfigError, match="over: PEELSUM_LOG: log format: 'xml' is unknown"):
-        _log_as_worker("xml", job, 2)
+        _log_as_worker("xml", summation)
