@@ -12,12 +12,11 @@ from peelsum.transport.lease import Lease
 
 #: How long a controller may take, in seconds.
 ASK_S = 60.0
-#: Of four workers, with `spare` ports for further groups.
-OF_FOUR = """
+_OF_FOUR = """
 [job]
 id = 255
 workers = 4
-timeout_s = 200.0
+timeout_s = {timeout_s}
 [switch]
 p4runtime = "{p4runtime}"
 pipeline_lanes = 32
@@ -86,3 +85,16 @@ class Controlling:
     def started(self):
         """Its child processes."""
         return psutil.Process(self.child.pid).children(recursive=True)
+
+
+@contextmanager
+def served_to_four(folder, *more, spare=12, timeout_s=200.0):
+    """Yield a switch, the controller of a job of four workers there, and the ranks' environment.
+
+    spare: ports for further groups. more: the switch's options.
+    """
+    with closing(Switch(*more, ports=5 + spare)) as switch:
+        ports = list(range(6, 6 + spare))
+        described = _OF_FOUR.format(p4runtime=switch.p4runtime, spare=ports, timeout_s=timeout_s)
+        with closing(Controlling(folder, described, switch)) as controller:
+            yield switch, controller, {"PEELSUM_JOB": "//{}:{}".format(*controller.address)}

@@ -30,17 +30,19 @@ def run_ranks(
     environments: Sequence[Mapping[str, str]] = (),
     backend: str = "gloo",
     patience_s: float = PATIENCE_S,
+    timeout_s: float = PATIENCE_S / 2,
 ) -> list[Any]:
     """Run work(rank, *arguments) on all ranks at once; return the results, None for a rank that was killed.
 
     `work` is a function that the ranks can import. Raises RuntimeError with the traceback of a rank that
-    failed, TimeoutError if one does not return within `patience_s`.
+    failed, TimeoutError if one does not return within `patience_s`. timeout_s: the process group's.
     """
     with tempfile.TemporaryDirectory(prefix="peelsum-") as folder:
         given = environments or [{}] * world
         store = Path(folder) / "gloo"
         ranks = [
-            _Rank(rank, world, store, work, arguments, dict(given[rank]), backend) for rank in range(world)
+            _Rank(rank, world, store, work, arguments, dict(given[rank]), backend, timeout_s)
+            for rank in range(world)
         ]
         try:
             return [rank.result(patience_s) for rank in ranks]
@@ -83,6 +85,7 @@ def _run(
     arguments: Sequence[Any],
     environment: Mapping[str, str],
     backend: str,
+    timeout_s: float,
 ) -> None:
     inherit_no_ends()
     os.environ.update(environment, GLOO_SOCKET_IFNAME="lo")
@@ -93,7 +96,7 @@ def _run(
             init_method=f"file://{store}",
             rank=rank,
             world_size=world,
-            timeout=timedelta(seconds=PATIENCE_S / 2),
+            timeout=timedelta(seconds=timeout_s),
         )
         pipe.send((False, work(rank, *arguments)))
     except BaseException:

@@ -9,7 +9,6 @@ import logging
 import pickle
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -19,7 +18,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._functional_collectives import all_gather_tensor, reduce_scatter_tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -41,7 +39,6 @@ from peelsum.torch import (
     ready,
 )
 from peelsum.torch.process_group_summation import OrBy
-from peelsum.torch.tensor_sums import TensorSums
 
 WORDS, WIDTH = 64, 8
 
@@ -490,97 +487,6 @@ def sharded(rank: int, hooked: bool) -> list[np.ndarray]:
         step_loss(text, rank, step).backward()
         optimizer.step()
     return [one.to_local().detach().numpy() for one in text.parameters()]
-
-
-def in_pieces(rank: int) -> dict[str, Any]:
-    """What reduce-scatter, all-gather and broadcast of each form come to, as lists."""
-    world = dist.get_world_size()
-    made: dict[str, Any] = {}
-    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.uint8):
-        given = (torch.arange(world * 900) * (rank + 1) % 7).to(dtype)
-        part = torch.full((900,), 99, dtype=dtype)
-        dist.reduce_scatter_tensor(part, given)
-        made[f"scattered {dtype}"] = part.tolist()
-        work = dist.all_gather_into_tensor(given, part, async_op=True)
-        assert work is not None
-        work.wait()
-        made[f"gathered {dtype}"] = given.tolist()
-    part = torch.zeros(3, 5)
-    dist.reduce_scatter(part, [torch.full((3, 5), float(one + rank)) for one in range(world)])
-    made["scattered list"] = part.tolist()
-    part = torch.zeros(world, 400)
-    dist.reduce_scatter_tensor(part[0], torch.full((400 * world,), rank + 1.0), op=dist.ReduceOp.AVG)
-    made["averaged"] = part.tolist()
-    everybody = [torch.zeros(2, 2, dtype=torch.bool) for _ in range(world)]
-    dist.all_gather(everybody, torch.tensor([[rank == 0, True], [False, rank == 1]]))
-    made["gathered list"] = torch.stack(everybody).tolist()
-    whole = torch.zeros(world * 3, dtype=torch.complex64)
-    dist.all_gather_into_tensor(whole, torch.full((3,), rank + 1j * rank, dtype=torch.complex64))
-    made["gathered complex"] = [str(one) for one in whole.tolist()]
-    functional = all_gather_tensor(torch.full((2, 3), float(rank)), 0, dist.group.WORLD)
-    made["functional"] = functional.tolist()
-    made["functional scatter"] = reduce_scatter_tensor(
-        torch.ones(world * 2), "sum", 0, dist.group.WORLD
-    ).tolist()
-    sent = torch.arange(5000) * (rank + 1)
-    dist.broadcast(sent, world - 1)
-    made["broadcast"] = sent.tolist()
-    dist.all_gather_into_tensor(torch.zeros(0), torch.zeros(0))
-    return made
-
-
-def sharded_by_torch(rank: int, steps: int, dims: tuple[int, ...]) -> list[np.ndarray]:
-    """This rank's shards after steps of FSDP2, or of HSDP, whose calls go to the process group."""
-    torch.manual_seed(7)
-    names = ("replicate", "shard")[-len(dims) :]
-    text = fully_shard(Text(), mesh=init_device_mesh("cpu", dims, mesh_dim_names=names))
-    optimizer = torch.optim.SGD(text.parameters(), lr=0.5)
-    for step in range(steps):
-        optimizer.zero_grad()
-        step_loss(text, rank, step).backward()
-        optimizer.step()
-    return [one.to_local().detach().numpy() for one in text.parameters()]
-
-
-def of_unequal_sizes(rank: int, call: str) -> str:
-    """The error of a call in which rank 1 has a longer tensor; "" without one."""
-    size = 2000 + 2 * rank
-    calls = {
-        "reduce": lambda: dist.all_reduce(torch.ones(5 + rank)),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(torch.zeros(size), torch.ones(2 * size)),
-        "all_gather": lambda: dist.all_gather_into_tensor(torch.zeros(2 * size), torch.ones(size)),
-        "broadcast": lambda: dist.broadcast(torch.ones(size), 0),
-    }
-    try:
-        calls[call]()
-    except Exception as error:
-        return str(error)
-    return ""
-
-
-def recorded_in_shards(rank: int, steps: int, dims: tuple[int, ...]) -> list[tuple[str, int, int, Any, Any]]:
-    """Of every 10th sum of `sharded_by_torch`: kind, job, worker, what went in, what came out."""
-    made: list[tuple[str, int, int, Any, Any]] = []
-    calls: Counter[tuple[str, int]] = Counter()
-
-    def recorded(kind: str, method: Any) -> Any:
-        def call(self: TensorSums, tensor: torch.Tensor, reduction: Any) -> torch.Tensor:
-            self._precise_up_to = 0
-            result = method(self, tensor, reduction)
-            seat = self._summation.backend
-            if calls[kind, seat.config.job_id] % 10 == 0:
-                floats = (tensor.numpy().reshape(-1).copy(), result.numpy().reshape(-1).copy())
-                made.append((f"{kind} {reduction.op.name}", seat.config.job_id, seat.worker_id, *floats))
-            calls[kind, seat.config.job_id] += 1
-            return result
-
-        return call
-
-    for kind in ("scattered", "reduced"):
-        setattr(TensorSums, kind, recorded(kind, getattr(TensorSums, kind)))
-    sharded_by_torch(rank, steps, dims)
-    dist.destroy_process_group()
-    return made
 
 
 def sharded_otherwise(rank: int, factor: float | None) -> str:

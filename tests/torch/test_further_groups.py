@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
 import torch_training as training
-from served_job import OF_FOUR, Controlling, Switch
+from served_job import served_to_four
 from torch_ranks import run_ranks
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("forked_children")]
@@ -17,16 +15,13 @@ pytestmark = [pytest.mark.system, pytest.mark.usefixtures("forked_children")]
 
 def in_mesh(folder, spare):
     """What `training.in_mesh` returns on four ranks, if so many ports are spare, and what was admitted."""
-    with closing(Switch(ports=5 + spare)) as switch:
-        described = OF_FOUR.format(p4runtime=switch.p4runtime, spare=list(range(6, 6 + spare)))
-        with closing(Controlling(folder, described, switch)) as controller:
-            environment = {"PEELSUM_JOB": "//{}:{}".format(*controller.address)}
-            told = run_ranks(
-                4, training.in_mesh, switch.p4runtime, environments=[environment] * 4, backend="peelsum"
-            )
-            while {number for number, _ in switch.jobs} - {255}:
-                pass  # the groups' leases have ended, and soon their jobs
-            return told
+    with served_to_four(folder, spare=spare) as (switch, _, environment):
+        told = run_ranks(
+            4, training.in_mesh, switch.p4runtime, environments=[environment] * 4, backend="peelsum"
+        )
+        while {number for number, _ in switch.jobs} - {255}:
+            pass  # the groups' leases have ended, and soon their jobs
+        return told
 
 
 #: Sums of the ranks 1, 2, 4 and 8 in rows and columns of two by two, and then of all.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from dataclasses import asdict
 
 import numpy as np
@@ -12,13 +11,17 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 import sums_of_floats
-import torch_training as training
-from served_job import OF_FOUR, Controlling, Switch
+import torch_shards as shards
+from patience import PATIENCE_S
+from served_job import served_to_four
 from torch_ranks import run_ranks
 
 from peelsum.topology import Star
 
 pytestmark = pytest.mark.usefixtures("forked_children")
+
+#: How long sums wait for a rank, in the tests in which one is killed.
+LIMIT_S = 20.0
 
 
 def over_a_switch(ranks: int, work, *arguments, loss: float = 0.0):
@@ -32,8 +35,8 @@ def over_a_switch(ranks: int, work, *arguments, loss: float = 0.0):
 
 @pytest.mark.parametrize("loss", [0.0, 0.02])
 def test_every_form_comes_to_what_gloo_makes_of_it(loss: float):
-    ours, report = over_a_switch(3, training.in_pieces, loss=loss)
-    gloos = run_ranks(3, training.in_pieces)
+    ours, report = over_a_switch(3, shards.in_pieces, loss=loss)
+    gloos = run_ranks(3, shards.in_pieces)
     for mine, gloo in zip(ours, gloos, strict=True):
         for name, value in gloo.items():
             assert mine[name] == value, name
@@ -43,9 +46,9 @@ def test_every_form_comes_to_what_gloo_makes_of_it(loss: float):
 
 def test_fsdp_trains_through_the_switch():
     """By the bits the same in two runs, with losses and without, and nearly as by gloo."""
-    ours, report = over_a_switch(4, training.sharded_by_torch, 3, (4,))
-    again, _ = over_a_switch(4, training.sharded_by_torch, 3, (4,), loss=0.02)
-    theirs = run_ranks(4, training.sharded_by_torch, 3, (4,))
+    ours, report = over_a_switch(4, shards.sharded_by_torch, 3, (4,))
+    again, _ = over_a_switch(4, shards.sharded_by_torch, 3, (4,), loss=0.02)
+    theirs = run_ranks(4, shards.sharded_by_torch, 3, (4,))
     for mine, repeated, other in zip(ours, again, theirs, strict=True):
         for left, same, right in zip(mine, repeated, other, strict=True):
             np.testing.assert_array_equal(left, same)
@@ -57,13 +60,10 @@ def test_fsdp_trains_through_the_switch():
 @pytest.mark.parametrize("dims", [(4,), (2, 2)], ids=["FSDP2 on 4 ranks", "HSDP of 2 by 2"])
 def test_every_sum_of_300_sharded_steps_is_exact(tmp_path, dims: tuple[int, ...]):
     """With 2 % of the packets lost, by an independent computation of every 10th sum."""
-    with closing(Switch("--loss", "0.02", "--seed", "5", ports=17)) as switch:
-        described = OF_FOUR.format(p4runtime=switch.p4runtime, spare=list(range(6, 18)))
-        with closing(Controlling(tmp_path, described, switch)) as controller:
-            environment = {"PEELSUM_JOB": "//{}:{}".format(*controller.address)}
-            told = run_ranks(
-                4, training.recorded_in_shards, 300, dims, environments=[environment] * 4, backend="peelsum"
-            )
+    with served_to_four(tmp_path, "--loss", "0.02", "--seed", "5") as (_, _, environment):
+        told = run_ranks(
+            4, shards.recorded_in_shards, 300, dims, environments=[environment] * 4, backend="peelsum"
+        )
     jobs: dict[int, dict[int, list]] = {}
     for kind, job, worker, *floats in (call for rank in told for call in rank):
         jobs.setdefault(job, {}).setdefault(worker, []).append((kind, *floats))
@@ -73,6 +73,40 @@ def test_every_sum_of_300_sharded_steps_is_exact(tmp_path, dims: tuple[int, ...]
         assert len(calls) >= 30
         for call in calls:
             check_pieces(call) if call[0][0].startswith("scattered") else check_wholes(call)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("dims", [(4,), (2, 2)], ids=["FSDP2 on 4 ranks", "HSDP of 2 by 2"])
+def test_when_a_rank_is_killed_every_other_gets_one_error_in_time(tmp_path, dims: tuple[int, ...]):
+    """It names the rank, or says that another has left for its error. No group's job or server is left."""
+    with served_to_four(tmp_path, timeout_s=LIMIT_S) as (switch, controller, environment):
+        *others, killed = run_ranks(
+            4,
+            shards.dies_in_shards,
+            dims,
+            environments=[environment] * 4,
+            backend="peelsum",
+            timeout_s=LIMIT_S,
+        )
+        while {number for number, _ in switch.jobs} - {255} or len(controller.started) > 1:
+            pass  # the groups' leases have ended, and soon their jobs and servers
+    assert killed is None
+    for error, message, seconds in others:
+        assert (error, message.partition(": ")[2][:20]) in {
+            ("StalledError", "no progress on chunk"),
+            ("TransportError", "a worker has left wh"),
+        }, message
+        assert "has not answered" not in message
+        assert seconds < PATIENCE_S / 2
+    assert any("still waiting for worker" in message for _, message, _ in others)
+
+
+def test_an_optimizer_in_shards_of_its_own_trains_as_by_gloo():
+    """ZeRO-1 sums by DDP and broadcasts what each rank has updated."""
+    ours, _ = over_a_switch(2, shards.by_zero, 3)
+    for mine, gloo in zip(ours, run_ranks(2, shards.by_zero, 3), strict=True):
+        np.testing.assert_array_equal(mine, ours[0])
+        np.testing.assert_allclose(mine, gloo, rtol=0, atol=1e-4)
 
 
 def check_pieces(call) -> None:
@@ -97,6 +131,6 @@ def check_wholes(call) -> None:
 @pytest.mark.parametrize("call", ["reduce", "reduce_scatter", "all_gather", "broadcast"])
 def test_ranks_with_tensors_of_other_sizes_get_an_error(call: str):
     """Of sizes that take as many packets, so that nothing else would notice."""
-    outcomes = over_a_switch(2, training.of_unequal_sizes, call)[0]
+    outcomes = over_a_switch(2, shards.of_unequal_sizes, call)[0]
     assert any(outcomes)
     assert all(call == "broadcast" or "size" in one or "lengths" in one for one in outcomes), outcomes

@@ -92,8 +92,8 @@ class SwitchProcessGroup(dist.ProcessGroup):
 
         further: connect as a group beside the one of all ranks, in a job of its own. A group of one rank
         needs no job. Without a job, gloo takes all calls.
-        timeout: how long a call may take. Unless it is torch's default, it also replaces the job's limit on
-        how long a sum waits for other ranks.
+        timeout: how long a call may take. Unless it is torch's default, nine tenths of it replace the job's
+        limit on how long a sum waits for other ranks: the sum's error, which names them, then comes first.
         Raises HookConfigError or TransportError.
         """
         super().__init__(rank, size)  # type: ignore[call-arg]  # with a store, the base class makes no Python object
@@ -113,7 +113,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
             for device in _DEVICES:
                 group._register_backend(torch.device(device), _GLOO, backend)
         when_all_are_ready(store, rank, size, warm_up)
-        stall_s = None if timeout == default_pg_timeout else timeout.total_seconds()
+        stall_s = None if timeout == default_pg_timeout else 0.9 * timeout.total_seconds()
         place = rank, size, store, stall_s
         seat: Any = None
         if not further:

@@ -1,0 +1,140 @@
+"""The ranks' part in tests of reduce-scatter, all-gather and broadcast, and of training in shards by them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed._functional_collectives import all_gather_tensor, reduce_scatter_tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch_ranks import die
+from torch_training import Text, model, parameters, step_loss
+
+from peelsum.torch.tensor_sums import TensorSums
+
+
+def in_pieces(rank: int) -> dict[str, Any]:
+    """What reduce-scatter, all-gather and broadcast of each form come to, as lists."""
+    world = dist.get_world_size()
+    made: dict[str, Any] = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.uint8):
+        given = (torch.arange(world * 900) * (rank + 1) % 7).to(dtype)
+        part = torch.full((900,), 99, dtype=dtype)
+        dist.reduce_scatter_tensor(part, given)
+        made[f"scattered {dtype}"] = part.tolist()
+        work = dist.all_gather_into_tensor(given, part, async_op=True)
+        assert work is not None
+        work.wait()
+        made[f"gathered {dtype}"] = given.tolist()
+    part = torch.zeros(3, 5)
+    dist.reduce_scatter(part, [torch.full((3, 5), float(one + rank)) for one in range(world)])
+    made["scattered list"] = part.tolist()
+    part = torch.zeros(world, 400)
+    dist.reduce_scatter_tensor(part[0], torch.full((400 * world,), rank + 1.0), op=dist.ReduceOp.AVG)
+    made["averaged"] = part.tolist()
+    everybody = [torch.zeros(2, 2, dtype=torch.bool) for _ in range(world)]
+    dist.all_gather(everybody, torch.tensor([[rank == 0, True], [False, rank == 1]]))
+    made["gathered list"] = torch.stack(everybody).tolist()
+    whole = torch.zeros(world * 3, dtype=torch.complex64)
+    dist.all_gather_into_tensor(whole, torch.full((3,), rank + 1j * rank, dtype=torch.complex64))
+    made["gathered complex"] = [str(one) for one in whole.tolist()]
+    functional = all_gather_tensor(torch.full((2, 3), float(rank)), 0, dist.group.WORLD)
+    made["functional"] = functional.tolist()
+    made["functional scatter"] = reduce_scatter_tensor(
+        torch.ones(world * 2), "sum", 0, dist.group.WORLD
+    ).tolist()
+    sent = torch.arange(5000) * (rank + 1)
+    dist.broadcast(sent, world - 1)
+    made["broadcast"] = sent.tolist()
+    dist.all_gather_into_tensor(torch.zeros(0), torch.zeros(0))
+    return made
+
+
+def sharded_by_torch(
+    rank: int, steps: int, dims: tuple[int, ...], last: int | None = None
+) -> list[np.ndarray]:
+    """This rank's shards after steps of FSDP2, or of HSDP, whose calls go to the process group.
+
+    The rank `last` is killed in its second step.
+    """
+    torch.manual_seed(7)
+    names = ("replicate", "shard")[-len(dims) :]
+    text = fully_shard(Text(), mesh=init_device_mesh("cpu", dims, mesh_dim_names=names))
+    optimizer = torch.optim.SGD(text.parameters(), lr=0.5)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = step_loss(text, rank, step)
+        if step and rank == last:
+            die()
+        loss.backward()
+        optimizer.step()
+    return [one.to_local().detach().numpy() for one in text.parameters()]
+
+
+def dies_in_shards(rank: int, dims: tuple[int, ...]) -> tuple[str, str, float]:
+    """Rank 3 is killed. Of the others: the error's name and message, and the seconds until it was raised."""
+    began = time.monotonic()
+    try:
+        sharded_by_torch(rank, 4, dims, last=3)
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - began
+    return "", "", 0.0
+
+
+def by_zero(rank: int, steps: int) -> np.ndarray:
+    """The parameters after steps of DDP whose optimizer's state is spread over the ranks (ZeRO-1)."""
+    ddp: DistributedDataParallel = model()
+    optimizer = ZeroRedundancyOptimizer(ddp.parameters(), optimizer_class=torch.optim.Adam, lr=0.01)
+    for step in range(steps):
+        optimizer.zero_grad()
+        step_loss(ddp, rank, step).backward()
+        optimizer.step()
+    return parameters(ddp)
+
+
+def of_unequal_sizes(rank: int, call: str) -> str:
+    """The error of a call in which rank 1 has a longer tensor; "" without one."""
+    size = 2000 + 2 * rank
+    calls = {
+        "reduce": lambda: dist.all_reduce(torch.ones(5 + rank)),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(torch.zeros(size), torch.ones(2 * size)),
+        "all_gather": lambda: dist.all_gather_into_tensor(torch.zeros(2 * size), torch.ones(size)),
+        "broadcast": lambda: dist.broadcast(torch.ones(size), 0),
+    }
+    try:
+        calls[call]()
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def recorded_in_shards(rank: int, steps: int, dims: tuple[int, ...]) -> list[tuple[str, int, int, Any, Any]]:
+    """Of every 10th sum of `sharded_by_torch`: kind, job, worker, what went in, what came out."""
+    made: list[tuple[str, int, int, Any, Any]] = []
+    calls: Counter[tuple[str, int]] = Counter()
+
+    def recorded(kind: str, method: Any) -> Any:
+        def call(self: TensorSums, tensor: torch.Tensor, reduction: Any) -> torch.Tensor:
+            self._precise_up_to = 0
+            result = method(self, tensor, reduction)
+            seat = self._summation.backend
+            if calls[kind, seat.config.job_id] % 10 == 0:
+                floats = (tensor.numpy().reshape(-1).copy(), result.numpy().reshape(-1).copy())
+                made.append((f"{kind} {reduction.op.name}", seat.config.job_id, seat.worker_id, *floats))
+            calls[kind, seat.config.job_id] += 1
+            return result
+
+        return call
+
+    for kind in ("scattered", "reduced"):
+        setattr(TensorSums, kind, recorded(kind, getattr(TensorSums, kind)))
+    sharded_by_torch(rank, steps, dims)
+    dist.destroy_process_group()
+    return made
