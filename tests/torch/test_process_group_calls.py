@@ -93,9 +93,7 @@ class Unanswered(LocalSummation):
 
 
 @pytest.mark.parametrize(("given", "stall_s"), [(timedelta(seconds=8), 7.2), (timedelta(minutes=30), None)])
-def test_nine_tenths_of_the_groups_timeout_are_the_switchs_unless_it_is_torchs_default(
-    monkeypatch, given, stall_s
-):
+def test_nine_tenths_of_the_groups_timeout_are_the_switchs_unless_torchs(monkeypatch, given, stall_s):
     seen, (seat,) = [], Unanswered.group(1)
     monkeypatch.setattr(process_group, "connect_rank", lambda *arguments: seen.append(arguments[-1]) or seat)
     group = SwitchProcessGroup(HashStore(), 0, 1, given)

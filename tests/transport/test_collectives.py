@@ -13,9 +13,7 @@ from test_virtual_network import LANES, QUIET, SERVER_PORT, SLOTS, TIMERS, block
 from virtual_network import Faults, VirtualNetwork
 
 from peelsum.transport import JobConfig, TransportConfigError, WorkerEndpoint
-from peelsum.transport.endpoint import PACE
 from peelsum.transport.endpoint_state import GATHER, SCATTER
-from peelsum.transport.server_kernels import TOLD_TOGETHER
 from peelsum.wire import Flag, Kind, fields_of
 from peelsum.wire.clock import NEVER_TICKS
 
@@ -109,7 +107,7 @@ def test_a_piece_s_sum_goes_to_its_owner_alone(workers: int, chunks: int) -> Non
     network = quietly([first, Round("add", words(workers, workers * chunks), "scatter")])
     stats = network.actors[SERVER_PORT[1]].machine.stats()
     assert (stats.results, stats.replies) == (2 + 1, workers * chunks - 1)  # the last one is for all
-    assert 0 < stats.needs <= workers * chunks // TOLD_TOGETHER + 2
+    assert 0 < stats.needs <= workers * chunks // 16 + 2
     for port, actor in network.actors.items():
         if port != SERVER_PORT[1]:
             assert actor.machine.stats().resends == 0
@@ -134,7 +132,7 @@ def test_a_worker_sends_its_own_words_and_one_chunk_in_sixteen(root: int | None)
     workers, chunks = 4, 96
     network = quietly([Round("or", words(workers, chunks), "gather", root)])
     whole = chunks * (workers if root is None else 1)
-    paced = -(-whole // PACE)
+    paced = -(-whole // 16)
     for port, actor in network.actors.items():
         if port != SERVER_PORT[1]:
             worker, sent = actor.machine.worker_id, actor.machine.stats()
@@ -147,7 +145,7 @@ def test_a_worker_sends_its_own_words_and_one_chunk_in_sixteen(root: int | None)
 
 
 def test_all_workers_contribute_every_chunk_of_a_gather_in_a_small_window() -> None:
-    network = quietly([Round("or", words(3, 20), "gather")], window=4 * PACE - 1)
+    network = quietly([Round("or", words(3, 20), "gather")], window=63)
     assert [
         a.machine.stats().contributions for p, a in network.actors.items() if p != SERVER_PORT[1]
     ] == 3 * [60]
@@ -191,12 +189,9 @@ def test_only_the_owner_s_packet_says_that_the_others_contribute_nothing() -> No
     fields_of(answer, LANES)["kind"] = Kind.RESULT
     worker.receive(answer, 0.1)
     later = sent_by(worker, 0.1)
-    reach = 64 // 2 - PACE
-    assert [int(one["chunk_id"]) for one in later] == sorted(
-        {*range(1, 1 + reach, 2), *range(PACE, 1 + reach, PACE)}
-    )
+    assert [int(one["chunk_id"]) for one in later] == [*range(1, 17, 2), 16]
     for one in later:
-        of_all = one["chunk_id"] % PACE == 0
+        of_all = one["chunk_id"] == 16
         assert one["kind"] == (Kind.CONTRIBUTION if of_all else Kind.BYPASS)
         assert one["flags"] == (Flag.OR if of_all else Flag.OR | Flag.OWNED)
 
@@ -217,6 +212,16 @@ def test_a_list_of_complete_chunks_settles_nothing_that_this_worker_needs() -> N
     fields["flags"], fields["bitmap"] = Flag.NONE, 0
     worker.receive(listed, 0.1)
     assert worker.stats().needs == 1
+
+
+def test_a_root_that_the_job_has_not_is_refused() -> None:
+    worker = WorkerEndpoint(QUIET, 0)
+    for root in (-1, 3):
+        with pytest.raises(
+            TransportConfigError, match=f"root: {root} is no worker; give"
+        ):
+            worker.submit(np.zeros(1, np.uint32), "or", collective=GATHER, root=root)
+    assert worker.outstanding == 0
 
 
 @pytest.mark.parametrize(

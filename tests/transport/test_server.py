@@ -278,3 +278,75 @@ def test_who_joins_late_is_answered_with_the_numbers_of_those_who_joined_before(
     server.receive(partial(7, 0b010, 1, sender=1), 1.0)
     (packet,) = sent(server)
     assert (packet["chunk_id"], packet["sender"], packet["lanes"].tolist()) == (7, 1, [42] * LANES)
+
+
+def listed(packet: np.void) -> list[int]:
+    """Return the chunks that a list has as complete."""
+    bits = [int(lane) >> bit & 1 for lane in packet["lanes"] for bit in range(32)]
+    return [int(packet["chunk_id"]) + number for number, bit in enumerate(bits) if bit]
+
+
+def owned(chunk: int) -> np.ndarray:
+    """Return the complete sum of a chunk with an owner."""
+    return partial(chunk, 0b111, chunk, sender=1, flags=Flag.OWNED)
+
+
+def test_owners_get_their_results_and_all_a_list_of_sixteen() -> None:
+    """A list repeats the 48 chunks before those that it is for."""
+    server = AggregationServer(replace(CONFIG, window=128))
+    for chunk in range(101, 116):
+        server.receive(owned(chunk), 0.0)
+    assert [(one["kind"], one["sender"], one["chunk_id"]) for one in sent(server)] == [
+        (Kind.RESULT, chunk % 3, chunk) for chunk in range(101, 116)
+    ]
+    server.receive(owned(116), 0.0)
+    *results, first = sent(server)
+    assert [one["chunk_id"] for one in results] == [116]
+    header = tuple(int(first[name]) for name in ("kind", "sender", "flags", "bitmap"))
+    assert header == (Kind.NEED, EVERYONE, Flag.OWNED, 0)
+    assert listed(first) == list(range(101, 117))
+    for chunk in range(117, 165):
+        server.receive(owned(chunk), 0.0)
+    assert listed(sent(server)[-1]) == list(range(101, 165))
+    for chunk in range(165, 181):
+        server.receive(owned(chunk), 0.0)
+    assert listed(sent(server)[-1]) == list(range(117, 181))
+
+
+def test_a_list_of_few_chunks_waits_half_a_millisecond() -> None:
+    server = AggregationServer(replace(CONFIG, window=128))
+    server.receive(owned(101), 1.0)
+    assert len(sent(server)) == 1
+    assert server.next_timer() == 1.0005
+    server.expire(1.0004)
+    assert sent(server) == []
+    server.expire(1.0005)
+    assert [listed(one) for one in sent(server)] == [[101]]
+    assert server.next_timer() is None
+
+
+def test_a_list_leaves_before_a_later_result_for_all() -> None:
+    """It has the chunks before that result only."""
+    server = AggregationServer(replace(CONFIG, window=128))
+    for chunk in (101, 103):
+        server.receive(owned(chunk), 2.0)
+    server.receive(partial(102, 0b111, 1), 2.0)
+    first, second, listing, result = sent(server)
+    assert [one["chunk_id"] for one in (first, second, result)] == [101, 103, 102]
+    assert listed(listing) == [101]
+    assert server.next_timer() == 2.0005
+
+
+def test_a_chunk_s_owner_alone_completes_it_with_or() -> None:
+    """What others sent of it before, zeros in a retransmission, changes nothing."""
+    server = AggregationServer(CONFIG)
+    server.receive(partial(5, 0b100, 0, sender=2, flags=Flag.OR), 0.0)
+    assert sent(server) == []
+    server.receive(partial(5, 0b010, 9, sender=1, flags=Flag.OR | Flag.OWNED), 0.0)
+    (result,) = sent(server)
+    assert (result["kind"], result["sender"], result["lanes"].tolist()) == (
+        Kind.RESULT,
+        EVERYONE,
+        [9] * LANES,
+    )
+    assert (server.stats().chunks_in_switch, server.stats().chunks_at_server) == (0, 1)

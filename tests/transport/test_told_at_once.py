@@ -14,7 +14,7 @@ WORKERS, CALLS = 3, 100
 
 
 def test_small_reduce_scatters_are_rarely_retransmitted():
-    """The server waits for no timer if no packet has come. With one, each call had a retransmission."""
+    """The last result is for all, and brings the list. By a timer, each call had a retransmission."""
 
     def resends(seat: Seat) -> int:
         address = seat.switch_host, seat.switch_port

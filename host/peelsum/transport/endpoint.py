@@ -71,7 +71,7 @@ _DROPS = (
 )
 
 
-class Whose(NamedTuple):
+class _Whose(NamedTuple):
     """Who has which piece of a tensor: see `Column`."""
 
     collective: int
@@ -171,7 +171,7 @@ class WorkerEndpoint:
         urgent: whether the compiled loop returns for its result alone, not only once all results are there.
         result: contiguous uint32 of the result's length, which gets the result; None for new memory.
         Returns the ticket of the TensorCompleted event to come. `words` is not copied: leave it unchanged
-        until then. Raises TransportConfigError for another dtype, shape or op, or after `finish`.
+        until then. Raises TransportConfigError for another dtype, shape, op or root, or after `finish`.
         """
         if self._finishing:
             raise TransportConfigError("submit: the job is being finished; submit before finish()")
@@ -183,7 +183,12 @@ class WorkerEndpoint:
             )
         if not (words.flags.c_contiguous and words.flags.aligned):
             words = np.require(words, requirements=["C", "A"])
-        pieces = 1 if collective == SUM or root is not None else self.config.workers
+        workers = self.config.workers
+        if root is not None and not 0 <= root < workers:
+            raise TransportConfigError(
+                f"root: {root} is no worker; give a number from 0 to {workers - 1}"
+            )
+        pieces = 1 if collective == SUM or root is not None else workers
         size, left = divmod(words.size, pieces if collective == SCATTER else 1)
         if left or (collective == GATHER and op != "or"):
             raise TransportConfigError(
@@ -193,7 +198,7 @@ class WorkerEndpoint:
         if result is None:
             result = kept_pages.empty(size * pieces if collective == GATHER else size, np.uint32)
         mine = self._mine if root is None else 0 if root == self._mine else -1
-        whose = Whose(collective, pieces, mine)
+        whose = _Whose(collective, pieces, mine)
         tensor = self._append(words, result, size, _FLAGS[op], urgent, whose)
         if tensor.number < 0:
             self._pending.append(TensorCompleted(tensor.ticket, tensor.result))
@@ -318,7 +323,7 @@ class WorkerEndpoint:
         size: int,
         flags: Flag,
         urgent: bool,
-        whose: Whose,
+        whose: _Whose,
     ) -> _Tensor:
         tensor = _Tensor(self._tickets, -1, words, result)
         chunks = whose.pieces * max(-(-size // self.config.lanes), int(bool(flags & Flag.FIN)))
@@ -353,5 +358,5 @@ class WorkerEndpoint:
         """Submit the FIN chunk once every result is there. Its result means that all workers have theirs."""
         if self._finishing and self._leave_at is None and not self.outstanding:
             none = np.zeros(0, np.uint32)
-            self._append(none, none, 0, Flag.FIN, False, Whose(SUM, 1, 0))
+            self._append(none, none, 0, Flag.FIN, False, _Whose(SUM, 1, 0))
             self._leave_at = now + self.config.timers.linger
