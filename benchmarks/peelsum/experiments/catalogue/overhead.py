@@ -6,18 +6,15 @@ that other work on the machine hits both alike. Figures are of rank 0, medians o
 
 from __future__ import annotations
 
-import multiprocessing
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.queues import SimpleQueue
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from peelsum.bench.ranks import results_of
 from peelsum.experiments import Column, Experiment, Size
 
 _RATIO, _RANKS, _BUCKETS = 0.01, 2, 4
@@ -27,19 +24,8 @@ _Found = dict[str, list[tuple[float, float]]]
 
 
 def measure(seed: int, elements: int, rounds: int, steps: int) -> list[dict[str, Any]]:
-    """Measure `rounds` times `steps` steps of each. Raises RuntimeError if a rank fails; it prints why."""
-    context = multiprocessing.get_context("spawn")
-    answers: SimpleQueue[_Found] = context.SimpleQueue()
-    with tempfile.TemporaryDirectory(prefix="peelsum-") as folder:
-        arguments = (str(Path(folder) / "store"), answers, elements, rounds, steps)
-        ranks = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(_RANKS)]
-        for one in ranks:
-            one.start()
-        for one in ranks:
-            one.join()
-    if any(one.exitcode for one in ranks):
-        raise RuntimeError("a rank failed; see its output")
-    found = answers.get()
+    """Measure `rounds` times `steps` steps of each. Raises what a rank raises."""
+    found: _Found = results_of(_RANKS, _rank, elements, rounds, steps)[0]
     return [_row(by, measured, found["compressor"]) for by, measured in found.items()]
 
 
@@ -52,7 +38,7 @@ def _row(
     return {"by": by, "cpu_ms": cpu, "wall_ms": wall, "more_cpu_ms": quartiles}
 
 
-def _rank(rank: int, path: str, answers: SimpleQueue[_Found], elements: int, rounds: int, steps: int) -> None:
+def _rank(rank: int, path: str, elements: int, rounds: int, steps: int) -> _Found:
     import torch
     import torch.distributed as dist
     from torch.distributed import FileStore  # type: ignore[attr-defined]  # not exported, but documented
@@ -81,9 +67,8 @@ def _rank(rank: int, path: str, answers: SimpleQueue[_Found], elements: int, rou
                 found[by].append((spent[0] / steps, spent[1] / steps))
     for state in states.values():
         state.close()
-    if rank == 0:
-        answers.put(found)
     dist.destroy_process_group()
+    return found
 
 
 def _stepper(state: Any, elements: int, rank: int) -> Callable[[], None]:

@@ -1,62 +1,57 @@
 """Reduce-scatter, all-gather and broadcast of the process group over the softswitch, beside gloo's.
 
 Ranks are processes on this machine, with one thread each. In every round, each backend runs the same calls,
-one after the other. Bytes are those of peelsum's packets, headers included, over the whole tensor's; `ring`
-is what a ring sends and receives. Results are compared with sums of integers that float32 holds exactly.
+one after the other. `fsdp2_step` is a training step of a linear layer that `fully_shard` shards. Bytes are
+those of peelsum's packets, headers included, over the whole tensor's; `ring` is what a ring sends and
+receives. Results are compared with sums of integers that float32 holds exactly.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from multiprocessing.queues import SimpleQueue
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
+from peelsum.bench.ranks import results_of
 from peelsum.experiments import Column, Experiment, Plot, Size
 
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
-_LANES = 256
+#: What a ring sends and receives, in (n - 1) / n of the tensor. A step gathers once, and scatters once.
+RING = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "broadcast": 1, "fsdp2_step": 2}
+COLLECTIVES = tuple(RING)
+_LANES, _BATCH = 256, 4
 _Found = dict[str, Any]
+
+
+class _Call(NamedTuple):
+    """A call of one backend, to be repeated."""
+
+    run: Callable[[], object]
+    wrong: Callable[[int], int]
+    """Returns the number of elements that are wrong after so many calls."""
 
 
 def measure(
     seed: int, collective_each: tuple[str, ...], elements: int, ranks: int, rounds: int, calls: int
 ) -> Iterator[dict[str, Any]]:
-    """Measure each collective over a star of its own. Raises RuntimeError if a rank fails; it prints why."""
+    """Measure each collective over a star of its own. Raises what a rank raises."""
     from peelsum.topology import Star
     from peelsum.wire import packet_bytes
 
-    context = multiprocessing.get_context("spawn")
-    elements -= elements % ranks
+    width = ranks * max(1, int(elements**0.5) // ranks)
+    whole, packet = 4 * width**2 * calls * (rounds + 1), packet_bytes(_LANES)
     for collective in collective_each:
-        answers: SimpleQueue[_Found] = context.SimpleQueue()
-        with Star(ranks, lanes=_LANES) as star, TemporaryDirectory(prefix="peelsum-") as folder:
-            given = (str(Path(folder) / "store"), answers, collective, elements, rounds, calls, seed)
+        with Star(ranks, lanes=_LANES) as star:
             seats = [json.dumps(asdict(seat)) for seat in star.seats]
-            processes = [
-                context.Process(target=_rank, args=(rank, seat, ranks, *given))
-                for rank, seat in enumerate(seats)
-            ]
-            for one in processes:
-                one.start()
-            for one in processes:
-                one.join()
-        if any(one.exitcode for one in processes):
-            raise RuntimeError("a rank failed; see its output")
+            found = results_of(ranks, _rank, seats, collective, width, rounds, calls, seed)
         ports = star.report.ports if star.report is not None else {}
-        found = [answers.get() for _ in processes]
-        whole, packet = 4 * elements * calls * (rounds + 1), packet_bytes(_LANES)
         yield {
             "collective": collective,
             "sent": round(packet * ports["1"]["received"] / whole, 3),
             "received": round(packet * ports["1"]["sent"] / whole, 3),
-            "ring": round((2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks, 3),
+            "ring": round(RING[collective] * (ranks - 1) / ranks, 3),
             **_compared(found),
             "wrong": sum(one["wrong"] for one in found),
         }
@@ -75,17 +70,8 @@ def _compared(found: list[_Found]) -> dict[str, float]:
 
 
 def _rank(
-    rank: int,
-    seat: str,
-    ranks: int,
-    path: str,
-    answers: SimpleQueue[_Found],
-    collective: str,
-    elements: int,
-    rounds: int,
-    calls: int,
-    seed: int,
-) -> None:
+    rank: int, path: str, seats: list[str], collective: str, width: int, rounds: int, calls: int, seed: int
+) -> _Found:
     import os
 
     import numpy as np
@@ -95,49 +81,79 @@ def _rank(
 
     from peelsum.torch.process_group import register_backend
 
-    os.environ["PEELSUM_SEAT"] = seat
+    os.environ["PEELSUM_SEAT"] = seats[rank]
     torch.set_num_threads(1)
     register_backend()
-    dist.init_process_group("peelsum", store=FileStore(path, ranks), rank=rank, world_size=ranks)
+    dist.init_process_group("peelsum", store=FileStore(path, len(seats)), rank=rank, world_size=len(seats))
     groups = {"peelsum": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-    # Multiples of a power of two, whose sums float32 and 31-bit fixed point hold exactly.
-    drawn = np.stack(
-        [np.random.default_rng([seed, one]).integers(-999, 999, elements) for one in range(ranks)]
-    )
-    everybody = torch.from_numpy(drawn.astype(np.float32))
-    piece = slice(rank * elements // ranks, (rank + 1) * elements // ranks)
-    whole, own = everybody[rank].clone(), everybody[rank][piece].clone()
-    run: Callable[[Any], object] = {
-        "all_reduce": lambda group: dist.all_reduce(whole, group=group),
-        "reduce_scatter": lambda group: dist.reduce_scatter_tensor(own, everybody[rank], group=group),
-        "all_gather": lambda group: dist.all_gather_into_tensor(whole, everybody[rank][piece], group=group),
-        "broadcast": lambda group: dist.broadcast(whole, 0, group=group),
-    }[collective]
-    total = everybody.sum(0)
-    gathered = torch.cat([one.chunk(ranks)[number] for number, one in enumerate(everybody)])
-    expected = {
-        "all_reduce": total,
-        "reduce_scatter": total[piece],
-        "all_gather": gathered,
-        "broadcast": everybody[0],
-    }
+    # Integers, whose sums float32 and 31-bit fixed point hold exactly.
+    drawn = [np.random.default_rng([seed, one]).integers(-999, 999, width**2) for one in range(len(seats))]
+    everybody = torch.from_numpy(np.stack(drawn).astype(np.float32))
+    made = {by: _call(collective, group, rank, everybody) for by, group in groups.items()}
     found: _Found = {by: {"time_ms": [], "cpu_ms": []} for by in groups} | {"wrong": 0}
     for number in range(rounds + 1):
-        for by, group in groups.items():
+        for by, call in made.items():
             dist.barrier(group=groups["gloo"])
             cpu, began = time.process_time(), time.perf_counter()
             for _ in range(calls):
-                if collective == "all_reduce":
-                    whole.copy_(everybody[rank])
-                run(group)
+                call.run()
             spent = {"time_ms": time.perf_counter() - began, "cpu_ms": time.process_time() - cpu}
-            result = own if collective == "reduce_scatter" else whole
-            found["wrong"] += int((result != expected[collective]).sum())
+            found["wrong"] += call.wrong(calls * (number + 1))
             if number:  # the first round opens connections and compiles
                 for what, value in spent.items():
                     found[by][what].append(value / calls)
-    answers.put(found)
     dist.destroy_process_group()
+    return found
+
+
+def _call(collective: str, group: Any, rank: int, everybody: Any) -> _Call:
+    """Return the call of a rank, given all ranks' values float32[ranks, width * width]."""
+    import torch
+    import torch.distributed as dist
+
+    if collective == "fsdp2_step":
+        return _fsdp2_step(group, rank, everybody)
+    mine, total = everybody[rank], everybody.sum(0)
+    pieces = mine.chunk(len(everybody))
+    whole, own = mine.clone(), pieces[rank].clone()
+    run, result, expected = {
+        "all_reduce": (lambda: dist.all_reduce(whole.copy_(mine), group=group), whole, total),
+        "reduce_scatter": (
+            lambda: dist.reduce_scatter_tensor(own, mine, group=group),
+            own,
+            total.chunk(len(everybody))[rank],
+        ),
+        "all_gather": (
+            lambda: dist.all_gather_into_tensor(whole, pieces[rank], group=group),
+            whole,
+            torch.cat([one.chunk(len(everybody))[number] for number, one in enumerate(everybody)]),
+        ),
+        "broadcast": (lambda: dist.broadcast(whole, 0, group=group), whole, everybody[0]),
+    }[collective]
+    return _Call(run, lambda _: int((result != expected).sum()))
+
+
+def _fsdp2_step(group: Any, rank: int, everybody: Any) -> _Call:
+    """Return a step of a layer of zeros, whose gradient's rows are the sum of its input's."""
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    width = int(everybody.shape[1] ** 0.5)
+    given = everybody[:, : _BATCH * width].reshape(len(everybody), _BATCH, width)
+    layer = torch.nn.Linear(width, width, bias=False)
+    torch.nn.init.zeros_(layer.weight)
+    fully_shard(layer, mesh=DeviceMesh.from_group(group, "cpu"))
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    gradient = given.sum((0, 1)) / len(everybody)
+
+    def run() -> None:
+        optimizer.zero_grad()
+        layer(given[rank]).sum().backward()
+        optimizer.step()
+
+    weight: Any = layer.weight
+    return _Call(run, lambda calls: int((weight.to_local() != -calls * gradient).sum()))
 
 
 def draw(figure: Any, groups: Sequence[Any]) -> None:
@@ -155,7 +171,7 @@ EXPERIMENT = Experiment(
     measure=measure,
     plots=[Plot("bytes", x="collective_each", y="sent", fill=draw)],
     columns={
-        "collective": Column("the call of torch.distributed"),
+        "collective": Column("the call of torch.distributed, or a step"),
         "sent": Column("bytes that rank 0 sends to the switch, over those of the whole tensor"),
         "received": Column("bytes that rank 0 gets from the switch, over those of the whole tensor"),
         "ring": Column("what a ring sends, and receives, without headers"),
