@@ -217,9 +217,7 @@ def test_a_list_of_complete_chunks_settles_nothing_that_this_worker_needs() -> N
 def test_a_root_that_the_job_has_not_is_refused() -> None:
     worker = WorkerEndpoint(QUIET, 0)
     for root in (-1, 3):
-        with pytest.raises(
-            TransportConfigError, match=f"root: {root} is no worker; give"
-        ):
+        with pytest.raises(TransportConfigError, match=f"root: {root} is no worker; give"):
             worker.submit(np.zeros(1, np.uint32), "or", collective=GATHER, root=root)
     assert worker.outstanding == 0
 

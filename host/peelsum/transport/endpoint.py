@@ -185,9 +185,7 @@ class WorkerEndpoint:
             words = np.require(words, requirements=["C", "A"])
         workers = self.config.workers
         if root is not None and not 0 <= root < workers:
-            raise TransportConfigError(
-                f"root: {root} is no worker; give a number from 0 to {workers - 1}"
-            )
+            raise TransportConfigError(f"root: {root} is no worker; give a number from 0 to {workers - 1}")
         pieces = 1 if collective == SUM or root is not None else workers
         size, left = divmod(words.size, pieces if collective == SCATTER else 1)
         if left or (collective == GATHER and op != "or"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Any, NamedTuple
@@ -20,7 +20,6 @@ from peelsum.experiments import Column, Experiment, Plot, Size
 
 #: What a ring sends and receives, in (n - 1) / n of the tensor. A step gathers once, and scatters once.
 RING = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "broadcast": 1, "fsdp2_step": 2}
-COLLECTIVES = tuple(RING)
 _LANES, _BATCH = 256, 4
 _Found = dict[str, Any]
 
@@ -33,28 +32,24 @@ class _Call(NamedTuple):
     """Returns the number of elements that are wrong after so many calls."""
 
 
-def measure(
-    seed: int, collective_each: tuple[str, ...], elements: int, ranks: int, rounds: int, calls: int
-) -> Iterator[dict[str, Any]]:
-    """Measure each collective over a star of its own. Raises what a rank raises."""
+def measure(seed: int, collective: str, elements: int, ranks: int, rounds: int, calls: int) -> dict[str, Any]:
+    """Measure a collective over a star. Raises what a rank raises."""
     from peelsum.topology import Star
     from peelsum.wire import packet_bytes
 
     width = ranks * max(1, int(elements**0.5) // ranks)
     whole, packet = 4 * width**2 * calls * (rounds + 1), packet_bytes(_LANES)
-    for collective in collective_each:
-        with Star(ranks, lanes=_LANES) as star:
-            seats = [json.dumps(asdict(seat)) for seat in star.seats]
-            found = results_of(ranks, _rank, seats, collective, width, rounds, calls, seed)
-        ports = star.report.ports if star.report is not None else {}
-        yield {
-            "collective": collective,
-            "sent": round(packet * ports["1"]["received"] / whole, 3),
-            "received": round(packet * ports["1"]["sent"] / whole, 3),
-            "ring": round(RING[collective] * (ranks - 1) / ranks, 3),
-            **_compared(found),
-            "wrong": sum(one["wrong"] for one in found),
-        }
+    with Star(ranks, lanes=_LANES) as star:
+        seats = [json.dumps(asdict(seat)) for seat in star.seats]
+        found = results_of(ranks, _rank, seats, collective, width, rounds, calls, seed)
+    ports = star.report.ports if star.report is not None else {}
+    return {
+        "sent": round(packet * ports["1"]["received"] / whole, 3),
+        "received": round(packet * ports["1"]["sent"] / whole, 3),
+        "ring": round(RING[collective] * (ranks - 1) / ranks, 3),
+        **_compared(found),
+        "wrong": sum(one["wrong"] for one in found),
+    }
 
 
 def _compared(found: list[_Found]) -> dict[str, float]:
@@ -169,9 +164,8 @@ def draw(figure: Any, groups: Sequence[Any]) -> None:
 
 EXPERIMENT = Experiment(
     measure=measure,
-    plots=[Plot("bytes", x="collective_each", y="sent", fill=draw)],
+    plots=[Plot("bytes", x="collective", y="sent", fill=draw)],
     columns={
-        "collective": Column("the call of torch.distributed, or a step"),
         "sent": Column("bytes that rank 0 sends to the switch, over those of the whole tensor"),
         "received": Column("bytes that rank 0 gets from the switch, over those of the whole tensor"),
         "ring": Column("what a ring sends, and receives, without headers"),
@@ -183,13 +177,12 @@ EXPERIMENT = Experiment(
         "cpu_ratio": Column("`cpu_ms` over gloo's"),
         "wrong": Column("elements with another value than an independent sum, over all ranks"),
     },
-    keys=("collective",),
-    defaults={"collective_each": (COLLECTIVES,)},
+    defaults={"collective": tuple(RING)},
     sizes={
         "quick": Size([{"elements": 2**12, "ranks": 2, "rounds": 1, "calls": 1}], 1),
         "usual": Size([{"elements": 2**20, "ranks": 4, "rounds": 5, "calls": 4}], 1),
     },
     ranges={"elements": (32, 2**28), "ranks": (2, 32), "rounds": (1, 1000), "calls": (1, 1000)},
-    choices={"collective_each": COLLECTIVES},
+    choices={"collective": tuple(RING)},
     needs=("torch",),
 )
