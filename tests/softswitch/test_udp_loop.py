@@ -19,7 +19,7 @@ from softswitch_frames import received
 
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import Switch, load
-from peelsum.softswitch.ports import pacing_kernels, udp_kernels, udp_loop
+from peelsum.softswitch.ports import pacing_kernels, ring_kernels, turns, udp_kernels, udp_loop
 from peelsum.softswitch.ports.pacing import PAUSE_US
 from peelsum.softswitch.ports.pacing_kernels import NEVER, crowded, due_in, hold, new_rings, release
 from peelsum.softswitch.ports.udp import UdpPorts
@@ -179,7 +179,7 @@ def test_frames_for_the_controller_are_told_once(rig: SimpleNamespace) -> None:
 
 
 def test_busy_ports_share_a_turn(rig: SimpleNamespace) -> None:
-    rig.plane._loop._loop.numbers[udp_loop._At.BATCH] = 128
+    rig.plane._loop.loop.numbers[turns.At.BATCH] = 128
     for worker in (0, 1):
         for row in contributions(worker, 200):  # one datagram each
             rig.hosts[worker + 1].send(row[np.newaxis])
@@ -292,8 +292,8 @@ def test_a_turn_that_waits_sends_what_falls_due(monkeypatch: pytest.MonkeyPatch)
             now_us[0] += wait_us
             return 0
 
-        monkeypatch.setattr(udp_loop, "_now_us", lambda _: now_us[0])
-        monkeypatch.setattr(udp_loop, "_waited", waited)
+        monkeypatch.setattr(udp_loop, "clock_us", lambda _: now_us[0])
+        monkeypatch.setattr(udp_loop, "waited", waited)
         monkeypatch.setattr(udp_loop, "run_turns", udp_loop.run_turns.py_func)
         rig.plane.turn(20)
         assert (waits, now_us) == ([1500], [due_us])
@@ -398,6 +398,7 @@ def test_a_ring_is_crowded_before_it_overflows() -> None:
     [
         (udp_kernels, {"format.py", "frames.py", "system_calls.py", "udp_kernels.py"}),
         (pacing_kernels, {"format.py", "pacing.py", "pacing_kernels.py", "queues.py", "udp_kernels.py"}),
+        (ring_kernels, {"system_calls.py", "xdp.py", "ring_kernels.py"}),
         (udp_loop, {"format.py", "frames.py", "system_calls.py", "udp_kernels.py", "switch.py", "queues.py"}),
     ],
 )
@@ -434,7 +435,7 @@ def test_an_error_of_the_wait_is_raised(rig: SimpleNamespace) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))  # ppoll takes no more descriptors than that
     try:
-        with pytest.raises(OSError, match="udp wait or receive: Invalid argument"):
+        with pytest.raises(OSError, match="ports: wait or receive: Invalid argument"):
             rig.plane.turn(0)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,5 +1,6 @@
 """The softswitch's ports on interfaces: frames in and out, what is dropped, and what is refused."""
 
+import os
 import select
 import socket
 import subprocess
@@ -22,6 +23,13 @@ FRAME_BYTES = 1082
 LOST_AFTER_S = 10.0
 
 
+@pytest.fixture(params=["xdp", "packet"])
+def method(request, monkeypatch) -> str:
+    """How frames reach the switch's ports in the scenes of a test."""
+    monkeypatch.setenv("METHOD", request.param)
+    return request.param
+
+
 def alone(scene: str) -> dict[str, object]:
     """Run a function of this file in a process with its own namespace; return its result."""
     return dict(networks.alone(__file__, scene))
@@ -37,8 +45,8 @@ class Wired:
     def __init__(self) -> None:
         for port in (1, 2):
             veth.add_wire(f"switch{port}", f"host{port}")
-        self.ports = InterfacePorts({1: "switch1", 2: "switch2"}, batch=64)
-        self.ports.resize(FRAME_BYTES - 42)
+        self.ports = InterfacePorts({1: "switch1", 2: "switch2"}, batch=64, method=os.environ["METHOD"])
+        self.ports.resize(0)  # every frame, whatever its headers
         self.hosts = {port: veth.RawInterface(f"host{port}") for port in (1, 2)}
 
     def send(self, port: int, rows: np.ndarray) -> None:
@@ -153,29 +161,29 @@ def no_such_interface() -> dict[str, object]:
     return {}
 
 
-def test_frames_pass_whole_and_in_order_and_are_counted() -> None:
+def test_frames_pass_whole_and_in_order_and_are_counted(method: str) -> None:
     results = (alone("there_and_back") for _ in range(8))
     whole = next(result for result in results if "lost" not in result)
     assert whole == {"in": True, "out": True, "back": 0, "counts": [150, 150, 0]}
 
 
-def test_ports_share_a_batch() -> None:
+def test_ports_share_a_batch(method: str) -> None:
     assert alone("fair_shares") == {"first": [32, 32]}
 
 
-def test_each_frame_leaves_by_its_port_with_its_length() -> None:
+def test_each_frame_leaves_by_its_port_with_its_length(method: str) -> None:
     assert alone("rows_out_of_order") == {"small": True, "large": True, "no_such_port": 1}
 
 
-def test_a_port_with_a_rate_sends_when_it_is_time() -> None:
+def test_a_port_with_a_rate_sends_when_it_is_time(method: str) -> None:
     assert alone("after_a_wait") == {"rest": 0, "sent": [0, 20, 50], "whole": True}
 
 
-def test_frames_longer_than_the_pipeline_takes_are_dropped() -> None:
+def test_frames_longer_than_the_pipeline_takes_are_dropped(method: str) -> None:
     assert alone("too_long") == {"kept": True, "long": 3}
 
 
-def test_a_lost_interface_takes_only_its_own_frames() -> None:
+def test_a_lost_interface_takes_only_its_own_frames(method: str) -> None:
     assert alone("cut_wire") == {"down": 1, "sent": 1}
 
 

@@ -23,11 +23,12 @@ from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.ports.capture import CapturedPorts
 from peelsum.softswitch.ports.links import Links
+from peelsum.softswitch.ports.loops import compiled_loop, warm_up
 from peelsum.softswitch.ports.pacing import Pacer
 from peelsum.softswitch.ports.port import Ports
 from peelsum.softswitch.ports.schedule import LinkSchedule
+from peelsum.softswitch.ports.turns import CLOCK_MASK, CompiledLoop
 from peelsum.softswitch.ports.udp import PortCounts, UdpPorts
-from peelsum.softswitch.ports.udp_loop import UdpLoop, warm_up
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts, Queues
@@ -39,7 +40,6 @@ from peelsum.wire.datagrams import Address
 if TYPE_CHECKING:
     from peelsum.softswitch.ports.interfaces import InterfaceCounts
 
-_CLOCK_MASK = (1 << 48) - 1
 _LAST_UDP_PORT = 0xFFFF
 #: Reported by the selector, beside numbers of ports, after `stop`.
 _STOPPING = -1
@@ -92,7 +92,7 @@ class DataPlane:
     through the pipeline at one instant of the clock. Outgoing frames are sent before the next batch is
     received; those of a port with a rate or delay when they are due, and no wait lasts longer than that.
     Frames of a port with an arrival delay are held likewise, before the pipeline. A stop drops held frames.
-    Between UDP ports without loss, delays and schedules, `UdpLoop` does all that without the interpreter.
+    A `CompiledLoop` does all that without the interpreter, where the ports and links permit it.
     While no pipeline runs, hellos are answered and packets are dropped.
     """
 
@@ -110,7 +110,7 @@ class DataPlane:
         self._links = links
         self._pacer, self._arrivals = self._new_pacers()
         self._switch: Switch | None = None
-        self._loop: UdpLoop | None = None
+        self._loop: CompiledLoop | None = None
         self._clock, self._started = clock, clock()
         self._stopping = False
         self._woken, self._waker = socket.socketpair()
@@ -130,7 +130,7 @@ class DataPlane:
 
     def now_us(self) -> int:
         """Return the pipeline's clock: microseconds since this data plane was made, 48 bits."""
-        return (self._clock() - self._started) // 1000 & _CLOCK_MASK
+        return (self._clock() - self._started) // 1000 & CLOCK_MASK
 
     def run(self) -> None:
         """Move frames until `stop` is called."""
@@ -219,16 +219,18 @@ class DataPlane:
             self._loop = self._new_loop(switch)
         self._switch = switch
 
-    def _new_loop(self, switch: Switch) -> UdpLoop | None:
+    def _new_loop(self, switch: Switch) -> CompiledLoop | None:
         """Return a compiled loop for a pipeline; None if its frames have to go through Python."""
-        ports = self._ports
-        if not isinstance(ports, UdpPorts) or ports.lossy or self._clock is not time.monotonic_ns:
+        ports, entry, queues = self._ports, switch.entry, self._device.queues
+        if entry is None or self._clock is not time.monotonic_ns:
             return None
-        if switch.entry is None or (self._links is not None and not self._links.steady):
+        if self._links is not None and not self._links.steady:
             return None
-        switch.lock.wanted = self._wake
         wakers = [self._woken.fileno(), self._device.fileno()]
-        return UdpLoop(ports, switch, switch.entry, self._device.queues, wakers, self._started)
+        loop = compiled_loop(ports, switch, entry, queues, wakers, self._started)
+        if loop is not None:
+            switch.lock.wanted = self._wake
+        return loop
 
     def _new_pacers(self) -> tuple[Pacer | None, Pacer | None]:
         """Return the pacers of frames that leave and that arrive."""
@@ -306,8 +308,7 @@ def run(
                 else _udp_ports(ports, udp_host, udp_base, joins or {}, loss, seed)
             )
             stack.callback(opened.close)
-            if isinstance(opened, UdpPorts):
-                warm_up(opened)
+            warm_up(opened)
             if capture is not None:
                 opened = stack.enter_context(closing(CapturedPorts(opened, capture)))
             links = Links(

@@ -24,6 +24,9 @@ send: Any = types.ExternalFunction("send", _LONG(_INT, _LONG, _LONG, _INT))
 sendmsg: Any = types.ExternalFunction("sendmsg", _LONG(_INT, _LONG, _INT))
 poll: Any = types.ExternalFunction("poll", _INT(_LONG, _LONG, _INT))
 ppoll: Any = types.ExternalFunction("ppoll", _INT(_LONG, _LONG, _LONG, _LONG))
+sendto: Any = types.ExternalFunction("sendto", _LONG(_INT, _LONG, _LONG, _INT, _LONG, _INT))
+sendmmsg: Any = types.ExternalFunction("sendmmsg", _INT(_INT, _LONG, _INT, _INT))
+getsockopt: Any = types.ExternalFunction("getsockopt", _INT(_INT, _INT, _INT, _LONG, _LONG))
 memcpy: Any = types.ExternalFunction("memcpy", _LONG(_LONG, _LONG, _LONG))
 _recvmsg: Any = types.ExternalFunction("recvmsg", _LONG(_INT, _LONG, _INT))
 _clock_gettime: Any = types.ExternalFunction("clock_gettime", _INT(_INT, _LONG))
@@ -53,6 +56,23 @@ def _save(_: Any, address: Any, index: Any, word: Any) -> Any:
     return types.void(types.int64, types.int64, types.uint32), emit
 
 
+def _acquire(_: Any, address: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], ir.IntType(32).as_pointer())
+        return builder.load_atomic(place, "acquire", 4)
+
+    return types.uint32(types.int64), emit
+
+
+def _publish(_: Any, address: Any, word: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], ir.IntType(32).as_pointer())
+        builder.store_atomic(arguments[1], place, "release", 4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.uint32), emit
+
+
 def _element(builder: Any, address: Any, index: Any) -> Any:
     return builder.gep(builder.inttoptr(address, ir.IntType(32).as_pointer()), [index])
 
@@ -60,6 +80,10 @@ def _element(builder: Any, address: Any, index: Any) -> Any:
 #: load(address, i): word i of the array at an address. save(address, i, word): replace that word.
 load = cast(Callable[[int, int], np.uint32], intrinsic(_load))
 save = cast(Callable[[int, int, np.uint32], None], intrinsic(_save))
+#: acquire(address): a word that the kernel writes, read before all that it permits to read.
+acquire = cast(Callable[[int], np.uint32], intrinsic(_acquire))
+#: publish(address, word): replace a word that the kernel reads, after all that was written before.
+publish = cast(Callable[[int, np.uint32], None], intrinsic(_publish))
 
 
 def _errno() -> int:

@@ -1,6 +1,6 @@
-"""Switch ports on network interfaces, one raw socket (AF_PACKET) per port, as BMv2's.
+"""Switch ports on network interfaces, by AF_XDP where kernel and interface have it, else by AF_PACKET.
 
-System calls move frames in batches. Linux only, and privileged.
+Linux only, and privileged.
 """
 
 from __future__ import annotations
@@ -8,26 +8,36 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import mmap
 import socket
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from peelsum.softswitch.ports.ring_kernels import (
+    SLOT,
+    SLOTS,
+    Column,
+    Wires,
+    new_wires,
+    receive,
+    send,
+)
+from peelsum.softswitch.ports.xdp import CHUNK, RING, XdpSocket
 from peelsum.softswitch.runtime.frames import Frames
-from peelsum.wire import FRAME_HEADER_BYTES
+from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES
 
 _ETH_P_ALL = 3
 # linux/if_packet.h; the `socket` module does not name them.
 _SOL_PACKET = 263
-_PACKET_STATISTICS = 6
-_PACKET_IGNORE_OUTGOING = 23
+_PACKET_RX_RING, _PACKET_STATISTICS, _PACKET_VERSION, _PACKET_IGNORE_OUTGOING = 5, 6, 10, 23
+_SECOND_VERSION, _BLOCK_BYTES = 1, 1 << 16
 _SO_SNDBUFFORCE = 32
-_SO_RCVBUFFORCE = 33
 _BUFFER_BYTES = 8 << 20
 _SIOCETHTOOL = 0x8946
 #: ethtool commands that set: transmit checksum, TCP segmentation, generic segmentation, generic receive.
@@ -35,21 +45,12 @@ _OFFLOADS = (0x17, 0x1F, 0x24, 0x2C)
 _NAME_BYTES = 15
 #: Least room for a frame: Ethernet's usual maximum.
 _ETHERNET_BYTES = 1514
-_libc = ctypes.CDLL(None, use_errno=True)
 
-#: `struct iovec` and `struct mmsghdr` of 64-bit Linux.
-_IOVEC = np.dtype([("base", np.uint64), ("length", np.uint64)])
-_MESSAGE = np.dtype(
-    {
-        "names": ["iov", "iovlen", "done"],
-        "formats": [np.uint64, np.uint64, np.uint32],
-        "offsets": [16, 24, 56],
-        "itemsize": 64,
-    }
-)
+#: How frames reach a port: `auto` is `xdp` where it works, else `packet`.
+Method = Literal["auto", "xdp", "packet"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class InterfaceCounts:
     """Counts of one port's frames since it was opened."""
 
@@ -65,116 +66,96 @@ class InterfaceCounts:
     """Frames dropped because they were longer than the pipeline accepts."""
     down: int = 0
     """Frames dropped because the interface was down or removed."""
+    tagged: int = 0
+    """Frames dropped because they had a VLAN tag that the interface took off."""
 
 
 class InterfacePort:
-    """One switch port on the interface `name`. Raises OSError naming it if it cannot be opened."""
+    """One switch port on the interface `name`. Raises OSError naming it if it cannot be opened.
 
-    def __init__(self, number: int, name: str, rows: int) -> None:
-        """rows: most frames per system call."""
-        self.number = number
-        self.name = name
-        self._counts = InterfaceCounts()
-        self._iovecs = np.zeros(rows, _IOVEC)
-        self._messages = np.zeros(rows, _MESSAGE)
-        self._messages["iov"] = self._iovecs.ctypes.data + np.arange(rows, dtype=np.uint64) * _IOVEC.itemsize
-        self._messages["iovlen"] = 1
+    method: `xdp` or `packet`. why: in words, why it is not `xdp`, or AF_XDP's mode.
+    """
+
+    def __init__(self, number: int, name: str, method: Method, wires: Wires, row: int) -> None:
+        """wires: has the port's row `row`."""
+        self.number, self.name = number, name
+        self._counts, self._overrun = wires.counts[row], 0
+        self._state, self._free = wires.state[row], wires.free[row]
+        self.xdp: XdpSocket | None = None
         try:
             without_offloads(name)
-            self.socket = _raw_socket(name)
+            self.method, self.why = self._open(name, method)
         except OSError as error:
             raise OSError(error.errno, _error_text(number, name, error)) from error
+        self._state[Column.DESCRIPTOR] = self.socket.fileno()
 
     @property
     def counts(self) -> InterfaceCounts:
         """A copy of the counts so far."""
-        # Reading resets the kernel's count.
+        received, sent, full, too_long, down, tagged = (int(count) for count in self._counts)
         with suppress(OSError):
-            told = self.socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8)
-            self._counts.overrun += struct.unpack("=II", told)[1]
-        return replace(self._counts)
-
-    def receive_into(self, data: NDArray[np.uint8], length: NDArray[np.int32]) -> int:
-        """Receive frames into rows of `data` (uint8[n, stride], C-contiguous), their bytes into `length`.
-
-        `length` is int32[n]. Returns the number of frames and never blocks. Frames longer than `stride` are
-        dropped.
-        """
-        wanted = min(len(data), len(self._messages))
-        self._point_at(data, np.arange(wanted), np.full(wanted, data.shape[1]))
-        count, _ = self._call(_libc.recvmmsg, 0, wanted, socket.MSG_DONTWAIT | socket.MSG_TRUNC, None)
-        got = self._messages["done"][:count]
-        fit = got <= data.shape[1]
-        kept = int(np.count_nonzero(fit))
-        if kept < count:
-            data[:kept] = data[:count][fit]
-            self._counts.long += count - kept
-        length[:kept] = got[fit]
-        self._counts.received += kept
-        return kept
-
-    def send(self, data: NDArray[np.uint8], rows: NDArray[np.intp], length: NDArray[np.int32]) -> None:
-        """Send the frames in `rows` of `data`, in order; drop and count those that do not fit the queue."""
-        for start in range(0, len(rows), len(self._messages)):
-            part = rows[start : start + len(self._messages)]
-            self._point_at(data, part, length[part])
-            self._send_all(len(part))
+            if self.xdp is not None:
+                self._overrun, refused = self.xdp.dropped()
+                too_long += refused
+            else:  # reading resets the kernel's count
+                told = self.socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8)
+                self._overrun += struct.unpack("=II", told)[1]
+        return InterfaceCounts(received, sent, full, self._overrun, too_long, down, tagged)
 
     def close(self) -> None:
         """Close the socket."""
+        if self.xdp is not None:
+            self.xdp.close()
         self.socket.close()
 
-    def _send_all(self, count: int) -> None:
-        at = 0
-        while at < count:
-            sent, problem = self._call(_libc.sendmmsg, at, count - at, socket.MSG_DONTWAIT)
-            self._counts.sent += sent
-            at += sent
-            if problem == errno.ENOBUFS:  # the queue was full for this frame; it may not be for the next
-                self._counts.full += 1
-                at += 1
-            elif problem == errno.EAGAIN:
-                self._counts.full += count - at
-                return
-            elif problem and not sent:
-                self._counts.down += count - at
-                return
+    def _open(self, name: str, method: Method) -> tuple[Literal["xdp", "packet"], str]:
+        if not 0 < len(name.encode()) <= _NAME_BYTES:
+            raise OSError(errno.ENODEV, "not an interface name")
+        why = "as asked"
+        if method != "packet":
+            try:
+                self._use_xdp(XdpSocket(name))
+            except OSError as error:
+                if method == "xdp":
+                    raise
+                why = f"no AF_XDP: {error.strerror}"
+            else:
+                return "xdp", self.xdp.mode if self.xdp else ""
+        self.socket = _raw_socket(name)
+        self._slots = np.frombuffer(mmap.mmap(self.socket.fileno(), SLOT * SLOTS), np.uint8)
+        self._state[Column.MEMORY] = self._slots.ctypes.data
+        return "packet", why
 
-    def _point_at(self, data: NDArray[np.uint8], rows: NDArray[np.intp], length: NDArray[np.integer]) -> None:
-        vectors = self._iovecs[: len(rows)]
-        vectors["base"] = data.ctypes.data + rows.astype(np.uint64) * np.uint64(data.strides[0])
-        vectors["length"] = length
-
-    def _call(
-        self, function: ctypes._NamedFuncPointer, first: int, count: int, *rest: object
-    ) -> tuple[int, int]:
-        """Call recvmmsg or sendmmsg from message `first` on; return the number processed, and errno or 0."""
-        at = self._messages.ctypes.data + first * _MESSAGE.itemsize
-        done = function(self.socket.fileno(), ctypes.c_void_p(at), ctypes.c_uint(count), *rest)
-        return (done, 0) if done >= 0 else (0, ctypes.get_errno())
+    def _use_xdp(self, xdp: XdpSocket) -> None:
+        self.xdp, self.socket = xdp, xdp.socket
+        state = self._state
+        state[Column.XDP], state[Column.MEMORY], state[Column.FILLED] = 1, xdp.memory, RING
+        state[Column.RX_PRODUCER : Column.RX + 1] = xdp.rx
+        state[[Column.FILL_PRODUCER, Column.FILL]] = xdp.fill.producer, xdp.fill.entries
+        state[Column.TX_PRODUCER : Column.TX + 1] = xdp.tx
+        state[Column.DONE_PRODUCER : Column.DONE + 1] = xdp.done
+        state[Column.FREE] = RING
+        self._free[:] = CHUNK * np.arange(RING, 2 * RING)
 
 
 class InterfacePorts:
-    """All ports of a switch, on interfaces.
+    """All ports of a switch, on interfaces. `received` and `wires` are the memory of the compiled calls."""
 
-    no_such_port: number of frames dropped because their egress port does not exist.
-    """
-
-    def __init__(self, interfaces: Mapping[int, str], *, batch: int = 1024) -> None:
+    def __init__(self, interfaces: Mapping[int, str], *, batch: int = 1024, method: Method = "auto") -> None:
         """interfaces: names by switch port. batch: most frames that `receive` returns.
 
         Raises OSError naming the port and the interface that cannot be used.
         """
-        self._batch = batch
+        self.batch = batch
+        self.wires = new_wires(list(interfaces), batch)
         self._ports: dict[int, InterfacePort] = {}
-        self.no_such_port = 0
         try:
-            for number, name in interfaces.items():
-                self._ports[number] = InterfacePort(number, name, batch)
+            for row, (number, name) in enumerate(interfaces.items()):
+                self._ports[number] = InterfacePort(number, name, method, self.wires, row)
         except OSError:
             self.close()
             raise
-        self.resize(0)
+        self._make_room(0)
 
     @property
     def ports(self) -> Mapping[int, InterfacePort]:
@@ -186,13 +167,28 @@ class InterfacePorts:
         """UDP ports by switch port: none, as hosts are on the interfaces' links."""
         return {}
 
+    @property
+    def no_such_port(self) -> int:
+        """Number of frames dropped because their egress port does not exist."""
+        return int(self.wires.dropped[0])
+
     def resize(self, packet_bytes: int) -> None:
-        """Accept frames with packets of `packet_bytes` from now on, for a new pipeline."""
+        """Accept frames with packets of `packet_bytes` from now on, for a new pipeline.
+
+        AF_XDP's ports leave frames that are no packets of peelsum's to the kernel, unless the pipeline has
+        none either: packets without values. AF_PACKET has copies.
+        """
+        self._make_room(packet_bytes)
+        for port in self._ports.values():
+            if port.xdp is not None:
+                port.xdp.take(every_frame=packet_bytes <= HEADER_BYTES)
+
+    def _make_room(self, packet_bytes: int) -> None:
         stride = -(-max(FRAME_HEADER_BYTES + packet_bytes, _ETHERNET_BYTES) // 64) * 64
-        self._frames = Frames(
-            np.zeros((self._batch, stride), np.uint8),
-            np.zeros(self._batch, np.int32),
-            np.zeros(self._batch, np.int32),
+        self.received = Frames(
+            np.zeros((self.batch, stride), np.uint8),
+            np.zeros(self.batch, np.int32),
+            np.zeros(self.batch, np.int32),
         )
 
     def receive(self, ready: Sequence[int]) -> Frames:
@@ -200,28 +196,18 @@ class InterfacePorts:
 
         The result may be empty and is valid until the next call. Other frames wait in the kernel.
         """
-        frames, count = self._frames, 0
-        share = max(1, self._batch // max(1, len(ready)))
-        for number in ready:
-            room = slice(count, min(count + share, self._batch))
-            got = self._ports[number].receive_into(frames.data[room], frames.length[room])
-            frames.port[count : count + got] = number
-            count += got
+        frames, rows = self.received, self.wires.rows[list(ready)]
+        share = max(1, self.batch // max(1, len(ready)))
+        count = receive(self.wires, rows, share, frames.data, frames.length, frames.port)
         return Frames(frames.data[:count], frames.length[:count], frames.port[:count])
 
     def send(self, frames: Frames) -> None:
         """Send the frames on the interfaces of their ports, in order per port."""
-        here = 0
-        for number, port in self._ports.items():
-            rows = np.flatnonzero(frames.port == number)
-            if rows.size:
-                port.send(frames.data, rows, frames.length)
-                here += rows.size
-        self.no_such_port += len(frames) - here
+        send(self.wires, frames.data, frames.length, frames.port)
 
     def send_by(self, number: int, frames: Frames) -> None:
         """Send the frames, all of which leave by port `number`, in order."""
-        self._ports[number].send(frames.data, np.arange(len(frames)), frames.length)
+        send(self.wires, frames.data, frames.length, np.full(len(frames), number, np.int32))
 
     def close(self) -> None:
         """Close every port."""
@@ -243,14 +229,14 @@ def without_offloads(name: str) -> None:
 
 
 def _raw_socket(name: str) -> socket.socket:
-    if not 0 < len(name.encode()) <= _NAME_BYTES:
-        raise OSError(errno.ENODEV, "not an interface name")
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     try:
         sock.setblocking(False)
         sock.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
-        for option in (_SO_RCVBUFFORCE, _SO_SNDBUFFORCE):
-            sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _BUFFER_BYTES)
+        sock.setsockopt(_SOL_PACKET, _PACKET_VERSION, _SECOND_VERSION)
+        ring = struct.pack("=IIII", _BLOCK_BYTES, SLOT * SLOTS // _BLOCK_BYTES, SLOT, SLOTS)
+        sock.setsockopt(_SOL_PACKET, _PACKET_RX_RING, ring)
         sock.bind((name, _ETH_P_ALL))
     except OSError:
         sock.close()

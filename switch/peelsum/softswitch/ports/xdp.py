@@ -1,0 +1,237 @@
+"""Sockets of the family AF_XDP: the kernel writes an interface's frames into memory of this process.
+
+System calls only: kernel and interface need no library. An XDP program passes the frames of peelsum's
+packets, or all frames, to the socket, and leaves others to the kernel. It goes with this process. Sources:
+Linux's `Documentation/networking/af_xdp.rst`, `linux/if_xdp.h` and `linux/bpf.h`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import socket
+import struct
+from contextlib import ExitStack, suppress
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.wire import FRAME_HEADER_BYTES
+from peelsum.wire.format import UDP_PORT
+
+#: Frames in each of a socket's four rings; a power of two.
+RING: Final = 2048
+#: Bytes of memory for a frame: the most that Linux takes, a page.
+CHUNK: Final = 4096
+_AF_XDP, _SOL_XDP = 44, 283
+_MMAP_OFFSETS, _RX_RING, _TX_RING, _MEMORY, _FILL_RING, _DONE_RING, _STATISTICS = range(1, 8)
+#: Where `mmap` finds the rings, and their bytes an entry.
+_RX_AT, _TX_AT, _FILL_AT, _DONE_AT = 0, 0x80000000, 0x100000000, 0x180000000
+_DESCRIPTION_BYTES, _ADDRESS_BYTES = 16, 8
+_NEED_WAKEUP = 8
+_SYSTEM_CALL = {"x86_64": 321, "aarch64": 280}
+_MAP_CREATE, _MAP_UPDATE, _PROGRAM_LOAD, _LINK_CREATE, _LINK_UPDATE = 0, 2, 5, 28, 29
+_SOCKET_MAP, _XDP_PROGRAM, _XDP_ATTACHED, _ANY_FRAGMENTS = 17, 6, 37, 1 << 5
+_GENERIC, _NATIVE = 1 << 1, 1 << 2
+_PASS, _REDIRECT_BY_MAP = 2, 51
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class RingAddresses(NamedTuple):
+    """Where a ring's indices and entries are in this process's memory."""
+
+    producer: int
+    consumer: int
+    entries: int
+
+
+class XdpSocket:
+    """Queue 0 of an interface, which must have no other. Raises OSError if this machine cannot open it.
+
+    `rx`, `tx`, `fill` and `done` have the addresses of its rings, `memory` that of 2 * RING chunks. The
+    kernel has the first RING chunks for frames that arrive; the others are for frames that leave.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._closing = ExitStack()
+        try:
+            self._open(name)
+        except OSError:
+            self.close()
+            raise
+
+    def _open(self, name: str) -> None:
+        index = socket.if_nametoindex(name)
+        self.socket = self._closing.enter_context(socket.socket(_AF_XDP, socket.SOCK_RAW, 0))
+        memory = mmap.mmap(-1, 2 * RING * CHUNK)
+        self._memory = np.frombuffer(memory, np.uint8)
+        self.memory = int(self._memory.ctypes.data)
+        self.socket.setsockopt(
+            _SOL_XDP, _MEMORY, struct.pack("=QQIII4x", self.memory, len(memory), CHUNK, 0, 0)
+        )
+        for ring in (_FILL_RING, _DONE_RING, _RX_RING, _TX_RING):
+            self.socket.setsockopt(_SOL_XDP, ring, struct.pack("=I", RING))
+        offsets = struct.unpack("=16Q", self.socket.getsockopt(_SOL_XDP, _MMAP_OFFSETS, 128))
+        self._maps: list[NDArray[np.uint8]] = []
+        self.rx = self._ring(_RX_AT, offsets[0:4], _DESCRIPTION_BYTES)
+        self.tx = self._ring(_TX_AT, offsets[4:8], _DESCRIPTION_BYTES)
+        self.fill = self._ring(_FILL_AT, offsets[8:12], _ADDRESS_BYTES)
+        self.done = self._ring(_DONE_AT, offsets[12:16], _ADDRESS_BYTES)
+        self._give_chunks()
+        _bind(self.socket, index, 0)
+        if _has_queue(index, 1):
+            raise OSError(errno.EINVAL, f"it has several queues; run `ethtool -L {name} combined 1`")
+        self._sockets = self._descriptor(_bpf(_MAP_CREATE, struct.pack("=IIII", _SOCKET_MAP, 4, 4, 1)))
+        key, value = struct.pack("=I", 0), struct.pack("=I", self.socket.fileno())
+        _bpf(_MAP_UPDATE, struct.pack("=I4xQQQ", self._sockets, _address(key), _address(value), 0))
+        program = self._descriptor(_load(_instructions(self._sockets, every_frame=False)))
+        try:
+            self._link = self._descriptor(_attach(program, index, _NATIVE))
+            self.mode = "native"
+        except OSError:
+            self._link = self._descriptor(_attach(program, index, _GENERIC))
+            self.mode = "generic"
+
+    def take(self, *, every_frame: bool) -> None:
+        """Choose the frames for the socket from now on: peelsum's packets, or all."""
+        program = _load(_instructions(self._sockets, every_frame=every_frame))
+        try:
+            _bpf(_LINK_UPDATE, struct.pack("=IIII", self._link, program, 0, 0))
+        finally:
+            os.close(program)
+
+    def dropped(self) -> tuple[int, int]:
+        """Return how many frames the kernel dropped as the ring was full, and as they were too long."""
+        told = struct.unpack("=6Q", self.socket.getsockopt(_SOL_XDP, _STATISTICS, 48))
+        return told[3] + told[4], told[0]
+
+    def close(self) -> None:
+        """Detach the program and close the socket."""
+        self._closing.close()
+
+    def _ring(self, at: int, offsets: tuple[int, ...], entry_bytes: int) -> RingAddresses:
+        size = offsets[2] + RING * entry_bytes
+        shared = np.frombuffer(mmap.mmap(self.socket.fileno(), size, offset=at), np.uint8)
+        self._maps.append(shared)
+        first = int(shared.ctypes.data)
+        return RingAddresses(first + offsets[0], first + offsets[1], first + offsets[2])
+
+    def _give_chunks(self) -> None:
+        """Give the kernel the first RING chunks."""
+        shared = self._maps[2]
+        entries, producer = self.fill.entries, self.fill.producer
+        first = int(shared.ctypes.data)
+        at = entries - first
+        shared[at : at + RING * _ADDRESS_BYTES].view(np.uint64)[:] = CHUNK * np.arange(RING, dtype=np.uint64)
+        shared[producer - first : producer - first + 4].view(np.uint32)[0] = RING
+
+    def _descriptor(self, number: int) -> int:
+        self._closing.callback(os.close, number)
+        return number
+
+
+def _bind(sock: socket.socket, index: int, queue: int) -> None:
+    address = struct.pack("=HHIII", _AF_XDP, _NEED_WAKEUP, index, queue, 0)
+    if _libc.bind(sock.fileno(), address, len(address)):
+        problem = ctypes.get_errno()
+        raise OSError(problem, os.strerror(problem))
+
+
+def _has_queue(index: int, queue: int) -> bool:
+    """Return whether an interface has a queue: the kernel refuses to bind to one that is not there."""
+    with suppress(OSError), socket.socket(_AF_XDP, socket.SOCK_RAW, 0) as probe:
+        memory = mmap.mmap(-1, CHUNK)
+        held = np.frombuffer(memory, np.uint8)
+        probe.setsockopt(_SOL_XDP, _MEMORY, struct.pack("=QQIII4x", held.ctypes.data, CHUNK, CHUNK, 0, 0))
+        for ring in (_FILL_RING, _DONE_RING, _RX_RING):
+            probe.setsockopt(_SOL_XDP, ring, struct.pack("=I", 1))
+        _bind(probe, index, queue)
+        return True
+    return False
+
+
+def _bpf(command: int, attributes: bytes) -> int:
+    """Call bpf(2). Raises OSError."""
+    number = _SYSTEM_CALL.get(platform.machine())
+    if number is None:
+        raise OSError(errno.ENOSYS, f"bpf: not known on {platform.machine()}")
+    padded = ctypes.create_string_buffer(attributes.ljust(128, b"\0"), 128)
+    done = int(_libc.syscall(number, command, padded, 128))
+    if done < 0:
+        problem = ctypes.get_errno()
+        raise OSError(problem, os.strerror(problem))
+    return done
+
+
+def _load(instructions: bytes) -> int:
+    """Return the descriptor of an XDP program."""
+    licence = b"Apache-2.0\0"
+    head = struct.pack(
+        "=IIQQIIQ", _XDP_PROGRAM, len(instructions) // 8, _address(instructions), _address(licence), 0, 0, 0
+    )
+    tail = struct.pack("=II16sII", 0, _ANY_FRAGMENTS, b"peelsum", 0, _XDP_ATTACHED)
+    return _bpf(_PROGRAM_LOAD, head + tail)
+
+
+def _attach(program: int, index: int, mode: int) -> int:
+    return _bpf(_LINK_CREATE, struct.pack("=IIII", program, index, _XDP_ATTACHED, mode))
+
+
+def _address(data: bytes) -> int:
+    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+
+
+def _instructions(sockets: int, *, every_frame: bool) -> bytes:
+    """Return the XDP program: frames of peelsum's packets, or every frame, to the map's socket.
+
+    Frames with VLAN tags or IPv4 options, and fragments, are the kernel's.
+    """
+    tests = [] if every_frame else _tests()
+    take = [
+        _load_from(4, 2, 1, 16),  # r2 = the queue
+        struct.pack("<BBhi", 0x18, 1 << 4 | 1, 0, sockets),  # r1 = the map
+        bytes(8),
+        struct.pack("<BBhi", 0xB7, 3, 0, _PASS),  # r3: what to do without a socket
+        struct.pack("<BBhi", 0x85, 0, 0, _REDIRECT_BY_MAP),
+        _EXIT,
+    ]
+    # The kernel refuses a program with instructions that nothing reaches.
+    leave = [] if every_frame else [struct.pack("<BBhi", 0xB7, 0, 0, _PASS), _EXIT]
+    body = [*tests, *take]
+    # A jump's offset counts from the next instruction.
+    jumps = [
+        one[:2] + struct.pack("<h", len(body) - at - 1) + one[4:] if one[0] in _JUMPS else one
+        for at, one in enumerate(body)
+    ]
+    return b"".join([*jumps, *leave])
+
+
+#: Jump if r2 > r3; jump if a register is not a constant.
+_JUMPS = (0x2D, 0x55)
+_EXIT = struct.pack("<BBhi", 0x95, 0, 0, 0)
+
+
+def _load_from(size: int, target: int, source: int, offset: int) -> bytes:
+    """Return `target = *(source + offset)`, of 1, 2 or 4 bytes."""
+    return struct.pack("<BBhi", {4: 0x61, 2: 0x69, 1: 0x71}[size], source << 4 | target, offset, 0)
+
+
+def _tests() -> list[bytes]:
+    """Return instructions that jump unless the frame has the headers of a packet of peelsum's."""
+    tests = [
+        _load_from(4, 2, 1, 0),  # r2 = the frame
+        _load_from(4, 3, 1, 4),  # r3 = its end
+        struct.pack("<BBhi", 0xBF, 2 << 4 | 4, 0, 0),  # r4 = r2
+        struct.pack("<BBhi", 0x07, 4, 0, FRAME_HEADER_BYTES),
+        struct.pack("<BBhi", 0x2D, 3 << 4 | 4, 0, 0),  # a frame shorter than its headers
+    ]
+    # EtherType IPv4; no options; UDP; the destination port.
+    for size, offset, value in ((2, 12, 0x0800), (1, 14, 0x45), (1, 23, 17), (2, 36, UDP_PORT)):
+        wanted = socket.htons(value) if size == 2 else value
+        tests += [_load_from(size, 5, 2, offset), struct.pack("<BBhi", 0x55, 5, 0, wanted)]
+    fragment = [_load_from(2, 5, 2, 20), struct.pack("<BBhi", 0x57, 5, 0, socket.htons(0x3FFF))]
+    return [*tests, *fragment, struct.pack("<BBhi", 0x55, 5, 0, 0)]
