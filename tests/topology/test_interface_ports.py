@@ -12,11 +12,13 @@ import pytest
 from patience import PATIENCE_S
 
 from peelsum.softswitch import Frames
-from peelsum.softswitch.ports.interfaces import InterfacePorts
+from peelsum.softswitch.ports.interfaces import InterfacePorts, best_method
 from peelsum.softswitch.ports.pacing import Pacer
+from peelsum.softswitch.ports.udp import frame_header
 from peelsum.softswitch.process import StartError, run
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.topology import veth
+from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
 FRAME_BYTES = 1082
 #: Seconds of silence after which frames count as lost.
@@ -153,6 +155,157 @@ def cut_wire() -> dict[str, object]:
     return {"down": wired.ports.ports[1].counts.down, "sent": len(wired.received(2, 1))}
 
 
+def packets(count: int, lanes: int = 32) -> np.ndarray:
+    """Frames of packets of peelsum's."""
+    load = np.zeros((count, packet_bytes(lanes)), np.uint8)
+    load[:, -1] = np.arange(count)
+    headers = np.broadcast_to(frame_header(1, load.shape[1]), (count, FRAME_HEADER_BYTES))
+    return np.concatenate([headers, load], axis=1)
+
+
+def _changed(frame: np.ndarray, at: int, *values: int) -> np.ndarray:
+    """A frame with other bytes from `at` on."""
+    other = frame.copy()
+    other[at : at + len(values)] = values
+    return other
+
+
+def what_is_no_packet() -> dict[str, object]:
+    """Frames with one header that is not a packet's, before and after packets, and shorter ones."""
+    wired = Wired()
+    wired.ports.resize(packet_bytes(32))
+    good = packets(2)
+    others = [
+        _changed(good[0], 12, 0x08, 0x06),  # ARP
+        _changed(good[0], 12, 0x86, 0xDD),  # IPv6
+        _changed(good[0], 14, 0x46),  # IPv4 with an option
+        _changed(good[0], 23, 6),  # TCP
+        _changed(good[0], 36, 0, 53),  # another port
+        _changed(good[0], 20, 0x20, 0),  # the first fragment
+        _changed(good[0], 20, 0, 1),  # a later fragment
+        good[0][:41],
+        good[0][:14],
+    ]
+    wired.send(1, good[:1])
+    for frame in others:
+        wired.send(1, frame[np.newaxis])
+    wired.send(1, good[1:])
+    got = wired.ports.receive([1])
+    return {
+        "received": len(got),
+        "first": bool(np.array_equal(got.data[0, : good.shape[1]], good[0])),
+        "last": bool(np.array_equal(got.data[len(got) - 1, : good.shape[1]], good[1])),
+        "others": len(others),
+    }
+
+
+def tagged() -> dict[str, object]:
+    """A frame with a VLAN tag between two without."""
+    wired = Wired()
+    good = packets(2)
+    tag = np.array([0x81, 0, 0, 5], np.uint8)
+    wired.send(1, good[:1])
+    wired.send(1, np.concatenate([good[0][:12], tag, good[0][12:]])[np.newaxis])
+    wired.send(1, good[1:])
+    got = wired.ports.receive([1])
+    counts = wired.ports.ports[1].counts
+    rows = [row[:length].tobytes() for row, length in zip(got.data, got.length, strict=True)]
+    untagged = [row for row in rows if row[12:14] == b"\x08\x00"]
+    return {
+        "untagged": untagged == [row.tobytes() for row in good],
+        "gone": 3 - len(rows),
+        "tagged": counts.tagged,
+    }
+
+
+def traffic_of_the_kernel() -> dict[str, object]:
+    """The interface has an address; a program of the kernel's stack receives on it beside the switch."""
+    wired = Wired()
+    wired.ports.resize(packet_bytes(32))
+    subprocess.run(["ip", "address", "add", "10.0.0.1/24", "dev", "switch1"], check=True)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("10.0.0.1", 53))
+        other.settimeout(PATIENCE_S)
+        mac = bytes.fromhex(_mac("switch1"))
+        frame = packets(1)[0]
+        frame[:6] = np.frombuffer(mac, np.uint8)
+        frame[26:34] = [10, 0, 0, 2, 10, 0, 0, 1]
+        frame[36:38] = [0, 53]
+        frame[24:26] = 0
+        words = frame[14:34].view(">u2").astype(np.uint64)
+        total = int(words.sum())
+        checksum = 0xFFFF - ((total & 0xFFFF) + (total >> 16))
+        frame[24:26] = [checksum >> 8, checksum & 0xFF]
+        wired.send(1, frame[np.newaxis])
+        wired.send(1, packets(1))
+        heard = other.recv(4096)
+    got = wired.ports.receive([1])
+    mine = [row for row in got.data if row[36:38].tobytes() == frame_header(1, 32)[36:38].tobytes()]
+    return {"heard": heard == frame[42:].tobytes(), "packets": len(mine)}
+
+
+def _mac(name: str) -> str:
+    shown = subprocess.run(["ip", "link", "show", name], check=True, capture_output=True, text=True).stdout
+    return shown.split("link/ether ")[1].split()[0].replace(":", "")
+
+
+def down_and_up() -> dict[str, object]:
+    """An interface goes down, frames are sent to it, and it comes back."""
+    wired = Wired()
+    wired.ports.send(Frames(frames(1), np.full(1, FRAME_BYTES, np.int32), np.full(1, 1, np.int32)))
+    before = len(wired.received(1, 1))
+    subprocess.run(["ip", "link", "set", "switch1", "down"], check=True)
+    wired.ports.send(Frames(frames(2), np.full(2, FRAME_BYTES, np.int32), np.full(2, 1, np.int32)))
+    quiet = len(wired.ports.receive([1]))
+    readable = bool(select.select([wired.ports.ports[1].socket], [], [], 0)[0])
+    subprocess.run(["ip", "link", "set", "switch1", "up"], check=True)
+    veth.wait_until_up("switch1", "host1")
+    wired.received(1, 0)
+    wired.ports.send(Frames(frames(3, seed=3), np.full(3, FRAME_BYTES, np.int32), np.full(3, 1, np.int32)))
+    out = wired.received(1, 3)
+    wired.send(1, frames(1, seed=4))
+    select.select([wired.ports.ports[1].socket], [], [], PATIENCE_S)
+    back = wired.ports.receive([1])
+    return {
+        "before": before,
+        "while down": [quiet, readable],
+        "out": bool(np.array_equal(out[-3:], frames(3, seed=3))),
+        "in": bool(np.array_equal(back.data[:1, :FRAME_BYTES], frames(1, seed=4))),
+    }
+
+
+def more_than_the_rings_hold() -> dict[str, object]:
+    """Five times the rings' frames through a port, in bursts: all are received, sent, and nothing is lost."""
+    wired, sent, got, out = Wired(), 5 * 2048 + 7, 0, 0
+    burst = frames(64)
+    while got < sent:
+        want = min(64, sent - got)
+        wired.send(1, burst[:want])
+        while want:
+            batch = wired.ports.receive([1])
+            wired.ports.send(Frames(batch.data, batch.length, np.full(len(batch), 2, np.int32)))
+            got, want = got + len(batch), want - len(batch)
+        out += len(wired.received(2, 0))
+    while (more := len(wired.received(2, sent - out))) and out < sent:
+        out += more
+    counts = [wired.ports.ports[port].counts for port in (1, 2)]
+    return {"out": out - sent, "received": counts[0].received - sent, "sent": counts[1].sent - sent}
+
+
+def best() -> dict[str, object]:
+    """What `best_method` says of a free interface, of one with an XDP program, and of one that is none."""
+    veth.add_wire("switch1", "host1")
+    free = best_method("switch1")
+    ports = InterfacePorts({1: "switch1"}, method="xdp")
+    taken, said = best_method("switch1"), ""
+    try:
+        best_method("nowhere")
+    except OSError as error:
+        said = error.strerror or ""
+    ports.close()
+    return {"free": free, "taken": taken, "nowhere": said, "again": best_method("switch1")}
+
+
 def no_such_interface() -> dict[str, object]:
     try:
         run(1, interfaces={3: "nowhere"}, grpc_address="127.0.0.1:0")
@@ -185,6 +338,40 @@ def test_frames_longer_than_the_pipeline_takes_are_dropped(method: str) -> None:
 
 def test_a_lost_interface_takes_only_its_own_frames(method: str) -> None:
     assert alone("cut_wire") == {"down": 1, "sent": 1}
+
+
+def test_frames_that_are_no_packets_are_the_kernels(method: str) -> None:
+    seen = alone("what_is_no_packet")
+    assert (seen["first"], seen["last"]) == (True, True)
+    # AF_PACKET has a copy of every frame, which the program drops.
+    assert seen["received"] == (2 if method == "xdp" else 2 + seen["others"])
+
+
+def test_frames_with_a_tag_do_not_pass_for_others(method: str) -> None:
+    seen = alone("tagged")
+    assert seen["untagged"]
+    assert seen["gone"] == seen["tagged"] == (method == "packet")
+
+
+def test_the_interfaces_other_traffic_reaches_the_kernel(method: str) -> None:
+    assert alone("traffic_of_the_kernel") == {"heard": True, "packets": 1}
+
+
+def test_an_interface_that_comes_back_carries_frames_again(method: str) -> None:
+    seen = alone("down_and_up")
+    assert seen == {"before": 1, "while down": [0, False], "out": True, "in": True}
+
+
+def test_rings_are_used_again_and_again(method: str) -> None:
+    assert alone("more_than_the_rings_hold") == {"out": 0, "received": 0, "sent": 0}
+
+
+def test_the_best_method_is_found_and_undone() -> None:
+    seen = alone("best")
+    assert seen["free"] == seen["again"] == ["xdp", "native"]
+    assert seen["taken"][0] == "packet"  # type: ignore[index]
+    assert seen["taken"][1]  # type: ignore[index]
+    assert "interface nowhere: No such device; use one of " in str(seen["nowhere"])
 
 
 def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:

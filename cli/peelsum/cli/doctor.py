@@ -21,6 +21,10 @@ def command(
     description: Annotated[
         Path | None, typer.Argument(help="A job's description, TOML: its switches are asked, too.")
     ] = None,
+    interface: Annotated[
+        list[str] | None,
+        typer.Option(help="An interface for a port of a switch, which must not run; repeat it for others."),
+    ] = None,
     controller: Controllers = None,
     tls: Tls = None,
     json: Json = False,
@@ -28,11 +32,12 @@ def command(
     """Say what this machine has and lacks, and what to do; exit with status 1 if it lacks what is needed."""
     from peelsum.control import ControlError, read_description
     from peelsum.tls import TlsError
-    from peelsum.topology.doctor import examine, examine_cluster, examine_job
+    from peelsum.topology.doctor import examine, examine_cluster, examine_interface, examine_job
 
     with reported(ControlError, TlsError):
         job = None if description is None else read_description(description)
         findings = list(examine(job.plans()[0].switch.pipeline_lanes, job.job.window) if job else examine())
+        findings += [examine_interface(name) for name in interface or []]
         if job is not None:
             findings += examine_job(job, identity(tls))
         if controller:

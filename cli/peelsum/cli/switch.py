@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -54,6 +54,10 @@ def run(
             metavar="PORT@NAME", help="A port on a network interface, instead of UDP; repeat it for others."
         ),
     ] = None,
+    ports_by: Annotated[
+        Literal["auto", "xdp", "packet"],
+        typer.Option(help="How frames reach interfaces' ports: AF_XDP, AF_PACKET, or the first that works."),
+    ] = "auto",
     join: Annotated[
         list[str] | None,
         typer.Option(
@@ -137,7 +141,7 @@ def run(
         for port, udp in listening.udp_ports.items():
             print(f"port {port} at {listening.host}:{udp} (UDP)")
         for port, name in listening.interfaces.items():
-            print(f"port {port} at {name}")
+            print(f"port {port} at {name} ({listening.ports_by[port]})")
         sys.stdout.flush()
 
     within("--seed", seed, 0, 2**63 - 1)
@@ -159,6 +163,7 @@ def run(
             udp_host=host,
             udp_base=_udp_ports(udp_port) if udp_port else udp_base,
             interfaces=interfaces,
+            ports_by=ports_by,
             joins=joins,
             loss=loss,
             seed=seed,

@@ -17,11 +17,12 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.ports.capture import CapturedPorts
+from peelsum.softswitch.ports.interfaces import InterfaceCounts, InterfacePorts, Method
 from peelsum.softswitch.ports.links import Links
 from peelsum.softswitch.ports.loops import compiled_loop, warm_up
 from peelsum.softswitch.ports.pacing import Pacer
@@ -36,9 +37,6 @@ from peelsum.softswitch.runtime.switch import Switch
 from peelsum.tls import Identity
 from peelsum.wire import CPU_PORT, Verdict, lanes_in, packet_bytes
 from peelsum.wire.datagrams import Address
-
-if TYPE_CHECKING:
-    from peelsum.softswitch.ports.interfaces import InterfaceCounts
 
 _LAST_UDP_PORT = 0xFFFF
 #: Reported by the selector, beside numbers of ports, after `stop`.
@@ -68,6 +66,8 @@ class Listening:
     """UDP ports by switch port."""
     interfaces: Mapping[int, str] = field(default_factory=dict)
     """Names of interfaces by switch port."""
+    ports_by: Mapping[int, str] = field(default_factory=dict)
+    """How frames reach the ports on interfaces: AF_XDP and its mode, or AF_PACKET and why."""
 
 
 @dataclass(frozen=True)
@@ -267,6 +267,7 @@ def run(
     udp_host: str = "127.0.0.1",
     udp_base: int | Mapping[int, int] | None = None,
     interfaces: Mapping[int, str] | None = None,
+    ports_by: Method = "auto",
     joins: Mapping[int, Address] | None = None,
     loss: float = 0.0,
     seed: int = 0,
@@ -287,6 +288,7 @@ def run(
     grpc_address: address of P4Runtime, host:port; port 0 takes a free one.
     udp_base: switch port p listens on UDP port udp_base + p, or udp_base[p]; by default on any free one.
     interfaces: names of interfaces by switch port, to use instead of UDP ports; `ports` is then ignored.
+    ports_by: how frames reach interfaces' ports: `xdp`, `packet`, or `auto`, AF_XDP where it works.
     joins: by switch port, the address of another switch's UDP port that it is connected to.
     loss: share of datagrams that each UDP port loses in each direction, 0 to 1, decided by `seed`.
     rates: rates in Mbit/s by switch port; the other ports send at once.
@@ -303,11 +305,12 @@ def run(
     with ExitStack() as stack:
         try:
             opened = (
-                _interface_ports(interfaces, loss)
+                _interface_ports(interfaces, loss, ports_by)
                 if interfaces
                 else _udp_ports(ports, udp_host, udp_base, joins or {}, loss, seed)
             )
             stack.callback(opened.close)
+            told = opened.methods if isinstance(opened, InterfacePorts) else {}
             warm_up(opened)
             if capture is not None:
                 opened = stack.enter_context(closing(CapturedPorts(opened, capture)))
@@ -329,7 +332,7 @@ def run(
         plane = stack.enter_context(DataPlane(device, opened, links=links))
         count = partial(_counts, device, opened, queues)
         with observe(count) if observe else nullcontext(), _stopped_by_signals(plane):
-            announce(Listening(udp_host, server.port, opened.listening, interfaces or {}))
+            announce(Listening(udp_host, server.port, opened.listening, interfaces or {}, told))
             plane.run()
         return count()
 
@@ -367,9 +370,7 @@ def _udp_ports(
     return opened
 
 
-def _interface_ports(interfaces: Mapping[int, str], loss: float) -> Ports:
-    from peelsum.softswitch.ports.interfaces import InterfacePorts
-
+def _interface_ports(interfaces: Mapping[int, str], loss: float, method: Method) -> Ports:
     if loss:
         raise StartError(f"loss: {loss:g} is for UDP ports; lose packets on the link of an interface")
     for port, name in interfaces.items():
@@ -377,7 +378,7 @@ def _interface_ports(interfaces: Mapping[int, str], loss: float) -> Ports:
             raise StartError(
                 f"interface: {port}@{name}: port {port} is out of range; use 1 to {CPU_PORT - 1}"
             )
-    return InterfacePorts(interfaces)
+    return InterfacePorts(interfaces, method=method)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from typing import Literal
 from peelsum.control import AdmittedJob, ControlError, Controller, JobDescription, RacksDescription
 from peelsum.control.cluster import ControllerClient, observed
 from peelsum.extras import command_for
+from peelsum.softswitch.ports.interfaces import best_method
 from peelsum.tls import Identity
 from peelsum.wire import packet_bytes
 from peelsum.wire.datagrams import BatchSocket
@@ -88,6 +89,23 @@ def examine(lanes: int = 256, window: int = 512) -> Iterator[Finding]:
     for name, why in _PROGRAMS.items():
         found = shutil.which(name)
         yield _finding(name, found or "not on PATH", "on PATH", why, found is not None, "note")
+
+
+def examine_interface(name: str) -> Finding:
+    """Return how frames reach a switch's port on an interface. Needs the privilege of such a switch.
+
+    Opens and closes a port there: packets of peelsum's that arrive meanwhile are lost.
+    """
+    what = f"interface {name}"
+    try:
+        method, why = best_method(name)
+    except OSError as error:
+        reason, _, remedy = (error.strerror or "").partition("; ")
+        return Finding(what, reason.rpartition(": ")[2], "AF_XDP or AF_PACKET", remedy, "failed")
+    if method == "packet":
+        return Finding(what, "AF_PACKET", "AF_XDP", f"AF_XDP failed: {why}", "note")
+    remedy = "its driver has no XDP, so the kernel copies frames once more"
+    return _finding(what, f"AF_XDP, {why}", "AF_XDP, native", remedy, why == "native", "note")
 
 
 def examine_job(

@@ -49,10 +49,15 @@ def add_wire(switch_end: str, host_end: str) -> None:
     for name in (switch_end, host_end):
         _ip("link", "set", name, "mtu", "9000", "up")
         without_offloads(name)
+    wait_until_up(switch_end, host_end)
+
+
+def wait_until_up(*names: str) -> None:
+    """Wait until the kernel has connected the ends of a wire. Raises TopologyError after 30 s."""
     ends_at = time.monotonic() + _CONNECTED_WITHIN_S
-    while not all(" state UP " in _ip("link", "show", name) for name in (switch_end, host_end)):
+    while not all(" state UP " in _ip("link", "show", name) for name in names):
         if time.monotonic() > ends_at:
-            raise TopologyError(f"{switch_end}: the kernel does not connect it to {host_end}; try again")
+            raise TopologyError(f"{' and '.join(names)}: the kernel does not connect them; try again")
         time.sleep(_PAUSE_S)
 
 

@@ -9,6 +9,8 @@ from typing import Self
 
 import numpy as np
 
+from peelsum.softswitch import Frames
+from peelsum.softswitch.ports.interfaces import InterfacePorts, Method
 from peelsum.softswitch.ports.udp import frame_header
 from peelsum.topology.errors import TopologyError
 from peelsum.topology.veth import RawInterface
@@ -19,6 +21,8 @@ _HELLOS = 50
 _HELLO_WAIT_S = 0.1
 #: Seconds during which sums on raw interfaces are collected for one batch, to leave more CPU to the switch.
 _GATHER_S = 0.001
+#: The most frames that hosts on rings send or receive at once.
+_RING_BATCH = 1024
 
 
 class UdpHosts:
@@ -144,3 +148,53 @@ class RawHosts:
         frames[:, :FRAME_HEADER_BYTES] = self._headers[host]
         frames[:, FRAME_HEADER_BYTES:] = batch
         self._raw[host].send(frames)
+
+
+class RingHosts:
+    """Workers and server at the host ends of wires, by the softswitch's own ports on interfaces."""
+
+    def __init__(
+        self, interfaces: Mapping[int, str], workers: int, packet_bytes: int, method: Method
+    ) -> None:
+        """Open the host ends of wires, given by switch port in `interfaces`."""
+        self._ports = InterfacePorts(interfaces, batch=4096, method=method)
+        self._ports.resize(packet_bytes)
+        self._server, self._workers = workers + 1, list(range(1, workers + 1))
+        self._size = FRAME_HEADER_BYTES + packet_bytes
+        headers = [frame_header(port, packet_bytes) for port in (*self._workers, self._server)]
+        self._frames = [
+            np.tile(np.append(header, np.zeros(packet_bytes, np.uint8)), (4096, 1)) for header in headers
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ports.close()
+
+    def send(self, worker: int, batch: Batch) -> None:
+        """See `Hosts.send`."""
+        frames = self._frames[worker][: len(batch)]
+        frames[:, FRAME_HEADER_BYTES:] = batch
+        length = np.full(len(batch), self._size, np.int32)
+        number = self._server if worker < 0 else worker + 1
+        self._ports.send_by(number, Frames(frames, length, length))
+
+    def send_results(self, batch: Batch) -> None:
+        """See `Hosts.send_results`."""
+        self.send(-1, batch)
+
+    def receive_sums(self, timeout: float) -> Batch | None:
+        """See `Hosts.receive_sums`. Frame headers are removed."""
+        select.select([self._ports.ports[self._server].socket], [], [], timeout)
+        got = self._ports.receive([self._server])
+        return np.ascontiguousarray(got.data[:, FRAME_HEADER_BYTES : self._size]) if len(got) else None
+
+    def receive_results(self, expected: int, timeout: float) -> int:
+        """See `Hosts.receive_results`."""
+        count = 0
+        while True:
+            count += len(self._ports.receive(self._workers))
+            sockets = [self._ports.ports[port].socket for port in self._workers]
+            if count >= expected or not select.select(sockets, [], [], timeout)[0]:
+                return count

@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from peelsum.bench.devices import cpu_s
 from peelsum.bench.switch.load import Hosts, Load, Timed, WrongSumError, drive, time_slots
-from peelsum.bench.switch.load_hosts import RawHosts, UdpHosts
+from peelsum.bench.switch.load_hosts import RawHosts, RingHosts, UdpHosts
 from peelsum.control import ControlError, Controller, JobDescription
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import Frames, Switch
 from peelsum.softswitch.p4runtime import serve
+from peelsum.softswitch.ports.interfaces import Method
 from peelsum.softswitch.ports.udp import frame_header
 from peelsum.softswitch.process import Listening
 from peelsum.softswitch.process import run as run_switch
@@ -59,12 +61,29 @@ def in_memory(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
 
 def over_udp(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
     """Measure the softswitch in a separate process; this process plays all hosts behind its UDP ports."""
-    with switch_process(workers) as (at, _):
+    with switch_process(workers) as (at, pid):
         generation = admit(f"{at.host}:{at.grpc_port}", lanes, workers)
         load = Load.random(workers=workers, window=UDP_WINDOW, lanes=lanes, generation=generation)
         with UdpHosts(at.host, at.udp_ports, workers, packet_bytes(lanes)) as hosts:
             timed = _timed(load, hosts, seconds)
-            return _driven(load, hosts, seconds, timed)
+            return _driven(load, hosts, seconds, timed, pid)
+
+
+def over_interfaces(lanes: int, workers: int, seconds: float, method: Method) -> dict[str, Any]:
+    """Measure the softswitch on virtual Ethernet pairs; this process plays all hosts, by the same rings."""
+    veth.enter_own_namespace()
+    ports = _ports(workers)
+    for port in ports:
+        veth.add_wire(f"switch{port}", f"host{port}")
+    interfaces = {port: f"switch{port}" for port in ports}
+    with switch_process(workers, interfaces=interfaces, ports_by=method) as (at, pid):
+        generation = admit(f"{at.host}:{at.grpc_port}", lanes, workers)
+        load = Load.random(workers=workers, window=UDP_WINDOW, lanes=lanes, generation=generation)
+        with RingHosts(
+            {port: f"host{port}" for port in ports}, workers, packet_bytes(lanes), method
+        ) as hosts:
+            timed = _timed(load, hosts, seconds)
+            return _driven(load, hosts, seconds, timed, pid)
 
 
 def bmv2_over_veth(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
@@ -96,9 +115,15 @@ def _timed(load: Load, hosts: Hosts, seconds: float) -> Timed:
     return timed
 
 
-def _driven(load: Load, hosts: Hosts, seconds: float, timed: Timed) -> dict[str, Any]:
+def _driven(load: Load, hosts: Hosts, seconds: float, timed: Timed, pid: int | None = None) -> dict[str, Any]:
+    """Drive a load. pid: of the switch's process, whose processor time is counted."""
+    began = cpu_s(pid) if pid is not None else 0.0
     driven = drive(load, hosts, seconds, time.perf_counter, first_within=FIRST_CHUNK_S)
-    return _rate(timed, driven.chunks * load.workers / driven.seconds, driven.lost)
+    contributions = driven.chunks * load.workers
+    figures = _rate(timed, contributions / driven.seconds, driven.lost)
+    if pid is not None:
+        figures["packets_per_cpu_s"] = round(contributions / (cpu_s(pid) - began))
+    return figures
 
 
 def _rate(timed: Timed, packets_per_s: float, lost: int) -> dict[str, Any]:
@@ -192,11 +217,14 @@ def admit(address: str, lanes: int, workers: int) -> int:
 
 
 @contextmanager
-def switch_process(workers: int) -> Iterator[tuple[Listening, int]]:
-    """Run a switch in a separate process during the body; the value has the process's id, too."""
+def switch_process(workers: int, **options: Any) -> Iterator[tuple[Listening, int]]:
+    """Run a switch in a separate process during the body; the value has the process's id, too.
+
+    options: of `peelsum.softswitch.process.run`.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_be_switch, args=(theirs, workers + 1), daemon=True)
+    process = context.Process(target=_be_switch, args=(theirs, workers + 1, options), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -209,5 +237,5 @@ def switch_process(workers: int) -> Iterator[tuple[Listening, int]]:
         process.join()
 
 
-def _be_switch(connection: Connection, ports: int) -> None:
-    run_switch(ports, grpc_address="127.0.0.1:0", announce=connection.send)
+def _be_switch(connection: Connection, ports: int, options: dict[str, Any]) -> None:
+    run_switch(ports, grpc_address="127.0.0.1:0", announce=connection.send, **options)

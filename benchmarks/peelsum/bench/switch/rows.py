@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import resource_tracker
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,7 +25,13 @@ from peelsum.topology.errors import TopologyError
 P = ParamSpec("P")
 T = TypeVar("T")
 #: Figures that not every row has.
-_RATIOS = ("rate_to_bmv2", "latency_to_bmv2", "first_packet_cold_s", "first_packet_cached_s")
+_SOME = (
+    "packets_per_cpu_s",
+    "rate_to_bmv2",
+    "latency_to_bmv2",
+    "first_packet_cold_s",
+    "first_packet_cached_s",
+)
 #: Measures, in a new process, the time from importing the softswitch to the first packet's output.
 _FIRST_PACKET = """
 import sys, time
@@ -39,17 +46,19 @@ print(time.perf_counter() - started)
 def compared(lanes: int, workers: int, seconds: float) -> list[dict[str, Any]]:
     """Measure every switch with so many lanes and workers; return the rows.
 
-    If BMv2 is missing or cannot have its interfaces, it is left out, and every row says why. `seconds` is the
+    Rows on interfaces are left out where this process may have none, and BMv2 where it is missing;
+    every row says why. `seconds` is the
     duration of each row's rate measurement, and of its latency measurement.
     """
     cold, cached = _first_packet_seconds(lanes)
     rows = [measured(ports, lanes, workers, seconds) for ports in ("memory", "udp")]
     rows[0] |= {"first_packet_cold_s": cold, "first_packet_cached_s": cached}
     try:
+        rows += [measured(ports, lanes, workers, seconds) for ports in ("xdp", "packet")]
         if not bmv2.available():
             raise TopologyError("not on PATH")
-        base = measured("veth", lanes, workers, seconds)
-    except TopologyError as error:
+        base = measured("bmv2", lanes, workers, seconds)
+    except (TopologyError, OSError) as error:
         return [row | {"bmv2": str(error)} for row in rows]
     return [
         row
@@ -64,12 +73,19 @@ def compared(lanes: int, workers: int, seconds: float) -> list[dict[str, Any]]:
 def measured(ports: str, lanes: int, workers: int, seconds: float) -> dict[str, Any]:
     """Measure one switch in a separate process, which takes its set-up with it when it ends.
 
-    ports: "memory" and "udp" for the softswitch, "veth" for BMv2. Raises TopologyError.
+    ports: "memory", "udp", "xdp" and "packet" for the softswitch, "bmv2" for BMv2 on veth. Raises
+    TopologyError, or OSError if this process may not have such ports.
     """
-    measure = {"memory": rates.in_memory, "udp": rates.over_udp, "veth": rates.bmv2_over_veth}[ports]
-    figures = in_process(measure, lanes, workers, seconds)
-    target = "bmv2" if ports == "veth" else "embedded"
-    return {"target": target, "ports": ports, "bmv2": "measured", **dict.fromkeys(_RATIOS), **figures}
+    measures: dict[str, Callable[[int, int, float], dict[str, Any]]] = {
+        "memory": rates.in_memory,
+        "udp": rates.over_udp,
+        "xdp": partial(rates.over_interfaces, method="xdp"),
+        "packet": partial(rates.over_interfaces, method="packet"),
+        "bmv2": rates.bmv2_over_veth,
+    }
+    figures = in_process(measures[ports], lanes, workers, seconds)
+    target, name = ("bmv2", "packet") if ports == "bmv2" else ("embedded", ports)
+    return {"target": target, "ports": name, "bmv2": "measured", **dict.fromkeys(_SOME), **figures}
 
 
 def in_process(measure: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

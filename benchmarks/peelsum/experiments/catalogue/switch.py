@@ -1,9 +1,10 @@
 """Rate and latency of a switch: the softswitch and BMv2, in memory and on ports, by lanes and workers.
 
-One compiled pipeline in the softswitch, with ports in memory and over UDP, and in BMv2 on virtual Ethernet
-pairs. BMv2 needs `simple_switch_grpc` on PATH and root; if it is missing, every row says so, and there are no
-ratios. `seconds` is the duration of each row's rate measurement, and of its latency measurement. The first
-sums of every run are compared with the sums of what was sent.
+One compiled pipeline in the softswitch, with ports in memory, over UDP, and on virtual Ethernet pairs by
+AF_XDP and AF_PACKET, and in BMv2 on such pairs. They need root, and BMv2 `simple_switch_grpc` on PATH; where
+one is missing, every row says so, and there are no ratios. `seconds` is the duration of each row's rate
+measurement, and of its latency measurement. The first sums of every run are compared with the sums of what
+was sent.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ EXPERIMENT = Experiment(
     measure=measure,
     columns={
         "target": Column("the switch: `embedded` for the softswitch, or `bmv2`"),
-        "ports": Column("what its ports are: `memory`, `udp` or `veth`"),
+        "ports": Column("what its ports are: `memory`, `udp`, or on veth `xdp` and `packet`"),
         "packets_per_s": Column("contributions per second that went into complete sums"),
+        "packets_per_cpu_s": Column("the same per second of the switch process's processor time"),
         "latency_p50_us": Column("median time from a chunk's last contribution in to its sum out"),
         "latency_p99_us": Column("99th percentile of the same time"),
         "slots_timed": Column("chunks whose latency was measured, one at a time"),

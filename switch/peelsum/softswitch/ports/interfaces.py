@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from peelsum.softswitch.ports.ring_kernels import (
     SLOT,
@@ -82,11 +83,12 @@ class InterfacePort:
         self._counts, self._overrun = wires.counts[row], 0
         self._state, self._free = wires.state[row], wires.free[row]
         self.xdp: XdpSocket | None = None
+        self._slots: NDArray[np.uint8] | None = None
         try:
             without_offloads(name)
             self.method, self.why = self._open(name, method)
         except OSError as error:
-            raise OSError(error.errno, _error_text(number, name, error)) from error
+            raise OSError(error.errno, _error_text(f"{number}@{name}", error)) from error
         self._state[Column.DESCRIPTOR] = self.socket.fileno()
 
     @property
@@ -103,9 +105,10 @@ class InterfacePort:
         return InterfaceCounts(received, sent, full, self._overrun, too_long, down, tagged)
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket, and its ring with it: that keeps it open."""
         if self.xdp is not None:
             self.xdp.close()
+        self._slots = None
         self.socket.close()
 
     def _open(self, name: str, method: Method) -> tuple[Literal["xdp", "packet"], str]:
@@ -118,12 +121,12 @@ class InterfacePort:
             except OSError as error:
                 if method == "xdp":
                     raise
-                why = f"no AF_XDP: {error.strerror}"
+                why = f"as AF_XDP failed: {error.strerror}"
             else:
                 return "xdp", self.xdp.mode if self.xdp else ""
         self.socket = _raw_socket(name)
-        self._slots = np.frombuffer(mmap.mmap(self.socket.fileno(), SLOT * SLOTS), np.uint8)
-        self._state[Column.MEMORY] = self._slots.ctypes.data
+        slots = np.frombuffer(mmap.mmap(self.socket.fileno(), SLOT * SLOTS), np.uint8)
+        self._slots, self._state[Column.MEMORY] = slots, slots.ctypes.data
         return "packet", why
 
     def _use_xdp(self, xdp: XdpSocket) -> None:
@@ -161,6 +164,12 @@ class InterfacePorts:
     def ports(self) -> Mapping[int, InterfacePort]:
         """The ports by switch port number."""
         return self._ports
+
+    @property
+    def methods(self) -> dict[int, str]:
+        """How frames reach each port, in words."""
+        families = {"xdp": "AF_XDP", "packet": "AF_PACKET"}
+        return {number: f"{families[port.method]}, {port.why}" for number, port in self._ports.items()}
 
     @property
     def listening(self) -> dict[int, int]:
@@ -215,6 +224,23 @@ class InterfacePorts:
             port.close()
 
 
+def best_method(name: str) -> tuple[Method, str]:
+    """Return how frames would reach a port on the interface `name`, and AF_XDP's mode or why it fails.
+
+    It is tried and undone. Raises OSError if neither works, naming the interface.
+    """
+    try:
+        xdp = XdpSocket(name)
+    except OSError as error:
+        try:
+            _raw_socket(name).close()
+        except OSError as problem:
+            raise OSError(problem.errno, _error_text(name, problem)) from problem
+        return "packet", error.strerror or ""
+    xdp.close()
+    return "xdp", xdp.mode
+
+
 def without_offloads(name: str) -> None:
     """Turn off an interface's offloads, as far as it has them and permits it.
 
@@ -244,7 +270,7 @@ def _raw_socket(name: str) -> socket.socket:
     return sock
 
 
-def _error_text(number: int, name: str, error: OSError) -> str:
+def _error_text(what: str, error: OSError) -> str:
     match error.errno:
         case errno.EPERM | errno.EACCES:
             remedy = "raw sockets need root, or the capabilities CAP_NET_RAW and CAP_NET_ADMIN"
@@ -252,7 +278,7 @@ def _error_text(number: int, name: str, error: OSError) -> str:
             remedy = f"use one of {', '.join(_interfaces())}"
         case _:
             remedy = "choose another interface"
-    return f"interface {number}@{name}: {error.strerror}; {remedy}"
+    return f"interface {what}: {error.strerror}; {remedy}"
 
 
 def _interfaces() -> list[str]:

@@ -14,6 +14,7 @@ import os
 import platform
 import socket
 import struct
+import time
 from contextlib import ExitStack, suppress
 from typing import Final, NamedTuple
 
@@ -33,6 +34,8 @@ _MMAP_OFFSETS, _RX_RING, _TX_RING, _MEMORY, _FILL_RING, _DONE_RING, _STATISTICS 
 _RX_AT, _TX_AT, _FILL_AT, _DONE_AT = 0, 0x80000000, 0x100000000, 0x180000000
 _DESCRIPTION_BYTES, _ADDRESS_BYTES = 16, 8
 _NEED_WAKEUP = 8
+#: Seconds until a queue counts as another's.
+_FREED_WITHIN_S, _PAUSE_S = 1.0, 0.005
 _SYSTEM_CALL = {"x86_64": 321, "aarch64": 280}
 _MAP_CREATE, _MAP_UPDATE, _PROGRAM_LOAD, _LINK_CREATE, _LINK_UPDATE = 0, 2, 5, 28, 29
 _SOCKET_MAP, _XDP_PROGRAM, _XDP_ATTACHED, _ANY_FRAGMENTS = 17, 6, 37, 1 << 5
@@ -58,6 +61,7 @@ class XdpSocket:
 
     def __init__(self, name: str) -> None:
         self._closing = ExitStack()
+        self._maps: list[NDArray[np.uint8]] = []
         try:
             self._open(name)
         except OSError:
@@ -76,7 +80,6 @@ class XdpSocket:
         for ring in (_FILL_RING, _DONE_RING, _RX_RING, _TX_RING):
             self.socket.setsockopt(_SOL_XDP, ring, struct.pack("=I", RING))
         offsets = struct.unpack("=16Q", self.socket.getsockopt(_SOL_XDP, _MMAP_OFFSETS, 128))
-        self._maps: list[NDArray[np.uint8]] = []
         self.rx = self._ring(_RX_AT, offsets[0:4], _DESCRIPTION_BYTES)
         self.tx = self._ring(_TX_AT, offsets[4:8], _DESCRIPTION_BYTES)
         self.fill = self._ring(_FILL_AT, offsets[8:12], _ADDRESS_BYTES)
@@ -110,7 +113,8 @@ class XdpSocket:
         return told[3] + told[4], told[0]
 
     def close(self) -> None:
-        """Detach the program and close the socket."""
+        """Detach the program and close the socket, and its rings with it: they keep it open."""
+        self._maps.clear()
         self._closing.close()
 
     def _ring(self, at: int, offsets: tuple[int, ...], entry_bytes: int) -> RingAddresses:
@@ -135,10 +139,14 @@ class XdpSocket:
 
 
 def _bind(sock: socket.socket, index: int, queue: int) -> None:
+    """Bind to an interface's queue. The kernel frees one a little after its last socket was closed."""
     address = struct.pack("=HHIII", _AF_XDP, _NEED_WAKEUP, index, queue, 0)
-    if _libc.bind(sock.fileno(), address, len(address)):
+    ends_at = time.monotonic() + _FREED_WITHIN_S
+    while _libc.bind(sock.fileno(), address, len(address)):
         problem = ctypes.get_errno()
-        raise OSError(problem, os.strerror(problem))
+        if problem != errno.EBUSY or time.monotonic() > ends_at:
+            raise OSError(problem, os.strerror(problem))
+        time.sleep(_PAUSE_S)
 
 
 def _has_queue(index: int, queue: int) -> bool:
