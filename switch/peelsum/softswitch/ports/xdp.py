@@ -74,9 +74,16 @@ class XdpSocket:
         memory = mmap.mmap(-1, 2 * RING * CHUNK)
         self._memory = np.frombuffer(memory, np.uint8)
         self.memory = int(self._memory.ctypes.data)
-        self.socket.setsockopt(
-            _SOL_XDP, _MEMORY, struct.pack("=QQIII4x", self.memory, len(memory), CHUNK, 0, 0)
-        )
+        region = struct.pack("=QQIII4x", self.memory, len(memory), CHUNK, 0, 0)
+        try:
+            self.socket.setsockopt(_SOL_XDP, _MEMORY, region)
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                raise
+            remedy = (
+                f"a port locks {len(memory) >> 20} MiB of memory: give CAP_IPC_LOCK, or `ulimit -l unlimited`"
+            )
+            raise OSError(error.errno, remedy) from error
         for ring in (_FILL_RING, _DONE_RING, _RX_RING, _TX_RING):
             self.socket.setsockopt(_SOL_XDP, ring, struct.pack("=I", RING))
         offsets = struct.unpack("=16Q", self.socket.getsockopt(_SOL_XDP, _MMAP_OFFSETS, 128))
