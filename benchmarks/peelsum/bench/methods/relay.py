@@ -133,6 +133,7 @@ def main() -> None:
     """
     workers = int(sys.argv[1])
     ports = InterfacePorts({worker + 1: f"w{worker}" for worker in range(workers)}, batch=_BATCH)
+    ports.resize(0)  # frames of any kind
     relay = Relay(ports, constant(1e4, 0.0))
     numbers = {port.socket.fileno(): number for number, port in ports.ports.items()}
     started = time.monotonic_ns()
