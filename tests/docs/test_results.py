@@ -96,6 +96,13 @@ rows_of("performance.md", "target | ports | lanes")(lambda: _switch("switch", "l
 rows_of("performance.md", "target | ports | workers")(lambda: _switch("ports", "workers"))
 
 
+@rows_of("performance.md", "ports | lanes | workers")
+def interfaces() -> Iterator[Sequence[Cell]]:
+    names = ("packets_per_s", "latency_p50_us", "latency_p99_us", "packets_per_cpu_s")
+    for row in committed("interfaces"):
+        yield row["ports"], row["lanes"], row["workers"], *(row[name] for name in names)
+
+
 def _profile(of: str, columns: Sequence[str]) -> Iterator[Sequence[Cell]]:
     rows = [row for row in committed("profile") if row["of"] == of]
     for lanes, workers in dict.fromkeys((row["lanes"], row["workers"]) for row in rows):
