@@ -123,3 +123,25 @@ def test_for_people_it_is_a_table_with_what_to_do(monkeypatch):
     assert done.returncode == 0
     assert "nft: only tests of firewalls need it: apt-get install nftables" in done.stdout
     assert done.stdout.endswith("nothing that is needed is missing\n")
+
+
+@pytest.mark.parametrize(
+    ("method", "why", "state", "remedy"),
+    [
+        ("xdp", "native", "ok", ""),
+        ("xdp", "generic", "note", "its driver has no XDP, so the kernel copies frames once more"),
+        ("packet", "it has several queues", "note", "AF_XDP failed: it has several queues"),
+    ],
+)
+def test_how_frames_reach_an_interface(monkeypatch, method, why, state, remedy):
+    monkeypatch.setattr(doctor, "best_method", lambda _: (method, why))
+    seen = doctor.examine_interface("eth1")
+    assert (seen.what, seen.state, seen.remedy) == ("interface eth1", state, remedy)
+
+
+def test_an_interface_that_cannot_be_a_port_fails():
+    done = peelsum("doctor", "--interface", "nowhere", "--json")
+    (seen,) = (one for one in json.loads(done.stdout)["findings"] if one["what"] == "interface nowhere")
+    assert done.returncode == 1
+    assert (seen["state"], seen["wanted"]) == ("failed", "AF_XDP or AF_PACKET")
+    assert seen["remedy"]

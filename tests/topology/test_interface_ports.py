@@ -1,5 +1,6 @@
 """The softswitch's ports on interfaces: frames in and out, what is dropped, and what is refused."""
 
+import json
 import os
 import select
 import socket
@@ -15,6 +16,7 @@ from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.interfaces import InterfacePorts, best_method
 from peelsum.softswitch.ports.pacing import Pacer
 from peelsum.softswitch.ports.udp import frame_header
+from peelsum.softswitch.ports.xdp import XdpSocket
 from peelsum.softswitch.process import StartError, run
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.topology import veth
@@ -25,9 +27,32 @@ FRAME_BYTES = 1082
 LOST_AFTER_S = 10.0
 
 
+def refusal() -> dict[str, object]:
+    """Why this machine's veth has no AF_XDP; empty if it has."""
+    veth.add_wire("switch1", "host1")
+    try:
+        XdpSocket("switch1").close()
+    except OSError as error:
+        return {"why": f"no AF_XDP: {error.strerror}"}
+    return {"why": ""}
+
+
+@pytest.fixture(scope="module")
+def xdp_refusal() -> str:
+    return str(alone("refusal")["why"])
+
+
+@pytest.fixture
+def needs_xdp(xdp_refusal: str) -> None:
+    if xdp_refusal:
+        pytest.skip(xdp_refusal)
+
+
 @pytest.fixture(params=["xdp", "packet"])
-def method(request, monkeypatch) -> str:
+def method(request, monkeypatch, xdp_refusal: str) -> str:
     """How frames reach the switch's ports in the scenes of a test."""
+    if request.param == "xdp" and xdp_refusal:
+        pytest.skip(xdp_refusal)
     monkeypatch.setenv("METHOD", request.param)
     return request.param
 
@@ -306,6 +331,19 @@ def best() -> dict[str, object]:
     return {"free": free, "taken": taken, "nowhere": said, "again": best_method("switch1")}
 
 
+def killed() -> dict[str, object]:
+    """A switch is killed, and another one started on the same interface at once."""
+    veth.add_wire("switch1", "host1")
+    said = []
+    for _ in range(2):
+        command = [*networks.PEELSUM, "switch", "run", "--interface", "1@switch1", "--json"]
+        with subprocess.Popen([*command, "--p4runtime", "127.0.0.1:0"], stdout=subprocess.PIPE) as switch:
+            assert switch.stdout is not None
+            said.append(json.loads(switch.stdout.readline())["ports_by"])
+            switch.kill()
+    return {"said": said, "left": best_method("switch1")}
+
+
 def no_such_interface() -> dict[str, object]:
     try:
         run(1, interfaces={3: "nowhere"}, grpc_address="127.0.0.1:0")
@@ -366,12 +404,16 @@ def test_rings_are_used_again_and_again(method: str) -> None:
     assert alone("more_than_the_rings_hold") == {"out": 0, "received": 0, "sent": 0}
 
 
-def test_the_best_method_is_found_and_undone() -> None:
+def test_the_best_method_is_found_and_undone(needs_xdp: None) -> None:
     seen = alone("best")
     assert seen["free"] == seen["again"] == ["xdp", "native"]
     assert seen["taken"][0] == "packet"  # type: ignore[index]
     assert seen["taken"][1]  # type: ignore[index]
     assert "interface nowhere: No such device; use one of " in str(seen["nowhere"])
+
+
+def test_a_switch_that_was_killed_leaves_nothing_on_its_interface(needs_xdp: None) -> None:
+    assert alone("killed") == {"said": 2 * [{"1": "AF_XDP, native"}], "left": ["xdp", "native"]}
 
 
 def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
