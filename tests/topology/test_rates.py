@@ -4,6 +4,7 @@ import os
 import time
 from typing import Any
 
+import networks
 import pytest
 
 from peelsum.bench.devices import cpu_s
@@ -27,6 +28,19 @@ def test_contributions_over_udp_go_through_a_process_of_its_own() -> None:
     assert 0 < rate["latency_p50_us"] <= rate["latency_p99_us"]
 
 
+@pytest.mark.parametrize("method", ["xdp", "packet"])
+def test_contributions_on_interfaces_take_processor_time_of_the_switch(method: str) -> None:
+    if networks.REFUSAL:
+        pytest.skip(networks.REFUSAL)
+    try:
+        rate = bench_switch.measured(method, 32, 2, 0.2)
+    except OSError as error:  # AF_XDP is refused
+        pytest.skip(str(error))
+    assert rate["packets_per_s"] > 0
+    assert rate["packets_per_cpu_s"] > 0
+    assert 0 < rate["latency_p50_us"] <= rate["latency_p99_us"]
+
+
 def test_planes_share_one_load_and_each_takes_processor_time() -> None:
     rows = planes.measured(2, 32, 2, 0.5)
     assert [row["switches"] for row in rows] == [1, 2]
@@ -45,14 +59,20 @@ def test_the_time_of_a_process_is_its_own() -> None:
     assert before <= process <= time.process_time()
 
 
-RATES = {"memory": (1_000_000, 6.0), "udp": (150_000, 80.0), "veth": (10_000, 160.0)}
+RATES = {
+    "memory": (1_000_000, 6.0),
+    "udp": (150_000, 80.0),
+    "xdp": (120_000, 40.0),
+    "packet": (90_000, 40.0),
+    "bmv2": (10_000, 160.0),
+}
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, *, refused: str = "") -> None:
-    """Let the three switches have RATES; BMv2 is there, but may be refused what it needs."""
+    """Let the switches have RATES; BMv2 is there, but interfaces may be refused."""
 
     def one(ports: str, *_: object) -> dict[str, Any]:
-        if ports == "veth" and refused:
+        if ports in ("xdp", "packet", "bmv2") and refused:
             raise TopologyError(refused)
         packets, latency = RATES[ports]
         return {"ports": ports, "packets_per_s": packets, "latency_p50_us": latency, "bmv2": "measured"}
@@ -65,16 +85,17 @@ def measured(monkeypatch: pytest.MonkeyPatch, *, refused: str = "") -> None:
 def test_rows_have_ratios_to_bmv2(monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch)
     rows = bench_switch.compared(32, 4, 0.0)
-    assert [row["ports"] for row in rows] == ["memory", "udp", "veth"]
-    assert [row["rate_to_bmv2"] for row in rows] == [100.0, 15.0, 1.0]
-    assert [row["latency_to_bmv2"] for row in rows] == [0.037, 0.5, 1.0]
+    assert [row["ports"] for row in rows] == list(RATES)
+    assert [row["rate_to_bmv2"] for row in rows] == [100.0, 15.0, 12.0, 9.0, 1.0]
+    assert [row["latency_to_bmv2"] for row in rows] == [0.037, 0.5, 0.25, 0.25, 1.0]
     assert {row["bmv2"] for row in rows} == {"measured"}
-    assert [row.get("first_packet_cold_s") for row in rows] == [4.0, None, None]
+    assert [row.get("first_packet_cold_s") for row in rows] == [4.0, None, None, None, None]
 
 
-def test_a_bmv2_without_interfaces_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_interfaces_is_left_out_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     why = "network namespace: refused (EPERM); run as root"
     measured(monkeypatch, refused=why)
     assert [row["bmv2"] for row in bench_switch.compared(32, 4, 0.0)] == [why, why]
+    measured(monkeypatch)
     monkeypatch.setattr(bmv2, "available", lambda: False)
-    assert [row["bmv2"] for row in bench_switch.compared(32, 4, 0.0)] == ["not on PATH"] * 2
+    assert [row["bmv2"] for row in bench_switch.compared(32, 4, 0.0)] == ["not on PATH"] * 4

@@ -221,13 +221,13 @@ class DataPlane:
 
     def _new_loop(self, switch: Switch) -> CompiledLoop | None:
         """Return a compiled loop for a pipeline; None if its frames have to go through Python."""
-        ports, entry, queues = self._ports, switch.entry, self._device.queues
-        if entry is None or self._clock is not time.monotonic_ns:
+        if self._clock is not time.monotonic_ns or (self._links is not None and not self._links.steady):
             return None
-        if self._links is not None and not self._links.steady:
+        if switch.entry is None:
             return None
         wakers = [self._woken.fileno(), self._device.fileno()]
-        loop = compiled_loop(ports, switch, entry, queues, wakers, self._started)
+        queues = self._device.queues
+        loop = compiled_loop(self._ports, switch, switch.entry, queues, wakers, self._started)
         if loop is not None:
             switch.lock.wanted = self._wake
         return loop
