@@ -61,7 +61,8 @@ class EmbeddedSwitch(ProcessSwitch):
         options = [
             option for port, name in interfaces.items() for option in ("--interface", f"{port}@{name}")
         ]
-        options += ["--p4runtime", self.p4runtime, "--child"]
+        # Not by AF_XDP, which passes by the rates and delays of Mininet's links.
+        options += ["--ports-by", "packet", "--p4runtime", self.p4runtime, "--child"]
         return [self.python, "-m", "peelsum.cli", "switch", "run", *options]
 
 

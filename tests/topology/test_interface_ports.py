@@ -331,6 +331,18 @@ def best() -> dict[str, object]:
     return {"free": free, "taken": taken, "nowhere": said, "again": best_method("switch1")}
 
 
+def shaped() -> dict[str, object]:
+    """Fifty frames at once to an interface with a rate of which its queue takes a few."""
+    wired = Wired()
+    rate = ["root", "tbf", "rate", "100kbit", "burst", "3kb", "latency", "10ms"]
+    command = ["tc", "qdisc", "add", "dev", "switch1", *rate]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        return {"refused": done.stderr.strip()}
+    wired.ports.send(Frames(frames(50), np.full(50, FRAME_BYTES, np.int32), np.full(50, 1, np.int32)))
+    return {"came": len(wired.received(1, 1))}
+
+
 def killed() -> dict[str, object]:
     """A switch is killed, and another one started on the same interface at once."""
     veth.add_wire("switch1", "host1")
@@ -410,6 +422,14 @@ def test_the_best_method_is_found_and_undone(needs_xdp: None) -> None:
     assert seen["taken"][0] == "packet"  # type: ignore[index]
     assert seen["taken"][1]  # type: ignore[index]
     assert "interface nowhere: No such device; use one of " in str(seen["nowhere"])
+
+
+def test_only_af_packet_keeps_to_the_rates_of_an_interface(method: str) -> None:
+    seen = alone("shaped")
+    if "refused" in seen:
+        pytest.skip(str(seen["refused"]))
+    came = seen["came"]
+    assert came == 50 if method == "xdp" else 0 < int(str(came)) < 10
 
 
 def test_a_switch_that_was_killed_leaves_nothing_on_its_interface(needs_xdp: None) -> None:

@@ -314,7 +314,8 @@ class VethNetwork(Network):
                 interfaces, name=name, device_id=device_id, address=address
             )[1]
             return address
-        command = ["switch", "run", "--device-id", str(device_id)]
+        # Frames that leave by AF_XDP would pass by the links' rates and delays, which `tc` keeps.
+        command = ["switch", "run", "--device-id", str(device_id), "--ports-by", "packet"]
         command += [word for port, end in interfaces.items() for word in ("--interface", f"{port}@{end}")]
         listening = self._child(self._stack, name, *command, "--p4runtime", f"{_LOOPBACK}:0")
         address = f"{_LOOPBACK}:{listening['grpc_port']}"
