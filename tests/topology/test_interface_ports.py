@@ -6,6 +6,7 @@ import select
 import socket
 import subprocess
 import sys
+import time
 
 import networks
 import numpy as np
@@ -15,6 +16,7 @@ from patience import PATIENCE_S
 from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.interfaces import InterfacePorts, best_method
 from peelsum.softswitch.ports.pacing import Pacer
+from peelsum.softswitch.ports.ring_kernels import unsent
 from peelsum.softswitch.ports.udp import frame_header
 from peelsum.softswitch.ports.xdp import XdpSocket
 from peelsum.softswitch.process import StartError, run
@@ -280,12 +282,14 @@ def down_and_up() -> dict[str, object]:
     wired.ports.send(Frames(frames(1), np.full(1, FRAME_BYTES, np.int32), np.full(1, 1, np.int32)))
     before = len(wired.received(1, 1))
     subprocess.run(["ip", "link", "set", "switch1", "down"], check=True)
-    wired.ports.send(Frames(frames(2), np.full(2, FRAME_BYTES, np.int32), np.full(2, 1, np.int32)))
+    for count in (5, 3000):  # more than the rings hold
+        port = np.full(count, 1, np.int32)
+        wired.ports.send(Frames(frames(count), np.full(count, FRAME_BYTES, np.int32), port))
     quiet = len(wired.ports.receive([1]))
     readable = bool(select.select([wired.ports.ports[1].socket], [], [], 0)[0])
     subprocess.run(["ip", "link", "set", "switch1", "up"], check=True)
     veth.wait_until_up("switch1", "host1")
-    wired.received(1, 0)
+    late = len(wired.received(1, 0))
     wired.ports.send(Frames(frames(3, seed=3), np.full(3, FRAME_BYTES, np.int32), np.full(3, 1, np.int32)))
     out = wired.received(1, 3)
     wired.send(1, frames(1, seed=4))
@@ -293,8 +297,8 @@ def down_and_up() -> dict[str, object]:
     back = wired.ports.receive([1])
     return {
         "before": before,
-        "while down": [quiet, readable],
-        "out": bool(np.array_equal(out[-3:], frames(3, seed=3))),
+        "while down": [quiet, readable, wired.ports.ports[1].counts.down, late],
+        "out": bool(np.array_equal(out, frames(3, seed=3))),
         "in": bool(np.array_equal(back.data[:1, :FRAME_BYTES], frames(1, seed=4))),
     }
 
@@ -341,6 +345,41 @@ def shaped() -> dict[str, object]:
         return {"refused": done.stderr.strip()}
     wired.ports.send(Frames(frames(50), np.full(50, FRAME_BYTES, np.int32), np.full(50, 1, np.int32)))
     return {"came": len(wired.received(1, 1))}
+
+
+def bursts() -> dict[str, object]:
+    """Bursts that fill the ring, while nobody reads at the other end; the kernel takes all in the end."""
+    wired, port = Wired(), np.full(1000, 1, np.int32)
+    for _ in range(4):
+        wired.ports.send(Frames(frames(1000), np.full(1000, FRAME_BYTES, np.int32), port))
+    ends_at = time.monotonic() + PATIENCE_S
+    while unsent(wired.ports.wires) and time.monotonic() < ends_at:
+        pass
+    counts = wired.ports.ports[1].counts
+    return {"counted": counts.sent + counts.full, "left": bool(unsent(wired.ports.wires))}
+
+
+def pipeline_after_deletion() -> dict[str, object]:
+    """A pipeline comes after the interface has gone."""
+    wired = Wired()
+    subprocess.run(["ip", "link", "del", "switch1"], check=True)
+    wired.ports.resize(packet_bytes(32))
+    wired.ports.resize(0)
+    return {"received": len(wired.ports.receive([1, 2]))}
+
+
+def many_ports() -> dict[str, object]:
+    """Twenty ports with frames, and batches of 40: none waits for the others."""
+    names = {port: f"switch{port}" for port in range(1, 21)}
+    for port, name in names.items():
+        veth.add_wire(name, f"host{port}")
+    ports = InterfacePorts(names, batch=40, method=os.environ["METHOD"])
+    ports.resize(0)
+    for port in names:
+        host = veth.RawInterface(f"host{port}")
+        assert host.send(frames(10)) == 10
+    got = ports.receive(list(names))
+    return {"each": np.bincount(got.port, minlength=21)[1:].tolist()}
 
 
 def killed() -> dict[str, object]:
@@ -409,7 +448,7 @@ def test_the_interfaces_other_traffic_reaches_the_kernel(method: str) -> None:
 
 def test_an_interface_that_comes_back_carries_frames_again(method: str) -> None:
     seen = alone("down_and_up")
-    assert seen == {"before": 1, "while down": [0, False], "out": True, "in": True}
+    assert seen == {"before": 1, "while down": [0, False, 3005, 0], "out": True, "in": True}
 
 
 def test_rings_are_used_again_and_again(method: str) -> None:
@@ -430,6 +469,18 @@ def test_only_af_packet_keeps_to_the_rates_of_an_interface(method: str) -> None:
         pytest.skip(str(seen["refused"]))
     came = seen["came"]
     assert came == 50 if method == "xdp" else 0 < int(str(came)) < 10
+
+
+def test_all_frames_of_bursts_leave_or_are_counted(method: str) -> None:
+    assert alone("bursts") == {"counted": 4000, "left": False}
+
+
+def test_a_pipeline_may_come_after_the_interface_has_gone(method: str) -> None:
+    assert alone("pipeline_after_deletion") == {"received": 0}
+
+
+def test_ports_share_batches_that_are_small(method: str) -> None:
+    assert alone("many_ports") == {"each": 20 * [2]}
 
 
 def test_a_switch_that_was_killed_leaves_nothing_on_its_interface(needs_xdp: None) -> None:
@@ -454,6 +505,7 @@ def test_missing_privilege_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "message"),
     [
         ({"interfaces": {255: "lo"}}, "interface: 255@lo: port 255 is out of range"),
+        ({"interfaces": {1: "a", 2: "a"}}, "interface: a, a: give each to one port"),
         ({"interfaces": {1: "lo"}, "loss": 0.1}, "loss: 0.1 is for UDP ports; lose packets on the link"),
     ],
 )

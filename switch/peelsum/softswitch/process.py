@@ -378,6 +378,8 @@ def _interface_ports(interfaces: Mapping[int, str], loss: float, method: Method)
             raise StartError(
                 f"interface: {port}@{name}: port {port} is out of range; use 1 to {CPU_PORT - 1}"
             )
+    if len(set(interfaces.values())) < len(interfaces):
+        raise StartError(f"interface: {', '.join(interfaces.values())}: give each to one port")
     return InterfacePorts(interfaces, method=method)
 
 

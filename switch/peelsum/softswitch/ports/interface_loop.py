@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from peelsum.softswitch.ports import ring_kernels, turns
 from peelsum.softswitch.ports.interfaces import InterfacePorts
-from peelsum.softswitch.ports.ring_kernels import Wires, receive, send
+from peelsum.softswitch.ports.ring_kernels import Wires, receive, send, unsent
 from peelsum.softswitch.ports.turns import (
     CLOCK_MASK,
     DONE,
@@ -31,6 +31,9 @@ from peelsum.softswitch.runtime.switch import State, Switch
 from peelsum.wire.compiled import compiler
 
 compiled = compiler([*turns.SOURCES, str(ring_kernels.__file__), __file__])
+
+#: Microseconds after which the kernel is asked again to send what it left in a ring.
+_AGAIN_US = 1000
 
 
 class _Memory(NamedTuple):
@@ -89,14 +92,17 @@ def run_turns(run: Callable[..., tuple[int, int]], memory: _Memory, wait_us: int
         if not numbers[At.TURNS]:
             return DONE
         numbers[At.TURNS] -= 1
-        ready = waited(loop, wait_us)
+        more = unsent(memory.wires)
+        ready = waited(loop, min(wait_us, _AGAIN_US) if more else wait_us)
         if ready == WAKER:
             return WOKEN
         if ready < 0:
             return ready
         if not ready:
+            if more and wait_us > _AGAIN_US:
+                continue
             return DONE
-        share = max(64, numbers[At.BATCH] // ready)
+        share = max(1, numbers[At.BATCH] // ready)
         numbers[At.NEXT] = 0
         numbers[At.COUNT] = receive(
             memory.wires, loop.ready[:ready], share, memory.data, memory.length, memory.port

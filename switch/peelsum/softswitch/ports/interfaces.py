@@ -64,7 +64,7 @@ class InterfaceCounts:
     overrun: int = 0
     """Frames that the kernel dropped because the pipeline was too slow."""
     long: int = 0
-    """Frames dropped because they were longer than the pipeline accepts."""
+    """Frames dropped because they were longer than the pipeline, or the interface, accepts."""
     down: int = 0
     """Frames dropped because the interface was down or removed."""
     tagged: int = 0
@@ -190,7 +190,8 @@ class InterfacePorts:
         self._make_room(packet_bytes)
         for port in self._ports.values():
             if port.xdp is not None:
-                port.xdp.take(every_frame=packet_bytes <= HEADER_BYTES)
+                with suppress(OSError):  # the interface is gone
+                    port.xdp.take(every_frame=packet_bytes <= HEADER_BYTES)
 
     def _make_room(self, packet_bytes: int) -> None:
         stride = -(-max(FRAME_HEADER_BYTES + packet_bytes, _ETHERNET_BYTES) // 64) * 64

@@ -42,7 +42,7 @@ _PORTS = 512
 #: Bytes of a slot of AF_PACKET's ring, and their number.
 SLOT, SLOTS = 2048, 4096
 _LAST, _WORD = RING - 1, (1 << 32) - 1
-_BUSY = 16
+_BUSY, _TOO_LONG = 16, 90
 # Of struct tpacket2_hdr: bits of tp_status, and 32-bit words.
 _USER, _TAGGED = 1, 1 << 4
 _STATUS, _LENGTH, _KEPT, _BEGIN = 0, 1, 2, 3
@@ -82,6 +82,8 @@ class Column(IntEnum):
     DONE = 16
     REAPED = 17
     FREE = 18  # chunks in `Wires.free`
+    SEEN = 19  # frames of the ring of those that leave that the kernel had taken when this process looked
+    VOID = 20  # frames in that ring, its first ones, that were made invalid: the kernel skips them
 
 
 class Wires(NamedTuple):
@@ -210,18 +212,34 @@ def send(wires: Wires, data: NDArray[np.uint8], length: NDArray[np.int32], port:
 
 
 @compiled
+def unsent(wires: Wires) -> bool:
+    """Let the kernel send again what it left in rings; return whether there is more."""
+    left = False
+    for row in range(wires.numbers.shape[0]):
+        if wires.state[row, Column.XDP] and wires.state[row, Column.PUT] != wires.state[row, Column.SEEN]:
+            _kick(wires, row)
+            left |= (
+                wires.state[row, Column.PUT] - wires.state[row, Column.SEEN] > wires.state[row, Column.VOID]
+            )
+    return left
+
+
+@compiled
 def _by_xdp(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.int32],
             port: NDArray[np.int32]) -> None:  # fmt: skip
-    state, counts, before = wires.state[row], wires.counts[row], wires.state[row, Column.PUT]
+    state, counts, new = wires.state[row], wires.counts[row], False
     for frame in range(length.shape[0]):
         if port[frame] != wires.numbers[row]:
             continue
         if length[frame] > CHUNK:
             counts[Count.LONG] += 1
             continue
-        if not state[Column.FREE]:
+        if state[Column.VOID] or not state[Column.FREE]:
             _kick(wires, row)
             _reap(wires, row)
+        if state[Column.VOID]:
+            counts[Count.DOWN] += 1
+            continue
         if not state[Column.FREE]:
             counts[Count.FULL] += 1
             continue
@@ -232,27 +250,54 @@ def _by_xdp(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.
         save(entry, 0, at)
         save(entry, 2, np.uint32(length[frame]))
         state[Column.PUT] += 1
-    if state[Column.PUT] != before:
+        new = True
+    if new:
         _kick(wires, row)
         _reap(wires, row)
 
 
 @compiled
 def _kick(wires: Wires, row: int) -> None:
-    """Let the kernel send the ring's frames, of which it takes some tens a call; count those it has taken."""
+    """Let the kernel send the ring's frames, of which it takes some tens a call; count those it has taken.
+
+    If the interface is down, they are made invalid and counted: they would leave when it comes back.
+    """
     state, counts = wires.state[row], wires.counts[row]
     publish(state[Column.TX_PRODUCER], np.uint32(state[Column.PUT]))
-    left = (state[Column.PUT] - np.int64(acquire(state[Column.TX_CONSUMER]))) & _WORD
-    while left:
+    _look(wires, row)
+    while state[Column.SEEN] != state[Column.PUT]:
+        before = state[Column.SEEN]
         done = sendto(state[Column.DESCRIPTOR], 0, 0, NO_WAIT, 0, 0)
         problem = 0 if done >= 0 else errno()
-        rest = (state[Column.PUT] - np.int64(acquire(state[Column.TX_CONSUMER]))) & _WORD
-        counts[Count.SENT] += left - rest
-        if rest == left and problem != INTERRUPTED:
+        _look(wires, row)
+        if state[Column.SEEN] == before and problem != INTERRUPTED:
             if problem not in (0, AGAIN, NO_BUFFERS, _BUSY):
-                counts[Count.DOWN] += rest
+                counts[Count.DOWN] += state[Column.PUT] - state[Column.SEEN] - state[Column.VOID]
+                _make_invalid(wires, row)
             return
-        left = rest
+
+
+@compiled
+def _look(wires: Wires, row: int) -> None:
+    """Count the frames that the kernel has taken from the ring of those that leave."""
+    state = wires.state[row]
+    taken = (np.int64(acquire(state[Column.TX_CONSUMER])) - state[Column.SEEN]) & _WORD
+    skipped = min(taken, state[Column.VOID])
+    state[Column.SEEN] += taken
+    state[Column.VOID] -= skipped
+    wires.counts[row, Count.SENT] += taken - skipped
+
+
+@compiled
+def _make_invalid(wires: Wires, row: int) -> None:
+    """Take back the chunks of frames in the ring of those that leave."""
+    state = wires.state[row]
+    for place in range(state[Column.SEEN] + state[Column.VOID], state[Column.PUT]):
+        entry = state[Column.TX] + 16 * (place & _LAST)
+        wires.free[row, state[Column.FREE]] = load(entry, 0)
+        state[Column.FREE] += 1
+        save(entry, 0, np.uint32(_WORD))
+    state[Column.VOID] = state[Column.PUT] - state[Column.SEEN]
 
 
 @compiled
@@ -262,8 +307,10 @@ def _reap(wires: Wires, row: int) -> None:
     done = (np.int64(acquire(state[Column.DONE_PRODUCER])) - state[Column.REAPED]) & _WORD
     for i in range(done):
         entry = state[Column.DONE] + 8 * ((state[Column.REAPED] + i) & _LAST)
-        wires.free[row, state[Column.FREE]] = load(entry, 0)
-        state[Column.FREE] += 1
+        at = load(entry, 0)
+        if at != _WORD:  # some kernels return what was made invalid, too
+            wires.free[row, state[Column.FREE]] = at
+            state[Column.FREE] += 1
     state[Column.REAPED] += done
     publish(state[Column.DONE_CONSUMER], np.uint32(state[Column.REAPED]))
 
@@ -285,7 +332,7 @@ def _by_message(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray
 
 @compiled
 def _send_messages(wires: Wires, row: int, count: int) -> None:
-    at, counts = 0, wires.counts[row]
+    at, counts, late = 0, wires.counts[row], True
     first = np.int64(wires.messages.ctypes.data)
     while at < count:
         sent = sendmmsg(wires.state[row, Column.DESCRIPTOR], first + 64 * at, count - at, NO_WAIT)
@@ -296,9 +343,14 @@ def _send_messages(wires: Wires, row: int, count: int) -> None:
         elif problem == NO_BUFFERS:  # the queue was full for this frame; it may not be for the next
             counts[Count.FULL] += 1
             at += 1
+        elif problem == _TOO_LONG:  # for this interface
+            counts[Count.LONG] += 1
+            at += 1
         elif problem == AGAIN:
             counts[Count.FULL] += count - at
             return
+        elif problem != INTERRUPTED and late:  # it may be of earlier, when the interface was down
+            late = False
         elif problem != INTERRUPTED:
             counts[Count.DOWN] += count - at
             return

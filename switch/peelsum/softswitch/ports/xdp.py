@@ -15,7 +15,7 @@ import platform
 import socket
 import struct
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -34,6 +34,7 @@ _MMAP_OFFSETS, _RX_RING, _TX_RING, _MEMORY, _FILL_RING, _DONE_RING, _STATISTICS 
 _RX_AT, _TX_AT, _FILL_AT, _DONE_AT = 0, 0x80000000, 0x100000000, 0x180000000
 _DESCRIPTION_BYTES, _ADDRESS_BYTES = 16, 8
 _NEED_WAKEUP = 8
+_SO_SNDBUFFORCE, _BUFFER_BYTES = 32, 2 * RING * CHUNK
 #: Seconds until a queue counts as another's.
 _FREED_WITHIN_S, _PAUSE_S = 1.0, 0.005
 _SYSTEM_CALL = {"x86_64": 321, "aarch64": 280}
@@ -71,6 +72,8 @@ class XdpSocket:
     def _open(self, name: str) -> None:
         index = socket.if_nametoindex(name)
         self.socket = self._closing.enter_context(socket.socket(_AF_XDP, socket.SOCK_RAW, 0))
+        # The kernel counts frames that it has not delivered yet against this.
+        self.socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _BUFFER_BYTES)
         memory = mmap.mmap(-1, 2 * RING * CHUNK)
         self._memory = np.frombuffer(memory, np.uint8)
         self.memory = int(self._memory.ctypes.data)
@@ -117,7 +120,8 @@ class XdpSocket:
     def dropped(self) -> tuple[int, int]:
         """Return how many frames the kernel dropped as the ring was full, and as they were too long."""
         told = struct.unpack("=6Q", self.socket.getsockopt(_SOL_XDP, _STATISTICS, 48))
-        return told[3] + told[4], told[0]
+        # A frame without a free chunk counts twice.
+        return told[3] + told[4], max(0, told[0] - told[4])
 
     def close(self) -> None:
         """Detach the program and close the socket, and its rings with it: they keep it open."""
@@ -158,15 +162,17 @@ def _bind(sock: socket.socket, index: int, queue: int) -> None:
 
 def _has_queue(index: int, queue: int) -> bool:
     """Return whether an interface has a queue: the kernel refuses to bind to one that is not there."""
-    with suppress(OSError), socket.socket(_AF_XDP, socket.SOCK_RAW, 0) as probe:
-        memory = mmap.mmap(-1, CHUNK)
-        held = np.frombuffer(memory, np.uint8)
+    memory = mmap.mmap(-1, CHUNK)
+    held = np.frombuffer(memory, np.uint8)
+    with socket.socket(_AF_XDP, socket.SOCK_RAW, 0) as probe:
         probe.setsockopt(_SOL_XDP, _MEMORY, struct.pack("=QQIII4x", held.ctypes.data, CHUNK, CHUNK, 0, 0))
         for ring in (_FILL_RING, _DONE_RING, _RX_RING):
             probe.setsockopt(_SOL_XDP, ring, struct.pack("=I", 1))
-        _bind(probe, index, queue)
-        return True
-    return False
+        try:
+            _bind(probe, index, queue)
+        except OSError as error:
+            return error.errno != errno.EINVAL
+    return True
 
 
 def _bpf(command: int, attributes: bytes) -> int:
