@@ -21,7 +21,7 @@ def frame(slot, lanes, rest=b""):
 
 
 def said(caplog):
-    """What was logged, but for the lines of a compilation that a busy machine prolongs."""
+    """The logged lines, without those that a compilation prints every two seconds."""
     return [line for line in caplog.messages if not line.startswith("compiling the switch program")]
 
 

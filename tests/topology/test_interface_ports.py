@@ -322,7 +322,7 @@ def more_than_the_rings_hold() -> dict[str, object]:
 
 
 def best() -> dict[str, object]:
-    """What `best_method` says of a free interface, of one with an XDP program, and of one that is none."""
+    """`best_method` of a free interface, of one that a port has, and of a name that no interface has."""
     veth.add_wire("switch1", "host1")
     free = best_method("switch1")
     ports = InterfacePorts({1: "switch1"}, method="xdp")

@@ -22,7 +22,7 @@ _HELLO_WAIT_S = 0.1
 #: Seconds during which sums on raw interfaces are collected for one batch, to leave more CPU to the switch.
 _GATHER_S = 0.001
 #: The most frames that hosts on rings send or receive at once.
-_RING_BATCH = 1024
+_RING_BATCH = 4096
 
 
 class UdpHosts:
@@ -157,14 +157,13 @@ class RingHosts:
         self, interfaces: Mapping[int, str], workers: int, packet_bytes: int, method: Method
     ) -> None:
         """Open the host ends of wires, given by switch port in `interfaces`."""
-        self._ports = InterfacePorts(interfaces, batch=4096, method=method)
+        self._ports = InterfacePorts(interfaces, batch=_RING_BATCH, method=method)
         self._ports.resize(packet_bytes)
         self._server, self._workers = workers + 1, list(range(1, workers + 1))
         self._size = FRAME_HEADER_BYTES + packet_bytes
-        headers = [frame_header(port, packet_bytes) for port in (*self._workers, self._server)]
-        self._frames = [
-            np.tile(np.append(header, np.zeros(packet_bytes, np.uint8)), (4096, 1)) for header in headers
-        ]
+        self._frames = np.zeros((workers + 1, _RING_BATCH, self._size), np.uint8)
+        for frames, port in zip(self._frames, (*self._workers, self._server), strict=True):
+            frames[:, :FRAME_HEADER_BYTES] = frame_header(port, packet_bytes)
 
     def __enter__(self) -> Self:
         return self

@@ -79,9 +79,8 @@ def over_interfaces(lanes: int, workers: int, seconds: float, method: Method) ->
     with switch_process(workers, interfaces=interfaces, ports_by=method) as (at, pid):
         generation = admit(f"{at.host}:{at.grpc_port}", lanes, workers)
         load = Load.random(workers=workers, window=UDP_WINDOW, lanes=lanes, generation=generation)
-        with RingHosts(
-            {port: f"host{port}" for port in ports}, workers, packet_bytes(lanes), method
-        ) as hosts:
+        wires = {port: f"host{port}" for port in ports}
+        with RingHosts(wires, workers, packet_bytes(lanes), method) as hosts:
             timed = _timed(load, hosts, seconds)
             return _driven(load, hosts, seconds, timed, pid)
 

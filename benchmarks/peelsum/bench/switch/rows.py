@@ -46,9 +46,8 @@ print(time.perf_counter() - started)
 def compared(lanes: int, workers: int, seconds: float) -> list[dict[str, Any]]:
     """Measure every switch with so many lanes and workers; return the rows.
 
-    Rows on interfaces are left out where this process may have none, and BMv2 where it is missing;
-    every row says why. `seconds` is the
-    duration of each row's rate measurement, and of its latency measurement.
+    Rows on interfaces are left out where this process may have none, and BMv2 where it is missing; every row
+    says why. `seconds` is the duration of each row's rate measurement, and of its latency measurement.
     """
     cold, cached = _first_packet_seconds(lanes)
     rows = [measured(ports, lanes, workers, seconds) for ports in ("memory", "udp")]
