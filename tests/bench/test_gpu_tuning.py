@@ -51,7 +51,7 @@ def test_a_candidate_with_other_bits_is_an_error(monkeypatch: pytest.MonkeyPatch
             bitmap[-1] ^= 1
 
     monkeypatch.setattr(gpu_launch, "measure", wrong)
-    with pytest.raises(TuningError, match=r"measure_kernel: Launch\(tile=32, warps=2\) gives other bits"):
+    with pytest.raises(TuningError, match=r"measure_kernel: Launch\(tile=32, warps=1\) gives other bits"):
         tune(DEVICE, elements=500, seconds=lambda work, device: 1.0, tell=lambda text: None)
 
 

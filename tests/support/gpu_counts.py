@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import gpu_device  # noqa: F401  # before Triton is imported
+import gpu_device  # before Triton is imported
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from peelsum.codec import gpu_launch, gpu_memory
 
@@ -71,9 +72,17 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         schema = function._schema
         is_view = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
-        if not is_view and schema.name not in _QUIET:
+        result = function(*args, **(kwargs or {}))
+        if not is_view and schema.name not in _QUIET and _on_device(args, result):
             self.counts.operations[schema.name.removeprefix("aten::")] += 1
-        return function(*args, **(kwargs or {}))
+        return result
+
+
+def _on_device(*several: Any) -> bool:
+    """Return whether an operation is the device's: without a GPU, all are."""
+    return not gpu_device.REAL or any(
+        isinstance(one, torch.Tensor) and one.is_cuda for one in tree_leaves(several)
+    )
 
 
 def _has_mask(index: Any) -> bool:

@@ -20,7 +20,7 @@ from peelsum.codec.gpu_segments import GpuSegments
 from peelsum.codec.gpu_tuning import Launch
 from peelsum.codec.segments import Segment, Table
 
-ELEMENTS, DENSITY = 2**24, 0.05
+ELEMENTS, DENSITY = 2**27, 0.05
 _RUNS, _WARM_RUNS = 20, 3
 _LANES = 256
 

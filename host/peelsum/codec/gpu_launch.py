@@ -207,10 +207,14 @@ def write_dense(values: Tensor, rows: Rows, scales: Tensor, places: Tensor, out:
 
 
 def gather(
-    values: Tensor, rows: Rows, scales: Tensor, bitmap: Tensor, bases: Tensor, out: Tensor, own: Tensor
+    values: Tensor, rows: Rows, scales: Tensor, positions: Tensor, out: Tensor, own: Tensor
 ) -> None:
-    """Run `SegmentCodec.gather`; add non-zeros to own[segments]."""
-    _over_words(segments.gather_kernel, rows, values, *rows[:3], scales, bitmap, bases, out, own)
+    """Run `SegmentCodec.gather`, given the candidates' places in the bitmap; add non-zeros to own[segments]."""
+    k = positions.numel()
+    _launch(
+        segments.gather_kernel, _cut(k, _BLOCK),
+        values, *rows[:3], scales, positions, out, own, k, rows.number, rows.first, _BLOCK,
+    )  # fmt: skip
 
 
 def read(

@@ -21,6 +21,9 @@ _SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
 _ONE = tl.constexpr(2**32)
 #: A queued item is 4 * candidate + the sub-table of its pure cell.
 _ITEM = tl.constexpr(4)
+#: Reads what other SMs write in the same launch: from the cache that they share, not from the SM's own, which
+#: may hold it as it was rounds ago.
+_SHARED = tl.constexpr(".cg")
 
 
 @triton.jit
@@ -71,14 +74,15 @@ def _peel_round(
     for start in range(begin + program * BLOCK, end, programs * BLOCK):
         at = singly(start, BLOCK)
         inside = at < end
-        item = tl.load(queue + at, mask=inside, other=0)
+        item = tl.load(queue + at, mask=inside, other=0, cache_modifier=_SHARED)
         candidate, alone_in = item // _ITEM, item % _ITEM
         position = tl.load(positions + candidate, mask=inside, other=0)
         segment = segment_of(candidate, position, share, tl.load(seed), rows, LANES, SEGMENTED)
         value = tl.zeros((BLOCK,), tl.int32)
         for j in tl.static_range(_SUB_TABLES):
             cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
-            own = tl.load(sums + segment + cell, mask=inside & (alone_in == j), other=0)
+            held = inside & (alone_in == j)
+            own = tl.load(sums + segment + cell, mask=held, other=0, cache_modifier=_SHARED)
             value += tl.where(negative, 0 - own, own)
         tl.store(out + candidate, value, mask=inside)
         for j in tl.static_range(_SUB_TABLES):

@@ -12,7 +12,16 @@ import triton.language as tl
 
 from peelsum.codec import block_scales
 from peelsum.codec.fixed_point import MANTISSA_BITS, NON_FINITE
-from peelsum.codec.gpu_index_kernels import WORD_BITS, packed, popcount, raise_to, ranks, unpacked, wide
+from peelsum.codec.gpu_index_kernels import (
+    WORD_BITS,
+    packed,
+    popcount,
+    raise_to,
+    ranks,
+    singly,
+    unpacked,
+    wide,
+)
 from peelsum.codec.gpu_sketch_kernels import fixed_number, power_of_two
 
 _LEVELS = tl.constexpr(block_scales.LEVELS)
@@ -138,18 +147,20 @@ def _candidates(bitmap, bases, tile, rows, ROWS: tl.constexpr):
 
 @triton.jit
 def gather_kernel(
-    values, begins, blocks, segments, scales, bitmap, bases, out, own, rows, first, ROWS: tl.constexpr
+    values, begins, blocks, segments, scales, positions, out, own, candidates, rows, first, BLOCK: tl.constexpr
 ):
-    """Write the candidates' numbers in order; add non-zeros to `own`."""
-    word, bits, rank = _candidates(bitmap, bases, tl.program_id(0), rows - first, ROWS)
-    element, inside = _elements(begins, first + word, rows)
-    block, segment = _place(blocks, segments, first + word, rows)
+    """Write the candidates' numbers in order; add non-zeros to `own`. positions: places in the bitmap."""
+    t = singly(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
+    inside = t < candidates
+    position = tl.load(positions + t, mask=inside, other=0)
+    row = first + position // WORD_BITS
+    block, segment = _place(blocks, segments, row, rows)
     scale, _, _ = _scales(scales, block)
-    inside &= bits != 0
+    element = tl.load(begins + row, mask=inside, other=0) + position % WORD_BITS
     value = tl.load(values + element, mask=inside, other=0).to(tl.float32, bitcast=True)
-    number = tl.where(inside, fixed_number(value, scale[:, None]).to(tl.int32), 0)
-    tl.store(out + rank, number, mask=inside)
-    _add(own, segment, tl.sum((number != 0).to(tl.int32), axis=1))
+    number = fixed_number(value, scale).to(tl.int32)
+    tl.store(out + t, number, mask=inside)
+    _add(own, segment, (inside & (number != 0)).to(tl.int32))
 
 
 @triton.jit

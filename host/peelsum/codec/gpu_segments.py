@@ -21,6 +21,7 @@ from peelsum.codec.cpu_segments import occupied
 from peelsum.codec.fixed_point import NON_FINITE, fixed_point
 from peelsum.codec.gpu_memory import sent, stream_of
 from peelsum.codec.gpu_segment_kernels import NON_FINITE_SCALE, ZERO_SCALE
+from peelsum.codec.index import WORD_BITS
 from peelsum.codec.segments import Counts, Table
 
 
@@ -120,8 +121,10 @@ class GpuSegments:
         if self._wrote[1]:
             self._counts[0, self._table.dense :] = 0
         self._wrote[1] = True
-        place = self._union, self._bases
-        launch.gather(self._bits, self._rows, self._scales, *place, out, self._counts[0])
+        count = int(self.sent[self._table.dense :].sum())
+        positions = torch.empty(count, dtype=torch.int64, device=self._device)
+        launch.positions(self._union, WORD_BITS * self._union.numel(), self._bases, positions)
+        launch.gather(self._bits, self._rows, self._scales, positions, out, self._counts[0])
 
     def read(
         self,

@@ -17,7 +17,7 @@ import torch
 
 #: The table of rows.
 TABLE = Path(__file__).with_suffix(".json")
-_WARPS = (2, 4, 8)
+_WARPS = (1, 2, 4, 8)
 
 
 class Launch(NamedTuple):

@@ -26,6 +26,6 @@ EXPERIMENT = Experiment(
         "default_us": Column("microseconds with that of the default row"),
     },
     keys=("kernel",),
-    sizes={"usual": Size([{"elements": (2**24,)}], 1)},
+    sizes={"usual": Size([{"elements": (2**27,)}], 1)},
     needs=("torch",),
 )
