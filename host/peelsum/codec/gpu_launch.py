@@ -206,9 +206,7 @@ def write_dense(values: Tensor, rows: Rows, scales: Tensor, places: Tensor, out:
     )  # fmt: skip
 
 
-def gather(
-    values: Tensor, rows: Rows, scales: Tensor, positions: Tensor, out: Tensor, own: Tensor
-) -> None:
+def gather(values: Tensor, rows: Rows, scales: Tensor, positions: Tensor, out: Tensor, own: Tensor) -> None:
     """Run `SegmentCodec.gather`, given the candidates' places in the bitmap; add non-zeros to own[segments]."""
     k = positions.numel()
     _launch(

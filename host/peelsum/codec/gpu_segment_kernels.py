@@ -147,7 +147,18 @@ def _candidates(bitmap, bases, tile, rows, ROWS: tl.constexpr):
 
 @triton.jit
 def gather_kernel(
-    values, begins, blocks, segments, scales, positions, out, own, candidates, rows, first, BLOCK: tl.constexpr
+    values,
+    begins,
+    blocks,
+    segments,
+    scales,
+    positions,
+    out,
+    own,
+    candidates,
+    rows,
+    first,
+    BLOCK: tl.constexpr,
 ):
     """Write the candidates' numbers in order; add non-zeros to `own`. positions: places in the bitmap."""
     t = singly(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)

@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peelsum.codec import block_scales
+from peelsum.codec import cpu_segment_loops as loops
 from peelsum.codec import gpu_launch as launch
 from peelsum.codec.block_scales import ZERO
+from peelsum.codec.cpu import frozen
 from peelsum.codec.cpu_segments import occupied
 from peelsum.codec.fixed_point import NON_FINITE, fixed_point
 from peelsum.codec.gpu_memory import sent, stream_of
@@ -73,19 +74,23 @@ class GpuSegments:
 
     def read_scales(self, words: NDArray[np.uint32]) -> None:
         """See `SegmentCodec.read_scales`."""
-        table, count = self._table, len(self._table)
-        fields, levels = block_scales.decoded(words[:count], words[count:], table.blocks)
-        self.use(fields, self._highest - levels)
+        words, count = frozen(words), len(self._table)
+        powers = np.empty((2, len(self.scales)))  # of the CPU's loop; the kernels make their own
+        given = words[:count], words[count:], self._table.blocks, self._highest
+        loops.decode_scales(*given, self.fields, self.scales, *powers)
+        self.use(self.fields, self.scales)
 
     def use(self, fields: NDArray[np.int32], scales: NDArray[np.int32]) -> None:
         """See `SegmentCodec.use`."""
         table = self._table
         self.fields[:], self.scales[:] = fields, scales
-        of_segment = np.where(self.fields == NON_FINITE, NON_FINITE_SCALE, ZERO_SCALE)
-        absent = (self.fields == ZERO) | (self.fields == NON_FINITE)
-        per = np.diff(table.blocks)
-        placed = np.where(np.repeat(absent, per), np.repeat(of_segment, per), self.scales)
-        self._scales = sent(placed.astype(np.int32), self._device)
+        placed, absent = self.scales, (self.fields == ZERO) | (self.fields == NON_FINITE)
+        if absent.any():
+            placed = placed.copy()
+            for s in np.flatnonzero(absent):
+                scale = NON_FINITE_SCALE if self.fields[s] == NON_FINITE else ZERO_SCALE
+                placed[table.blocks[s] : table.blocks[s + 1]] = scale
+        self._scales = sent(placed, self._device)
         self._places = self._rows.begins
         if absent[: table.dense].any():
             skipped = np.cumsum(np.where(absent, table.elements, 0)) - np.where(absent, table.elements, 0)

@@ -128,7 +128,9 @@ EXPERIMENT = Experiment(
         "copy_us": Column("microseconds of a copy of the gradient"),
         "copy_gbytes": Column("gigabytes that the copy reads and writes per second"),
         "index_us": Column("microseconds of scales and bitmap"),
-        "index_of_copy": Column("gradient read per second by `index`, over bytes moved per second by the copy"),
+        "index_of_copy": Column(
+            "gradient read per second by `index`, over bytes moved per second by the copy"
+        ),
         "numbers_us": Column("microseconds of candidates, their numbers, and the sketch"),
         "peel_us": Column("microseconds of peeling"),
         "peeled_per_us": Column("candidates peeled per microsecond"),
@@ -138,9 +140,7 @@ EXPERIMENT = Experiment(
     },
     sizes={
         "quick": Size([{"elements": (2**20,), "density": (0.01,)}], 1),
-        "usual": Size(
-            [{"elements": (2**20, 2**24, 2**27, 2**28), "density": (0.001, 0.01, 0.05, 0.2)}], 1
-        ),
+        "usual": Size([{"elements": (2**20, 2**24, 2**27, 2**28), "density": (0.001, 0.01, 0.05, 0.2)}], 1),
     },
     ranges={"elements": (1, 2**32), "density": (1e-9, 1)},
     needs=("torch",),
