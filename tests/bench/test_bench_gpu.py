@@ -1,6 +1,7 @@
 """`bench gpu`, and what it says without a GPU."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,11 @@ import torch
 from gpu_device import DEVICE
 from typer.testing import CliRunner
 
+from peelsum.bench.codec import NotExactError
 from peelsum.cli.app import app
+from peelsum.codec import gpu
 from peelsum.experiments.catalogue import gpu as bench
+from peelsum.experiments.catalogue import gpu_stages
 
 NO_GPU = f"--device: 'cuda' is not available, as torch {torch.__version__} finds no GPU; use cpu, or install"
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
@@ -19,6 +23,26 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 
 def test_buckets_are_measured() -> None:
     assert bench.bucket_us(str(DEVICE), 3, 40, steps=1) > 0
+
+
+def test_stages_are_measured() -> None:
+    found = gpu_stages.stages(str(DEVICE), 3, 3001, 0.05, runs=1)
+    assert 100 < found["candidates"] < 200
+    assert found["left"] == 0
+    assert min(found[f"{stage}_us"] for stage in ("copy", "index", "numbers", "peel", "results")) > 0
+
+
+def test_a_wrong_peeled_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = gpu.sketch_decode
+
+    def wrong(layout: Any, sketch: Any, positions: Any, out: Any) -> Any:
+        left = right(layout, sketch, positions, out)
+        out[5] ^= 1
+        return left
+
+    monkeypatch.setattr(gpu, "sketch_decode", wrong)
+    with pytest.raises(NotExactError, match=r"elements: 1 of \d+ peeled numbers are wrong"):
+        gpu_stages.stages(str(DEVICE), 3, 1001, 0.05, runs=1)
 
 
 @no_gpu

@@ -21,13 +21,13 @@ SOURCES = Path(sys.modules[kernels.__module__].__file__ or "").parent
 REGISTERS = {
     "measure_kernel": 72,
     "write_dense_kernel": 56,
-    "gather_kernel": 80,
+    "gather_kernel": 56,
     "read_kernel": 84,
     "count_kernel": 32,
     "totals_kernel": 32,
     "positions_kernel": 96,
     "sketch_encode_kernel": 56,
-    # The barrier needs 4 programs of 128 threads (`gpu_launch._PROGRAMS_PER_SM`) to run at once on an SM.
+    # The programs that meet at a barrier must all run at once (`gpu_launch._PROGRAMS_PER_SM`).
     "rounds_kernel": 65536 // (4 * 128),
 }
 

@@ -23,7 +23,13 @@ from peelsum.experiments.loading import CATALOGUE, find, known, load
 from peelsum.experiments.store import read
 
 #: What needs a machine that is not everywhere, with a part of the error.
-MACHINES = {"gpu": "no GPU", "gpu_launches": "no GPU", "tofino_variants": "not found", "plan": "root"}
+MACHINES = {
+    "gpu": "no GPU",
+    "gpu_launches": "no GPU",
+    "gpu_stages": "no GPU",
+    "tofino_variants": "not found",
+    "plan": "root",
+}
 #: Whose quick size takes minutes of processor time.
 SLOW = ("density", "accuracy")
 SIZE = {"steps": 300, "elements": 1_000_000, "workers": 4}

@@ -3,7 +3,8 @@
 Each program handles one block. Counts are bytes, four to an int32, added atomically; as in LHC's program, a
 count that wraps carries into its neighbour. A peel round is one launch, in which cells become pure that were
 not at its start. A value is subtracted from a cell's sum before its count is released, and the count is
-acquired before the sum is read: so a pure cell's sum is that of its one candidate, which no other reads.
+acquired before the sum is read: so a pure cell's sum is that of its one candidate, which no other reads. A
+barrier stands between, because a lane's sum and count may be different threads'.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ def lhc_round_kernel(
         waiting = used & (peeled == 0)
         word = tl.atomic_add(counts + at, tl.zeros((LANES,), tl.int32), mask=waiting, sem="acquire")
         pure = waiting & (((word >> shift) & 255) == 1)
+        tl.debug_barrier()
         number += sign * tl.load(sketch + cell, mask=pure, other=0, volatile=True)
         peeled |= pure
     tl.atomic_add(progress, tl.sum(peeled.to(tl.int64), axis=0), sem="relaxed")
@@ -94,6 +96,9 @@ def lhc_round_kernel(
     for j in tl.static_range(3):
         cell, sign, at, shift = _cells(block, lane, j, tl.load(seed), rows, LANES)
         tl.atomic_add(sketch + cell, 0 - sign * number, mask=peeled, sem="relaxed")
+    tl.debug_barrier()
+    for j in tl.static_range(3):
+        _, _, at, shift = _cells(block, lane, j, tl.load(seed), rows, LANES)
         tl.atomic_add(counts + at, 0 - (tl.full((LANES,), 1, tl.int32) << shift), mask=peeled, sem="release")
     ones = tl.full((LANES,), (1 << BITS) - 1, tl.int32)
     cleared = (ones << (element % (32 // BITS) * BITS).to(tl.int32)) ^ -1

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -46,12 +47,10 @@ def stages(device: str, seed: int, elements: int, density: float, runs: int = _R
     generator = torch.Generator(device=there).manual_seed(seed)
     values = torch.randn(elements, generator=generator, device=there)
     values *= torch.rand(elements, generator=generator, device=there) < density
-    target = torch.empty_like(values)
-    copy_us = us(lambda: target.copy_(values))
-    del target
+    copy_us = us(partial(torch.empty_like(values).copy_, values))
     table = Table([Segment(elements, sparse=True)])
     codec, scales = GpuSegments(table, [values], [None], 1), room(table.scale_words)
-    before = _high_water(there)
+    before = _high_water(there, again=True)
     index_us = us(lambda: codec.write_scales(scales))
     union = codec.write_scales(scales)
     codec.read_scales(scales.cpu().numpy().view("uint32"))
@@ -107,7 +106,8 @@ def _seconds(run: Callable[[], object], device: Any) -> float:
         started = time.perf_counter()
         run()
         return time.perf_counter() - started
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    event: Any = partial(torch.cuda.Event, enable_timing=True)
+    begin, end = event(), event()
     begin.record()
     run()
     end.record()
@@ -115,10 +115,15 @@ def _seconds(run: Callable[[], object], device: Any) -> float:
     return float(begin.elapsed_time(end)) / 1e3
 
 
-def _high_water(device: Any) -> int:
+def _high_water(device: Any, *, again: bool = False) -> int:
+    """Return the most bytes that were allocated on a GPU; `again` counts from here."""
     import torch
 
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    if device.type != "cuda":
+        return 0
+    if again:
+        torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.max_memory_allocated(device)
 
 
 EXPERIMENT = Experiment(
