@@ -39,6 +39,7 @@ ELSEWHERE = {
     ("training.md", "model | Gbit/s"): "tests/training/test_training_figures.py",
     ("training.md", " | times an iteration"): "tests/training/test_training_figures.py",
     ("training.md", "condition"): "",
+    ("gpu.md", "what | where"): "",
 }
 
 
@@ -340,6 +341,30 @@ for _model, _metric, _target in (
 ):
     _heading = f"method | {_metric} at the end | bytes a step | steps to {_target}"
     rows_of("accuracy.md", _heading)(partial(methods, _model))
+
+
+@rows_of("gpu.md", "elements | density")
+def gpu_stages() -> Iterator[Sequence[Cell]]:
+    for row in committed("gpu")["stages"]:
+        rate = row["candidates"] / row["peel_us"] / 1e3
+        stages = [row[f"{stage}_us"] for stage in ("copy", "index", "numbers", "peel")]
+        yield f"2^{log2(row['elements']):.0f}", 100 * row["density"], *stages, rate, row["results_us"]
+
+
+@rows_of("gpu.md", "tensors | elements of each")
+def gpu_buckets() -> Iterator[Sequence[Cell]]:
+    for row in sorted(committed("gpu")["buckets"], key=lambda row: (row["tensors"], row["elements"])):
+        yield row["tensors"], row["elements"], row["tensor_us"]
+
+
+@rows_of("gpu.md", "model | parameters")
+def gpu_training() -> Iterator[Sequence[Cell]]:
+    rows = committed("gpu")["training"]
+    for model, name in (("ncf", "NCF"), ("bert", "BERT-base"), ("vgg19", "VGG19")):
+        own = {row["sums"]: row["step_ms"] for row in rows if row["model"] == model}
+        (parameters,) = {row["parameters"] for row in rows if row["model"] == model}
+        last: Cell = own.get("hook, gpu", "not measured")
+        yield name, parameters / 1e6, own["ddp"], own["hook, cpu"], last
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.iterdir()), ids=lambda path: path.name)
