@@ -58,7 +58,7 @@ def ncf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Compute as the recorder does: on some processors, bits of a gradient depend on the number of threads."""
+    """Compute as the recorder does: the number of threads can change bits of a gradient."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
