@@ -126,8 +126,7 @@ class GpuSegments:
         if self._wrote[1]:
             self._counts[0, self._table.dense :] = 0
         self._wrote[1] = True
-        count = int(self.sent[self._table.dense :].sum())
-        positions = torch.empty(count, dtype=torch.int64, device=self._device)
+        positions = torch.empty(len(out), dtype=torch.int64, device=self._device)
         launch.positions(self._union, WORD_BITS * self._union.numel(), self._bases, positions)
         launch.gather(self._bits, self._rows, self._scales, positions, out, self._counts[0])
 
