@@ -51,7 +51,7 @@ def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> Non
     registers, stack = resources(binary.asm["cubin"])
     print(
         f"{kernel.fn.__name__}: {registers} registers, {stack} bytes of stack, "
-        f"{binary.metadata.shared} bytes shared"
+        f"{binary.metadata.shared} bytes shared, {binary.asm['ptx'].count('ld.global.cg')} loads past L1"
     )
 
 
