@@ -1,9 +1,15 @@
-"""The devices on which benchmarks run, the error for one that is missing, and a process's time."""
+"""The devices on which benchmarks run, the error for one that is missing, and time on them."""
 
 from __future__ import annotations
 
 import time
-from typing import Literal
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
 
 DeviceName = Literal["cpu", "cuda"]
 DEVICES: tuple[DeviceName, ...] = ("cpu", "cuda")
@@ -32,6 +38,27 @@ def require_gpu() -> None:
 def cpu_s(pid: int) -> float:
     """Return the processor seconds of a process, of all its threads, in the kernel and outside."""
     return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid
+
+
+def median_s(run: Callable[[], object], device: torch.device, runs: int = 20, warm_runs: int = 3) -> float:
+    """Return the median seconds of some runs: between two events of a GPU, else by the clock."""
+    return median([_seconds(run, device) for _ in range(warm_runs + runs)][warm_runs:])
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    import torch
+
+    if device.type != "cuda":
+        started = time.perf_counter()
+        run()
+        return time.perf_counter() - started
+    event: Any = partial(torch.cuda.Event, enable_timing=True)
+    begin, end = event(), event()
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 def _no_gpu() -> str:

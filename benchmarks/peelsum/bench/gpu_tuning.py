@@ -5,23 +5,20 @@ Every candidate must give the bits of the default row.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from peelsum.bench.devices import require_gpu
+from peelsum.bench.devices import median_s, require_gpu
 from peelsum.codec import SketchLayout, gpu, gpu_tuning
 from peelsum.codec.gpu_segments import GpuSegments
 from peelsum.codec.gpu_tuning import Launch
 from peelsum.codec.segments import Segment, Table
 
 ELEMENTS, DENSITY = 2**27, 0.05
-_RUNS, _WARM_RUNS = 20, 3
 _LANES = 256
 
 
@@ -61,7 +58,7 @@ def tune(
 
     seconds: measures a kernel's run; by default the median of several.
     """
-    measure, row = seconds or _median_s, {}
+    measure, row = seconds or _seconds, {}
     for work in _works(device, elements):
         work.run()
         truth = [one.clone() for one in work.written]
@@ -81,16 +78,8 @@ def tune(
     return row
 
 
-def _median_s(work: Work, device: torch.device) -> float:
-    taken = []
-    for number in range(_WARM_RUNS + _RUNS):
-        torch.cuda.synchronize(device)
-        started = time.perf_counter()
-        work.run()
-        torch.cuda.synchronize(device)
-        if number >= _WARM_RUNS:
-            taken.append(time.perf_counter() - started)
-    return median(taken)
+def _seconds(work: Work, device: torch.device) -> float:
+    return median_s(work.run, device)
 
 
 def _works(device: torch.device, n: int) -> Iterator[Work]:

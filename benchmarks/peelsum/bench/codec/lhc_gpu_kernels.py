@@ -3,8 +3,8 @@
 Each program handles one block. Counts are bytes, four to an int32, added atomically; as in LHC's program, a
 count that wraps carries into its neighbour. A peel round is one launch, in which cells become pure that were
 not at its start. A value is subtracted from a cell's sum before its count is released, and the count is
-acquired before the sum is read: so a pure cell's sum is that of its one candidate, which no other reads. A
-barrier stands between, because a lane's sum and count may be different threads'.
+acquired before the sum is read. So a pure cell's sum is that of its one candidate, which no other reads.
+Barriers stand between, as one thread may have a lane's sum and another its count.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Buckets of small tensors on a GPU, and the device's copy, to which the codec's speed compares.
+"""Buckets of small tensors on a GPU.
 
 Steps of `Allreduce.sum` with dense tensors in place, by one worker without a network. `make gpu` measures the
 codec and training on a GPU, too.
@@ -15,8 +15,6 @@ from peelsum.bench.devices import require_gpu
 from peelsum.experiments import Column, Experiment, Size
 from peelsum.experiments.catalogue.sequence import Alone
 
-#: Bytes of the copy, and how often it is repeated.
-_COPY_BYTES, _COPIES = 2**28, 20
 _STEPS, _WARM_STEPS = 100, 5
 
 
@@ -45,31 +43,15 @@ def bucket_us(device: str, tensors: int, elements: int, steps: int = _STEPS) -> 
     return round(1e6 * median(seconds) / tensors, 2)
 
 
-def copy_gbytes() -> float:
-    """Return the gigabytes of a tensor that the GPU copies per second in its own memory."""
-    import torch
-
-    source = torch.ones(_COPY_BYTES, dtype=torch.uint8, device="cuda")
-    target, seconds = torch.empty_like(source), []
-    for _ in range(_COPIES):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        target.copy_(source)
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    return round(_COPY_BYTES / median(seconds) / 1e9, 1)
-
-
 def measure(seed: int, tensors: int, elements: int) -> dict[str, Any]:
     """Measure steps with a bucket of dense tensors, of one worker, without a network."""
-    return {"tensor_us": bucket_us("cuda", tensors, elements), "copy_gbytes": copy_gbytes()}
+    return {"tensor_us": bucket_us("cuda", tensors, elements)}
 
 
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
         "tensor_us": Column("median microseconds of a step, for each tensor"),
-        "copy_gbytes": Column("gigabytes of a tensor that the device copies per second in its memory"),
     },
     sizes={
         "usual": Size(

@@ -1,25 +1,22 @@
 """What each stage of a sketch takes on a GPU, beside a copy of the gradient in its memory.
 
 A worker's own gradient, uniform at random, on the device before and after; nothing is sent. Times are
-medians between two events of the device. `index` reads the gradient once; `numbers` lists the candidates,
-reads their values, and adds them to the sketch; `peel` ends with the left-over's size on the host;
-`results` writes all sums. A copy reads and writes each byte. Peeled numbers are compared with the encoded
-ones, bit by bit.
+medians between two events of the device. `index` reads the gradient once. `numbers` lists the candidates,
+reads their values, and adds them to the sketch. `peel` ends with the left-over's size on the host. `results`
+writes all sums. A copy reads and writes each byte. Peeled numbers are compared with the encoded ones.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
-from statistics import median
 from typing import Any
 
 from peelsum.bench.codec import NotExactError
-from peelsum.bench.devices import require_gpu
+from peelsum.bench.devices import median_s, require_gpu
 from peelsum.experiments import Column, Experiment, Size
 
-_LANES, _RUNS, _WARM_RUNS = 256, 20, 3
+_LANES, _RUNS = 256, 20
 
 
 def measure(seed: int, elements: int, density: float) -> dict[str, Any]:
@@ -37,22 +34,25 @@ def stages(device: str, seed: int, elements: int, density: float, runs: int = _R
     from peelsum.codec.segments import Segment, Table
 
     there = torch.device(device)
+    # Without a GPU nothing counts its memory.
+    allocated = torch.cuda.max_memory_allocated if there.type == "cuda" else lambda device: 0
 
     def room(size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.int32, device=there)
 
     def us(run: Callable[[], object]) -> float:
-        return round(1e6 * median([_seconds(run, there) for _ in range(_WARM_RUNS + runs)][_WARM_RUNS:]), 1)
+        return round(1e6 * median_s(run, there, runs), 1)
 
     generator = torch.Generator(device=there).manual_seed(seed)
     values = torch.randn(elements, generator=generator, device=there)
     values *= torch.rand(elements, generator=generator, device=there) < density
     copy_us = us(partial(torch.empty_like(values).copy_, values))
+    if there.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(there)
+    before = allocated(there)
     table = Table([Segment(elements, sparse=True)])
     codec, scales = GpuSegments(table, [values], [None], 1), room(table.scale_words)
-    before = _high_water(there, again=True)
-    index_us = us(lambda: codec.write_scales(scales))
-    union = codec.write_scales(scales)
+    index_us, union = us(lambda: codec.write_scales(scales)), codec.write_scales(scales)
     codec.read_scales(scales.cpu().numpy().view("uint32"))
     count = codec.place(union)[1]
     layout = SketchLayout.segmented(count, _LANES, seed)
@@ -64,17 +64,23 @@ def stages(device: str, seed: int, elements: int, density: float, runs: int = _R
         gpu.sketch_encode(layout, positions, numbers, cells)
         return positions
 
+    def read() -> None:
+        one = GpuSegments(table, [results], [results], 1)
+        one.use(codec.fields, codec.scales)
+        one.place(union)
+        one.read(numbers[:0], numbers, 1)
+
     numbers_us, positions = us(encode), encode()
     peel_us = us(lambda: gpu.sketch_decode(layout, cells, positions, sums))
+    memory = (allocated(there) - before) / values.nbytes
     left = gpu.sketch_decode(layout, cells, positions, sums)
-    peeled = torch.ones(count, dtype=torch.bool, device=there)
-    peeled[left] = False
-    wrong = int((peeled & (sums != numbers)).sum())
+    differ = sums != numbers
+    differ[left] = False
+    wrong = int(differ.sum())
     if wrong:
         raise NotExactError(f"elements: {wrong:,} of {count:,} peeled numbers are wrong; please report it")
-    spread = _high_water(there) - before
-    gradient = values.clone()
-    results_us = us(lambda: _read(GpuSegments, table, gradient, codec, union, numbers))
+    results = values.clone()  # which are written over, as a bucket's are
+    results_us = us(read)
     return {
         "candidates": count,
         "copy_us": copy_us,
@@ -86,44 +92,8 @@ def stages(device: str, seed: int, elements: int, density: float, runs: int = _R
         "peeled_per_us": round((count - left.numel()) / peel_us, 1),
         "left": left.numel(),
         "results_us": results_us,
-        "memory": round(spread / values.nbytes, 2),
+        "memory": round(memory, 2),
     }
-
-
-def _read(segments: Any, table: Any, values: Any, known: Any, union: Any, numbers: Any) -> None:
-    """Write the results over `values`, as a bucket's are written."""
-    one = segments(table, [values], [values], 1)
-    one.use(known.fields, known.scales)
-    one.place(union)
-    one.read(numbers[:0], numbers, 1)
-
-
-def _seconds(run: Callable[[], object], device: Any) -> float:
-    """Return the seconds between two events around a run, or of the clock where there is no GPU."""
-    import torch
-
-    if device.type != "cuda":
-        started = time.perf_counter()
-        run()
-        return time.perf_counter() - started
-    event: Any = partial(torch.cuda.Event, enable_timing=True)
-    begin, end = event(), event()
-    begin.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3
-
-
-def _high_water(device: Any, *, again: bool = False) -> int:
-    """Return the most bytes that were allocated on a GPU; `again` counts from here."""
-    import torch
-
-    if device.type != "cuda":
-        return 0
-    if again:
-        torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.max_memory_allocated(device)
 
 
 EXPERIMENT = Experiment(
@@ -141,7 +111,7 @@ EXPERIMENT = Experiment(
         "peeled_per_us": Column("candidates peeled per microsecond"),
         "left": Column("candidates left over"),
         "results_us": Column("microseconds of placing and writing all results"),
-        "memory": Column("most memory allocated beyond the gradient, over the gradient's"),
+        "memory": Column("most memory that the stages up to `peel` allocated, over the gradient's"),
     },
     sizes={
         "quick": Size([{"elements": (2**20,), "density": (0.01,)}], 1),
