@@ -8,11 +8,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from sums_of_floats import finest, scales_of
 
 from peelsum.codec import segment_codec
-from peelsum.codec.block_scales import ZERO, decoded, encoded
-from peelsum.codec.cpu_segment_loops import decode_scales, encode_scales
+from peelsum.codec.block_scales import FEWEST_BITS, MARGIN, ZERO, decoded, encoded
+from peelsum.codec.cpu_block_loops import (
+    decode_scales,
+    encode_scales,
+    expect,
+    judge,
+    learn,
+    levels_of,
+    powers,
+)
 from peelsum.codec.segments import Segment, Table
 
 SIZES = [1, 31, 32, 33, 1023, 1025, 8193]
@@ -87,10 +96,11 @@ def test_loops_write_the_words_of_the_definition(data: Any) -> None:
         blocks = magnitudes | blocks
     fields, levels = decoded(segments, blocks, firsts)
     found, scales = np.full(len(lengths), 7, np.int32), np.full(count, 7, np.int32)
-    factors, inverse = np.empty(count), np.empty(count)
-    decode_scales(segments, blocks, firsts, 100, found, scales, factors, inverse)
+    decode_scales(segments, blocks, firsts, 100, found, scales)
     np.testing.assert_array_equal(found, fields)
     np.testing.assert_array_equal(scales, 100 - levels)
+    factors, inverse = np.empty(count), np.empty(count)
+    powers(scales, factors, inverse)
     np.testing.assert_array_equal(factors, np.ldexp(1.0, scales))
     np.testing.assert_array_equal(inverse, np.ldexp(1.0, -scales))
 
@@ -116,3 +126,44 @@ def test_quiet_blocks_are_told_apart_down_to_40_octaves() -> None:
     values = np.repeat([1.0, 2.0**-38, 2.0**-40, 2.0**-60], 32).astype(np.float32)
     scales = agreed("cpu", [[values]], 32).scales
     assert (scales - scales[0]).tolist() == [0, 38, 40, 40]
+
+
+@settings(deadline=None, derandomize=True)
+@given(data=st.data())
+def test_loops_compare_blocks_with_what_was_expected_of_them(data: Any) -> None:
+    """As NumPy does, of any fields, scales and words."""
+    lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
+    firsts, count = np.cumsum([0, *lengths]), sum(lengths)
+
+    def drawn(numbers: st.SearchStrategy[int], size: int = count) -> NDArray[np.int32]:
+        return np.array(data.draw(st.lists(numbers, min_size=size, max_size=size)), np.int32)
+
+    field, highest, bits = st.integers(0, 254), 155, data.draw(st.integers(20, 30))
+    words = drawn(st.sampled_from([0, 1, 2**30])).view(np.uint32)
+    fields = drawn(st.sampled_from([ZERO, 255, 130]), len(lengths))
+    actual, expected_fields, kept = highest - drawn(field), drawn(field), drawn(field)
+
+    levels = np.full(count, -7, np.int32)
+    levels_of(words, firsts, fields, actual, highest, levels)
+    summed = np.repeat((fields != ZERO) & (fields != 255), lengths)
+    np.testing.assert_array_equal(levels, np.where(summed & (words != 0), highest - actual, 0))
+
+    scales, bounds, flags = actual.copy(), np.full(count, -7, np.int32), np.zeros((2, count), np.bool)
+    found = judge(words, levels, expected_fields, highest, bits, scales, bounds, *flags)
+    coarse = (levels > 0) & (levels < expected_fields - bits + FEWEST_BITS)
+    again = (levels > expected_fields + bits - 1) | coarse
+    assert found == again.sum()
+    np.testing.assert_array_equal(flags[0], (words != 0) & (highest - actual > expected_fields))
+    np.testing.assert_array_equal(flags[1], again)
+    np.testing.assert_array_equal(scales, np.where(again, actual, highest - expected_fields))
+    np.testing.assert_array_equal(bounds, np.minimum(scales, actual))
+
+    largest = np.repeat(np.maximum.reduceat(kept, firsts[:-1]), lengths)
+    out = np.full(count, -7, np.int32)
+    expect(kept, firsts, out)
+    np.testing.assert_array_equal(out, np.minimum(np.where(kept > 0, kept + MARGIN, largest), 254))
+
+    learned = kept.copy()
+    learn(learned, levels)
+    fallen = np.maximum(kept - levels, 0) // 2
+    np.testing.assert_array_equal(learned, np.where(levels > 0, levels + fallen, kept))

@@ -6,6 +6,7 @@ Without a GPU Triton's interpreter runs the kernels, one launch at a time: so th
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -131,8 +132,11 @@ def test_the_hook_trains_on_a_device_as_on_the_host():
     with group_of_one():
         ours, ours_on_host, ours_densities = trained("gpu", DEVICE)
         theirs, theirs_on_host, their_densities = trained("cpu", DEVICE)
+        chosen, chosen_on_host, _ = trained(None, DEVICE)
     np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(ours, chosen)
     assert (ours_on_host, theirs_on_host) == ({False}, {True})
+    assert chosen_on_host == {DEVICE.type == "cpu"}
     assert ours_densities == their_densities == [1.0, 1.0]
 
 
@@ -152,6 +156,14 @@ def test_gradients_that_are_elsewhere_are_refused():
     elsewhere = torch.ones(3, device="meta" if DEVICE.type == "cpu" else "cpu")
     with group_of_one(), pytest.raises(CodecError, match=r"tensor: .* is not on the kernels' device"):
         in_time(state.submit(elsewhere, [torch.nn.Parameter(torch.zeros(3))]).wait)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_gradients_on_a_gpu_stay_there_where_triton_is(installed, monkeypatch):
+    monkeypatch.setattr("peelsum.torch.settings.find_spec", lambda name: installed or None)
+    settings = SwitchAllreduceState()._settings
+    assert settings.beside(SimpleNamespace(is_cuda=True)).implementation == ("gpu" if installed else "cpu")
+    assert settings.beside(SimpleNamespace(is_cuda=False)).implementation == "cpu"
 
 
 def test_compressors_run_on_the_host():

@@ -11,17 +11,18 @@ or below what was expected. If too many zeros have passed an index, the candidat
 
 from __future__ import annotations
 
-import hashlib
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum import kept_pages
 from peelsum.allreduce.exchange import Exchange, Round, Rounds, Setting, Sums, Wide
 from peelsum.allreduce.plan import Layout
-from peelsum.codec import SketchLayout, kernels
-from peelsum.codec.block_scales import FEWEST_BITS
+from peelsum.codec import SketchLayout, cpu_block_loops, kernels
+from peelsum.codec.cpu import frozen
 from peelsum.codec.segments import ROW, Integers, SegmentCodec
 from peelsum.summation import Words
 
@@ -47,10 +48,9 @@ class Expected:
     """For how many elements with upper parts the other one has."""
 
     @property
-    def agreed(self) -> tuple[SketchLayout, SketchLayout, str]:
+    def agreed(self) -> tuple[SketchLayout, SketchLayout, int]:
         """Everything that the meaning of words depends on, to be part of what workers agree on."""
-        fields = self.fields.astype(np.uint8).tobytes()
-        return self.sketch, self.upper, hashlib.blake2b(fields, digest_size=8).hexdigest()
+        return self.sketch, self.upper, zlib.crc32(self.fields.astype(np.uint8).data)
 
 
 class AheadExchange(Exchange):
@@ -81,7 +81,8 @@ class AheadExchange(Exchange):
         parts = np.zeros(len(above), np.int32)
         words = self._memory.on_host(sums.added[self._border + self.cells :])
         lost = kernels().sketch_decode(upper, words, table.places_of(above), parts)
-        near = (~far & (self.levels > 0))[table.blocks_at(above)]
+        at = table.blocks_at(above)
+        near = ~far[at] & (self.levels[at] > 0)
         lost, wide, own = lost[near[lost]], above[near], self._numbers(above)
         self._renew(far, wide, own[near], places)
         self.left_over = len(left)
@@ -128,17 +129,16 @@ class AheadExchange(Exchange):
         Return which exceed that, and which are sent again, with scales of their own: bool[blocks] each. The
         first may be of tensors that are not finite on some worker: others have sent upper parts.
         """
-        codec, expected = self.codec, self._expected.fields
+        codec, blocks = self.codec, len(self._scales)
         self._read_scales(words)
-        levels, actual = self.levels, codec.scales.copy()
-        present = words[len(self.layout.table) :] != 0
-        coarse = (levels > 0) & (levels < expected - self._bits + FEWEST_BITS)
-        again = (levels > expected + self._bits - 1) | coarse
-        scales = np.where(again, actual, self._scales)
-        self.bounds = np.minimum(scales, actual)
+        scales, self.bounds = codec.scales.copy(), kept_pages.empty(blocks, np.int32)
+        exceeding, again = kept_pages.empty(blocks, np.bool), kept_pages.empty(blocks, np.bool)
+        self._far = cpu_block_loops.judge(
+            frozen(words[len(self.layout.table) :]), self.levels, self._expected.fields,
+            self._setting.highest, self._bits, scales, self.bounds, exceeding, again,
+        )  # fmt: skip
         codec.use(codec.fields, scales)
-        self._far = int(np.count_nonzero(again))
-        return present & (self._setting.highest - actual > expected), again
+        return exceeding, again
 
     def _decode(self, sums: Sums) -> tuple[_Places, _Places]:
         """Place and peel the sums; return the candidates' places, and which of them are left over."""

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum import kept_pages
 from peelsum.allreduce.ahead import Expected
 from peelsum.allreduce.costs import (
     AHEAD_S,
@@ -32,7 +33,7 @@ from peelsum.allreduce.history import History
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex
 from peelsum.allreduce.levels import Key
 from peelsum.allreduce.plan import NAMED, Choice, Form, Layout, Settings, TensorPlan
-from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS, MANY_CANDIDATES, SketchLayout, block_scales
+from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS, MANY_CANDIDATES, SketchLayout, cpu_block_loops
 
 RequestedForm = Literal["dense", "sparse", "auto"]
 RequestedValues = Literal["compact", "sketch", "auto"]
@@ -157,7 +158,8 @@ class Chooser:
     def expected(self, layout: Layout, settings: Settings, seed: int) -> Expected:
         """Return what is expected of a step, from the steps before: more candidates rather than fewer."""
         keys, table = layout.keys, layout.table
-        fields = block_scales.expected(self.history.levels(keys, table), table.blocks)
+        fields = kept_pages.empty(int(table.blocks[-1]), np.int32)
+        cpu_block_loops.expect(self.history.levels(keys, table), table.blocks, fields)
         most, first = self.history.most(keys), table.dense
         seen = [Seen(tuple(most[part.segments].sum(axis=0).tolist())) for part in layout.parts]
         # More that pass an index, which was chosen for fewer, are refined: no sketch has room for them.

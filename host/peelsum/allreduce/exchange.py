@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum import kept_pages
 from peelsum.allreduce.costs import TOLERANCE, NetworkModel, Seen, block_width, too_many
 from peelsum.allreduce.indexes import BloomIndex
 from peelsum.allreduce.plan import IndexPart, Layout, Settings
-from peelsum.codec import NON_FINITE, Kernels, Memory, SketchLayout
-from peelsum.codec.block_scales import ZERO
+from peelsum.codec import Kernels, Memory, SketchLayout, cpu_block_loops
+from peelsum.codec.cpu import frozen
 from peelsum.codec.segments import Integers, SegmentCodec
 from peelsum.summation import Words
 
@@ -136,13 +137,11 @@ class Exchange:
 
     def _read_scales(self, words: Words) -> None:
         """Read words of scales, and find the blocks' levels."""
-        codec, table = self.codec, self.layout.table
+        codec, table, highest = self.codec, self.layout.table, self._setting.highest
         codec.read_scales(words)
-        present = words[len(table) :] != 0
-        absent = (codec.fields == ZERO) | (codec.fields == NON_FINITE)
-        if absent.any():
-            present &= ~absent[table.segment_of_block]
-        self.levels = np.where(present, self._setting.highest - codec.scales, np.int32(0))
+        self.levels = kept_pages.empty(len(codec.scales), np.int32)
+        of_blocks = frozen(words[len(table) :])
+        cpu_block_loops.levels_of(of_blocks, table.blocks, codec.fields, codec.scales, highest, self.levels)
 
     def _unite(self, sums: Sums) -> None:
         """Set `union` to the candidates, from the OR of all workers' indexes."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce.levels import Key, Levels
-from peelsum.codec import BLOCK_SIZES
+from peelsum.codec import BLOCK_SIZES, cpu_block_loops
 from peelsum.codec.segments import Table
 
 #: Unions are alike if their counts differ by less than one part in so many, or by chance: by so many standard
@@ -142,8 +142,7 @@ class History:
             rows, seen = self._known(keys)[step.finite], step.unions[step.finite]
             self._expect(rows, step)
             levels = self._levels.of(keys, table)
-            fallen = np.maximum(levels - step.levels, 0) // 2
-            np.copyto(levels, step.levels + fallen, where=step.levels > 0)
+            cpu_block_loops.learn(levels, step.levels)
             first = self._facts[_STEPS, rows] == 0
             for older, newer in ((_EARLIEST, _BEFORE), (_BEFORE, _LAST)):
                 self._unions[older, rows] = np.where(first[:, np.newaxis], seen, self._unions[newer, rows])

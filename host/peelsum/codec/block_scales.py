@@ -72,14 +72,3 @@ def decoded(segments: _Words, blocks: _Words, firsts: NDArray[np.int64]) -> tupl
     below = np.where(blocks != 0, LEVELS - np.frexp(turned.astype(np.float64))[1], 0)
     upper = ((top - below) << LEVEL_BITS) + (1 << LEVEL_BITS) - 1
     return fields.astype(np.int32), np.clip(upper, 0, _LARGEST_FINITE).astype(np.int32)
-
-
-def expected(levels: _Fields, firsts: NDArray[np.int64]) -> _Fields:
-    """Return the fields that blocks are expected not to exceed, from those of earlier steps: int32[blocks].
-
-    levels: as `History.levels` returns them. A block of level 0 was always zero, and is expected to be like
-    the largest of its segment.
-    """
-    largest = np.repeat(np.maximum.reduceat(levels, firsts[:-1]), np.diff(firsts))
-    fields: _Fields = np.minimum(np.where(levels > 0, levels + MARGIN, largest), _LARGEST_FINITE)
-    return fields

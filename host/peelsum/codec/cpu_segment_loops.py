@@ -12,7 +12,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec.block_scales import DEPTH, LEVEL_BITS, LEVELS, NON_FINITE_BIT, SPAN, ZERO
+from peelsum.codec.block_scales import ZERO
 from peelsum.codec.cpu_index_loops import (
     BLOCK,
     Numbers,
@@ -22,7 +22,6 @@ from peelsum.codec.cpu_index_loops import (
     floats_at,
     magnitude,
     occupied_in,
-    ones,
     pack,
     pack_over,
     positions,
@@ -33,7 +32,7 @@ from peelsum.codec.cpu_loops import dequantize, dequantize_at, quantize, quantiz
 from peelsum.codec.cpu_selection_loops import gather as gather_many
 from peelsum.codec.cpu_selection_loops import scatter as scatter_many
 from peelsum.codec.cpu_vectors import PACKS_FLOATS
-from peelsum.codec.fixed_point import MANTISSA_BITS, NON_FINITE
+from peelsum.codec.fixed_point import NON_FINITE
 
 _Integers = NDArray[np.int32]
 _Floats = NDArray[np.float32]
@@ -98,77 +97,6 @@ def measure(table: _Table, first: int, last: int, bitmap: Words, magnitudes: Wor
             else:
                 largest = pack(bits, start, end, own)
             magnitudes[at] = largest if start % size == 0 else max(magnitudes[at], largest)
-
-
-@compiled
-def encode_scales(firsts: Numbers, magnitudes: Words, segments: Words, blocks: Words) -> None:
-    """Do what `block_scales.encoded` does. `magnitudes` may be `blocks`."""
-    for s in range(segments.size):
-        begin, end = np.uint64(firsts[s]), np.uint64(firsts[s + 1])
-        largest = magnitude(magnitudes[firsts[s] : firsts[s + 1]])
-        field = np.int64(largest >> np.uint32(MANTISSA_BITS))
-        bit = NON_FINITE_BIT if field == NON_FINITE else field // SPAN
-        segments[s] = np.uint32(1 << bit) if largest else np.uint32(0)
-        least = np.int64(field - DEPTH if field > DEPTH else 0)
-        for b in range(begin, end):
-            own = np.int64(magnitudes[b] >> np.uint32(MANTISSA_BITS))
-            level = (own if own > least else least) >> LEVEL_BITS
-            blocks[b] = np.uint32(1 << (level % LEVELS)) if magnitudes[b] else np.uint32(0)
-
-
-@compiled
-def decode_scales(
-    segments: Words,
-    blocks: Words,
-    firsts: Numbers,
-    highest: int,
-    fields: _Integers,
-    scales: _Integers,
-    factors: _Factors,
-    inverse: _Factors,
-) -> None:
-    """Do what `block_scales.decoded` does; write scales, `highest` less a block's field, and 2**scale.
-
-    fields: int32[segments]. scales, factors, inverse: [blocks].
-    """
-    bits, inverse_bits = factors.view(np.int64), inverse.view(np.int64)
-    for s in range(segments.size):
-        top = _top(segments[s])
-        fields[s] = top if segments[s] else ZERO
-        if segments[s] >> np.uint32(NON_FINITE_BIT):
-            fields[s] = NON_FINITE
-        level = max(top, 0) >> LEVEL_BITS
-        turn = np.uint32((LEVELS - 1 - level) % LEVELS)
-        for b in range(np.uint64(firsts[s]), np.uint64(firsts[s + 1])):
-            # Turned: the segment's uppermost level is the uppermost bit. Fill all bits below the highest.
-            word = np.uint32((blocks[b] << turn) | (blocks[b] >> ((_32 - turn) & _31)))
-            for shift in (1, 2, 4, 8, 16):
-                word = np.uint32(word | (word >> np.uint32(shift)))
-            below = np.int64(LEVELS - int(ones(word))) if word else np.int64(0)
-            upper = ((level - below) << LEVEL_BITS) + (1 << LEVEL_BITS) - 1
-            upper = upper if upper > 0 else np.int64(0)
-            scale = highest - (upper if upper < _LARGEST_FINITE else np.int64(_LARGEST_FINITE))
-            scales[b] = scale
-            bits[b] = (_BIAS_OF_FLOAT64 + scale) << _MANTISSA_OF_FLOAT64
-            inverse_bits[b] = (_BIAS_OF_FLOAT64 - scale) << _MANTISSA_OF_FLOAT64
-
-
-@compiled
-def powers(scales: _Integers, factors: _Factors, inverse: _Factors) -> None:
-    """Write 2**scale and 2**-scale."""
-    bits, inverse_bits = factors.view(np.int64), inverse.view(np.int64)
-    for b in range(scales.size):
-        bits[b] = (_BIAS_OF_FLOAT64 + np.int64(scales[b])) << _MANTISSA_OF_FLOAT64
-        inverse_bits[b] = (_BIAS_OF_FLOAT64 - np.int64(scales[b])) << _MANTISSA_OF_FLOAT64
-
-
-@compiled
-def _top(word: np.uint32) -> int:
-    """Return the largest exponent field that a segment's word allows, or less than 0."""
-    for bit in range(NON_FINITE_BIT - 1, -1, -1):
-        if (word >> np.uint32(bit)) & _ONE:
-            return min(SPAN * bit + SPAN - 1, _LARGEST_FINITE)
-    return -1
 
 
 @compiled

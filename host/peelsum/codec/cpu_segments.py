@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import kept_pages
+from peelsum.codec import cpu_block_loops
 from peelsum.codec import cpu_segment_loops as loops
 from peelsum.codec.cpu import frozen
 from peelsum.codec.cpu_index_loops import address
@@ -19,6 +20,7 @@ from peelsum.codec.index import BLOCK_SIZES
 from peelsum.codec.segments import ROW, Counts, Floats, Integers, Table, Words
 from peelsum.codec.threads import PER_CORE, each_of
 
+_Factors = NDArray[np.float64]
 #: Elements of the largest piece: a multiple of the largest block of scales.
 _PIECE = 2**21
 # Reading a member of an enum takes 0.2 us in Python 3.11: a quarter of the time of a step of small tensors.
@@ -42,10 +44,10 @@ class CpuSegments:
         self._over = bool(over.all())
         # A scale is this number less the exponent field.
         self._highest = fixed_point(0, workers).scale
-        blocks = int(table.blocks[-1])
         self.fields = np.empty(len(table), np.int32)
-        self.scales = np.empty(blocks, np.int32)
-        self._factors, self._inverse = np.empty(blocks), np.empty(blocks)
+        self.scales = kept_pages.empty(int(table.blocks[-1]), np.int32)
+        #: 2**scale and 2**-scale of the blocks, while these are known.
+        self._powers: tuple[_Factors, _Factors] | None = None
         self._union: Words = np.empty(0, np.uint32)
 
     def write_scales(self, out: Words) -> Words:
@@ -54,19 +56,20 @@ class CpuSegments:
         count = len(self.fields)
         segments, blocks = out[:count], out[count:]
         self._each(lambda a, b: loops.measure(self._pieces, a, b, bitmap, blocks))
-        loops.encode_scales(self._table.blocks, blocks, segments, blocks)
+        cpu_block_loops.encode_scales(self._table.blocks, blocks, segments, blocks)
         return bitmap
 
     def read_scales(self, words: Words) -> None:
         """See `SegmentCodec.read_scales`."""
         words, count = frozen(words), len(self.fields)
         given = words[:count], words[count:], self._table.blocks, self._highest
-        loops.decode_scales(*given, self.fields, self.scales, self._factors, self._inverse)
+        cpu_block_loops.decode_scales(*given, self.fields, self.scales)
+        self._powers = None
 
     def use(self, fields: Integers, scales: Integers) -> None:
         """See `SegmentCodec.use`."""
         self.fields[:], self.scales[:] = fields, scales
-        loops.powers(self.scales, self._factors, self._inverse)
+        self._powers = None
 
     def values_at(self, elements: NDArray[np.int64]) -> Floats:
         """See `SegmentCodec.values_at`."""
@@ -80,11 +83,13 @@ class CpuSegments:
 
     def write_dense(self, out: Integers) -> None:
         """See `SegmentCodec.write_dense`."""
-        self._each(lambda a, b: loops.write_dense(self._pieces, a, b, self._factors, out))
+        factors = self._factors()[0]
+        self._each(lambda a, b: loops.write_dense(self._pieces, a, b, factors, out))
 
     def gather(self, out: Integers) -> None:
         """See `SegmentCodec.gather`."""
-        self._each(lambda a, b: loops.gather(self._pieces, a, b, self._union, self._factors, out))
+        factors = self._factors()[0]
+        self._each(lambda a, b: loops.gather(self._pieces, a, b, self._union, factors, out))
 
     def read(
         self,
@@ -96,7 +101,7 @@ class CpuSegments:
         """See `SegmentCodec.read`."""
         if not self._over:
             self._allocate()
-        rest = self.fields, self._union, self._inverse, frozen(dense), frozen(sparse), float(divisor)
+        rest = self.fields, self._union, self._factors()[1], frozen(dense), frozen(sparse), float(divisor)
         self._each(lambda a, b: loops.read(self._pieces, a, b, *rest))
         self._values = ()  # a caller may keep results for long, and them alone
         results = cast("Sequence[Floats]", self._out)
@@ -142,6 +147,14 @@ class CpuSegments:
         out = np.zeros((len(self._table), BLOCK_SIZES), np.int64)
         loops.occupied(self._pieces, self._union, frozen(sparse), wanted, out)
         return out
+
+    def _factors(self) -> tuple[_Factors, _Factors]:
+        """Return 2**scale and 2**-scale of the blocks."""
+        if self._powers is None:
+            blocks = len(self.scales)
+            self._powers = kept_pages.empty(blocks, np.float64), kept_pages.empty(blocks, np.float64)
+            cpu_block_loops.powers(self.scales, *self._powers)
+        return self._powers
 
     def _each(self, work: Callable[[int, int], None]) -> None:
         each_of(len(self._pieces), int(self._table.begins[-1]), work)

@@ -104,9 +104,9 @@ def sketch_decode(layout: SketchLayout, sketch: Tensor, positions: Tensor, out: 
     k = positions.numel()
     if not k:
         return positions
-    room = Peeling.room(k, layout.cells, sketch.device)
+    room = Peeling.room(k, layout, sketch.device)
     launch.peel(layout, _seed(layout, sketch), sketch, positions, room, out)
-    left = int(room.left)
+    left = k - int(room.peeled)
     bitmap = _empty(index_words(k), sketch)
     if left:
         launch.index(room.waiting, bitmap)

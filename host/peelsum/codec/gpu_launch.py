@@ -8,6 +8,8 @@ Words and values are int32 (floats as bit patterns); positions, counts and seeds
 
 from __future__ import annotations
 
+import logging
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ from peelsum.codec import gpu_segment_kernels as segments
 from peelsum.codec import gpu_sketch_kernels as sketches
 from peelsum.codec.gpu_tuning import tuned
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
-from peelsum.codec.layout import SUB_TABLES, SketchLayout
+from peelsum.codec.layout import SketchLayout
 
 if TYPE_CHECKING:
     from peelsum.codec.gpu_segments import Rows
@@ -34,51 +36,56 @@ _CANDIDATES = 512
 _SCAN = 4096
 #: Warps of programs that compute numbers of 64 rows: 8 elements a thread, for which registers suffice.
 _MANY_WARPS = 8
-#: Programs of a cooperative launch for each SM, of 128 threads. All must run at once; four would fit an SM's
-#: registers, but two peel 1.2 to 1.4 times as fast (H100): fewer meet at each round's barrier.
+#: Programs of a cooperative launch for each SM, of 128 threads. All must run at once.
 _PROGRAMS_PER_SM = 2
+#: Segments that are peeled at the same time, at most: the memory of 16 fits an H100's cache of 50 MB. With 32,
+#: peeling 2**27 elements of 5 to 20 % takes 1.15 to 1.2 times as long, with 8 1.5 times.
+_SEGMENTS_AT_ONCE = 16
+#: A launch that takes longer, in seconds, compiles; between two messages that say so.
+_COMPILING_S, _BEAT_S = 0.1, 2.0
+_log = logging.getLogger("peelsum")
 
 
 @dataclass(frozen=True, eq=False)
 class Peeling:
-    """Working memory of peeling `k` candidates: 12 bytes for each, and 12 per cell."""
+    """Working memory of peeling: 4 bytes for each candidate, and 20 for each cell."""
 
     zeroed: Tensor
-    """int64[cells + 5]: `state` and `progress`, which are zeroed together."""
+    """int64[cells + 4 * segments + 1]: `state`, `progress` and `peeled`, which are zeroed together."""
     sums: Tensor
     """int32[cells]: the sketch, less the peeled values."""
     waiting: Tensor
     """int32[k]: 1 for each candidate that is not queued yet."""
     queue: Tensor
-    """int64[k]: queued candidates, in the order of their rounds."""
+    """int64[cells]: each segment's queued candidates, in the order of their rounds."""
 
     @classmethod
-    def room(cls, k: int, cells: int, device: torch.device) -> Peeling:
-        """Allocate for k candidates in `cells` cells."""
+    def room(cls, k: int, layout: SketchLayout, device: torch.device) -> Peeling:
+        """Allocate for k candidates in a sketch of this layout."""
 
-        def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=device)
+        def empty(size: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(size, dtype=dtype, device=device)
 
         return cls(
-            zeroed=empty(cells + 5, dtype=torch.int64),
-            sums=empty(cells, dtype=torch.int32),
-            waiting=empty(k, dtype=torch.int32),
-            queue=empty(k, dtype=torch.int64),
+            zeroed=empty(layout.cells + 4 * layout.segments + 1, torch.int64),
+            sums=empty(layout.cells, torch.int32),
+            waiting=empty(k, torch.int32),
+            queue=empty(layout.cells, torch.int64),
         )
 
     @property
     def state(self) -> Tensor:
         """int64[cells]: number of candidates times 2**32, plus the sum of their numbers."""
-        return self.zeroed[:-5]
+        return self.zeroed[: len(self.sums)]
 
     @property
     def progress(self) -> Tensor:
-        """int64[5], see `gpu_peel_kernels.rounds_kernel`."""
-        return self.zeroed[-5:]
+        """int64[4 * segments], see `gpu_peel_kernels.rounds_kernel`."""
+        return self.zeroed[len(self.sums) : -1]
 
     @property
-    def left(self) -> Tensor:
-        """int64[1]: the number of candidates left over."""
+    def peeled(self) -> Tensor:
+        """int64[1]: the number of candidates that were peeled."""
         return self.zeroed[-1:]
 
 
@@ -251,21 +258,22 @@ def peel(
 ) -> None:
     """Run `Kernels.sketch_decode` on sketch[cells], for one candidate or more; write their values into `out`.
 
-    `room.left` becomes the left-over's size, and `room.waiting` 1 for each candidate in it, else 0.
+    `room.peeled` becomes their number, and `room.waiting` 1 for each candidate that is left over, else 0.
     """
     _clear(room.zeroed)
     room.sums.copy_(sketch)
-    k, cut = positions.numel(), (layout.rows, *_segments(layout), _CANDIDATES)
-    grid = _cut(k, _CANDIDATES)
-    _launch(peeling.load_kernel, grid, positions, room.state, room.waiting, out, seed, k, *cut)
+    k, lanes = positions.numel(), layout.lanes
     _launch(
-        peeling.first_round_kernel, _cut(layout.cells, _BLOCK),
-        room.state, room.queue, room.progress, room.waiting,
-        layout.cells, layout.segment_cells // SUB_TABLES, _BLOCK,
+        peeling.load_kernel, _cut(k, _CANDIDATES),
+        positions, room.state, room.waiting, out, seed, k, layout.rows, *_segments(layout), _CANDIDATES,
     )  # fmt: skip
+    at_once = _cooperating(sketch.device)
+    groups = min(layout.segments, _SEGMENTS_AT_ONCE, at_once)
+    members = min(at_once // groups, _cut(layout.segment_cells, _CANDIDATES))
     _launch(
-        peeling.rounds_kernel, min(_cooperating(sketch.device), grid),
-        positions, room.state, room.sums, room.queue, room.progress, room.waiting, out, seed, k, *cut,
+        peeling.rounds_kernel, groups * members,
+        positions, room.state, room.sums, room.queue, room.progress, room.peeled, room.waiting, out, seed,
+        layout.segments, layout.rows, members, lanes, _CANDIDATES,
         launch_cooperative_grid=True,
     )  # fmt: skip
 
@@ -303,5 +311,26 @@ def _launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None
     """Launch on the device of the first argument that is a tensor, and on the current stream there."""
     if programs:
         like = next(one for one in arguments if isinstance(one, Tensor))
+        started = time.monotonic()
         with torch.cuda.device_of(like):  # type: ignore[no-untyped-call]
             kernel[(programs,)](*arguments, **options)
+        took_s = time.monotonic() - started
+        if took_s > _COMPILING_S and like.is_cuda:  # the interpreter takes as long
+            _compiling.tell(took_s)
+
+
+class _Compiling:
+    """The seconds that Triton has compiled for in this process."""
+
+    def __init__(self) -> None:
+        self._all_s = self._told_s = 0.0
+
+    def tell(self, took_s: float) -> None:
+        """Count a kernel, and say so if the last message was some seconds ago."""
+        self._all_s += took_s
+        if self._all_s - self._told_s > _BEAT_S:
+            self._told_s = self._all_s
+            _log.warning("compiling the codec for the GPU, once for this machine: %.0f s", self._all_s)
+
+
+_compiling = _Compiling()

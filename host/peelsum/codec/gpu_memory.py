@@ -175,10 +175,11 @@ class DeviceMemory:
 
 def sent(array: NDArray[Any], device: torch.device) -> Tensor:
     """Copy from the host to the device, through pinned memory, which torch keeps and reuses in time."""
-    host = torch.from_numpy(np.ascontiguousarray(array))
-    there = torch.empty_like(host, device=device)
+    like = torch.from_numpy(array[:0])
+    there = torch.empty(array.shape, dtype=like.dtype, device=device)
     if len(array):
-        staged = torch.empty_like(host, pin_memory=device.type == "cuda").copy_(host)
+        staged = torch.empty(array.shape, dtype=like.dtype, pin_memory=device.type == "cuda")
+        staged.numpy()[:] = array  # torch would wake a thread on each core
         there.copy_(staged, non_blocking=True)
     return there
 

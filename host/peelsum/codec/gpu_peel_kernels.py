@@ -5,7 +5,8 @@ of a pure cell is 2**32 plus its candidate's number. The thread whose atomic sub
 sees this in the atomic's result. It clears the candidate in `waiting` and, if it is the first to do so,
 queues the candidate. Each candidate is thus queued at most once, so all rounds together do work proportional
 to the number of candidates. A round reads only sums that earlier rounds completed, so values do not depend on
-the order of threads. One launch runs all rounds, with a barrier of all programs between two.
+the order of threads. Segments share no cell and no candidate: some programs peel each by itself, with a
+barrier of these between two rounds. One launch peels all.
 """
 
 from __future__ import annotations
@@ -56,85 +57,94 @@ def _queue(queue, end, grown, waiting, state, sub_table, inside):
 
 
 @triton.jit
-def first_round_kernel(state, queue, progress, waiting, cells, table_cells, BLOCK: tl.constexpr):
-    """Queue the candidates of all initially pure cells; a sub-table of a segment has `table_cells`."""
-    program = tl.program_id(0)
-    cell = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    held = tl.load(state + cell, mask=cell < cells, other=0)
-    _queue(queue, wide(0), progress, waiting, held, cell // table_cells % _SUB_TABLES, cell < cells)
+def _first_round(
+    member, members, table_cells, queue, grown, waiting, state, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Queue the candidates of a segment's initially pure cells, and count them in grown[0]."""
+    cells = _SUB_TABLES * table_cells
+    for start in range(member * BLOCK, cells, members * BLOCK):
+        cell = singly(start, BLOCK)
+        held = tl.load(state + cell, mask=cell < cells, other=0)
+        _queue(queue, wide(0), grown, waiting, held, cell // table_cells, cell < cells)
 
 
 @triton.jit
 def _peel_round(
-    program, programs, begin, end, following, positions, state, sums, queue, waiting, out, seed,
-    rows, share,
-    LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
+    member, members, begin, end, following, positions, state, sums, queue, waiting, out, seed, rows,
+    LANES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Peel queue[begin:end]; queue, behind them, candidates whose cells become pure, and count them."""
-    for start in range(begin + program * BLOCK, end, programs * BLOCK):
+    for start in range(begin + member * BLOCK, end, members * BLOCK):
         at = singly(start, BLOCK)
         inside = at < end
         item = tl.load(queue + at, mask=inside, other=0, cache_modifier=_SHARED)
         candidate, alone_in = item // _ITEM, item % _ITEM
         position = tl.load(positions + candidate, mask=inside, other=0)
-        segment = segment_of(candidate, position, share, tl.load(seed), rows, LANES, SEGMENTED)
         value = tl.zeros((BLOCK,), tl.int32)
         for j in tl.static_range(_SUB_TABLES):
             cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
-            held = inside & (alone_in == j)
-            own = tl.load(sums + segment + cell, mask=held, other=0, cache_modifier=_SHARED)
+            own = tl.load(sums + cell, mask=inside & (alone_in == j), other=0, cache_modifier=_SHARED)
             value += tl.where(negative, 0 - own, own)
         tl.store(out + candidate, value, mask=inside)
         for j in tl.static_range(_SUB_TABLES):
             cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
             change = tl.where(negative, value, 0 - value)
-            tl.atomic_add(sums + segment + cell, change, mask=inside & (alone_in != j), sem="relaxed")
+            tl.atomic_add(sums + cell, change, mask=inside & (alone_in != j), sem="relaxed")
         for j in tl.static_range(_SUB_TABLES):
             cell, _ = cells_of(position, tl.load(seed), j, rows, LANES)
             shared = inside & (alone_in != j)
             gone = candidate + _ONE
-            before = tl.atomic_add(state + segment + cell, 0 - gone, mask=shared, sem="relaxed")
+            before = tl.atomic_add(state + cell, 0 - gone, mask=shared, sem="relaxed")
             _queue(queue, end, following, waiting, before - gone, j, shared)
 
 
 @triton.jit
-def _meet(arrived, times, programs):
-    """Wait until all programs have arrived `times` times; then each sees what all wrote before they arrived.
+def _meet(arrived, times, members):
+    """Wait until all members have arrived `times` times; then each sees what all wrote before they arrived.
 
     They must run at the same time, as those of a cooperative launch do.
     """
     tl.debug_barrier()
-    tl.atomic_add(arrived, 1, sem="release")
-    while tl.load(arrived, volatile=True) < times * programs.to(tl.int64):
-        pass
-    tl.atomic_add(arrived, 0, sem="acquire")
-    tl.debug_barrier()
+    if members > 1:
+        tl.atomic_add(arrived, 1, sem="release")
+        while tl.load(arrived, volatile=True) < times * wide(members):
+            pass
+        tl.atomic_add(arrived, 0, sem="acquire")
+        tl.debug_barrier()
 
 
 @triton.jit
 def rounds_kernel(
-    positions, state, sums, queue, progress, waiting, out, seed, candidates,
-    rows, share, LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
+    positions, state, sums, queue, progress, peeled, waiting, out, seed, segments, rows, members,
+    LANES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Peel the queue, round after round, until no candidate is queued: the rest is the 2-core.
+    """Peel every segment, round after round, until no candidate is queued: the rest is the 2-core.
 
-    sums[cells] is peeled into out[candidates]. progress[0] holds the candidates queued for the first round;
-    round r counts those of the next in progress[(r + 1) % 3]. progress[3] counts arrivals at the barriers
-    between rounds. progress[4] becomes the number of candidates left over.
+    `members` programs peel a segment together, and then another. sums[cells] is peeled into out[candidates].
+    A segment's queue has as much room as the segment has cells. Of the segment's four numbers in `progress`,
+    the first holds the candidates queued for the first round; round r counts those of the next in number
+    (r + 1) % 3; the last counts arrivals at the barriers between rounds. All are added to peeled[0].
     """
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    begin, round_ = wide(0), wide(0)
-    end = tl.load(progress)
-    while begin < end:
-        # Every program has read this count before the last barrier; the next round adds to it.
-        tl.store(progress + (round_ + 2) % 3, wide(0))
-        following = progress + (round_ + 1) % 3
-        _peel_round(
-            program, programs, begin, end, following, positions, state, sums, queue, waiting, out, seed,
-            rows, share, LANES, SEGMENTED, BLOCK,
-        )  # fmt: skip
-        round_ += 1
-        _meet(progress + 3, round_, programs)
-        begin = end
-        end += tl.load(following, volatile=True)
-    tl.store(progress + 4, wide(candidates) - end)
+    group, member = tl.program_id(0) // members, tl.program_id(0) % members
+    table_cells = wide(rows) * LANES
+    for segment in range(group, segments, tl.num_programs(0) // members):
+        first = wide(segment) * _SUB_TABLES * table_cells
+        ours, state_, sums_, queue_ = progress + 4 * segment, state + first, sums + first, queue + first
+        _first_round(member, members, table_cells, queue_, ours, waiting, state_, BLOCK)
+        _meet(ours + 3, 1, members)
+        begin, round_ = wide(0), wide(0)
+        end = tl.load(ours, volatile=True)
+        while begin < end:
+            # Every member has read this count before the last barrier; the next round adds to it.
+            tl.store(ours + (round_ + 2) % 3, wide(0))
+            following = ours + (round_ + 1) % 3
+            _peel_round(
+                member, members, begin, end, following, positions, state_, sums_, queue_, waiting, out, seed,
+                rows, LANES, BLOCK,
+            )  # fmt: skip
+            round_ += 1
+            _meet(ours + 3, round_ + 1, members)
+            begin = end
+            end += tl.load(following, volatile=True)
+        if member == 0:
+            tl.atomic_add(peeled, end, sem="relaxed")

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peelsum.codec import cpu_segment_loops as loops
+from peelsum import kept_pages
+from peelsum.codec import cpu_block_loops
 from peelsum.codec import gpu_launch as launch
 from peelsum.codec.block_scales import ZERO
 from peelsum.codec.cpu import frozen
@@ -59,7 +60,9 @@ class GpuSegments:
         self._rows = _rows(table, stream_of(self._device))
         self._highest = fixed_point(0, workers).scale
         self.fields = np.empty(len(table), np.int32)
-        self.scales = np.empty(int(table.blocks[-1]), np.int32)
+        self.scales = kept_pages.empty(int(table.blocks[-1]), np.int32)
+        #: The scales, and where each row's numbers begin, on the device; None until they are needed there.
+        self._placed: tuple[Tensor, Tensor] | None = None
         #: int64[2, segments]: own non-zeros, and non-zeros of dense sums.
         self._counts = torch.zeros(2, len(table), dtype=torch.int64, device=self._device)
         #: Whether this worker's dense and sparse numbers have been written, and counted.
@@ -75,28 +78,36 @@ class GpuSegments:
     def read_scales(self, words: NDArray[np.uint32]) -> None:
         """See `SegmentCodec.read_scales`."""
         words, count = frozen(words), len(self._table)
-        powers = np.empty((2, len(self.scales)))  # of the CPU's loop; the kernels make their own
         given = words[:count], words[count:], self._table.blocks, self._highest
-        loops.decode_scales(*given, self.fields, self.scales, *powers)
-        self.use(self.fields, self.scales)
+        cpu_block_loops.decode_scales(*given, self.fields, self.scales)
+        self._settle()
 
     def use(self, fields: NDArray[np.int32], scales: NDArray[np.int32]) -> None:
         """See `SegmentCodec.use`."""
-        table = self._table
         self.fields[:], self.scales[:] = fields, scales
-        placed, absent = self.scales, (self.fields == ZERO) | (self.fields == NON_FINITE)
-        if absent.any():
-            placed = placed.copy()
-            for s in np.flatnonzero(absent):
-                scale = NON_FINITE_SCALE if self.fields[s] == NON_FINITE else ZERO_SCALE
-                placed[table.blocks[s] : table.blocks[s + 1]] = scale
-        self._scales = sent(placed, self._device)
-        self._places = self._rows.begins
-        if absent[: table.dense].any():
-            skipped = np.cumsum(np.where(absent, table.elements, 0)) - np.where(absent, table.elements, 0)
-            places = table.begin_of_row[:-1] - skipped[table.segment_of_row]
-            self._places = sent(places, self._device)
-        self.sent = np.where(absent, 0, table.elements)
+        self._settle()
+
+    def _settle(self) -> None:
+        self._placed = None
+        self._absent = (self.fields == ZERO) | (self.fields == NON_FINITE)
+        self.sent = np.where(self._absent, 0, self._table.elements)
+
+    def _there(self) -> tuple[Tensor, Tensor]:
+        """Return the scales, and where each row's numbers begin, on the device."""
+        if self._placed is None:
+            table, absent, scales, places = self._table, self._absent, self.scales, self._rows.begins
+            if absent.any():
+                scales = scales.copy()
+                for s in np.flatnonzero(absent):
+                    scale = NON_FINITE_SCALE if self.fields[s] == NON_FINITE else ZERO_SCALE
+                    scales[table.blocks[s] : table.blocks[s + 1]] = scale
+            if absent[: table.dense].any():
+                missing = np.where(absent, table.elements, 0)
+                skipped = np.cumsum(missing) - missing
+                begins = table.begin_of_row[:-1] - skipped[table.segment_of_row]
+                places = sent(begins, self._device)
+            self._placed = sent(scales, self._device), places
+        return self._placed
 
     def values_at(self, elements: NDArray[np.int64]) -> NDArray[np.float32]:
         """See `SegmentCodec.values_at`. Waits for the device."""
@@ -119,7 +130,7 @@ class GpuSegments:
         if self._wrote[0]:
             self._counts[0, : self._table.dense] = 0
         self._wrote[0] = True
-        launch.write_dense(self._bits, self._rows, self._scales, self._places, out, self._counts[0])
+        launch.write_dense(self._bits, self._rows, *self._there(), out, self._counts[0])
 
     def gather(self, out: Tensor) -> None:
         """See `SegmentCodec.gather`."""
@@ -128,7 +139,7 @@ class GpuSegments:
         self._wrote[1] = True
         positions = torch.empty(len(out), dtype=torch.int64, device=self._device)
         launch.positions(self._union, WORD_BITS * self._union.numel(), self._bases, positions)
-        launch.gather(self._bits, self._rows, self._scales, positions, out, self._counts[0])
+        launch.gather(self._bits, self._rows, self._there()[0], positions, out, self._counts[0])
 
     def read(
         self,
@@ -146,7 +157,7 @@ class GpuSegments:
             out if out is not None else part if part.device == there else torch.empty_like(part, device=there)
             for part, out, there in zip(parts, self._out, self._devices, strict=True)
         ]
-        place = self._scales, self._places, self._union, self._bases
+        place = *self._there(), self._union, self._bases
         self._values = self._empty(0)  # a caller may keep results for long, and them alone
         launch.read(dense, sparse, self._rows, *place, divisor, flat, self._counts[1])
         if wide is not None:

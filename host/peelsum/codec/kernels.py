@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec import cpu, cpu_index_loops, cpu_segments, reference
+from peelsum.codec import cpu, cpu_block_loops, cpu_index_loops, cpu_segments, reference
 from peelsum.codec.errors import CodecError
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BloomLayout
@@ -205,6 +205,7 @@ def warm_up(implementation: Implementation = "cpu") -> None:
             ops.quantize(np.ones(1, np.float32), FixedPoint(0), np.empty(1, np.int32))
         if implementation != "reference":
             _run_segments(segment_codec(implementation), room)
+            _run_blocks()
 
 
 def _run_all(ops: Kernels, room: Memory) -> None:
@@ -225,6 +226,15 @@ def _run_all(ops: Kernels, room: Memory) -> None:
     ops.sketch_encode(layout, where, quantized, sketch[:3])
     ops.sketch_decode(layout, sketch[:3], where, quantized)
     ops.sketch_decode(dealt, sketch, where, quantized)
+
+
+def _run_blocks() -> None:
+    words, firsts = cpu.frozen(np.ones(1, np.uint32)), np.array([0, 1])
+    fields, flags = np.ones(1, np.int32), np.ones(1, np.bool)
+    cpu_block_loops.levels_of(words, firsts, fields, fields, 1, fields)
+    cpu_block_loops.expect(fields, firsts, fields)
+    cpu_block_loops.judge(words, fields, fields, 1, 1, fields, fields, flags, flags)
+    cpu_block_loops.learn(fields, fields)
 
 
 def _run_segments(codecs: SegmentCodecs, room: Memory) -> None:

@@ -43,7 +43,10 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value is None or isinstance(value, bool),
         "is not a choice; give True, False, or None for what the compressor needs",
     ),
-    "implementation": (lambda value: value in ("cpu", "gpu"), "is unknown; use 'cpu' or 'gpu'"),
+    "implementation": (
+        lambda value: value in ("cpu", "gpu", None),
+        "is unknown; use 'cpu', 'gpu', or None for that of the gradients' device",
+    ),
     "log_every": (
         lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
         "is not a number of steps; give an integer, 0 for never",

@@ -53,8 +53,11 @@ class BucketSum:
         with ExitStack() as opened:
             several = [opened.enter_context(one.gradients(on_host=self.on_host)) for one in buckets]
             gradients = list(chain.from_iterable(several))
-            result = self._summed(gradients, [shape for one in buckets for shape in one.shapes], step)
+            shapes = [shape for one in buckets for shape in one.shapes]
+            result, replaced = self._summed(gradients, shapes, step)
             for gradient, name in zip(gradients, self.names, strict=True):
+                if replaced and gradient.dtype == torch.float32:
+                    continue
                 average = torch.as_tensor(result[name].values).view(-1)
                 if average.data_ptr() != gradient.data_ptr():
                     gradient.copy_(average)
@@ -62,22 +65,23 @@ class BucketSum:
 
     def _summed(
         self, gradients: Sequence[torch.Tensor], shapes: Sequence[torch.Size], step: int
-    ) -> StepResult | CompressedResult:
+    ) -> tuple[StepResult | CompressedResult, bool]:
+        """Return the result, and whether it has replaced gradients that are float32."""
         if isinstance(self.allreduce, Allreduce):
             tensors = map(summable, gradients) if self.on_host else gradients
             try:
-                return self.allreduce.sum(dict(zip(self.names, tensors, strict=True)), in_place=True)
+                return self.allreduce.sum(dict(zip(self.names, tensors, strict=True)), in_place=True), True
             except DeviceMemoryError as error:
                 if error.result is None:
                     raise
-                return error.result
+                return error.result, False
         for one, name in zip(gradients, self.names, strict=True):
             dtype = str(one.dtype).removeprefix("torch.")
             if dtype not in SUPPORTED_DTYPES:
                 raise unsupported_dtype(name, dtype)
         shaped = (one.float().view(shape) for one, shape in zip(gradients, shapes, strict=True))
         named = {name: one.numpy() for name, one in zip(self.names, shaped, strict=True)}
-        return self.allreduce.sum(named, step)
+        return self.allreduce.sum(named, step), False
 
 
 class BucketSums:
@@ -124,7 +128,7 @@ class BucketSums:
         return self._queue
 
     def _warm_up(self) -> None:
-        warm_up(self._settings.implementation)
+        warm_up(self._settings.implementation or "cpu")
         if self._memory is not None:
             warm_up_compressing()
 
@@ -174,7 +178,8 @@ class BucketSums:
         queue = self._queue
         assert queue is not None
         if names not in self._sums:
-            self._sums[names] = self._new_sum(queue, names)
+            settings = self._settings.beside(buckets[0].buffer)
+            self._sums[names] = self._new_sum(settings, queue, names)
         one, count, learn = self._sums[names], self._count, self._waiting.learn
 
         def work() -> None:
@@ -206,19 +211,16 @@ class BucketSums:
                 if self._group is not None and self._group is not queue.summation:
                     self._group.close()
 
-    def _new_sum(self, queue: SumQueue, names: tuple[str, ...]) -> BucketSum:
-        summation = QueuedSummation(queue)
-        on_host = self._settings.implementation == "cpu"
+    def _new_sum(self, settings: Settings, queue: SumQueue, names: tuple[str, ...]) -> BucketSum:
+        summation, on_host = QueuedSummation(queue), settings.implementation == "cpu"
         if self._memory is None:
-            return BucketSum(
-                names, summation, self._settings.allreduce(summation, names, self._history), on_host
-            )
+            return BucketSum(names, summation, settings.allreduce(summation, names, self._history), on_host)
         if self._decisions is not None:
             return BucketSum(names, summation, self._flexible(summation, names, self._decisions), on_host)
-        assert self._settings.method is not None
+        assert settings.method is not None
         collectives = collectives_of(summation, self._group)
-        compressed = self._settings.compressed(
-            collectives, self._settings.method, names, self._memory, self._history, summation
+        compressed = settings.compressed(
+            collectives, settings.method, names, self._memory, self._history, summation
         )
         return BucketSum(names, summation, compressed, on_host)
 

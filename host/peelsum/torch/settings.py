@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Literal
+
+import torch
 
 from peelsum.allreduce import (
     Allreduce,
@@ -45,8 +48,11 @@ class Settings:
     """The strategy that chooses method and ratio in every step, or None."""
     error_feedback: bool | None
     """Whether what is not sent is kept; None asks the compressor."""
-    implementation: Literal["cpu", "gpu"]
-    """Where gradients are encoded and decoded; with a compressor or a strategy, always on the host."""
+    implementation: Literal["cpu", "gpu"] | None
+    """Where gradients are encoded and decoded; with a compressor or a strategy, always on the host.
+
+    None until `beside` knows where they are.
+    """
     timeout_s: float | None
     """Seconds that a sum waits for other ranks; None for the backend's."""
     log_every: int
@@ -128,6 +134,13 @@ class Settings:
         """Whether the hook makes its backend, and so closes it."""
         return isinstance(self.over, str)
 
+    def beside(self, gradients: torch.Tensor) -> Settings:
+        """Return the settings for gradients on this device, whose `implementation` is not None."""
+        if self.implementation is not None:
+            return self
+        on_device = gradients.is_cuda and find_spec("triton") is not None
+        return replace(self, implementation="gpu" if on_device else "cpu")
+
     def without_connection(self) -> Settings:
         """Return settings that can be pickled: a `Summation` in `over` becomes "switch"."""
         return self if self.makes_backend else replace(self, over="switch")
@@ -201,7 +214,7 @@ class Settings:
             network=self.network,
             history=history,
             average=True,
-            implementation=self.implementation,
+            implementation=self.implementation or "cpu",
             span=profiled,
             note=unnoted if step_spans() is None else noted,
         )

@@ -64,9 +64,9 @@ class SwitchAllreduceState:
       and, at level INFO, in the log.
     - `error_feedback`: whether what is not sent is kept for later steps; None does so if the compressor needs
       it. True without a compressor keeps what fixed point rounds off.
-    - `implementation`: "cpu" copies gradients from a GPU to the host and back. "gpu" encodes and decodes them
-      on the GPU by Triton, so that only words are copied. Both produce the same bits, and ranks may mix them.
-      Compressors run on the host, whichever it is.
+    - `implementation`: "gpu" encodes and decodes gradients on their GPU by Triton, so that only words are
+      copied. "cpu" copies gradients to the host and back. None takes "gpu" for gradients on a GPU if Triton
+      is installed. Both produce the same bits, and ranks may mix them. Compressors run on the host.
     - `timeout_s`: seconds that a sum waits for other workers before it raises an error that names them. None
       takes the job's timeout, or 30 s.
     - `log_every`: steps between two lines of statistics, at level INFO of logger `peelsum.torch`; 0 for none.
@@ -90,7 +90,7 @@ class SwitchAllreduceState:
         compressor: Compressor | None = None,
         strategy: Flexible | None = None,
         error_feedback: bool | None = None,
-        implementation: Literal["cpu", "gpu"] = "cpu",
+        implementation: Literal["cpu", "gpu"] | None = None,
         timeout_s: float | None = None,
         log_every: int = 0,
     ) -> None:

@@ -139,13 +139,11 @@ class Trainer:
         if sums is not None or path == HOOK_OVER_GLOO:
             names = self._model.module.named_parameters()
             top_k = TopK(job.top_k) if self._sparse and job.top_k else None
-            on_gpu = job.device == "cuda" and top_k is None
             self._state = SwitchAllreduceState(
                 over=sums or "gloo",
                 names=names,
                 forms=FORMS.get(path, "auto"),
                 compressor=top_k,
-                implementation="gpu" if on_gpu else "cpu",
             )
         self._recorder = Recorder(self._sum)
         # DDP reads a hook's annotations, which an object lacks.

@@ -1,0 +1,152 @@
+"""Loops over the blocks of a step that have scales of their own, compiled by Numba and cached on disk.
+
+A large model has millions of blocks: each loop goes over them once, and allocates nothing. `firsts`,
+int64[segments + 1], holds each segment's first block, and the end.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.codec.block_scales import (
+    DEPTH,
+    FEWEST_BITS,
+    LEVEL_BITS,
+    LEVELS,
+    MARGIN,
+    NON_FINITE_BIT,
+    SPAN,
+    ZERO,
+)
+from peelsum.codec.cpu_index_loops import Numbers, Words, compiled, magnitude, ones
+from peelsum.codec.fixed_point import MANTISSA_BITS, NON_FINITE
+
+_Integers = NDArray[np.int32]
+_Flags = NDArray[np.bool_]
+_Factors = NDArray[np.float64]
+
+_LARGEST_FINITE = NON_FINITE - 1
+_MANTISSA_OF_FLOAT64, _BIAS_OF_FLOAT64 = 52, 1023
+_ONE, _31, _32 = np.uint32(1), np.uint32(31), np.uint32(32)
+
+
+@compiled
+def encode_scales(firsts: Numbers, magnitudes: Words, segments: Words, blocks: Words) -> None:
+    """Do what `block_scales.encoded` does. `magnitudes` may be `blocks`."""
+    for s in range(segments.size):
+        begin, end = np.uint64(firsts[s]), np.uint64(firsts[s + 1])
+        largest = magnitude(magnitudes[firsts[s] : firsts[s + 1]])
+        field = np.int64(largest >> np.uint32(MANTISSA_BITS))
+        bit = NON_FINITE_BIT if field == NON_FINITE else field // SPAN
+        segments[s] = np.uint32(1 << bit) if largest else np.uint32(0)
+        least = np.int64(field - DEPTH if field > DEPTH else 0)
+        for b in range(begin, end):
+            own = np.int64(magnitudes[b] >> np.uint32(MANTISSA_BITS))
+            level = (own if own > least else least) >> LEVEL_BITS
+            blocks[b] = np.uint32(1 << (level % LEVELS)) if magnitudes[b] else np.uint32(0)
+
+
+@compiled
+def decode_scales(
+    segments: Words, blocks: Words, firsts: Numbers, highest: int, fields: _Integers, scales: _Integers
+) -> None:
+    """Do what `block_scales.decoded` does; write scales[blocks], `highest` less a block's field."""
+    for s in range(segments.size):
+        top = _top(segments[s])
+        fields[s] = top if segments[s] else ZERO
+        if segments[s] >> np.uint32(NON_FINITE_BIT):
+            fields[s] = NON_FINITE
+        level = max(top, 0) >> LEVEL_BITS
+        turn = np.uint32((LEVELS - 1 - level) % LEVELS)
+        for b in range(np.uint64(firsts[s]), np.uint64(firsts[s + 1])):
+            # Turned: the segment's uppermost level is the uppermost bit. Fill all bits below the highest.
+            word = np.uint32((blocks[b] << turn) | (blocks[b] >> ((_32 - turn) & _31)))
+            for shift in (1, 2, 4, 8, 16):
+                word = np.uint32(word | (word >> np.uint32(shift)))
+            below = np.int64(LEVELS - int(ones(word))) if word else np.int64(0)
+            upper = ((level - below) << LEVEL_BITS) + (1 << LEVEL_BITS) - 1
+            upper = upper if upper > 0 else np.int64(0)
+            scales[b] = highest - (upper if upper < _LARGEST_FINITE else np.int64(_LARGEST_FINITE))
+
+
+@compiled
+def powers(scales: _Integers, factors: _Factors, inverse: _Factors) -> None:
+    """Write 2**scale and 2**-scale."""
+    bits, inverse_bits = factors.view(np.int64), inverse.view(np.int64)
+    for b in range(scales.size):
+        bits[b] = (_BIAS_OF_FLOAT64 + np.int64(scales[b])) << _MANTISSA_OF_FLOAT64
+        inverse_bits[b] = (_BIAS_OF_FLOAT64 - np.int64(scales[b])) << _MANTISSA_OF_FLOAT64
+
+
+@compiled
+def _top(word: np.uint32) -> int:
+    """Return the largest exponent field that a segment's word allows, or less than 0."""
+    for bit in range(NON_FINITE_BIT - 1, -1, -1):
+        if (word >> np.uint32(bit)) & _ONE:
+            return min(SPAN * bit + SPAN - 1, _LARGEST_FINITE)
+    return -1
+
+
+@compiled
+def levels_of(
+    words: Words, firsts: Numbers, fields: _Integers, scales: _Integers, highest: int, out: _Integers
+) -> None:
+    """Write the exponent fields of blocks; 0 for those without numbers, and of segments not finite.
+
+    words: the blocks' words of scales. fields, scales: what `decode_scales` makes of them.
+    """
+    for s in range(fields.size):
+        summed = fields[s] != ZERO and fields[s] != NON_FINITE
+        for b in range(np.uint64(firsts[s]), np.uint64(firsts[s + 1])):
+            out[b] = highest - scales[b] if summed and words[b] else 0
+
+
+@compiled
+def expect(levels: _Integers, firsts: Numbers, out: _Integers) -> None:
+    """Write the fields that blocks are expected not to exceed, from those of earlier steps.
+
+    levels: as `History.levels` returns them. A block of level 0 was always zero, and is expected to be like
+    the largest of its segment.
+    """
+    for s in range(firsts.size - 1):
+        begin, end = np.uint64(firsts[s]), np.uint64(firsts[s + 1])
+        largest = np.int32(0)
+        for b in range(begin, end):
+            largest = max(largest, levels[b])
+        for b in range(begin, end):
+            field = levels[b] + MARGIN if levels[b] else largest
+            out[b] = field if field < _LARGEST_FINITE else _LARGEST_FINITE
+
+
+@compiled
+def judge(
+    words: Words, levels: _Integers, expected: _Integers, highest: int, bits: int,
+    scales: _Integers, bounds: _Integers, exceeding: _Flags, again: _Flags,
+) -> int:  # fmt: skip
+    """Compare blocks with the fields that were `expected` of them; return how many are sent `again`.
+
+    These are above what two words hold, or leave fewer than FEWEST_BITS of `bits` to their numbers.
+    words: their words of scales. scales: what `decode_scales` made of these; overwritten by the scales of the
+    step. bounds: the lesser of both.
+    """
+    count = 0
+    for b in range(np.uint64(words.size)):
+        level, field, actual = levels[b], expected[b], scales[b]
+        exceeding[b] = words[b] != 0 and highest - actual > field
+        coarse = level > 0 and level < field - bits + FEWEST_BITS
+        again[b] = coarse or level > field + bits - 1
+        scales[b] = actual if again[b] else highest - field
+        bounds[b] = min(scales[b], actual)
+        count += again[b]
+    return count
+
+
+@compiled
+def learn(kept: _Integers, levels: _Integers) -> None:
+    """Update the fields that are kept of blocks by those of a step: see `Levels`."""
+    for b in range(np.uint64(kept.size)):
+        level = levels[b]
+        if level > 0:
+            fallen = kept[b] - level
+            kept[b] = level + (fallen // 2 if fallen > 0 else 0)
