@@ -104,6 +104,9 @@ def of_unequal_sizes(rank: int, call: str) -> str:
     size = 2000 + 2 * rank
     calls = {
         "reduce": lambda: dist.all_reduce(torch.ones(5 + rank)),
+        "of integers": lambda: dist.all_reduce(torch.ones(5 + rank, dtype=torch.int32)),
+        "of int64": lambda: dist.all_reduce(torch.ones(5 + rank, dtype=torch.int64), dist.ReduceOp.AVG),
+        "of bits": lambda: dist.all_reduce(torch.ones(5 + rank, dtype=torch.int8), dist.ReduceOp.BAND),
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(torch.zeros(size), torch.ones(2 * size)),
         "all_gather": lambda: dist.all_gather_into_tensor(torch.zeros(2 * size), torch.ones(size)),
         "broadcast": lambda: dist.broadcast(torch.ones(size), 0),

@@ -128,7 +128,9 @@ def check_wholes(call) -> None:
         np.testing.assert_allclose(result, exact, rtol=1e-6, atol=np.abs(given).max() * 2.0**-20)
 
 
-@pytest.mark.parametrize("call", ["reduce", "reduce_scatter", "all_gather", "broadcast"])
+@pytest.mark.parametrize(
+    "call", ["reduce", "of integers", "of int64", "of bits", "reduce_scatter", "all_gather", "broadcast"]
+)
 def test_ranks_with_tensors_of_other_sizes_get_an_error(call: str):
     """Of sizes that take as many packets, so that nothing else would notice."""
     outcomes = over_a_switch(2, shards.of_unequal_sizes, call)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -143,12 +144,12 @@ class TensorSums:
 
     def barrier(self) -> None:
         """Wait for all workers, by a sum of one word."""
-        self._combined(np.zeros(1, np.uint32), "add")
+        self._combined(np.zeros(1, np.uint32), "add", 4)
 
     def _bits(self, flat: torch.Tensor, inverted: bool = False) -> torch.Tensor:
         """Return the OR of all workers' bits; inverted: their AND, by the OR of their complements."""
         words, size = _as_words(flat)
-        result = self._combined(~words, "or") if inverted else self._combined(words, "or")
+        result = self._combined(~words if inverted else words, "or", size)
         return torch.from_numpy((~result if inverted else result).view(np.uint8)[:size]).view(flat.dtype)
 
     def _floats(self, flat: torch.Tensor, reduction: Reduction) -> torch.Tensor:
@@ -167,7 +168,8 @@ class TensorSums:
         given, mine = _sized(flat.float())[0], self._summation.worker_id
         words = np.zeros((self._summation.workers, given.size), np.uint32)
         words[mine] = given
-        everybody = self._combined(words.reshape(-1), "or").reshape(words.shape)
+        (everybody,) = self._summation.sum_words([Part(words.reshape(-1), "or")])
+        everybody = everybody.reshape(words.shape)
         _check_sizes("reduction", everybody[:, 0], given[0])
         floats = everybody[:, 1:].view(np.float32)
         with np.errstate(invalid="ignore"):
@@ -177,7 +179,7 @@ class TensorSums:
 
     def _of_32(self, numbers: NDArray[Any]) -> NDArray[Any]:
         """Return the sum modulo the type's size."""
-        return self._combined(numbers.astype(np.uint32), "add").astype(numbers.dtype)
+        return self._combined(numbers.astype(np.uint32), "add", numbers.nbytes).astype(numbers.dtype)
 
     def _of_64(self, numbers: NDArray[Any], average: bool) -> NDArray[Any]:
         """Return the sum modulo 2**64, by three pieces of which none overflows 32 bits; or its average.
@@ -188,7 +190,9 @@ class TensorSums:
         wide = numbers.astype(np.int64 if signed else np.uint64).view(np.uint64)
         shifts = np.arange(0, 64, _PIECE_BITS, dtype=np.uint64)[:, None]
         pieces = (wide >> shifts & np.uint64((1 << _PIECE_BITS) - 1)).astype(np.uint32)
-        sums = self._combined(pieces.reshape(-1), "add").reshape(pieces.shape).astype(np.uint64)
+        sums = (
+            self._combined(pieces.reshape(-1), "add", numbers.nbytes).reshape(pieces.shape).astype(np.uint64)
+        )
         total: NDArray[Any] = (sums << shifts).sum(axis=0, dtype=np.uint64)
         if signed:
             total = total.view(np.int64)
@@ -197,9 +201,22 @@ class TensorSums:
             total = total // workers + ((total < 0) & (total % workers != 0))
         return total.astype(numbers.dtype)
 
-    def _combined(self, words: Words, op: Op) -> Words:
-        (result,) = self._summation.sum_words([Part(words, op)])
-        return result
+    def _combined(self, words: Words, op: Op, size: int) -> Words:
+        """Return all workers' words, combined. Raises HookConfigError unless all tensors have `size` bytes.
+
+        Two words tell: a hash of the size and its complement. Their OR is their own only if all are equal,
+        and so is the mean of their sum, but for one of 2**32 sizes.
+        """
+        digest = zlib.crc32(size.to_bytes(8))
+        head = np.array([digest, digest ^ 0xFFFFFFFF], np.uint32)
+        alike = head if op == "or" else head * np.uint32(self._summation.workers)
+        (result,) = self._summation.sum_words([Part(np.concatenate([head, words]), op)])
+        if (result[:2] != alike).any():
+            raise HookConfigError(
+                f"reduction: other ranks gave tensors of other sizes than this one, of {size} bytes; give "
+                "tensors of one size"
+            )
+        return result[2:]
 
 
 def _as_words(flat: torch.Tensor) -> tuple[Words, int]:
