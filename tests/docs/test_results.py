@@ -369,8 +369,22 @@ def gpu_training() -> Iterator[Sequence[Cell]]:
     for model, name in (("ncf", "NCF"), ("bert", "BERT-base"), ("vgg19", "VGG19")):
         own = {row["sums"]: row["step_ms"] for row in rows if row["model"] == model}
         (parameters,) = {row["parameters"] for row in rows if row["model"] == model}
-        last: Cell = own.get("hook, gpu", "not measured")
-        yield name, parameters / 1e6, own["ddp"], own["hook, cpu"], last
+        yield name, parameters / 1e6, own["ddp"], own["hook, cpu"], own["hook, gpu"]
+
+
+@rows_of("gpu.md", "form | index")
+def gpu_codec() -> Iterator[Sequence[Cell]]:
+    forms = {
+        "lhc_published": "LHC, as published", "lhc_cuda": "LHC, its CUDA program",
+        "lhc": "LHC, its best table", "lhc_best": "LHC, its best table",
+    }  # fmt: skip
+    indexes = {"four_bit": "four bits", "bitmap": "bitmap", "bloom": "Bloom filter"}
+    for row in committed("gpu")["codec"]:
+        name = forms.get(row["form"], f"`{row['form']}`")
+        yield (
+            name, indexes[row["index"]], row["bits_per_element"], row["encode_gbps"], row["decode_gbps"],
+            row["codec_ms"],
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.iterdir()), ids=lambda path: path.name)

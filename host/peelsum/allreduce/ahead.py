@@ -131,7 +131,7 @@ class AheadExchange(Exchange):
         """
         codec, blocks = self.codec, len(self._scales)
         self._read_scales(words)
-        scales, self.bounds = codec.scales.copy(), kept_pages.empty(blocks, np.int32)
+        scales, self.bounds = codec.scales, kept_pages.empty(blocks, np.int32)
         exceeding, again = kept_pages.empty(blocks, np.bool), kept_pages.empty(blocks, np.bool)
         self._far = cpu_block_loops.judge(
             frozen(words[len(self.layout.table) :]), self.levels, self._expected.fields,

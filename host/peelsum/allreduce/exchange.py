@@ -101,7 +101,7 @@ class Exchange:
         #: Words that were sent for no segment alone.
         self.beside_words = 0
         #: int32[blocks]: the scales by which sums are bounded.
-        self.bounds = codec.scales
+        self.bounds: Integers = nothing
         #: int32[blocks]: exponent fields of the blocks, 0 for those without numbers; after the first round.
         self.levels: Integers = nothing
         self.wide: Wide | None = None
@@ -139,6 +139,7 @@ class Exchange:
         """Read words of scales, and find the blocks' levels."""
         codec, table, highest = self.codec, self.layout.table, self._setting.highest
         codec.read_scales(words)
+        self.bounds = codec.scales
         self.levels = kept_pages.empty(len(codec.scales), np.int32)
         of_blocks = frozen(words[len(table) :])
         cpu_block_loops.levels_of(of_blocks, table.blocks, codec.fields, codec.scales, highest, self.levels)

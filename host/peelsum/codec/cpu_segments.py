@@ -44,8 +44,7 @@ class CpuSegments:
         self._over = bool(over.all())
         # A scale is this number less the exponent field.
         self._highest = fixed_point(0, workers).scale
-        self.fields = np.empty(len(table), np.int32)
-        self.scales = kept_pages.empty(int(table.blocks[-1]), np.int32)
+        self.fields = self.scales = np.empty(0, np.int32)
         #: 2**scale and 2**-scale of the blocks, while these are known.
         self._powers: tuple[_Factors, _Factors] | None = None
         self._union: Words = np.empty(0, np.uint32)
@@ -53,7 +52,7 @@ class CpuSegments:
     def write_scales(self, out: Words) -> Words:
         """See `SegmentCodec.write_scales`."""
         bitmap = kept_pages.empty(self._table.words, np.uint32)
-        count = len(self.fields)
+        count = len(self._table)
         segments, blocks = out[:count], out[count:]
         self._each(lambda a, b: loops.measure(self._pieces, a, b, bitmap, blocks))
         cpu_block_loops.encode_scales(self._table.blocks, blocks, segments, blocks)
@@ -61,15 +60,15 @@ class CpuSegments:
 
     def read_scales(self, words: Words) -> None:
         """See `SegmentCodec.read_scales`."""
-        words, count = frozen(words), len(self.fields)
+        words, count = frozen(words), len(self._table)
         given = words[:count], words[count:], self._table.blocks, self._highest
-        cpu_block_loops.decode_scales(*given, self.fields, self.scales)
-        self._powers = None
+        fields, scales = np.empty(count, np.int32), kept_pages.empty(len(words) - count, np.int32)
+        cpu_block_loops.decode_scales(*given, fields, scales)
+        self.use(fields, scales)
 
     def use(self, fields: Integers, scales: Integers) -> None:
         """See `SegmentCodec.use`."""
-        self.fields[:], self.scales[:] = fields, scales
-        self._powers = None
+        self.fields, self.scales, self._powers = fields, scales, None
 
     def values_at(self, elements: NDArray[np.int64]) -> Floats:
         """See `SegmentCodec.values_at`."""

@@ -38,8 +38,8 @@ _SCAN = 4096
 _MANY_WARPS = 8
 #: Programs of a cooperative launch for each SM, of 128 threads. All must run at once.
 _PROGRAMS_PER_SM = 2
-#: Segments that are peeled at the same time, at most: the memory of 16 fits an H100's cache of 50 MB. With 32,
-#: peeling 2**27 elements of 5 to 20 % takes 1.15 to 1.2 times as long, with 8 1.5 times.
+#: Segments that are peeled at the same time, at most: an H100's cache, 50 MB, holds the state of 16. Of 2**27
+#: elements, 5 to 20 % of which are candidates, peeling takes 1.15 to 1.2 times as long with 32, 1.5 with 8.
 _SEGMENTS_AT_ONCE = 16
 #: A launch that takes longer, in seconds, compiles; between two messages that say so.
 _COMPILING_S, _BEAT_S = 0.1, 2.0

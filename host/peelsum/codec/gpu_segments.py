@@ -59,8 +59,7 @@ class GpuSegments:
         self._over = self._lie_together and all(a is b for a, b in zip(values, out, strict=True))
         self._rows = _rows(table, stream_of(self._device))
         self._highest = fixed_point(0, workers).scale
-        self.fields = np.empty(len(table), np.int32)
-        self.scales = kept_pages.empty(int(table.blocks[-1]), np.int32)
+        self.fields = self.scales = np.empty(0, np.int32)
         #: The scales, and where each row's numbers begin, on the device; None until they are needed there.
         self._placed: tuple[Tensor, Tensor] | None = None
         #: int64[2, segments]: own non-zeros, and non-zeros of dense sums.
@@ -79,16 +78,13 @@ class GpuSegments:
         """See `SegmentCodec.read_scales`."""
         words, count = frozen(words), len(self._table)
         given = words[:count], words[count:], self._table.blocks, self._highest
-        cpu_block_loops.decode_scales(*given, self.fields, self.scales)
-        self._settle()
+        fields, scales = np.empty(count, np.int32), kept_pages.empty(len(words) - count, np.int32)
+        cpu_block_loops.decode_scales(*given, fields, scales)
+        self.use(fields, scales)
 
     def use(self, fields: NDArray[np.int32], scales: NDArray[np.int32]) -> None:
         """See `SegmentCodec.use`."""
-        self.fields[:], self.scales[:] = fields, scales
-        self._settle()
-
-    def _settle(self) -> None:
-        self._placed = None
+        self.fields, self.scales, self._placed = fields, scales, None
         self._absent = (self.fields == ZERO) | (self.fields == NON_FINITE)
         self.sent = np.where(self._absent, 0, self._table.elements)
 

@@ -28,8 +28,7 @@ class ReferenceSegments:
         self._table, self._out = table, out
         self._values = [values[s].copy() for s in range(len(table))]
         self._highest = fixed_point(0, workers).scale
-        self.fields = np.empty(len(table), np.int32)
-        self.scales = np.empty(int(table.blocks[-1]), np.int32)
+        self.fields = self.scales = np.empty(0, np.int32)
         #: The positions of each segment's numbers that are sent.
         self._sent: list[NDArray[np.int64]] = []
 
@@ -54,12 +53,12 @@ class ReferenceSegments:
     def read_scales(self, words: Words) -> None:
         """See `SegmentCodec.read_scales`."""
         segments, blocks = words[: len(self._table)], words[len(self._table) :]
-        self.fields[:], fields = block_scales.decoded(segments, blocks, self._table.blocks)
-        self.scales[:] = self._highest - fields
+        self.fields, fields = block_scales.decoded(segments, blocks, self._table.blocks)
+        self.scales = self._highest - fields
 
     def use(self, fields: Integers, scales: Integers) -> None:
         """See `SegmentCodec.use`."""
-        self.fields[:], self.scales[:] = fields, scales
+        self.fields, self.scales = fields, scales
 
     def values_at(self, elements: NDArray[np.int64]) -> Floats:
         """See `SegmentCodec.values_at`."""

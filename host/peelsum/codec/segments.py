@@ -151,7 +151,7 @@ class SegmentCodec(Protocol):
         """Read the OR of workers' words of scales, on the host."""
 
     def use(self, fields: Integers, scales: Integers) -> None:
-        """Take other fields and scales than those that `read_scales` found, on the host."""
+        """Take other fields and scales than those that `read_scales` found, on the host; keep the arrays."""
 
     def values_at(self, elements: _Places) -> Floats:
         """Return values of this worker by their numbers among all elements, on the host; before `read`."""
