@@ -671,6 +671,25 @@ def in_double(rank: int, settings: dict[str, Any]) -> str:
     return "summed"
 
 
+def by_hooks_of_groups(rank: int, p4runtime: str) -> tuple[list[float], list[int]]:
+    """Return averages over the ranks' pair, (0, 1) or (2, 3), of two tensors, and the jobs at the switch."""
+    from peelsum.control import Controller
+
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    state = SwitchAllreduceState(pairs[rank // 2], over="switch")
+    averages = []
+    for sign in (1.0, -1.0):
+        gradient = torch.full((1000,), sign * 2.0**rank)
+        fsdp_hook(state)(gradient)
+        averages.append(float(gradient.unique().item()))
+    dist.barrier()
+    with Controller.observe(p4runtime) as controller:
+        numbers = [job.job_id for job in controller.jobs()]
+    dist.barrier()
+    state.close()
+    return averages, numbers
+
+
 def in_mesh(rank: int, p4runtime: str) -> tuple[list[int], list[int], list[int], list[str]]:
     """Return sums in a row, a column and the whole of a mesh of two by two ranks, of many at a time.
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import closing
+
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
+import psutil
 import torch_training as training
-from served_job import served_to_four
+from served_job import ASK_S, Controlling, served_to_four
 from torch_ranks import run_ranks
+
+from peelsum.transport.lease import Lease
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("forked_children")]
 
@@ -34,6 +40,29 @@ def test_rows_and_columns_of_a_mesh_sum_at_the_same_time(tmp_path):
         assert numbers == [251, 252, 253, 254, 255]
         assert then == [253, 254, 255]
         assert warnings == []
+
+
+def test_hooks_of_groups_sum_in_jobs_of_their_own(tmp_path):
+    """`over="switch"` with a `process_group` of two of four ranks."""
+    with served_to_four(tmp_path) as (switch, _, environment):
+        told = run_ranks(4, training.by_hooks_of_groups, switch.p4runtime, environments=[environment] * 4)
+    assert told == [([1.5, -1.5], [253, 254])] * 2 + [([6.0, -6.0], [253, 254])] * 2
+
+
+def test_jobs_of_a_controller_that_was_killed_are_evicted_by_the_next_one(tmp_path):
+    with served_to_four(tmp_path) as (switch, controller, _):
+        with closing(Lease(controller.address, ASK_S, ranks=2)) as lease:
+            given = json.loads(lease.response)["admission"]
+            assert switch.jobs == [(254, given["generation"])]
+            started = [psutil.Process(controller.child.pid), *controller.started]
+            started[0].kill()
+            psutil.wait_procs(started, ASK_S)
+            assert switch.jobs == [(254, given["generation"])]
+        with closing(Controlling(tmp_path, (tmp_path / "job.toml").read_text(), switch)) as following:
+            assert switch.jobs == []
+            following.wait_until_it_says("group's job 254: evicted")
+            with closing(Lease(following.address, ASK_S, ranks=2)) as lease:
+                assert json.loads(lease.response)["admission"]["generation"] != given["generation"]
 
 
 def test_groups_without_room_use_gloo_and_say_so(tmp_path):

@@ -85,7 +85,7 @@ def serve(
     """Admit a job again, with a new aggregation server, whenever its workers start; until Ctrl-C."""
     from peelsum.cli.controller_counts import ControllerCounts
     from peelsum.cli.job_requests import Requests
-    from peelsum.control import ControlError, Fabric, read_description
+    from peelsum.control import ControlError, Fabric, JobDescription, read_description
     from peelsum.logs import LogsError
     from peelsum.metrics import MetricsError
     from peelsum.pipelines import PipelineError, pipeline
@@ -115,6 +115,8 @@ def serve(
             Fabric.connect(job, patience_s=_PATIENCE_S, identity=certificate) as fabric,
         ):
             fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
+            # Groups' jobs of an earlier controller, which was killed; nobody else has jobs at these ports.
+            left = fabric.evict_at(job.ports.spare) if isinstance(job, JobDescription) else []
         listening, counts = stack.enter_context(_listening(place)), ControllerCounts(job.job.id)
         requests = stack.enter_context(
             Requests(listening, f"job {job.job.id}", identity=certificate, token=secret)
@@ -147,6 +149,8 @@ def serve(
             say(host=host, port=port, **url)
         else:
             print(f"job {job.job.id}: asked for at {host}:{port}", flush=True)
+        for number in left:
+            runs.tell(f"group's job {number}: evicted, as the controller that admitted it is gone")
         _answer(requests, runs, groups, ended)
 
 

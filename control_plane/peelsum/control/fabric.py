@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
@@ -234,6 +234,21 @@ class Fabric:
                 evicted += 1
         if not evicted:
             raise ControlError(f"job: {job_id}: is not admitted on any of its switches; admit it first")
+
+    def evict_at(self, ports: Collection[int]) -> list[int]:
+        """Evict the jobs at some ports of the first switch, as its primary; return their numbers.
+
+        Raises SwitchError.
+        """
+        controller, _ = self._placed[0]
+        found = [
+            job.job_id
+            for job in controller.jobs()
+            if not {job.server_port, *job.worker_ports.values()}.isdisjoint(ports)
+        ]
+        for job_id in found:
+            controller.evict(job_id)
+        return found
 
     def status(self) -> tuple[SwitchStatus, ...]:
         """Return everything that an operator wants to see at once, switch by switch."""

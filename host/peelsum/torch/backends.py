@@ -10,8 +10,8 @@ import torch.distributed as dist
 from peelsum.allreduce import Summation
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
-from peelsum.torch.ready import when_all_are_ready
-from peelsum.torch.switch_seat import check_size, connect_rank
+from peelsum.torch.ready import Store, when_all_are_ready
+from peelsum.torch.switch_seat import check_size, connect_group, connect_rank
 
 #: The name of the switch in `over`, alone or before a colon.
 SWITCH = "switch"
@@ -46,9 +46,8 @@ def connect(
         store, rank, ranks = group.get_group_store(), group.rank(), group.size()
         when_all_are_ready(store, rank, ranks, prepare)
         if name == SWITCH:
-            return when_all_are_ready(
-                store, rank, ranks, lambda: connect_rank(source, rank, ranks, store, timeout_s)
-            )
+            seat = _seat if ranks < dist.get_world_size() else connect_rank
+            return when_all_are_ready(store, rank, ranks, lambda: seat(source, rank, ranks, store, timeout_s))
         return ProcessGroupSummation(over, group, timeout_s=_TIMEOUT_S if timeout_s is None else timeout_s)
     if over.lower() in dist.Backend.backend_list:
         raise HookConfigError(
@@ -58,6 +57,17 @@ def connect(
     raise HookConfigError(
         f"over: {over!r} is not a backend; use 'switch', or one of torch.distributed such as 'gloo'"
     )
+
+
+def _seat(source: str, rank: int, ranks: int, store: Store, timeout_s: float | None) -> Summation:
+    """Connect a rank of some of all ranks: in a job of their own, or in a described one of their number."""
+    found = connect_group(source, rank, ranks, store, timeout_s)
+    if not isinstance(found, str):
+        return found
+    try:
+        return connect_rank(source, rank, ranks, store, timeout_s)
+    except HookConfigError as error:
+        raise HookConfigError(f"{error}; these ranks get no job of their own, as {found}") from error
 
 
 def gathering_group(group: dist.ProcessGroup | None, timeout_s: float | None) -> ProcessGroupSummation:

@@ -7,6 +7,7 @@ size only, so that all ranks choose alike.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -35,6 +36,7 @@ from peelsum.torch.tensor_sums import SUMS, Reduction, TensorSums, check_device
 from peelsum.torch.works import Submitted
 
 BACKEND = "peelsum"
+_log = logging.getLogger("peelsum")
 _DEVICES = ["cpu", "cuda"]
 _GLOO = dist.ProcessGroup.BackendType.GLOO
 #: Calls for gloo. Versions of torch before 2.12 have the names with `base` and `tensor`, later ones those
@@ -114,12 +116,15 @@ class SwitchProcessGroup(dist.ProcessGroup):
                 group._register_backend(torch.device(device), _GLOO, backend)
         when_all_are_ready(store, rank, size, warm_up)
         stall_s = None if timeout == default_pg_timeout else 0.9 * timeout.total_seconds()
-        place = rank, size, store, stall_s
+        place = "", rank, size, store, stall_s
         seat: Any = None
         if not further:
-            seat = when_all_are_ready(store, rank, size, lambda: connect_rank("", *place))
+            seat = when_all_are_ready(store, rank, size, lambda: connect_rank(*place))
         elif size > 1:
             seat = when_all_are_ready(store, rank, size, lambda: connect_group(*place))
+        if isinstance(seat, str):
+            _log.warning("group of %d ranks: uses gloo, as %s", size, seat)
+            seat = None
         # One thread: calls share one all-reduce, which sums one thing at a time.
         self._queue = None if seat is None else SumQueue(seat, threads=1, leave=True)
         self._turn = None if self._queue is None else QueuedSummation(self._queue)

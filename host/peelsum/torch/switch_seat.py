@@ -70,27 +70,28 @@ def connect_rank(
         raise
 
 
-def connect_group(rank: int, ranks: int, store: Store, timeout_s: float | None) -> SwitchSummation | None:
+def connect_group(
+    source: str, rank: int, ranks: int, store: Store, timeout_s: float | None
+) -> SwitchSummation | str:
     """Connect a rank of a further group to the switch, in a job of the group's own.
 
-    The controllers that PEELSUM_JOB names admit the job. If there are none, or if one refuses, every rank
-    logs why and gets None. Raises HookConfigError or TransportError.
+    The controllers that `source` names, or else the environment, admit the job. If there are none, or if one
+    refuses, every rank gets the reason. Raises HookConfigError or TransportError.
     """
-    planes = [] if SEAT in os.environ else os.environ.get(JOB, "").split(",")
-    if not planes or not all(one.startswith("//") for one in planes):
-        given = SEAT if SEAT in os.environ else JOB
-        _log.warning("group of %d ranks: uses gloo, as %s names no `peelsum job serve`", ranks, given)
-        return None
+    given = "over" if source else SEAT if SEAT in os.environ else JOB
+    planes = "" if given == SEAT else source or os.environ.get(JOB, "")
+    if not all(one.startswith("//") for one in planes.split(",")):
+        return f"{given} names no `peelsum job serve`"
     held = ExitStack()
     try:
         key = numbered(store, "job", rank)
         answers = [
-            _admitted(one[2:], rank, store, f"{key}/{plane}", held, ranks) for plane, one in enumerate(planes)
+            _admitted(one[2:], rank, store, f"{key}/{plane}", held, ranks)
+            for plane, one in enumerate(planes.split(","))
         ]
         for refused in filter(None, (one.get("refused") for one in answers)):
             held.close()
-            _log.warning("group of %d ranks: uses gloo, as %s", ranks, refused)
-            return None
+            return str(refused)
         return _connected(answers, rank, ranks, timeout_s, held)
     except BaseException:
         held.close()
