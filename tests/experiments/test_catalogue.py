@@ -25,7 +25,6 @@ from peelsum.experiments.store import read
 #: What needs a machine that is not everywhere, with a part of the error.
 MACHINES = {
     "gpu": "no GPU",
-    "gpu_launches": "no GPU",
     "gpu_stages": "no GPU",
     "tofino_variants": "not found",
     "plan": "root",

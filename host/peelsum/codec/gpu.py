@@ -124,7 +124,7 @@ def _listed(bitmap: Tensor, elements: int, first: int, count: int | None) -> Ten
 
 def _totals(bitmap: Tensor, elements: int) -> tuple[Tensor, Tensor]:
     """Count the set bits before each tile of a bitmap, int64[tiles], and in all of it, int64[1]."""
-    bases = _empty(launch.tiles(bitmap.numel(), bitmap.device), bitmap, torch.int64)
+    bases = _empty(launch.tiles(bitmap.numel()), bitmap, torch.int64)
     total = _empty(1, bitmap, torch.int64)
     launch.totals(bitmap, elements, bases, total)
     return bases, total

@@ -21,21 +21,24 @@ from peelsum.codec import gpu_index_kernels as indexes
 from peelsum.codec import gpu_peel_kernels as peeling
 from peelsum.codec import gpu_segment_kernels as segments
 from peelsum.codec import gpu_sketch_kernels as sketches
-from peelsum.codec.gpu_tuning import tuned
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
 from peelsum.codec.layout import SketchLayout
 
 if TYPE_CHECKING:
     from peelsum.codec.gpu_segments import Rows
 
-# Tile sizes of kernels that `gpu_tuning` does not have, for 128 threads: the largest that need at most about
-# 100 registers per thread when compiled for compute capability 9.0. A word is 32 elements, 128 bytes.
+# Tile sizes for 128 threads: the largest that need at most about 100 registers per thread when compiled for
+# compute capability 9.0. A word is 32 elements, 128 bytes.
 _TILE_WORDS = 64
 _BLOCK = 1024
 _CANDIDATES = 512
+#: Warps of the pass over all rows, and words and warps of the kernels that count a bitmap's bits: the fastest
+#: of sixteen launches on an H100.
+_MEASURE_WARPS, _SCANNED_WORDS, _TOTALS_WARPS = 2, 128, 1
 _SCAN = 4096
-#: Warps of programs that compute numbers of 64 rows: 8 elements a thread, for which registers suffice.
-_MANY_WARPS = 8
+#: Warps of programs that compute numbers of 64 rows, and of 128: 8 elements a thread, for which registers
+#: suffice.
+_MANY_WARPS, _MOST_WARPS = 8, 16
 #: Programs of a cooperative launch for each SM, of 128 threads. All must run at once.
 _PROGRAMS_PER_SM = 2
 #: Segments that are peeled at the same time, at most: an H100's cache, 50 MB, holds the state of 16. Of 2**27
@@ -89,9 +92,9 @@ class Peeling:
         return self.zeroed[-1:]
 
 
-def tiles(words: int, device: torch.device) -> int:
+def tiles(words: int) -> int:
     """Return the number of tiles of a bitmap of `words` words: the size of `bases` for `totals`."""
-    return -(-words // _scanned(device))
+    return -(-words // _SCANNED_WORDS)
 
 
 def index(numbers: Tensor, bitmap: Tensor) -> None:
@@ -102,17 +105,15 @@ def index(numbers: Tensor, bitmap: Tensor) -> None:
 
 def totals(bitmap: Tensor, elements: int, bases: Tensor, count: Tensor) -> None:
     """Run `Kernels.count` into count[1]; write the set bits before each tile into bases[tiles]."""
-    tile, warps = tuned("totals_kernel", bitmap.device)
-    grid = _cut(bitmap.numel(), tile)
-    _launch(indexes.totals_kernel, grid, bitmap, bases, elements, tile, num_warps=warps)
+    grid = _cut(bitmap.numel(), _SCANNED_WORDS)
+    _launch(indexes.totals_kernel, grid, bitmap, bases, elements, _SCANNED_WORDS, num_warps=_TOTALS_WARPS)
     _launch(indexes.scan_kernel, 1, bases, count, grid, _SCAN)
 
 
 def positions(bitmap: Tensor, elements: int, bases: Tensor, out: Tensor, first: int = 0) -> None:
     """Run `Kernels.positions`, given the `totals` in `bases`; `out` has room for all set bits."""
-    tile = _scanned(bitmap.device)
-    grid = _cut(bitmap.numel(), tile)
-    _launch(indexes.positions_kernel, grid, bitmap, bases, out, elements, first, tile)
+    grid = _cut(bitmap.numel(), _SCANNED_WORDS)
+    _launch(indexes.positions_kernel, grid, bitmap, bases, out, elements, first, _SCANNED_WORDS)
 
 
 def occupied(positions: Tensor, out: Tensor) -> None:
@@ -165,13 +166,13 @@ def bloom_decode(
 def gather_bits(bitmap: Tensor, mask: Tensor, bases: Tensor, out: Tensor) -> None:
     """Run `Kernels.gather_bits`, given the mask's `totals` in `bases`; `out` may be larger than needed."""
     _clear(out)
-    words, tile = mask.numel(), _scanned(mask.device)
+    words, tile = mask.numel(), _SCANNED_WORDS
     _launch(forms.gather_bits_kernel, _cut(words, tile), bitmap, mask, bases, out, words, tile)
 
 
 def scatter_bits(bits: Tensor, mask: Tensor, bases: Tensor, out: Tensor) -> None:
     """Run `Kernels.scatter_bits`, given the mask's `totals` in `bases`."""
-    words, tile = mask.numel(), _scanned(mask.device)
+    words, tile = mask.numel(), _SCANNED_WORDS
     _launch(forms.scatter_bits_kernel, _cut(words, tile), bits, mask, bases, out, words, tile)
 
 
@@ -180,10 +181,10 @@ def measure(values: Tensor, rows: Rows, count: int, out: Tensor, bitmap: Tensor)
     blocks = out.numel() - count
     magnitudes = torch.zeros(count + blocks, dtype=torch.int32, device=values.device)
     largest, of_blocks = magnitudes[:count], magnitudes[count:]
-    tile, warps = tuned("measure_kernel", values.device)
     _launch(
-        segments.measure_kernel, _cut(rows.number, tile),
-        values, *rows[:3], largest, of_blocks, bitmap, rows.number, rows.first, tile, num_warps=warps,
+        segments.measure_kernel, _cut(rows.number, _TILE_WORDS),
+        values, *rows[:3], largest, of_blocks, bitmap, rows.number, rows.first, _TILE_WORDS,
+        num_warps=_MEASURE_WARPS,
     )  # fmt: skip
     _launch(segments.segments_kernel, _cut(count, _BLOCK), largest, out, count, _BLOCK)
     _launch(
@@ -194,7 +195,7 @@ def measure(values: Tensor, rows: Rows, count: int, out: Tensor, bitmap: Tensor)
 
 def candidates_before(bitmap: Tensor) -> Tensor:
     """Return the set bits before each tile of a bitmap: int64[tiles]."""
-    bases = torch.empty(tiles(bitmap.numel(), bitmap.device) + 1, dtype=torch.int64, device=bitmap.device)
+    bases = torch.empty(tiles(bitmap.numel()) + 1, dtype=torch.int64, device=bitmap.device)
     if bitmap.numel():
         totals(bitmap, WORD_BITS * bitmap.numel(), bases[:-1], bases[-1:])
     return bases
@@ -227,29 +228,28 @@ def read(
     divisor: int, out: Tensor, counts: Tensor,
 ) -> None:  # fmt: skip
     """Write all results into float32 `out`; add the dense sums' non-zeros to counts[segments]."""
-    tile = _scanned(out.device)
+    tile = _SCANNED_WORDS
     tiles = _cut(rows.first, tile)
     _launch(
         segments.read_kernel, tiles + _cut(rows.number - rows.first, tile),
         dense, sparse, *rows[:3], scales, places, bitmap, bases, divisor, out, counts,
-        rows.number, rows.first, tiles, tile, num_warps=_MANY_WARPS,
+        rows.number, rows.first, tiles, tile, num_warps=_MOST_WARPS,
     )  # fmt: skip
 
 
 def _over_words(kernel: Any, rows: Rows, *arguments: Any) -> None:
     """Launch a kernel over the words of the sparse vector's bitmap, in the tiles of `totals`."""
-    tile = _scanned(rows.begins.device)
-    grid = _cut(rows.number - rows.first, tile)
-    _launch(kernel, grid, *arguments, rows.number, rows.first, tile, num_warps=_MANY_WARPS)
+    grid = _cut(rows.number - rows.first, _SCANNED_WORDS)
+    _launch(kernel, grid, *arguments, rows.number, rows.first, _SCANNED_WORDS, num_warps=_MOST_WARPS)
 
 
 def sketch_encode(layout: SketchLayout, seed: Tensor, positions: Tensor, values: Tensor, out: Tensor) -> None:
     """Run `Kernels.sketch_encode`, with the seed in seed[1]."""
     _clear(out)
-    k, (tile, warps) = positions.numel(), tuned("sketch_encode_kernel", out.device)
+    k = positions.numel()
     _launch(
-        sketches.sketch_encode_kernel, _cut(k, tile),
-        positions, values, out, seed, k, layout.rows, *_segments(layout), tile, num_warps=warps,
+        sketches.sketch_encode_kernel, _cut(k, _CANDIDATES),
+        positions, values, out, seed, k, layout.rows, *_segments(layout), _CANDIDATES,
     )  # fmt: skip
 
 
@@ -289,11 +289,6 @@ def _segments(layout: SketchLayout) -> tuple[int, int, int]:
 def _cut(size: int, tile: int) -> int:
     """Return the number of tiles, each of one program."""
     return -(-size // tile)
-
-
-def _scanned(device: torch.device) -> int:
-    """Return the words in a tile of `totals`, which all kernels that read its `bases` have, too."""
-    return tuned("totals_kernel", device).tile
 
 
 def _clear(tensor: Tensor) -> None:
