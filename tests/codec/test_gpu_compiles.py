@@ -17,8 +17,8 @@ from peelsum.codec import kernels
 SCRIPT = Path(__file__).parents[1] / "support" / "gpu_compile.py"
 SOURCES = Path(sys.modules[kernels.__module__].__file__ or "").parent
 #: The most registers of a thread, of kernels that read or write each element or candidate. An SM has 65,536:
-#: with 32 a thread it is full of threads (2,048); with 56, four programs of 256 threads are there, with 84 one of
-#: 512, with 104 nine of 64.
+#: with 32 a thread it is full of threads (2,048); with 56 four programs of 256 threads are there, with 84 one
+#: of 512, with 104 nine of 64.
 REGISTERS = {
     "measure_kernel": 104,
     "write_dense_kernel": 56,

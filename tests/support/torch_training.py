@@ -671,6 +671,15 @@ def in_double(rank: int, settings: dict[str, Any]) -> str:
     return "summed"
 
 
+def over_a_measured_network(rank: int) -> tuple[str, float]:
+    """Return the hook's network model, and an average over all ranks."""
+    state = SwitchAllreduceState(over="gloo", network="measured")
+    gradient = torch.full((1000,), 2.0**rank)
+    fsdp_hook(state)(gradient)
+    state.close()
+    return str(state._sums._settings.network), float(gradient.unique().item())
+
+
 def by_hooks_of_groups(rank: int, p4runtime: str) -> tuple[list[float], list[int]]:
     """Return averages over the ranks' pair, (0, 1) or (2, 3), of two tensors, and the jobs at the switch."""
     from peelsum.control import Controller

@@ -28,7 +28,7 @@ NOTHING_KEPT = {"numbers": torch.zeros(1, dtype=torch.int64), "velocity": None, 
         ({"forms": {"weight": "foo"}, "names": NAMES}, "forms: 'foo' for weight is unknown; use one of"),
         ({"forms": {"wieght": "dense"}, "names": NAMES}, "forms: 'wieght' is not among `names`; correct it,"),
         ({"values": "foo"}, "values: 'foo' is unknown; use one of compact, sketch, auto"),
-        ({"implementation": "tpu"}, "implementation: 'tpu' is unknown; use 'cpu' or 'gpu'"),
+        ({"implementation": "tpu"}, "implementation: 'tpu' is unknown; use 'cpu', 'gpu', or None"),
         ({"network": 5}, "network: 5 is not a network model; give a peelsum.allreduce.NetworkModel"),
         (
             {"compressor": 0.1},
@@ -75,7 +75,7 @@ def test_of_the_state(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "method", "implementation"),
     [
-        ({}, None, "cpu"),
+        ({}, None, None),
         ({"implementation": "gpu", "error_feedback": False}, None, "gpu"),
         ({"implementation": "gpu", "error_feedback": True}, TopK(1.0), "cpu"),
         ({"implementation": "gpu", "compressor": QSGD(4), "error_feedback": False}, QSGD(4), "cpu"),

@@ -101,3 +101,11 @@ def test_steps_take_fewer_exchanges_with_the_same_averages(options):
 def test_a_pass_ends_although_its_last_bucket_never_comes():
     for before, after in run_ranks(2, training.without_last_bucket):
         assert after > before
+
+
+def test_ranks_measure_the_same_network():
+    (ours, average), other = run_ranks(2, training.over_a_measured_network)
+    assert other == (ours, 1.5)
+    assert average == 1.5
+    assert ours.startswith("NetworkModel(gbps=")
+    assert ours != str(NetworkModel())

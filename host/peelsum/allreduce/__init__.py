@@ -16,6 +16,7 @@ from peelsum.allreduce.errors import (
 from peelsum.allreduce.history import History
 from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index, IndexForm
 from peelsum.allreduce.local import LocalSummation
+from peelsum.allreduce.measuring import measured
 from peelsum.allreduce.plan import Choice, Form, Plan, Settings, TensorPlan
 from peelsum.allreduce.reduce_scatter import reduce_scatter
 from peelsum.allreduce.result import StepResult, TensorResult
@@ -48,5 +49,6 @@ __all__ = [
     "SummationStalledError",
     "TensorPlan",
     "TensorResult",
+    "measured",
     "reduce_scatter",
 ]

@@ -11,8 +11,8 @@ from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index
 from peelsum.allreduce.plan import FORMS, Choice, Form, Settings
 from peelsum.codec import BLOCK_SIZES, ROW, BloomLayout, SketchLayout
+from peelsum.codec.index import WORD_BITS
 
-_WORD_BITS = 32
 #: Elements of the largest block of scales: a large tensor is cut into pieces of whole blocks.
 _LARGEST_BLOCK = 2**15
 #: Least number of other words that a tensor has for each word that agrees on the scale of a block.
@@ -112,7 +112,7 @@ class NetworkModel:
 
     def seconds(self, words: float, exchanges: int) -> float:
         """Return the seconds that it takes to send `words` 32-bit words in `exchanges` exchanges."""
-        return words * _WORD_BITS / (self.gbps * 1e9) + exchanges * self.round_trip_s
+        return words * WORD_BITS / (self.gbps * 1e9) + exchanges * self.round_trip_s
 
 
 @dataclass(frozen=True)
@@ -211,18 +211,18 @@ def _power_of_2(most: float) -> int:
 
 def index_ns(index: Index, elements: int, seen: Seen) -> float:
     """Return the nanoseconds that a worker spends on an index beyond its bitmap, encoding and decoding."""
-    words = elements / _WORD_BITS
+    words = elements / WORD_BITS
     if isinstance(index, BitmapIndex):
         return 0.0
     calls_ns = _CALL_NS * (_INDEX_CALLS + _REFINE_CALLS * index.refined)
     if isinstance(index, BlockIndex):
-        held = seen.occupied[_level(index)] * index.block / _WORD_BITS
+        held = seen.occupied[_level(index)] * index.block / WORD_BITS
         refined = max(seen.occupied[_WORD_LEVEL], held) if index.refined else 0.0
-        blocks_ns = (_BLOCK_NS if index.block < _WORD_BITS else _WORD_NS) * words
+        blocks_ns = (_BLOCK_NS if index.block < WORD_BITS else _WORD_NS) * words
         return calls_ns + blocks_ns + _REFINE_NS * refined
     probes = index.hashes * (words + seen.occupied[_WORD_LEVEL])
     passed = _passed(index, elements, seen) / max(elements, 1)
-    refined = words * (1 - (1 - min(passed, 1.0)) ** _WORD_BITS) if index.refined else 0.0
+    refined = words * (1 - (1 - min(passed, 1.0)) ** WORD_BITS) if index.refined else 0.0
     return calls_ns + _PROBE_NS * probes + _REFINE_NS * refined
 
 
@@ -233,14 +233,14 @@ def expected(index: Index, elements: int, seen: Seen) -> tuple[float, float]:
         return words, count
     if isinstance(index, BlockIndex):
         held = min(seen.occupied[_level(index)] * index.block, elements)
-        return (words + held / _WORD_BITS, count) if index.refined else (words, held)
+        return (words + held / WORD_BITS, count) if index.refined else (words, held)
     passed = _passed(index, elements, seen)
-    return (words + passed / _WORD_BITS, count) if index.refined else (words, passed)
+    return (words + passed / WORD_BITS, count) if index.refined else (words, passed)
 
 
 def _passed(index: BloomIndex, elements: int, seen: Seen) -> float:
     """Return the expected number of elements that pass a Bloom filter."""
-    filled = -math.expm1(-seen.candidates / (_WORD_BITS * index.rows))
+    filled = -math.expm1(-seen.candidates / (WORD_BITS * index.rows))
     return seen.candidates + (elements - seen.candidates) * filled**index.hashes
 
 
@@ -260,7 +260,7 @@ def indexes(elements: int, seen: Seen, words_per_candidate: float) -> Iterator[I
             found = [one for one in blocks if refined or _few(one, elements, seen)]
             if found:
                 yield min(found, key=partial(_index_words, elements, seen, words_per_candidate))
-        wasted_bits = 1.0 if refined else _WORD_BITS * words_per_candidate
+        wasted_bits = 1.0 if refined else WORD_BITS * words_per_candidate
         bloom = best_bloom(elements, seen.candidates, wasted_bits, refined=refined)
         if refined or _few(bloom, elements, seen):
             yield bloom
@@ -272,7 +272,7 @@ def _few(index: Index, elements: int, seen: Seen) -> bool:
 
 def too_many(passed: float, found: float) -> bool:
     """Return whether `passed` candidates, `found` of them non-zero, send their own bits on any network."""
-    return passed > (1 + TOLERANCE) * found + passed / _WORD_BITS
+    return passed > (1 + TOLERANCE) * found + passed / WORD_BITS
 
 
 def _index_words(elements: int, seen: Seen, words_per_candidate: float, index: Index) -> float:
@@ -298,7 +298,7 @@ def lower_bound_bits(elements: int, count: float) -> float:
     They are 32 bits for each value, and the entropy of the positions.
     """
     if not 0 < count < elements:
-        return _WORD_BITS * count
+        return WORD_BITS * count
     share = count / elements
     where = -share * math.log2(share) - (1 - share) * math.log2(1 - share)
-    return elements * (_WORD_BITS * share + where)
+    return elements * (WORD_BITS * share + where)

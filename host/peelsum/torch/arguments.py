@@ -28,8 +28,8 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
         "is not a backend; use 'switch', one of torch.distributed such as 'gloo', or a Summation",
     ),
     "network": (
-        lambda value: value is None or isinstance(value, NetworkModel),
-        "is not a network model; give a peelsum.allreduce.NetworkModel",
+        lambda value: value in (None, "measured") or isinstance(value, NetworkModel),
+        "is not a network model; give a peelsum.allreduce.NetworkModel, or 'measured'",
     ),
     "compressor": (
         lambda value: value is None or isinstance(value, Compressor),

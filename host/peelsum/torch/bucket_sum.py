@@ -6,16 +6,17 @@ a `BucketSum` of its own, and so do several that are summed together.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
 import torch.distributed as dist
 
-from peelsum.allreduce import Allreduce, DeviceMemoryError, History, StepResult
+from peelsum.allreduce import Allreduce, DeviceMemoryError, History, StepResult, measured
 from peelsum.allreduce.plan import SUPPORTED_DTYPES, unsupported_dtype
 from peelsum.codec import warm_up
 from peelsum.compress import CompressedResult, CompressedSum, Memory
@@ -32,6 +33,8 @@ from peelsum.torch.routes import Routes, backends_of, path_of
 from peelsum.torch.settings import Settings
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
 from peelsum.torch.waiting_buckets import Waiting, WaitingBuckets
+
+_log = logging.getLogger("peelsum.torch")
 
 
 @dataclass
@@ -104,7 +107,7 @@ class BucketSums:
         self._group: ProcessGroupSummation | None = None
         self._sums: dict[tuple[str, ...], BucketSum] = {}
         self._queue: SumQueue | None = None
-        self._waiting = WaitingBuckets(settings.network)
+        self._waiting = WaitingBuckets(settings.model)
         self._closed = False
 
     def connect(self, group: dist.ProcessGroup | None) -> SumQueue:
@@ -121,6 +124,10 @@ class BucketSums:
                 self._group = summation
             elif settings.needs_group:
                 self._group = gathering_group(group, settings.timeout_s)
+            if settings.network == "measured":
+                self._settings = settings = replace(settings, network=measured(summation))
+                self._waiting = WaitingBuckets(settings.model)
+                _log.info("network: %s, as measured", settings.network)
             if self._decisions is not None:
                 self._path = path_of(summation)
                 self._decisions.connect(backends_of(summation, self._group, self._path))

@@ -40,8 +40,8 @@ class Settings:
     """The form of all tensors, or of each by name."""
     values: RequestedValues
     """How the non-zeros of sparse tensors are sent."""
-    network: NetworkModel
-    """The network model by which forms are compared."""
+    network: NetworkModel | Literal["measured"]
+    """The network model by which forms are compared, or "measured" until ranks have connected."""
     compressor: Compressor | None
     """The method of compression; None has none."""
     strategy: Flexible | None
@@ -130,6 +130,11 @@ class Settings:
         return TopK(1.0) if alone and self.error_feedback else self.compressor
 
     @property
+    def model(self) -> NetworkModel:
+        """The network model; the default one until it is measured."""
+        return self.network if isinstance(self.network, NetworkModel) else NetworkModel()
+
+    @property
     def makes_backend(self) -> bool:
         """Whether the hook makes its backend, and so closes it."""
         return isinstance(self.over, str)
@@ -211,7 +216,7 @@ class Settings:
             forms=forms,
             names=names,
             values=self.values,
-            network=self.network,
+            network=self.model,
             history=history,
             average=True,
             implementation=self.implementation or "cpu",

@@ -52,8 +52,8 @@ class SwitchAllreduceState:
     - `names`: the parameters' names, as `model.named_parameters()` returns them, for `forms`, `stats` and
       checkpoints. `forms` may then name no others. By default the names are "parameter 0", "parameter 1", ...
       in the order of their first sums.
-    - `forms`, `values`, `network`: see `peelsum.allreduce.Allreduce`. All are
-      lossless up to fixed point, whose error bound `stats()` returns.
+    - `forms`, `values`, `network`: see `peelsum.allreduce.Allreduce`. All are lossless up to fixed point,
+      whose error bound `stats()` returns. With `network="measured"`, ranks measure it when they connect.
     - `compressor`: one of `peelsum.compress`; None sums every element. `TopK`, `RandomK` and `Threshold` send
       some elements and keep the others for later steps, in exact error feedback; with `momentum`, by the
       momentum correction of Deep Gradient Compression. With a GradScaler the residual is in units of its
@@ -86,7 +86,7 @@ class SwitchAllreduceState:
         names: Iterable[tuple[str, torch.nn.Parameter]] = (),
         forms: RequestedForm | Mapping[str, RequestedForm] = "auto",
         values: RequestedValues = "auto",
-        network: NetworkModel | None = None,
+        network: NetworkModel | Literal["measured"] | None = None,
         compressor: Compressor | None = None,
         strategy: Flexible | None = None,
         error_feedback: bool | None = None,
