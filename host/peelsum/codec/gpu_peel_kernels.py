@@ -57,9 +57,7 @@ def _queue(queue, end, grown, waiting, state, sub_table, inside):
 
 
 @triton.jit
-def _first_round(
-    member, members, table_cells, queue, grown, waiting, state, BLOCK: tl.constexpr
-):  # fmt: skip
+def _first_round(member, members, table_cells, queue, grown, waiting, state, BLOCK: tl.constexpr):
     """Queue the candidates of a segment's initially pure cells, and count them in grown[0]."""
     cells = _SUB_TABLES * table_cells
     for start in range(member * BLOCK, cells, members * BLOCK):
