@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from peelsum.allreduce import LocalSummation, NetworkModel, Part, measured
+from peelsum.allreduce import Allreduce, LocalSummation, NetworkModel, Part, PlanMismatchError, measured
 from peelsum.summation import Summation, Words
 
 
@@ -51,3 +51,12 @@ def test_the_slowest_worker_counts(
     assert models == [NetworkModel(gbps, trip_s)] * len(group)
     assert longest <= max(one.words for one in group) / 5 < 1.2 * longest
     np.testing.assert_array_equal([one.words for one in group], group[0].words)
+
+
+def test_workers_of_which_one_measures_get_an_error() -> None:
+    first, second = LocalSummation.group(2)
+    gradient = {"g": np.ones(3, np.float32)}
+    with ThreadPoolExecutor(2) as pool:
+        told = [pool.submit(measured, first), pool.submit(lambda: Allreduce(second).sum(gradient))]
+        for one in told:
+            assert isinstance(one.exception(), PlanMismatchError)

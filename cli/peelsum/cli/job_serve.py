@@ -115,9 +115,9 @@ def serve(
             Fabric.connect(job, patience_s=_PATIENCE_S, identity=certificate) as fabric,
         ):
             fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
-            # Groups' jobs of an earlier controller, which was killed; nobody else has jobs at these ports.
+            # Bound first: a controller that is refused must not evict jobs of the one that runs.
+            listening, counts = stack.enter_context(_listening(place)), ControllerCounts(job.job.id)
             left = fabric.evict_at(job.ports.spare) if isinstance(job, JobDescription) else []
-        listening, counts = stack.enter_context(_listening(place)), ControllerCounts(job.job.id)
         requests = stack.enter_context(
             Requests(listening, f"job {job.job.id}", identity=certificate, token=secret)
         )

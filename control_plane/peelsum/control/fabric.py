@@ -236,7 +236,7 @@ class Fabric:
             raise ControlError(f"job: {job_id}: is not admitted on any of its switches; admit it first")
 
     def evict_at(self, ports: Collection[int]) -> list[int]:
-        """Evict the jobs at some ports of the first switch, as its primary; return their numbers.
+        """Evict the jobs of the first switch that have only these ports, as its primary; return their numbers.
 
         Raises SwitchError.
         """
@@ -244,7 +244,7 @@ class Fabric:
         found = [
             job.job_id
             for job in controller.jobs()
-            if not {job.server_port, *job.worker_ports.values()}.isdisjoint(ports)
+            if {job.server_port, *job.worker_ports.values()} <= set(ports)
         ]
         for job_id in found:
             controller.evict(job_id)
