@@ -236,7 +236,7 @@ class Fabric:
             raise ControlError(f"job: {job_id}: is not admitted on any of its switches; admit it first")
 
     def evict_at(self, ports: Collection[int]) -> list[int]:
-        """Evict the jobs of the first switch that have only these ports, as its primary; return their numbers.
+        """Evict the first switch's jobs that have only these ports, as its primary; return their numbers.
 
         Raises SwitchError.
         """

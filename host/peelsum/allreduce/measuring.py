@@ -36,7 +36,8 @@ def measured(summation: Summation, clock: Callable[[], float] = time.perf_counte
     def check(words: Words) -> None:
         if not agreed(words):
             raise PlanMismatchError(
-                f"network: worker {summation.worker_id} measures it, and others do not; give all of them the same"
+                f"network: worker {summation.worker_id} measures it, and others do not; "
+                "give all of them the same"
             )
 
     # Zeros would pass for another worker's share of a sum.
