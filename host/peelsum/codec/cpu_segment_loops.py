@@ -39,9 +39,6 @@ _Floats = NDArray[np.float32]
 _Factors = NDArray[np.float64]
 _Table = NDArray[np.int64]
 
-_LARGEST_FINITE = NON_FINITE - 1
-_MANTISSA_OF_FLOAT64, _BIAS_OF_FLOAT64 = 52, 1023
-_ONE, _31, _32 = np.uint32(1), np.uint32(31), np.uint32(32)
 #: Up to one candidate in so many elements, finding positions takes less time than reading all bitmaps' words.
 _FEW = 32
 

@@ -229,11 +229,11 @@ def read(
 ) -> None:  # fmt: skip
     """Write all results into float32 `out`; add the dense sums' non-zeros to counts[segments]."""
     tile = _SCANNED_WORDS
-    tiles = _cut(rows.first, tile)
+    dense_tiles = _cut(rows.first, tile)
     _launch(
-        segments.read_kernel, tiles + _cut(rows.number - rows.first, tile),
+        segments.read_kernel, dense_tiles + _cut(rows.number - rows.first, tile),
         dense, sparse, *rows[:3], scales, places, bitmap, bases, divisor, out, counts,
-        rows.number, rows.first, tiles, tile, num_warps=_MOST_WARPS,
+        rows.number, rows.first, dense_tiles, tile, num_warps=_MOST_WARPS,
     )  # fmt: skip
 
 
@@ -262,7 +262,7 @@ def peel(
     """
     _clear(room.zeroed)
     room.sums.copy_(sketch)
-    k, lanes = positions.numel(), layout.lanes
+    k = positions.numel()
     _launch(
         peeling.load_kernel, _cut(k, _CANDIDATES),
         positions, room.state, room.waiting, out, seed, k, layout.rows, *_segments(layout), _CANDIDATES,
@@ -273,7 +273,7 @@ def peel(
     _launch(
         peeling.rounds_kernel, groups * members,
         positions, room.state, room.sums, room.queue, room.progress, room.peeled, room.waiting, out, seed,
-        layout.segments, layout.rows, members, lanes, _CANDIDATES,
+        layout.segments, layout.rows, members, layout.lanes, _CANDIDATES,
         launch_cooperative_grid=True,
     )  # fmt: skip
 
