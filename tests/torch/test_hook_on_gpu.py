@@ -19,9 +19,9 @@ from gpu_shortage import Shortage, kernels_apart
 from patience import PATIENCE_S
 from torch_alone import Sums, group_of_one, in_time
 
-from peelsum.allreduce import Allreduce, LocalSummation
+from peelsum.allreduce import Allreduce, LocalSummation, SummationStalledError
 from peelsum.codec import CodecError
-from peelsum.torch import SwitchAllreduceState, TopK, fsdp_hook, hook
+from peelsum.torch import HookError, SwitchAllreduceState, TopK, fsdp_hook, hook
 from peelsum.torch.bucket_sum import BucketSum
 from peelsum.torch.host_memory import Bucket, _Streams
 
@@ -164,6 +164,39 @@ def test_gradients_on_a_gpu_stay_there_where_triton_is(installed, monkeypatch):
     settings = SwitchAllreduceState()._settings
     assert settings.beside(SimpleNamespace(is_cuda=True)).implementation == ("gpu" if installed else "cpu")
     assert settings.beside(SimpleNamespace(is_cuda=False)).implementation == "cpu"
+
+
+@pytest.mark.parametrize(("given", "compiled"), [(None, "gpu"), ("cpu", "cpu")])
+def test_kernels_are_compiled_for_the_device_of_the_first_gradients(given, compiled, monkeypatch):
+    """Before ranks wait for each other."""
+    asked = []
+    monkeypatch.setattr("peelsum.torch.bucket_sum.warm_up", asked.append)
+    monkeypatch.setattr("peelsum.torch.settings.find_spec", lambda name: True)
+    monkeypatch.setattr(
+        "peelsum.torch.bucket_sum.connect", lambda over, group, timeout_s, prepare: prepare() or Sums()
+    )
+    SwitchAllreduceState(implementation=given)._sums.connect(None, SimpleNamespace(is_cuda=True))
+    assert asked == [compiled]
+
+
+def test_a_backend_is_left_if_measuring_fails(monkeypatch):
+    class Left(Sums):
+        left = 0
+
+        def close(self):
+            Left.left += 1
+
+    def fails(summation):
+        raise SummationStalledError("nobody answers")
+
+    monkeypatch.setattr("peelsum.torch.bucket_sum.measured", fails)
+    monkeypatch.setattr("peelsum.torch.bucket_sum.connect", lambda *arguments: Left())
+    state = SwitchAllreduceState(network="measured")
+    with pytest.raises(SummationStalledError):
+        state.connect()
+    assert Left.left == 1
+    with pytest.raises(HookError, match="was closed"):
+        state.connect()
 
 
 def test_compressors_run_on_the_host():

@@ -46,7 +46,7 @@ def connect(
         store, rank, ranks = group.get_group_store(), group.rank(), group.size()
         when_all_are_ready(store, rank, ranks, prepare)
         if name == SWITCH:
-            seat = _seat if ranks < dist.get_world_size() else connect_rank
+            seat = _seat if 1 < ranks < dist.get_world_size() else connect_rank
             return when_all_are_ready(store, rank, ranks, lambda: seat(source, rank, ranks, store, timeout_s))
         return ProcessGroupSummation(over, group, timeout_s=_TIMEOUT_S if timeout_s is None else timeout_s)
     if over.lower() in dist.Backend.backend_list:

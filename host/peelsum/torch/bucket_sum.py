@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 import torch
 import torch.distributed as dist
 
-from peelsum.allreduce import Allreduce, DeviceMemoryError, History, StepResult, measured
+from peelsum.allreduce import Allreduce, DeviceMemoryError, History, StepResult, Summation, measured
 from peelsum.allreduce.plan import SUPPORTED_DTYPES, unsupported_dtype
 from peelsum.codec import warm_up
 from peelsum.compress import CompressedResult, CompressedSum, Memory
@@ -110,32 +111,43 @@ class BucketSums:
         self._waiting = WaitingBuckets(settings.model)
         self._closed = False
 
-    def connect(self, group: dist.ProcessGroup | None) -> SumQueue:
+    def connect(self, group: dist.ProcessGroup | None, gradients: torch.Tensor | None = None) -> SumQueue:
         """Connect the ranks of `group`, unless they are connected, and compile kernels.
 
+        gradients: some of those that will be summed, by whose device the kernels are chosen.
         Raises HookError after `close`, and the errors of connecting.
         """
         if self._closed:
             raise _closed_error()
         if self._queue is None:
             settings = self._settings
-            summation = connect(settings.over, group, settings.timeout_s, self._warm_up)
-            if isinstance(summation, ProcessGroupSummation):
-                self._group = summation
-            elif settings.needs_group:
-                self._group = gathering_group(group, settings.timeout_s)
-            if settings.network == "measured":
-                self._settings = settings = replace(settings, network=measured(summation))
-                self._waiting = WaitingBuckets(settings.model)
-                _log.info("network: %s, as measured", settings.network)
-            if self._decisions is not None:
-                self._path = path_of(summation)
-                self._decisions.connect(backends_of(summation, self._group, self._path))
+            summation = connect(settings.over, group, settings.timeout_s, partial(self._warm_up, gradients))
             self._queue = SumQueue(summation, leave=settings.makes_backend)
+            try:
+                self._prepare(summation, group)
+            except BaseException:
+                self.close()
+                raise
         return self._queue
 
-    def _warm_up(self) -> None:
-        warm_up(self._settings.implementation or "cpu")
+    def _prepare(self, summation: Summation, group: dist.ProcessGroup | None) -> None:
+        """Make what sums need besides the summation."""
+        settings = self._settings
+        if isinstance(summation, ProcessGroupSummation):
+            self._group = summation
+        elif settings.needs_group:
+            self._group = gathering_group(group, settings.timeout_s)
+        if settings.network == "measured":
+            self._settings = replace(settings, network=measured(summation))
+            self._waiting = WaitingBuckets(self._settings.model)
+            _log.info("network: %s, as measured", self._settings.network)
+        if self._decisions is not None:
+            self._path = path_of(summation)
+            self._decisions.connect(backends_of(summation, self._group, self._path))
+
+    def _warm_up(self, gradients: torch.Tensor | None) -> None:
+        settings = self._settings if gradients is None else self._settings.beside(gradients)
+        warm_up(settings.implementation or "cpu")
         if self._memory is not None:
             warm_up_compressing()
 
@@ -157,7 +169,7 @@ class BucketSums:
             refused: Future[None] = Future()
             refused.set_exception(_closed_error())
             return refused
-        self.connect(group)
+        self.connect(group, bucket.buffer)
         if not self._settings.buckets_wait:
             return self._submit([bucket], names, step)
         if self._waiting.ended(names, within):

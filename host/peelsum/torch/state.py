@@ -117,6 +117,7 @@ class SwitchAllreduceState:
     def connect(self) -> None:
         """Connect to the backend and compile kernels now, on all ranks, not in the first backward pass.
 
+        Without `implementation`, those of the host: where gradients are is not known yet.
         Raises HookError after `close`, and the errors of connecting.
         """
         self._sums.connect(self.process_group)
