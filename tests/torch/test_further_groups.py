@@ -13,7 +13,9 @@ import psutil
 import torch_training as training
 from served_job import ASK_S, Controlling, served_to_four
 from torch_ranks import run_ranks
+from typer.testing import CliRunner
 
+from peelsum.cli.app import app
 from peelsum.transport.lease import Lease
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("forked_children")]
@@ -60,9 +62,25 @@ def test_jobs_of_a_controller_that_was_killed_are_evicted_by_the_next_one(tmp_pa
             assert switch.jobs == [(254, given["generation"])]
         with closing(Controlling(tmp_path, (tmp_path / "job.toml").read_text(), switch)) as following:
             assert switch.jobs == []
-            following.wait_until_it_says("group's job 254: evicted")
+            following.wait_until_it_says("job 254: evicted, as it has spare ports")
             with closing(Lease(following.address, ASK_S, ranks=2)) as lease:
                 assert json.loads(lease.response)["admission"]["generation"] != given["generation"]
+
+
+@pytest.mark.parametrize("address", ["taken", "free"])
+def test_a_controller_that_is_refused_leaves_groups_alone(tmp_path, address):
+    with (
+        served_to_four(tmp_path) as (switch, controller, _),
+        closing(Lease(controller.address, ASK_S, ranks=2)) as lease,
+    ):
+        given = json.loads(lease.response)["admission"]
+        listen = "{}:{}".format(*controller.address) if address == "taken" else "127.0.0.1:0"
+        options = ["--udp", f"127.0.0.1:{switch.base}", "--listen", listen]
+        said = CliRunner().invoke(app, ["job", "serve", str(tmp_path / "job.toml"), *options])
+        assert said.exit_code == 2
+        reason = "another `peelsum job serve` has" if address == "free" else "Address already in use"
+        assert reason in " ".join(said.output.split())
+        assert switch.jobs == [(254, given["generation"])]
 
 
 def test_groups_without_room_use_gloo_and_say_so(tmp_path):

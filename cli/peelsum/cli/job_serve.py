@@ -11,12 +11,14 @@ response has `refused`, the reason.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json as json_
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from signal import SIG_IGN, SIGHUP, SIGINT, SIGTERM, getsignal
@@ -35,7 +37,7 @@ from peelsum.cli.options import (
     logged,
     serving_metrics,
 )
-from peelsum.topology import Child, ProcessError, Signalled, end_with_parent, say
+from peelsum.topology import Child, ProcessError, Signalled, TopologyError, end_with_parent, records, say
 from peelsum.topology.progress import taking_time
 from peelsum.topology.restartable import RestartableProcess
 from peelsum.topology.telling import told
@@ -96,7 +98,7 @@ def serve(
     tell = told(json=json, child=child)
     bases, place = [address(one, "the switch") for one in udp], address(listen, "the address to listen at")
     with (
-        reported(ControlError, PipelineError, ServeError, TlsError, MetricsError, LogsError),
+        reported(ControlError, PipelineError, ServeError, TlsError, MetricsError, LogsError, TopologyError),
         ExitStack() as stack,
     ):
         certificate, secret = identity(tls), "" if token is None else read_token(token)
@@ -115,9 +117,12 @@ def serve(
             Fabric.connect(job, patience_s=_PATIENCE_S, identity=certificate) as fabric,
         ):
             fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
-            # Bound first: a controller that is refused must not evict jobs of the one that runs.
+            # Before jobs are evicted: a controller that is refused must not evict those of one that runs.
             listening, counts = stack.enter_context(_listening(place)), ControllerCounts(job.job.id)
-            left = fabric.evict_at(job.ports.spare) if isinstance(job, JobDescription) else []
+            left = []
+            if isinstance(job, JobDescription):
+                stack.enter_context(_only_server_of(job))
+                left = fabric.evict_at(job.ports.spare)
         requests = stack.enter_context(
             Requests(listening, f"job {job.job.id}", identity=certificate, token=secret)
         )
@@ -150,7 +155,9 @@ def serve(
         else:
             print(f"job {job.job.id}: asked for at {host}:{port}", flush=True)
         for number in left:
-            runs.tell(f"group's job {number}: evicted, as the controller that admitted it is gone")
+            runs.tell(
+                f"job {number}: evicted, as it has spare ports, and no `peelsum job serve` has a group there"
+            )
         _answer(requests, runs, groups, ended)
 
 
@@ -354,6 +361,25 @@ class _Groups:
 
 def _port(base: tuple[str, int], port: int) -> str:
     return f"{base[0]}:{base[1] + port}"
+
+
+@contextmanager
+def _only_server_of(job: JobDescription) -> Iterator[None]:
+    """Hold a lock on each spare port, which ends with this process however that ends.
+
+    Raises ServeError if another controller of this user has one on this machine.
+    """
+    name = hashlib.blake2b(job.switch.p4runtime.encode(), digest_size=8).hexdigest()
+    with (records.folder() / f"spare-{name}").open("ab") as file:
+        for port in job.ports.spare:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            except OSError:
+                raise ServeError(
+                    f"ports.spare: another `peelsum job serve` has {port} of {job.switch.p4runtime}; "
+                    "end it, or give each its own spare ports"
+                ) from None
+        yield
 
 
 def _listening(place: tuple[str, int]) -> socket.socket:
