@@ -225,17 +225,17 @@ def test_invalid_switch_address():
     [
         (
             ["bench", "allreduce", "--lanes=7"],
-            "--lanes: '7' is unknown; use one of 32, 64, 128, 256",
+            "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048",
         ),
         (
             ["bench", "switch", "--lanes=7"],
-            "--lanes: '7' is unknown; use one of 32, 64, 128, 256",
+            "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048",
         ),
         (["bench", "switch", "--seconds=nan"], "--seconds: nan is out of range; use 0.1 to 3600"),
         (["bench", "switch", "--workers=33"], "--workers: 33 is out of range; use 1 to 32"),
         (
             ["bench", "endpoint", "--lanes=7"],
-            "--lanes: '7' is unknown; use one of 32, 64, 128, 256",
+            "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048",
         ),
         (["bench", "loss", "--loss=0.9"], "--loss: 0.9 is out of range; use 0 to 0.5"),
         (["status", "--device-id=-1"], DEVICE_ID.format(-1)),

@@ -9,9 +9,10 @@ from snippets import Block, SnippetError, blocks, play, run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("examples/**/*.md"))]
-#: Tests of their own run these: two are sessions, one needs several machines.
+#: Tests of their own run these: two are sessions, two need several machines.
 APART = (
     ROOT / "docs/tutorial/one-chunk.md",
+    ROOT / "docs/how-to/aggregate-on-a-server.md",
     ROOT / "docs/how-to/train-on-several-nodes.md",
     ROOT / "docs/how-to/use-p4runtime-shell.md",
 )

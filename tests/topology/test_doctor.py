@@ -135,8 +135,32 @@ def test_for_people_it_is_a_table_with_what_to_do(monkeypatch):
 )
 def test_how_frames_reach_an_interface(monkeypatch, method, why, state, remedy):
     monkeypatch.setattr(doctor, "best_method", lambda _: (method, why))
-    seen = doctor.examine_interface("eth1")
+    seen = next(doctor.examine_interface("eth1"))
     assert (seen.what, seen.state, seen.remedy) == ("interface eth1", state, remedy)
+
+
+def test_settings_of_an_interface(monkeypatch, tmp_path):
+    """Those of a network card with two queues, whose interrupts go to two cores."""
+    monkeypatch.setattr(doctor, "best_method", lambda _: ("packet", "it has several queues"))
+    about = tmp_path / "sys/class/net/eth1"
+    for queue in ("rx-0", "rx-1", "tx-0"):
+        (about / "queues" / queue).mkdir(parents=True)
+    (about / "operstate").write_text("up\n")
+    (about / "speed").write_text("10000\n")
+    for number, core in ((40, 3), (41, 5)):
+        (about / "device/msi_irqs" / str(number)).mkdir(parents=True)
+        (tmp_path / "proc/irq" / str(number)).mkdir(parents=True)
+        (tmp_path / "proc/irq" / str(number) / "effective_affinity_list").write_text(f"{core}\n")
+    monkeypatch.setattr(
+        doctor, "Path", lambda *parts: tmp_path.joinpath(*(part.lstrip("/") for part in parts))
+    )
+    seen = {one.what: (one.found, one.state) for one in doctor.examine_interface("eth1")}
+    assert seen == {
+        "interface eth1": ("AF_PACKET", "note"),
+        "eth1: link": ("up, 10000 Mbit/s", "ok"),
+        "eth1: queues": ("2", "note"),
+        "eth1: interrupts": ("on 3, 5", "note"),
+    }
 
 
 def test_an_interface_that_cannot_be_a_port_fails():

@@ -78,6 +78,13 @@ class Wired:
         self.ports.resize(0)  # every frame, whatever its headers
         self.hosts = {port: veth.RawInterface(f"host{port}") for port in (1, 2)}
 
+    def make_room(self, length: int) -> None:
+        """Receive any frames of up to `length` bytes."""
+        self.ports.resize(length)
+        for port in self.ports.ports.values():
+            if port.xdp is not None:
+                port.xdp.take(every_frame=True)
+
     def send(self, port: int, rows: np.ndarray) -> None:
         """Send from a host, in pieces if the kernel has not delivered earlier frames yet."""
         while len(rows):
@@ -171,6 +178,27 @@ def too_long() -> dict[str, object]:
         "kept": bool(np.array_equal(got.data[:, :FRAME_BYTES], expected)),
         "long": wired.ports.ports[1].counts.long,
     }
+
+
+def long_frames() -> dict[str, object]:
+    """Frames of one to three chunks, in bursts of which each fills less and less of the rings' ends."""
+    wired, whole = Wired(), {}
+    wired.make_room(9014)
+    sent = 0
+    for length in (60, 3840, 3841, 4096, 4097, 7680, 7681, 8254, 9014):
+        same = True
+        for seed in range(25):
+            burst, out = frames(29, length, seed), []
+            wired.send(1, burst)
+            while len(out) < 29:
+                batch = wired.ports.receive([1])
+                wired.ports.send(Frames(batch.data, batch.length, np.full(len(batch), 2, np.int32)))
+                out += list(wired.received(2, len(batch), length))
+            same = same and bool(np.array_equal(np.array(out), burst))
+            sent += 29
+        whole[length] = same
+    counts = [wired.ports.ports[port].counts for port in (1, 2)]
+    return {"whole": whole, "counts": [counts[0].received - sent, counts[1].sent - sent]}
 
 
 def cut_wire() -> dict[str, object]:
@@ -276,31 +304,37 @@ def _mac(name: str) -> str:
     return shown.split("link/ether ")[1].split()[0].replace(":", "")
 
 
-def down_and_up() -> dict[str, object]:
+def down_and_up(length: int = FRAME_BYTES) -> dict[str, object]:
     """An interface goes down, frames are sent to it, and it comes back."""
     wired = Wired()
-    wired.ports.send(Frames(frames(1), np.full(1, FRAME_BYTES, np.int32), np.full(1, 1, np.int32)))
-    before = len(wired.received(1, 1))
+    wired.make_room(length)
+    wired.ports.send(Frames(frames(1, length), np.full(1, length, np.int32), np.full(1, 1, np.int32)))
+    before = len(wired.received(1, 1, length))
     subprocess.run(["ip", "link", "set", "switch1", "down"], check=True)
     for count in (5, 3000):  # more than the rings hold
         port = np.full(count, 1, np.int32)
-        wired.ports.send(Frames(frames(count), np.full(count, FRAME_BYTES, np.int32), port))
+        wired.ports.send(Frames(frames(count, length), np.full(count, length, np.int32), port))
     quiet = len(wired.ports.receive([1]))
     readable = bool(select.select([wired.ports.ports[1].socket], [], [], 0)[0])
     subprocess.run(["ip", "link", "set", "switch1", "up"], check=True)
     veth.wait_until_up("switch1", "host1")
-    late = len(wired.received(1, 0))
-    wired.ports.send(Frames(frames(3, seed=3), np.full(3, FRAME_BYTES, np.int32), np.full(3, 1, np.int32)))
-    out = wired.received(1, 3)
-    wired.send(1, frames(1, seed=4))
+    late = len(wired.received(1, 0, length))
+    wired.ports.send(Frames(frames(3, length, seed=3), np.full(3, length, np.int32), np.full(3, 1, np.int32)))
+    out = wired.received(1, 3, length)
+    wired.send(1, frames(1, length, seed=4))
     select.select([wired.ports.ports[1].socket], [], [], PATIENCE_S)
     back = wired.ports.receive([1])
     return {
         "before": before,
         "while down": [quiet, readable, wired.ports.ports[1].counts.down, late],
-        "out": bool(np.array_equal(out, frames(3, seed=3))),
-        "in": bool(np.array_equal(back.data[:1, :FRAME_BYTES], frames(1, seed=4))),
+        "out": bool(np.array_equal(out, frames(3, length, seed=3))),
+        "in": bool(np.array_equal(back.data[:1, :length], frames(1, length, seed=4))),
     }
+
+
+def long_down_and_up() -> dict[str, object]:
+    """The same with frames of three chunks."""
+    return down_and_up(8254)
 
 
 def more_than_the_rings_hold() -> dict[str, object]:
@@ -409,6 +443,12 @@ def test_frames_pass_whole_and_in_order_and_are_counted(method: str) -> None:
     assert whole == {"in": True, "out": True, "back": 0, "counts": [150, 150, 0]}
 
 
+def test_long_frames_pass_whole_and_are_counted_once(method: str) -> None:
+    lengths = (60, 3840, 3841, 4096, 4097, 7680, 7681, 8254, 9014)
+    expected = {"whole": {str(length): True for length in lengths}, "counts": [0, 0]}
+    assert json.loads(json.dumps(alone("long_frames"))) == expected
+
+
 def test_ports_share_a_batch(method: str) -> None:
     assert alone("fair_shares") == {"first": [32, 32]}
 
@@ -447,8 +487,8 @@ def test_the_interfaces_other_traffic_reaches_the_kernel(method: str) -> None:
 
 
 def test_an_interface_that_comes_back_carries_frames_again(method: str) -> None:
-    seen = alone("down_and_up")
-    assert seen == {"before": 1, "while down": [0, False, 3005, 0], "out": True, "in": True}
+    for scene in ("down_and_up", "long_down_and_up"):
+        assert alone(scene) == {"before": 1, "while down": [0, False, 3005, 0], "out": True, "in": True}
 
 
 def test_rings_are_used_again_and_again(method: str) -> None:

@@ -37,7 +37,8 @@ def command(
     with reported(ControlError, TlsError):
         job = None if description is None else read_description(description)
         findings = list(examine(job.plans()[0].switch.pipeline_lanes, job.job.window) if job else examine())
-        findings += [examine_interface(name) for name in interface or []]
+        for name in interface or []:
+            findings += examine_interface(name)
         if job is not None:
             findings += examine_job(job, identity(tls))
         if controller:

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from ipaddress import IPv4Address
 from pathlib import Path
 from signal import SIG_IGN, SIGHUP, SIGINT, SIGTERM, getsignal
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,6 +43,7 @@ from peelsum.topology.progress import taking_time
 from peelsum.topology.restartable import RestartableProcess
 from peelsum.topology.telling import told
 from peelsum.topology.user_errors import reported
+from peelsum.wire import UDP_PORT
 
 if TYPE_CHECKING:
     from peelsum.cli.controller_counts import ControllerCounts
@@ -66,12 +68,19 @@ class NumberTakenError(Exception):
 def serve(
     description: Annotated[Path, typer.Argument(help="The job's description, TOML.")],
     udp: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             help="The switch's host:port, with the port of its --udp-base. With racks, repeat it for each "
             "switch: the spine, then the racks in order."
         ),
-    ],
+    ] = None,
+    ethernet: Annotated[
+        bool,
+        typer.Option(
+            help="The switch's ports are interfaces, on one of whose links this host is, as the server; "
+            "packets go to switch.address of the description."
+        ),
+    ] = False,
     listen: Annotated[
         str, typer.Option(help="Where rank 0 requests the job, host:port (TCP).")
     ] = "127.0.0.1:9560",
@@ -96,7 +105,8 @@ def serve(
     if child:
         end_with_parent()
     tell = told(json=json, child=child)
-    bases, place = [address(one, "the switch") for one in udp], address(listen, "the address to listen at")
+    bases = [address(one, "the switch") for one in udp or ()]
+    place = address(listen, "the address to listen at")
     with (
         reported(ControlError, PipelineError, ServeError, TlsError, MetricsError, LogsError, TopologyError),
         ExitStack() as stack,
@@ -108,8 +118,14 @@ def serve(
                 "token: is missing; give --token FILE (peelsum certificates token FILE makes it)"
             )
         job = read_description(description)
-        if len(bases) != len(job.plans()):
-            raise ServeError(f"udp: {len(bases)} for {len(job.plans())} switches; give --udp once for each")
+        if ethernet and bases:
+            raise ServeError("udp: is for ports that are UDP sockets; leave it or --ethernet out")
+        if ethernet:
+            bases = _addresses_of(job)
+        elif len(bases) != len(job.plans()):
+            raise ServeError(
+                f"udp: {len(bases)} for {len(job.plans())} switches; give --udp once for each, or --ethernet"
+            )
         compiled = pipeline(job.plans()[0].switch.pipeline_lanes)
         with (
             taking_time("loading the pipeline, which a switch that has not run it before compiles", tell),
@@ -128,7 +144,9 @@ def serve(
         )
         known = {"job": job.job.id}
         tell_event = logged(log_format, "controller", _say_event if json else _print, **known)
-        runs = stack.enter_context(_Runs(job, compiled, bases, tell_event, certificate, counts))
+        runs = stack.enter_context(
+            _Runs(job, compiled, bases, tell_event, certificate, counts, ethernet=ethernet)
+        )
         groups = stack.enter_context(
             _Groups(
                 job,
@@ -139,6 +157,7 @@ def serve(
                     tell_event,
                     certificate,
                     ControllerCounts(described.job.id),
+                    ethernet=ethernet,
                     is_new=True,
                 ),
             )
@@ -181,13 +200,17 @@ class _Runs:
         certificate: Identity | None,
         counts: ControllerCounts,
         *,
+        ethernet: bool = False,
         is_new: bool = False,
     ) -> None:
-        """tell: called with every event and error. is_new: no switch may have a job of this number."""
+        """bases: of the switches' UDP ports, or with `ethernet` the addresses that packets are sent to.
+
+        tell: called with every event and error. is_new: no switch may have a job of this number.
+        """
         self._job, self._bases, self._certificate = job, bases, certificate
         self._tell, self._counts = tell, counts
         self._files = (compiled.json_path, compiled.p4info_path)
-        self._is_new = is_new
+        self._is_new, self._ethernet = is_new, ethernet
         self._run = ExitStack()
         self._watch: Watch | None = None
         self._server: RestartableProcess | None = None
@@ -228,7 +251,8 @@ class _Runs:
             self._watch, self._server = Watch(fabric, admitted.generation, *self._files), server
             self._run = run.pop_all()
             self._counts.admitted(admitted.generation)
-        return {"admission": admission, "switch": self._seats()}
+        wire = {"wire": "ethernet"} if self._ethernet else {}
+        return {"admission": admission, "switch": self._seats(), **wire}
 
     def end(self) -> None:
         """End the run, if there is one: its server, then its admission."""
@@ -264,9 +288,10 @@ class _Runs:
             pass
 
     def _serving(self, admission: dict[str, Any]) -> Child:
-        at, said = _port(self._bases[0], self._job.server_port), json_.dumps(admission)
+        at, said = self._port(self._bases[0], self._job.server_port), json_.dumps(admission)
+        wire = ["--ethernet"] if self._ethernet else []
         server = Child.peelsum(
-            "server", "server", "run", "--switch", at, "--admission", said, "--json", "--child"
+            "server", "server", "run", "--switch", at, "--admission", said, "--json", "--child", *wire
         )
         try:
             server.ready()
@@ -280,7 +305,10 @@ class _Runs:
         sizes = self._job.rack_sizes or (self._job.job.workers,)
         racks = zip(self._bases[-len(sizes) :], sizes, strict=True)
         bases = [base for base, size in racks for _ in range(size)]
-        return [_port(base, port) for base, port in zip(bases, self._job.worker_ports, strict=True)]
+        return [self._port(base, port) for base, port in zip(bases, self._job.worker_ports, strict=True)]
+
+    def _port(self, base: tuple[str, int], port: int) -> str:
+        return f"{base[0]}:{base[1] if self._ethernet else base[1] + port}"
 
 
 class _Groups:
@@ -359,8 +387,15 @@ class _Groups:
         self._spare.extend((described.ports.server, *described.ports.workers))
 
 
-def _port(base: tuple[str, int], port: int) -> str:
-    return f"{base[0]}:{base[1] + port}"
+def _addresses_of(job: JobDescription | RacksDescription) -> list[tuple[str, int]]:
+    """Return the address that packets are sent to. Raises ServeError."""
+    from peelsum.control import JobDescription
+
+    if not isinstance(job, JobDescription):
+        raise ServeError("ethernet: needs one switch; for racks, admit the job and give every host its seat")
+    if job.switch.address is None:
+        raise ServeError("switch.address: is missing; with --ethernet give the switch's mac and ip")
+    return [(str(IPv4Address(job.switch.address.ip)), UDP_PORT)]
 
 
 @contextmanager

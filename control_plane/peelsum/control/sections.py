@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from peelsum.wire import COMPILED_LANES, CPU_PORT, DROP_PORT, MAX_WORKERS, RESERVED_JOB_ID
+from peelsum.wire import COMPILED_LANES, CPU_PORT, DEFAULT_LANES, DROP_PORT, MAX_WORKERS, RESERVED_JOB_ID
 
 #: Limits of the switch program's tables. Table `bridge` has one more row, for broadcasts.
 MAX_BRIDGED, MAX_ROUTES = 1023, 1024
@@ -143,7 +143,7 @@ class SwitchSection(Section):
     """The P4Runtime server, `host:port`."""
     device_id: int = Field(default=1, ge=0, lt=1 << 64)
     """P4Runtime's device_id of the switch."""
-    pipeline_lanes: int = COMPILED_LANES[-1]
+    pipeline_lanes: int = DEFAULT_LANES
     """32-bit values per packet in the pipeline that must run."""
     age_limit_ms: float | None = Field(default=None, ge=0)
     """Milliseconds without a packet after which another chunk may take a slot over. None keeps the switch's

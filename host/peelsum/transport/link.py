@@ -8,6 +8,7 @@ are sent to.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import selectors
@@ -21,6 +22,7 @@ from peelsum.forks import keep_from_children
 from peelsum.transport.errors import SwitchUnreachableError
 from peelsum.wire import UDP_PORT, Batch
 from peelsum.wire.datagrams import Address, BatchSocket
+from peelsum.wire.mtu import too_long_to
 
 #: The kind of connection between a host and its switch port.
 Wire = Literal["udp-port", "ethernet"]
@@ -50,8 +52,8 @@ class PortLink:
     ) -> None:
         """Open the socket and, unless on a wire, say hello until answered.
 
-        Raises SwitchUnreachableError if there is no answer within `hello_s` seconds, or if another program
-        on this host uses the wire's UDP port.
+        Raises SwitchUnreachableError if there is no answer within `hello_s` seconds, if packets do not fit
+        the MTU, or if another program on this host uses the wire's UDP port.
         """
         self._address = address
         self._greets = wire == "udp-port"
@@ -69,6 +71,8 @@ class PortLink:
             raise SwitchUnreachableError(str(error)) from error
         try:
             with self._blaming_the_network():
+                if (why := too_long_to(address, packet_bytes)) is not None:
+                    raise SwitchUnreachableError(why)
                 self.socket.connect(address)
                 self._selector.register(self.socket, selectors.EVENT_READ)
                 self._selector.register(self._woken, selectors.EVENT_READ)
@@ -166,8 +170,16 @@ class PortLink:
     def _bind(self, packet_bytes: int) -> BatchSocket:
         if self._greets:
             return BatchSocket.bind(("0.0.0.0", 0), packet_bytes)
-        # No offload: not every switch handles a network interface's segmented sends.
-        return BatchSocket.bind(("0.0.0.0", UDP_PORT), packet_bytes, offload=False)
+        try:
+            # No offload: not every switch handles a network interface's segmented sends.
+            return BatchSocket.bind(("0.0.0.0", UDP_PORT), packet_bytes, offload=False)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            reason = (
+                f"udp port {UDP_PORT}: another worker or server of this host has it; start one on each host"
+            )
+            raise OSError(error.errno, reason) from error
 
     @contextmanager
     def _blaming_the_network(self) -> Iterator[None]:

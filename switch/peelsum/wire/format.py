@@ -24,8 +24,11 @@ EVERYONE = 0xFFFF
 MAX_WORKERS = 32
 #: Tag 0 means a free slot, so no job has this number.
 RESERVED_JOB_ID = 0
-#: Lanes of the pipelines that are committed compiled. 32 fit one pass of Tofino 1; 256 are a kilobyte.
-COMPILED_LANES = (32, 64, 128, 256)
+#: Lanes of the pipelines that are committed compiled. 32 fit one pass of Tofino 1; more than 256 need jumbo
+#: frames.
+COMPILED_LANES = (32, 64, 128, 256, 512, 1024, 2048)
+#: Lanes if nothing else is said: the most whose frames fit an MTU of 1,500 bytes.
+DEFAULT_LANES = 256
 #: Lanes of the pipelines for each Tofino: what a packet can add up in one pass.
 TOFINO_LANES = {"tofino": 32, "tofino2": 64}
 

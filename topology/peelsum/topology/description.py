@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from peelsum.topology.errors import TopologyError
-from peelsum.wire import COMPILED_LANES, CPU_PORT, MAX_WORKERS, RESERVED_JOB_ID
+from peelsum.wire import COMPILED_LANES, CPU_PORT, DEFAULT_LANES, MAX_WORKERS, RESERVED_JOB_ID
 
 #: An interface is called `<switch>-p<port>`, and the kernel takes 15 characters.
 _SWITCH_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,8}")
@@ -136,7 +136,7 @@ class JobNode(_Section):
     id: int = Field(default=1, gt=RESERVED_JOB_ID, le=255)
     window: int | None = Field(default=None, ge=1)
     timeout_s: float = Field(default=30.0, gt=0)
-    lanes: int = COMPILED_LANES[-1]
+    lanes: int = DEFAULT_LANES
 
 
 class Topology(_Section):

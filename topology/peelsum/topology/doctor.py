@@ -24,6 +24,7 @@ from peelsum.softswitch.ports.interfaces import best_method
 from peelsum.tls import Identity
 from peelsum.wire import packet_bytes
 from peelsum.wire.datagrams import BatchSocket
+from peelsum.wire.mtu import needed_mtu
 
 State = Literal["ok", "note", "failed"]
 _UDP_SEGMENT, _UDP_GRO = 103, 104
@@ -91,11 +92,42 @@ def examine(lanes: int = 256, window: int = 512) -> Iterator[Finding]:
         yield _finding(name, found or "not on PATH", "on PATH", why, found is not None, "note")
 
 
-def examine_interface(name: str) -> Finding:
-    """Return how frames reach a switch's port on an interface. Needs the privilege of such a switch.
+def examine_interface(name: str) -> Iterator[Finding]:
+    """Yield how frames reach a switch's port on an interface, and its settings. Needs a switch's privilege.
 
     Opens and closes a port there: packets of peelsum's that arrive meanwhile are lost.
     """
+    method = _method(name)
+    yield method
+    if method.state == "failed":
+        return
+    about = Path("/sys/class/net", name)
+    state, speed = (_text(about / one) for one in ("operstate", "speed"))
+    known = f", {speed} Mbit/s" if speed.isdecimal() else ""
+    remedy = f"ip link set {name} up, and look at the cable and the other end"
+    yield _finding(f"{name}: link", f"{state}{known}", "up", remedy, state != "down", "note")
+    queues = len(list(about.glob("queues/rx-*")))
+    remedy = f"ethtool -L {name} combined 1; a port by AF_XDP has one queue"
+    yield _finding(f"{name}: queues", str(queues), "1", remedy, queues == 1, "note")
+    interrupts = sorted(path.name for path in about.glob("device/msi_irqs/*"))
+    if interrupts:
+        cores = sorted({_text(Path("/proc/irq", one, "effective_affinity_list")) for one in interrupts})
+        remedy = (
+            f"stop irqbalance; echo CORE > /proc/irq/{interrupts[0]}/smp_affinity_list, not the switch's core"
+        )
+        yield _finding(
+            f"{name}: interrupts", f"on {', '.join(cores)}", "one core", remedy, len(cores) == 1, "note"
+        )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def _method(name: str) -> Finding:
     what = f"interface {name}"
     try:
         method, why = best_method(name)
@@ -284,14 +316,14 @@ def _buffers(lanes: int, window: int) -> Finding:
 
 
 def _mtu(lanes: int) -> Iterator[Finding]:
-    needed = packet_bytes(lanes) + 28  # IPv4 and UDP; the packet in it has headers of its own
+    needed = needed_mtu(packet_bytes(lanes))
     for path in sorted(Path("/sys/class/net").glob("*/mtu")):
         name, mtu = path.parent.name, 0
         with suppress(OSError, ValueError):
             if (path.parent / "operstate").read_text().strip() == "down":
                 continue
             mtu = int(path.read_text())
-        remedy = f"ip link set {name} mtu 1500, if peelsum's packets go there; or a pipeline of fewer lanes"
+        remedy = f"ip link set {name} mtu {needed}, if peelsum's packets go there; or use fewer lanes"
         yield _finding(f"MTU of {name}", str(mtu), f"{needed} or more", remedy, mtu >= needed, "note")
 
 

@@ -16,7 +16,7 @@ from peelsum.allreduce.plan import FORMS
 from peelsum.bench.allreduce import Case, compared, traced
 from peelsum.experiments import Column, Experiment, Size
 from peelsum.topology import Star
-from peelsum.wire import COMPILED_LANES, MAX_WORKERS
+from peelsum.wire import COMPILED_LANES, DEFAULT_LANES, MAX_WORKERS
 
 
 def measure(
@@ -62,7 +62,7 @@ EXPERIMENT = Experiment(
         "warmups": 2,
         "density_each": ((0.01, 0.1),),
         "form_each": (("compact",),),
-        "lanes": COMPILED_LANES[-1],
+        "lanes": DEFAULT_LANES,
         "planes": 1,
         "trace": None,
     },

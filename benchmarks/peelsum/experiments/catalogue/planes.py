@@ -145,7 +145,7 @@ EXPERIMENT = Experiment(
     keys=("switches",),
     sizes={
         "quick": Size([{"planes": 2, "lanes": 32, "workers": 2, "seconds": 0.5}], 1),
-        "usual": Size([{"planes": 2, "lanes": COMPILED_LANES, "workers": 4, "seconds": 3.0}], 1),
+        "usual": Size([{"planes": 2, "lanes": (32, 64, 128, 256), "workers": 4, "seconds": 3.0}], 1),
     },
     ranges={"planes": (2, 64), "workers": (1, MAX_WORKERS), "seconds": (0.1, 3600)},
     choices={"lanes": COMPILED_LANES},

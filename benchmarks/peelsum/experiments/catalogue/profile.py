@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from peelsum.experiments import Column, Experiment, Plot, Size
-from peelsum.wire import COMPILED_LANES, MAX_WORKERS
+from peelsum.wire import COMPILED_LANES, DEFAULT_LANES, MAX_WORKERS
 
 
 def measure(seed: int, lanes: int, workers: int, seconds: float) -> Iterator[dict[str, Any]]:
@@ -41,8 +41,8 @@ EXPERIMENT = Experiment(
         "quick": Size([{"lanes": 32, "workers": 2, "seconds": 0.2}], 1),
         "usual": Size(
             [
-                {"lanes": COMPILED_LANES, "workers": 4, "seconds": 2.0},
-                {"lanes": COMPILED_LANES[-1], "workers": (2, 8, 16), "seconds": 2.0},
+                {"lanes": (32, 64, 128, 256), "workers": 4, "seconds": 2.0},
+                {"lanes": DEFAULT_LANES, "workers": (2, 8, 16), "seconds": 2.0},
             ],
             1,
         ),

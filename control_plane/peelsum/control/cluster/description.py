@@ -12,7 +12,7 @@ from peelsum.control.description import file_text, parsed_toml
 from peelsum.control.errors import DescriptionError
 from peelsum.control.sections import Section, TofinoSection
 from peelsum.control.validation import first_validation_error
-from peelsum.wire import COMPILED_LANES
+from peelsum.wire import COMPILED_LANES, DEFAULT_LANES
 
 
 class ControllerSection(Section):
@@ -31,7 +31,7 @@ class ClusterSwitch(Section):
     """The P4Runtime server, `host:port`, as the jobs' descriptions give it."""
     device_id: int = Field(default=1, ge=0, lt=1 << 64)
     """P4Runtime's device_id of the switch."""
-    pipeline_lanes: int = COMPILED_LANES[-1]
+    pipeline_lanes: int = DEFAULT_LANES
     """32-bit values per packet of the pipeline that the controller loads."""
     tofino: TofinoSection | None = None
     """For a Tofino; without it, the switch runs the v1model program."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import logging
 import mmap
 import socket
 import struct
@@ -21,8 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.softswitch.ports.ring_kernels import (
-    SLOT,
-    SLOTS,
     Column,
     Wires,
     new_wires,
@@ -32,12 +31,17 @@ from peelsum.softswitch.ports.ring_kernels import (
 from peelsum.softswitch.ports.xdp import CHUNK, RING, XdpSocket
 from peelsum.softswitch.runtime.frames import Frames
 from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES
+from peelsum.wire.mtu import mtu_of, too_long_for
 
+_log = logging.getLogger("peelsum")
 _ETH_P_ALL = 3
 # linux/if_packet.h; the `socket` module does not name them.
 _SOL_PACKET = 263
 _PACKET_RX_RING, _PACKET_STATISTICS, _PACKET_VERSION, _PACKET_IGNORE_OUTGOING = 5, 6, 10, 23
 _SECOND_VERSION, _BLOCK_BYTES = 1, 1 << 16
+#: AF_PACKET's ring: bytes of a slot that are not the frame's, the bytes of the slots for an MTU of 1,500 and
+#: for a longer one, and their numbers.
+_SLOT_EXTRA, _SHORT, _LONG = 128, (2048, 4096), (16_384, 1024)
 _SO_SNDBUFFORCE = 32
 _BUFFER_BYTES = 8 << 20
 _SIOCETHTOOL = 0x8946
@@ -124,9 +128,10 @@ class InterfacePort:
                 why = f"as AF_XDP failed: {error.strerror}"
             else:
                 return "xdp", self.xdp.mode if self.xdp else ""
-        self.socket = _raw_socket(name)
-        slots = np.frombuffer(mmap.mmap(self.socket.fileno(), SLOT * SLOTS), np.uint8)
+        self.socket, size, number = _raw_socket(name)
+        slots = np.frombuffer(mmap.mmap(self.socket.fileno(), size * number), np.uint8)
         self._slots, self._state[Column.MEMORY] = slots, slots.ctypes.data
+        self._state[[Column.SLOT, Column.SLOTS]] = size, number
         return "packet", why
 
     def _use_xdp(self, xdp: XdpSocket) -> None:
@@ -184,11 +189,15 @@ class InterfacePorts:
     def resize(self, packet_bytes: int) -> None:
         """Accept frames with packets of `packet_bytes` from now on, for a new pipeline.
 
+        Warns of interfaces whose MTU is smaller: their packets are dropped and counted as too long.
         AF_XDP's ports leave frames that are no packets of peelsum's to the kernel, unless the pipeline has
         none either: packets without values. AF_PACKET has copies.
         """
         self._make_room(packet_bytes)
         for port in self._ports.values():
+            with suppress(OSError):
+                if (why := too_long_for(port.name, packet_bytes)) is not None:
+                    _log.warning("port %d: %s", port.number, why)
             if port.xdp is not None:
                 with suppress(OSError):  # the interface is gone
                     port.xdp.take(every_frame=packet_bytes <= HEADER_BYTES)
@@ -234,7 +243,7 @@ def best_method(name: str) -> tuple[Method, str]:
         xdp = XdpSocket(name)
     except OSError as error:
         try:
-            _raw_socket(name).close()
+            _raw_socket(name)[0].close()
         except OSError as problem:
             raise OSError(problem.errno, _error_text(name, problem)) from problem
         return "packet", error.strerror or ""
@@ -255,20 +264,22 @@ def without_offloads(name: str) -> None:
                 fcntl.ioctl(control, _SIOCETHTOOL, request)
 
 
-def _raw_socket(name: str) -> socket.socket:
+def _raw_socket(name: str) -> tuple[socket.socket, int, int]:
+    """Return a socket with a ring, the bytes of a slot and their number."""
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     try:
         sock.setblocking(False)
         sock.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
         sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _BUFFER_BYTES)
         sock.setsockopt(_SOL_PACKET, _PACKET_VERSION, _SECOND_VERSION)
-        ring = struct.pack("=IIII", _BLOCK_BYTES, SLOT * SLOTS // _BLOCK_BYTES, SLOT, SLOTS)
+        size, number = _SHORT if mtu_of(name) + _SLOT_EXTRA <= _SHORT[0] else _LONG
+        ring = struct.pack("=IIII", _BLOCK_BYTES, size * number // _BLOCK_BYTES, size, number)
         sock.setsockopt(_SOL_PACKET, _PACKET_RX_RING, ring)
         sock.bind((name, _ETH_P_ALL))
     except OSError:
         sock.close()
         raise
-    return sock
+    return sock, size, number
 
 
 def _error_text(what: str, error: OSError) -> str:

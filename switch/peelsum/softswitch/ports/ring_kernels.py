@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.softswitch.ports import xdp
-from peelsum.softswitch.ports.xdp import CHUNK, RING
+from peelsum.softswitch.ports.xdp import CHUNK, MOST_CHUNKS, RING
 from peelsum.wire import CPU_PORT, system_calls
 from peelsum.wire.compiled import compiler
 from peelsum.wire.system_calls import (
@@ -39,12 +39,12 @@ compiled = compiler([str(xdp.__file__), str(system_calls.__file__), __file__])
 
 #: v1model's ports have 9 bits.
 _PORTS = 512
-#: Bytes of a slot of AF_PACKET's ring, and their number.
-SLOT, SLOTS = 2048, 4096
 _LAST, _WORD = RING - 1, (1 << 32) - 1
 _BUSY, _TOO_LONG = 16, 90
 # Of struct tpacket2_hdr: bits of tp_status, and 32-bit words.
 _USER, _TAGGED = 1, 1 << 4
+# Of struct xdp_desc: the bit of its options that another chunk of the frame follows.
+_MORE = 1
 _STATUS, _LENGTH, _KEPT, _BEGIN = 0, 1, 2, 3
 _SOL_SOCKET, _SO_ERROR = 1, 4
 
@@ -66,7 +66,7 @@ class Column(IntEnum):
     DESCRIPTOR = 0
     XDP = 1  # 1 if the port is one of AF_XDP
     MEMORY = 2  # of chunks, or of slots
-    TAKEN = 3  # frames that this process has taken
+    TAKEN = 3  # chunks, or slots, that this process has taken
     RX_PRODUCER = 4
     RX_CONSUMER = 5
     RX = 6
@@ -76,14 +76,16 @@ class Column(IntEnum):
     TX_PRODUCER = 10
     TX_CONSUMER = 11
     TX = 12
-    PUT = 13  # frames put into the ring of those that leave
+    PUT = 13  # chunks put into the ring of those that leave
     DONE_PRODUCER = 14
     DONE_CONSUMER = 15
     DONE = 16
     REAPED = 17
     FREE = 18  # chunks in `Wires.free`
-    SEEN = 19  # frames of the ring of those that leave that the kernel had taken when this process looked
-    VOID = 20  # frames in that ring, its first ones, that were made invalid: the kernel skips them
+    SEEN = 19  # chunks of the ring of those that leave that the kernel had taken when this process looked
+    VOID = 20  # chunks in that ring, its first ones, that were made invalid: the kernel skips them
+    SLOT = 21  # bytes of a slot
+    SLOTS = 22
 
 
 class Wires(NamedTuple):
@@ -142,20 +144,26 @@ def _from_xdp(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[n
     waiting = (np.int64(acquire(state[Column.RX_PRODUCER])) - state[Column.TAKEN]) & _WORD
     if not waiting:
         _forget_error(wires, row)
-    waiting = min(waiting, data.shape[0])
-    for i in range(waiting):
-        entry = state[Column.RX] + 16 * ((state[Column.TAKEN] + i) & _LAST)
-        at, size = np.int64(load(entry, 0)), np.int64(load(entry, 2))
+    place, taken, size = 0, 0, np.int64(0)
+    while place < waiting and count < data.shape[0]:
+        entry = state[Column.RX] + 16 * ((state[Column.TAKEN] + place) & _LAST)
+        at, part = np.int64(load(entry, 0)), np.int64(load(entry, 2))
+        if size + part <= data.shape[1]:
+            memcpy(data[count].ctypes.data + size, state[Column.MEMORY] + at, part)
+        size += part
+        back = state[Column.FILL] + 8 * ((state[Column.FILLED] + place) & _LAST)
+        save(back, 0, np.uint32(at - at % CHUNK))
+        place += 1
+        if load(entry, 3) & _MORE:
+            continue
         if size <= data.shape[1]:
-            memcpy(data[count].ctypes.data, state[Column.MEMORY] + at, size)
             length[count] = size
             count += 1
         else:
             wires.counts[row, Count.LONG] += 1
-        back = state[Column.FILL] + 8 * ((state[Column.FILLED] + i) & _LAST)
-        save(back, 0, np.uint32(at - at % CHUNK))
-    state[Column.TAKEN] += waiting
-    state[Column.FILLED] += waiting
+        taken, size = place, np.int64(0)
+    state[Column.TAKEN] += taken
+    state[Column.FILLED] += taken
     publish(state[Column.FILL_PRODUCER], np.uint32(state[Column.FILLED]))
     publish(state[Column.RX_CONSUMER], np.uint32(state[Column.TAKEN]))
     return count
@@ -165,7 +173,7 @@ def _from_xdp(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[n
 def _from_slots(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.int32]) -> int:
     state, counts, count, before = wires.state[row], wires.counts[row], 0, wires.state[row, Column.TAKEN]
     while count < data.shape[0]:
-        slot = state[Column.MEMORY] + SLOT * state[Column.TAKEN]
+        slot = state[Column.MEMORY] + state[Column.SLOT] * state[Column.TAKEN]
         status = acquire(slot)
         if not status & _USER:
             break
@@ -179,7 +187,7 @@ def _from_slots(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray
             length[count] = size
             count += 1
         publish(slot, np.uint32(0))
-        state[Column.TAKEN] = (state[Column.TAKEN] + 1) % SLOTS
+        state[Column.TAKEN] = (state[Column.TAKEN] + 1) % state[Column.SLOTS]
     if state[Column.TAKEN] == before and not count:
         _forget_error(wires, row)
     return count
@@ -231,25 +239,29 @@ def _by_xdp(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.
     for frame in range(length.shape[0]):
         if port[frame] != wires.numbers[row]:
             continue
-        if length[frame] > CHUNK:
+        size = int(length[frame])
+        chunks = (size + CHUNK - 1) // CHUNK
+        if chunks > MOST_CHUNKS:
             counts[Count.LONG] += 1
             continue
-        if state[Column.VOID] or not state[Column.FREE]:
+        if state[Column.VOID] or state[Column.FREE] < chunks:
             _kick(wires, row)
             _reap(wires, row)
         if state[Column.VOID]:
             counts[Count.DOWN] += 1
             continue
-        if not state[Column.FREE]:
+        if state[Column.FREE] < chunks:
             counts[Count.FULL] += 1
             continue
-        state[Column.FREE] -= 1
-        at = wires.free[row, state[Column.FREE]]
-        memcpy(state[Column.MEMORY] + np.int64(at), data[frame].ctypes.data, np.int64(length[frame]))
-        entry = state[Column.TX] + 16 * (state[Column.PUT] & _LAST)
-        save(entry, 0, at)
-        save(entry, 2, np.uint32(length[frame]))
-        state[Column.PUT] += 1
+        for begin in range(0, size, CHUNK):
+            state[Column.FREE] -= 1
+            at, part = wires.free[row, state[Column.FREE]], min(CHUNK, size - begin)
+            memcpy(state[Column.MEMORY] + np.int64(at), data[frame].ctypes.data + begin, part)
+            entry = state[Column.TX] + 16 * (state[Column.PUT] & _LAST)
+            save(entry, 0, at)
+            save(entry, 2, np.uint32(part))
+            save(entry, 3, np.uint32(_MORE if begin + part < size else 0))
+            state[Column.PUT] += 1
         new = True
     if new:
         _kick(wires, row)
@@ -272,7 +284,9 @@ def _kick(wires: Wires, row: int) -> None:
         _look(wires, row)
         if state[Column.SEEN] == before and problem != INTERRUPTED:
             if problem not in (0, AGAIN, NO_BUFFERS, _BUSY):
-                counts[Count.DOWN] += state[Column.PUT] - state[Column.SEEN] - state[Column.VOID]
+                counts[Count.DOWN] += _frames(
+                    state, state[Column.SEEN] + state[Column.VOID], state[Column.PUT]
+                )
                 _make_invalid(wires, row)
             return
 
@@ -283,9 +297,18 @@ def _look(wires: Wires, row: int) -> None:
     state = wires.state[row]
     taken = (np.int64(acquire(state[Column.TX_CONSUMER])) - state[Column.SEEN]) & _WORD
     skipped = min(taken, state[Column.VOID])
+    wires.counts[row, Count.SENT] += _frames(state, state[Column.SEEN] + skipped, state[Column.SEEN] + taken)
     state[Column.SEEN] += taken
     state[Column.VOID] -= skipped
-    wires.counts[row, Count.SENT] += taken - skipped
+
+
+@compiled
+def _frames(state: NDArray[np.int64], first: int, end: int) -> int:
+    """Return how many frames end in places `first` to `end` of the ring of those that leave."""
+    count = 0
+    for place in range(first, end):
+        count += not load(state[Column.TX] + 16 * (place & _LAST), 3) & _MORE
+    return count
 
 
 @compiled
@@ -297,6 +320,7 @@ def _make_invalid(wires: Wires, row: int) -> None:
         wires.free[row, state[Column.FREE]] = load(entry, 0)
         state[Column.FREE] += 1
         save(entry, 0, np.uint32(_WORD))
+        save(entry, 3, np.uint32(0))
     state[Column.VOID] = state[Column.PUT] - state[Column.SEEN]
 
 

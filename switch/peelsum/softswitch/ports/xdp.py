@@ -23,17 +23,22 @@ from numpy.typing import NDArray
 
 from peelsum.wire import FRAME_HEADER_BYTES
 from peelsum.wire.format import UDP_PORT
+from peelsum.wire.mtu import ETHERNET_HEADER_BYTES, mtu_of
 
 #: Frames in each of a socket's four rings; a power of two.
 RING: Final = 2048
-#: Bytes of memory for a frame: the most that Linux takes, a page.
+#: Bytes of a chunk of memory for frames: the most that Linux takes, a page. A longer frame takes several.
 CHUNK: Final = 4096
+#: Most chunks of a frame.
+MOST_CHUNKS: Final = 4
+#: Bytes that Linux leaves free at the beginning of a chunk in which a frame arrives.
+_HEADROOM = 256
 _AF_XDP, _SOL_XDP = 44, 283
 _MMAP_OFFSETS, _RX_RING, _TX_RING, _MEMORY, _FILL_RING, _DONE_RING, _STATISTICS = range(1, 8)
 #: Where `mmap` finds the rings, and their bytes an entry.
 _RX_AT, _TX_AT, _FILL_AT, _DONE_AT = 0, 0x80000000, 0x100000000, 0x180000000
 _DESCRIPTION_BYTES, _ADDRESS_BYTES = 16, 8
-_NEED_WAKEUP = 8
+_NEED_WAKEUP, _SEVERAL_CHUNKS = 8, 16
 _SO_SNDBUFFORCE, _BUFFER_BYTES = 32, 2 * RING * CHUNK
 #: Seconds until a queue counts as another's.
 _FREED_WITHIN_S, _PAUSE_S = 1.0, 0.005
@@ -57,7 +62,9 @@ class XdpSocket:
     """Queue 0 of an interface, which must have no other. Raises OSError if this machine cannot open it.
 
     `rx`, `tx`, `fill` and `done` have the addresses of its rings, `memory` that of 2 * RING chunks. The
-    kernel has the first RING chunks for frames that arrive; the others are for frames that leave.
+    kernel has the first RING chunks for frames that arrive; the others are for frames that leave. A frame
+    has several chunks only if the interface's MTU asks for it: Linux has that since 6.6, drivers seldom
+    without a copy.
     """
 
     def __init__(self, name: str) -> None:
@@ -95,7 +102,8 @@ class XdpSocket:
         self.fill = self._ring(_FILL_AT, offsets[8:12], _ADDRESS_BYTES)
         self.done = self._ring(_DONE_AT, offsets[12:16], _ADDRESS_BYTES)
         self._give_chunks()
-        _bind(self.socket, index, 0)
+        longest = mtu_of(name) + ETHERNET_HEADER_BYTES
+        _bind(self.socket, index, 0, _NEED_WAKEUP | (_SEVERAL_CHUNKS if longest > CHUNK - _HEADROOM else 0))
         if _has_queue(index, 1):
             raise OSError(errno.EINVAL, f"it has several queues; run `ethtool -L {name} combined 1`")
         self._sockets = self._descriptor(_bpf(_MAP_CREATE, struct.pack("=IIII", _SOCKET_MAP, 4, 4, 1)))
@@ -149,9 +157,9 @@ class XdpSocket:
         return number
 
 
-def _bind(sock: socket.socket, index: int, queue: int) -> None:
+def _bind(sock: socket.socket, index: int, queue: int, flags: int = _NEED_WAKEUP) -> None:
     """Bind to an interface's queue. The kernel frees one a little after its last socket was closed."""
-    address = struct.pack("=HHIII", _AF_XDP, _NEED_WAKEUP, index, queue, 0)
+    address = struct.pack("=HHIII", _AF_XDP, flags, index, queue, 0)
     ends_at = time.monotonic() + _FREED_WITHIN_S
     while _libc.bind(sock.fileno(), address, len(address)):
         problem = ctypes.get_errno()
