@@ -62,6 +62,8 @@ def test_systemd_accepts_the_units(tmp_path):
         text = path.read_text().replace("/opt/peelsum/bin/peelsum", "/bin/true")
         (tmp_path / path.name.replace("@", "@1")).write_text(text.replace("User=peelsum", "User=root"))
     paths = [str(path) for path in tmp_path.iterdir()]
+    (tmp_path / "peelsum-switch.service.d").mkdir()
+    shutil.copy(DEPLOY / "systemd/interfaces.conf", tmp_path / "peelsum-switch.service.d")
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *paths],
         capture_output=True,

@@ -82,6 +82,17 @@ def test_workers_at_hosts_get_exact_sums_and_nothing_is_left(tmp_path, links: st
 
 
 @pytest.mark.system
+@pytest.mark.parametrize("lanes", [512, 2048])
+@pytest.mark.parametrize(("links", "loss"), [("udp", 0.01), ("veth", 0.0)])
+def test_sums_of_packets_in_jumbo_frames_are_exact(tmp_path, links: str, loss: float, lanes: int) -> None:
+    needs(links, "embedded")
+    ends = [[{"ends": link, "loss": loss} for link in PAIR["links"]]] if loss else [PAIR["links"]]
+    with up(described(tmp_path, links=ends[0], job={**PAIR["job"], "lanes": lanes}), links):
+        workers = [exec_in(host, sys.executable, str(ROOT / "examples/sum.py")) for host in ("h1", "h2")]
+        assert [said(worker) for worker in workers] == ["worker 0: exact", "worker 1: exact"]
+
+
+@pytest.mark.system
 @pytest.mark.parametrize("links", [pytest.param("udp", marks=pytest.mark.slow), "veth"])
 def test_racks_below_a_spine_sum_exactly(links: str) -> None:
     needs(links, "embedded")

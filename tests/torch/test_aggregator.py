@@ -40,7 +40,16 @@ def machines():
             ip(process.pid, "link", "set", "lo", "up")
         for number, name in enumerate(HOSTS, 1):
             host, link = found[name], f"eth{number}"
-            ends = ["type", "veth", "peer", "eth0", "address", f"02:00:00:00:00:0{number}", "netns", str(host)]
+            ends = [
+                "type",
+                "veth",
+                "peer",
+                "eth0",
+                "address",
+                f"02:00:00:00:00:0{number}",
+                "netns",
+                str(host),
+            ]
             ip(found["aggregator"], "link", "add", link, *ends)
             ip(host, "address", "add", f"10.0.0.{number}/24", "dev", "eth0")
             ip(host, "link", "set", "eth0", "up")

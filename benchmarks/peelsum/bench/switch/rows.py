@@ -19,6 +19,7 @@ from multiprocessing import resource_tracker
 from typing import Any, ParamSpec, TypeVar
 
 from peelsum.bench.switch import rates
+from peelsum.bench.switch.forwarder import forwarded
 from peelsum.topology import bmv2
 from peelsum.topology.errors import TopologyError
 
@@ -27,6 +28,10 @@ T = TypeVar("T")
 #: Figures that not every row has.
 _SOME = (
     "packets_per_cpu_s",
+    "latency_p50_us",
+    "latency_p99_us",
+    "slots_timed",
+    "lost_chunks",
     "rate_to_bmv2",
     "latency_to_bmv2",
     "first_packet_cold_s",
@@ -53,7 +58,8 @@ def compared(lanes: int, workers: int, seconds: float) -> list[dict[str, Any]]:
     rows = [measured(ports, lanes, workers, seconds) for ports in ("memory", "udp")]
     rows[0] |= {"first_packet_cold_s": cold, "first_packet_cached_s": cached}
     try:
-        rows += [measured(ports, lanes, workers, seconds) for ports in ("xdp", "packet")]
+        wires = ("xdp", "packet", "xdp_forwarder", "packet_forwarder")
+        rows += [measured(ports, lanes, workers, seconds) for ports in wires]
         if not bmv2.available():
             raise TopologyError("not on PATH")
         base = measured("bmv2", lanes, workers, seconds)
@@ -63,7 +69,8 @@ def compared(lanes: int, workers: int, seconds: float) -> list[dict[str, Any]]:
         row
         | {
             "rate_to_bmv2": round(row["packets_per_s"] / base["packets_per_s"], 1),
-            "latency_to_bmv2": round(row["latency_p50_us"] / base["latency_p50_us"], 3),
+            "latency_to_bmv2": row["latency_p50_us"]
+            and round(row["latency_p50_us"] / base["latency_p50_us"], 3),
         }
         for row in (*rows, base)
     ]
@@ -72,18 +79,22 @@ def compared(lanes: int, workers: int, seconds: float) -> list[dict[str, Any]]:
 def measured(ports: str, lanes: int, workers: int, seconds: float) -> dict[str, Any]:
     """Measure one switch in a separate process, which takes its set-up with it when it ends.
 
-    ports: "memory", "udp", "xdp" and "packet" for the softswitch, "bmv2" for BMv2 on veth. Raises
-    TopologyError, or OSError if this process may not have such ports.
+    ports: "memory", "udp", "xdp" and "packet" for the softswitch; "xdp_forwarder" and "packet_forwarder" for
+    a plain forwarder; "bmv2" for BMv2 on veth. Raises TopologyError, or OSError if this process may not have
+    such ports.
     """
     measures: dict[str, Callable[[int, int, float], dict[str, Any]]] = {
         "memory": rates.in_memory,
         "udp": rates.over_udp,
         "xdp": partial(rates.over_interfaces, method="xdp"),
         "packet": partial(rates.over_interfaces, method="packet"),
+        "xdp_forwarder": partial(forwarded, method="xdp"),
+        "packet_forwarder": partial(forwarded, method="packet"),
         "bmv2": rates.bmv2_over_veth,
     }
     figures = in_process(measures[ports], lanes, workers, seconds)
-    target, name = ("bmv2", "packet") if ports == "bmv2" else ("embedded", ports)
+    name, _, target = ports.partition("_")
+    target, name = ("bmv2", "packet") if ports == "bmv2" else (target or "embedded", name)
     return {"target": target, "ports": name, "bmv2": "measured", **dict.fromkeys(_SOME), **figures}
 
 

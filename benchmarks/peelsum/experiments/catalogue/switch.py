@@ -4,7 +4,7 @@ One compiled pipeline in the softswitch, with ports in memory, over UDP, and on 
 AF_XDP and AF_PACKET, and in BMv2 on such pairs. They need root, and BMv2 `simple_switch_grpc` on PATH; where
 one is missing, every row says so, and there are no ratios. `seconds` is the duration of each row's rate
 measurement, and of its latency measurement. The first sums of every run are compared with the sums of what
-was sent.
+was sent. A forwarder sums nothing and sends every frame back where it came from: the limit of such ports.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def measure(seed: int, lanes: int, workers: int, seconds: float) -> Any:
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
-        "target": Column("the switch: `embedded` for the softswitch, or `bmv2`"),
+        "target": Column("the switch: `embedded` for the softswitch, `bmv2`, or a plain `forwarder`"),
         "ports": Column("what its ports are: `memory`, `udp`, or on veth `xdp` and `packet`"),
         "packets_per_s": Column("contributions per second that went into complete sums"),
         "packets_per_cpu_s": Column("the same per second of the switch process's processor time"),

@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.softswitch.ports.port import frames_of_a_turn
 from peelsum.softswitch.ports.ring_kernels import (
     Column,
     Wires,
@@ -154,7 +155,7 @@ class InterfacePorts:
 
         Raises OSError naming the port and the interface that cannot be used.
         """
-        self.batch = batch
+        self.batch = self._most = batch
         self.wires = new_wires(list(interfaces), batch)
         self._ports: dict[int, InterfacePort] = {}
         try:
@@ -204,6 +205,7 @@ class InterfacePorts:
 
     def _make_room(self, packet_bytes: int) -> None:
         stride = -(-max(FRAME_HEADER_BYTES + packet_bytes, _ETHERNET_BYTES) // 64) * 64
+        self.batch = frames_of_a_turn(self._most, stride)
         self.received = Frames(
             np.zeros((self.batch, stride), np.uint8),
             np.zeros(self.batch, np.int32),

@@ -348,14 +348,15 @@ def _by_message(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray
             wires.parts[count, 0], wires.parts[count, 1] = data[frame].ctypes.data, length[frame]
             count += 1
             if count == wires.parts.shape[0]:
-                _send_messages(wires, row, count)
+                send_messages(wires, row, count)
                 count = 0
     if count:
-        _send_messages(wires, row, count)
+        send_messages(wires, row, count)
 
 
 @compiled
-def _send_messages(wires: Wires, row: int, count: int) -> None:
+def send_messages(wires: Wires, row: int, count: int) -> None:
+    """Send the first `count` messages from a port of AF_PACKET; drop and count those that it refuses."""
     at, counts, late = 0, wires.counts[row], True
     first = np.int64(wires.messages.ctypes.data)
     while at < count:

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.softswitch.ports.port import frames_of_a_turn
 from peelsum.softswitch.ports.udp_kernels import (
     PORTS,
+    SHARE,
     Column,
     Count,
     Outbox,
@@ -142,7 +144,7 @@ class UdpPorts:
         loss: share of datagrams except hellos that each port loses in each direction, decided by `seed`.
         Raises ValueError for a share or a number out of range, OSError naming an address that is in use.
         """
-        self.batch = batch
+        self.batch = self._most = batch
         numbers = list(numbers)
         for number in numbers:
             if not 0 <= number < PORTS:
@@ -189,9 +191,10 @@ class UdpPorts:
         for port in self._ports.values():
             port.socket.resize(packet_bytes)
             port.follow_socket()
-        # A port may exceed its share of a batch by the contents of the largest datagram.
-        rows = self.batch + len(self._ports) * (64 + MAX_DATAGRAM // packet_bytes)
         stride = -(-self._frame_bytes // 64) * 64
+        self.batch = frames_of_a_turn(self._most, stride)
+        # A port may exceed its share of a batch by the contents of the largest datagram.
+        rows = self.batch + len(self._ports) * (SHARE + MAX_DATAGRAM // packet_bytes)
         headers = [frame_header(number, packet_bytes) for number in self._ports]
         self.received = new_batch(rows, stride, headers, packet_bytes)
         self._outbox = new_outbox(rows, len(self._ports))
@@ -204,7 +207,7 @@ class UdpPorts:
         """
         batch = self.received
         rows = self.sockets.rows[list(ready)]
-        count = receive(self.sockets, rows, max(64, self.batch // max(1, len(rows))), batch)
+        count = receive(self.sockets, rows, max(SHARE, self.batch // max(1, len(rows))), batch)
         if count < 0:
             raise OSError(-count, f"udp receive: {errno.errorcode.get(-count)}")
         frames = Frames(batch.data[:count], batch.length[:count], batch.port[:count])

@@ -28,6 +28,8 @@ compiled = compiler(SOURCES)
 
 #: v1model's ports have 9 bits.
 PORTS = 512
+#: Frames that a turn receives from each ready port, at least.
+SHARE = 8
 #: The most parts that Linux takes in one message.
 MOST_PARTS = 1024
 #: The most datagrams without a packet for the pipeline that one call reads from a port.

@@ -36,7 +36,7 @@ from peelsum.softswitch.ports.turns import (
     waited,
 )
 from peelsum.softswitch.ports.udp import UdpPorts
-from peelsum.softswitch.ports.udp_kernels import Batch, Outbox, Sockets, receive, send, sort
+from peelsum.softswitch.ports.udp_kernels import SHARE, Batch, Outbox, Sockets, receive, send, sort
 from peelsum.softswitch.runtime.native import SIGNATURE, Entry, types
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.softswitch.runtime.switch import State, Switch
@@ -136,7 +136,7 @@ def run_turns(run: Callable[..., tuple[int, int]], memory: _Memory, wait_us: int
             return ready
         if not ready and due_us >= wait_us:
             return DONE
-        share = max(64, numbers[At.BATCH] // max(1, ready))
+        share = max(SHARE, numbers[At.BATCH] // max(1, ready))
         count = receive(sockets, loop.ready[:ready], share, memory.batch)
         if count < 0:
             return count
