@@ -21,7 +21,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.softswitch.ports.port import frames_of_a_turn
 from peelsum.softswitch.ports.ring_kernels import (
     Column,
     Wires,
@@ -30,7 +29,7 @@ from peelsum.softswitch.ports.ring_kernels import (
     send,
 )
 from peelsum.softswitch.ports.xdp import CHUNK, RING, XdpSocket
-from peelsum.softswitch.runtime.frames import Frames
+from peelsum.softswitch.runtime.frames import Frames, frames_of_a_turn
 from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES
 from peelsum.wire.mtu import mtu_of, too_long_for
 

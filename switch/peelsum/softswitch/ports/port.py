@@ -14,15 +14,6 @@ if TYPE_CHECKING:
     from peelsum.softswitch.ports.udp import PortCounts
 
 
-#: Most bytes of the frames of a turn: more would leave the processor's cache before they are sent.
-_TURN_BYTES = 1_200_000
-
-
-def frames_of_a_turn(most: int, stride: int) -> int:
-    """Return how many frames of `stride` bytes to receive in a turn, `most` if they are short."""
-    return max(1, min(most, _TURN_BYTES // stride))
-
-
 class Port(Protocol):
     """One switch port, as the data plane uses it."""
 

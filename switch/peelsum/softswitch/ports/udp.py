@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.softswitch.ports.port import frames_of_a_turn
 from peelsum.softswitch.ports.udp_kernels import (
     PORTS,
     SHARE,
@@ -30,7 +29,7 @@ from peelsum.softswitch.ports.udp_kernels import (
     send,
     sort,
 )
-from peelsum.softswitch.runtime.frames import Frames
+from peelsum.softswitch.runtime.frames import Frames, frames_of_a_turn
 from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES, FrameAddress, encapsulation
 from peelsum.wire.datagrams import MAX_DATAGRAM, Address, BatchSocket
 

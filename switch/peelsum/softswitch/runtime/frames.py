@@ -8,6 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+#: Most bytes of the frames of a turn: more would leave the processor's cache before they are sent.
+_TURN_BYTES = 1_200_000
+
+
+def frames_of_a_turn(most: int, stride: int) -> int:
+    """Return how many frames of `stride` bytes to receive in a turn, `most` if they are short."""
+    return max(1, min(most, _TURN_BYTES // stride))
+
 
 @dataclass(frozen=True, slots=True)
 class Frames:
