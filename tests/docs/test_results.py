@@ -431,3 +431,16 @@ def test_an_experiment_s_page_has_the_table_of_its_rows(path: Path) -> None:
         found = ours(groups, one)
         assert found is not None
         assert f"| {shown(found[1])} |" in page
+
+
+def test_the_map_s_counts_are_those_of_its_rows() -> None:
+    with (PAGES / "experiments/which_form/rows.csv").open() as file:
+        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    simulated = [row for row in rows if row["level"] == "virtual"]
+    best = [sum(row["fastest"] == form for row in simulated) for form in ("compact", "sketch", "dense")]
+    near = sum(float(row["auto_over_fastest"]) <= 1.1 for row in simulated)
+    guide = " ".join((ROOT / "docs/how-to/choose-a-form.md").read_text().split())
+    assert (
+        f"Of the {len(simulated)} points that were simulated, compact is fastest at {best[0]}, a sketch at "
+        f"{best[1]}, dense at {best[2]}; `auto`'s form takes at most 1.1 times as long as the fastest at {near}."
+    ) in guide
