@@ -442,5 +442,6 @@ def test_the_map_s_counts_are_those_of_its_rows() -> None:
     guide = " ".join((ROOT / "docs/how-to/choose-a-form.md").read_text().split())
     assert (
         f"Of the {len(simulated)} points that were simulated, compact is fastest at {best[0]}, a sketch at "
-        f"{best[1]}, dense at {best[2]}; `auto`'s form takes at most 1.1 times as long as the fastest at {near}."
+        f"{best[1]}, dense at {best[2]}; `auto`'s form takes at most 1.1 times as long as the fastest at "
+        f"{near}."
     ) in guide

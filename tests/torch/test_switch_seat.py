@@ -364,3 +364,29 @@ def refusing():
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         return f"//127.0.0.1:{unheard.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("given", "local", "ranks", "planes", "own"),
+    [
+        ("", "0", "2", 1, []),
+        ("eth0", "0", "1", 1, ["eth0"]),
+        ("eth0,eth1", "1", "2", 1, ["eth1"]),
+        ("eth0,eth1", "0", "1", 2, ["eth0", "eth1"]),
+        ("a0,b0,a1,b1", "1", "2", 2, ["a1", "b1"]),
+    ],
+)
+def test_each_local_rank_has_its_interfaces(monkeypatch, given, local, ranks, planes, own):
+    for name, value in (("LOCAL_RANK", local), ("LOCAL_WORLD_SIZE", ranks), (switch_seat.INTERFACES, given)):
+        monkeypatch.setenv(name, value)
+    assert switch_seat._interfaces(planes) == own
+
+
+@pytest.mark.parametrize("given", ["eth0", "eth0,eth1,eth2"])
+def test_too_few_interfaces_or_too_many(monkeypatch, given):
+    for name, value in (("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2"), (switch_seat.INTERFACES, given)):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        HookConfigError, match="for 2 ranks of 1 planes here; give 2, those of local rank 0 first"
+    ):
+        switch_seat._interfaces(1)

@@ -25,6 +25,7 @@ from peelsum.transport import (
     WorkerEndpoint,
 )
 from peelsum.transport.errors import StalledError, SwitchUnreachableError
+from peelsum.transport.link import Wire
 from peelsum.transport.stats import ServerStats, WorkerStats, added
 from peelsum.wire import Flag, fields_of
 from peelsum.wire.datagrams import BatchSocket
@@ -323,9 +324,12 @@ def test_planes_of_different_jobs(other: dict[str, object]) -> None:
         SwitchSummation(CONFIGS[0], 0, ("h", 1), more_planes=[(replace(CONFIGS[1], **other), ("h", 2))])
 
 
-def test_one_wire_has_one_plane() -> None:
-    with pytest.raises(TransportConfigError, match="share one UDP port"):
-        SwitchSummation(CONFIGS[0], 0, ("h", 1), wire="ethernet", more_planes=[(CONFIGS[1], ("h", 2))])
+@pytest.mark.parametrize(("wire", "names"), [("ethernet", ["eth0"]), ("udp-port", ["eth0", "eth1"])])
+def test_each_plane_has_an_interface_of_its_own(wire: Wire, names: list[str]) -> None:
+    with pytest.raises(TransportConfigError, match=f"interfaces: {', '.join(names)} for 2 planes by {wire}"):
+        SwitchSummation(
+            CONFIGS[0], 0, ("h", 1), wire=wire, more_planes=[(CONFIGS[1], ("h", 2))], interfaces=names
+        )
 
 
 def numbered(first: int, rtts: Sequence[float | None]) -> WorkerStats:

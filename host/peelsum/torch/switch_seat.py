@@ -27,6 +27,8 @@ from peelsum.transport.seats import SEAT
 JOB = "PEELSUM_JOB"
 #: For a controller on another machine: the folder of this worker's identity, and the file of the job's token.
 TLS, TOKEN = "PEELSUM_TLS", "PEELSUM_TOKEN"
+#: This host's interfaces on the switches' wires: for each local rank in turn, one for each plane.
+INTERFACES = "PEELSUM_INTERFACES"
 #: HOST:PORT of rank 0's metrics; rank r serves its own at PORT + r.
 METRICS = "PEELSUM_METRICS"
 #: `json` or `console`: log to stderr in this form, with job, generation and worker.
@@ -129,7 +131,27 @@ def _connected(
         wire=seat.get("wire", "udp-port"),
         held=held,
         more_planes=list(zip(jobs, addresses, strict=True))[1:],
+        interfaces=seat.get("interfaces") or _interfaces(len(jobs)),
     )
+
+
+def _interfaces(planes: int) -> list[str]:
+    """Return this rank's interfaces on the switches' wires, one for each plane; none if they are not given.
+
+    Raises HookConfigError.
+    """
+    names = [name for name in os.environ.get(INTERFACES, "").split(",") if name]
+    if not names:
+        return []
+    local, ranks = (
+        int(os.environ.get(name, one)) for name, one in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+    )
+    if len(names) != ranks * planes:
+        raise HookConfigError(
+            f"over: {INTERFACES}: {', '.join(names)} for {ranks} ranks of {planes} planes here; "
+            f"give {ranks * planes}, those of local rank 0 first"
+        )
+    return names[local * planes : (local + 1) * planes]
 
 
 def _log_as_worker(log_format: str, summation: SwitchSummation) -> None:

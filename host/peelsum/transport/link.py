@@ -22,7 +22,7 @@ from peelsum.forks import keep_from_children
 from peelsum.transport.errors import SwitchUnreachableError
 from peelsum.wire import UDP_PORT, Batch
 from peelsum.wire.datagrams import Address, BatchSocket
-from peelsum.wire.mtu import too_long_to
+from peelsum.wire.mtu import interface_to, too_long_for, too_long_to
 
 #: The kind of connection between a host and its switch port.
 Wire = Literal["udp-port", "ethernet"]
@@ -48,10 +48,17 @@ class PortLink:
     """A socket connected to one switch port, whose address is `address`."""
 
     def __init__(
-        self, address: Address, packet_bytes: int, *, hello_s: float, wire: Wire = "udp-port"
+        self,
+        address: Address,
+        packet_bytes: int,
+        *,
+        hello_s: float,
+        wire: Wire = "udp-port",
+        interface: str = "",
     ) -> None:
         """Open the socket and, unless on a wire, say hello until answered.
 
+        interface: this host's, on a wire; by default the one on the way to `address`.
         Raises SwitchUnreachableError if there is no answer within `hello_s` seconds, if packets do not fit
         the MTU, or if another program on this host uses the wire's UDP port.
         """
@@ -64,14 +71,17 @@ class PortLink:
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         try:
-            self.socket = self._bind(packet_bytes)
+            self.socket = self._bind(packet_bytes, interface)
             keep_from_children(self.socket)
         except OSError as error:
             self._close_waiting()
             raise SwitchUnreachableError(str(error)) from error
         try:
             with self._blaming_the_network():
-                if (why := too_long_to(address, packet_bytes)) is not None:
+                why = (
+                    too_long_for(interface, packet_bytes) if interface else too_long_to(address, packet_bytes)
+                )
+                if why is not None:
                     raise SwitchUnreachableError(why)
                 self.socket.connect(address)
                 self._selector.register(self.socket, selectors.EVENT_READ)
@@ -167,18 +177,24 @@ class PortLink:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _bind(self, packet_bytes: int) -> BatchSocket:
+    def _bind(self, packet_bytes: int, interface: str) -> BatchSocket:
         if self._greets:
             return BatchSocket.bind(("0.0.0.0", 0), packet_bytes)
+        with self._blaming_the_network():
+            interface = interface or interface_to(self._address)
         try:
             # No offload: not every switch handles a network interface's segmented sends.
-            return BatchSocket.bind(("0.0.0.0", UDP_PORT), packet_bytes, offload=False)
+            return BatchSocket.bind(("0.0.0.0", UDP_PORT), packet_bytes, offload=False, interface=interface)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:
+            if error.errno == errno.ENODEV:
+                reason = f"interface {interface}: {os.strerror(error.errno)}; name one of this host's"
+            elif error.errno == errno.EADDRINUSE:
+                reason = (
+                    f"interface {interface}: another worker or server of this host has UDP port {UDP_PORT} "
+                    "there; give each its own interface"
+                )
+            else:
                 raise
-            reason = (
-                f"udp port {UDP_PORT}: another worker or server of this host has it; start one on each host"
-            )
             raise OSError(error.errno, reason) from error
 
     @contextmanager

@@ -17,8 +17,8 @@ SEAT = "PEELSUM_SEAT"
 def plug_in(seat: Mapping[str, Any]) -> SwitchSummation:
     """Connect the worker of a seat: `admission`, `worker_id`, `switch_host`, `switch_port`, perhaps `wire`.
 
-    `more_planes` of a seat are objects with the first, third and fourth of them, one for each further plane.
-    Raises TransportError.
+    `more_planes` of a seat are objects with the first, third and fourth of them, one for each further plane,
+    `interfaces` this host's on the switches' wires. Raises TransportError.
     """
     job, switch = _place(seat)
     return SwitchSummation(
@@ -27,6 +27,7 @@ def plug_in(seat: Mapping[str, Any]) -> SwitchSummation:
         switch,
         wire=seat.get("wire", "udp-port"),
         more_planes=[_place(plane) for plane in seat.get("more_planes", ())],
+        interfaces=seat.get("interfaces", ()),
     )
 
 

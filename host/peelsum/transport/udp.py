@@ -86,6 +86,8 @@ class SwitchSummation:
     - `more_planes`: the job as further switches admitted it, and this worker's ports there, the same planes
       in the same order in all workers. Shares of at least 64 chunks of a part go to the planes in turn.
       Errors of a plane begin with its number, from 0.
+    - `interfaces`: of this host on the switches' wires, one for each plane; by default those on the way to
+      the switches. An interface has one worker.
 
     Raises TransportConfigError, or SwitchUnreachableError if a switch does not answer.
     """
@@ -102,15 +104,17 @@ class SwitchSummation:
         wire: Wire = "udp-port",
         held: ExitStack | None = None,
         more_planes: Sequence[tuple[JobConfig, Address]] = (),
+        interfaces: Sequence[str] = (),
     ) -> None:
         jobs, addresses = zip((config, switch), *more_planes, strict=True)
         if len({(job.workers, job.lanes, job.racks) for job in jobs}) > 1:
             raise TransportConfigError(
                 "more_planes: jobs differ in workers, lanes or racks; admit the same job in every plane"
             )
-        if wire == "ethernet" and more_planes:
+        if interfaces and (len(interfaces) != len(jobs) or wire != "ethernet"):
             raise TransportConfigError(
-                "more_planes: switches on this host's wire share one UDP port; use wire='udp-port'"
+                f"interfaces: {', '.join(interfaces)} for {len(jobs)} planes by {wire}; give one for each, "
+                "if switches are on this host's wires"
             )
         if timeout_s is not None:
             jobs = tuple(replace(job, timers=replace(job.timers, stall=timeout_s)) for job in jobs)
@@ -125,7 +129,13 @@ class SwitchSummation:
         with ExitStack() as opened:
             for plane, address in enumerate(addresses):
                 with in_plane(plane, len(jobs)):
-                    link = PortLink(address, packet_bytes(config.lanes), hello_s=hello_s, wire=wire)
+                    link = PortLink(
+                        address,
+                        packet_bytes(config.lanes),
+                        hello_s=hello_s,
+                        wire=wire,
+                        interface=interfaces[plane] if interfaces else "",
+                    )
                 self._links.append(opened.enter_context(link))
                 self._endpoints[plane].limit_window(link.room)
             self._open = opened.pop_all()

@@ -119,10 +119,17 @@ class BatchSocket:
         buffer_bytes: int = 8 << 20,
         burst: int = 1024,
         offload: bool | None = None,
+        interface: str = "",
     ) -> Self:
-        """Return a socket bound to `address` (port 0: any free). Raises OSError that names the address."""
+        """Return a socket bound to `address` (port 0: any free). Raises OSError that names the address.
+
+        interface: the only one to send and receive by, if Linux permits it, which it does since 5.7.
+        """
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
+            if interface:
+                with suppress(PermissionError):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
             sock.bind(address)
             return cls(sock, packet_bytes, buffer_bytes=buffer_bytes, burst=burst, offload=offload)
         except OSError as error:

@@ -52,16 +52,24 @@ def too_long_to(address: Address, packet_bytes: int) -> str | None:
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
-        mtu, (ip, _) = probe.getsockopt(socket.IPPROTO_IP, _IP_MTU), probe.getsockname()
-    return None if mtu >= needed_mtu(packet_bytes) else too_long_for(_interface_with(ip), packet_bytes, mtu)
+        mtu = probe.getsockopt(socket.IPPROTO_IP, _IP_MTU)
+    if mtu >= needed_mtu(packet_bytes):
+        return None
+    return too_long_for(interface_to(address) or "?", packet_bytes, mtu)
 
 
-def _interface_with(ip: str) -> str:
-    """Return the name of the interface with an IPv4 address, or `?`."""
+def interface_to(address: Address) -> str:
+    """Return the name of the interface on the way to a UDP address; empty if it is not known.
+
+    Raises OSError if there is no way.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        ip, _ = probe.getsockname()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # it has no address
                 told = fcntl.ioctl(control, _SIOCGIFADDR, struct.pack("40s", name.encode()))
                 if socket.inet_ntoa(told[20:24]) == ip:
                     return name
-    return "?"
+    return ""
