@@ -151,12 +151,14 @@ def test_settings_of_an_interface(monkeypatch, tmp_path):
         (about / "device/msi_irqs" / str(number)).mkdir(parents=True)
         (tmp_path / "proc/irq" / str(number)).mkdir(parents=True)
         (tmp_path / "proc/irq" / str(number) / "effective_affinity_list").write_text(f"{core}\n")
+    monkeypatch.setattr(doctor, "mtu_of", lambda _: 9000)
     monkeypatch.setattr(
         doctor, "Path", lambda *parts: tmp_path.joinpath(*(part.lstrip("/") for part in parts))
     )
     seen = {one.what: (one.found, one.state) for one in doctor.examine_interface("eth1")}
     assert seen == {
         "interface eth1": ("AF_PACKET", "note"),
+        "eth1: MTU": ("9000", "ok"),
         "eth1: link": ("up, 10000 Mbit/s", "ok"),
         "eth1: queues": ("2", "note"),
         "eth1: interrupts": ("on 3, 5", "note"),

@@ -393,6 +393,45 @@ def bursts() -> dict[str, object]:
     return {"counted": counts.sent + counts.full, "left": bool(unsent(wired.ports.wires))}
 
 
+def busy_queue() -> dict[str, object]:
+    """Long frames to an interface whose queue is full now and then: the kernel gives chunks of some back."""
+    veth.add_wire("switch1", "host1")
+    ports = InterfacePorts({1: "switch1"}, batch=1024, method="xdp")
+    host = InterfacePorts({2: "host1"}, batch=1024, method="xdp")
+    # The other end then takes frames in a thread of its own. /sys has to be this namespace's.
+    threaded = "mount -t sysfs sysfs /sys && echo 1 > /sys/class/net/host1/threaded"
+    subprocess.run(["unshare", "--mount", "sh", "-c", threaded], check=True)
+    queue = ["root", "pfifo"]  # veth then stops, instead of dropping
+    done = subprocess.run(["tc", "qdisc", "add", "dev", "switch1", *queue], check=False, capture_output=True)
+    if done.returncode:
+        return {"refused": done.stderr.decode().strip()}
+    for one in (ports, host):
+        one.resize(packet_bytes(2048))
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    whole, given, slowest = packets(250, 2048), 0, 0.0
+    batch = Frames(whole, np.full(250, whole.shape[1], np.int32), np.full(250, 1, np.int32))
+    ends_at = time.monotonic() + 3.0
+    while time.monotonic() < ends_at or unsent(ports.wires):
+        if time.monotonic() < ends_at:
+            began = time.monotonic()
+            ports.send(batch)
+            given, slowest = given + 250, max(slowest, time.monotonic() - began)
+        while len(got := host.receive([2])):
+            assert (got.length == whole.shape[1]).all()
+    counts = ports.ports[1].counts
+    return {"uncounted": given - counts.sent - counts.full, "slow": slowest > 1.0}
+
+
+def nobody_reads() -> dict[str, object]:
+    """More long frames than the rings hold: they are lost as the switch is slow, not as they are long."""
+    wired = Wired()
+    wired.make_room(8254)
+    for _ in range(10):
+        wired.send(1, frames(512, 8254))
+    counts = wired.ports.ports[1].counts
+    return {"overrun": counts.overrun > 500, "long": counts.long}
+
+
 def pipeline_after_deletion() -> dict[str, object]:
     """A pipeline comes after the interface has gone."""
     wired = Wired()
@@ -447,6 +486,17 @@ def test_long_frames_pass_whole_and_are_counted_once(method: str) -> None:
     lengths = (60, 3840, 3841, 4096, 4097, 7680, 7681, 8254, 9014)
     expected = {"whole": {str(length): True for length in lengths}, "counts": [0, 0]}
     assert json.loads(json.dumps(alone("long_frames"))) == expected
+
+
+def test_frames_that_the_kernel_gives_back_are_counted_once(needs_xdp: None) -> None:
+    seen = alone("busy_queue")
+    if "refused" in seen:
+        pytest.skip(str(seen["refused"]))
+    assert seen == {"uncounted": 0, "slow": False}
+
+
+def test_long_frames_that_nobody_reads_are_an_overrun(method: str) -> None:
+    assert alone("nobody_reads") == {"overrun": True, "long": 0}
 
 
 def test_ports_share_a_batch(method: str) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import socket
+import ssl
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -15,7 +17,10 @@ from typer.testing import CliRunner
 
 from peelsum.allreduce import Part
 from peelsum.cli.app import app
+from peelsum.cli.job_serve import _Groups
 from peelsum.compress import CompressedSum, StarTopK
+from peelsum.control import JobDescription
+from peelsum.tls.identity import tls_reason
 from peelsum.transport import SwitchSummation, job_config
 
 pytestmark = pytest.mark.usefixtures("forked_children")
@@ -227,3 +232,35 @@ def test_its_end_is_that_of_all_it_started(switch, tmp_path, number):
         assert served.child.status == 0
         assert admitted not in switch.jobs
         assert not server.is_running()
+
+
+def described_with_hosts() -> JobDescription:
+    """A job with spare ports, each of whose hosts has an address."""
+    mac = "02:00:00:00:00:{:02x}"
+    return JobDescription.model_validate(
+        {
+            "job": {"id": 1, "workers": 2},
+            "switch": {"p4runtime": "h:1", "address": {"mac": mac.format(99), "ip": "10.0.0.99"}},
+            "ports": {"workers": [1, 2], "server": 3, "spare": [4, 5, 6]},
+            "hosts": {str(n): {"mac": mac.format(n), "ip": f"10.0.0.{n}"} for n in range(1, 7)},
+        }
+    )
+
+
+def test_a_group_s_job_has_the_hosts_of_its_ports():
+    made = []
+    runs = SimpleNamespace(start=lambda: {"admission": {}})
+    groups = _Groups(described_with_hosts(), lambda job: made.append(job) or runs, ethernet=False)
+    assert groups.start(SimpleNamespace(ranks=2, left=False)) == {"admission": {}}
+    assert (made[0].ports.server, made[0].ports.workers, set(made[0].hosts)) == (4, (5, 6), {"4", "5", "6"})
+
+
+def test_on_a_wire_there_are_no_groups():
+    groups = _Groups(described_with_hosts(), lambda job: None, ethernet=True)
+    assert (
+        "further groups need ports that are UDP sockets" in groups.start(SimpleNamespace(ranks=2))["refused"]
+    )
+
+
+def test_an_end_of_tls_without_a_reason_has_words():
+    assert tls_reason(ssl.SSLZeroReturnError()) == "the other end closed the connection"

@@ -39,7 +39,21 @@ def of_a_switch() -> dict[str, object]:
     ports, said = InterfacePorts({1: "switch1", 2: "switch2"}, method="packet"), []
     logging.getLogger("peelsum").addFilter(lambda record: said.append(record.getMessage()))
     ports.resize(packet_bytes(512))
+    subprocess.run(["ip", "link", "set", "switch2", "mtu", "9000"], check=True)
+    ports.resize(packet_bytes(512))
     return {"said": said}
+
+
+def other_ways() -> dict[str, object]:
+    """The interface's second address is on the way, and then a route with an MTU of its own."""
+    veth.add_wire("eth7", "far")
+    subprocess.run(["ip", "link", "set", "eth7", "mtu", "1500"], check=True)
+    for address in ("10.8.0.1/24", "10.9.0.1/24"):
+        subprocess.run(["ip", "address", "add", address, "dev", "eth7"], check=True)
+    second = too_long_to(("10.9.0.2", 9), packet_bytes(512))
+    subprocess.run(["ip", "link", "set", "eth7", "mtu", "9000"], check=True)
+    subprocess.run(["ip", "route", "add", "10.9.0.3", "dev", "eth7", "mtu", "1400"], check=True)
+    return {"said": [second, too_long_to(("10.9.0.3", 9), packet_bytes(512))]}
 
 
 REMEDY = "give all interfaces of the way as much (`ip link set {0} mtu 2092`), or use fewer lanes"
@@ -52,7 +66,20 @@ def test_packets_longer_than_the_mtu_are_an_error_at_the_start():
 
 def test_a_switch_names_interfaces_with_a_smaller_mtu():
     expected = "port 2: interface switch2: MTU 1500, but packets of 512 lanes need 2092; " + REMEDY
-    assert networks.alone(__file__, "of_a_switch") == {"said": [expected.format("switch2")]}
+    opened_for = (
+        "port 2: interface switch2: its MTU was smaller when the switch started, which receives no frames of "
+        "more than 1982 bytes; start it again"
+    )
+    assert networks.alone(__file__, "of_a_switch") == {"said": [expected.format("switch2"), opened_for]}
+
+
+def test_the_interface_or_the_route_is_named():
+    first, second = networks.alone(__file__, "other_ways")["said"]
+    assert first.startswith("interface eth7: MTU 1500, but packets of 512 lanes need 2092; ")
+    assert second == (
+        "way to 10.9.0.3: MTU 1400, but packets of 512 lanes need 2092; see `ip route get 10.9.0.3`, or use "
+        "fewer lanes"
+    )
 
 
 def test_what_the_default_fits_and_what_jumbo_frames_do():

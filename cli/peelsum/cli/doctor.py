@@ -12,6 +12,7 @@ from peelsum.cli.job_controller import Controllers
 from peelsum.cli.options import Json, Tls, identity
 from peelsum.topology import say
 from peelsum.topology.user_errors import reported
+from peelsum.wire import DEFAULT_LANES
 
 if TYPE_CHECKING:
     from peelsum.topology.doctor import Finding
@@ -36,9 +37,10 @@ def command(
 
     with reported(ControlError, TlsError):
         job = None if description is None else read_description(description)
-        findings = list(examine(job.plans()[0].switch.pipeline_lanes, job.job.window) if job else examine())
+        lanes = job.plans()[0].switch.pipeline_lanes if job else DEFAULT_LANES
+        findings = list(examine(lanes, job.job.window) if job else examine())
         for name in interface or []:
-            findings += examine_interface(name)
+            findings += examine_interface(name, lanes)
         if job is not None:
             findings += examine_job(job, identity(tls))
         if controller:

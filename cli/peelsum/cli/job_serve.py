@@ -160,6 +160,7 @@ def serve(
                     ethernet=ethernet,
                     is_new=True,
                 ),
+                ethernet=ethernet,
             )
         )
         url = {}
@@ -315,12 +316,16 @@ class _Groups:
     """Runs of further groups' jobs, at spare ports of the switch, each until its lease ends."""
 
     def __init__(
-        self, job: JobDescription | RacksDescription, runs_of: Callable[[JobDescription], _Runs]
+        self,
+        job: JobDescription | RacksDescription,
+        runs_of: Callable[[JobDescription], _Runs],
+        *,
+        ethernet: bool,
     ) -> None:
         from peelsum.control import JobDescription
 
         self._job = job if isinstance(job, JobDescription) else None
-        self._runs_of = runs_of
+        self._runs_of, self._ethernet = runs_of, ethernet
         # Ports that were free for longest are taken first: a former worker's late packets may reach others.
         self._spare = deque(self._job.ports.spare if self._job else ())
         self._runs: dict[Guest, tuple[_Runs, JobDescription]] = {}
@@ -343,6 +348,10 @@ class _Groups:
         ranks = guest.ranks or 0
         if self._job is None:
             return {"refused": "a job over racks has no jobs for further groups; use one switch"}
+        if self._ethernet:
+            return {
+                "refused": "an interface has one worker, so further groups need ports that are UDP sockets"
+            }
         if not 2 <= ranks <= self._job.job.workers:
             return {"error": f"a group of {ranks} ranks; request one of 2 to {self._job.job.workers}"}
         if len(self._spare) <= ranks:
@@ -357,7 +366,7 @@ class _Groups:
                 job=self._job.job.model_copy(update={"id": number, "workers": ranks}),
                 switch=self._job.switch,
                 ports=PortsSection(server=server, workers=tuple(workers)),
-                hosts=self._job.hosts,
+                hosts={name: one for name, one in self._job.hosts.items() if int(name) in (server, *workers)},
             )
             runs = self._runs_of(described)
             try:

@@ -104,7 +104,10 @@ def tls_reason(error: ssl.SSLError) -> str:
     """Return an SSL error in words: the fault of the certificate, or the other end's message."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
-    reason = (error.reason or "the other end closed the connection").replace("_", " ").lower()
+    # An error that Python itself raises has no reason.
+    reason = (
+        (getattr(error, "reason", None) or "the other end closed the connection").replace("_", " ").lower()
+    )
     return "no TLS there" if reason == "wrong version number" else reason
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import select
@@ -24,7 +25,7 @@ from peelsum.softswitch.ports.interfaces import best_method
 from peelsum.tls import Identity
 from peelsum.wire import packet_bytes
 from peelsum.wire.datagrams import BatchSocket
-from peelsum.wire.mtu import needed_mtu
+from peelsum.wire.mtu import mtu_of, needed_mtu
 
 State = Literal["ok", "note", "failed"]
 _UDP_SEGMENT, _UDP_GRO = 103, 104
@@ -92,7 +93,7 @@ def examine(lanes: int = 256, window: int = 512) -> Iterator[Finding]:
         yield _finding(name, found or "not on PATH", "on PATH", why, found is not None, "note")
 
 
-def examine_interface(name: str) -> Iterator[Finding]:
+def examine_interface(name: str, lanes: int = 256) -> Iterator[Finding]:
     """Yield how frames reach a switch's port on an interface, and its settings. Needs a switch's privilege.
 
     Opens and closes a port there: packets of peelsum's that arrive meanwhile are lost.
@@ -101,7 +102,12 @@ def examine_interface(name: str) -> Iterator[Finding]:
     yield method
     if method.state == "failed":
         return
+    mtu, needed = mtu_of(name), needed_mtu(packet_bytes(lanes))
+    remedy = f"ip link set {name} mtu {needed}, and then start the switch; or use fewer lanes"
+    yield _finding(f"{name}: MTU", str(mtu), f"{needed} or more", remedy, mtu >= needed, "failed")
     about = Path("/sys/class/net", name)
+    if not about.is_dir():  # /sys is another network namespace's
+        return
     state, speed = (_text(about / one) for one in ("operstate", "speed"))
     known = f", {speed} Mbit/s" if speed.isdecimal() else ""
     remedy = f"ip link set {name} up, and look at the cable and the other end"
@@ -134,6 +140,8 @@ def _method(name: str) -> Finding:
     except OSError as error:
         reason, _, remedy = (error.strerror or "").partition("; ")
         return Finding(what, reason.rpartition(": ")[2], "AF_XDP or AF_PACKET", remedy, "failed")
+    if method == "packet" and why == os.strerror(errno.EBUSY):
+        why += "; stop the switch, or the program with AF_XDP, that has the interface"
     if method == "packet":
         return Finding(what, "AF_PACKET", "AF_XDP", f"AF_XDP failed: {why}", "note")
     remedy = "its driver has no XDP, so the kernel copies frames once more"

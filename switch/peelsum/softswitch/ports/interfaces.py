@@ -31,7 +31,7 @@ from peelsum.softswitch.ports.ring_kernels import (
 from peelsum.softswitch.ports.xdp import CHUNK, RING, XdpSocket
 from peelsum.softswitch.runtime.frames import Frames, frames_of_a_turn
 from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES
-from peelsum.wire.mtu import mtu_of, too_long_for
+from peelsum.wire.mtu import ETHERNET_HEADER_BYTES, mtu_of, too_long_for
 
 _log = logging.getLogger("peelsum")
 _ETH_P_ALL = 3
@@ -39,9 +39,9 @@ _ETH_P_ALL = 3
 _SOL_PACKET = 263
 _PACKET_RX_RING, _PACKET_STATISTICS, _PACKET_VERSION, _PACKET_IGNORE_OUTGOING = 5, 6, 10, 23
 _SECOND_VERSION, _BLOCK_BYTES = 1, 1 << 16
-#: AF_PACKET's ring: bytes of a slot that are not the frame's, the bytes of the slots for an MTU of 1,500 and
-#: for a longer one, and their numbers.
-_SLOT_EXTRA, _SHORT, _LONG = 128, (2048, 4096), (16_384, 1024)
+#: AF_PACKET's ring: where a frame begins in its slot; for an MTU of 1,500 or so, and for a longer one, the
+#: bytes of a slot and their number.
+_SLOT_BEGIN, _SHORT, _LONG = 66, (2048, 4096), (16_384, 1024)
 _SO_SNDBUFFORCE = 32
 _BUFFER_BYTES = 8 << 20
 _SIOCETHTOOL = 0x8946
@@ -78,7 +78,8 @@ class InterfaceCounts:
 class InterfacePort:
     """One switch port on the interface `name`. Raises OSError naming it if it cannot be opened.
 
-    method: `xdp` or `packet`. why: in words, why it is not `xdp`, or AF_XDP's mode.
+    method: `xdp` or `packet`. why: in words, why it is not `xdp`, or AF_XDP's mode. longest: bytes of the
+    longest frame that can arrive, by the MTU at the opening.
     """
 
     def __init__(self, number: int, name: str, method: Method, wires: Wires, row: int) -> None:
@@ -108,6 +109,18 @@ class InterfacePort:
                 self._overrun += struct.unpack("=II", told)[1]
         return InterfaceCounts(received, sent, full, self._overrun, too_long, down, tagged)
 
+    def warn_of_frames_of(self, packet_bytes: int) -> None:
+        """Log a warning if packets of `packet_bytes` do not pass here."""
+        with suppress(OSError):  # the interface is gone
+            why = too_long_for(self.name, packet_bytes)
+            if why is None and self.longest < FRAME_HEADER_BYTES + packet_bytes:
+                why = (
+                    f"interface {self.name}: its MTU was smaller when the switch started, which receives no "
+                    f"frames of more than {self.longest} bytes; start it again"
+                )
+            if why is not None:
+                _log.warning("port %d: %s", self.number, why)
+
     def close(self) -> None:
         """Close the socket, and its ring with it: that keeps it open."""
         if self.xdp is not None:
@@ -132,10 +145,11 @@ class InterfacePort:
         slots = np.frombuffer(mmap.mmap(self.socket.fileno(), size * number), np.uint8)
         self._slots, self._state[Column.MEMORY] = slots, slots.ctypes.data
         self._state[[Column.SLOT, Column.SLOTS]] = size, number
+        self.longest = size - _SLOT_BEGIN
         return "packet", why
 
     def _use_xdp(self, xdp: XdpSocket) -> None:
-        self.xdp, self.socket = xdp, xdp.socket
+        self.xdp, self.socket, self.longest = xdp, xdp.socket, xdp.longest
         state = self._state
         state[Column.XDP], state[Column.MEMORY], state[Column.FILLED] = 1, xdp.memory, RING
         state[Column.RX_PRODUCER : Column.RX + 1] = xdp.rx
@@ -189,15 +203,13 @@ class InterfacePorts:
     def resize(self, packet_bytes: int) -> None:
         """Accept frames with packets of `packet_bytes` from now on, for a new pipeline.
 
-        Warns of interfaces whose MTU is smaller: their packets are dropped and counted as too long.
+        Warns of interfaces whose MTU is smaller: packets do not pass there.
         AF_XDP's ports leave frames that are no packets of peelsum's to the kernel, unless the pipeline has
         none either: packets without values. AF_PACKET has copies.
         """
         self._make_room(packet_bytes)
         for port in self._ports.values():
-            with suppress(OSError):
-                if (why := too_long_for(port.name, packet_bytes)) is not None:
-                    _log.warning("port %d: %s", port.number, why)
+            port.warn_of_frames_of(packet_bytes)
             if port.xdp is not None:
                 with suppress(OSError):  # the interface is gone
                     port.xdp.take(every_frame=packet_bytes <= HEADER_BYTES)
@@ -273,7 +285,8 @@ def _raw_socket(name: str) -> tuple[socket.socket, int, int]:
         sock.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
         sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _BUFFER_BYTES)
         sock.setsockopt(_SOL_PACKET, _PACKET_VERSION, _SECOND_VERSION)
-        size, number = _SHORT if mtu_of(name) + _SLOT_EXTRA <= _SHORT[0] else _LONG
+        longest = mtu_of(name) + ETHERNET_HEADER_BYTES
+        size, number = _SHORT if _SLOT_BEGIN + longest <= _SHORT[0] else _LONG
         ring = struct.pack("=IIII", _BLOCK_BYTES, size * number // _BLOCK_BYTES, size, number)
         sock.setsockopt(_SOL_PACKET, _PACKET_RX_RING, ring)
         sock.bind((name, _ETH_P_ALL))

@@ -282,7 +282,7 @@ def _kick(wires: Wires, row: int) -> None:
         done = sendto(state[Column.DESCRIPTOR], 0, 0, NO_WAIT, 0, 0)
         problem = 0 if done >= 0 else errno()
         _look(wires, row)
-        if state[Column.SEEN] == before and problem != INTERRUPTED:
+        if state[Column.SEEN] <= before and problem != INTERRUPTED:
             if problem not in (0, AGAIN, NO_BUFFERS, _BUSY):
                 counts[Count.DOWN] += _frames(
                     state, state[Column.SEEN] + state[Column.VOID], state[Column.PUT]
@@ -293,10 +293,16 @@ def _kick(wires: Wires, row: int) -> None:
 
 @compiled
 def _look(wires: Wires, row: int) -> None:
-    """Count the frames that the kernel has taken from the ring of those that leave."""
+    """Count the frames that the kernel has taken from the ring of those that leave.
+
+    It takes tens of chunks a call, and gives back those of a frame that the interface refuses.
+    """
     state = wires.state[row]
     taken = (np.int64(acquire(state[Column.TX_CONSUMER])) - state[Column.SEEN]) & _WORD
-    skipped = min(taken, state[Column.VOID])
+    if taken > RING:
+        taken -= _WORD + 1
+        wires.counts[row, Count.SENT] -= _frames(state, state[Column.SEEN] + taken, state[Column.SEEN])
+    skipped = max(0, min(taken, state[Column.VOID]))
     wires.counts[row, Count.SENT] += _frames(state, state[Column.SEEN] + skipped, state[Column.SEEN] + taken)
     state[Column.SEEN] += taken
     state[Column.VOID] -= skipped

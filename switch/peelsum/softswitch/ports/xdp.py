@@ -61,7 +61,8 @@ class RingAddresses(NamedTuple):
 class XdpSocket:
     """Queue 0 of an interface, which must have no other. Raises OSError if this machine cannot open it.
 
-    `rx`, `tx`, `fill` and `done` have the addresses of its rings, `memory` that of 2 * RING chunks. The
+    `rx`, `tx`, `fill` and `done` have the addresses of its rings, `memory` that of 2 * RING chunks; `longest`
+    is the bytes of the longest frame that can arrive. The
     kernel has the first RING chunks for frames that arrive; the others are for frames that leave. A frame
     has several chunks only if the interface's MTU asks for it: Linux has that since 6.6, drivers seldom
     without a copy.
@@ -102,8 +103,9 @@ class XdpSocket:
         self.fill = self._ring(_FILL_AT, offsets[8:12], _ADDRESS_BYTES)
         self.done = self._ring(_DONE_AT, offsets[12:16], _ADDRESS_BYTES)
         self._give_chunks()
-        longest = mtu_of(name) + ETHERNET_HEADER_BYTES
-        _bind(self.socket, index, 0, _NEED_WAKEUP | (_SEVERAL_CHUNKS if longest > CHUNK - _HEADROOM else 0))
+        self._several = mtu_of(name) + ETHERNET_HEADER_BYTES > CHUNK - _HEADROOM
+        self.longest = (MOST_CHUNKS if self._several else 1) * (CHUNK - _HEADROOM)
+        _bind(self.socket, index, 0, _NEED_WAKEUP | (_SEVERAL_CHUNKS if self._several else 0))
         if _has_queue(index, 1):
             raise OSError(errno.EINVAL, f"it has several queues; run `ethtool -L {name} combined 1`")
         self._sockets = self._descriptor(_bpf(_MAP_CREATE, struct.pack("=IIII", _SOCKET_MAP, 4, 4, 1)))
@@ -128,8 +130,9 @@ class XdpSocket:
     def dropped(self) -> tuple[int, int]:
         """Return how many frames the kernel dropped as the ring was full, and as they were too long."""
         told = struct.unpack("=6Q", self.socket.getsockopt(_SOL_XDP, _STATISTICS, 48))
-        # A frame without a free chunk counts twice.
-        return told[3] + told[4], max(0, told[0] - told[4])
+        # A frame without a free chunk counts twice if it needs one chunk. One of several is never too long.
+        without_chunk = told[0] if self._several else told[4]
+        return told[3] + without_chunk, max(0, told[0] - without_chunk)
 
     def close(self) -> None:
         """Detach the program and close the socket, and its rings with it: they keep it open."""
