@@ -247,19 +247,23 @@ def described_with_hosts() -> JobDescription:
     )
 
 
+class Guest:
+    """A lease for a group of two ranks."""
+
+    ranks, left = 2, False
+
+
 def test_a_group_s_job_has_the_hosts_of_its_ports():
     made = []
     runs = SimpleNamespace(start=lambda: {"admission": {}})
     groups = _Groups(described_with_hosts(), lambda job: made.append(job) or runs, ethernet=False)
-    assert groups.start(SimpleNamespace(ranks=2, left=False)) == {"admission": {}}
+    assert groups.start(Guest()) == {"admission": {}}
     assert (made[0].ports.server, made[0].ports.workers, set(made[0].hosts)) == (4, (5, 6), {"4", "5", "6"})
 
 
 def test_on_a_wire_there_are_no_groups():
     groups = _Groups(described_with_hosts(), lambda job: None, ethernet=True)
-    assert (
-        "further groups need ports that are UDP sockets" in groups.start(SimpleNamespace(ranks=2))["refused"]
-    )
+    assert "further groups need ports that are UDP sockets" in groups.start(Guest())["refused"]
 
 
 def test_an_end_of_tls_without_a_reason_has_words():
