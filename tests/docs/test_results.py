@@ -99,9 +99,14 @@ rows_of("performance.md", "target | ports | workers")(lambda: _switch("ports", "
 
 @rows_of("performance.md", "ports | lanes | workers")
 def interfaces() -> Iterator[Sequence[Cell]]:
-    names = ("packets_per_s", "latency_p50_us", "latency_p99_us", "packets_per_cpu_s")
-    for row in committed("interfaces"):
-        yield row["ports"], row["lanes"], row["workers"], *(row[name] for name in names)
+    names = ("packets_per_s", "rate_to_bmv2", "latency_p50_us", "latency_p99_us", "packets_per_cpu_s")
+    rows = {
+        (row["target"], row["ports"], row["lanes"], row["workers"]): row for row in committed("interfaces")
+    }
+    for (target, *where), row in rows.items():
+        if target == "embedded" and row["ports"] != "udp":
+            share = row["packets_per_cpu_s"] / rows["forwarder", *where]["packets_per_cpu_s"]
+            yield *where, *(row[name] for name in names), share
 
 
 def _profile(of: str, columns: Sequence[str]) -> Iterator[Sequence[Cell]]:
@@ -431,6 +436,21 @@ def test_an_experiment_s_page_has_the_table_of_its_rows(path: Path) -> None:
         found = ours(groups, one)
         assert found is not None
         assert f"| {shown(found[1])} |" in page
+
+
+def test_the_values_that_a_core_sums_are_those_of_the_rows() -> None:
+    (page,) = [path for path in (ROOT / "docs/how-to").glob("*.md") if path.stem == "aggregate-on-a-server"]
+    (printed,) = [rows for heading, rows in tables(page) if heading.startswith("lanes | UDP ports")]
+    for lanes, *cells in printed:
+        for ports, cell in zip(("udp", "xdp", "packet"), cells, strict=True):
+            wanted = {
+                "target": "embedded",
+                "ports": ports,
+                "lanes": int(lanes.replace(",", "")),
+                "workers": 4,
+            }
+            row = _only("interfaces", **wanted)
+            assert shows(cell, row["packets_per_cpu_s"] * row["lanes"] * 32 / 1e9)
 
 
 def test_the_map_s_counts_are_those_of_its_rows() -> None:

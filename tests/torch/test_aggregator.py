@@ -83,7 +83,7 @@ def test_the_guide(machines, folder, lanes):
     if lanes == 2048:
         job = (folder / "job.toml").read_text()
         (folder / "job.toml").write_text(job.replace("pipeline_lanes = 256", "pipeline_lanes = 2048"))
-    bridge, neighbour, _, make, switch, serve, train = re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
+    bridge, neighbour, _, make, switch, serve, train, _ = re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
     with ExitStack() as stack:
 
         def terminal(machine, typed, *before):
