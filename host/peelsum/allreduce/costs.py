@@ -42,6 +42,7 @@ _BLOCK_NS = 13.0  # per word of a bitmap: blocks smaller than a word
 _WORD_NS = 3.0  # per word of a bitmap: larger blocks
 _REFINE_NS = 7.0  # per word of a bitmap that holds candidates
 _PROBE_NS = 0.65  # per word of a bitmap and sub-table of a Bloom filter
+_AHEAD_NS = 0.6  # per element, in addition, for a step ahead (docs/results/experiments/which_form)
 
 #: Seconds that the codec takes longer for a step ahead, in Python.
 AHEAD_S = 4e-4
@@ -177,6 +178,7 @@ def _with_scales(choice: Choice, elements: int, words: float, work_ns: float, *,
     block = scale_block(elements, words)
     scales, refined = 1 + -(-elements // block), choice.index is not None and choice.index.refined
     exchanges = 1 if ahead else 2 + refined
+    work_ns += _AHEAD_NS * elements if ahead else 0.0
     return Candidate(replace(choice, scale_block=block), words + scales, exchanges, work_ns * 1e-9, ahead)
 
 
