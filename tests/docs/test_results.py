@@ -463,5 +463,6 @@ def test_the_map_s_counts_are_those_of_its_rows() -> None:
         near = sum(float(row["auto_over_fastest"]) <= 1.1 for row in mine)
         assert (
             f"the {len(mine)} points that were {are}, compact is fastest at {best[0]}, a sketch at "
-            f"{best[1]}, dense at {best[2]}; `auto`'s form takes at most 1.1 times as long as the fastest at {near}."
+            f"{best[1]}, dense at {best[2]}; `auto`'s form takes at most 1.1 times as long as the fastest at "
+            f"{near}."
         ) in guide

@@ -58,8 +58,10 @@ def draw(figure: Any, groups: Sequence[Any]) -> None:
         apart = group.figures["auto_over_fastest"].median
         if apart > _APART:
             axes.text(x, y, f"{apart:.3g}x", ha="center", va="center", fontsize=7)
+    drawn = {(group.point["elements"], group.point["density"]) for group in groups}
     for row, size in zip(grid, sizes, strict=True):
         for axes, density in zip(row, densities, strict=True):
+            axes.set_visible((size, density) in drawn)
             axes.set_title(f"2^{round(size).bit_length() - 1} elements, {density:.1%}", fontsize=8)
             axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
             axes.set_yticks(range(len(trips)), [f"{trip:g}" for trip in trips])
