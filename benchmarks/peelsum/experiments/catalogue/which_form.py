@@ -58,7 +58,7 @@ def draw(figure: Any, groups: Sequence[Any]) -> None:
         apart = group.figures["auto_over_fastest"].median
         if apart > _APART:
             axes.text(x, y, f"{apart:.3g}x", ha="center", va="center", fontsize=7)
-    drawn = {(group.point["elements"], group.point["density"]) for group in groups}
+    drawn = {(float(group.point["elements"]), float(group.point["density"])) for group in groups}
     for row, size in zip(grid, sizes, strict=True):
         for axes, density in zip(row, densities, strict=True):
             axes.set_visible((size, density) in drawn)
