@@ -7,10 +7,11 @@ from contextlib import ExitStack
 
 import networks
 import pytest
+from machines import machines
 from networks import PEELSUM, ROOT
 from patience import PATIENCE_S
 
-from peelsum.topology.namespaces import hold_namespace, inside
+from peelsum.topology.namespaces import inside
 
 pytestmark = [pytest.mark.system, networks.needs_namespaces]
 #: By plane: P4Runtime's port, and what the names of its links start with.
@@ -34,14 +35,7 @@ HOST = '{n} = {{ mac = "02:00:00:00:0{plane}:0{n}", ip = "10.0.{plane}.{n}" }}\n
 @pytest.fixture
 def seats(tmp_path):
     """Seats of the two workers, and their host: a process whose namespace it is."""
-    with ExitStack() as stack:
-
-        def machine():
-            process = hold_namespace()
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            run(process.pid, "ip", "link", "set", "lo", "up")
-            return process.pid
+    with machines("switches", "host", "servers") as made, ExitStack() as stack:
 
         def run(where, *words):
             done = subprocess.run(inside(where, *words), check=True, capture_output=True, timeout=PATIENCE_S)
@@ -53,7 +47,7 @@ def seats(tmp_path):
             stack.callback(process.terminate)
             assert process.stdout.readline()
 
-        switches, host, servers = machine(), machine(), machine()
+        switches, host, servers = made.values()
         planes = []
         for plane, (port, name) in enumerate(PLANES):
             job = JOB.format(port=port, plane=plane)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import configparser
 import re
 import shutil
-import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from machines import ip, machines
 from networks import needs_namespaces
 from terminals import Terminal
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from peelsum.topology.namespaces import hold_namespace, inside
+from peelsum.topology.namespaces import inside
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs/how-to/aggregate-on-a-server.md").read_text()
@@ -24,20 +24,9 @@ HOSTS = ("host 0", "host 1")
 
 
 @pytest.fixture
-def machines():
-    """An aggregator and two hosts with links to it; processes whose namespaces they are."""
-
-    def ip(machine, *words):
-        subprocess.run(inside(machine, "ip", *words), check=True, capture_output=True, timeout=60)
-
-    with ExitStack() as stack:
-        found = {}
-        for name in ("aggregator", *HOSTS):
-            process = hold_namespace()
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            found[name] = process.pid
-            ip(process.pid, "link", "set", "lo", "up")
+def connected():
+    """An aggregator and two hosts with links to it."""
+    with machines("aggregator", *HOSTS) as found:
         for number, name in enumerate(HOSTS, 1):
             host, link = found[name], f"eth{number}"
             ends = [
@@ -78,7 +67,7 @@ def privileges_of_the_unit():
 @needs_namespaces
 @pytest.mark.parametrize("lanes", [256, 2048])
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not on PATH; it is in util-linux")
-def test_the_guide(machines, folder, lanes):
+def test_the_guide(connected, folder, lanes):
     """The switch is started again while the hosts train. 2,048 lanes are sent in jumbo frames."""
     if lanes == 2048:
         job = (folder / "job.toml").read_text()
@@ -87,7 +76,7 @@ def test_the_guide(machines, folder, lanes):
     with ExitStack() as stack:
 
         def terminal(machine, typed, *before):
-            command = inside(machines[machine], *before, "bash", "-e", "-c", typed)
+            command = inside(connected[machine], *before, "bash", "-e", "-c", typed)
             opened = Terminal(command, folder, PATIENCE_S)
             stack.callback(opened.close)
             return opened

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from machines import ip, machines
 from networks import needs_namespaces
 from terminals import Terminal
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from peelsum.topology.namespaces import hold_namespace, inside
+from peelsum.topology.namespaces import inside
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs/how-to/train-on-several-nodes.md").read_text()
@@ -23,20 +23,9 @@ ADDRESSES = {"switch": "10.0.0.254", "node 0": "10.0.0.1", "node 1": "10.0.0.2"}
 
 
 @pytest.fixture
-def machines():
-    """Three machines at one bridge, which is the first one's; processes whose namespaces they are."""
-
-    def ip(machine, *words):
-        subprocess.run(inside(machine, "ip", *words), check=True, capture_output=True, timeout=60)
-
-    with ExitStack() as stack:
-        found = {}
-        for name in ADDRESSES:
-            process = hold_namespace()
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            found[name] = process.pid
-            ip(process.pid, "link", "set", "lo", "up")
+def connected():
+    """Three machines at one bridge, which is the first one's."""
+    with machines(*ADDRESSES) as found:
         hub = found["switch"]
         ip(hub, "link", "add", "eth0", "type", "bridge")
         for name, machine in found.items():
@@ -60,14 +49,14 @@ def folder(tmp_path):
 @pytest.mark.system
 @needs_namespaces
 @pytest.mark.skipif(shutil.which("ip") is None, reason="ip is not on PATH; it is in iproute2")
-def test_the_guide(machines, folder):
+def test_the_guide(connected, folder):
     """Four ranks on two nodes; node 1 starts before node 0."""
     make, switch, serve, first, second = re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
     few = "--steps 2 --every 1"
     with ExitStack() as stack:
 
         def terminal(machine, typed):
-            command = inside(machines[machine], "bash", "-e", "-c", typed)
+            command = inside(connected[machine], "bash", "-e", "-c", typed)
             opened = Terminal(command, folder, PATIENCE_S)
             stack.callback(opened.close)
             return opened

@@ -31,7 +31,7 @@ compiled = compiler([str(ring_kernels.__file__), str(system_calls.__file__), __f
 
 #: Frames under way, and frames sent at once.
 _WINDOW, _BURST = 512, 64
-_READY_S, _SILENCE_S = 60.0, 1.0
+_READY_S, _SILENCE_S = 60.0, 0.05
 _LAST, _WORD, _USER = RING - 1, (1 << 32) - 1, np.uint32(1)
 
 

@@ -1,0 +1,28 @@
+"""Machines of a guide: network namespaces, each with a process whose namespace it is."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from peelsum.topology.namespaces import hold_namespace, inside
+
+
+def ip(machine: int, *words: str) -> None:
+    """Run `ip` on a machine, which is its process's id."""
+    subprocess.run(inside(machine, "ip", *words), check=True, capture_output=True, timeout=60)
+
+
+@contextmanager
+def machines(*names: str) -> Iterator[dict[str, int]]:
+    """Machines that have loopback only, by name."""
+    with ExitStack() as stack:
+        found = {}
+        for name in names:
+            process = hold_namespace()
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            found[name] = process.pid
+            ip(process.pid, "link", "set", "lo", "up")
+        yield found
