@@ -43,7 +43,10 @@ def forwarded(lanes: int, workers: int, seconds: float, method: Method) -> dict[
     """
     veth.enter_own_namespace()
     veth.add_wire("switch1", "host1")
-    with _process("switch1", method) as pid, RingHosts({1: "host1"}, 1, packet_bytes(lanes), method) as host:
+    with (
+        forwarding("switch1", method) as pid,
+        RingHosts({1: "host1"}, 1, packet_bytes(lanes), method) as host,
+    ):
         burst = np.zeros((_BURST, packet_bytes(lanes)), np.uint8)
         came, sent, ends_at, began = 0, 0, time.perf_counter() + seconds, cpu_s(pid)
         started = time.perf_counter()
@@ -62,8 +65,8 @@ def forwarded(lanes: int, workers: int, seconds: float, method: Method) -> dict[
 
 
 @contextmanager
-def _process(name: str, method: Method) -> Iterator[int]:
-    """Forward in a separate process during the body; the value is its id."""
+def forwarding(name: str, method: Method) -> Iterator[int]:
+    """Forward an interface's frames in a separate process during the body; the value is its id."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_forward, args=(theirs, name, method), daemon=True)

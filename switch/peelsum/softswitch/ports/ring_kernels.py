@@ -299,7 +299,7 @@ def _look(wires: Wires, row: int) -> None:
     """
     state = wires.state[row]
     taken = (np.int64(acquire(state[Column.TX_CONSUMER])) - state[Column.SEEN]) & _WORD
-    if taken > RING:
+    if taken > _WORD >> 1:
         taken -= _WORD + 1
         wires.counts[row, Count.SENT] -= _frames(state, state[Column.SEEN] + taken, state[Column.SEEN])
     skipped = max(0, min(taken, state[Column.VOID]))
@@ -335,6 +335,7 @@ def _reap(wires: Wires, row: int) -> None:
     """Take back the chunks whose frames have left."""
     state = wires.state[row]
     done = (np.int64(acquire(state[Column.DONE_PRODUCER])) - state[Column.REAPED]) & _WORD
+    _look(wires, row)  # before their places in the ring of those that leave are taken again
     for i in range(done):
         entry = state[Column.DONE] + 8 * ((state[Column.REAPED] + i) & _LAST)
         at = load(entry, 0)

@@ -62,10 +62,9 @@ class XdpSocket:
     """Queue 0 of an interface, which must have no other. Raises OSError if this machine cannot open it.
 
     `rx`, `tx`, `fill` and `done` have the addresses of its rings, `memory` that of 2 * RING chunks; `longest`
-    is the bytes of the longest frame that can arrive. The
-    kernel has the first RING chunks for frames that arrive; the others are for frames that leave. A frame
-    has several chunks only if the interface's MTU asks for it: Linux has that since 6.6, drivers seldom
-    without a copy.
+    is the bytes of the longest frame that can arrive. The kernel has the first RING chunks for frames that
+    arrive; the others are for frames that leave. A frame has several chunks only if the interface's MTU asks
+    for it: Linux has that since 6.6, drivers seldom without a copy.
     """
 
     def __init__(self, name: str) -> None:
