@@ -43,8 +43,8 @@ def test_recovery_of_tight_and_of_roomy_sketches(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(recovery, "AIM_ELEMENTS", 1 << 16)
     for support in SUPPORTS:
         tight, roomy = (recovery.left_over(support, 64, cells, seeds=1) for cells in (1.0, 4.0))
-        assert tight["rotated"] > 0.1
-        assert roomy["rotated"] == 0
+        assert tight["ours"] > 0.1
+        assert roomy["ours"] == 0
         assert 0 <= recovery.not_peeled(support, 0.01, seeds=2)["failed"] <= 2
 
 

@@ -148,48 +148,47 @@ def peeled(layout: SketchLayout, where: NDArray[np.int64], numbers: NDArray[np.i
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("n", [0, 1, 33, 1009, 4097])
-@pytest.mark.parametrize(("lanes", "per_candidate"), [(32, 1.4), (1, 1.3), (256, 0.14), (7, 1.15)])
-def test_sketch(n: int, lanes: int, per_candidate: float) -> None:
+@pytest.mark.parametrize("per_candidate", [1.4, 1.3, 1.15, 0.14])
+def test_sketch(n: int, per_candidate: float) -> None:
     where = np.flatnonzero(values(n)) + FAR
     numbers = np.random.default_rng(n).integers(-(2**31), 2**31, where.size, np.int32)
-    left = peeled(SketchLayout.sized(where.size, lanes, n, per_candidate), where, numbers)
+    left = peeled(SketchLayout.sized(where.size, n, per_candidate), where, numbers)
     assert left < where.size or not where.size or per_candidate < 1
 
 
 @settings(max_examples=15, deadline=None)
 @given(
     st.sets(st.integers(0, 2**45), max_size=300),
-    st.integers(1, 64),
-    st.integers(1, 12),
+    st.integers(1, 400),
     st.integers(0, 2**64 - 1),
+    st.sampled_from([1, 2, 16]),
 )
-def test_sketch_of_any_layout(where: set[int], lanes: int, rows: int, seed: int) -> None:
+def test_sketch_of_any_layout(where: set[int], width: int, seed: int, segments: int) -> None:
     positions = np.array(sorted(where), np.int64)
-    peeled(SketchLayout(lanes, rows, seed), positions, positions.astype(np.int32))
+    peeled(SketchLayout(width, seed, segments), positions, positions.astype(np.int32))
 
 
-@pytest.mark.parametrize(("share", "segments"), [(1, 173), (29, 6), (173, 1), (100, 2)])
-def test_sketch_in_segments(share: int, segments: int) -> None:
-    rng = np.random.default_rng(share)
+@pytest.mark.parametrize(("width", "segments"), [(72, 1), (36, 2), (9, 8), (1, 128)])
+def test_sketch_in_segments(width: int, segments: int) -> None:
+    rng = np.random.default_rng(width)
     where = np.sort(rng.choice(3000, 173, replace=False)).astype(np.int64) + FAR
     numbers = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
-    peeled(SketchLayout(8, 4, 11, segments, share), where, numbers)
+    peeled(SketchLayout(width, 2**63 + 1, segments), where, numbers)
 
 
-@pytest.mark.parametrize(("lanes", "segments"), [(8, 3), (32, 2), (7, 40)])
-def test_sketch_in_dealt_segments(lanes: int, segments: int) -> None:
-    sample = values(3001)
-    where = np.flatnonzero(sample)
-    layout = SketchLayout(
-        lanes, max(where.size // (2 * lanes * segments), 1), 2**63 + 1, segments, dealt=True
-    )
-    numbers = np.random.default_rng(lanes).integers(-(2**31), 2**31, where.size).astype(np.int32)
-    peeled(layout, where + FAR, numbers)
+def test_a_crowded_segment_is_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is lowered for the interpreter, which is slow."""
+    monkeypatch.setattr(reference, "MOST_CANDIDATES", 80)
+    monkeypatch.setattr(gpu_launch, "MOST_CANDIDATES", 80)
+    layout, where = SketchLayout(90, 5, 2), np.arange(500, dtype=np.int64)
+    owners = reference.places(layout, where)[0][:, 0] // layout.segment_cells
+    chosen = np.sort(np.concatenate([where[owners == 0][:81], where[owners == 1][:80]]))
+    assert peeled(layout, chosen, chosen.astype(np.int32) + 1) == 81
 
 
 def test_peeling_that_takes_many_rounds() -> None:
     """The counts of rounds go round three places many times."""
-    layout = SketchLayout(1, 200, 3)
+    layout = SketchLayout(200, 3)
     where = chain(layout, 96)
     assert rounds(layout, where) > 32
     assert peeled(layout, where, np.arange(1, where.size + 1, dtype=np.int32)) == 0
@@ -248,7 +247,7 @@ def test_large_tensors(n: int) -> None:
     where = np.flatnonzero(sample)
     same(gpu.positions(on_device(bitmap(n, density=0.01)), n), where)
     numbers = np.random.default_rng(n).integers(-(2**31), 2**31, where.size, np.int32)
-    assert peeled(SketchLayout.sized(where.size, 256, 1), where, numbers) == 0
+    assert peeled(SketchLayout.sized(where.size, 1), where, numbers) == 0
 
 
 @pytest.mark.slow
@@ -260,7 +259,7 @@ def test_a_hundred_runs_give_the_same_bits() -> None:
     n, runs = (2**20, 100) if REAL else (2**13, 3)
     index = on_device(bitmap(n, density=0.05))
     where = gpu.positions(index, n)
-    layout = SketchLayout.sized(where.numel(), 256 if REAL else 8, 3, 1.1)
+    layout = SketchLayout.sized(where.numel(), 3, 1.1)
     numbers, sketch, out = where.to(torch.int32), poisoned(layout.cells), poisoned(where.numel())
     kept = []
     for run in range(runs):

@@ -79,15 +79,13 @@ def test_half_goes_to_even() -> None:
 
 
 @pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize(
-    ("lanes", "cells_per_candidate"), [(32, 1.4), (7, 1.4), (1, 1.3), (256, 0.14), (13, 0.1)]
-)
-def test_sketch(n: int, lanes: int, cells_per_candidate: float) -> None:
+@pytest.mark.parametrize("cells_per_candidate", [1.4, 1.3, 0.14, 0.1])
+def test_sketch(n: int, cells_per_candidate: float) -> None:
     sample = values(n, seed=n)
     where = np.flatnonzero(sample)
     quantized = np.empty(where.size, np.int32)
     CPU.quantize(sample[where], FixedPoint(20), quantized)
-    layout = SketchLayout.sized(where.size, lanes, n, cells_per_candidate)
+    layout = SketchLayout.sized(where.size, n, cells_per_candidate)
     sketches = [np.empty(layout.cells, np.uint32) for _ in range(2)]
     decoded = [np.full(where.size, 7, np.int32) for _ in range(2)]
     left = []
@@ -101,14 +99,14 @@ def test_sketch(n: int, lanes: int, cells_per_candidate: float) -> None:
 
 
 @pytest.mark.parametrize("cores", [1, 3])
-@pytest.mark.parametrize(("share", "segments"), [(1, 389), (37, 11), (389, 1), (390, 2), (200, 2)])
-def test_segments(share: int, segments: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("segments", "width"), [(1, 200), (2, 90), (16, 6), (128, 2)])
+def test_segments(segments: int, width: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_CORES", cores)
     monkeypatch.setattr(threads, "PER_CORE", 1)
-    rng = np.random.default_rng(share)
+    rng = np.random.default_rng(segments)
     where = np.sort(rng.choice(5000, 389, replace=False)).astype(np.int64)
     numbers = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
-    layout = SketchLayout(8, 6, 9, segments, share)
+    layout = SketchLayout(width, 9, segments)
     sketches = [np.full(layout.cells, 7, np.uint32) for _ in range(3)]
     decoded = [np.full(where.size, 7, np.int32) for _ in range(3)]
     left = []
@@ -116,13 +114,15 @@ def test_segments(share: int, segments: int, cores: int, monkeypatch: pytest.Mon
         ops.sketch_encode(layout, where, numbers, sketches[i])
         left.append(ops.sketch_decode(layout, sketches[i], where, decoded[i]))
     # Independently: every segment is a sketch of its own.
-    alone, parts = SketchLayout(8, 6, 9), []
+    alone, parts = SketchLayout(width, 9), []
+    owners = reference.places(layout, where)[0][:, 0] // alone.cells
     for s in range(segments):
-        part = slice(s * share, (s + 1) * share)
-        cells = sketches[2][s * alone.cells : (s + 1) * alone.cells]
+        part = np.flatnonzero(owners == s)
+        cells, values = sketches[2][s * alone.cells : (s + 1) * alone.cells], np.empty(part.size, np.int32)
         REFERENCE.sketch_encode(alone, where[part], numbers[part], cells)
-        parts.append(s * share + REFERENCE.sketch_decode(alone, cells, where[part], decoded[2][part]))
-    left.append(np.concatenate(parts))
+        parts.append(part[REFERENCE.sketch_decode(alone, cells, where[part], values)])
+        decoded[2][part] = values
+    left.append(np.sort(np.concatenate(parts)))
     for results in (sketches, decoded, left):
         np.testing.assert_array_equal(results[0], results[2])
         np.testing.assert_array_equal(results[1], results[2])

@@ -150,11 +150,11 @@ def test_filters(n: int, density: float, hashes: int) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000])
 @pytest.mark.parametrize("cells_per_candidate", [0.2, 1.1, 1.4])
-def test_batches_of_peeling(count: int, cells_per_candidate: float) -> None:
+def test_ends_of_peeling(count: int, cells_per_candidate: float) -> None:
     """Peeled candidates have their values. The left-over is the reference's, with values of 0."""
     rng, where = np.random.default_rng(count), 5 * np.arange(count)
     numbers = rng.integers(-(2**31), 2**31, count).astype(np.int32)
-    layout = SketchLayout.sized(count, 8, count, cells_per_candidate)
+    layout = SketchLayout.sized(count, count, cells_per_candidate)
     sketch = np.empty(layout.cells, np.uint32)
     CPU.sketch_encode(layout, where, numbers, sketch)
     wanted = numbers.copy()
@@ -175,6 +175,6 @@ def test_code_is_compiled_again_after_a_change_of_what_it_contains(monkeypatch: 
 
     monkeypatch.setattr("peelsum.wire.compiled.compiler", compiler)
     runpy.run_path(str(cpu_index_loops.__file__))
-    loops = {"cpu_segment_loops.py", "cpu_index_loops.py", "cpu_loops.py", "cpu_peel_loops.py"}
+    loops = {"cpu_segment_loops.py", "cpu_index_loops.py", "cpu_loops.py", "cpu_sketch_loops.py"}
     assert given >= loops | {"cpu_prefetch.py", "cpu_vectors.py"}
     assert given >= {"block_scales.py", "fixed_point.py", "layout.py"}

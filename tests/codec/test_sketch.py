@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from peelsum.codec import SUB_TABLES, CodecError, Kernels, SketchLayout, cpu, kernels
+from peelsum.codec import SUB_TABLES, CodecError, Kernels, SketchLayout, kernels
 from peelsum.codec.layout import MIX_STEP, mix
 
 Support = Callable[[np.random.Generator, int, int], NDArray[np.int64]]
@@ -59,14 +59,10 @@ def two_core(layout: SketchLayout, where: NDArray[np.int64]) -> list[int]:
 
 def cells_of(layout: SketchLayout, element: int) -> list[int]:
     """Return an element's cells, computed in Python's integers."""
-    block, lane = divmod(element, layout.lanes)
-    places = []
-    for j in range(SUB_TABLES):
-        mixed = mix(((SUB_TABLES * block + j) * MIX_STEP + layout.seed) % 2**64)
-        row = (mixed >> 32) * layout.rows >> 32
-        rotated = (lane + ((mixed % 2**31) * layout.lanes >> 31)) % layout.lanes
-        places.append((j * layout.rows + row) * layout.lanes + rotated)
-    return places
+    drawn = mix((element * MIX_STEP + layout.seed) % 2**64)
+    first = (drawn >> 51) % layout.segments * SUB_TABLES
+    shares = ((drawn >> 17 * j + 1) % 2**16 for j in range(SUB_TABLES))
+    return [(first + j) * layout.width + (share * layout.width >> 16) for j, share in enumerate(shares)]
 
 
 @IMPLEMENTATIONS
@@ -75,10 +71,10 @@ def cells_of(layout: SketchLayout, element: int) -> list[int]:
 def test_decode_inverts_encode_for_any_support(
     ops: Kernels, support: Support, n: int, cells_per_candidate: float
 ) -> None:
-    rng, lanes = np.random.default_rng(n), 32
-    where = support(rng, n, lanes)
+    rng = np.random.default_rng(n)
+    where = support(rng, n, 32)
     values = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
-    layout = SketchLayout.sized(where.size, lanes, 99, cells_per_candidate)
+    layout = SketchLayout.sized(where.size, 99, cells_per_candidate)
     got, left = decoded_with_left_over_round(ops, layout, encoded(ops, layout, where, values), where, values)
     np.testing.assert_array_equal(got, values)
     assert left.tolist() == two_core(layout, where)
@@ -89,13 +85,13 @@ def test_decode_inverts_encode_for_any_support(
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("workers", [1, 2, 4, 7])
 def test_encoding_is_linear_over_the_union(ops: Kernels, support: Support, workers: int) -> None:
-    rng, n, lanes = np.random.default_rng(workers), 2003, 16
-    supports = [support(rng, n, lanes) for _ in range(workers)]
+    rng, n = np.random.default_rng(workers), 2003
+    supports = [support(rng, n, 16) for _ in range(workers)]
     dense = np.zeros((workers, n), np.int32)
     for row, where in zip(dense, supports, strict=True):
         row[where] = rng.integers(-(2**31), 2**31, where.size)
     union = np.unique(np.concatenate(supports))
-    layout = SketchLayout.sized(union.size, lanes, 7)
+    layout = SketchLayout.sized(union.size, 7)
     with np.errstate(over="ignore"):
         total = dense.sum(axis=0, dtype=np.int32)
     parts = [encoded(ops, layout, where, row[where]) for row, where in zip(dense, supports, strict=True)]
@@ -106,30 +102,46 @@ def test_encoding_is_linear_over_the_union(ops: Kernels, support: Support, worke
     assert left.tolist() == two_core(layout, union)
 
 
-def test_numbers_of_cells_past_int32_decode_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    where = np.flatnonzero(rng.random(5000) < 0.1)
+@IMPLEMENTATIONS
+@pytest.mark.parametrize(("count", "left"), [(2**16, 0), (2**16 + 1, 2**16 + 1)])
+def test_a_segment_with_more_than_65_536_candidates_is_left_over(ops: Kernels, count: int, left: int) -> None:
+    """The other segment of the sketch is peeled."""
+    rng, layout = np.random.default_rng(0), SketchLayout(2**15, 11, 2)
+    drawn = np.array([cells_of(layout, i)[0] // layout.segment_cells for i in range(150_000)])
+    where = np.sort(np.concatenate([np.flatnonzero(drawn == 0)[:count], np.flatnonzero(drawn)[:1000]]))
     values = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
-    layout = SketchLayout.sized(where.size, 32, 1, 1.2)
-    sketch = encoded(kernels(), layout, where, values)
-    narrow, wide = np.empty(where.size, np.int32), np.empty(where.size, np.int32)
-    left = kernels().sketch_decode(layout, sketch, where, narrow)
-    monkeypatch.setattr(cpu, "_NARROW_CELLS", 0)
-    np.testing.assert_array_equal(kernels().sketch_decode(layout, sketch, where, wide), left)
-    np.testing.assert_array_equal(wide, narrow)
+    sketch, total = encoded(ops, layout, where, values), values
+    got, found = decoded_with_left_over_round(ops, layout, sketch, where, total)
+    np.testing.assert_array_equal(got, values)
+    assert found.size == left
+    assert not drawn[where[found]].any()
+
+
+@IMPLEMENTATIONS
+def test_a_cell_may_hold_65_536_candidates(ops: Kernels) -> None:
+    """They fill the bits that count them."""
+    layout = SketchLayout(1, 0, 2)
+    segments = [cells_of(layout, i)[0] // 3 for i in range(140_000)]
+    where = np.array([i for i, segment in enumerate(segments) if segment == 0][: 2**16])
+    values = np.arange(where.size, dtype=np.int32)
+    sketch, out = encoded(ops, layout, where, values), np.ones_like(values)
+    np.testing.assert_array_equal(ops.sketch_decode(layout, sketch, where, out), np.arange(2**16))
+    assert not out.any()
 
 
 @settings(deadline=None, derandomize=True)
 @given(
     elements=st.dictionaries(st.integers(0, 2**40), INT32, max_size=60),
-    lanes=st.integers(1, 40),
-    rows=st.integers(1, 12),
+    width=st.integers(1, 40) | st.sampled_from([2**15 - 1, 2**15]),
     seed=st.integers(0, 2**64 - 1),
+    segments=st.sampled_from([1, 2, 8, 2**13]),
 )
-def test_any_support_any_size_any_seed(elements: dict[int, int], lanes: int, rows: int, seed: int) -> None:
+def test_any_support_any_size_any_seed(
+    elements: dict[int, int], width: int, seed: int, segments: int
+) -> None:
     where = np.array(sorted(elements), np.int64)
     values = np.array([elements[i] for i in sorted(elements)], np.int32)
-    layout = SketchLayout(lanes, rows, seed)
+    layout = SketchLayout(width if segments < 2**13 else min(width, 40), seed, segments)
     sketches = [encoded(kernels(name), layout, where, values) for name in ("cpu", "reference")]
     np.testing.assert_array_equal(sketches[0], sketches[1])
     for name in ("cpu", "reference"):
@@ -140,68 +152,91 @@ def test_any_support_any_size_any_seed(elements: dict[int, int], lanes: int, row
 
 @IMPLEMENTATIONS
 def test_each_element_adds_its_sign_once_to_each_sub_table(ops: Kernels) -> None:
-    layout = SketchLayout(24, 5, 3)
+    layout = SketchLayout(120, 3)
     for element in (0, 23, 24, 1000, 2**33 + 11):
         sketch = encoded(ops, layout, np.array([element]), np.array([1], np.int32))
         touched = np.flatnonzero(sketch)
         assert sorted(touched) == sorted(cells_of(layout, element))
-        assert (touched // (5 * 24)).tolist() == [0, 1, 2]
+        assert (touched // 120).tolist() == [0, 1, 2]
         assert set(sketch[touched].tolist()) <= {1, 2**32 - 1}
 
 
-def test_signs_rows_and_rotations_are_spread() -> None:
-    layout = SketchLayout(64, 16, 12345)
-    where = np.arange(0, 64 * 4000, 64)
-    load = np.zeros(layout.cells, np.uint32)
-    negative = 0
-    for element in where:
+def test_segments_cells_and_signs_are_spread() -> None:
+    layout = SketchLayout(500, 12345, 2)
+    load, negative = np.zeros(layout.cells, np.uint32), 0
+    for element in range(0, 64 * 4000, 64):
         sketch = encoded(kernels(), layout, np.array([element]), np.array([1], np.int32))
         load += sketch != 0
         negative += int((sketch == 2**32 - 1).sum())
     assert abs(negative - 6000) < 300
-    assert load.max() < 20  # 4000 balls in 1024 cells of each sub-table: 3.9 expected in each
+    assert load.max() < 20  # 2,000 balls in 500 cells of each sub-table: 4 expected in each
+    assert np.count_nonzero(load) > 0.97 * layout.cells
+    np.testing.assert_allclose(load.reshape(2, -1).sum(axis=1), 6000, atol=300)
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ["uniform", "half the columns dead", "rows of 64"])
 def test_default_size_peels_a_bucket_to_the_end(seed: int, kind: str) -> None:
-    rng, n, lanes = np.random.default_rng(seed), 1 << 20, 256
+    rng, n = np.random.default_rng(seed), 1 << 20
     chosen = rng.random(n) < 0.01
     if kind == "half the columns dead":
-        chosen = (rng.random(n) < 0.02) & (np.arange(n) % lanes < lanes // 2)
+        chosen = (rng.random(n) < 0.02) & (np.arange(n) % 256 < 128)
     elif kind == "rows of 64":
         chosen = np.repeat(rng.random(n // 64) < 0.01, 64)
     where = np.flatnonzero(chosen)
     values = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
-    layout = SketchLayout.sized(where.size, lanes, seed)
+    layout = SketchLayout.sized(where.size, seed)
     got, sketch = np.empty(where.size, np.int32), encoded(kernels(), layout, where, values)
     assert kernels().sketch_decode(layout, sketch, where, got).size == 0
     np.testing.assert_array_equal(got, values)
 
 
 @pytest.mark.parametrize(
-    ("candidates", "segments", "share"),
-    [(0, 1, 1), (1, 1, 1), (65536, 1, 65536), (65537, 2, 32769), (131072, 2, 65536), (10**6, 16, 62500)],
+    ("candidates", "size", "segments", "width"),
+    [
+        (0, 1.3, 1, 1),
+        (1, 1.3, 1, 1),
+        (3000, 1.3, 1, 1300),
+        (2**15, 1.3, 1, 14200),
+        (2**15 + 1, 1.3, 2, 7100),
+        (2**16, 1.3, 2, 14200),
+        (2**16 + 1, 1.3, 4, 7100),
+        (2**15, 3.0, 1, 2**15),
+        (2**15, 3.1, 2, 16931),
+        (2**28, 1.3, 2**13, 14200),
+    ],
 )
-def test_a_known_union_is_cut_into_even_segments(candidates: int, segments: int, share: int) -> None:
-    layout = SketchLayout.segmented(candidates, 32, 5, 1.3)
-    assert (layout.segments, layout.share) == (segments, share)
-    assert layout.rows == SketchLayout.sized(share if segments > 1 else candidates, 32, 5, 1.3).rows
-    slices = layout.slices(candidates)
-    assert [i for a, b in slices for i in range(a, b)] == list(range(candidates))
-    assert len(slices) == segments
+def test_a_sketch_has_the_fewest_segments_of_32_768_candidates(
+    candidates: int, size: float, segments: int, width: int
+) -> None:
+    layout = SketchLayout.sized(candidates, 5, size)
+    assert (layout.segments, layout.width, layout.seed) == (segments, width, 5)
+    assert size * candidates <= layout.cells < size * candidates + SUB_TABLES * segments + 1
 
 
 @pytest.mark.parametrize(
-    ("lanes", "rows", "seed", "field"),
-    [(0, 1, 0, "lanes"), (1, 0, 0, "rows"), (1, 2**31, 0, "rows"), (1, 1, -1, "seed"), (1, 1, 2**64, "seed")],
+    ("width", "seed", "segments", "field"),
+    [
+        (0, 0, 1, "width"),
+        (2**15 + 1, 0, 1, "width"),
+        (1, -1, 1, "seed"),
+        (1, 2**64, 1, "seed"),
+        (1, 0, 0, "segments"),
+        (1, 0, 3, "segments"),
+        (1, 0, 2**14, "segments"),
+    ],
 )
-def test_impossible_layouts_are_refused(lanes: int, rows: int, seed: int, field: str) -> None:
+def test_impossible_layouts_are_refused(width: int, seed: int, segments: int, field: str) -> None:
     with pytest.raises(CodecError, match=f"^{field}: .*; use "):
-        SketchLayout(lanes, rows, seed)
+        SketchLayout(width, seed, segments)
+
+
+def test_more_candidates_than_any_sketch_holds_are_refused() -> None:
+    with pytest.raises(CodecError, match=r"^candidates: no sketch holds 268435457 .*; use values='compact'$"):
+        SketchLayout.sized(2**28 + 1, 0, 1.3)
 
 
 @pytest.mark.parametrize("size", [0.0, -1.0, float("nan"), float("inf")])
 def test_impossible_sizes_are_refused(size: float) -> None:
     with pytest.raises(CodecError, match=r"^cells_per_candidate: "):
-        SketchLayout.sized(10, 32, 0, size)
+        SketchLayout.sized(10, 0, size)

@@ -222,12 +222,12 @@ def sequences() -> Iterator[Sequence[Cell]]:
         yield "", *(row["over_lower_bound"] for row in rows), rows[0]["exchanges"], rows[1]["exchanges"]
 
 
-@rows_of("codec.md", "support | L")
+@rows_of("codec.md", "support | cells")
 def recovery() -> Iterator[Sequence[Cell]]:
     for row in committed("recovery"):
-        if row["kind"] == "table" and (row["support"], row["cells"]) != ("uniform", 1.6):
-            shares = 100 * row["kept"], 100 * row["rotated"]
-            yield row["support"], row["lanes"], row["cells"], *shares, row["rotated_rounds"]
+        if row["kind"] == "table":
+            shares = 100 * row["lhc"], 100 * row["ours"]
+            yield row["support"], row["cells"], row["lanes"], *shares, row["ours_rounds"]
 
 
 @rows_of("codec.md", "elements | non-zeros | LHC")

@@ -93,11 +93,7 @@ def index() -> None:
 
 def sketch() -> None:
     where = torch.zeros(K, dtype=torch.int64)
-    for layout in (
-        SketchLayout(256, 3, 0),
-        SketchLayout(256, 3, 0, 4, 128),
-        SketchLayout(7, 99, 0, 4, dealt=True),
-    ):
+    for layout in (SketchLayout(768, 0), SketchLayout(99, 0, 4)):
         gpu.sketch_encode(layout, where, words(K), words(layout.cells))
         gpu.sketch_decode(layout, words(layout.cells), where, words(K))
     gpu_launch.index(words(K), words(K // 32))

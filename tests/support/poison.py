@@ -14,7 +14,7 @@ PACKAGES = ("peelsum.codec", "peelsum.allreduce")
 #: Modules of compiled loops: Numba takes NumPy itself, so what these allocate is not poisoned.
 COMPILED = tuple(
     f"peelsum.codec.cpu_{name}"
-    for name in ("block_loops", "index_loops", "loops", "peel_loops", "segment_loops", "selection_loops")
+    for name in ("block_loops", "index_loops", "loops", "segment_loops", "selection_loops", "sketch_loops")
 )
 
 

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from peelsum.allreduce import BlockIndex, BloomIndex, Choice, Index, NetworkModel, Settings
-from peelsum.allreduce.costs import Candidate, block_width, expected
+from peelsum.allreduce.costs import Candidate, expected
 from peelsum.bench.codec import Device, Measured, Support, fastest, one_step, require_memory, seen, tensor
 from peelsum.bench.methods import MethodRow, advice, method_rows
 from peelsum.bench.which_form import FormTime, Point, chosen, predictions, simulated, ways
 from peelsum.codec import SketchLayout, scale_for
 from peelsum.codec.block_scales import MARGIN
+from peelsum.codec.layout import MOST_EXPECTED
 from peelsum.flexible import AXES, Crossover, LinkModel, Step, crossovers
 
 #: Exponent field of 1.0: error bounds are given for tensors whose largest value is from 1 to 2.
@@ -69,7 +70,7 @@ class Row:
     index: str
     """The index's form, or "none"."""
     layout: str
-    """Block width, sub-tables and rows, as text."""
+    """Segments, sub-tables and their cells, as text."""
     bytes: int
     """Bytes that a worker sends."""
     exchanges: int
@@ -147,15 +148,17 @@ def _row(request: Request, one: Candidate) -> Row:
 
 
 def _layout(request: Request, choice: Choice) -> str:
-    """Return block width, segments, sub-tables and rows as text."""
+    """Return segments, sub-tables and their cells as text."""
     parts = [_index_layout(choice.index)] if choice.index else []
     if choice.form == "sketch" and choice.index:
         expectation = seen(request.support, request.elements, request.density)
         _, passed = expected(choice.index, request.elements, expectation)
-        count, lanes = math.ceil(passed), block_width(expectation)
-        layout = SketchLayout.segmented(count, lanes, 0, Settings().cells(count))
+        count = math.ceil(passed)
+        if count > MOST_EXPECTED:
+            return "more candidates than a sketch holds"
+        layout = SketchLayout.sized(count, 0, Settings().cells(count))
         segments = f"{layout.segments} x " if layout.segments > 1 else ""
-        parts.append(f"{segments}3 x {layout.rows} rows of {layout.lanes}")
+        parts.append(f"{segments}3 x {layout.width} cells")
     return ", ".join(filter(None, parts))
 
 

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from peelsum.allreduce import Allreduce, Form, LocalSummation
 from peelsum.bench.allreduce import settings_of, shared_tensor, wrong_elements
 from peelsum.bench.codec import Device, lhc_step, smallest_lhc
-from peelsum.bench.codec.lhc_bloom import FewestWords, fewest_words
+from peelsum.bench.codec.lhc_best import lhc_variants
+from peelsum.bench.codec.lhc_bloom import BATCHES, FewestWords, fewest_words
 from peelsum.bench.codec.supports import Support, positions
 from peelsum.codec import fixed_point
 from peelsum.simulation import Job, NetworkSection, Scenario, TimersSection, simulate
@@ -88,7 +89,9 @@ def by_formula(workers: int, algorithm: str, elements: int = 1 << 20) -> dict[st
     return figures(scenario, estimate(scenario, algorithm))
 
 
-Way = Literal["dense", "compact", "sketch", "lhc", "lhc_best", "omnireduce", "ring"]
+Way = Literal[
+    "dense", "compact", "sketch", "lhc", "lhc_best", "lhc_fastest", "switchml", "atp", "omnireduce", "ring"
+]
 #: Streams of blocks that OmniReduce is tried with. A first block is sent even if it is zero, so that many
 #: streams waste words, and few do not fill the links.
 STREAMS = (16, 64, 256)
@@ -154,6 +157,14 @@ def sparse_sum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
         return SparseSum(row.seconds, 0.0, moved, row.wrong)
     if way == "omnireduce":
         return _omnireduce(tensors, gbps)
+    if way in ("switchml", "atp"):
+        # Either sends every element as an integer; its codec is peelsum's of everything.
+        scenario = links(gbps, tensors.workers, tensors.elements)
+        found = run_protocol(scenario, way, PROTOCOLS[way])
+        codec_s = _codec_s("dense", np.sum(tensors.each(), axis=0))
+        return SparseSum(found.seconds, codec_s, tensors.elements, found.wrong)
+    if way == "lhc_fastest":
+        return _lhc_fastest(tensors, gbps)
     return _lhc(way, tensors, gbps) if way in ("lhc", "lhc_best") else _peelsum(way, tensors, gbps)
 
 
@@ -245,6 +256,43 @@ def _lhc(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
     codec_s = min(lhc_step(device, found.layout, candidates, fixed).codec_s for _ in range(_TIMED))
     seconds, wrong = _network(gbps, tensors.workers, found.words)
     return SparseSum(seconds, codec_s, found.words, wrong)
+
+
+@lru_cache(maxsize=8)
+def _lhc_steps(tensors: Tensors) -> list[tuple[float, list[int]]]:
+    """Return the codec's seconds of LHC's tables, and the words of each one's exchanges.
+
+    They are tables of many sizes with batches of 1024, and the smallest table of every other batch.
+    """
+    union = np.sum(tensors.each(), axis=0)
+    where, fixed = np.flatnonzero(union), fixed_point(_field(union), 1)
+    device = replace(Device.of("cpu"), clock=time.process_time)
+    smallest = [smallest_lhc(where, tensors.elements, lanes=lanes, index_bits=1) for lanes in BATCHES]
+    layouts = [*lhc_variants(where.size, smallest[-1]), *filter(None, smallest)]
+    found = []
+    for layout in layouts:
+        runs = [lhc_step(device, layout, union, fixed) for _ in range(_TIMED)]
+        left = runs[0].left
+        words = [runs[0].words - left, left] if left else [runs[0].words]
+        found.append((min(run.codec_s for run in runs), words))
+    return found
+
+
+def _lhc_fastest(tensors: Tensors, gbps: float) -> SparseSum:
+    """Simulate LHC's table that takes the least time at this rate, codec included.
+
+    What a small table leaves over is one more exchange.
+    """
+    best: SparseSum | None = None
+    for codec_s, exchanges in _lhc_steps(tensors):
+        sums = [_network(gbps, tensors.workers, words) for words in exchanges]
+        one = SparseSum(
+            sum(seconds for seconds, _ in sums), codec_s, sum(exchanges), sum(wrong for _, wrong in sums)
+        )
+        if best is None or one.network_s + one.codec_s < best.network_s + best.codec_s:
+            best = one
+    assert best is not None
+    return best
 
 
 def lhc_words(way: str, union: NDArray[np.int64], elements: int) -> FewestWords | None:

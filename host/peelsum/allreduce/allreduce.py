@@ -169,7 +169,7 @@ class Allreduce:
         self._chooser = Chooser(forms, values=values, network=network, history=history)
         self._settings = Settings(seed, average, cells_per_candidate, str(self._chooser))
         # Report an invalid size here, not in a later step.
-        SketchLayout.sized(0, 1, 0, self._settings.cells(0))
+        SketchLayout.sized(0, 0, self._settings.cells(0))
         self._highest = fixed_point(0, summation.workers).scale
         direct = getattr(summation, "device", None) is not None
         self._codec = Codec.of(implementation, direct=direct)

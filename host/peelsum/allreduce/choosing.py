@@ -23,7 +23,6 @@ from peelsum.allreduce.costs import (
     NetworkModel,
     Seen,
     best_bloom,
-    block_width,
     candidates,
     expected,
     scale_block,
@@ -170,11 +169,10 @@ class Chooser:
         count = math.ceil(sum(passed))
         if count < MANY_CANDIDATES:
             count += math.ceil(_DEVIATIONS * math.sqrt(count))
-        lanes = block_width(Seen(tuple(most[first:].sum(axis=0).tolist()))) if count else 1
         numbers = int(table.begins[first]) + count
         wide = min(_WIDE_MORE, numbers) + math.ceil(_WIDE_SPARE * self.history.wide(keys))
-        sketch = SketchLayout.ahead(count, lanes, seed, settings.cells(count))
-        return Expected(fields, sketch, SketchLayout.sized(wide, 1, seed, settings.cells(wide)), count, wide)
+        sketch, upper = (SketchLayout.sized(n, seed, settings.cells(n)) for n in (count, wide))
+        return Expected(fields, sketch, upper, count, wide)
 
     def wanted(self, keys: tuple[Key, ...]) -> NDArray[np.bool_]:
         """Return whether each tensor's next choice depends on where its non-zeros are: bool[tensors]."""

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index
 from peelsum.allreduce.plan import FORMS, Choice, Form, Settings
-from peelsum.codec import BLOCK_SIZES, ROW, BloomLayout, SketchLayout
+from peelsum.codec import BLOCK_SIZES, ROW, BloomLayout
 from peelsum.codec.index import WORD_BITS
 
 #: Elements of the largest block of scales: a large tensor is cut into pieces of whole blocks.
@@ -19,11 +19,6 @@ _LARGEST_BLOCK = 2**15
 _WORDS_PER_SCALE = 32
 #: Bits per candidate for which a Bloom filter halves its false positives: one more sub-table.
 _BLOOM_BITS = 1 / math.log(2)
-#: To choose a sketch's lanes: with 1.3 to 1.4 cells per candidate, 256 candidates per lane give more than
-#: 110 rows in each of three sub-tables. Rounding rows up then adds at most 1 % of cells.
-_CANDIDATES_PER_LANE, _MOST_LANES, _BLOCKS_TO_COUNT_ON = 256, 256, 2000
-#: The most lanes of blocks that are more than a quarter full. Smaller blocks fill segments more evenly.
-_MOST_FULL_LANES = 64
 #: Blocks of 2**5 elements are the words of a bitmap.
 _WORD_LEVEL = 5
 
@@ -164,13 +159,13 @@ def candidates(
             _, passed = expected(index, elements, seen)
             yield _sparse(Choice("compact", index), elements, seen, passed)
     if "sketch" in forms:
-        per_candidate, lanes = settings.cells(seen.candidates), block_width(seen)
+        per_candidate = settings.cells(seen.candidates)
         for index in indexes(elements, seen, per_candidate):
             if ahead and index.refined:
                 continue
             _, passed = expected(index, elements, seen)
-            layout = SketchLayout.segmented(math.ceil(passed), lanes, 0, per_candidate)
-            yield _sparse(Choice("sketch", index), elements, seen, layout.cells, ahead=ahead)
+            cells = passed * per_candidate
+            yield _sparse(Choice("sketch", index), elements, seen, cells, ahead=ahead)
 
 
 def _with_scales(choice: Choice, elements: int, words: float, work_ns: float, *, ahead: bool) -> Candidate:
@@ -191,24 +186,6 @@ def _sparse(choice: Choice, elements: int, seen: Seen, values: float, *, ahead: 
     if choice.form == "sketch":
         work_ns += _CALL_NS * _SKETCH_CALLS + _CELL_NS * values
     return _with_scales(choice, elements, words + values, work_ns, ahead=ahead)
-
-
-def block_width(seen: Seen) -> int:
-    """Return the number of lanes for a sketch of this union.
-
-    It is the largest, up to 256, that leaves many rows per sub-table. If blocks of this size are more than a
-    quarter full, peeling handles whole blocks instead of elements; then lanes are few enough for 2,000
-    blocks, and at most 64.
-    """
-    lanes = min(_power_of_2(seen.candidates / _CANDIDATES_PER_LANE), _MOST_LANES)
-    blocks = max(seen.occupied[lanes.bit_length() - 1], 1.0)
-    if seen.candidates <= lanes * blocks / 4:
-        return lanes
-    return min(lanes, _MOST_FULL_LANES, _power_of_2(seen.candidates / _BLOCKS_TO_COUNT_ON))
-
-
-def _power_of_2(most: float) -> int:
-    return 1 << max(int(most).bit_length() - 1, 0)
 
 
 def index_ns(index: Index, elements: int, seen: Seen) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import kept_pages
-from peelsum.allreduce.costs import TOLERANCE, NetworkModel, Seen, block_width, too_many
+from peelsum.allreduce.costs import TOLERANCE, NetworkModel, too_many
 from peelsum.allreduce.indexes import BloomIndex
 from peelsum.allreduce.plan import IndexPart, Layout, Settings
 from peelsum.codec import Kernels, Memory, SketchLayout, cpu_block_loops
@@ -227,7 +227,7 @@ class Exchange:
         ops, memory = self._ops, self._memory
         positions = ops.positions(self.union, 32 * len(self.union), count=candidates)
         cells = self._setting.settings.cells(candidates)
-        layout = segmented_layout(ops, memory, positions, self._setting.seed, cells)
+        layout = SketchLayout.sized(candidates, self._setting.seed, cells)
 
         def write(ored: Words, added: Words) -> None:
             self.own_dense, self.own_sparse = memory.signed(added)[:dense], memory.integers(candidates)
@@ -249,14 +249,3 @@ class Exchange:
 
         sums = yield Round(0, len(left), write_left)
         self.sparse[left] = memory.signed(sums.added)
-
-
-def segmented_layout(
-    ops: Kernels, memory: Memory, positions: NDArray[np.int64], seed: int, cells_per_candidate: float
-) -> SketchLayout:
-    """Return the layout of a sketch of a known union; the segment with the narrowest blocks sets `lanes`."""
-    k = len(positions)
-    segments = SketchLayout.segmented(k, 1, seed, cells_per_candidate).slices(k)
-    counted = [memory.on_host(ops.occupied(positions[a:b])) for a, b in segments]
-    lanes = min(block_width(Seen(tuple(counts.tolist()))) for counts in counted)
-    return SketchLayout.segmented(k, lanes, seed, cells_per_candidate)

@@ -30,7 +30,7 @@ SUPPORTED_DTYPES = ("float32", "float16", "bfloat16")
 AGREEMENT_WORDS = 4
 _DIGEST_BYTES = 8
 #: Raise it when the words of a plan, or their order, change: workers of both versions then refuse each other.
-_WORDS_VERSION = 7
+_WORDS_VERSION = 8
 #: The number of tensors that a message names.
 NAMED = 6
 

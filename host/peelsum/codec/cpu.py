@@ -1,13 +1,13 @@
 """The codec in Numba: the same bits as `peelsum.codec.reference`, on all cores, one pass over memory each.
 
 `peelsum.codec.kernels` documents the functions. This module allocates and converts arrays; the loops are in
-`cpu_index_loops`, `cpu_loops` and `cpu_peel_loops`.
+`cpu_index_loops`, `cpu_loops` and `cpu_sketch_loops`.
 """
 
 from __future__ import annotations
 
 import math
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 from peelsum import kept_pages
 from peelsum.codec import cpu_index_loops as index_loops
 from peelsum.codec import cpu_loops as loops
-from peelsum.codec import cpu_peel_loops as peel_loops
+from peelsum.codec import cpu_sketch_loops as sketch_loops
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words
-from peelsum.codec.layout import SUB_TABLES, SketchLayout
+from peelsum.codec.layout import MOST_CANDIDATES, SketchLayout
 from peelsum.codec.threads import each, slices
 
-#: Below this many cells, twice a cell's number plus one bit fits a uint32.
-_NARROW_CELLS = 2**31
 #: Peeling a candidate takes at least as long as a pass over this many elements: 13 ns or more.
 _ELEMENTS_OF_A_CANDIDATE = 16
 _WHOLE = 62  # log2 of a block larger than any tensor
@@ -155,19 +153,16 @@ def sketch_encode(
     layout: SketchLayout, positions: NDArray[np.int64], values: NDArray[np.int32], out: NDArray[np.uint32]
 ) -> None:
     """See `Kernels.sketch_encode`."""
-    where, words, size = frozen(positions), frozen(values.view(np.uint32)), layout.segment_cells
+    dealt, size = _Dealt(layout, frozen(positions)), layout.segment_cells
+    places, words = dealt.places, dealt.dealt(frozen(values.view(np.uint32)))
 
     def work(first: int, last: int) -> None:
-        for s, (a, b) in list(enumerate(layout.slices(where.size)))[first:last]:
-            own = out[s * size : (s + 1) * size]
+        for s in range(first, last):
+            part, own = dealt.slice(s), out[s * size : (s + 1) * size]
             own[:] = 0  # brings it into the cache
-            loops.sketch_encode(*_sketch(layout), where[a:b], words[a:b], own)
+            sketch_loops.encode(places[part], words[part], layout.width, own)
 
-    if layout.dealt:
-        out[:] = 0
-        loops.sketch_encode(*_sketch(layout), where, words, out)
-        return
-    each(layout.segments, work, _ELEMENTS_OF_A_CANDIDATE * where.size)
+    each(layout.segments, work, _ELEMENTS_OF_A_CANDIDATE * positions.size)
 
 
 def sketch_decode(
@@ -177,69 +172,69 @@ def sketch_decode(
     out: NDArray[np.int32],
 ) -> NDArray[np.int64]:
     """See `Kernels.sketch_decode`."""
-    where, numbers = frozen(positions), out.view(np.uint32)
-    if not layout.dealt:
-        return _peeled(layout, sketch, where, layout.slices(where.size), numbers)
-    begins, by_segment = np.empty(layout.segments + 1, np.int64), np.empty(where.size, np.int64)
-    dealing = layout.lanes, layout.dealt_to, np.uint64(layout.seed)
-    peel_loops.deal(*dealing, where, begins, by_segment)
-    values = np.empty_like(numbers)
-    left = _peeled(layout, sketch, frozen(by_segment), list(pairwise(begins.tolist())), values)
-    peel_loops.collect(*dealing, where, begins, values, numbers)
-    return np.searchsorted(where, np.sort(by_segment[left])).astype(np.int64)
+    dealt, size, sketch = _Dealt(layout, frozen(positions)), layout.segment_cells, frozen(sketch)
+    numbers = out.view(np.uint32)
+    values = numbers if layout.segments == 1 else kept_pages.empty(out.size, np.uint32)
+
+    def work(first: int, last: int) -> int:
+        cells, queue = np.empty(size, np.uint64), np.empty(size + 1, np.uint32)
+        peeled = 0
+        for s in range(first, last):
+            part = dealt.slice(s)
+            if part.stop - part.start > MOST_CANDIDATES:
+                values[part] = 0
+                continue
+            own = sketch[s * size : (s + 1) * size]
+            peeled += sketch_loops.peel(dealt.places[part], own, layout.width, cells, queue, values[part])
+        return peeled
+
+    peeled = sum(each(layout.segments, work, _ELEMENTS_OF_A_CANDIDATE * positions.size))
+    dealt.collect(values, numbers)
+    return np.empty(0, np.int64) if peeled == positions.size else dealt.waiting()
 
 
-def _peeled(
-    layout: SketchLayout,
-    sketch: NDArray[np.uint32],
-    positions: NDArray[np.int64],
-    slices: list[tuple[int, int]],
-    out: NDArray[np.uint32],
-) -> NDArray[np.int64]:
-    """Peel segments whose candidates are these slices of positions[k]; return the left-over."""
-    size = layout.segment_cells
-    most = max(b - a for a, b in slices)
-    sketch = frozen(sketch)
+class _Dealt:
+    """The places of candidates in a sketch, sorted by segment."""
 
-    def work(first: int, last: int) -> list[NDArray[np.int64]]:
-        room, left = _Peeling(layout, most), []
-        for s, (a, b) in list(enumerate(slices))[first:last]:
-            cells = sketch[s * size : (s + 1) * size]
-            left.append(a + room.peeled(layout, cells, positions[a:b], out[a:b]))
-        return left
-
-    parts = each(layout.segments, work, _ELEMENTS_OF_A_CANDIDATE * positions.size)
-    return np.concatenate([left for part in parts for left in part])
-
-
-class _Peeling:
-    """Memory for peeling segments of up to `candidates` candidates, one after the other."""
-
-    def __init__(self, layout: SketchLayout, candidates: int) -> None:
-        narrow = max(layout.segment_cells, SUB_TABLES * candidates // 2) < _NARROW_CELLS
-        sizes = SUB_TABLES * candidates, candidates
-        self._places, self._left = (
-            np.empty(size, np.uint32) if narrow else np.empty(size, np.uint64) for size in sizes
+    def __init__(self, layout: SketchLayout, positions: NDArray[np.int64]) -> None:
+        count, segments = positions.size, layout.segments
+        places, self._owners = kept_pages.empty(count, np.uint64), kept_pages.empty(count, np.uint16)
+        seed = np.uint64(layout.seed)
+        each(
+            count,
+            lambda a, b: sketch_loops.place(
+                positions[a:b], layout.width, segments, seed, places[a:b], self._owners[a:b]
+            ),
+            _ELEMENTS_OF_A_CANDIDATE * count,
         )
-        self._cells = np.empty(layout.segment_cells, np.uint64)
+        self._begins = np.array([0, count], np.int64)
+        if segments > 1:
+            self._begins = np.empty(segments + 1, np.int64)
+            sketch_loops.begin_segments(self._owners, self._begins)
+        #: uint64[candidates], by segment; peeling clears them.
+        self.places = self.dealt(places)
 
-    def peeled(
-        self,
-        layout: SketchLayout,
-        sketch: NDArray[np.uint32],
-        positions: NDArray[np.int64],
-        out: NDArray[np.uint32],
-    ) -> NDArray[np.int64]:
-        """Peel one segment, sketch[n] into out[k]; return the left-over of its candidates."""
-        places, cells, left = self._places[: SUB_TABLES * positions.size], self._cells, self._left
-        peel_loops.load(
-            layout.lanes, layout.rows, np.uint64(layout.seed), positions, sketch, places, cells, left
-        )
-        before, count = -1, positions.size
-        while count != before:
-            before, count = count, peel_loops.sweep(places, cells, left, count, out)
-        out[left[:count]] = 0
-        return left[:count].astype(np.int64)
+    def slice(self, segment: int) -> slice:
+        """Return the range of a segment's candidates."""
+        return slice(int(self._begins[segment]), int(self._begins[segment + 1]))
+
+    def dealt(self, given: NDArray[_T]) -> NDArray[_T]:
+        """Return given[candidates] by segment."""
+        if len(self._begins) == 2:
+            return given
+        out = kept_pages.empty(given.size, given.dtype.type)
+        sketch_loops.deal(self._owners, self._begins, frozen(given), out)
+        return out
+
+    def collect(self, dealt: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
+        """Write into out[candidates], in their order, what is by segment."""
+        if dealt is not out:
+            sketch_loops.collect(self._owners, self._begins, frozen(dealt), out)
+
+    def waiting(self) -> NDArray[np.int64]:
+        """Return which candidates are not peeled, ascending: int64[m]."""
+        left = np.flatnonzero(self.places)
+        return left if len(self._begins) == 2 else np.sort(np.argsort(self._owners, kind="stable")[left])
 
 
 def _words(bitmap: NDArray[np.uint32], begin: int, end: int) -> NDArray[np.uint32]:
@@ -249,10 +244,6 @@ def _words(bitmap: NDArray[np.uint32], begin: int, end: int) -> NDArray[np.uint3
 
 def _bloom(layout: BloomLayout) -> tuple[int, int, np.uint64]:
     return layout.hashes, layout.rows, np.uint64(layout.seed)
-
-
-def _sketch(layout: SketchLayout) -> tuple[int, int, int, np.uint64]:
-    return layout.lanes, layout.rows, layout.dealt_to, np.uint64(layout.seed)
 
 
 def frozen(array: NDArray[_T]) -> NDArray[_T]:

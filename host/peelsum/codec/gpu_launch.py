@@ -22,7 +22,7 @@ from peelsum.codec import gpu_peel_kernels as peeling
 from peelsum.codec import gpu_segment_kernels as segments
 from peelsum.codec import gpu_sketch_kernels as sketches
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
-from peelsum.codec.layout import SketchLayout
+from peelsum.codec.layout import MOST_CANDIDATES, SketchLayout
 
 if TYPE_CHECKING:
     from peelsum.codec.gpu_segments import Rows
@@ -249,7 +249,7 @@ def sketch_encode(layout: SketchLayout, seed: Tensor, positions: Tensor, values:
     k = positions.numel()
     _launch(
         sketches.sketch_encode_kernel, _cut(k, _CANDIDATES),
-        positions, values, out, seed, k, layout.rows, *_segments(layout), _CANDIDATES,
+        positions, values, out, seed, k, layout.width, layout.segments, _CANDIDATES,
     )  # fmt: skip
 
 
@@ -265,25 +265,26 @@ def peel(
     k = positions.numel()
     _launch(
         peeling.load_kernel, _cut(k, _CANDIDATES),
-        positions, room.state, room.waiting, out, seed, k, layout.rows, *_segments(layout), _CANDIDATES,
+        positions, room.state, room.waiting, out, seed, k, layout.width, layout.segments, _CANDIDATES,
     )  # fmt: skip
+    if k > MOST_CANDIDATES:
+        _leave_crowded(layout, room.state)
     at_once = _cooperating(sketch.device)
     groups = min(layout.segments, _SEGMENTS_AT_ONCE, at_once)
     members = min(at_once // groups, _cut(layout.segment_cells, _CANDIDATES))
     _launch(
         peeling.rounds_kernel, groups * members,
         positions, room.state, room.sums, room.queue, room.progress, room.peeled, room.waiting, out, seed,
-        layout.segments, layout.rows, members, layout.lanes, _CANDIDATES,
+        layout.segments, layout.width, members, _CANDIDATES,
         launch_cooperative_grid=True,
     )  # fmt: skip
 
 
-def _segments(layout: SketchLayout) -> tuple[int, int, int]:
-    """Return the kernels' arguments `share`, LANES and SEGMENTED."""
-    if layout.dealt:
-        return layout.segments, layout.lanes, sketches.BY_BLOCK.value
-    how = sketches.BY_RANK if layout.segments > 1 else sketches.WHOLE
-    return layout.share, layout.lanes, how.value
+def _leave_crowded(layout: SketchLayout, state: Tensor) -> None:
+    """Keep the cells of segments with more than MOST_CANDIDATES candidates from ever being pure."""
+    of_segments = state.view(layout.segments, layout.segment_cells)
+    crowded = (of_segments[:, : layout.width] >> 32).sum(dim=1) > MOST_CANDIDATES
+    of_segments += crowded[:, None].to(torch.int64) << 62
 
 
 def _cut(size: int, tile: int) -> int:

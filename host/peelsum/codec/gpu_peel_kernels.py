@@ -16,7 +16,7 @@ import triton.language as tl
 
 from peelsum.codec import layout
 from peelsum.codec.gpu_index_kernels import singly, wide
-from peelsum.codec.gpu_sketch_kernels import cells_of, segment_of
+from peelsum.codec.gpu_sketch_kernels import cells_of, mixed, segment_of
 
 _SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
 _ONE = tl.constexpr(2**32)
@@ -29,8 +29,7 @@ _SHARED = tl.constexpr(".cg")
 
 @triton.jit
 def load_kernel(
-    positions, state, waiting, out, seed, candidates, rows, share,
-    LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
+    positions, state, waiting, out, seed, candidates, width, segments, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Add candidates to their cells' state, which must be zero; set them as waiting; zero `out`."""
     t = singly(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
@@ -38,9 +37,10 @@ def load_kernel(
     position = tl.load(positions + t, mask=inside, other=0)
     tl.store(waiting + t, tl.full((BLOCK,), 1, tl.int32), mask=inside)
     tl.store(out + t, tl.zeros((BLOCK,), tl.int32), mask=inside)
-    segment = segment_of(t, position, share, tl.load(seed), rows, LANES, SEGMENTED)
+    drawn = mixed(position, tl.load(seed))
+    segment = segment_of(drawn, segments, width)
     for j in tl.static_range(_SUB_TABLES):
-        cell, _ = cells_of(position, tl.load(seed), j, rows, LANES)
+        cell, _ = cells_of(drawn, j, width)
         tl.atomic_add(state + segment + cell, t + _ONE, mask=inside, sem="relaxed")
 
 
@@ -68,8 +68,8 @@ def _first_round(member, members, table_cells, queue, grown, waiting, state, BLO
 
 @triton.jit
 def _peel_round(
-    member, members, begin, end, following, positions, state, sums, queue, waiting, out, seed, rows,
-    LANES: tl.constexpr, BLOCK: tl.constexpr,
+    member, members, begin, end, following, positions, state, sums, queue, waiting, out, seed, width,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Peel queue[begin:end]; queue, behind them, candidates whose cells become pure, and count them."""
     for start in range(begin + member * BLOCK, end, members * BLOCK):
@@ -77,19 +77,19 @@ def _peel_round(
         inside = at < end
         item = tl.load(queue + at, mask=inside, other=0, cache_modifier=_SHARED)
         candidate, alone_in = item // _ITEM, item % _ITEM
-        position = tl.load(positions + candidate, mask=inside, other=0)
+        drawn = mixed(tl.load(positions + candidate, mask=inside, other=0), tl.load(seed))
         value = tl.zeros((BLOCK,), tl.int32)
         for j in tl.static_range(_SUB_TABLES):
-            cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
+            cell, negative = cells_of(drawn, j, width)
             own = tl.load(sums + cell, mask=inside & (alone_in == j), other=0, cache_modifier=_SHARED)
             value += tl.where(negative, 0 - own, own)
         tl.store(out + candidate, value, mask=inside)
         for j in tl.static_range(_SUB_TABLES):
-            cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
+            cell, negative = cells_of(drawn, j, width)
             change = tl.where(negative, value, 0 - value)
             tl.atomic_add(sums + cell, change, mask=inside & (alone_in != j), sem="relaxed")
         for j in tl.static_range(_SUB_TABLES):
-            cell, _ = cells_of(position, tl.load(seed), j, rows, LANES)
+            cell, _ = cells_of(drawn, j, width)
             shared = inside & (alone_in != j)
             gone = candidate + _ONE
             before = tl.atomic_add(state + cell, 0 - gone, mask=shared, sem="relaxed")
@@ -113,8 +113,8 @@ def _meet(arrived, times, members):
 
 @triton.jit
 def rounds_kernel(
-    positions, state, sums, queue, progress, peeled, waiting, out, seed, segments, rows, members,
-    LANES: tl.constexpr, BLOCK: tl.constexpr,
+    positions, state, sums, queue, progress, peeled, waiting, out, seed, segments, width, members,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Peel every segment, round after round, until no candidate is queued: the rest is the 2-core.
 
@@ -124,7 +124,7 @@ def rounds_kernel(
     (r + 1) % 3; the last counts arrivals at the barriers between rounds. All are added to peeled[0].
     """
     group, member = tl.program_id(0) // members, tl.program_id(0) % members
-    table_cells = wide(rows) * LANES
+    table_cells = wide(width)
     for segment in range(group, segments, tl.num_programs(0) // members):
         first = wide(segment) * _SUB_TABLES * table_cells
         ours, state_, sums_, queue_ = progress + 4 * segment, state + first, sums + first, queue + first
@@ -138,7 +138,7 @@ def rounds_kernel(
             following = ours + (round_ + 1) % 3
             _peel_round(
                 member, members, begin, end, following, positions, state_, sums_, queue_, waiting, out, seed,
-                rows, LANES, BLOCK,
+                width, BLOCK,
             )  # fmt: skip
             round_ += 1
             _meet(ours + 3, round_ + 1, members)

@@ -17,9 +17,10 @@ _SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
 _MIX_STEP = tl.constexpr(layout.MIX_STEP)
 _MIX_FIRST = tl.constexpr(layout.MIX_FIRST)
 _MIX_SECOND = tl.constexpr(layout.MIX_SECOND)
-_FIRST_GROUP = tl.constexpr(layout.FIRST_GROUP)
-#: How a layout's candidates are cut into segments: not at all, by rank, or by block.
-WHOLE, BY_RANK, BY_BLOCK = (tl.constexpr(number) for number in range(3))
+_DRAWN_BITS = tl.constexpr(layout.DRAWN_BITS)
+_DRAWN = tl.constexpr(2**layout.DRAWN_BITS - 1)
+_CELL_BITS = tl.constexpr(layout.CELL_BITS)
+_SEGMENT_BIT = tl.constexpr(layout.SEGMENT_BIT)
 #: Adding and then subtracting this rounds a float64 below 2**51 to an integer, half to even.
 _ROUNDING = tl.constexpr(1.5 * 2.0**52)
 _INTEGERS_FROM = tl.constexpr(2.0**51)
@@ -37,37 +38,18 @@ def mixed(counter, seed):
 
 
 @triton.jit
-def _places(block, seed, j, rows, LANES: tl.constexpr):
-    """Return, per block in sub-table j, its row's first cell int64, rotation int32, and if its sign is -1."""
-    value = mixed(block * _SUB_TABLES + j, seed)
-    row = (((value >> 32) * rows) >> 32).to(tl.int64)
-    rotation = (((value & 0x7FFFFFFF) * LANES) >> 31).to(tl.int32)
-    return (row + j * wide(rows)) * LANES, rotation, ((value >> 31) & 1) != 0
+def cells_of(drawn, j, width):
+    """Return the cells in sub-table j of a segment, int64, of elements for which numbers were drawn by
+    `mixed`, and whether their signs there are negative."""
+    part = (drawn >> (_DRAWN_BITS * j)) & _DRAWN
+    cell = ((part >> 1) * width) >> _CELL_BITS
+    return cell.to(tl.int64) + j * wide(width), (part & 1) != 0
 
 
 @triton.jit
-def cells_of(position, seed, j, rows, LANES: tl.constexpr):
-    """Return the elements' cells in sub-table j, int64, and whether their signs there are negative."""
-    block = position // LANES
-    row, rotation, negative = _places(block, seed, j, rows, LANES)
-    lane = (position - block * LANES).to(tl.int32) + rotation
-    return row + tl.where(lane >= LANES, lane - LANES, lane), negative
-
-
-@triton.jit
-def segment_of(rank, position, share, seed, rows, LANES: tl.constexpr, SEGMENTED: tl.constexpr):
-    """Return the first cell, int64, of the segment of candidates of these ranks and positions.
-
-    `share` is the layout's if it is cut BY_RANK, and the number of its segments if it is cut BY_BLOCK.
-    """
-    if SEGMENTED == BY_RANK:
-        return rank // share * (_SUB_TABLES * wide(rows) * LANES)
-    if SEGMENTED == BY_BLOCK:
-        block = position // LANES
-        drawn = mixed(block // share + _FIRST_GROUP, seed)
-        turn = (((drawn & 0x7FFFFFFF) * share) >> 31).to(tl.int64)
-        return (block + turn) % share * (_SUB_TABLES * wide(rows) * LANES)
-    return rank * 0
+def segment_of(drawn, segments, width):
+    """Return the first cell, int64, of the elements' segments."""
+    return ((drawn >> _SEGMENT_BIT) & (segments - 1)).to(tl.int64) * (_SUB_TABLES * wide(width))
 
 
 @triton.jit
@@ -88,16 +70,14 @@ def fixed_number(value, scale):
 
 
 @triton.jit
-def sketch_encode_kernel(
-    positions, values, out, seed, candidates, rows, share,
-    LANES: tl.constexpr, SEGMENTED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def sketch_encode_kernel(positions, values, out, seed, candidates, width, segments, BLOCK: tl.constexpr):
     """Add values[candidates] at their positions to the sketch `out`, which must be zero."""
     t = singly(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
     position = tl.load(positions + t, mask=t < candidates, other=0)
     value = tl.load(values + t, mask=t < candidates, other=0)
-    segment = segment_of(t, position, share, tl.load(seed), rows, LANES, SEGMENTED)
+    drawn = mixed(position, tl.load(seed))
+    segment = segment_of(drawn, segments, width)
     for j in tl.static_range(_SUB_TABLES):
-        cell, negative = cells_of(position, tl.load(seed), j, rows, LANES)
+        cell, negative = cells_of(drawn, j, width)
         change = tl.where(negative, 0 - value, value)
         tl.atomic_add(out + segment + cell, change, mask=value != 0, sem="relaxed")

@@ -129,8 +129,7 @@ class Kernels(Protocol):
     ) -> None:
         """Write the sketch of values[k] at positions[k] into out[layout.cells].
 
-        If the layout has several segments and is not `dealt`, the positions must be those of all candidates,
-        ascending. A cell is a sum modulo 2**32, so the sketch is linear in the values.
+        A cell is a sum modulo 2**32, so the sketch is linear in the values.
         """
 
     def sketch_decode(
@@ -143,8 +142,9 @@ class Kernels(Protocol):
         """Peel: write the values of the candidates positions[k] into out[k]; return the left-over.
 
         `sketch` is uint32[layout.cells]. The left-over, int64[m], ascending, holds indices into `positions`:
-        the candidates in the 2-core, whose `out` is 0. It depends only on layout and positions, so it is the
-        same on every worker. The candidates must include every element that any worker encoded.
+        the candidates in the 2-core, and those of segments with more than 2**16. Their `out` is 0. It depends
+        only on layout and positions, so it is the same on every worker. The candidates must include every
+        element that any worker encoded.
         """
 
 
@@ -211,8 +211,7 @@ def warm_up(implementation: Implementation = "cpu") -> None:
 def _run_all(ops: Kernels, room: Memory) -> None:
     bitmap, other, copied = (room.receive(np.ones(1, np.uint32)) for _ in range(3))
     sketch = room.receive(np.zeros(6, np.uint32))
-    layout, bloom = SketchLayout(1, 1, 0), BloomLayout(1, 1, 0)
-    dealt = SketchLayout(1, 1, 0, 2, dealt=True)
+    bloom = BloomLayout(1, 1, 0)
     where = ops.positions(bitmap, ops.count(bitmap, 1))
     ops.occupied(where)
     for block in (2, 32, 64):
@@ -223,9 +222,10 @@ def _run_all(ops: Kernels, room: Memory) -> None:
     ops.gather_bits(bitmap, bitmap, other)
     ops.scatter_bits(other, bitmap, copied)
     quantized = room.signed(room.receive(np.ones(1, np.uint32)))
-    ops.sketch_encode(layout, where, quantized, sketch[:3])
-    ops.sketch_decode(layout, sketch[:3], where, quantized)
-    ops.sketch_decode(dealt, sketch, where, quantized)
+    for segments in (1, 2):
+        layout = SketchLayout(1, 0, segments)
+        ops.sketch_encode(layout, where, quantized, sketch[: layout.cells])
+        ops.sketch_decode(layout, sketch[: layout.cells], where, quantized)
 
 
 def _run_blocks() -> None:

@@ -10,7 +10,17 @@ from numpy.typing import NDArray
 
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
-from peelsum.codec.layout import FIRST_GROUP, MIX_FIRST, MIX_SECOND, MIX_STEP, SUB_TABLES, SketchLayout
+from peelsum.codec.layout import (
+    CELL_BITS,
+    DRAWN_BITS,
+    MIX_FIRST,
+    MIX_SECOND,
+    MIX_STEP,
+    MOST_CANDIDATES,
+    SEGMENT_BIT,
+    SUB_TABLES,
+    SketchLayout,
+)
 
 
 def index(values: NDArray[np.float32], out: NDArray[np.uint32]) -> int:
@@ -118,12 +128,14 @@ def sketch_decode(
     load = np.zeros(layout.cells, np.uint32)
     np.add.at(load, cells, np.uint32(1))
     out[:] = 0
-    left = np.arange(positions.size)
+    segments = cells[:, 0] // layout.segment_cells
+    crowded = np.bincount(segments, minlength=layout.segments)[segments] > MOST_CANDIDATES
+    left, unpeeled = np.flatnonzero(~crowded), np.flatnonzero(crowded)
     while True:
         pure = load[cells[left]] == 1
         peelable = pure.any(axis=1)
         if not peelable.any():
-            return left
+            return np.sort(np.concatenate([left, unpeeled]))
         peeled, sub_table = left[peelable], pure[peelable].argmax(axis=1)
         numbers[peeled] = signs[peeled, sub_table] * remaining[cells[peeled, sub_table]]
         np.subtract.at(remaining, cells[peeled], signs[peeled] * numbers[peeled, np.newaxis])
@@ -132,34 +144,17 @@ def sketch_decode(
 
 
 def places(
-    layout: SketchLayout, positions: NDArray[np.int64], ranks: NDArray[np.int64] | None = None
+    layout: SketchLayout, positions: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """Return cells int64[k, SUB_TABLES] and signs uint32[k, SUB_TABLES] (1 or 2**32 - 1).
-
-    ranks[k] are the places of positions[k] among all candidates, from 0; None if these are all candidates.
-    They are not used if the layout is `dealt`.
-    """
+    """Return cells int64[k, SUB_TABLES] and signs uint32[k, SUB_TABLES] (1 or 2**32 - 1)."""
     sub_table = np.arange(SUB_TABLES)
-    block, lane = np.divmod(positions[:, np.newaxis], layout.lanes)
-    drawn = mixed((SUB_TABLES * block + sub_table).astype(np.uint64), layout.seed)
-    row = (drawn >> np.uint64(32)) * np.uint64(layout.rows) >> np.uint64(32)
-    rotation = (drawn & np.uint64(0x7FFFFFFF)) * np.uint64(layout.lanes) >> np.uint64(31)
-    rotated = (lane + rotation.astype(np.int64)) % layout.lanes
-    cells = (sub_table * layout.rows + row.astype(np.int64)) * layout.lanes + rotated
-    if layout.dealt:
-        cells += _dealt(layout, block) * layout.segment_cells
-    elif layout.segments > 1:
-        ranks = np.arange(positions.size) if ranks is None else ranks
-        cells += (ranks // layout.share * layout.segment_cells)[:, np.newaxis]
-    negative = (drawn >> np.uint64(31) & np.uint64(1)).astype(np.bool_)
-    return cells, np.where(negative, np.uint32(0xFFFFFFFF), np.uint32(1))
-
-
-def _dealt(layout: SketchLayout, block: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the segments to which blocks are dealt."""
-    drawn = mixed((FIRST_GROUP + block // layout.segments).astype(np.uint64), layout.seed)
-    turn = (drawn & np.uint64(0x7FFFFFFF)) * np.uint64(layout.segments) >> np.uint64(31)
-    return (block + turn.astype(np.int64)) % layout.segments
+    drawn = mixed(positions.astype(np.uint64), layout.seed)[:, np.newaxis]
+    part = drawn >> (DRAWN_BITS * sub_table).astype(np.uint64) & np.uint64(2**DRAWN_BITS - 1)
+    cell = (part >> np.uint64(1)) * np.uint64(layout.width) >> np.uint64(CELL_BITS)
+    segment = drawn >> np.uint64(SEGMENT_BIT) & np.uint64(layout.segments - 1)
+    cells = (segment * np.uint64(SUB_TABLES) + sub_table.astype(np.uint64)) * np.uint64(layout.width) + cell
+    negative = (part & np.uint64(1)).astype(np.bool_)
+    return cells.astype(np.int64), np.where(negative, np.uint32(0xFFFFFFFF), np.uint32(1))
 
 
 def _magnitudes(values: NDArray[np.float32]) -> NDArray[np.uint32]:

@@ -39,8 +39,7 @@ def peel_sketch(layout: SketchLayout, positions: NDArray[np.int64]) -> Peeled:
     cells = np.empty((positions.size, SUB_TABLES), np.int64)
     for start in range(0, positions.size, _AT_A_TIME):
         part = slice(start, start + _AT_A_TIME)
-        ranks = np.arange(start, start + positions[part].size)
-        cells[part], _ = places(layout, positions[part], ranks)
+        cells[part], _ = places(layout, positions[part])
     return peel(cells, layout.cells)
 
 

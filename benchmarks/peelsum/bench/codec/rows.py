@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Choice, Settings
 from peelsum.allreduce.costs import Seen, candidates, lower_bound_bits
-from peelsum.allreduce.exchange import segmented_layout
 from peelsum.bench.codec import (
     Device,
     LhcLayout,
@@ -31,7 +30,7 @@ from peelsum.bench.codec import (
     tensor,
 )
 from peelsum.bench.codec.lhc_best import best_lhc, lhc_variants, published_lhc, timed_lhc
-from peelsum.codec import CELLS_PER_CANDIDATE, fixed_point, kernels, memory
+from peelsum.codec import CELLS_PER_CANDIDATE, SketchLayout, fixed_point, kernels
 from peelsum.traces import read_folder
 
 Form = Literal["auto", "compact", "sketch", "lhc"]
@@ -165,7 +164,7 @@ def _ours(drawn: _Tensor, form: Form, index: str, cells_per_candidate: float) ->
     measured = fastest(lambda n: one_step(drawn.device, choice, drawn.values, settings, seed=n))
     rounds = None
     if choice.form == "sketch" and measured.candidates is not None:
-        layout = segmented_layout(kernels(), memory(), measured.candidates, 0, cells_per_candidate)
+        layout = SketchLayout.sized(measured.candidates.size, 0, cells_per_candidate)
         rounds = peel_sketch(layout, measured.candidates).rounds
     return _row(drawn, form, choice.index.form if choice.index else "none", measured, rounds)
 

@@ -16,7 +16,7 @@ from peelsum.bench.codec import NotExactError
 from peelsum.bench.devices import median_s, require_gpu
 from peelsum.experiments import Column, Experiment, Size
 
-_LANES, _RUNS = 256, 20
+_RUNS = 20
 
 
 def measure(seed: int, elements: int, density: float) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def stages(device: str, seed: int, elements: int, density: float, runs: int = _R
     index_us, union = us(lambda: codec.write_scales(scales)), codec.write_scales(scales)
     codec.read_scales(scales.cpu().numpy().view("uint32"))
     count = codec.place(union)[1]
-    layout = SketchLayout.segmented(count, _LANES, seed)
+    layout = SketchLayout.sized(count, seed)
     numbers, sums, cells = room(count), room(count), room(layout.cells)
 
     def encode() -> torch.Tensor:
