@@ -24,6 +24,10 @@ from peelsum.codec.threads import each, slices
 
 #: Peeling a candidate takes at least as long as a pass over this many elements: 13 ns or more.
 _ELEMENTS_OF_A_CANDIDATE = 16
+#: Candidates that are dealt at once for encoding, which limits the memory for it.
+_AT_ONCE = 2**20
+_NO_WORDS = np.empty(0, np.uint32)
+_NO_WORDS.setflags(write=False)
 _WHOLE = 62  # log2 of a block larger than any tensor
 _T = TypeVar("_T", bound=np.generic)
 
@@ -153,16 +157,12 @@ def sketch_encode(
     layout: SketchLayout, positions: NDArray[np.int64], values: NDArray[np.int32], out: NDArray[np.uint32]
 ) -> None:
     """See `Kernels.sketch_encode`."""
-    dealt, size = _Dealt(layout, frozen(positions)), layout.segment_cells
-    places, words = dealt.places, dealt.dealt(frozen(values.view(np.uint32)))
-
-    def work(first: int, last: int) -> None:
-        for s in range(first, last):
-            part, own = dealt.slice(s), out[s * size : (s + 1) * size]
-            own[:] = 0  # brings it into the cache
-            sketch_loops.encode(places[part], words[part], layout.width, own)
-
-    each(layout.segments, work, _ELEMENTS_OF_A_CANDIDATE * positions.size)
+    out[:] = 0
+    where, words = frozen(positions), frozen(values.view(np.uint32))
+    for first in range(0, where.size, _AT_ONCE):
+        part = slice(first, first + _AT_ONCE)
+        places, numbers, _, begins = _dealt(layout, where[part], words[part])
+        sketch_loops.add(places, numbers, layout.width, layout.segments, begins, out)
 
 
 def sketch_decode(
@@ -172,69 +172,39 @@ def sketch_decode(
     out: NDArray[np.int32],
 ) -> NDArray[np.int64]:
     """See `Kernels.sketch_decode`."""
-    dealt, size, sketch = _Dealt(layout, frozen(positions)), layout.segment_cells, frozen(sketch)
-    numbers = out.view(np.uint32)
-    values = numbers if layout.segments == 1 else kept_pages.empty(out.size, np.uint32)
+    where, sketch, size = frozen(positions), frozen(sketch), layout.segment_cells
+    places, _, owners, begins = _dealt(layout, where)
+    bounds = begins.tolist()
 
     def work(first: int, last: int) -> int:
-        cells, queue = np.empty(size, np.uint64), np.empty(size + 1, np.uint32)
-        peeled = 0
+        cells, queue, peeled = np.empty(size, np.uint64), np.empty(size + 1, np.uint32), 0
         for s in range(first, last):
-            part = dealt.slice(s)
-            if part.stop - part.start > MOST_CANDIDATES:
-                values[part] = 0
-                continue
-            own = sketch[s * size : (s + 1) * size]
-            peeled += sketch_loops.peel(dealt.places[part], own, layout.width, cells, queue, values[part])
+            part, own = places[bounds[s] : bounds[s + 1]], sketch[s * size : (s + 1) * size]
+            if part.size <= MOST_CANDIDATES:
+                peeled += sketch_loops.peel(part, own, layout.width, cells, queue)
         return peeled
 
-    peeled = sum(each(layout.segments, work, _ELEMENTS_OF_A_CANDIDATE * positions.size))
-    dealt.collect(values, numbers)
-    return np.empty(0, np.int64) if peeled == positions.size else dealt.waiting()
+    peeled = sum(each(layout.segments, work, _ELEMENTS_OF_A_CANDIDATE * where.size))
+    sketch_loops.collect(owners, begins, places, out.view(np.uint32))
+    if peeled == where.size:
+        return np.empty(0, np.int64)
+    left = np.flatnonzero(places >= sketch_loops.WAITING)
+    return left if layout.segments == 1 else np.sort(np.argsort(owners, kind="stable")[left])
 
 
-class _Dealt:
-    """The places of candidates in a sketch, sorted by segment."""
-
-    def __init__(self, layout: SketchLayout, positions: NDArray[np.int64]) -> None:
-        count, segments = positions.size, layout.segments
-        places, self._owners = kept_pages.empty(count, np.uint64), kept_pages.empty(count, np.uint16)
-        seed = np.uint64(layout.seed)
-        each(
-            count,
-            lambda a, b: sketch_loops.place(
-                positions[a:b], layout.width, segments, seed, places[a:b], self._owners[a:b]
-            ),
-            _ELEMENTS_OF_A_CANDIDATE * count,
-        )
-        self._begins = np.array([0, count], np.int64)
-        if segments > 1:
-            self._begins = np.empty(segments + 1, np.int64)
-            sketch_loops.begin_segments(self._owners, self._begins)
-        #: uint64[candidates], by segment; peeling clears them.
-        self.places = self.dealt(places)
-
-    def slice(self, segment: int) -> slice:
-        """Return the range of a segment's candidates."""
-        return slice(int(self._begins[segment]), int(self._begins[segment + 1]))
-
-    def dealt(self, given: NDArray[_T]) -> NDArray[_T]:
-        """Return given[candidates] by segment."""
-        if len(self._begins) == 2:
-            return given
-        out = kept_pages.empty(given.size, given.dtype.type)
-        sketch_loops.deal(self._owners, self._begins, frozen(given), out)
-        return out
-
-    def collect(self, dealt: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
-        """Write into out[candidates], in their order, what is by segment."""
-        if dealt is not out:
-            sketch_loops.collect(self._owners, self._begins, frozen(dealt), out)
-
-    def waiting(self) -> NDArray[np.int64]:
-        """Return which candidates are not peeled, ascending: int64[m]."""
-        left = np.flatnonzero(self.places)
-        return left if len(self._begins) == 2 else np.sort(np.argsort(self._owners, kind="stable")[left])
+def _dealt(
+    layout: SketchLayout, positions: NDArray[np.int64], values: NDArray[np.uint32] = _NO_WORDS
+) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint16], NDArray[np.int64]]:
+    """Return the candidates' places and values by segment, their segments, and where each segment begins."""
+    count, segments, seed = positions.size, layout.segments, np.uint64(layout.seed)
+    owners, begins, dealt = np.empty(0, np.uint16), np.array([0, count]), np.empty(0, np.uint32)
+    if segments > 1:
+        owners, begins = kept_pages.empty(count, np.uint16), np.empty(segments + 1, np.int64)
+        dealt = kept_pages.empty(values.size, np.uint32)
+        sketch_loops.own(positions, segments, seed, owners, begins)
+    places = kept_pages.empty(count, np.uint64)
+    sketch_loops.deal(positions, values, layout.width, segments, seed, begins, places, dealt)
+    return places, values if segments == 1 else frozen(dealt), owners, begins
 
 
 def _words(bitmap: NDArray[np.uint32], begin: int, end: int) -> NDArray[np.uint32]:

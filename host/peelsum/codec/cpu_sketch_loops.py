@@ -1,8 +1,9 @@
 """Loops that encode and peel sketches for `peelsum.codec.cpu`, compiled by Numba and cached on disk.
 
 A candidate's places are one 64-bit word: for each sub-table 16 bits, twice the cell's number, plus 1 if the
-sign is negative; above them a bit that is cleared when the candidate is peeled. Candidates are sorted by
-segment, and a segment is encoded or peeled while its cells are in a core's second-level cache.
+sign is negative; above them a bit that says that it waits to be peeled. Places are sorted by segment, and a
+segment is peeled while its cells are in a core's second-level cache. They are computed in batches, without a
+branch, which is vectorized; twice, because that takes less time than clearing memory for them.
 
 During peeling a cell is one 64-bit word, too: its value in the upper half, then 16 bits that count its
 candidates, and 16 that hold the exclusive or of their numbers. So a cell with one candidate names it, and
@@ -11,19 +12,19 @@ peeling follows a queue of such cells. Unsigned indices save Numba the check for
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.codec.cpu_index_loops import Numbers, Words, compiled, mixed
 from peelsum.codec.layout import CELL_BITS, DRAWN_BITS, SEGMENT_BIT, SUB_TABLES
 
-_ZERO, _ONE, _TWO, _THREE = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3)
+_BATCH = 128  # candidates whose places are computed at once
+_ZERO, _ONE, _TWO = np.uint64(0), np.uint64(1), np.uint64(2)
 _S16, _S32 = np.uint64(16), np.uint64(32)
 _CELL = np.uint64(0x7FFF)
 _NUMBER, _ONE_MORE, _VALUE = np.uint64(0xFFFF), np.uint64(1 << 16), np.uint64(0xFFFFFFFF << 32)
-_WAITING = np.uint64(1 << 48)
+#: The bit of places of a candidate that is not peeled.
+WAITING = np.uint64(1 << 48)
 _DRAWN = np.uint64((1 << DRAWN_BITS) - 1)
 _DRAWN_BITS, _CELL_BITS, _SEGMENT_BIT = np.uint64(DRAWN_BITS), np.uint64(CELL_BITS), np.uint64(SEGMENT_BIT)
 
@@ -32,13 +33,19 @@ _Owners = NDArray[np.uint16]
 
 
 @compiled
-def place(
-    positions: Numbers, width: int, segments: int, seed: np.uint64, places: _Places, owners: _Owners
+def _place(
+    positions: Numbers,
+    first: int,
+    width: int,
+    segments: int,
+    seed: np.uint64,
+    places: _Places,
+    owners: _Owners,
 ) -> None:
-    """Write the candidates' places and segments. It does not branch, and so is vectorized."""
+    """Write places and segments of the candidates from positions[first] on, as many as there is room for."""
     wide, last = np.uint64(width), np.uint64(segments - 1)
-    for k in range(np.uint64(positions.size)):
-        drawn, packed = mixed(np.uint64(positions[k]), seed), _WAITING
+    for k in range(np.uint64(places.size)):
+        drawn, packed = mixed(np.uint64(positions[np.uint64(first) + k]), seed), WAITING
         for j in range(SUB_TABLES):
             part = (drawn >> (np.uint64(j) * _DRAWN_BITS)) & _DRAWN
             cell = ((part >> _ONE) * wide) >> _CELL_BITS
@@ -48,8 +55,11 @@ def place(
 
 
 @compiled
-def begin_segments(owners: _Owners, begins: Numbers) -> None:
-    """Write where the candidates of each segment begin, of all sorted by segment: begins[segments + 1]."""
+def own(positions: Numbers, segments: int, seed: np.uint64, owners: _Owners, begins: Numbers) -> None:
+    """Write the candidates' segments, and where each segment begins, sorted: begins[segments + 1]."""
+    last = np.uint64(segments - 1)
+    for k in range(np.uint64(positions.size)):
+        owners[k] = np.uint16((mixed(np.uint64(positions[k]), seed) >> _SEGMENT_BIT) & last)
     begins[:] = 0
     for k in range(np.uint64(owners.size)):
         begins[np.uint64(owners[k]) + _ONE] += 1
@@ -58,38 +68,62 @@ def begin_segments(owners: _Owners, begins: Numbers) -> None:
 
 
 @compiled
-def deal(owners: _Owners, begins: Numbers, given: NDArray[Any], out: NDArray[Any]) -> None:
-    """Sort given[k] by segment."""
-    at = begins.copy()
-    for k in range(np.uint64(owners.size)):
-        segment = np.uint64(owners[k])
-        out[np.uint64(at[segment])] = given[k]
-        at[segment] += 1
+def deal(
+    positions: Numbers,
+    values: Words,
+    width: int,
+    segments: int,
+    seed: np.uint64,
+    begins: Numbers,
+    places: _Places,
+    dealt: Words,
+) -> None:
+    """Write the candidates' places, sorted by segment, and, if there are any, values[k] likewise."""
+    at, owners, batch = begins.copy(), np.empty(_BATCH, np.uint16), np.empty(_BATCH, np.uint64)
+    for first in range(0, positions.size, _BATCH):
+        count = min(_BATCH, positions.size - first)
+        if segments == 1:
+            _place(positions, first, width, 1, seed, places[first : first + count], owners)
+            continue
+        _place(positions, first, width, segments, seed, batch[:count], owners)
+        for k in range(np.uint64(count)):
+            segment = np.uint64(owners[k])
+            here = np.uint64(at[segment])
+            places[here] = batch[k]
+            if values.size:
+                dealt[here] = values[np.uint64(first) + k]
+            at[segment] += 1
 
 
 @compiled
-def collect(owners: _Owners, begins: Numbers, given: Words, out: Words) -> None:
-    """Do the reverse of `deal`."""
-    at = begins.copy()
-    for k in range(np.uint64(owners.size)):
-        segment = np.uint64(owners[k])
-        out[k] = given[np.uint64(at[segment])]
-        at[segment] += 1
+def add(places: _Places, values: Words, width: int, segments: int, begins: Numbers, out: Words) -> None:
+    """Add values, sorted by segment as their places are, to a sketch."""
+    for s in range(segments):
+        first = np.uint64(SUB_TABLES * width * s)
+        for k in range(np.uint64(begins[s]), np.uint64(begins[s + 1])):
+            value = np.uint64(values[k])
+            for j in range(SUB_TABLES):
+                place = places[k] >> (np.uint64(j) * _S16)
+                out[first + _cell(place, j, width)] += np.uint32(_signed(value, place))
 
 
 @compiled
-def encode(places: _Places, values: Words, width: int, out: Words) -> None:
-    """Add values[k] to the cells of a segment."""
-    for k in range(np.uint64(places.size)):
-        value = np.uint64(values[k])
-        for j in range(SUB_TABLES):
-            place = places[k] >> (np.uint64(j) * _S16)
-            out[_cell(place, j, width)] += np.uint32(_signed(value, place))
+def collect(owners: _Owners, begins: Numbers, places: _Places, out: Words) -> None:
+    """Write the peeled numbers in the order of the candidates; 0 for those that still wait."""
+    at, several = begins.copy(), begins.size > 2
+    for k in range(np.uint64(out.size)):
+        here = k
+        if several:
+            segment = np.uint64(owners[k])
+            here = np.uint64(at[segment])
+            at[segment] += 1
+        found = places[here]
+        out[k] = np.uint32(found) * np.uint32(found < WAITING)
 
 
 @compiled
-def peel(places: _Places, sketch: Words, width: int, cells: _Places, queue: Words, out: Words) -> int:
-    """Peel a segment's candidates; clear the places of the peeled ones, and return their number.
+def peel(places: _Places, sketch: Words, width: int, cells: _Places, queue: Words) -> int:
+    """Peel a segment's candidates; replace the places of the peeled ones by their numbers, and count them.
 
     `cells` is for the segment's cells, and `queue` for one more. Every cell enters the queue at most once,
     because it loses candidates and gains none. Whether it enters is unpredictable, so nothing branches on it.
@@ -97,7 +131,6 @@ def peel(places: _Places, sketch: Words, width: int, cells: _Places, queue: Word
     for c in range(np.uint64(sketch.size)):
         cells[c] = np.uint64(sketch[c]) << _S32
     for k in range(np.uint64(places.size)):
-        out[k] = 0
         for j in range(SUB_TABLES):
             cell = _cell(places[k] >> (np.uint64(j) * _S16), j, width)
             cells[cell] = (cells[cell] ^ k) + _ONE_MORE
@@ -116,8 +149,7 @@ def peel(places: _Places, sketch: Words, width: int, cells: _Places, queue: Word
         own = places[k]
         sub_table = np.uint64(pure >= np.uint64(width)) + np.uint64(pure >= _TWO * np.uint64(width))
         value = _signed(held & _VALUE, own >> (sub_table * _S16))
-        out[k] = np.uint32(value >> _S32)
-        places[k] = _ZERO
+        places[k] = value >> _S32
         peeled += 1
         for j in range(SUB_TABLES):
             place = own >> (np.uint64(j) * _S16)
