@@ -8,7 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from peelsum.allreduce import Allreduce, LocalSummation, NetworkModel, Part, PlanMismatchError, measured
+from peelsum.allreduce import (
+    Allreduce,
+    CodecModel,
+    LocalSummation,
+    NetworkModel,
+    Part,
+    PlanMismatchError,
+    measured,
+    measuring,
+)
+from peelsum.allreduce.measuring import codec_model
 from peelsum.summation import Summation, Words
 
 
@@ -40,15 +50,21 @@ class Link:
     ],
 )
 def test_the_slowest_worker_counts(
-    links: list[tuple[float, float]], expected: tuple[float, float], longest: int
+    links: list[tuple[float, float]],
+    expected: tuple[float, float],
+    longest: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    codecs = iter([CodecModel(call=1234.5, cell=1.0), CodecModel(call=1.0, cell=23.45), CodecModel(call=0.0)])
+    monkeypatch.setattr(measuring, "codec_model", lambda implementation: next(codecs))
     group = [
         Link(one, *link) for one, link in zip(LocalSummation.group(len(links), lanes=64), links, strict=True)
     ]
     with ThreadPoolExecutor(len(group)) as pool:
-        models = list(pool.map(lambda one: measured(one, lambda: one.now), group))
+        models = list(pool.map(lambda one: measured(one, clock=lambda: one.now), group))
     trip_s, gbps = expected
-    assert models == [NetworkModel(gbps, trip_s)] * len(group)
+    codec = CodecModel(call=1200.0, cell=23.0 if len(group) < 3 else 24.0)
+    assert models == [NetworkModel(gbps, trip_s, codec)] * len(group)
     assert longest <= max(one.words for one in group) / 5 < 1.2 * longest
     np.testing.assert_array_equal([one.words for one in group], group[0].words)
 
@@ -60,3 +76,26 @@ def test_workers_of_which_one_measures_get_an_error() -> None:
         told = [pool.submit(measured, first), pool.submit(lambda: Allreduce(second).sum(gradient))]
         for one in told:
             assert isinstance(one.exception(), PlanMismatchError)
+
+
+def test_a_codec_is_measured() -> None:
+    """Peeling takes longer than reading a compact value, and everything takes some time."""
+    model = codec_model()
+    assert 0 < model.dense < 100
+    assert 0 < model.sparse < 100
+    assert 1 < model.cell < 1000
+    assert 0 <= model.ahead_step < 1e8
+
+
+def test_forms_are_chosen_for_the_codec() -> None:
+    """Where peeling takes no time, a sketch saves the exchange; where it takes long, values are compact."""
+    values = np.where(np.random.default_rng(1).random(2**16) < 0.02, 1.0, 0.0).astype(np.float32)
+    forms = []
+    for cell in (0.0, 1e5):
+        (alone,) = LocalSummation.group(1)
+        network = NetworkModel(1.0, 2e-3, CodecModel(cell=cell))
+        reduce = Allreduce(alone, network=network)
+        for _ in range(3):
+            step = reduce.sum({"g": values})
+        forms.append((step["g"].form, step.exchanges))
+    assert forms == [("sketch", 1), ("compact", 2)]

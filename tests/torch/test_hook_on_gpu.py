@@ -186,7 +186,7 @@ def test_a_backend_is_left_if_measuring_fails(monkeypatch):
         def close(self):
             Left.left += 1
 
-    def fails(summation):
+    def fails(summation, implementation):
         raise SummationStalledError("nobody answers")
 
     monkeypatch.setattr("peelsum.torch.bucket_sum.measured", fails)

@@ -5,7 +5,7 @@
 
 from peelsum.allreduce.allreduce import Allreduce
 from peelsum.allreduce.choosing import RequestedForm, RequestedValues
-from peelsum.allreduce.costs import NetworkModel
+from peelsum.allreduce.costs import CodecModel, NetworkModel
 from peelsum.allreduce.errors import (
     AllreduceError,
     DeviceMemoryError,
@@ -29,6 +29,7 @@ __all__ = [
     "BlockIndex",
     "BloomIndex",
     "Choice",
+    "CodecModel",
     "DeviceMemoryError",
     "Form",
     "History",

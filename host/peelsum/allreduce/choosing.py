@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from peelsum import kept_pages
 from peelsum.allreduce.ahead import Expected
 from peelsum.allreduce.costs import (
-    AHEAD_S,
     TOLERANCE,
     Candidate,
     NetworkModel,
@@ -151,7 +150,8 @@ class Chooser:
         missed, again, _ = fit.max(axis=0, initial=0.0).tolist()
         wide, network = float(fit[:, 2].sum()), self.network
         exchanges: float = max((one.exchanges for one in after), default=0) - 1 - missed
-        more_s = network.seconds(again + FEWEST_CELLS * wide, 0) + AHEAD_S + _WIDE_S * wide
+        more_s = network.seconds(again + FEWEST_CELLS * wide, 0) + _WIDE_S * wide
+        more_s += 1e-9 * network.codec.ahead_step
         return _seconds(ahead, network) + more_s < _seconds(after, network) + exchanges * network.round_trip_s
 
     def expected(self, layout: Layout, settings: Settings, seed: int) -> Expected:
@@ -189,7 +189,8 @@ class Chooser:
         forms: tuple[Form, ...] = ("dense",) if form == "dense" else (sparse,)
         if form == "auto" and seen and (elements < _LARGE or seen.candidates >= _DENSE * elements):
             forms = ("dense", sparse)
-        found = candidates(elements, seen or Seen.uniform(elements, 1.0), settings, forms, ahead=ahead)
+        known, codec = seen or Seen.uniform(elements, 1.0), self.network.codec
+        found = candidates(elements, known, settings, forms, ahead=ahead, codec=codec)
         return min(found, key=lambda one: one.seconds(self.network))
 
 

@@ -25,26 +25,15 @@ _WORD_LEVEL = 5
 #: A worker sends up to this share of the non-zeros' words more, rather than another exchange.
 TOLERANCE = 0.25
 
-# Nanoseconds on a shared 2-core machine, encoding and decoding together, results in new memory, as measured
-# by `peelsum plan --check` from 2**10 to 2**24 elements (docs/reference/codec.md). They are constants because
-# all workers must make the same choice, on any machine.
-_CALL_NS = 5000.0  # per kernel call, even without elements
-_DENSE_NS = 0.65  # per element: quantize, dequantize
-_SPARSE_NS = 0.4  # per element: index, zeros
-_COMPACT_NS = 3.0  # per candidate: positions, quantize, dequantize
-_CELL_NS = 24.0  # per cell of a sketch: add, peel
+# Nanoseconds of what is not measured, as parts of what is; see CodecModel.
 _BLOCK_NS = 13.0  # per word of a bitmap: blocks smaller than a word
 _WORD_NS = 3.0  # per word of a bitmap: larger blocks
 _REFINE_NS = 7.0  # per word of a bitmap that holds candidates
 _PROBE_NS = 0.65  # per word of a bitmap and sub-table of a Bloom filter
-_AHEAD_NS = 0.6  # per element, in addition, for a step ahead (docs/results/experiments/which_form)
-
-#: Seconds that the codec takes longer for a step ahead, in Python.
-AHEAD_S = 4e-4
 
 # Kernel calls per tensor; several short ones count as one.
 _DENSE_CALLS, _SPARSE_CALLS = 2, 5
-_INDEX_CALLS, _REFINE_CALLS, _SKETCH_CALLS = 2, 1, 3  # in addition, e.g. for an index other than a bitmap
+_INDEX_CALLS, _REFINE_CALLS, SKETCH_CALLS = 2, 1, 3  # in addition, e.g. for an index other than a bitmap
 
 
 @dataclass(frozen=True)
@@ -72,8 +61,35 @@ def _occupied_uniformly(elements: int, density: float) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
+class CodecModel:
+    """What encoding and decoding take together: nanoseconds, with results in new memory.
+
+    The defaults are of a shared 2-core machine, as `peelsum plan --check` measured them from 2**10 to 2**24
+    elements (docs/reference/codec.md).
+    """
+
+    call: float = 5000.0
+    """Per kernel call, even without elements."""
+    dense: float = 0.65
+    """Per element of a dense tensor: quantize, dequantize."""
+    sparse: float = 0.4
+    """Per element of a sparse tensor: index, zeros. Passes over other indexes take as much more or less."""
+    compact: float = 3.0
+    """Per candidate: positions, quantize, dequantize."""
+    cell: float = 24.0
+    """Per cell of a sketch: add, peel."""
+    ahead: float = 0.6
+    """Per element of a step ahead, in addition (docs/results/experiments/which_form)."""
+    ahead_step: float = 4e5
+    """Per step ahead, in addition."""
+
+
+_CODEC = CodecModel()
+
+
+@dataclass(frozen=True)
 class NetworkModel:
-    """A network model: the time that sending takes a worker.
+    """A network model: the time that a step takes a worker.
 
     Through a switch, a worker sends and receives the same words for any number of workers; `ring` models a
     backend that sends more. The default is about the speed of the softswitch on a shared 2-core machine. With
@@ -85,6 +101,8 @@ class NetworkModel:
     """Gigabits of words per second that a worker sends."""
     round_trip_s: float = 3e-3
     """Seconds that every exchange takes in addition, however short."""
+    codec: CodecModel = CodecModel()
+    """What encoding and decoding take."""
 
     def __post_init__(self) -> None:
         if not 0 < self.gbps < math.inf:
@@ -127,7 +145,11 @@ class Candidate:
 
     def seconds(self, network: NetworkModel) -> float:
         """Return the expected seconds in total, of a step with no other tensor."""
-        return network.seconds(self.words, self.exchanges) + self.codec_s + AHEAD_S * self.ahead
+        return (
+            network.seconds(self.words, self.exchanges)
+            + self.codec_s
+            + 1e-9 * network.codec.ahead_step * self.ahead
+        )
 
 
 def scale_block(elements: int, words: float) -> int:
@@ -146,18 +168,19 @@ def candidates(
     forms: Collection[Form] = FORMS,
     *,
     ahead: bool = False,
+    codec: CodecModel = _CODEC,
 ) -> Iterator[Candidate]:
     """Yield every combination of one of `forms` and an index, with the best parameters for each.
 
     ahead: whether numbers are sent together with the index, which then cannot be refined.
     """
     if "dense" in forms:
-        work_ns = _CALL_NS * _DENSE_CALLS + _DENSE_NS * elements
-        yield _with_scales(Choice("dense"), elements, elements, work_ns, ahead=ahead)
+        work_ns = codec.call * _DENSE_CALLS + codec.dense * elements
+        yield _with_scales(Choice("dense"), elements, elements, work_ns, codec, ahead=ahead)
     if "compact" in forms:
         for index in indexes(elements, seen, 1):
             _, passed = expected(index, elements, seen)
-            yield _sparse(Choice("compact", index), elements, seen, passed)
+            yield _sparse(Choice("compact", index), elements, seen, passed, codec)
     if "sketch" in forms:
         per_candidate = settings.cells(seen.candidates)
         for index in indexes(elements, seen, per_candidate):
@@ -165,44 +188,51 @@ def candidates(
                 continue
             _, passed = expected(index, elements, seen)
             cells = passed * per_candidate
-            yield _sparse(Choice("sketch", index), elements, seen, cells, ahead=ahead)
+            yield _sparse(Choice("sketch", index), elements, seen, cells, codec, ahead=ahead)
 
 
-def _with_scales(choice: Choice, elements: int, words: float, work_ns: float, *, ahead: bool) -> Candidate:
+def _with_scales(
+    choice: Choice, elements: int, words: float, work_ns: float, codec: CodecModel, *, ahead: bool
+) -> Candidate:
     """Return the Candidate of a choice that sends `words` words beside those that agree on scales."""
     block = scale_block(elements, words)
     scales, refined = 1 + -(-elements // block), choice.index is not None and choice.index.refined
     exchanges = 1 if ahead else 2 + refined
-    work_ns += _AHEAD_NS * elements if ahead else 0.0
+    work_ns += codec.ahead * elements if ahead else 0.0
     return Candidate(replace(choice, scale_block=block), words + scales, exchanges, work_ns * 1e-9, ahead)
 
 
-def _sparse(choice: Choice, elements: int, seen: Seen, values: float, *, ahead: bool = False) -> Candidate:
+def _sparse(
+    choice: Choice, elements: int, seen: Seen, values: float, codec: CodecModel, *, ahead: bool = False
+) -> Candidate:
     """Return the Candidate of a sparse choice that sends `values` words of values."""
     assert choice.index is not None
     words, passed = expected(choice.index, elements, seen)
-    work_ns = _CALL_NS * _SPARSE_CALLS + _SPARSE_NS * elements + _COMPACT_NS * passed
-    work_ns += index_ns(choice.index, elements, seen)
+    work_ns = codec.call * _SPARSE_CALLS + codec.sparse * elements + codec.compact * passed
+    work_ns += index_ns(choice.index, elements, seen, codec)
     if choice.form == "sketch":
-        work_ns += _CALL_NS * _SKETCH_CALLS + _CELL_NS * values
-    return _with_scales(choice, elements, words + values, work_ns, ahead=ahead)
+        work_ns += codec.call * SKETCH_CALLS + codec.cell * values
+    return _with_scales(choice, elements, words + values, work_ns, codec, ahead=ahead)
 
 
-def index_ns(index: Index, elements: int, seen: Seen) -> float:
+def index_ns(index: Index, elements: int, seen: Seen, codec: CodecModel = _CODEC) -> float:
     """Return the nanoseconds that a worker spends on an index beyond its bitmap, encoding and decoding."""
-    words = elements / WORD_BITS
     if isinstance(index, BitmapIndex):
         return 0.0
-    calls_ns = _CALL_NS * (_INDEX_CALLS + _REFINE_CALLS * index.refined)
+    calls_ns = codec.call * (_INDEX_CALLS + _REFINE_CALLS * index.refined)
+    return calls_ns + _passes_ns(index, elements, seen) * codec.sparse / _CODEC.sparse
+
+
+def _passes_ns(index: BlockIndex | BloomIndex, elements: int, seen: Seen) -> float:
+    words = elements / WORD_BITS
     if isinstance(index, BlockIndex):
         held = seen.occupied[_level(index)] * index.block / WORD_BITS
         refined = max(seen.occupied[_WORD_LEVEL], held) if index.refined else 0.0
-        blocks_ns = (_BLOCK_NS if index.block < WORD_BITS else _WORD_NS) * words
-        return calls_ns + blocks_ns + _REFINE_NS * refined
+        return (_BLOCK_NS if index.block < WORD_BITS else _WORD_NS) * words + _REFINE_NS * refined
     probes = index.hashes * (words + seen.occupied[_WORD_LEVEL])
     passed = _passed(index, elements, seen) / max(elements, 1)
     refined = words * (1 - (1 - min(passed, 1.0)) ** WORD_BITS) if index.refined else 0.0
-    return calls_ns + _PROBE_NS * probes + _REFINE_NS * refined
+    return _PROBE_NS * probes + _REFINE_NS * refined
 
 
 def expected(index: Index, elements: int, seen: Seen) -> tuple[float, float]:

@@ -1,16 +1,20 @@
-"""Measure what words and exchanges take over a summation, to compare forms by."""
+"""Measure what words and exchanges take over a summation, and what the codec takes, to compare forms by."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
+from typing import Any
 
 import numpy as np
 
-from peelsum.allreduce.costs import NetworkModel
+from peelsum.allreduce.allreduce import Allreduce
+from peelsum.allreduce.costs import SKETCH_CALLS, CodecModel, NetworkModel
 from peelsum.allreduce.errors import PlanMismatchError
-from peelsum.allreduce.plan import agreed, agreement_words
+from peelsum.allreduce.local import LocalSummation
+from peelsum.allreduce.plan import Form, agreed, agreement_words
+from peelsum.codec import FEWEST_CELLS, Implementation
 from peelsum.codec.index import WORD_BITS
 from peelsum.summation import Part, Summation, Words
 
@@ -18,19 +22,26 @@ from peelsum.summation import Part, Summation, Words
 _LONG, _LONGER = (2**16, 2**19, 2**22), 4
 #: Sums of each length, of which the shortest time counts.
 _SUMS = 5
+#: Elements of a small and a large tensor, shares of non-zeros of sparse ones, and steps of each.
+_FEW, _MANY, _SPARSE, _SPARSER, _STEPS = 2**5, 2**20, 2**-4, 2**-10, 5
 #: What workers that measure agree on, in place of a plan's digest.
 _MEASURING = 0x6D656173
 #: A rate of so many gigabits per second is taken for one that the longest sums do not show.
 _FASTEST = 1000.0
 
 
-def measured(summation: Summation, clock: Callable[[], float] = time.perf_counter) -> NetworkModel:
+def measured(
+    summation: Summation,
+    implementation: Implementation = "cpu",
+    clock: Callable[[], float] = time.perf_counter,
+) -> NetworkModel:
     """Return the model of a summation's network, the same on all workers, which must call this together.
 
     Sums of one word show the round trip, longer ones the rate, with the processor time that sending takes.
-    The slowest worker's times count, rounded to two digits. It takes about a second at 0.1 Gbit/s and 20 ms,
-    and a tenth of that at 1 Gbit/s and 3 ms.
-    Raises PlanMismatchError if others do not measure, and the summation's errors.
+    Steps in memory show what the codec takes. The slowest worker's times count, rounded to two digits. It
+    takes about a second at 0.1 Gbit/s and 20 ms, and 0.3 s at 1 Gbit/s and 3 ms.
+    Raises PlanMismatchError if others do not measure, CodecError for "gpu" without a GPU, and the summation's
+    errors.
     """
 
     def check(words: Words) -> None:
@@ -43,6 +54,14 @@ def measured(summation: Summation, clock: Callable[[], float] = time.perf_counte
     # Zeros would pass for another worker's share of a sum.
     summation.sum_words([Part(agreement_words(_MEASURING), "or", check)])
 
+    def slowest(*own: float) -> list[float]:
+        """Return each number of the worker where it is largest."""
+        told = np.zeros((summation.workers, len(own)), np.float32)
+        told[summation.worker_id] = own
+        (all_told,) = summation.sum_words([Part(told.reshape(-1).view(np.uint32), "or")])
+        largest: list[float] = all_told.view(np.float32).reshape(told.shape).max(axis=0).tolist()
+        return largest
+
     def slowest_s(words: int) -> float:
         """Return the shortest time of some sums on the worker where it is longest."""
         own, zeros = [], np.zeros(words, np.uint32)
@@ -50,12 +69,10 @@ def measured(summation: Summation, clock: Callable[[], float] = time.perf_counte
             started = clock()
             summation.sum_words([Part(zeros, "add")])
             own.append(clock() - started)
-        told = np.zeros(summation.workers, np.float32)
-        told[summation.worker_id] = min(own)
-        (all_told,) = summation.sum_words([Part(told.view(np.uint32), "or")])
-        return float(all_told.view(np.float32).max())
+        return slowest(min(own))[0]
 
-    model = NetworkModel(_FASTEST, _rounded(slowest_s(1)))
+    codec = CodecModel(*map(_rounded, slowest(*astuple(codec_model(implementation)))))
+    model = NetworkModel(_FASTEST, _rounded(slowest_s(1)), codec)
     for words in _LONG:
         more_s = slowest_s(words) - model.round_trip_s
         if more_s > 0:
@@ -63,6 +80,61 @@ def measured(summation: Summation, clock: Callable[[], float] = time.perf_counte
         if more_s >= _LONGER * model.round_trip_s:
             break
     return model
+
+
+def codec_model(implementation: Implementation = "cpu") -> CodecModel:
+    """Return what this worker's codec takes: differences between the times of steps in memory.
+
+    Raises CodecError for "gpu" if a GPU is missing.
+    """
+    table: list[tuple[Form, int, float, bool]] = [
+        # The form, elements, share of non-zeros, and whether the step goes ahead.
+        ("compact", _FEW, 1.0, False),
+        ("sketch", _FEW, 1.0, False),
+        ("sketch", _FEW, 1.0, True),
+        ("dense", _FEW, 1.0, False),
+        ("dense", _MANY, 1.0, False),
+        ("compact", _MANY, _SPARSE, False),
+        ("compact", _MANY, _SPARSER, False),
+        ("sketch", _MANY, _SPARSE, False),
+        ("dense", _MANY, 1.0, True),
+    ]
+    times = [_step_ns(implementation, *row) for row in table]
+    compact, sketch, ahead, dense, much, sparse, sparser, cells, much_ahead = times
+    each = max(sparse - sparser, 0.0) / (_MANY * (_SPARSE - _SPARSER))
+    call = max(sketch - compact, 0.0) / SKETCH_CALLS
+    ahead_step = max(ahead - sketch, 0.0)
+    return CodecModel(
+        call=call,
+        dense=max(much - dense, 0.0) / _MANY,
+        sparse=max((sparser - compact) / _MANY - _SPARSER * each, 0.0),
+        compact=each,
+        cell=max(cells - sparse - SKETCH_CALLS * call, 0.0) / (FEWEST_CELLS * _SPARSE * _MANY),
+        ahead=max(much_ahead - much - ahead_step, 0.0) / _MANY,
+        ahead_step=ahead_step,
+    )
+
+
+def _step_ns(implementation: Implementation, form: Form, elements: int, share: float, ahead: bool) -> float:
+    """Return the least time of some steps of one worker that sums one tensor in memory."""
+    (alone,) = LocalSummation.group(1, lanes=elements)
+    # No step goes ahead if exchanges take no time, and every one does if they take a minute.
+    reduce = Allreduce(
+        alone,
+        forms="dense" if form == "dense" else "sparse",
+        values=form if form != "dense" else "auto",
+        network=NetworkModel(round_trip_s=60.0 if ahead else 0.0),
+        implementation=implementation,
+    )
+    chosen = np.random.default_rng(0).random(elements) < share
+    tensor: Any = chosen.astype(np.float32)
+    if implementation == "gpu":
+        import torch
+
+        tensor = torch.from_numpy(tensor).cuda()
+    steps = [reduce.sum({"tensor": tensor}) for _ in range(_STEPS)]
+    # The first knows nothing of the tensor, and takes longer.
+    return 1e9 * min(one.encode_s + one.decode_s for one in steps[1:])
 
 
 def _rounded(number: float) -> float:

@@ -112,7 +112,7 @@ def collect(owners: _Owners, begins: Numbers, places: _Places, out: Words) -> No
     """Write the peeled numbers in the order of the candidates; 0 for those that still wait."""
     at, several = begins.copy(), begins.size > 2
     for k in range(np.uint64(out.size)):
-        here = k
+        here = np.uint64(k)
         if several:
             segment = np.uint64(owners[k])
             here = np.uint64(at[segment])

@@ -124,13 +124,15 @@ class BucketSums:
             summation = connect(settings.over, group, settings.timeout_s, partial(self._warm_up, gradients))
             self._queue = SumQueue(summation, leave=settings.makes_backend)
             try:
-                self._prepare(summation, group)
+                self._prepare(summation, group, gradients)
             except BaseException:
                 self.close()
                 raise
         return self._queue
 
-    def _prepare(self, summation: Summation, group: dist.ProcessGroup | None) -> None:
+    def _prepare(
+        self, summation: Summation, group: dist.ProcessGroup | None, gradients: torch.Tensor | None
+    ) -> None:
         """Make what sums need besides the summation."""
         settings = self._settings
         if isinstance(summation, ProcessGroupSummation):
@@ -138,7 +140,9 @@ class BucketSums:
         elif settings.needs_group:
             self._group = gathering_group(group, settings.timeout_s)
         if settings.network == "measured":
-            self._settings = replace(settings, network=measured(summation))
+            codec = settings if gradients is None else settings.beside(gradients)
+            network = measured(summation, codec.implementation or "cpu")
+            self._settings = replace(settings, network=network)
             self._waiting = WaitingBuckets(self._settings.model)
             _log.info("network: %s, as measured", self._settings.network)
         if self._decisions is not None:
