@@ -42,7 +42,7 @@ _REMOVED = {
 }
 DEFAULT_NETWORK = NetworkModel()
 #: Room for elements of blocks that exceed what was expected: so much of the last steps' count, and so many.
-_WIDE_SPARE, _WIDE_MORE = 1.25, 64
+_WIDE_SPARE, _WIDE_MORE = 1.5, 64
 #: Seconds that a codec takes longer for each element of blocks that exceed their scale, as measured on a
 #: shared 2-core machine.
 _WIDE_S = 1.2e-7

@@ -30,7 +30,7 @@ from peelsum.bench.codec import (
     tensor,
 )
 from peelsum.bench.codec.lhc_best import best_lhc, lhc_variants, published_lhc, timed_lhc
-from peelsum.codec import CELLS_PER_CANDIDATE, SketchLayout, fixed_point, kernels
+from peelsum.codec import FEWEST_CELLS, SketchLayout, fixed_point, kernels
 from peelsum.traces import read_folder
 
 Form = Literal["auto", "compact", "sketch", "lhc"]
@@ -69,7 +69,7 @@ def bench_codec(
     density: float,
     *,
     ways: Sequence[tuple[Form, str]] = WAYS,
-    cells_per_candidate: float = CELLS_PER_CANDIDATE,
+    cells_per_candidate: float = FEWEST_CELLS,
     seed: int = 0,
     device: str = "cpu",
 ) -> Iterator[dict[str, Any]]:
@@ -99,12 +99,12 @@ def bench_trace(folder: Path, *, seed: int = 0, device: str = "cpu") -> Iterator
     if not traces[0].steps:
         raise CodecBenchError(f"--trace: {folder} has no steps; record at least one")
     there = Device.of(device)
-    list(_measured(there, *tensor(*WARM_UP, 0), WAYS, CELLS_PER_CANDIDATE))
+    list(_measured(there, *tensor(*WARM_UP, 0), WAYS, FEWEST_CELLS))
     total = np.zeros(sum(traces[0].elements), np.float32)
     for trace in traces:
         total += trace.gradient(-1, seed=seed)
     of_trace = {"elements": total.size, "density": np.count_nonzero(total) / max(total.size, 1)}
-    for row in _measured(there, total, np.flatnonzero(total), WAYS, CELLS_PER_CANDIDATE):
+    for row in _measured(there, total, np.flatnonzero(total), WAYS, FEWEST_CELLS):
         yield {**of_trace, **row}
 
 

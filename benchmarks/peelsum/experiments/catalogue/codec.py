@@ -42,7 +42,7 @@ EXPERIMENT = Experiment(
     measure=measure,
     columns=COLUMNS,
     keys=("form", "index"),
-    defaults={"support": SUPPORTS, "cells": 1.4, "device": "cpu"},
+    defaults={"support": SUPPORTS, "cells": 1.3, "device": "cpu"},
     sizes={
         "quick": Size([{"elements": 2**20, "density": 0.01}], 1),
         "usual": Size([{"elements": (2**20, 2**24, 2**27), "density": (0.001, 0.01, 0.05, 0.1, 0.2)}], 1),
