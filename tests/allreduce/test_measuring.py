@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +12,7 @@ import pytest
 from peelsum.allreduce import (
     Allreduce,
     CodecModel,
+    InvalidRequestError,
     LocalSummation,
     NetworkModel,
     Part,
@@ -19,6 +21,7 @@ from peelsum.allreduce import (
     measuring,
 )
 from peelsum.allreduce.measuring import codec_model
+from peelsum.codec import CodecError
 from peelsum.summation import Summation, Words
 
 
@@ -99,3 +102,38 @@ def test_forms_are_chosen_for_the_codec() -> None:
             step = reduce.sum({"g": values})
         forms.append((step["g"].form, step.exchanges))
     assert forms == [("sketch", 1), ("compact", 2)]
+
+
+def test_a_sketch_that_cannot_exist_is_not_chosen() -> None:
+    (alone,) = LocalSummation.group(1)
+    # Exchanges take so long that everything else would go ahead.
+    network = NetworkModel(1e6, 60.0)
+    reduce = Allreduce(alone, network=network, cells_per_candidate=2e4)
+    values = np.where(np.arange(2**19) % 10, 0, 1).astype(np.float32)
+    for _ in range(3):
+        assert reduce.sum({"g": values})["g"].form != "sketch"
+
+
+@pytest.mark.parametrize("number", [-1.0, math.inf, math.nan])
+def test_impossible_codecs_are_refused(number: float) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^cell: .* is not a time; use 0 or more nanoseconds"):
+        CodecModel(cell=number)
+
+
+def test_all_workers_hear_of_one_that_cannot_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model(implementation: str) -> CodecModel:
+        if implementation == "gpu":
+            raise CodecError("no GPU is here")
+        return CodecModel()
+
+    monkeypatch.setattr(measuring, "codec_model", model)
+    group = LocalSummation.group(3)
+    with ThreadPoolExecutor(3) as pool:
+        told = [
+            pool.submit(measured, one, kind) for one, kind in zip(group, ("cpu", "gpu", "cpu"), strict=True)
+        ]
+        errors = [one.exception() for one in told]
+    assert isinstance(errors[1], CodecError)
+    for error in (errors[0], errors[2]):
+        assert isinstance(error, InvalidRequestError)
+        assert "worker 1 could not measure its codec" in str(error)

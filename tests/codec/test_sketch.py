@@ -234,6 +234,8 @@ def test_impossible_layouts_are_refused(width: int, seed: int, segments: int, fi
 def test_more_candidates_than_any_sketch_holds_are_refused() -> None:
     with pytest.raises(CodecError, match=r"^candidates: no sketch holds 268435457 .*; use values='compact'$"):
         SketchLayout.sized(2**28 + 1, 0, 1.3)
+    with pytest.raises(CodecError, match=r"^candidates: no sketch holds 10 with 1e\+308 cells each"):
+        SketchLayout.sized(10, 0, 1e308)
 
 
 @pytest.mark.parametrize("size", [0.0, -1.0, float("nan"), float("inf")])

@@ -18,7 +18,6 @@ from peelsum.bench.methods import MethodRow, advice, method_rows
 from peelsum.bench.which_form import FormTime, Point, chosen, predictions, simulated, ways
 from peelsum.codec import SketchLayout, scale_for
 from peelsum.codec.block_scales import MARGIN
-from peelsum.codec.layout import MOST_EXPECTED
 from peelsum.flexible import AXES, Crossover, LinkModel, Step, crossovers
 
 #: Exponent field of 1.0: error bounds are given for tensors whose largest value is from 1 to 2.
@@ -116,7 +115,8 @@ def plan(request: Request, *, check: bool = False) -> Plan:
     Raises NotEnoughMemoryError if a check does not fit this machine, and NotExactError if it decodes a wrong
     value.
     """
-    found = sorted(_ways(request), key=lambda one: one.seconds(request.network))
+    possible = (one for one in _ways(request) if math.isfinite(one.words))
+    found = sorted(possible, key=lambda one: one.seconds(request.network))
     rows = [_row(request, one) for one in found]
     if check:
         rows = [_checked(row, one) for row, one in zip(rows, _measured(request, found), strict=True)]
@@ -154,8 +154,6 @@ def _layout(request: Request, choice: Choice) -> str:
         expectation = seen(request.support, request.elements, request.density)
         _, passed = expected(choice.index, request.elements, expectation)
         count = math.ceil(passed)
-        if count > MOST_EXPECTED:
-            return "more candidates than a sketch holds"
         layout = SketchLayout.sized(count, 0, Settings().cells(count))
         segments = f"{layout.segments} x " if layout.segments > 1 else ""
         parts.append(f"{segments}3 x {layout.width} cells")

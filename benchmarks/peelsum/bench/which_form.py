@@ -7,6 +7,7 @@ simulated packet by packet. Measured, workers are threads, and a softswitch dela
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -113,9 +114,10 @@ def automatic(point: Point) -> Form:
 
 
 def predictions(point: Point) -> list[FormTime]:
-    """Return every form's time by formula only."""
+    """Return the time by formula only of every form that can hold the tensor."""
     found = {form: chosen(point, **settings_of(form)) for form in FORMS}
-    return [FormTime(form, 1e3 * one.seconds(point.network)) for form, one in found.items()]
+    possible = ((form, one) for form, one in found.items() if math.isfinite(one.words))
+    return [FormTime(form, 1e3 * one.seconds(point.network)) for form, one in possible]
 
 
 def simulated(point: Point) -> list[FormTime]:

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index
 from peelsum.allreduce.plan import FORMS, Choice, Form, Settings
-from peelsum.codec import BLOCK_SIZES, ROW, BloomLayout
+from peelsum.codec import BLOCK_SIZES, ROW, BloomLayout, SketchLayout
 from peelsum.codec.index import WORD_BITS
 
 #: Elements of the largest block of scales: a large tensor is cut into pieces of whole blocks.
@@ -65,7 +65,8 @@ class CodecModel:
     """What encoding and decoding take together: nanoseconds, with results in new memory.
 
     The defaults are of a shared 2-core machine, as `peelsum plan --check` measured them from 2**10 to 2**24
-    elements (docs/reference/codec.md).
+    elements (docs/reference/codec.md). Raises InvalidRequestError for a number that is negative or not
+    finite.
     """
 
     call: float = 5000.0
@@ -82,6 +83,11 @@ class CodecModel:
     """Per element of a step ahead, in addition (docs/results/experiments/which_form)."""
     ahead_step: float = 4e5
     """Per step ahead, in addition."""
+
+    def __post_init__(self) -> None:
+        for name, number in vars(self).items():
+            if not 0 <= number < math.inf:
+                raise InvalidRequestError(f"{name}: {number} is not a time; use 0 or more nanoseconds")
 
 
 _CODEC = CodecModel()
@@ -187,7 +193,8 @@ def candidates(
             if ahead and index.refined:
                 continue
             _, passed = expected(index, elements, seen)
-            cells = passed * per_candidate
+            held = SketchLayout.holds(passed, per_candidate)
+            cells = passed * per_candidate if held else math.inf
             yield _sparse(Choice("sketch", index), elements, seen, cells, codec, ahead=ahead)
 
 

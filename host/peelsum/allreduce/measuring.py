@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import astuple, replace
+from contextlib import suppress
+from dataclasses import astuple, fields, replace
 from typing import Any
 
 import numpy as np
 
 from peelsum.allreduce.allreduce import Allreduce
 from peelsum.allreduce.costs import SKETCH_CALLS, CodecModel, NetworkModel
-from peelsum.allreduce.errors import PlanMismatchError
+from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
 from peelsum.allreduce.local import LocalSummation
 from peelsum.allreduce.plan import Form, agreed, agreement_words
-from peelsum.codec import FEWEST_CELLS, Implementation
+from peelsum.codec import FEWEST_CELLS, CodecError, Implementation
 from peelsum.codec.index import WORD_BITS
 from peelsum.summation import Part, Summation, Words
 
@@ -40,8 +42,8 @@ def measured(
     Sums of one word show the round trip, longer ones the rate, with the processor time that sending takes.
     Steps in memory show what the codec takes. The slowest worker's times count, rounded to two digits. It
     takes about a second at 0.1 Gbit/s and 20 ms, and 0.3 s at 1 Gbit/s and 3 ms.
-    Raises PlanMismatchError if others do not measure, CodecError for "gpu" without a GPU, and the summation's
-    errors.
+    Raises PlanMismatchError if others do not measure, CodecError for "gpu" without a GPU,
+    InvalidRequestError if another worker has none, and the summation's errors.
     """
 
     def check(words: Words) -> None:
@@ -58,8 +60,14 @@ def measured(
         """Return each number of the worker where it is largest."""
         told = np.zeros((summation.workers, len(own)), np.float32)
         told[summation.worker_id] = own
-        (all_told,) = summation.sum_words([Part(told.reshape(-1).view(np.uint32), "or")])
-        largest: list[float] = all_told.view(np.float32).reshape(told.shape).max(axis=0).tolist()
+        (words,) = summation.sum_words([Part(told.reshape(-1).view(np.uint32), "or")])
+        all_told = words.view(np.float32).reshape(told.shape)
+        failed = np.flatnonzero(np.isnan(all_told).any(axis=1))
+        if failed.size:
+            raise InvalidRequestError(
+                f"implementation: worker {failed[0]} could not measure its codec; its own error says why"
+            )
+        largest: list[float] = all_told.max(axis=0).tolist()
         return largest
 
     def slowest_s(words: int) -> float:
@@ -71,7 +79,13 @@ def measured(
             own.append(clock() - started)
         return slowest(min(own))[0]
 
-    codec = CodecModel(*map(_rounded, slowest(*astuple(codec_model(implementation)))))
+    try:
+        own = astuple(codec_model(implementation))
+    except CodecError:
+        with suppress(InvalidRequestError):
+            slowest(*[math.nan] * len(fields(CodecModel)))
+        raise
+    codec = CodecModel(*map(_rounded, slowest(*own)))
     model = NetworkModel(_FASTEST, _rounded(slowest_s(1)), codec)
     for words in _LONG:
         more_s = slowest_s(words) - model.round_trip_s

@@ -55,7 +55,7 @@ class Peeling:
     """Working memory of peeling: 4 bytes for each candidate, and 20 for each cell."""
 
     zeroed: Tensor
-    """int64[cells + 4 * segments + 1]: `state`, `progress` and `peeled`, which are zeroed together."""
+    """int64[cells + 5 * segments + 1]: `state`, `progress`, `held`, `peeled`, which are zeroed together."""
     sums: Tensor
     """int32[cells]: the sketch, less the peeled values."""
     waiting: Tensor
@@ -71,7 +71,7 @@ class Peeling:
             return torch.empty(size, dtype=dtype, device=device)
 
         return cls(
-            zeroed=empty(layout.cells + 4 * layout.segments + 1, torch.int64),
+            zeroed=empty(layout.cells + 5 * layout.segments + 1, torch.int64),
             sums=empty(layout.cells, torch.int32),
             waiting=empty(k, torch.int32),
             queue=empty(layout.cells, torch.int64),
@@ -85,6 +85,15 @@ class Peeling:
     @property
     def progress(self) -> Tensor:
         """int64[4 * segments], see `gpu_peel_kernels.rounds_kernel`."""
+        return self._of_segments[: len(self._of_segments) // 5 * 4]
+
+    @property
+    def held(self) -> Tensor:
+        """int64[segments]: the candidates of each segment, if they are counted."""
+        return self._of_segments[len(self._of_segments) // 5 * 4 :]
+
+    @property
+    def _of_segments(self) -> Tensor:
         return self.zeroed[len(self.sums) : -1]
 
     @property
@@ -264,28 +273,21 @@ def peel(
     _clear(room.zeroed)
     room.sums.copy_(sketch)
     k = positions.numel()
+    counted = k > MOST_CANDIDATES  # else no segment has too many
     _launch(
         peeling.load_kernel, _cut(k, _CANDIDATES),
-        positions, room.state, room.waiting, out, seed, k, layout.width, layout.segments, _CANDIDATES,
+        positions, room.state, room.held, room.waiting, out, seed, k, layout.width, layout.segments, counted,
+        _CANDIDATES,
     )  # fmt: skip
-    if k > MOST_CANDIDATES:
-        _leave_crowded(layout, room.state)
     at_once = _cooperating(sketch.device)
     groups = min(layout.segments, _SEGMENTS_AT_ONCE, at_once)
     members = min(at_once // groups, _cut(layout.segment_cells, _CANDIDATES))
     _launch(
         peeling.rounds_kernel, groups * members,
-        positions, room.state, room.sums, room.queue, room.progress, room.peeled, room.waiting, out, seed,
-        layout.segments, layout.width, members, _CANDIDATES,
+        positions, room.state, room.sums, room.queue, room.progress, room.held, room.peeled, room.waiting,
+        out, seed, layout.segments, layout.width, members, MOST_CANDIDATES, _CANDIDATES,
         launch_cooperative_grid=True,
     )  # fmt: skip
-
-
-def _leave_crowded(layout: SketchLayout, state: Tensor) -> None:
-    """Keep the cells of segments with more than MOST_CANDIDATES candidates from ever being pure."""
-    of_segments = state.view(layout.segments, layout.segment_cells)
-    crowded = (of_segments[:, : layout.width] >> 32).sum(dim=1) > MOST_CANDIDATES
-    of_segments += crowded[:, None].to(torch.int64) << 62
 
 
 def _cut(size: int, tile: int) -> int:

@@ -29,19 +29,26 @@ _SHARED = tl.constexpr(".cg")
 
 @triton.jit
 def load_kernel(
-    positions, state, waiting, out, seed, candidates, width, segments, BLOCK: tl.constexpr
+    positions, state, held, waiting, out, seed, candidates, width, segments,
+    COUNTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add candidates to their cells' state, which must be zero; set them as waiting; zero `out`."""
+    """Add candidates to their cells' state, which must be zero; set them as waiting; zero `out`.
+
+    COUNTED: whether to count them in held[segments], which must be zero.
+    """
     t = singly(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
     inside = t < candidates
     position = tl.load(positions + t, mask=inside, other=0)
     tl.store(waiting + t, tl.full((BLOCK,), 1, tl.int32), mask=inside)
     tl.store(out + t, tl.zeros((BLOCK,), tl.int32), mask=inside)
     drawn = mixed(position, tl.load(seed))
-    segment = segment_of(drawn, segments, width)
+    segment = segment_of(drawn, segments)
+    if COUNTED:
+        tl.atomic_add(held + segment, tl.full((BLOCK,), 1, tl.int64), mask=inside, sem="relaxed")
+    first = segment * (_SUB_TABLES * wide(width))
     for j in tl.static_range(_SUB_TABLES):
         cell, _ = cells_of(drawn, j, width)
-        tl.atomic_add(state + segment + cell, t + _ONE, mask=inside, sem="relaxed")
+        tl.atomic_add(state + first + cell, t + _ONE, mask=inside, sem="relaxed")
 
 
 @triton.jit
@@ -113,10 +120,12 @@ def _meet(arrived, times, members):
 
 @triton.jit
 def rounds_kernel(
-    positions, state, sums, queue, progress, peeled, waiting, out, seed, segments, width, members,
+    positions, state, sums, queue, progress, held, peeled, waiting, out, seed, segments, width, members, most,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Peel every segment, round after round, until no candidate is queued: the rest is the 2-core.
+
+    A segment that held more than `most` candidates is not peeled.
 
     `members` programs peel a segment together, and then another. sums[cells] is peeled into out[candidates].
     A segment's queue has as much room as the segment has cells. Of the segment's four numbers in `progress`,
@@ -128,7 +137,8 @@ def rounds_kernel(
     for segment in range(group, segments, tl.num_programs(0) // members):
         first = wide(segment) * _SUB_TABLES * table_cells
         ours, state_, sums_, queue_ = progress + 4 * segment, state + first, sums + first, queue + first
-        _first_round(member, members, table_cells, queue_, ours, waiting, state_, BLOCK)
+        if tl.load(held + segment) <= most:
+            _first_round(member, members, table_cells, queue_, ours, waiting, state_, BLOCK)
         _meet(ours + 3, 1, members)
         begin, round_ = wide(0), wide(0)
         end = tl.load(ours, volatile=True)

@@ -47,9 +47,9 @@ def cells_of(drawn, j, width):
 
 
 @triton.jit
-def segment_of(drawn, segments, width):
-    """Return the first cell, int64, of the elements' segments."""
-    return ((drawn >> _SEGMENT_BIT) & (segments - 1)).to(tl.int64) * (_SUB_TABLES * wide(width))
+def segment_of(drawn, segments):
+    """Return the elements' segments, int64."""
+    return ((drawn >> _SEGMENT_BIT) & (segments - 1)).to(tl.int64)
 
 
 @triton.jit
@@ -76,8 +76,8 @@ def sketch_encode_kernel(positions, values, out, seed, candidates, width, segmen
     position = tl.load(positions + t, mask=t < candidates, other=0)
     value = tl.load(values + t, mask=t < candidates, other=0)
     drawn = mixed(position, tl.load(seed))
-    segment = segment_of(drawn, segments, width)
+    first = segment_of(drawn, segments) * (_SUB_TABLES * wide(width))
     for j in tl.static_range(_SUB_TABLES):
         cell, negative = cells_of(drawn, j, width)
         change = tl.where(negative, 0 - value, value)
-        tl.atomic_add(out + segment + cell, change, mask=value != 0, sem="relaxed")
+        tl.atomic_add(out + first + cell, change, mask=value != 0, sem="relaxed")

@@ -195,14 +195,16 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     """Run every kernel once, so that a later timed step does not include its compilation.
 
     Takes seconds if Numba's or Triton's cache is cold; of processes that start together, one compiles for
-    Numba's cache and the others wait for it. Triton compiles the "gpu" kernels once more for other
-    lanes, and for sizes that are multiples of 16.
+    Numba's cache and the others wait for it. Triton compiles the "gpu" kernels once more for
+    sizes that are multiples of 16.
     """
     ops, room = kernels(implementation), memory(implementation)
     with first_alone(cache_of(cpu_index_loops.count), "codec") if implementation == "cpu" else nullcontext():
         _run_all(ops, room)
         if implementation != "gpu":
             ops.quantize(np.ones(1, np.float32), FixedPoint(0), np.empty(1, np.int32))
+        if implementation == "cpu":
+            cpu_index_loops.address(cpu.frozen(np.ones(1, np.float32)))  # of a caller's tensor
         if implementation != "reference":
             _run_segments(segment_codec(implementation), room)
             _run_blocks()

@@ -19,10 +19,9 @@ SEGMENT = 2**15
 MOST_CANDIDATES = 2**16
 #: The most cells of a sub-table, and the most segments: their numbers are drawn with so many bits.
 MOST_WIDTH, MOST_SEGMENTS = 2**15, 2**13
-MOST_EXPECTED = SEGMENT * MOST_SEGMENTS
 #: Cells per candidate with which sketches of few candidates are peeled in practice.
 CELLS_PER_CANDIDATE = 1.4
-#: With so few cells per candidate, 99 of 100 sketches of so many candidates or more are peeled completely.
+#: With so few cells per candidate, 99 of 100 sketches of so many candidates to 2**19 are peeled completely.
 FEWEST_CELLS, MANY_CANDIDATES = 1.3, 1000
 _WORD = 2**64 - 1
 
@@ -70,6 +69,12 @@ class SketchLayout:
         """Cells of a segment."""
         return SUB_TABLES * self.width
 
+    @staticmethod
+    def holds(candidates: float, cells_per_candidate: float) -> bool:
+        """Return whether a layout with at least `candidates` * `cells_per_candidate` cells exists."""
+        cells = candidates * cells_per_candidate
+        return candidates <= SEGMENT * MOST_SEGMENTS and cells <= SUB_TABLES * MOST_WIDTH * MOST_SEGMENTS
+
     @classmethod
     def sized(
         cls, candidates: int, seed: int, cells_per_candidate: float = CELLS_PER_CANDIDATE
@@ -77,19 +82,19 @@ class SketchLayout:
         """Return the smallest layout with at least `candidates` * `cells_per_candidate` cells.
 
         It has as few segments as leave SEGMENT candidates or fewer to each. Raises CodecError unless
-        `cells_per_candidate` is finite and positive, and for more than 2**28 candidates.
+        `cells_per_candidate` is finite and positive, and if no layout `holds` the candidates.
         """
         if not cells_per_candidate > 0 or not math.isfinite(cells_per_candidate):
             raise CodecError(
                 f"cells_per_candidate: {cells_per_candidate} is not positive and finite; use 1.3 or more"
             )
-        cells = candidates * cells_per_candidate
-        least = math.ceil(max(candidates / SEGMENT, cells / (SUB_TABLES * MOST_WIDTH), 1))
-        if least > MOST_SEGMENTS:
+        if not cls.holds(candidates, cells_per_candidate):
             raise CodecError(
                 f"candidates: no sketch holds {candidates} with {cells_per_candidate} cells each; use "
                 f"values='compact'"
             )
+        cells = candidates * cells_per_candidate
+        least = math.ceil(max(candidates / SEGMENT, cells / (SUB_TABLES * MOST_WIDTH), 1))
         segments = 1 << (least - 1).bit_length()
         return cls(max(math.ceil(cells / (SUB_TABLES * segments)), 1), seed, segments)
 
