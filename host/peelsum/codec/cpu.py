@@ -24,8 +24,6 @@ from peelsum.codec.threads import each, slices
 
 #: Peeling a candidate takes at least as long as a pass over this many elements: 13 ns or more.
 _ELEMENTS_OF_A_CANDIDATE = 16
-#: Candidates that are dealt at once for encoding, which limits the memory for it.
-_AT_ONCE = 2**20
 _NO_WORDS = np.empty(0, np.uint32)
 _NO_WORDS.setflags(write=False)
 _WHOLE = 62  # log2 of a block larger than any tensor
@@ -158,11 +156,8 @@ def sketch_encode(
 ) -> None:
     """See `Kernels.sketch_encode`."""
     out[:] = 0
-    where, words = frozen(positions), frozen(values.view(np.uint32))
-    for first in range(0, where.size, _AT_ONCE):
-        part = slice(first, first + _AT_ONCE)
-        places, numbers, _, begins = _dealt(layout, where[part], words[part])
-        sketch_loops.add(places, numbers, layout.width, layout.segments, begins, out)
+    places, numbers, _, begins = _dealt(layout, frozen(positions), frozen(values.view(np.uint32)))
+    sketch_loops.add(places, numbers, layout.width, layout.segments, begins, out)
 
 
 def sketch_decode(
