@@ -232,14 +232,14 @@ def recovery() -> Iterator[Sequence[Cell]]:
 
 @rows_of("codec.md", "elements | non-zeros | LHC")
 def speed() -> Iterator[Sequence[Cell]]:
-    forms = [("compact", "bitmap"), ("auto", None), ("sketch", "bitmap"), ("sketch_after", "bitmap")]
+    forms = [("compact", "bitmap"), ("auto", None), ("sketch", "bitmap"), ("sketch", "bloom")]
     for elements in (2**20, 2**22, 2**24, 2**26):
         for share in (0.001, 0.01, 0.05, 0.1, 0.2):
             one = {"elements": elements, "density": share, "support": "uniform"}
             lhc = [_only("codec", **one, form=form)["codec_ms"] for form in ("lhc_published", "lhc_best")]
             rows = [
                 _only("codec", **one, form=form, **({"index": index} if index else {}))
-                for form, index in (*forms, ("sketch", "bloom"))
+                for form, index in forms
             ]
             times = [(row["codec_ms"], 1 / row["time_ratio_to_best"]) for row in rows]
             yield elements, 100 * share, *lhc, *times
