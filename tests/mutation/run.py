@@ -29,7 +29,7 @@ from queue import SimpleQueue
 from mutants import Mutant, chosen, mutants
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("switch", "host", "control_plane", "topology", "training", "benchmarks", "cli")
+FOLDERS = ("switch", "host", "control_plane", "topology", "simulation", "training", "benchmarks", "cli")
 #: What pytest ends with. A change that keeps conftest.py from loading is noticed too: 4, a usage error.
 PASSED, INTERNAL_ERROR, NO_TESTS = 0, 3, 5
 
@@ -72,7 +72,7 @@ AREAS = {
             f"tests/allreduce/test_{name}.py"
             for name in (
                 *("plan_agreement", "words", "in_place", "precision", "local_summation", "random_jobs"),
-                *("many_sizes", "sketch_width", "memory"),
+                *("many_sizes", "sketch_size", "memory"),
             )
         ),
     ),
@@ -89,6 +89,38 @@ AREAS = {
                     "codec/test_loop_ends",
                 ),
                 "allreduce/test_random_jobs",
+            )
+        ),
+    ),
+    "torch": Area(
+        "host/peelsum/torch/*.py",
+        tuple(
+            f"tests/torch/test_{name}.py"
+            for name in (
+                *("arguments", "hook_training", "process_group_calls", "state", "sum_queue", "reductions"),
+                *("waiting_buckets", "switch_seat", "strategy_training", "kept_between_steps"),
+            )
+        ),
+    ),
+    "simulation": Area(
+        "simulation/peelsum/simulation/*.py",
+        tuple(
+            f"tests/simulation/test_{name}.py"
+            for name in ("links", "packet_level", "rivals", "scenario_files")
+        ),
+    ),
+    "softswitch": Area(
+        "switch/peelsum/softswitch/[cr]*/*.py",  # the compiler, and what its code runs with
+        tuple(
+            f"tests/softswitch/test_{name}.py"
+            for name in (
+                "arithmetic",
+                "expressions",
+                "programs",
+                "replication",
+                "stacks",
+                "state",
+                "table_entries",
             )
         ),
     ),

@@ -62,10 +62,10 @@ def _occupied_uniformly(elements: int, density: float) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class CodecModel:
-    """What encoding and decoding take together: nanoseconds, with results in new memory.
+    """The time of encoding and decoding together, in nanoseconds, with results in new memory.
 
     The defaults are of a shared 2-core machine, as `peelsum plan --check` measured them from 2**10 to 2**24
-    elements (docs/reference/codec.md). Raises InvalidRequestError for a number that is negative or not
+    elements (docs/results/codec.md). Raises InvalidRequestError for a number that is negative or not
     finite.
     """
 

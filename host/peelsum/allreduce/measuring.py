@@ -1,4 +1,4 @@
-"""Measure what words and exchanges take over a summation, and what the codec takes, to compare forms by."""
+"""Measure the time of words, exchanges and the codec, from which the costs of forms are computed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from peelsum.codec import FEWEST_CELLS, CodecError, Implementation
 from peelsum.codec.index import WORD_BITS
 from peelsum.summation import Part, Summation, Words
 
-#: Words of the long sums, of which the first that takes this many times as long as a short one counts.
+#: Words of the long sums. The first that takes _LONGER round trips more than one word gives the rate, or else
+#: the last.
 _LONG, _LONGER = (2**16, 2**19, 2**22), 4
 #: Sums of each length, of which the shortest time counts.
 _SUMS = 5
@@ -37,7 +38,9 @@ def measured(
     implementation: Implementation = "cpu",
     clock: Callable[[], float] = time.perf_counter,
 ) -> NetworkModel:
-    """Return the model of a summation's network, the same on all workers, which must call this together.
+    """Measure a summation's network and codec; return the same model on all workers.
+
+    All of them must call this together.
 
     Sums of one word show the round trip, longer ones the rate, with the processor time that sending takes.
     Steps in memory show what the codec takes. The slowest worker's times count, rounded to two digits. It

@@ -2,8 +2,9 @@
 
 A candidate's places are one 64-bit word: for each sub-table 16 bits, twice the cell's number, plus 1 if the
 sign is negative; above them a bit that says that it waits to be peeled. Places are sorted by segment, and a
-segment is peeled while its cells are in a core's second-level cache. They are computed in batches, without a
-branch, which is vectorized; twice, because that takes less time than clearing memory for them.
+segment is peeled while its cells are in a core's second-level cache. Places are computed in batches without
+a branch, so the compiler vectorizes them. With several segments, each candidate is hashed twice, for its
+segment and for its places: keeping the hashes would need new memory, which takes longer.
 
 During peeling a cell is one 64-bit word, too: its value in the upper half, then 16 bits that count its
 candidates, and 16 that hold the exclusive or of their numbers. So a cell with one candidate names it, and
@@ -109,7 +110,7 @@ def add(places: _Places, values: Words, width: int, segments: int, begins: Numbe
 
 @compiled
 def collect(owners: _Owners, begins: Numbers, places: _Places, out: Words) -> None:
-    """Write the peeled numbers in the order of the candidates; 0 for those that still wait."""
+    """Write the peeled values in the order of the candidates; 0 for those that still wait."""
     at, several = begins.copy(), begins.size > 2
     for k in range(np.uint64(out.size)):
         here = np.uint64(k)
@@ -123,7 +124,7 @@ def collect(owners: _Owners, begins: Numbers, places: _Places, out: Words) -> No
 
 @compiled
 def peel(places: _Places, sketch: Words, width: int, cells: _Places, queue: Words) -> int:
-    """Peel a segment's candidates; replace the places of the peeled ones by their numbers, and count them.
+    """Peel a segment's candidates; replace the places of the peeled ones by their values, and count them.
 
     `cells` is for the segment's cells, and `queue` for one more. Every cell enters the queue at most once,
     because it loses candidates and gains none. Whether it enters is unpredictable, so nothing branches on it.

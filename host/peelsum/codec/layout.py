@@ -17,11 +17,11 @@ SUB_TABLES = 3
 SEGMENT = 2**15
 #: A segment with more candidates is not peeled: all of them are left over.
 MOST_CANDIDATES = 2**16
-#: The most cells of a sub-table, and the most segments: their numbers are drawn with so many bits.
+#: The most cells of a sub-table, whose number and a sign share 16 bits; the most segments, drawn with 13.
 MOST_WIDTH, MOST_SEGMENTS = 2**15, 2**13
 #: Cells per candidate with which sketches of few candidates are peeled in practice.
 CELLS_PER_CANDIDATE = 1.4
-#: With so few cells per candidate, 99 of 100 sketches of so many candidates to 2**19 are peeled completely.
+#: With FEWEST_CELLS a candidate, 99 of 100 sketches of MANY_CANDIDATES to 2**19 are peeled completely.
 FEWEST_CELLS, MANY_CANDIDATES = 1.3, 1000
 _WORD = 2**64 - 1
 
@@ -81,7 +81,8 @@ class SketchLayout:
     ) -> SketchLayout:
         """Return the smallest layout with at least `candidates` * `cells_per_candidate` cells.
 
-        It has as few segments as leave SEGMENT candidates or fewer to each. Raises CodecError unless
+        Its number of segments is the least power of two with SEGMENT candidates or fewer expected in each,
+        and a width of MOST_WIDTH or less. Raises CodecError unless
         `cells_per_candidate` is finite and positive, and if no layout `holds` the candidates.
         """
         if not cells_per_candidate > 0 or not math.isfinite(cells_per_candidate):

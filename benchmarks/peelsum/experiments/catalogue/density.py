@@ -125,7 +125,7 @@ EXPERIMENT = Experiment(
                     {**DENSE, **RATES},
                 )
             ],
-            3,
+            1,
         ),
         "full": Size(
             [
