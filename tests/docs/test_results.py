@@ -40,6 +40,7 @@ ELSEWHERE = {
     ("training.md", " | times an iteration"): "tests/training/test_training_figures.py",
     ("training.md", "condition"): "",
     ("gpu.md", "what | where"): "",
+    ("codec.md", "form | aim"): "",
 }
 
 
