@@ -105,6 +105,24 @@ def test_an_interrupt_keeps_the_rows_and_leaves_nothing_else(mine: Path, tmp_pat
     assert len(read(tmp_path / "out/squares/rows.csv")) == order.index(4)
 
 
+def test_a_run_that_is_ended_does_not_wait_for_rows_that_are_measured_side_by_side(
+    mine: Path, tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    slow = f"    open({str(started)!r}, 'a').close()\n    time.sleep(600)\n"
+    mine.write_text(
+        mine.read_text().replace("    time.sleep(PAUSE_S)\n", slow).replace('("b",)}', '("a", "b")}')
+    )
+    code = "from peelsum.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "bench", "run", str(mine), "--out", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running_:
+        until = time.monotonic() + PATIENCE_S
+        while not started.exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        running_.send_signal(signal.SIGTERM)
+        assert running_.wait(PATIENCE_S) == 128 + signal.SIGTERM
+
+
 def test_another_commit_measures_all_rows_again(
     mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 
 from peelsum.experiments.experiment import Experiment
 from peelsum.experiments.plan import Task
@@ -41,13 +41,17 @@ def _execute(
 
 def _side_by_side(tasks: Sequence[Task], measure_one: Callable[[Task], list[Row]]) -> Iterator[Measured]:
     """Yield outcomes as they come in; a row whose process ended has failed."""
+    others = set(active_children())
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), initializer=_begin) as pool:
         of = {pool.submit(outcome, task, measure_one): task for task in tasks}
         try:
             for future in as_completed(of):
                 yield of[future], ended(of[future], future)
-        finally:
-            pool.shutdown(cancel_futures=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in set(active_children()) - others:
+                process.terminate()  # a row may take minutes
+            raise
 
 
 def _begin() -> None:
