@@ -14,11 +14,11 @@ from peelsum.compiled_once import cache_of, first_alone
 
 RANK = """
 import sys
-from peelsum.codec import cpu_index_loops, cpu_loops, cpu_peel_loops, warm_up
+from peelsum.codec import cpu_index_loops, cpu_loops, cpu_sketch_loops, warm_up
 print("ready", flush=True)
 sys.stdin.readline()
 warm_up()
-stats = [one.stats for module in (cpu_index_loops, cpu_loops, cpu_peel_loops) for one in vars(module).values()
+stats = [one.stats for module in (cpu_index_loops, cpu_loops, cpu_sketch_loops) for one in vars(module).values()
          if hasattr(one, "stats")]
 print(sum(map(len, [one.cache_misses for one in stats])))
 """
