@@ -18,8 +18,8 @@ from peelsum.codec import cpu_index_loops, cpu_loops, cpu_sketch_loops, warm_up
 print("ready", flush=True)
 sys.stdin.readline()
 warm_up()
-stats = [one.stats for module in (cpu_index_loops, cpu_loops, cpu_sketch_loops) for one in vars(module).values()
-         if hasattr(one, "stats")]
+modules = cpu_index_loops, cpu_loops, cpu_sketch_loops
+stats = [one.stats for module in modules for one in vars(module).values() if hasattr(one, "stats")]
 print(sum(map(len, [one.cache_misses for one in stats])))
 """
 
