@@ -128,7 +128,7 @@ class Allreduce:
     - `history`: what is known of tensors from earlier steps, from which forms are chosen. By default it is
       new; one that several objects share, or that was restored, makes their steps those of one training.
     - `seed`, `cells_per_candidate`: determine the layout of sketches. By default a sketch has 1.3 cells per
-      candidate, or 1.4 if there are fewer than 1,000.
+      candidate, and 60 more if there are fewer than 1,000.
     - `average`: divide results by the number of workers.
     - `implementation`: the implementation of the codec; "gpu" takes torch tensors.
     - `clock`: returns the time in seconds.

@@ -171,7 +171,8 @@ class Chooser:
             count += math.ceil(_DEVIATIONS * math.sqrt(count))
         numbers = int(table.begins[first]) + count
         wide = min(_WIDE_MORE, numbers) + math.ceil(_WIDE_SPARE * self.history.wide(keys))
-        sketch, upper = (SketchLayout.sized(n, seed, settings.cells(n)) for n in (count, wide))
+        sketch = SketchLayout.sized(count, seed, settings.cells(count))
+        upper = SketchLayout.sized(wide, seed, settings.cells(MANY_CANDIDATES))  # there is room already
         return Expected(fields, sketch, upper, count, wide)
 
     def wanted(self, keys: tuple[Key, ...]) -> NDArray[np.bool_]:

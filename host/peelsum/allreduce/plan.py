@@ -17,7 +17,7 @@ import numpy as np
 
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import Index
-from peelsum.codec import CELLS_PER_CANDIDATE, FEWEST_CELLS, MANY_CANDIDATES, ROW
+from peelsum.codec import FEWEST_CELLS, MANY_CANDIDATES, ROW, SPARE_CELLS
 from peelsum.codec.segments import Segment, Table
 from peelsum.summation import Words
 
@@ -90,7 +90,7 @@ class Settings:
         """
         if self.cells_per_candidate is not None:
             return self.cells_per_candidate
-        return CELLS_PER_CANDIDATE if candidates < MANY_CANDIDATES else FEWEST_CELLS
+        return FEWEST_CELLS + (SPARE_CELLS / max(candidates, 1.0) if candidates < MANY_CANDIDATES else 0.0)
 
 
 @dataclass(frozen=True)

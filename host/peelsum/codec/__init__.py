@@ -9,18 +9,18 @@ from peelsum.codec.fixed_point import NON_FINITE, FixedPoint, fixed_point, round
 from peelsum.codec.floats import BFloat16, widened
 from peelsum.codec.index import BLOCK_SIZES, BloomLayout, block_words, index_words
 from peelsum.codec.kernels import Implementation, Kernels, kernels, memory, segment_codec, warm_up
-from peelsum.codec.layout import CELLS_PER_CANDIDATE, FEWEST_CELLS, MANY_CANDIDATES, SUB_TABLES, SketchLayout
+from peelsum.codec.layout import FEWEST_CELLS, MANY_CANDIDATES, SPARE_CELLS, SUB_TABLES, SketchLayout
 from peelsum.codec.memory import HostMemory, Memory
 from peelsum.codec.segments import ROW
 from peelsum.codec.selection import Selection
 
 __all__ = [
     "BLOCK_SIZES",
-    "CELLS_PER_CANDIDATE",
     "FEWEST_CELLS",
     "MANY_CANDIDATES",
     "NON_FINITE",
     "ROW",
+    "SPARE_CELLS",
     "SUB_TABLES",
     "BFloat16",
     "BloomLayout",

@@ -19,10 +19,13 @@ SEGMENT = 2**15
 MOST_CANDIDATES = 2**16
 #: The most cells of a sub-table, whose number and a sign share 16 bits; the most segments, drawn with 13.
 MOST_WIDTH, MOST_SEGMENTS = 2**15, 2**13
-#: Cells per candidate with which sketches of few candidates are peeled in practice.
+#: Cells per candidate with which peeling finishes in practice.
 CELLS_PER_CANDIDATE = 1.4
+
 #: With FEWEST_CELLS a candidate, 99 of 100 sketches of MANY_CANDIDATES to 2**19 are peeled completely.
 FEWEST_CELLS, MANY_CANDIDATES = 1.3, 1000
+#: With so many cells more, 97 of 100 sketches of fewer candidates are.
+SPARE_CELLS = 60
 _WORD = 2**64 - 1
 
 # One mixer of (element, seed) gives segment, cells and signs: SplitMix64's finalizer.
