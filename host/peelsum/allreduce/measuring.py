@@ -59,20 +59,6 @@ def measured(
     # Zeros would pass for another worker's share of a sum.
     summation.sum_words([Part(agreement_words(_MEASURING), "or", check)])
 
-    def slowest(*own: float) -> list[float]:
-        """Return each number of the worker where it is largest."""
-        told = np.zeros((summation.workers, len(own)), np.float32)
-        told[summation.worker_id] = own
-        (words,) = summation.sum_words([Part(told.reshape(-1).view(np.uint32), "or")])
-        all_told = words.view(np.float32).reshape(told.shape)
-        failed = np.flatnonzero(np.isnan(all_told).any(axis=1))
-        if failed.size:
-            raise InvalidRequestError(
-                f"implementation: worker {failed[0]} could not measure its codec; its own error says why"
-            )
-        largest: list[float] = all_told.max(axis=0).tolist()
-        return largest
-
     def slowest_s(words: int) -> float:
         """Return the shortest time of some sums on the worker where it is longest."""
         own, zeros = [], np.zeros(words, np.uint32)
@@ -80,15 +66,15 @@ def measured(
             started = clock()
             summation.sum_words([Part(zeros, "add")])
             own.append(clock() - started)
-        return slowest(min(own))[0]
+        return _slowest(summation, min(own))[0]
 
     try:
         own = astuple(codec_model(implementation))
     except CodecError:
         with suppress(InvalidRequestError):
-            slowest(*[math.nan] * len(fields(CodecModel)))
+            _slowest(summation, *[math.nan] * len(fields(CodecModel)))
         raise
-    codec = CodecModel(*map(_rounded, slowest(*own)))
+    codec = CodecModel(*map(_rounded, _slowest(summation, *own)))
     model = NetworkModel(_FASTEST, _rounded(slowest_s(1)), codec)
     for words in _LONG:
         more_s = slowest_s(words) - model.round_trip_s
@@ -97,6 +83,21 @@ def measured(
         if more_s >= _LONGER * model.round_trip_s:
             break
     return model
+
+
+def _slowest(summation: Summation, *own: float) -> list[float]:
+    """Return each number of the worker where it is largest."""
+    told = np.zeros((summation.workers, len(own)), np.float32)
+    told[summation.worker_id] = own
+    (words,) = summation.sum_words([Part(told.reshape(-1).view(np.uint32), "or")])
+    all_told = words.view(np.float32).reshape(told.shape)
+    failed = np.flatnonzero(np.isnan(all_told).any(axis=1))
+    if failed.size:
+        raise InvalidRequestError(
+            f"implementation: worker {failed[0]} could not measure its codec; its own error says why"
+        )
+    largest: list[float] = all_told.max(axis=0).tolist()
+    return largest
 
 
 def codec_model(implementation: Implementation = "cpu") -> CodecModel:
