@@ -19,8 +19,6 @@ SEGMENT = 2**15
 MOST_CANDIDATES = 2**16
 #: The most cells of a sub-table, whose number and a sign share 16 bits; the most segments, drawn with 13.
 MOST_WIDTH, MOST_SEGMENTS = 2**15, 2**13
-#: Cells per candidate with which peeling finishes in practice.
-CELLS_PER_CANDIDATE = 1.4
 
 #: With FEWEST_CELLS a candidate, 99 of 100 sketches of MANY_CANDIDATES to 2**19 are peeled completely.
 FEWEST_CELLS, MANY_CANDIDATES = 1.3, 1000
@@ -79,9 +77,7 @@ class SketchLayout:
         return candidates <= SEGMENT * MOST_SEGMENTS and cells <= SUB_TABLES * MOST_WIDTH * MOST_SEGMENTS
 
     @classmethod
-    def sized(
-        cls, candidates: int, seed: int, cells_per_candidate: float = CELLS_PER_CANDIDATE
-    ) -> SketchLayout:
+    def sized(cls, candidates: int, seed: int, cells_per_candidate: float = FEWEST_CELLS) -> SketchLayout:
         """Return the smallest layout with at least `candidates` * `cells_per_candidate` cells.
 
         Its number of segments is the least power of two with SEGMENT candidates or fewer expected in each,
