@@ -57,7 +57,8 @@ class Trained(NamedTuple):
     """What an example returns."""
 
     model: nn.Module
-    state: SwitchAllreduceState
+    state: SwitchAllreduceState | None
+    """None where the process group sums."""
     shown: Mapping[str, Any]
     """The last numbers in the trainer's own log."""
 
@@ -73,6 +74,9 @@ def run(train: Callable[[], Trained]) -> None:
     trained = train()
     digest = hashlib.sha256(parameters(trained.model).numpy().tobytes()).hexdigest()[:16]
     if dist.get_rank() == 0:
-        print(f"parameters: {digest}\n{trained.state.stats().since(HookStats())}", flush=True)
-    trained.state.close()
+        print(f"parameters: {digest}", flush=True)
+    if trained.state:
+        if dist.get_rank() == 0:
+            print(trained.state.stats().since(HookStats()), flush=True)
+        trained.state.close()
     dist.destroy_process_group()

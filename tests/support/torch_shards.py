@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import sums_of_floats
 import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import all_gather_tensor, reduce_scatter_tensor
@@ -118,18 +119,31 @@ def of_unequal_sizes(rank: int, call: str) -> str:
     return ""
 
 
-def recorded_in_shards(rank: int, steps: int, dims: tuple[int, ...]) -> list[tuple[str, int, int, Any, Any]]:
-    """Of every 10th sum of `sharded_by_torch`: kind, job, worker, what went in, what came out."""
-    made: list[tuple[str, int, int, Any, Any]] = []
+#: Of a sum: kind, job, worker, what went in, what came out.
+Recorded = list[tuple[str, int, int, Any, Any]]
+
+
+def recorded_in_shards(rank: int, steps: int, dims: tuple[int, ...]) -> Recorded:
+    """Every 10th sum of `sharded_by_torch`."""
+    made = recorded(10)
+    sharded_by_torch(rank, steps, dims)
+    dist.destroy_process_group()
+    return made
+
+
+def recorded(every: int) -> Recorded:
+    """Return a list that gets every `every`-th sum of the process group from now on."""
+    made: Recorded = []
     calls: Counter[tuple[str, int]] = Counter()
 
-    def recorded(kind: str, method: Any) -> Any:
+    def recording(kind: str, method: Any) -> Any:
         def call(self: TensorSums, tensor: torch.Tensor, reduction: Any) -> torch.Tensor:
             self._precise_up_to = 0
+            before = tensor.numpy().reshape(-1).copy()
             result = method(self, tensor, reduction)
             seat = self._summation.backend
-            if calls[kind, seat.config.job_id] % 10 == 0:
-                floats = (tensor.numpy().reshape(-1).copy(), result.numpy().reshape(-1).copy())
+            if calls[kind, seat.config.job_id] % every == 0:
+                floats = (before, result.numpy().reshape(-1).copy())
                 made.append((f"{kind} {reduction.op.name}", seat.config.job_id, seat.worker_id, *floats))
             calls[kind, seat.config.job_id] += 1
             return result
@@ -137,7 +151,38 @@ def recorded_in_shards(rank: int, steps: int, dims: tuple[int, ...]) -> list[tup
         return call
 
     for kind in ("scattered", "reduced"):
-        setattr(TensorSums, kind, recorded(kind, getattr(TensorSums, kind)))
-    sharded_by_torch(rank, steps, dims)
-    dist.destroy_process_group()
+        setattr(TensorSums, kind, recording(kind, getattr(TensorSums, kind)))
     return made
+
+
+def check_recorded(told: list[Recorded]) -> dict[int, int]:
+    """Check all ranks' records; return how many sums of each job were checked."""
+    jobs: dict[int, dict[int, list[Any]]] = {}
+    for kind, job, worker, *floats in (call for rank in told for call in rank):
+        jobs.setdefault(job, {}).setdefault(worker, []).append((kind, *floats))
+    checked = {}
+    for job, workers in jobs.items():
+        calls = list(zip(*(workers[worker] for worker in range(len(workers))), strict=True))
+        for call in calls:
+            check_pieces(call) if call[0][0].startswith("scattered") else check_wholes(call)
+        checked[job] = len(calls)
+    return checked
+
+
+def check_pieces(call: Any) -> None:
+    """Require an independent computation's bits in each worker's piece."""
+    for mine, (kind, _, result) in enumerate(call):
+        given = [np.split(one, len(call))[mine] for _, one, _ in call]
+        expected = np.zeros(len(result), np.float32)
+        if any(one.any() for one in given):
+            expected = sums_of_floats.expected(given, 32, len(call) if kind.endswith("AVG") else 1).values
+        np.testing.assert_array_equal(result.view(np.uint32), expected.view(np.uint32))
+
+
+def check_wholes(call: Any) -> None:
+    """Require the same bits of all, near the sum; its scales may be those of earlier steps."""
+    kinds, given, results = zip(*call, strict=True)
+    exact = np.sum(given, axis=0, dtype=np.float64) / (len(call) if kinds[0].endswith("AVG") else 1)
+    for result in results:
+        np.testing.assert_array_equal(result.view(np.uint32), results[0].view(np.uint32))
+        np.testing.assert_allclose(result, exact, rtol=1e-6, atol=np.abs(given).max() * 2.0**-20)

@@ -12,6 +12,8 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch.distributed as dist
+import torch_shards as shards
 import torch_training as training
 
 from peelsum.torch import SwitchAllreduceState, hook
@@ -52,6 +54,16 @@ def _logged(example: str) -> Iterator[dict[str, float]]:
             yield numbers
     else:
         yield numbers
+
+
+def by_zero(rank: int) -> tuple[np.ndarray, shards.Recorded]:
+    """Parameters after DeepSpeed's ZeRO, and every second sum of the process group."""
+    sys.path.insert(0, str(EXAMPLES))
+    made = shards.recorded(2)
+    trained = importlib.import_module("with_zero").train()
+    parameters = importlib.import_module("task").parameters(trained.model).numpy()
+    dist.destroy_process_group()
+    return parameters, made
 
 
 def left_out(rank: int) -> tuple[float, list[str]]:

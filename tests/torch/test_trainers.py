@@ -18,8 +18,10 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
+import torch_shards as shards
 import torch_training as training
 import trainer_ranks
+from served_job import served_to_four
 from torch_ranks import run_ranks
 
 from peelsum.topology import Star
@@ -35,6 +37,7 @@ NEEDS = {
     "with_lightning": "lightning",
     "with_transformers": "transformers",
     "with_deepspeed": "deepspeed",
+    "with_zero": "deepspeed",
     "with_torchtitan": "torchtitan",
 }
 #: These take each rank many seconds to import.
@@ -61,7 +64,7 @@ def _places(*more: dict[str, str]) -> list[dict[str, str]]:
     return trainer_ranks.environments(2, *more)
 
 
-@pytest.mark.parametrize("example", _marked(*list(NEEDS)[1:]))
+@pytest.mark.parametrize("example", _marked(*(one for one in NEEDS if one not in ("with_ddp", "with_zero"))))
 def test_a_trainer_has_the_bits_of_the_plain_hook(example, by_hook):
     skip_without(NEEDS[example])
     for parameters, saving, shown in run_ranks(2, trainer_ranks.trained, example, environments=_places()):
@@ -84,6 +87,26 @@ def test_over_a_switch(example, by_hook):
             assert saving > 10
     assert star.report is not None
     assert star.report.server["chunks_in_switch"] > 0
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("forked_children")
+@pytest.mark.parametrize("stage", ["1", "2", "3"])
+def test_zero_sums_over_a_switch(stage, tmp_path):
+    """Every second sum is exact, with losses; parameters are alike on all ranks, and near those by gloo."""
+    skip_without("deepspeed")
+    places = [place | {"ZERO_STAGE": stage} for place in trainer_ranks.environments(4)]
+    (by_gloo, _), *_ = run_ranks(4, trainer_ranks.by_zero, environments=places)
+    with served_to_four(tmp_path, "--loss", "0.02", "--seed", "5") as (_, _, job):
+        alone = job | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "4"}
+        ours = run_ranks(
+            4, trainer_ranks.by_zero, environments=[place | alone for place in places], backend="peelsum"
+        )
+    for parameters, _ in ours:
+        np.testing.assert_array_equal(parameters, ours[0][0])
+        np.testing.assert_allclose(parameters, by_gloo, rtol=0, atol=1e-6)
+    checked = shards.check_recorded([recorded for _, recorded in ours])
+    assert max(checked.values()) >= 10
 
 
 def test_shards_of_two_with_replicas_of_two():
