@@ -73,6 +73,7 @@ class InterfaceLoop(CompiledLoop):
 
     def take_turns(self, leaving: Leaving, wait_us: int) -> int:
         """Take turns, see `CompiledLoop`."""
+        self._ports.look_at_mtus()
         frames, state = self._ports.received, self.switch.state
         memory = _Memory(
             self._ports.wires, frames.data, frames.length, frames.port, state, leaving, self.loop

@@ -12,6 +12,7 @@ import logging
 import mmap
 import socket
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ _OFFLOADS = (0x17, 0x1F, 0x24, 0x2C)
 _NAME_BYTES = 15
 #: Least room for a frame: Ethernet's usual maximum.
 _ETHERNET_BYTES = 1514
+#: Seconds after which a changed MTU is noticed.
+_LOOK_EVERY_S = 1.0
 
 #: How frames reach a port: `auto` is `xdp` where it works, else `packet`.
 Method = Literal["auto", "xdp", "packet"]
@@ -95,6 +98,8 @@ class InterfacePort:
         except OSError as error:
             raise OSError(error.errno, _error_text(f"{number}@{name}", error)) from error
         self._state[Column.DESCRIPTOR] = self.socket.fileno()
+        self._mtu = 0
+        self.look_at_mtu(0)
 
     @property
     def counts(self) -> InterfaceCounts:
@@ -109,9 +114,12 @@ class InterfacePort:
                 self._overrun += struct.unpack("=II", told)[1]
         return InterfaceCounts(received, sent, full, self._overrun, too_long, down, tagged)
 
-    def warn_of_frames_of(self, packet_bytes: int) -> None:
-        """Log a warning if packets of `packet_bytes` do not pass here."""
+    def look_at_mtu(self, packet_bytes: int, *, again: bool = False) -> None:
+        """Log a warning if packets of `packet_bytes` do not pass here; unless `again`, for a new MTU only."""
         with suppress(OSError):  # the interface is gone
+            if self._mtu == (mtu := mtu_of(self.name)) and not again:
+                return
+            self._mtu, self._state[Column.LONGEST] = mtu, mtu + ETHERNET_HEADER_BYTES
             why = too_long_for(self.name, packet_bytes)
             if why is None and self.longest < FRAME_HEADER_BYTES + packet_bytes:
                 why = (
@@ -169,6 +177,7 @@ class InterfacePorts:
         Raises OSError naming the port and the interface that cannot be used.
         """
         self.batch = self._most = batch
+        self._packet_bytes, self._look_s = 0, 0.0
         self.wires = new_wires(list(interfaces), batch)
         self._ports: dict[int, InterfacePort] = {}
         try:
@@ -208,11 +217,19 @@ class InterfacePorts:
         none either: packets without values. AF_PACKET has copies.
         """
         self._make_room(packet_bytes)
+        self._packet_bytes = packet_bytes
         for port in self._ports.values():
-            port.warn_of_frames_of(packet_bytes)
+            port.look_at_mtu(packet_bytes, again=True)
             if port.xdp is not None:
                 with suppress(OSError):  # the interface is gone
                     port.xdp.take(every_frame=packet_bytes <= HEADER_BYTES)
+
+    def look_at_mtus(self) -> None:
+        """Look, once a second, whether an interface's MTU has changed: frames may not pass there now."""
+        if (now := time.monotonic()) >= self._look_s:
+            self._look_s = now + _LOOK_EVERY_S
+            for port in self._ports.values():
+                port.look_at_mtu(self._packet_bytes)
 
     def _make_room(self, packet_bytes: int) -> None:
         stride = -(-max(FRAME_HEADER_BYTES + packet_bytes, _ETHERNET_BYTES) // 64) * 64
@@ -228,6 +245,7 @@ class InterfacePorts:
 
         The result may be empty and is valid until the next call. Other frames wait in the kernel.
         """
+        self.look_at_mtus()
         frames, rows = self.received, self.wires.rows[list(ready)]
         share = max(1, self.batch // max(1, len(ready)))
         count = receive(self.wires, rows, share, frames.data, frames.length, frames.port)
