@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 from zlib import crc32
 
 import numpy as np
 import pytest
 from sums_of_floats import DTYPES, FAR, SLOW, check, typed
 
-from peelsum.allreduce import BitmapIndex, BlockIndex, BloomIndex, NetworkModel
+from peelsum.allreduce import BitmapIndex, BlockIndex, BloomIndex, NetworkModel, RequestedValues
 from peelsum.allreduce.choosing import Chooser
 from peelsum.codec import BFloat16, cpu_segments, threads
 
@@ -77,7 +77,7 @@ class Job:
         forms = {name: str(rng.choice(["dense", "sparse", "auto"])) for name in self.shapes}
         self.settings = {
             "forms": [forms, "auto", "sparse", "dense"][rng.choice(4, p=[0.5, 0.25, 0.2, 0.05])],
-            "values": str(rng.choice(["compact", "sketch", "auto"])),
+            "values": str(rng.choice(get_args(RequestedValues))),
             "network": [SLOW, FAR, NetworkModel()][rng.integers(3)],
             "seed": int(rng.integers(2**62)),
             "cells_per_candidate": None if rng.random() < 0.7 else float(rng.uniform(0.05, 3)),

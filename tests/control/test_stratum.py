@@ -105,10 +105,17 @@ def test_what_cannot_be_done_is_refused_before_anything_changes(switch, text, fi
     assert not switch.resets
 
 
+def test_the_limit_that_a_tofino_has_may_be_said(switch, text, files):
+    admitted(text.replace("queue_depth = 10", "queue_depth = 10\nage_limit_ms = 1024"), files)
+    assert switch.rows
+
+
 def test_the_v1model_s_limit_is_no_table_of_a_tofino(text, files):
     with Fabric.connect(JobDescription.parse(text)) as fabric:
         fabric.load_pipeline(*files)
-        with pytest.raises(ValueError, match="limits"):
+        with pytest.raises(
+            SwitchError, match=r"differs from this controller's: .*limits.*; load this version's"
+        ):
             fabric._placed[0][0].session.write([~age_limit_entry(1)])
 
 

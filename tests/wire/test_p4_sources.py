@@ -132,6 +132,12 @@ def test_a_changed_source_makes_the_pipeline_stale(copies):
         artifacts.pipeline(32, built, p4)
 
 
+def test_a_constant_that_has_changed_since_makes_it_stale(monkeypatch):
+    made = {"wire.p4": sources()["wire.p4"].replace("15625", "31250")}
+    monkeypatch.setattr(artifacts, "generated_sources", lambda: made)
+    assert artifacts.staleness() == "generated/wire.p4 changed after the pipelines were compiled"
+
+
 def test_a_source_of_the_tofinos_programs_alone_does_not(copies):
     built, p4 = copies
     (p4 / "tofino" / "owner.p4").write_text("// changed\n")

@@ -94,8 +94,7 @@ class FormTime:
 def ways(elements: int, known: Seen) -> Iterator[Candidate]:
     """Yield all ways to send a tensor: after a header, and together with it."""
     for ahead in (False, True):
-        forms = [form for form in FORMS if not ahead or form != "compact"]
-        yield from candidates(elements, known, Settings(), forms, ahead=ahead)
+        yield from candidates(elements, known, Settings(), ahead=ahead)
 
 
 def chosen(point: Point, **settings: Any) -> Candidate:

@@ -217,7 +217,12 @@ class Session:
         Raises SwitchError naming the first update that fails.
         """
         schema = self.loaded()
-        encoded = [update.encode_update(schema) for update in updates]
+        try:
+            encoded = [update.encode_update(schema) for update in updates]
+        except ValueError as error:
+            raise SwitchError(
+                f"switch: its program differs from this controller's: {error}; load this version's pipeline"
+            ) from error
         for start in range(0, len(encoded), _BATCH):
             batch = encoded[start : start + _BATCH]
             request = p4r.WriteRequest(

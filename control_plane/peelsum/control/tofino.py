@@ -23,7 +23,7 @@ from peelsum.control.resets import reset
 from peelsum.control.sections import TofinoPort, TofinoSection
 from peelsum.control.session import Session, lanes, slots
 from peelsum.wire import FRAME_HEADER_BYTES, RESERVED_JOB_ID, packet_bytes
-from peelsum.wire.clock import DEFAULT_AGE_TICKS, NEVER_TICKS, TICK_US
+from peelsum.wire.clock import DEFAULT_AGE_TICKS, NEVER_TICKS
 
 
 class _Device(NamedTuple):
@@ -144,7 +144,7 @@ class Tofino:
                 f"{reachable} only, the processor's; use ports of that pipe, or bfruntime as the api"
             )
         limit = plan.switch.age_limit_ms
-        if limit is not None and round(limit * 1000 / TICK_US) != DEFAULT_AGE_TICKS:
+        if limit is not None and _ticks(limit) != DEFAULT_AGE_TICKS:
             raise DescriptionError(
                 f"{plan.section}.age_limit_ms: {limit:g}: P4Runtime cannot change it on a "
                 "Tofino; leave it out, or use bfruntime as the api"

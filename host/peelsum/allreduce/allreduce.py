@@ -292,7 +292,7 @@ class Allreduce:
             self._settings,
             chooser.network,
             self._seed(plan),
-            chooser.sparse_form == "sketch",
+            chooser.sparse_form,
             chooser.history.filled,
             self._highest,
         )

@@ -30,11 +30,12 @@ from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.history import History
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex
 from peelsum.allreduce.levels import Key
-from peelsum.allreduce.plan import NAMED, Choice, Form, Layout, Settings, TensorPlan
+from peelsum.allreduce.plan import AHEAD, NAMED, Choice, Form, Layout, Settings, TensorPlan, by_form
 from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS, MANY_CANDIDATES, SketchLayout, cpu_block_loops
 
 RequestedForm = Literal["dense", "sparse", "auto"]
 RequestedValues = Literal["compact", "sketch", "auto"]
+by_form("RequestedValues", dict.fromkeys(("dense", *get_args(RequestedValues)[:-1])))
 #: Arguments of earlier versions in `forms`, with what to write instead.
 _REMOVED = {
     "compact": "write 'sparse', with values='compact'",
@@ -89,7 +90,7 @@ class Chooser:
         _require("values", values, "", RequestedValues)
         self._values, self.network = values, network
         #: How the candidates' numbers are sent.
-        self.sparse_form: Form = "sketch" if values == "sketch" else "compact"
+        self.sparse_form: Form = "compact" if values == "auto" else values
         self.history = history or History()
         self._cheapest = lru_cache(_KEPT)(self._chosen)
 
@@ -130,7 +131,7 @@ class Chooser:
         informed = [known for one, known in zip(tensors, seen, strict=True) if one.elements]
         after = self._candidates(tensors, seen, settings, ahead=False)
         goes = False
-        if self._values != "compact" and informed and None not in informed:
+        if self._values in ("auto", *AHEAD) and informed and None not in informed:
             ahead = self._candidates(tensors, seen, settings, ahead=True)
             goes = self._faster(ahead, after, basis[:, BLOCK_SIZES:])
         return tuple(_sharing(_planned(tensors, ahead if goes else after), unions[:, 0])), goes

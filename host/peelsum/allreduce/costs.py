@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index
-from peelsum.allreduce.plan import FORMS, Choice, Form, Settings
+from peelsum.allreduce.plan import AHEAD, FORMS, Choice, Form, Settings, by_form
 from peelsum.codec import BLOCK_SIZES, ROW, BloomLayout, SketchLayout
 from peelsum.codec.index import WORD_BITS
 
@@ -178,24 +178,43 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Yield every combination of one of `forms` and an index, with the best parameters for each.
 
-    ahead: whether numbers are sent together with the index, which then cannot be refined.
+    ahead: whether numbers are sent together with the index, which then cannot be refined; forms that cannot
+    be sent so yield nothing.
     """
-    if "dense" in forms:
-        work_ns = codec.call * _DENSE_CALLS + codec.dense * elements
-        yield _with_scales(Choice("dense"), elements, elements, work_ns, codec, ahead=ahead)
-    if "compact" in forms:
-        for index in indexes(elements, seen, 1):
-            _, passed = expected(index, elements, seen)
-            yield _sparse(Choice("compact", index), elements, seen, passed, codec)
-    if "sketch" in forms:
-        per_candidate = settings.cells(seen.candidates)
-        for index in indexes(elements, seen, per_candidate):
-            if ahead and index.refined:
-                continue
-            _, passed = expected(index, elements, seen)
-            held = SketchLayout.holds(passed, per_candidate)
-            cells = passed * per_candidate if held else math.inf
-            yield _sparse(Choice("sketch", index), elements, seen, cells, codec, ahead=ahead)
+    for form in forms:
+        if not ahead or form in AHEAD:
+            yield from _CANDIDATES[form](elements, seen, settings, codec, ahead)
+
+
+def _dense(
+    elements: int, seen: Seen, settings: Settings, codec: CodecModel, ahead: bool
+) -> Iterator[Candidate]:
+    work_ns = codec.call * _DENSE_CALLS + codec.dense * elements
+    yield _with_scales(Choice("dense"), elements, elements, work_ns, codec, ahead=ahead)
+
+
+def _compact(
+    elements: int, seen: Seen, settings: Settings, codec: CodecModel, ahead: bool
+) -> Iterator[Candidate]:
+    for index in indexes(elements, seen, 1):
+        _, passed = expected(index, elements, seen)
+        yield _sparse(Choice("compact", index), elements, seen, passed, codec)
+
+
+def _sketches(
+    elements: int, seen: Seen, settings: Settings, codec: CodecModel, ahead: bool
+) -> Iterator[Candidate]:
+    per_candidate = settings.cells(seen.candidates)
+    for index in indexes(elements, seen, per_candidate):
+        if ahead and index.refined:
+            continue
+        _, passed = expected(index, elements, seen)
+        held = SketchLayout.holds(passed, per_candidate)
+        cells = passed * per_candidate if held else math.inf
+        yield _sparse(Choice("sketch", index), elements, seen, cells, codec, ahead=ahead)
+
+
+_CANDIDATES = by_form("costs", {"dense": _dense, "compact": _compact, "sketch": _sketches})
 
 
 def _with_scales(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from peelsum import kept_pages
 from peelsum.allreduce.costs import TOLERANCE, NetworkModel, too_many
 from peelsum.allreduce.indexes import BloomIndex
-from peelsum.allreduce.plan import IndexPart, Layout, Settings
+from peelsum.allreduce.plan import Form, IndexPart, Layout, Settings, by_form
 from peelsum.codec import Kernels, Memory, SketchLayout, cpu_block_loops
 from peelsum.codec.cpu import frozen
 from peelsum.codec.segments import Integers, SegmentCodec
@@ -70,8 +70,8 @@ class Setting:
     network: NetworkModel
     seed: int
     """Seed of the step's indexes and sketch."""
-    sketched: bool
-    """Whether the numbers of the sparse vector are sent as a sketch."""
+    form: Form
+    """How the numbers of the sparse vector are sent."""
     likely: Callable[[tuple[tuple[str, int], ...]], float]
     """Returns the number of non-zeros to assume in tensors of these keys, if their index does not tell."""
     highest: int
@@ -115,12 +115,8 @@ class Exchange:
         dense, candidates = yield from self._index(sums)
         if not dense + candidates:
             return
-        if self._setting.sketched and candidates:
-            yield from self._sketched(dense, candidates)
-            return
-        sums = yield Round(0, dense + candidates, partial(self._write_numbers, dense))
-        total = memory.signed(sums.added)
-        self.dense, self.sparse, self.value_words = total[:dense], total[dense:], candidates
+        send = _NUMBERS[self._setting.form if candidates else "dense"]
+        yield from send(self, dense, candidates)
 
     def again(self, found: int, wide: int) -> int | None:
         """Return how many words were sent again because something was not as expected; None without such.
@@ -222,6 +218,11 @@ class Exchange:
         self.codec.write_dense(self.own_dense)
         self.codec.gather(self.own_sparse)
 
+    def _as_they_are(self, dense: int, candidates: int) -> Rounds:
+        sums = yield Round(0, dense + candidates, partial(self._write_numbers, dense))
+        total = self._memory.signed(sums.added)
+        self.dense, self.sparse, self.value_words = total[:dense], total[dense:], candidates
+
     def _sketched(self, dense: int, candidates: int) -> Rounds:
         """Send the candidates' numbers as a sketch, peel its sum, and exchange the left-over."""
         ops, memory = self._ops, self._memory
@@ -249,3 +250,10 @@ class Exchange:
 
         sums = yield Round(0, len(left), write_left)
         self.sparse[left] = memory.signed(sums.added)
+
+
+#: The rounds of the numbers of all segments, by the form of the sparse ones.
+_NUMBERS: dict[Form, Callable[[Exchange, int, int], Rounds]] = by_form(
+    "exchange",
+    {"dense": Exchange._as_they_are, "compact": Exchange._as_they_are, "sketch": Exchange._sketched},
+)

@@ -199,9 +199,9 @@ def _top_k_through_switch(step: Step) -> Cost:
 @lru_cache(256)  # a strategy looks the same elements and ratios up for every link
 def _forms(elements: int, density: float, forms: tuple[Form, ...]) -> tuple[Candidate, ...]:
     """Return the forms that an allreduce can send of this union, whatever the network."""
-    seen, ahead = Seen.uniform(elements, density), [form for form in forms if form != "compact"]
+    seen = Seen.uniform(elements, density)
     after = candidates(elements, seen, Settings(), forms)
-    return (*after, *candidates(elements, seen, Settings(), ahead, ahead=True))
+    return (*after, *candidates(elements, seen, Settings(), forms, ahead=True))
 
 
 _DENSE_FORMS: tuple[Form, ...] = ("dense",)

@@ -58,8 +58,8 @@ class Stalled:
     def __str__(self) -> str:
         who = named(self.missing_workers, self.last_seen, self.racks)
         reason = (
-            f"still waiting for worker {who}; see whether it is running, or give the job a longer timeout if it "
-            "is slow"
+            f"still waiting for worker {who}; see whether it is running, or give the job a longer timeout "
+            "if it is slow"
             if self.missing_workers
             else "the aggregation server has not answered; see whether it and the switch are running, and "
             f"whether `peelsum status` has the job in generation {self.generation}. If generation "

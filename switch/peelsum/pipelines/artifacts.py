@@ -59,9 +59,13 @@ def staleness(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> str | None:
         manifest = json.loads((artifacts / MANIFEST).read_text())
     except (OSError, ValueError):
         return f"{artifacts / MANIFEST} is missing or unreadable"
-    current = _sources(p4)
-    recorded: dict[str, str] = manifest["sources"]
-    changed = sorted(name for name in current.keys() | recorded if current.get(name) != recorded.get(name))
+    current, recorded = _sources(p4), dict[str, str](manifest["sources"])
+    made = {f"generated/{name}": _digest(text.encode()) for name, text in generated_sources().items()}
+    changed = sorted(
+        name
+        for name in current.keys() | recorded
+        if {current.get(name), made.get(name, current.get(name))} != {recorded.get(name)}
+    )
     if changed:
         return f"{changed[0]} changed after the pipelines were compiled"
     built = digests(artifacts, "peelsum_*")
@@ -76,9 +80,13 @@ def staleness(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> str | None:
 def digests(folder: Path, pattern: str) -> dict[str, str]:
     """Return the SHA-256 of every file in `folder` that matches, by POSIX path relative to it."""
     return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        path.relative_to(folder).as_posix(): _digest(path.read_bytes())
         for path in sorted(folder.glob(pattern))
     }
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _sources(p4: Path) -> dict[str, str]:

@@ -71,10 +71,18 @@ def _parts(
 ) -> tuple[Layout, SegmentCodec, Setting]:
     layout = Layout([TensorPlan("g", (len(values),), "float32", choice)])
     codec = device.segments(layout.table, [values], [None], workers)
-    sketched = choice.form == "sketch"
     highest = fixed_point(0, workers).scale
     setting = Setting(
-        *(device.ops, device.memory, settings, NetworkModel(), seed, sketched, lambda keys: likely, highest)
+        *(
+            device.ops,
+            device.memory,
+            settings,
+            NetworkModel(),
+            seed,
+            choice.form,
+            lambda keys: likely,
+            highest,
+        )
     )
     return layout, codec, setting
 
