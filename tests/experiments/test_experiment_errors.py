@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from command_line import peelsum
 
+from peelsum.experiments import ExperimentError, loading
+
 CHANGES = {
     "name": ('name="squares"', 'name="Squares!"', "name: 'Squares!' cannot be used"),
     "measure": ("measure=measure", "measure=None", "measure: None cannot be used"),
@@ -106,3 +108,13 @@ def test_a_missing_package_is_one_line(
     assert one_line("run", str(mine), *options).endswith(
         f"{module}: is not installed; run: pip install 'peelsum[{extra}]'"
     )
+
+
+def test_a_file_of_the_catalogue_has_its_experiments_name(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the list would name one that nothing finds."""
+    monkeypatch.setattr(loading, "known", lambda: ["areas"])
+    monkeypatch.setattr(loading, "find", lambda name: loading.Source(f"{name}.py", mine.read_text()))
+    with pytest.raises(ExperimentError, match=r"areas\.py: EXPERIMENT: name is 'squares'; leave it out"):
+        list(loading.catalogue())

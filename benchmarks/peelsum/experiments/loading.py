@@ -55,9 +55,12 @@ def find(name: str) -> Source:
 
 
 def catalogue() -> Iterator[Experiment]:
-    """Yield all experiments of the catalogue."""
+    """Yield all experiments of the catalogue. Raises ExperimentError if one has not its file's name."""
     for name in known():
-        yield load(find(name))
+        experiment = load(find(name))
+        if experiment.name != name:
+            raise ExperimentError(f"{name}.py: EXPERIMENT: name is {experiment.name!r}; leave it out")
+        yield experiment
 
 
 @cache
