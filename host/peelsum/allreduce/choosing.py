@@ -185,7 +185,7 @@ class Chooser:
     def _chosen(
         self, form: RequestedForm, elements: int, seen: Seen | None, settings: Settings, ahead: bool
     ) -> Candidate:
-        sparse: Form = "sketch" if ahead else self.sparse_form
+        sparse: Form = "sketch" if ahead and self.sparse_form not in AHEAD else self.sparse_form
         if seen is None and form != "dense":
             return Candidate(Choice(sparse, BitmapIndex(), scale_block(elements, elements)), elements, 2, 0.0)
         forms: tuple[Form, ...] = ("dense",) if form == "dense" else (sparse,)

@@ -119,7 +119,7 @@ class InterfacePort:
         with suppress(OSError):  # the interface is gone
             if self._mtu == (mtu := mtu_of(self.name)) and not again:
                 return
-            self._mtu, self._state[Column.LONGEST] = mtu, mtu + ETHERNET_HEADER_BYTES
+            self._mtu = mtu
             why = too_long_for(self.name, packet_bytes)
             if why is None and self.longest < FRAME_HEADER_BYTES + packet_bytes:
                 why = (
@@ -225,7 +225,7 @@ class InterfacePorts:
                     port.xdp.take(every_frame=packet_bytes <= HEADER_BYTES)
 
     def look_at_mtus(self) -> None:
-        """Look, once a second, whether an interface's MTU has changed: frames may not pass there now."""
+        """Look, at most once a second, whether an interface's MTU has changed."""
         if (now := time.monotonic()) >= self._look_s:
             self._look_s = now + _LOOK_EVERY_S
             for port in self._ports.values():

@@ -86,7 +86,6 @@ class Column(IntEnum):
     VOID = 20  # chunks in that ring, its first ones, that were made invalid: the kernel skips them
     SLOT = 21  # bytes of a slot
     SLOTS = 22
-    LONGEST = 23  # bytes of the longest frame that the interface sends
 
 
 class Wires(NamedTuple):
@@ -242,7 +241,7 @@ def _by_xdp(wires: Wires, row: int, data: NDArray[np.uint8], length: NDArray[np.
             continue
         size = int(length[frame])
         chunks = (size + CHUNK - 1) // CHUNK
-        if chunks > MOST_CHUNKS or size > state[Column.LONGEST]:
+        if chunks > MOST_CHUNKS:
             counts[Count.LONG] += 1
             continue
         if state[Column.VOID] or state[Column.FREE] < chunks:
