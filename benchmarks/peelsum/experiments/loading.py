@@ -55,7 +55,7 @@ def find(name: str) -> Source:
 
 
 def catalogue() -> Iterator[Experiment]:
-    """Yield all experiments of the catalogue. Raises ExperimentError if one has not its file's name."""
+    """Yield all experiments of the catalogue. Raises ExperimentError if a name is not its file's."""
     for name in known():
         experiment = load(find(name))
         if experiment.name != name:

@@ -72,18 +72,8 @@ def _parts(
     layout = Layout([TensorPlan("g", (len(values),), "float32", choice)])
     codec = device.segments(layout.table, [values], [None], workers)
     highest = fixed_point(0, workers).scale
-    setting = Setting(
-        *(
-            device.ops,
-            device.memory,
-            settings,
-            NetworkModel(),
-            seed,
-            choice.form,
-            lambda keys: likely,
-            highest,
-        )
-    )
+    network, form = NetworkModel(), choice.form
+    setting = Setting(device.ops, device.memory, settings, network, seed, form, lambda keys: likely, highest)
     return layout, codec, setting
 
 
