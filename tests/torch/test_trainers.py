@@ -106,7 +106,8 @@ def test_zero_sums_over_a_switch(stage, tmp_path):
         np.testing.assert_array_equal(parameters, ours[0][0])
         np.testing.assert_allclose(parameters, by_gloo, rtol=0, atol=1e-6)
     checked = shards.check_recorded([recorded for _, recorded in ours])
-    assert max(checked.values()) >= 10
+    assert set(checked) == {255 if stage == "3" else 254}  # the first job, or a further group's
+    assert min(checked.values()) >= 10
 
 
 def test_shards_of_two_with_replicas_of_two():
