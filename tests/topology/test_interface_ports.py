@@ -203,20 +203,17 @@ def long_frames() -> dict[str, object]:
 
 
 def changed_mtu() -> dict[str, object]:
-    """What is said about the MTU of port 2, and how many frames arrive."""
+    """What is said about the MTU of port 2, which shrinks and grows."""
     wired, said = Wired(), []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("peelsum").addHandler(handler)
     wired.make_room(FRAME_BYTES - FRAME_HEADER_BYTES)
-    sent = frames(7)
     for mtu in (1500, FRAME_BYTES - 15, FRAME_BYTES - 14):
         subprocess.run(["ip", "link", "set", "switch2", "mtu", str(mtu)], check=True)
         time.sleep(1.1)  # it is looked at once a second
         wired.ports.receive([])
-        lengths = np.full(7, FRAME_BYTES, np.int32)
-        wired.ports.send(Frames(sent, lengths, np.full(7, 2, np.int32)))
-    return {"said": said, "whole": len(wired.received(2, 14))}
+    return {"said": said}
 
 
 def cut_wire() -> dict[str, object]:
@@ -534,10 +531,8 @@ def test_frames_longer_than_the_pipeline_takes_are_dropped(method: str) -> None:
 
 
 def test_an_mtu_that_shrinks_is_named(method: str) -> None:
-    outcome = alone("changed_mtu")
-    (said,) = outcome.pop("said")
+    (said,) = alone("changed_mtu")["said"]
     assert said.startswith("port 2: interface switch2: MTU 1067, but packets of")
-    assert outcome == {"whole": 14}
 
 
 def test_a_lost_interface_takes_only_its_own_frames(method: str) -> None:

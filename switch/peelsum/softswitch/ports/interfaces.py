@@ -51,7 +51,7 @@ _OFFLOADS = (0x17, 0x1F, 0x24, 0x2C)
 _NAME_BYTES = 15
 #: Least room for a frame: Ethernet's usual maximum.
 _ETHERNET_BYTES = 1514
-#: Seconds after which a changed MTU is noticed.
+#: Least seconds between two looks at the MTUs.
 _LOOK_EVERY_S = 1.0
 
 #: How frames reach a port: `auto` is `xdp` where it works, else `packet`.
@@ -99,7 +99,6 @@ class InterfacePort:
             raise OSError(error.errno, _error_text(f"{number}@{name}", error)) from error
         self._state[Column.DESCRIPTOR] = self.socket.fileno()
         self._mtu = 0
-        self.look_at_mtu(0)
 
     @property
     def counts(self) -> InterfaceCounts:
@@ -115,7 +114,10 @@ class InterfacePort:
         return InterfaceCounts(received, sent, full, self._overrun, too_long, down, tagged)
 
     def look_at_mtu(self, packet_bytes: int, *, again: bool = False) -> None:
-        """Log a warning if packets of `packet_bytes` do not pass here; unless `again`, for a new MTU only."""
+        """Log a warning if packets of `packet_bytes` do not pass here.
+
+        Without `again`, only if the MTU has changed since the last look.
+        """
         with suppress(OSError):  # the interface is gone
             if self._mtu == (mtu := mtu_of(self.name)) and not again:
                 return
