@@ -214,14 +214,15 @@ class Session:
     def write(self, updates: Sequence[P4TableEntry | P4MulticastGroupEntry]) -> None:
         """Insert (+), modify (~) or delete (-) entities, in order.
 
-        Raises SwitchError naming the first update that fails.
+        Raises SwitchError naming the first update that fails, or what the switch's program does not take.
         """
         schema = self.loaded()
         try:
             encoded = [update.encode_update(schema) for update in updates]
         except ValueError as error:
             raise SwitchError(
-                f"switch: its program differs from this controller's: {error}; load this version's pipeline"
+                f"switch: its program does not take this: {error}; correct the value, or load this version's "
+                "pipeline"
             ) from error
         for start in range(0, len(encoded), _BATCH):
             batch = encoded[start : start + _BATCH]

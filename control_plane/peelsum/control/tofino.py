@@ -147,7 +147,7 @@ class Tofino:
         if limit is not None and _ticks(limit) != DEFAULT_AGE_TICKS:
             raise DescriptionError(
                 f"{plan.section}.age_limit_ms: {limit:g}: P4Runtime cannot change it on a "
-                "Tofino; leave it out, or use bfruntime as the api"
+                "Tofino, where it is 1024; leave it out, or use bfruntime as the api"
             )
 
     def _missing(
