@@ -54,7 +54,7 @@ TRAINERS := build/trainers
 test-trainers:
 	test -d $(TRAINERS) || $(PYTHON) -m venv $(TRAINERS)
 	$(TRAINERS)/bin/pip install --quiet -c constraints.txt -e '.[dev]' deepspeed==0.19.8 torchtitan==0.2.2
-	@echo "DeepSpeed compiles an operator, once: minutes"
+	@echo "DeepSpeed compiles an operator if it has none yet: minutes"
 	PATH=$(abspath $(TRAINERS)/bin):$$PATH DS_ACCELERATOR=cpu $(TRAINERS)/bin/python -c 'from deepspeed.accelerator import get_accelerator as a; a().create_op_builder("ShareMemCommBuilder").load()'
 	PATH=$(abspath $(TRAINERS)/bin):$$PATH DS_ACCELERATOR=cpu $(TRAINERS)/bin/pytest -q tests/torch/test_trainers.py
 

@@ -13,7 +13,9 @@ from peelsum.allreduce.plan import AHEAD, FORMS, Settings, by_form
 @pytest.mark.parametrize("odd", ["pairs", "sketch"])
 def test_a_table_without_a_form_or_with_another_is_an_error_that_names_it(odd):
     table = dict.fromkeys({*FORMS} ^ {odd}, 0)
-    with pytest.raises(ImportError, match=f"costs: the forms are dense, compact, sketch; correct {odd}"):
+    with pytest.raises(
+        ImportError, match=f"costs: {odd} is not in both the table and the forms dense, compact, sketch"
+    ):
         by_form("costs", table)
 
 

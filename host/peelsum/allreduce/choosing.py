@@ -35,7 +35,7 @@ from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS, MANY_CANDIDATES, SketchLayo
 
 RequestedForm = Literal["dense", "sparse", "auto"]
 RequestedValues = Literal["compact", "sketch", "auto"]
-by_form("RequestedValues", dict.fromkeys(("dense", *get_args(RequestedValues)[:-1])))
+by_form("RequestedValues", dict.fromkeys({"dense", *get_args(RequestedValues)} - {"auto"}))
 #: Arguments of earlier versions in `forms`, with what to write instead.
 _REMOVED = {
     "compact": "write 'sparse', with values='compact'",

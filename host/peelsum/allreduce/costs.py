@@ -178,8 +178,8 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Yield every combination of one of `forms` and an index, with the best parameters for each.
 
-    ahead: whether numbers are sent together with the index, which then cannot be refined; forms that cannot
-    be sent so yield nothing.
+    ahead: whether numbers are sent together with the index, which then cannot be refined; forms
+    not in `AHEAD` are then left out.
     """
     for form in forms:
         if not ahead or form in AHEAD:

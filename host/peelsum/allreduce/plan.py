@@ -44,7 +44,7 @@ def by_form(what: str, found: dict[Form, _Found]) -> dict[Form, _Found]:
     """Return `found`. Raises ImportError naming `what` unless it has every form."""
     if found.keys() != set(FORMS):
         odd = ", ".join(sorted(found.keys() ^ set(FORMS)))
-        raise ImportError(f"{what}: the forms are {', '.join(FORMS)}; correct {odd}")
+        raise ImportError(f"{what}: {odd} is not in both the table and the forms {', '.join(FORMS)}")
     return found
 
 
