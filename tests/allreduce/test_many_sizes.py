@@ -18,6 +18,7 @@ SIZES = 1100
 WORKERS = 2
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_sizes() -> None:
     (seat,) = LocalSummation.group(1)
     summed = Allreduce(seat)

@@ -18,7 +18,11 @@ from peelsum.codec import BFloat16, cpu_segments, threads
 SIZES = [0, 1, 2, 7, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257, 511, 1023, 1024, 1025, 2047, 2049]
 LARGE = [4095, 4097, 8191, 8193, 32767, 32768, 32769, 33_000]
 KINDS = ["zeros", "one", "few", "rows", "some", "full"]
-BATCHES, JOBS = 20, 55
+JOBS = 55
+#: Batches of jobs, of which `make test` runs the first few.
+BATCHES = [pytest.param(one, marks=[pytest.mark.slow] if one > 5 else []) for one in range(20)]
+#: Seeds of jobs with large tensors.
+SEEDS = [pytest.param(one, marks=[pytest.mark.slow] if one > 3 else []) for one in range(12)]
 
 
 class Forced(Chooser):
@@ -192,7 +196,7 @@ def typed_back(tensor: Any) -> Any:
     return np.ascontiguousarray(tensor).astype(np.float32)
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", BATCHES)
 def test_every_bit_is_right(make_workers: Any, batch: int) -> None:
     for number in range(JOBS):
         job = Job(1000 * batch + number)
@@ -213,7 +217,7 @@ def test_implementations_send_the_same_words(make_workers: Any) -> None:
             ]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_large_tensors_are_cut_into_pieces_over_several_cores(
     make_workers: Any, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

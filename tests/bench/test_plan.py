@@ -55,6 +55,7 @@ def test_the_reason_names_the_choice_and_what_each_other_form_would_add() -> Non
     assert "multiples of 2**-26 where" in plan(more).why[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("support", ["uniform", "rows", "columns"])
 def test_a_check_finds_predicted_bytes_near_those_sent(support: Any) -> None:
     request = Request(1 << 20, 0.02, 1, 3e-3, 4, support)

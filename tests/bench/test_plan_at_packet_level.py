@@ -10,6 +10,7 @@ import pytest
 from peelsum.experiments.catalogue.plan_simulated import SIMULATED, measure
 
 
+@pytest.mark.slow
 def test_the_median_error_is_below_15_percent_over_rates_delays_sizes_and_workers() -> None:
     grid = product((2, 4), (0.1, 10.0), (10.0, 1000.0), (1_000, 25_000))
     rows = [row for point in grid for row in measure(0, *point)]

@@ -84,6 +84,7 @@ def test_another_form_is_as_exact(form):
     assert seen["bytes_ratio"] > 5
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_ends_all_processes_and_frees_all_ports(endless, tmp_path, number):
     demo, parts = endless

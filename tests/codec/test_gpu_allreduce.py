@@ -80,6 +80,7 @@ def agree(results: Sequence[StepResult], name: str) -> None:
     np.testing.assert_array_equal(added, ours.total)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("index", INDEXES, ids=str)
 @pytest.mark.parametrize("settings", FORMS, ids=str)
 def test_the_same_bits_as_without_a_device(

@@ -33,7 +33,9 @@ REGISTERS = {
 }
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize(
+    "capability", [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
+)
 def test_kernels_compile(capability: int, tmp_path: Path) -> None:
     environment = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path), "HOME": str(tmp_path)}
     run = subprocess.run(

@@ -42,6 +42,8 @@ STEPS: list[tuple[list[str], dict[str, Any], Any, Mode]] = [
     (["a", "b"], {"forms": {"b": "dense"}, "values": "sketch"}, None, "in place"),
     (["a"], {"forms": "sparse", "values": "sketch", "cells_per_candidate": 0.6}, None, "no room"),
 ]
+#: Steps with very many allocations.
+SLOW = 5, 7
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +115,12 @@ def require_same(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "settings", "index", "mode"), STEPS, ids=lambda one: str(one).replace("'", "")
+    ("names", "settings", "index", "mode"),
+    [
+        pytest.param(*one, marks=[pytest.mark.slow] if number in SLOW else [])
+        for number, one in enumerate(STEPS)
+    ],
+    ids=lambda one: str(one).replace("'", ""),
 )
 def test_every_allocation_of_a_step_may_fail(
     names: list[str],

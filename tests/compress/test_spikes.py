@@ -63,6 +63,7 @@ def gradients(step, workers=2, spike=None, where="all"):
     return given
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
 def test_books_balance_over_spikes(compressor: Compressor, where: str) -> None:
@@ -81,6 +82,7 @@ def test_books_balance_over_spikes(compressor: Compressor, where: str) -> None:
                 memory.balance()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("compressor", SOON, ids=str)
 def test_later_steps_are_as_if_there_had_been_no_spike(compressor: Compressor, where: str) -> None:
@@ -122,6 +124,7 @@ def test_a_spike_harms_no_neighbour(momentum: float) -> None:
         np.testing.assert_array_equal(known[others], twin[others])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
 def test_what_float32_cannot_hold_is_sent_in_parts(compressor: Compressor, where: str) -> None:

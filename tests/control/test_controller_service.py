@@ -236,6 +236,7 @@ def test_a_stopped_primary_that_goes_on_is_a_backup(start, folder, switches):
     assert running.until("backup") == "controller: is a backup; the primary is at elsewhere:1"
 
 
+@pytest.mark.system
 def test_random_changes_by_grpc_while_the_process_is_killed(start, switches, folder):
     """What the client was told is so afterwards; what it was not told is either."""
     rng = random.Random(5)

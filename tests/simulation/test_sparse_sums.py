@@ -20,6 +20,7 @@ def blocks(words: np.ndarray) -> np.ndarray:
     return padded.reshape(len(words), -1, LANES).any(2)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("way", get_args(Way))
 @pytest.mark.parametrize("density", [0.0, 0.02, 1.0])
 @pytest.mark.parametrize("support", ["uniform", "rows"])
@@ -59,6 +60,7 @@ def row_seconds(words: np.ndarray) -> float:
     return omnireduce(links(GBPS, 4, 2**18), words).seconds
 
 
+@pytest.mark.slow
 def test_sparse_ways_send_less_than_dense_and_a_ring_more() -> None:
     tensors = Tensors(2**17, 0.01)
     found: dict[str, SparseSum] = {way: sparse_sum(way, tensors, GBPS) for way in get_args(Way)}

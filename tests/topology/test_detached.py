@@ -48,6 +48,7 @@ def test_it_returns_when_commands_can_run_and_the_network_goes_on(pair) -> None:
     assert (folder() / "up.out").read_text() == done.stdout
 
 
+@pytest.mark.system
 def test_json_is_passed_on(pair) -> None:
     assert json.loads(detached(pair, "--json").stdout)["hosts"] == ["h1"]
 

@@ -497,12 +497,14 @@ def test_frames_pass_whole_and_in_order_and_are_counted(method: str) -> None:
     assert whole == {"in": True, "out": True, "back": 0, "counts": [150, 150, 0]}
 
 
+@pytest.mark.system
 def test_long_frames_pass_whole_and_are_counted_once(method: str) -> None:
     lengths = (60, 3840, 3841, 4096, 4097, 7680, 7681, 8254, 9014)
     expected = {"whole": {str(length): True for length in lengths}, "counts": [0, 0]}
     assert json.loads(json.dumps(alone("long_frames"))) == expected
 
 
+@pytest.mark.system
 def test_frames_that_the_kernel_gives_back_are_counted_once(needs_xdp: None) -> None:
     seen = alone("busy_queue")
     if "refused" in seen:
@@ -522,6 +524,7 @@ def test_each_frame_leaves_by_its_port_with_its_length(method: str) -> None:
     assert alone("rows_out_of_order") == {"small": True, "large": True, "no_such_port": 1}
 
 
+@pytest.mark.system
 def test_a_port_with_a_rate_sends_when_it_is_time(method: str) -> None:
     assert alone("after_a_wait") == {"rest": 0, "sent": [0, 20, 50], "whole": True}
 
@@ -530,6 +533,7 @@ def test_frames_longer_than_the_pipeline_takes_are_dropped(method: str) -> None:
     assert alone("too_long") == {"kept": True, "long": 3}
 
 
+@pytest.mark.system
 def test_an_mtu_that_shrinks_is_named(method: str) -> None:
     (said,) = alone("changed_mtu")["said"]
     assert said.startswith("port 2: interface switch2: MTU 1067, but packets of")
@@ -556,11 +560,13 @@ def test_the_interfaces_other_traffic_reaches_the_kernel(method: str) -> None:
     assert alone("traffic_of_the_kernel") == {"heard": True, "packets": 1}
 
 
+@pytest.mark.system
 def test_an_interface_that_comes_back_carries_frames_again(method: str) -> None:
     for scene in ("down_and_up", "long_down_and_up"):
         assert alone(scene) == {"before": 1, "while down": [0, False, 3005, 0], "out": True, "in": True}
 
 
+@pytest.mark.system
 def test_rings_are_used_again_and_again(method: str) -> None:
     assert alone("more_than_the_rings_hold") == {"out": 0, "received": 0, "sent": 0}
 
@@ -573,6 +579,7 @@ def test_the_best_method_is_found_and_undone(needs_xdp: None) -> None:
     assert "interface nowhere: No such device; use one of " in str(seen["nowhere"])
 
 
+@pytest.mark.system
 def test_only_af_packet_keeps_to_the_rates_of_an_interface(method: str) -> None:
     seen = alone("shaped")
     if "refused" in seen:
@@ -581,18 +588,22 @@ def test_only_af_packet_keeps_to_the_rates_of_an_interface(method: str) -> None:
     assert came == 50 if method == "xdp" else 0 < int(str(came)) < 10
 
 
+@pytest.mark.system
 def test_all_frames_of_bursts_leave_or_are_counted(method: str) -> None:
     assert alone("bursts") == {"counted": 4000, "left": False}
 
 
+@pytest.mark.system
 def test_a_pipeline_may_come_after_the_interface_has_gone(method: str) -> None:
     assert alone("pipeline_after_deletion") == {"received": 0}
 
 
+@pytest.mark.system
 def test_ports_share_batches_that_are_small(method: str) -> None:
     assert alone("many_ports") == {"each": 20 * [2]}
 
 
+@pytest.mark.system
 def test_a_switch_that_was_killed_leaves_nothing_on_its_interface(needs_xdp: None) -> None:
     assert alone("killed") == {"said": 2 * [{"1": "AF_XDP, native"}], "left": ["xdp", "native"]}
 

@@ -140,6 +140,7 @@ def test_readmission_needs_a_job(tmp_path) -> None:
         assert refusal() == "peelsum: readmit: the network has no job; add one to its description\n"
 
 
+@pytest.mark.system
 @needs_namespaces
 def test_hosts_have_their_addresses_and_a_namespace_each(tmp_path) -> None:
     command = "echo $PEELSUM_NETWORK > {}/greeting"
@@ -178,6 +179,7 @@ def test_a_killed_up_leaves_only_what_the_user_started_and_down_ends_that(tmp_pa
     assert Record.read() is None
 
 
+@pytest.mark.system
 def test_the_next_up_ends_what_a_killed_one_left(tmp_path) -> None:
     with up(described(tmp_path, job=None), "udp") as process:
         first = Record.read()
@@ -296,6 +298,7 @@ def test_a_lossy_link_loses_its_share_packet_by_packet() -> None:
     assert 3500 <= alone("lossy")["got"] <= 3700
 
 
+@pytest.mark.system
 @needs_namespaces
 def test_a_slow_link_takes_its_time() -> None:
     outcome = alone("slow")

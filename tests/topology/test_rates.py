@@ -35,6 +35,7 @@ def test_contributions_over_udp_go_through_a_process_of_its_own() -> None:
     assert 0 < rate["latency_p50_us"] <= rate["latency_p99_us"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("method", ["xdp", "packet"])
 def test_contributions_on_interfaces_take_processor_time_of_the_switch(method: str) -> None:
     if networks.REFUSAL:
@@ -75,6 +76,7 @@ def by_packet() -> dict[str, object]:
     return returned("packet")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("scene", ["by_xdp", "by_packet"])
 def test_a_forwarder_returns_every_frame(scene: str) -> None:
     if networks.REFUSAL:
@@ -82,6 +84,7 @@ def test_a_forwarder_returns_every_frame(scene: str) -> None:
     assert networks.alone(__file__, scene) == {"bursts": 120, "same": 120}
 
 
+@pytest.mark.system
 def test_planes_share_one_load_and_each_takes_processor_time() -> None:
     rows = planes.measured(2, 32, 2, 0.5)
     assert [row["switches"] for row in rows] == [1, 2]

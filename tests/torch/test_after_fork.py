@@ -82,9 +82,9 @@ REFUSED = (
     ("program", "said"),
     [
         pytest.param(QUEUE + "if not child: sys.exit(3)", [], id="exit"),
-        pytest.param(QUEUE + CALLS, [REFUSED] * 3, id="queue"),
+        pytest.param(QUEUE + CALLS, [REFUSED] * 3, id="queue", marks=pytest.mark.slow),
         pytest.param(PROCESS_GROUP, [REFUSED] * 2, id="process group"),
-        pytest.param(STATE, [REFUSED] * 2, id="state"),
+        pytest.param(STATE, [REFUSED] * 2, id="state", marks=pytest.mark.slow),
     ],
 )
 def test_a_forked_child_is_refused_and_ends(program, said):

@@ -160,6 +160,7 @@ def test_strangers_leave_a_run_alone(switch, controller):
         assert switch.jobs == [(1, answer["admission"]["generation"])]
 
 
+@pytest.mark.system
 def test_a_start_after_one_that_was_killed(controller):
     """The kernel closes its connection, while other workers of it still wait."""
     with controller.asked() as before:
@@ -201,6 +202,7 @@ def test_a_server_that_is_killed_is_started_again(switch, controller):
         assert [one.pid for one in controller.started] != [server.pid]
 
 
+@pytest.mark.system
 def test_racks_below_a_spine(tmp_path):
     """Each worker's seat is at its own rack's switch."""
     with ExitStack() as stack:
@@ -219,7 +221,14 @@ def test_racks_below_a_spine(tmp_path):
             assert all(one.jobs == [(1, answer["admission"]["generation"])] for one in switches)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.system),
+        signal.SIGTERM,
+        pytest.param(signal.SIGHUP, marks=pytest.mark.system),
+    ],
+)
 def test_its_end_is_that_of_all_it_started(switch, tmp_path, number):
     served = Controlling(tmp_path, JOB.format(p4runtime=switch.p4runtime, job_id=2), switch)
     with served.asked() as answer:

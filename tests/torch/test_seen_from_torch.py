@@ -206,6 +206,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.system
 def test_a_process_with_an_untested_version_is_warned_once_and_trains():
     """The warning names the line that imports peelsum.torch first."""
     command = [sys.executable, "-W", "always", "-c", UNTESTED]

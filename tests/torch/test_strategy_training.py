@@ -112,6 +112,7 @@ def switched_within(stats, begin, ten, carrier):
     return begin + at
 
 
+@pytest.mark.system
 @tried_again
 def test_a_rate_that_falls_tenfold_changes_the_carrier_within_ten_steps_and_back():
     strategy = Flexible(ratios=(0.5,), methods=METHODS, prefer=0.0, explore_steps=2)

@@ -242,8 +242,7 @@ def test_what_a_check_raises_ends_the_sum_in_all_planes() -> None:
         assert made.on_all(work) == ["done"] * WORKERS
 
 
-@pytest.mark.parametrize("dead", [0, 1])
-@pytest.mark.parametrize("length", [LANES, 4 * SHARE])
+@pytest.mark.parametrize(("dead", "length"), [(0, LANES), (1, 4 * SHARE)])
 def test_a_plane_whose_switch_falls_silent_is_named_by_every_worker(dead: int, length: int) -> None:
     def named(timeout_s: float) -> None:
         met = threading.Barrier(WORKERS)
