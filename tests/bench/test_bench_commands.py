@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from command_line import peelsum
 
-from peelsum.bench.switch import profile
 from peelsum.experiments import ExperimentError
 from peelsum.experiments.loading import find, load
 from peelsum.experiments.measuring import checked
@@ -111,17 +110,3 @@ def test_an_error_of_what_measures_is_one_line() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     told = "has no files *.trace.npz; pass a folder of `peelsum trace record`"
     assert done.stderr == f"peelsum: nowhere: {told}\n"
-
-
-def test_without_the_tofino_compiler_one_line_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda tool: None)
-    done = peelsum("bench", "tofino-variants", "--lanes", "36", "--json")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "peelsum: p4c-barefoot: not found on PATH; build p4c with its Tofino back end\n"
-
-
-def test_on_another_machine_one_line_says_that_the_profile_needs_x86(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile.platform, "machine", lambda: "riscv64")
-    done = peelsum("bench", "profile", "--json")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "peelsum: profile: needs the cycle counter of x86-64; this is riscv64\n"

@@ -1,4 +1,4 @@
-"""Small runs of the benches that take minutes: a soak, the recovery by peeling, the rate of a port."""
+"""Small runs of the benches that take minutes: a soak, the recovery by peeling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from command_line import peelsum
 
 from peelsum.bench.codec import SUPPORTS
-from peelsum.experiments.catalogue import port_rate, recovery, soak
+from peelsum.experiments.catalogue import recovery, soak
 
 #: Enough to pass the wrap of the chunk ids, and to OR the fourth tensor.
 CHUNKS = 4 * soak.TENSOR_CHUNKS
@@ -46,16 +46,3 @@ def test_recovery_of_tight_and_of_roomy_sketches(monkeypatch: pytest.MonkeyPatch
         assert tight["ours"] > 0.1
         assert roomy["ours"] == 0
         assert 0 <= recovery.not_peeled(support, 0.01, seeds=2)["failed"] <= 2
-
-
-@pytest.mark.usefixtures("forked_children")
-def test_a_port_sends_at_its_rate_and_drops_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port_rate, "SETTLE_S", 0.1)
-    monkeypatch.setattr(port_rate, "SECONDS", 1.0)
-    done = peelsum("bench", "port-rate", "--mbit", "20", "--lanes", "32", "--quick", "--json")
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout)
-    assert (row["mbit"], row["lanes"]) == (20.0, 32)
-    # A busy machine sends less than the rate. After a pause, the port may catch up on what it held back.
-    assert 0 < row["got_mbit"] < 40
-    assert row["least_10ms_mbit"] <= row["most_10ms_mbit"]

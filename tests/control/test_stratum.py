@@ -113,8 +113,10 @@ def test_the_limit_that_a_tofino_has_may_be_said(switch, text, files):
 def test_the_v1model_s_limit_is_no_table_of_a_tofino(text, files):
     with Fabric.connect(JobDescription.parse(text)) as fabric:
         fabric.load_pipeline(*files)
-        with pytest.raises(SwitchError, match=r"does not take this: .*limits.*; correct"):
-            fabric._placed[0][0].session.write([~age_limit_entry(1)])
+        session = fabric._placed[0][0].session
+        for use in (lambda: session.write([~age_limit_entry(1)]), lambda: session.entries("limits")):
+            with pytest.raises(SwitchError, match=r"does not take this: .*limits.*; correct"):
+                use()
 
 
 def test_another_device_and_a_backup_s_write_are_refused(switch, text, files):

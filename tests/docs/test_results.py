@@ -110,17 +110,6 @@ def interfaces() -> Iterator[Sequence[Cell]]:
             yield *where, *(row[name] for name in names), share
 
 
-def _profile(of: str, columns: Sequence[str]) -> Iterator[Sequence[Cell]]:
-    rows = [row for row in committed("profile") if row["of"] == of]
-    for lanes, workers in dict.fromkeys((row["lanes"], row["workers"]) for row in rows):
-        mine = [row for row in rows if (row["lanes"], row["workers"]) == (lanes, workers)]
-        yield lanes, workers, *(mine[0][name] for name in columns), *(row["ns"] for row in mine)
-
-
-rows_of("performance.md", "lanes | workers | parse")(lambda: _profile("program", ()))
-rows_of("performance.md", "lanes | workers | packets/s")(lambda: _profile("process", ["packets_per_s"]))
-
-
 @rows_of("performance.md", "what | lanes")
 def endpoint() -> Iterator[Sequence[Cell]]:
     names = {"memory": "endpoint, in memory", "sockets": "endpoint and sockets", "bare": "bare sockets"}
@@ -151,34 +140,6 @@ def _simulated(name: str, **where: Any) -> Row:
     return _only(f"simulation_{name}", **where)
 
 
-@rows_of("simulation.md", "level | workers")
-def scale() -> Iterator[Sequence[Cell]]:
-    levels = {row["workers"]: row["level"] for row in committed("simulation_scale")}
-    levels |= {row["workers"]: "packet" for row in committed("simulation_scale") if row["level"] == "packet"}
-    for workers, level in levels.items():
-        ways = ("peelsum", "switchml", "ring", "binomial", "parameter_server", "sharded_server")
-        mine = {
-            row["algorithm"]: 1e3 * row["seconds"]
-            for row in committed("simulation_scale")
-            if (row["workers"], row["level"]) == (workers, level)
-        }
-        if workers > 32:  # the model of SwitchML has one switch
-            mine.pop("switchml", None)
-        yield level, workers, *(mine.get(way, "-") for way in ways)
-
-
-@rows_of("simulation.md", "slots | peelsum")
-def slots() -> Iterator[Sequence[Cell]]:
-    def figures(number: int, way: str, jobs: int = 1) -> tuple[float, float]:
-        row = _simulated("slots", slots=number, algorithm=way, jobs=jobs)
-        return 100 * row["in_switch"], row["goodput_gbps"]
-
-    yield "", "-", "-", *figures(40_000, "atp"), "-", "-", "-"
-    for number in (16_384, 8192, 4096, 2048, 1024, 512, 256):
-        one, two = figures(number, "peelsum"), figures(number, "peelsum", jobs=2)
-        yield number, *one, *figures(number, "atp"), figures(number, "switchml")[1], *two
-
-
 @rows_of("simulation.md", "loss | peelsum")
 def loss() -> Iterator[Sequence[Cell]]:
     for share in (0.0, 0.001, 0.005, 0.01, 0.02, 0.05):
@@ -190,14 +151,6 @@ def loss() -> Iterator[Sequence[Cell]]:
         assert (atp["slots"], mine["slots"], pool["slots"]) == (40_000, 4096, 4096)
         cells = (mine["goodput_gbps"], 100 * mine["in_switch"], slow["goodput_gbps"], pool["goodput_gbps"])
         yield 100 * share, *cells, atp["goodput_gbps"], 100 * atp["in_switch"], ring["goodput_gbps"]
-
-
-@rows_of("simulation.md", "non-zero | peelsum")
-def density() -> Iterator[Sequence[Cell]]:
-    ways = ("peelsum", "lhc", "lhc_best", "dense", "ring", "all_gather", "omnireduce")
-    for share in (0.0001, 0.001, 0.01, 0.1):
-        found = [_simulated("density", density=share, algorithm=way) for way in ways]
-        yield 100 * share, *(1e6 * row["seconds"] for row in found)
 
 
 @rows_of("codec.md", "non-zeros | lower bound, bits")
@@ -246,7 +199,6 @@ def speed() -> Iterator[Sequence[Cell]]:
             yield elements, 100 * share, *lhc, *times
 
 
-rows_of("codec.md", "non-zeros | network model")(lambda: _transcribed("bench codec --small"))
 rows_of("codec.md", "model | step")(lambda: _transcribed("--precision"))
 rows_of("codec.md", "way | sent")(lambda: _transcribed("--rivals"))
 

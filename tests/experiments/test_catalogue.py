@@ -26,7 +26,6 @@ from peelsum.experiments.store import read
 MACHINES = {
     "gpu": "no GPU",
     "gpu_stages": "no GPU",
-    "tofino_variants": "not found",
     "plan": "root",
 }
 #: Whose quick size takes minutes of processor time.

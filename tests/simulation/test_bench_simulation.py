@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from peelsum.bench import simulation as rows
-from peelsum.experiments.catalogue import simulation_loss, simulation_slots
+from peelsum.experiments.catalogue import simulation_loss
 from peelsum.experiments.catalogue.simulation_emulated import measure
-from peelsum.simulation import SimulationError
-from peelsum.simulation.cost_model import ALGORITHMS, CALIBRATION, Calibration, Parts, fitted, parts
+from peelsum.simulation import Job, NetworkSection, Scenario, SimulationError
+from peelsum.simulation.cost_model import ALGORITHMS, CALIBRATION, Calibration, Parts, estimate, fitted, parts
 from peelsum.simulation.slot_protocols import ATP_SLOTS
 
 
@@ -27,10 +27,14 @@ def test_a_fit_returns_the_factors_that_made_the_times() -> None:
 
 def test_every_algorithm_has_a_formula_and_peelsum_s_ends_where_two_levels_do() -> None:
     assert set(CALIBRATION) == set(ALGORITHMS)
-    assert rows.by_formula(1024, "peelsum")["seconds"] < rows.by_formula(1024, "ring")["seconds"]
-    assert rows.by_formula(10_000, "ring")["seconds"] > rows.by_formula(1024, "ring")["seconds"]
+    many = rows.scenario_of(1024)
+    assert estimate(many, "peelsum") < estimate(many, "ring")
+    more = Scenario.model_construct(
+        network=NetworkSection(racks=32), jobs=(Job.model_construct(workers=10_000, elements=1 << 20),)
+    )
+    assert estimate(more, "ring") > estimate(many, "ring")
     with pytest.raises(SimulationError, match="two levels of switches take 1024; use that or fewer"):
-        rows.by_formula(10_000, "peelsum")
+        estimate(more, "peelsum")
 
 
 def test_sums_with_either_timers_are_exact() -> None:
@@ -39,7 +43,8 @@ def test_sums_with_either_timers_are_exact() -> None:
 
 
 def test_atp_with_the_slots_of_its_paper_sums_nearly_all_in_the_switch() -> None:
-    assert simulation_slots.measure(0, ATP_SLOTS, 1, "atp")["in_switch"] > 0.9
+    scenario = rows.scenario_of(2, elements=1 << 17).model_copy(update={"slots": ATP_SLOTS})
+    assert rows.measured(scenario, "atp")["in_switch"] > 0.9
 
 
 @pytest.mark.system

@@ -25,7 +25,6 @@ from peelsum.bench.codec.lhc_bloom import BATCHES, FewestWords, fewest_words
 from peelsum.bench.codec.supports import Support, positions
 from peelsum.codec import fixed_point
 from peelsum.simulation import Job, NetworkSection, Scenario, TimersSection, simulate
-from peelsum.simulation.cost_model import estimate
 from peelsum.simulation.flows import run_collective
 from peelsum.simulation.slot_model import SlotRow, run_protocol
 from peelsum.simulation.slot_protocols import PROTOCOLS
@@ -79,14 +78,6 @@ def figures(scenario: Scenario, seconds: float, **others: Any) -> dict[str, Any]
     goodput = 32 * scenario.jobs[0].elements / seconds / 1e9
     none = {"in_switch": None, "resends": 0, "octets": 0, "wrong": 0}
     return {**none, **others, "seconds": seconds, "goodput_gbps": goodput}
-
-
-def by_formula(workers: int, algorithm: str, elements: int = 1 << 20) -> dict[str, Any]:
-    """Return the figures of a formula. More than 1,024 workers are in racks of as many as 32 racks need."""
-    racks = min(max(1, -(-workers // 32)), 32)
-    job = Job.model_construct(workers=workers, elements=elements)
-    scenario = Scenario.model_construct(network=NetworkSection(racks=racks), jobs=(job,))
-    return figures(scenario, estimate(scenario, algorithm))
 
 
 Way = Literal[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NoReturn
@@ -217,13 +218,8 @@ class Session:
         Raises SwitchError naming the first update that fails, or what the switch's program does not take.
         """
         schema = self.loaded()
-        try:
+        with for_program():
             encoded = [update.encode_update(schema) for update in updates]
-        except ValueError as error:
-            raise SwitchError(
-                f"switch: its program does not take this: {error}; correct the value, or load this version's "
-                "pipeline"
-            ) from error
         for start in range(0, len(encoded), _BATCH):
             batch = encoded[start : start + _BATCH]
             request = p4r.WriteRequest(
@@ -247,9 +243,9 @@ class Session:
     def read(self, *wanted: P4Entity) -> Iterator[p4r.Entity]:
         """Yield the entities that `wanted` selects. Raises SwitchError."""
         schema = self.loaded()
-        request = p4r.ReadRequest(
-            device_id=self._device_id, entities=[entity.encode(schema) for entity in wanted]
-        )
+        with for_program():
+            entities = [entity.encode(schema) for entity in wanted]
+        request = p4r.ReadRequest(device_id=self._device_id, entities=entities)
         try:
             for response in self._stub.Read(request, timeout=self._timeout_s):
                 yield from response.entities
@@ -265,6 +261,18 @@ class Session:
 
     def _raise(self, error: grpc.RpcError, doing: str, updates: Sequence[Any] = ()) -> NoReturn:
         raise translated(error, self.address, doing, election_id=self._election_id, updates=updates) from None
+
+
+@contextmanager
+def for_program() -> Iterator[None]:
+    """Raise SwitchError for what the schema of the switch's program refuses in the body."""
+    try:
+        yield
+    except ValueError as error:
+        raise SwitchError(
+            f"switch: its program does not take this: {error}; correct the value, or load this version's "
+            "pipeline"
+        ) from error
 
 
 def pipeline_schema(json_path: Path, p4info_path: Path) -> P4Schema:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from peelsum.bench.simulation import QUICK, measured, scenario_of
-from peelsum.experiments import Experiment, Plot, Size
-from peelsum.experiments.catalogue.simulation_scale import COLUMNS
+from peelsum.experiments import Column, Experiment, Plot, Size
 from peelsum.simulation import TimersSection
 from peelsum.simulation.slot_protocols import ATP_SLOTS
 
@@ -30,7 +29,14 @@ SLOW = {"algorithm": "peelsum", "timers": "default"}
 LOSSES = (0.0, 0.001, 0.005, 0.01, 0.02, 0.05)
 EXPERIMENT = Experiment(
     measure=measure,
-    columns=COLUMNS,
+    columns={
+        "seconds": Column("simulated seconds of the slowest job"),
+        "goodput_gbps": Column("gigabits of a worker's words summed per second, in the slowest job"),
+        "in_switch": Column("share of chunks that switches summed, over jobs"),
+        "resends": Column("packets sent again"),
+        "octets": Column("bytes on all links"),
+        "wrong": Column("wrong sums"),
+    },
     sizes={
         "quick": Size([{"loss": 0.01, "workers": 2, **ways} for ways in (WAYS, SLOW)], 1),
         "usual": Size([{"loss": LOSSES, "workers": 8, **ways} for ways in (WAYS, SLOW)], 1),

@@ -34,7 +34,7 @@ from peelsum.control.bfruntime.messages import (
 from peelsum.control.bfruntime.schema import Schema, Table
 from peelsum.control.bfruntime.translation import row_of, table_query, table_update
 from peelsum.control.errors import NotPrimaryError, SwitchError, UnsupportedError
-from peelsum.control.session import Session
+from peelsum.control.session import Session, for_program
 from peelsum.control.stream import Stream
 from peelsum.tls import Identity
 
@@ -220,7 +220,8 @@ class BfRuntimeSession(Session):
         schema = self.loaded()
         sent: list[Any] = []
         for update in updates:
-            encoded = update.encode_update(schema)
+            with for_program():
+                encoded = update.encode_update(schema)
             if isinstance(update, P4MulticastGroupEntry):
                 sent += group_updates(encoded, self.tables)
             else:
