@@ -475,6 +475,7 @@ class Allreduce:
         return StepResult(
             tensors=outcome.results(),
             tally=outcome.tally,
+            contributions=outcome.contributions,
             digest=plan.digest,
             ahead=plan.ahead,
             exchanges=step.exchanges,

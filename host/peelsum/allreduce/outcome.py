@@ -13,11 +13,11 @@ from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.exchange import Exchange, Wide
 from peelsum.allreduce.history import Learned
 from peelsum.allreduce.plan import Plan
-from peelsum.allreduce.result import Results, Tally, TensorResult, TensorTally
+from peelsum.allreduce.result import Contribution, Results, Tally, TensorResult, TensorTally
 from peelsum.codec import BLOCK_SIZES, NON_FINITE, FixedPoint, Memory, Selection, kernels
 from peelsum.codec.block_scales import ZERO
 from peelsum.codec.cpu import occupied
-from peelsum.codec.segments import Counts
+from peelsum.codec.segments import ROW, Counts
 
 #: Above this density, the positions of the non-zeros do not affect the choice of a form.
 _DENSE = 1 / 4
@@ -125,6 +125,40 @@ class Outcome:
             *self._sketch,
             lambda: _tallies(plan, *rest, self._exact),
         )
+
+    def contributions(self) -> dict[str, Contribution]:
+        """Return what this worker contributed to the sum of each tensor, by name."""
+        plan, table = self._plan, self._plan.layout.table
+        nothing = Contribution(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32))
+        if not self._values:
+            return dict.fromkeys(plan.names, nothing)
+        exchange, memory = self._exchange, self._memory
+        own = [memory.on_host(one).astype(np.int64) for one in (exchange.own_dense, exchange.own_sparse)]
+        numbers, elements = np.concatenate(own), self._sent_elements()
+        if exchange.wide is not None:
+            numbers[np.searchsorted(elements, exchange.wide.elements)] = exchange.wide.own
+        at = np.flatnonzero(numbers)
+        elements, numbers = elements[at], numbers[at]
+        scales = self._scales[table.blocks_at(elements)]
+        ends = np.searchsorted(elements, table.begins)
+        elements -= np.repeat(table.begins[:-1], np.diff(ends))
+        places, summed = ends.tolist(), ~np.isin(self._fields, (ZERO, NON_FINITE))
+        found = {}
+        for name, s in zip(plan.names, self._segments.tolist(), strict=True):
+            cut = slice(places[s], places[s + 1])
+            whole = s >= 0 and summed[s]
+            found[name] = Contribution(elements[cut], numbers[cut], scales[cut]) if whole else nothing
+        return found
+
+    def _sent_elements(self) -> _Numbers:
+        """Return the elements, among those of all segments, whose numbers were sent: int64[k], ascending."""
+        table, ops, union = self._plan.layout.table, kernels("cpu"), self._exchange.union
+        present = np.flatnonzero(self._counts.sent[: table.dense]).tolist()
+        dense = [np.arange(table.begins[s], table.begins[s + 1]) for s in present]
+        words = self._memory.on_host(union)
+        places = ops.positions(words, 32 * len(words), count=len(self._exchange.own_sparse))
+        rows = table.rows[table.dense] + places // ROW
+        return np.concatenate([*dense, table.begin_of_row[rows] + places % ROW])
 
     def _words_by_name(self) -> dict[str, int]:
         words = (

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,6 +146,17 @@ class TensorResult:
         return spread.reshape(self.shape)
 
 
+class Contribution(NamedTuple):
+    """The numbers other than 0 that a worker contributed to a tensor's sum."""
+
+    positions: NDArray[np.int64]
+    """int64[k], ascending: their elements."""
+    numbers: NDArray[np.int64]
+    """int64[k]: the integers."""
+    scales: NDArray[np.int32]
+    """int32[k]: each is the element's value times 2**scale, rounded."""
+
+
 @dataclass(frozen=True)
 class TensorTally:
     """A tensor's sum in numbers, without its arrays."""
@@ -222,6 +233,8 @@ class StepResult(Mapping[str, TensorResult]):
     """The results, in the order of the tensors."""
     tally: Tally
     """Counts of the step's tensors, without arrays."""
+    contributions: Callable[[], Mapping[str, Contribution]]
+    """Returns what this worker contributed to each tensor, by name: none of one that is not finite."""
     digest: int
     """The plan's digest."""
     ahead: bool

@@ -62,7 +62,7 @@ class Unit:
             values = (total / divisor).astype(np.float32) if self.finite else np.full(n, np.nan, np.float32)
         sent = Exact.of(own) if feedback and self.finite else None
         at = np.flatnonzero(own) if sent is None else sent.positions
-        return FlatSum(form, None, values, self.finite, np.flatnonzero(total), at, sent)
+        return FlatSum(form, values, self.finite, np.flatnonzero(total), at, sent)
 
 
 def exchange_additive(

@@ -49,10 +49,7 @@ class CompressedTensor:
     """How far the all-reduce's fixed point may move an element of an indexed sum; 0 for other kinds."""
 
     words_sent: int = 0
-    """32-bit words that this worker sent for an indexed payload, as many as every worker; 0 for other kinds.
-
-    The words of tensors that were summed as one are divided among them by their elements.
-    """
+    """32-bit words that each worker sent for an indexed payload; 0 for other kinds."""
 
     @property
     def elements(self) -> int:
@@ -117,7 +114,6 @@ class FlatSum:
 
     form: Kind | Form
     """See `CompressedTensor.form`; so are the others, of all tensors together."""
-    index: IndexForm | None
     values: Floats
     finite: bool
     union: Positions
@@ -126,8 +122,6 @@ class FlatSum:
     """int64[k], ascending: the elements that this worker sent as other than zero."""
     sent: Exact | None
     """What this worker contributed, at `own`; None without error feedback."""
-    error_bound: float = 0.0
-    words_sent: int = 0
 
     def cut(self, shapes: Mapping[str, tuple[int, ...]]) -> list[CompressedTensor]:
         """Return each tensor's result."""
@@ -159,14 +153,13 @@ class FlatSum:
         return CompressedTensor(
             name=name,
             form=self.form,
-            index=self.index,
+            index=None,
             values=values.reshape(shape),
             finite=self.finite,
             sent=sent if self.finite else None,
             density=in_union / max(values.size, 1) if self.finite else math.nan,
             density_worker=in_own / max(values.size, 1) if self.finite else math.nan,
-            error_bound=self.error_bound,
-            words_sent=self.words_sent * values.size // max(self.values.size, 1),
+            error_bound=0.0,
         )
 
     def _sent(self, ends: NDArray[np.int64], at_own: NDArray[np.int64]) -> Sequence[Exact | None]:
