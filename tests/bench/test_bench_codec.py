@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from itertools import product
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from peelsum.bench.codec import (
     tensor,
 )
 from peelsum.bench.codec import rows as bench
-from peelsum.experiments.catalogue import sequence, small
+from peelsum.experiments.catalogue import sequence
 
 N = 1 << 16
 FORMS = [*bench.LHC_FORMS, *(form for form, _ in bench.WAYS if form != "lhc")]
@@ -113,20 +112,6 @@ def test_sequences_count_words_of_steps_that_change() -> None:
     assert dense["density"] == pytest.approx((10 + 20 * 0.01) / 30, rel=0.01)
     assert 1 < dense["over_lower_bound"] < 1.2
     assert dense["exchanges"] >= 2
-
-
-def test_small_tensors_beside_the_same_elements_as_one() -> None:
-    words = {}
-    for density, network in product((1.0, 0.01, 0.001), sequence.NETWORKS):
-        apart, whole = (small.measure(1, density, network, way) for way in ("apart", "as one"))
-        assert (apart["tensors"], whole["tensors"]) == (100, 1)
-        assert apart["lower_bound"] == whole["lower_bound"] <= whole["words"] <= apart["words"]
-        assert min(apart["cpu_ms"], whole["cpu_ms"]) > 0
-        assert density < 1 or apart["lower_bound"] == apart["elements"]
-        words[density, network] = apart["words"], whole["words"]
-    for density in (0.01, 0.001):
-        assert all(a < b for a, b in zip(words[density, "words"], words[density, "default"], strict=True))
-    assert words[0.001, "words"][0] < 2 * apart["lower_bound"] + 100 * 10
 
 
 @pytest.mark.parametrize(("cores", "clock"), [(1, time.thread_time), (2, time.perf_counter)])
