@@ -35,9 +35,6 @@ Rows = Callable[[], Iterable[Sequence[Cell]]]
 TABLES: dict[tuple[str, str], Rows] = {}
 #: Tables that other tests compare, and one without figures.
 ELSEWHERE = {
-    ("training.md", "model | union"): "tests/training/test_training_figures.py",
-    ("training.md", "model | Gbit/s"): "tests/training/test_training_figures.py",
-    ("training.md", " | times an iteration"): "tests/training/test_training_figures.py",
     ("training.md", "condition"): "",
     ("gpu.md", "what | where"): "",
     ("codec.md", "form | aim"): "",
@@ -127,7 +124,6 @@ def _transcribed(begin: str) -> Iterator[Sequence[Cell]]:
 
 rows_of("performance.md", "planes | workers")(lambda: _transcribed("--planes"))
 rows_of("performance.md", "elements | density")(lambda: _transcribed("bench allreduce"))
-rows_of("training.md", "sums by | Gbit/s | iteration")(lambda: _transcribed("--top-k"))
 
 
 def _only(name: str, **where: Any) -> Row:
@@ -220,42 +216,67 @@ def densities() -> Iterator[Sequence[Cell]]:
             yield model, name, row["elements"], *shares
 
 
-def _cpu(model: str) -> list[dict[str, Row]]:
-    """Return the rows by path of each run that measured a model's processor time."""
-    begin = f"peelsum bench train --model {model} --cpu"
-    runs = [rows for command, rows in committed("train").items() if command.startswith(begin)]
-    return [{row["path"]: row for row in rows} for rows in runs]
+def _iterations() -> Iterator[tuple[str, float, dict[str, Row]]]:
+    """Yield model, rate and the rows by path of each iteration that was measured."""
+    for command, rows in committed("train").items():
+        if "--gbps" in command:
+            name = rows[0]["model"] + (", top 1%" if "--top-k" in command else "")
+            for gbps in (0.1, 1, 10):
+                yield name, gbps, {row["path"]: row for row in rows if row["gbps"] == gbps}
 
 
-@rows_of("training.md", "sums by | CPU ms a step | of it")
-def cpu() -> Iterator[Sequence[Cell]]:
-    def spread(values: Sequence[float]) -> Sequence[float]:
-        return median(values), min(values), max(values)
-
-    for path in ("switch", "switch-dense", "gloo", "hook-gloo", "fp16"):
-        rows = [run[path] for run in _cpu("lstm")]
-        assert len(rows) == 3
-        switch = median(row["switch_cpu_ms"] for row in rows) if path.startswith("switch") else "-"
-        over = spread([row["cpu_of_gloo"] for row in rows]) if path != "gloo" else 1
-        times = (spread([row[name] for row in rows]) for name in ("cpu_ms", "iteration_ms"))
-        first, last = times
-        yield "", first, switch, over, last, rows[0]["bytes_per_step"] / 1e6
+PATHS = ("switch", "switch-dense", "gloo", "hook-gloo", "fp16")
 
 
-@rows_of("training.md", "sums by | ncf")
-def cpu_of_others() -> Iterator[Sequence[Cell]]:
-    runs = [_cpu(model)[0] for model in ("ncf", "bert", "vgg19")]
-    for path in ("switch", "switch-dense", "hook-gloo", "fp16"):
-        yield "", *(run[path]["cpu_of_gloo"] for run in runs)
+@rows_of("training.md", "model | union")
+def bytes_of_a_step() -> Iterator[Sequence[Cell]]:
+    for name, gbps, rows in _iterations():
+        if gbps == 1:
+            sent = (rows[path]["bytes_per_step"] / 1e6 for path in PATHS)
+            yield name, 100 * rows["switch"]["density_union"], *sent
 
 
-@rows_of("training.md", " | MB a step")
-def full_size() -> Iterator[Sequence[Cell]]:
-    for row in committed("train")["peelsum bench train --model ncf --full --gbps 1 --steps 1 --warm-ups 1"]:
-        network = (row["encode_ms"], row["network_ms"], row["decode_ms"])
-        spent: Cell = network if row["path"] != "gloo" else row["network_ms"]
-        sums = row["iteration_ms"], row["compute_ms"], spent, row["aggregation_ms"]
-        yield f"`{row['path']}`", row["bytes_per_step"] / 1e6, *sums
+@rows_of("training.md", "model | Gbit/s | computing")
+def iterations() -> Iterator[Sequence[Cell]]:
+    for name, gbps, rows in _iterations():
+        ours, by_gloo = rows["switch"], rows["hook-gloo"]
+        times = ours["compute_ms"], *(rows[path]["iteration_ms"] for path in PATHS)
+        yield (
+            name,
+            gbps,
+            *times,
+            ours["speedup_over_dense"],
+            *(row["speedup_over_gloo"] for row in (ours, by_gloo)),
+        )
+
+
+@rows_of("training.md", "model | Gbit/s | switch, ms")
+def sums_alone() -> Iterator[Sequence[Cell]]:
+    for name, gbps, rows in _iterations():
+        ours, by_gloo = rows["switch"], rows["hook-gloo"]
+        times = (rows[path]["aggregation_ms"] for path in PATHS)
+        yield (
+            name,
+            gbps,
+            *times,
+            ours["aggregation_over_dense"],
+            *(row["aggregation_over_gloo"] for row in (ours, by_gloo)),
+        )
+
+
+@rows_of("training.md", "sums by | lstm")
+def processor_time() -> Iterator[Sequence[Cell]]:
+    for path in PATHS:
+        cells: list[Cell] = []
+        for model in ("lstm", "ncf", "bert", "vgg19"):
+            begin = f"peelsum bench train --model {model} --cpu"
+            runs = [rows for command, rows in committed("train").items() if command.startswith(begin)]
+            found = [next(row for row in rows if row["path"] == path) for rows in runs]
+            assert len(found) == 3
+            shares = [row["cpu_of_gloo"] for row in found]
+            ms = median(row["cpu_ms"] for row in found)
+            cells.append((ms, median(shares), min(shares), max(shares)) if path != "gloo" else ms)
+        yield "", *cells
 
 
 def _trained(model: str) -> Iterator[list[Row]]:

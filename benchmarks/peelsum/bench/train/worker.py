@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median
@@ -145,6 +145,8 @@ class Trainer:
                 forms=FORMS.get(path, "auto"),
                 compressor=top_k,
             )
+        #: Whether buckets are summed, or returned as they are: what DDP does beside sums is no part of them.
+        self._summing = True
         self._recorder = Recorder(self._sum)
         # DDP reads a hook's annotations, which an object lacks.
         self._model.register_comm_hook(None, lambda state, bucket: self._recorder(state, bucket))
@@ -206,6 +208,10 @@ class Trainer:
         return result, own_s, watched_s
 
     def _sum(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if not self._summing:
+            done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            done.set_result(bucket.buffer())
+            return done
         if self._path == FP16:
             assert dist.group.WORLD is not None
             return fp16_compress_hook(dist.group.WORLD, bucket)
@@ -265,8 +271,8 @@ class Trainer:
         before, network_s = self._stats(), self._network_s
         started = time.perf_counter()
         self._optimizer.zero_grad()
-        with nullcontext() if summed else self._model.no_sync():
-            self._model(*batch).backward()
+        self._summing = summed
+        self._model(*batch).backward()
         self._settle()
         computed, computed_cpu = time.perf_counter(), time.thread_time()
         if summed:
