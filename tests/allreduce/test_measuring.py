@@ -49,7 +49,7 @@ class Link:
         ([(5e-5, 10.0)] * 3, (5e-5, 10.0), 2**16),
         # Even the longest sum takes less time than a round trip.
         ([(0.5, 100.0)] * 2, (0.5, 100.0), 2**22),
-        ([(1.0, 1e9)] * 2, (1.0, 1000.0), 2**22),
+        pytest.param([(1.0, 1e9)] * 2, (1.0, 1000.0), 2**22, marks=pytest.mark.slow),
     ],
 )
 def test_the_slowest_worker_counts(

@@ -11,6 +11,8 @@ from peelsum.bench.simulation import LANES, SparseSum, Tensors, Way, links, omni
 
 GBPS = 0.2
 ELEMENTS = 20_003
+#: One of them tries dozens of tables.
+WAYS = [pytest.param(way, marks=[pytest.mark.slow] if way == "lhc_fastest" else []) for way in get_args(Way)]
 
 
 def blocks(words: np.ndarray) -> np.ndarray:
@@ -21,7 +23,7 @@ def blocks(words: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.covering(2)
-@pytest.mark.parametrize("way", get_args(Way))
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("density", [0.0, 0.02, 1.0])
 @pytest.mark.parametrize("support", ["uniform", "rows"])
 def test_every_way_is_exact(way: Way, density: float, support: str) -> None:
