@@ -175,7 +175,7 @@ def run(job: Job, group: Any) -> list[Any]:
 
 def check_tally(result: Any) -> None:
     """Compare counts with the arrays that they count."""
-    tallies = result.tally.tensors()
+    tallies, contributed = result.tally.tensors(), result.contributions()
     assert result.tally.elements == sum(one.elements for one in result.tensors)
     assert result.tally.non_finite == sum(not one.finite for one in result.tensors)
     for one in result.tensors:
@@ -184,6 +184,11 @@ def check_tally(result: Any) -> None:
         assert ours == (one.values.size, one.form, one.index, fixed and fixed.block)
         numbers = one.density, one.density_worker, one.error_bound
         np.testing.assert_equal((tally.density, tally.density_worker, tally.error_bound), numbers)
+        own = one.quantized.reshape(-1)
+        at = np.flatnonzero(own)
+        scales = np.empty(0) if fixed is None else one.scales_at(at)
+        for mine, theirs in zip(contributed[one.name], (at, own[at], scales), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
         if one.finite:
             sent = len(one.positions) if fixed and one.index else np.count_nonzero(one.total)
             size = max(one.elements, 1)
