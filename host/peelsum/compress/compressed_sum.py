@@ -43,7 +43,7 @@ from peelsum.compress.compressor import Compressor, Floats, TensorState, seed_of
 from peelsum.compress.errors import CompressConfigError, CompressError
 from peelsum.compress.exchange import Unit, exchange_additive, exchange_gathered
 from peelsum.compress.indexed import exchange_indexed
-from peelsum.compress.memory import Memory, Residual, magnitude
+from peelsum.compress.memory import Exact, Grown, Memory, magnitude
 from peelsum.compress.result import CompressedResult, CompressedTensor
 from peelsum.compress.wire import Wire
 from peelsum.summation import Part, Summation, Words
@@ -130,21 +130,21 @@ class CompressedSum:
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         with wire.timed("encode"):
             flat = {name: np.ascontiguousarray(tensor).reshape(-1) for name, tensor in tensors.items()}
-            grown = self._grown(flat) if feedback else {}
-            offered = flat | {name: one.offer() for name, one in grown.items()}
+            grown = self._grown(flat) if feedback else None
+            offered = flat if grown is None else flat | grown.offer()
             units = self._units(offered, shapes, step)
         summed = self._exchanged(units, offered, shapes, wire, f"{request}/{step}")
         by_name = {one.name: one for one in summed}
-        if feedback:
+        if grown is not None:
             self._memory.keep(grown, {name: one.sent for name, one in by_name.items()}, step)
-        sent = [one for one in summed if one.sent is not None]
+        sent = {one.name: one.sent for one in summed if one.sent is not None}
         return replace(
             wire.result([by_name[name] for name in tensors]),
-            offered_energy=sum(_energy(offered[one.name]) for one in sent),
-            sent_energy=sum(one.sent.energy for one in sent if one.sent is not None),
+            offered_energy=_energy([offered[name] for name in sent]),
+            sent_energy=Exact.joined(list(sent.values()), [0] * len(sent)).energy,
         )
 
-    def _grown(self, flat: Mapping[str, Floats]) -> dict[str, Residual]:
+    def _grown(self, flat: Mapping[str, Floats]) -> Grown:
         clip = self._compressor.clip
         most = None if clip is None else clip / math.sqrt(self._workers)
         return self._memory.grown(flat, self._compressor.momentum, most)
@@ -228,14 +228,15 @@ def feedback_of(compressor: Compressor, asked: bool | None) -> bool:
     return feedback
 
 
-def _energy(floats: Floats) -> float:
-    """Return the sum of squares, computed in float64 if float32's range is too small for it."""
+def _energy(several: Sequence[Floats]) -> float:
+    """Return the sum of squares, in float64 of arrays for which float32's range is too small."""
     with np.errstate(over="ignore"):
-        energy = float(np.dot(floats, floats))
-    if _LEAST_ENERGY < energy < math.inf:
-        return energy
-    wide = floats.astype(np.float64)
-    return float(np.dot(wide, wide))
+        squares = [float(one.dot(one)) for one in several]
+    for number, one in enumerate(several):
+        if not _LEAST_ENERGY < squares[number] < math.inf:
+            wide = one.astype(np.float64)
+            squares[number] = float(wide.dot(wide))
+    return sum(squares)
 
 
 def _digest(text: str) -> int:

@@ -44,6 +44,9 @@ def exchange_indexed(
                 payload, chosen = compressor.compress(unit.tensor, unit.state), unit.state.positions
                 assert chosen is not None
                 wire.payload_bytes += payload.nbytes + 4 * chosen.size
+                if len(unit.names) == 1:
+                    sparse[unit.names[0]][chosen] = payload
+                    continue
                 lengths = np.array(unit.lengths, np.int64)
                 bounds = lengths.cumsum()
                 moved = np.array([begins[name] for name in unit.names], np.int64) - bounds + lengths

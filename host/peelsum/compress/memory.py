@@ -17,8 +17,9 @@ rounded to the element's unit. They are cleared where they were sent.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,15 @@ class Exact:
         """Sum of squares, rounded as floats are."""
         values = np.ldexp(self.numbers.astype(np.float64), -self.scales.astype(np.int32))
         return float(np.dot(values, values))
+
+    @classmethod
+    def joined(cls, some: Sequence[Exact], begins: Sequence[int]) -> Exact:
+        """Return the numbers of tensors that lie in one array, each from its place on."""
+        moved = [one.positions + begin for one, begin in zip(some, begins, strict=True)]
+        numbers, scales = ([getattr(one, name) for one in some] for name in ("numbers", "scales"))
+        return (
+            cls(*(np.concatenate(each) for each in (moved, numbers, scales))) if some else cls.of(np.zeros(0))
+        )
 
     @classmethod
     def of(cls, values: Values) -> Exact:
@@ -93,20 +103,36 @@ class Residual:
         shape = (self.numbers.size,)
         return all(one is None or (one.dtype == kind and one.shape == shape) for one, kind in arrays)
 
-    def grown(self, gradient: Floats, momentum: float) -> Residual:
-        """Return the residual with one more finite gradient added; this one is unchanged.
+    @classmethod
+    def empty(cls, elements: int, *, velocity: bool) -> Residual:
+        """Return a residual whose arrays are to be written."""
+        numbers, scales = kept_pages.empty(elements, np.int64), kept_pages.empty(elements, np.int16)
+        return cls(numbers, scales, kept_pages.empty(elements, np.int64) if velocity else None)
+
+    def part(self, begin: int, end: int) -> Residual:
+        """Return some of its elements, as views."""
+        velocity = None if self.velocity is None else self.velocity[begin:end]
+        return Residual(self.numbers[begin:end], self.scales[begin:end], velocity)
+
+    def grow(self, before: Residual, gradient: Floats, momentum: float) -> None:
+        """Become `before` with one more finite gradient added.
 
         Velocities begin at zero where there were none, and end where `momentum` is 0.
         """
-        bits, size = gradient.view(np.uint32), gradient.size
-        numbers, scales = kept_pages.empty(size, np.int64), kept_pages.empty(size, np.int16)
-        if not momentum:
-            loops.grow(bits, self.numbers, self.scales, numbers, scales)
-            return Residual(numbers, scales)
-        before = np.zeros(size, np.int64) if self.velocity is None else self.velocity
-        velocity = kept_pages.empty(size, np.int64)
-        loops.grow_velocity(bits, momentum, self.numbers, before, self.scales, numbers, velocity, scales)
-        return Residual(numbers, scales, velocity)
+        bits = gradient.view(np.uint32)
+        if self.velocity is None:
+            loops.grow(bits, before.numbers, before.scales, self.numbers, self.scales)
+            return
+        old = np.zeros(gradient.size, np.int64) if before.velocity is None else before.velocity
+        loops.grow_velocity(
+            bits, momentum, before.numbers, old, before.scales, self.numbers, self.velocity, self.scales
+        )
+
+    def grown(self, gradient: Floats, momentum: float) -> Residual:
+        """Return the residual with one more finite gradient added; this one is unchanged."""
+        more = Residual.empty(gradient.size, velocity=bool(momentum))
+        more.grow(self, gradient, momentum)
+        return more
 
     def offer(self) -> Floats:
         """Return float32[n]: the numbers, each rounded to a float; of very large ones, a part."""
@@ -131,6 +157,27 @@ class Residual:
             # Velocities are sent to zero, so that they fit whatever scale the element has now.
             self.velocity[sent.positions] = 0
         loops.subtract(self.numbers, self.scales, sent.positions, sent.numbers, sent.scales)
+
+
+class Grown(dict[str, Residual]):
+    """Residuals of a bucket's finite gradients, by name: parts of one."""
+
+    def __init__(self, sizes: Mapping[str, int], *, velocity: bool) -> None:
+        """Make room for gradients of these names and sizes."""
+        *begins, end = accumulate(sizes.values(), initial=0)
+        #: All of them, and where each begins in it.
+        self.whole, self.begins = (
+            Residual.empty(end, velocity=velocity),
+            dict(zip(sizes, begins, strict=True)),
+        )
+        super().__init__(
+            (name, self.whole.part(begin, begin + sizes[name])) for name, begin in self.begins.items()
+        )
+
+    def offer(self) -> dict[str, Floats]:
+        """Return what each offers, see `Residual.offer`."""
+        floats = self.whole.offer()
+        return {name: floats[begin : begin + self[name].numbers.size] for name, begin in self.begins.items()}
 
 
 class Memory:
@@ -158,19 +205,19 @@ class Memory:
 
     def grown(
         self, gradients: Mapping[str, Floats], momentum: float = 0.0, most: float | None = None
-    ) -> dict[str, Residual]:
+    ) -> Grown:
         """Return each finite gradient's residual with the gradient added, to be stored by `keep`.
 
         `momentum` is that of Deep Gradient Compression; `most` limits a gradient's 2-norm.
         Raises CompressConfigError if a residual has another number of elements.
         """
-        return {
-            name: self._residual(name, one).grown(_clipped(one, most), momentum)
-            for name, one in gradients.items()
-            if magnitude(one) < math.inf
-        }
+        finite = {name: one for name, one in gradients.items() if magnitude(one) < math.inf}
+        grown = Grown({name: one.size for name, one in finite.items()}, velocity=bool(momentum))
+        for name, one in finite.items():
+            grown[name].grow(self._residual(name, one), _clipped(one, most), momentum)
+        return grown
 
-    def keep(self, grown: Mapping[str, Residual], sent: Mapping[str, Exact | None], step: int) -> None:
+    def keep(self, grown: Grown, sent: Mapping[str, Exact | None], step: int) -> None:
         """Store a bucket's residuals, less what was `sent`. Call it for one bucket after the other.
 
         A gradient that was not finite on some worker, whose `sent` is None, is dropped. A GradScaler skips
@@ -178,12 +225,11 @@ class Memory:
         """
         if step != self._step:
             self._step, self._skipped, self._sent = step, False, []
-        for name, residual in grown.items():
-            contributed = sent[name]
-            if contributed is not None:
-                self.residuals[name], at = residual, contributed.positions
-                self._sent.append((residual, at, residual.at(at)))
-                residual.send(contributed)
+        kept = {name: one for name in grown if (one := sent[name]) is not None}
+        self.residuals |= {name: grown[name] for name in kept}
+        contributed = Exact.joined(list(kept.values()), [grown.begins[name] for name in kept])
+        self._sent.append((grown.whole, contributed.positions, grown.whole.at(contributed.positions)))
+        grown.whole.send(contributed)
         self._skipped |= any(one is None for one in sent.values())
         if self._skipped:
             for residual, at, before in reversed(self._sent):
