@@ -34,9 +34,10 @@ def keeps(count: int, dtype: type[np.generic]) -> bool:
 
 def empty(count: int, dtype: type[_T]) -> NDArray[_T]:
     """Return an uninitialized array dtype[count], as `numpy.empty` does. Threads can call this at once."""
-    if not keeps(count, dtype):
+    size = count * np.dtype(dtype).itemsize
+    if not _LEAST <= size <= _MOST:
         return np.empty(count, dtype)
-    size = _rounded(count * np.dtype(dtype).itemsize)
+    size = _rounded(size)
     free = _free.get(size)
     if free is None:
         free = _free.setdefault(size, deque(maxlen=_KEPT))

@@ -28,7 +28,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -132,7 +132,8 @@ class CompressedSum:
             flat = {name: np.ascontiguousarray(tensor).reshape(-1) for name, tensor in tensors.items()}
             grown = self._grown(flat) if feedback else None
             offered = flat if grown is None else flat | grown.offer()
-            units = self._units(offered, shapes, step)
+            finite = _finite(flat) if grown is None else grown.keys()
+            units = self._units(offered, shapes, finite, step)
         summed = self._exchanged(units, offered, shapes, wire, f"{request}/{step}")
         by_name = {one.name: one for one in summed}
         if grown is not None:
@@ -189,21 +190,31 @@ class CompressedSum:
         return request
 
     def _units(
-        self, tensors: Mapping[str, Floats], shapes: Mapping[str, tuple[int, ...]], step: int
+        self,
+        tensors: Mapping[str, Floats],
+        shapes: Mapping[str, tuple[int, ...]],
+        finite: Set[str],
+        step: int,
     ) -> list[Unit]:
         if self._compressor.per == "tensor" or not tensors:
-            return [self._unit(name, {name: one}, shapes[name], step) for name, one in tensors.items()]
+            return [
+                self._unit(name, {name: one}, shapes[name], step, finite=name in finite)
+                for name, one in tensors.items()
+            ]
         if self._compressor.kind == "indexed":  # tensors that are not finite are left out of the choice
-            tensors = {name: one for name, one in tensors.items() if magnitude(one) < math.inf}
+            tensors = {name: one for name, one in tensors.items() if name in finite}
         shape = (sum(one.size for one in tensors.values()),)
-        return [self._unit(f"bucket {_digest(repr(list(tensors))):016x}", tensors, shape, step)]
+        label = f"bucket {_digest(repr(list(tensors))):016x}"
+        return [self._unit(label, tensors, shape, step, finite=tensors.keys() <= finite)]
 
-    def _unit(self, label: str, tensors: Mapping[str, Floats], shape: tuple[int, ...], step: int) -> Unit:
+    def _unit(
+        self, label: str, tensors: Mapping[str, Floats], shape: tuple[int, ...], step: int, *, finite: bool
+    ) -> Unit:
         parts = list(tensors.values())
         tensor = parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.float32), *parts])
         kept = self._memory.kept.setdefault(label, {})
         state = TensorState(shape, seed_of(step, label), step, self._worker_id, self._workers, kept=kept)
-        return Unit(list(tensors), [one.size for one in parts], tensor, state, magnitude(tensor) < math.inf)
+        return Unit(list(tensors), [one.size for one in parts], tensor, state, finite)
 
     def _agreement(self, text: str) -> Part:
         def check(words: Words) -> None:
@@ -226,6 +237,10 @@ def feedback_of(compressor: Compressor, asked: bool | None) -> bool:
                 f"{field}: {getattr(compressor, field)} needs error feedback; leave out error_feedback=False"
             )
     return feedback
+
+
+def _finite(tensors: Mapping[str, Floats]) -> set[str]:
+    return {name for name, one in tensors.items() if magnitude(one) < math.inf}
 
 
 def _energy(several: Sequence[Floats]) -> float:

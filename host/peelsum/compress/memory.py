@@ -58,11 +58,11 @@ class Exact:
     @classmethod
     def joined(cls, some: Sequence[Exact], begins: Sequence[int]) -> Exact:
         """Return the numbers of tensors that lie in one array, each from its place on."""
+        if not some:
+            return cls.of(np.zeros(0))
         moved = [one.positions + begin for one, begin in zip(some, begins, strict=True)]
-        numbers, scales = ([getattr(one, name) for one in some] for name in ("numbers", "scales"))
-        return (
-            cls(*(np.concatenate(each) for each in (moved, numbers, scales))) if some else cls.of(np.zeros(0))
-        )
+        numbers, scales = [one.numbers for one in some], [one.scales for one in some]
+        return cls(np.concatenate(moved), np.concatenate(numbers), np.concatenate(scales))
 
     @classmethod
     def of(cls, values: Values) -> Exact:
