@@ -20,7 +20,6 @@ from pathlib import Path
 #: Why a block may be left out. Add to it only what no machine of ours can do.
 REASONS = (
     "installs",
-    "needs ASTRA-sim",
     "needs BMv2",
     "needs Open MPI",
     "needs a checkout",

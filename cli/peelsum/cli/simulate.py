@@ -37,10 +37,6 @@ def simulate(
     slots: Annotated[int | None, typer.Option(help="Slots of a switch.")] = None,
     window: Annotated[int | None, typer.Option(help="Most outstanding chunks of a worker.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides words, losses and cross traffic.")] = None,
-    astra_sim: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the time of each job's sum, as a custom all_reduce of ASTRA-sim."),
-    ] = None,
     json: Json = False,
 ) -> None:
     """Simulate sums through switches: the real endpoint, server and switch program over modelled links.
@@ -58,22 +54,11 @@ def simulate(
     with measuring(SimulationError, json=json) as tell:
         found = with_options(scenario, top, network, job, jobs)
         report = run(found, _progress(tell))
-        if astra_sim is not None:
-            _export(report, astra_sim)
         if json:
             print_json(report)
         else:
             _print(report)
     exit_if(any(row.wrong for row in report.jobs))
-
-
-def _export(report: Report, folder: Path) -> None:
-    """Write the time of each job's sum for ASTRA-sim."""
-    from peelsum.simulation.astra_sim import write_costs
-
-    for row in report.jobs:
-        job = f"_job{row.job}" if len(report.jobs) > 1 else ""
-        write_costs(folder, f"peelsum_{4 * row.elements}{job}", row.workers, row.seconds)
 
 
 def _progress(tell: Callable[[str], None]) -> Callable[[Simulation], None]:
