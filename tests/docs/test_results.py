@@ -330,12 +330,6 @@ def gpu_stages() -> Iterator[Sequence[Cell]]:
         yield f"2^{log2(row['elements']):.0f}", 100 * row["density"], *stages, rate, row["results_us"]
 
 
-@rows_of("gpu.md", "kernel | fastest launch")
-def gpu_launches() -> Iterator[Sequence[Cell]]:
-    for row in committed("gpu")["launches"]:
-        yield f"`{row['kernel']}`", [row["tile"], row["warps"]], row["us"], row["default_us"]
-
-
 @rows_of("gpu.md", "tensors | elements of each")
 def gpu_buckets() -> Iterator[Sequence[Cell]]:
     for row in sorted(committed("gpu")["buckets"], key=lambda row: (row["tensors"], row["elements"])):
