@@ -26,6 +26,7 @@ from peelsum.compress import (
     EFSignSGD,
     Half,
     Int8Blocks,
+    NaturalCompression,
     PackedIntegers,
     PowerSGD,
     RandomK,
@@ -295,3 +296,13 @@ def test_warm_up_is_exponential():
     assert ratios[-1] == share.ratio_at(1000) == 0.001
     np.testing.assert_allclose(np.diff(np.log(ratios)), np.log(0.001 / 0.25) / 4)
     assert [StarTopK(0.01, warm_up_steps=2).count(100, step) for step in (0, 1, 2, 3)] == [25, 6, 1, 1]
+
+
+def test_natural_compression_ends_at_the_smallest_normal_float() -> None:
+    least = 2.0**-126
+    tensor = np.array([least, 0.5 * least, 2.0**127, 1.5 * 2.0**127], np.float32)
+    seen = [alone(NaturalCompression(seed=seed), tensor)[0].tolist() for seed in range(20)]
+    kept, halves, largest, above = zip(*seen, strict=True)
+    assert set(kept) == {least}
+    assert set(halves) == {0.0, least}
+    assert set(largest) == set(above) == {2.0**127}
