@@ -306,3 +306,8 @@ def test_natural_compression_ends_at_the_smallest_normal_float() -> None:
     assert set(kept) == {least}
     assert set(halves) == {0.0, least}
     assert set(largest) == set(above) == {2.0**127}
+
+
+@pytest.mark.parametrize(("workers", "bits"), [(1, 2), (2, 4), (7, 4), (8, 8), (127, 8), (128, 16)])
+def test_a_sum_of_signs_has_the_narrowest_field_that_fits(workers: int, bits: int) -> None:
+    assert SignSGD().field(workers) == (bits, 1)
