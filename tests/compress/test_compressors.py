@@ -21,6 +21,7 @@ import peelsum.compress
 from peelsum.compress import (
     DGC,
     QSGD,
+    Brain,
     Compressor,
     Dense,
     EFSignSGD,
@@ -311,3 +312,9 @@ def test_natural_compression_ends_at_the_smallest_normal_float() -> None:
 @pytest.mark.parametrize(("workers", "bits"), [(1, 2), (2, 4), (7, 4), (8, 8), (127, 8), (128, 16)])
 def test_a_sum_of_signs_has_the_narrowest_field_that_fits(workers: int, bits: int) -> None:
     assert SignSGD().field(workers) == (bits, 1)
+
+
+def test_bfloat16_that_would_be_infinite_is_the_largest() -> None:
+    largest = float(np.uint32(0x7F7F0000).view(np.float32))
+    values, _ = alone(Brain(), np.array([3.4e38, -3.4e38, largest, 1.0], np.float32))
+    assert values.tolist() == [largest, -largest, largest, 1.0]
