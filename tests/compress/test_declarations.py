@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import peelsum.compress
-from peelsum.allreduce import LocalSummation
+from peelsum.allreduce import Allreduce, LocalSummation
 from peelsum.compress import (
     DGC,
     QSGD,
@@ -71,13 +71,20 @@ from peelsum.compress.arguments import Allowed, Argument
         (lambda: summed(TopK(0.1, momentum=0.9), error_feedback=False), "momentum: 0.9 needs error feedback"),
         (lambda: summed(TopK(0.1, clip=1.0), error_feedback=False), "clip: 1.0 needs error feedback; leave"),
         (lambda: summed(3), "compressor: 3 is not a Compressor; give e.g. TopK(0.01)"),
-        (lambda: summed(TopK(0.5)).sum({"x": np.zeros(3)}), "tensors: 'x' is float64; convert it to float32"),
+        (lambda: summed(TopK(0.5)).sum({"x": np.zeros(3)}), "tensors: 'x' is float64; give a float32 array"),
+        (lambda: summed(TopK(0.5)).sum({"x": np.ma.zeros(3, np.float32)}), "tensors: 'x' is masked; give a"),
+        (lambda: summed(TopK(0.5)).sum({1: np.zeros(3, np.float32)}), "tensors: 1 is not a text; give the"),
+        (lambda: summed(TopK(0.5), allreduce=sums()), "allreduce: its average is False; give one with True"),
     ],
 )
 def test_what_cannot_be_used(make, complaint):
     with pytest.raises(ValueError, match=re.escape(complaint)) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+def sums() -> Allreduce:
+    return Allreduce(LocalSummation.group(1)[0], average=False)
 
 
 def summed(compressor, **options):

@@ -13,7 +13,17 @@ from compressors import kept as kept_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peelsum.compress import CompressConfigError, Memory, RandomK, Residual, Threshold, TopK
+from peelsum.allreduce import LocalSummation
+from peelsum.compress import (
+    CompressConfigError,
+    CompressedSum,
+    Dense,
+    Memory,
+    RandomK,
+    Residual,
+    Threshold,
+    TopK,
+)
 from peelsum.compress.memory import Exact
 
 SPARSIFIERS = [
@@ -135,13 +145,13 @@ def test_velocities_are_rounded_to_the_nearest_on_the_grid():
 
 @pytest.mark.parametrize(
     ("numbers", "scales"),
-    [([1.0], [0]), ([1, 2], [0]), ([[1]], [[0]])],
-    ids=["floats", "too few", "matrix"],
+    [([1.0], [0]), ([1, 2], [0]), ([[1]], [[0]]), ([-(2**63)], [0]), ([2**61 + 1], [0]), ([1], [-2000])],
+    ids=["floats", "too few", "matrix", "least", "many bits", "coarse"],
 )
 def test_damaged_residuals_are_refused(numbers, scales):
     kind = np.float64 if isinstance(numbers[0], float) else np.int64
     damaged = Residual(np.array(numbers, kind), np.array(scales, np.int16))
-    with pytest.raises(CompressConfigError, match="residual: w has arrays of other types or sizes"):
+    with pytest.raises(CompressConfigError, match="residual: w has arrays of other types, sizes or ranges"):
         Memory().restore({"w": damaged})
 
 
@@ -153,3 +163,17 @@ def test_momentum_begins_with_no_velocity_and_ends_without_one():
     assert exactly(moving.velocity, moving.scales) == [2, 1]
     assert exactly(moving.numbers, moving.scales) == [1 + 4 + 2, 2 + 1]
     assert moving.grown(np.float32([1, 1]), 0.0).velocity is None
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_sums_over_one_memory_have_steps_of_their_own(broken):
+    """A step that is skipped changes nothing that the other sum has sent or keeps."""
+    (seat,), memory = LocalSummation.group(1), Memory()
+    sums = CompressedSum(seat, TopK(1.0), memory), CompressedSum(seat, Dense(), memory, error_feedback=True)
+    for number, one in enumerate(sums):
+        last = np.float32([np.nan if number == broken else 5])
+        result = one.sum({f"x{number}": np.float32([1, 2, 3]), "y": last})
+        assert result["y"].finite == (number != broken)
+    for number in range(2):
+        left = kept_by(memory.residuals[f"x{number}"])
+        np.testing.assert_array_equal(left, np.float32([1, 2, 3]) * (number == broken))

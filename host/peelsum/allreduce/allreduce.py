@@ -185,6 +185,11 @@ class Allreduce:
         self._failed = False
         self._steps = 0
 
+    @property
+    def average(self) -> bool:
+        """Whether results are divided by the number of workers."""
+        return self._settings.average
+
     def sum(self, tensors: Tensors, *, in_place: bool = False, out: Tensors | None = None) -> StepResult:
         """Return the exact sum of each tensor over all workers.
 

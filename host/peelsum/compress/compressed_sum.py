@@ -86,6 +86,10 @@ class CompressedSum:
         if not isinstance(compressor, Compressor):
             raise CompressConfigError(f"compressor: {compressor!r} is not a Compressor; give e.g. TopK(0.01)")
         compressor.check(summation.workers)
+        if allreduce is not None and allreduce.average != average:
+            raise CompressConfigError(
+                f"allreduce: its average is {allreduce.average}; give one with {average}"
+            )
         self._compressor, self._average = compressor, average
         self._memory = memory or Memory()
         self._feedback = feedback_of(compressor, error_feedback)
@@ -106,19 +110,24 @@ class CompressedSum:
     def sum(self, tensors: Mapping[str, NDArray[np.float32]], step: int | None = None) -> CompressedResult:
         """Return, for each tensor, the sum of what the workers sent; block until all have contributed.
 
-        Tensors are float32 of any shape, and are not modified. `step` is the step's number, from 0; by
-        default, the number of earlier calls. Raises PlanMismatchError if the workers differ,
-        CompressConfigError for another dtype, and the summation's errors. After an error the workers may be
-        out of step, and further calls raise CompressError.
+        Tensors are float32 of any shape, and are not modified. `step` is the step's number, from 0, which
+        tells a step's buckets from the next step's; by default a new one. Raises PlanMismatchError if the
+        workers differ, CompressConfigError for another dtype, and the summation's errors. After an error the
+        workers may be out of step, and further calls raise CompressError.
         """
         if self._failed:
             raise CompressError("sum: an earlier call failed; start again with a new summation")
         for name, tensor in tensors.items():
-            if tensor.dtype != np.float32:
-                raise CompressConfigError(f"tensors: {name!r} is {tensor.dtype}; convert it to float32")
+            if not isinstance(name, str):
+                raise CompressConfigError(f"tensors: {name!r} is not a text; give the tensor a name")
+            if tensor.dtype != np.float32 or isinstance(tensor, np.ma.MaskedArray):
+                kind = "masked" if tensor.dtype == np.float32 else tensor.dtype
+                raise CompressConfigError(f"tensors: {name!r} is {kind}; give a float32 array without a mask")
         self._failed = True
         with self._span("step"):
-            result = self._sum(tensors, self._steps if step is None else step)
+            # Another sum may have ended the memory's last step.
+            number = max(self._steps, self._memory.step + 1) if step is None else step
+            result = self._sum(tensors, number)
             self._note({"step": self._steps, "worker": self._worker_id, "bytes": result.wire_bytes})
         self._failed = False
         self._steps += 1

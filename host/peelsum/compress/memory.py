@@ -34,6 +34,8 @@ Numbers = NDArray[np.int64]
 Scales = NDArray[np.int16]
 #: Bits of a float64's mantissa.
 _MANTISSA_BITS = 53
+#: Scales of doubles are at most this, and those of sums not less than its negative.
+_FINEST = 1100
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,14 +96,19 @@ class Residual:
 
     @property
     def sound(self) -> bool:
-        """Whether its arrays have the types and the one size that the compiled loops rely on."""
+        """Whether its arrays have the types, the one size and the ranges that the compiled loops rely on."""
         arrays: list[tuple[NDArray[Any] | None, type]] = [
             (self.numbers, np.int64),
             (self.scales, np.int16),
             (self.velocity, np.int64),
         ]
         shape = (self.numbers.size,)
-        return all(one is None or (one.dtype == kind and one.shape == shape) for one, kind in arrays)
+        if not all(one is None or (one.dtype == kind and one.shape == shape) for one, kind in arrays):
+            return False
+        numbers = [one for one in (self.numbers, self.velocity) if one is not None and one.size]
+        most = max((max(int(one.max()), -int(one.min())) for one in numbers), default=0)
+        finest = int(np.abs(self.scales.astype(int)).max(initial=0))
+        return most <= 1 << loops.MOST_BITS and finest <= _FINEST
 
     @classmethod
     def empty(cls, elements: int, *, velocity: bool) -> Residual:
@@ -192,16 +199,17 @@ class Memory:
         for name, one in residuals.items():
             if not one.sound:
                 raise CompressConfigError(
-                    f"residual: {name} has arrays of other types or sizes; give what a memory kept"
+                    f"residual: {name} has arrays of other types, sizes or ranges; give what a memory kept"
                 )
         self.residuals = dict(residuals)
-        self._step, self._skipped = -1, False
+        #: The number of the last step, or -1.
+        self.step, self._skipped = -1, False
         #: What the step sent: a residual, the elements, and what they were before.
         self._sent: list[tuple[Residual, Positions, Residual]] = []
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the memory between steps, after which nothing of the last step is put back."""
-        return vars(self) | {"_step": -1, "_sent": []}
+        return vars(self) | {"step": -1, "_sent": []}
 
     def grown(
         self, gradients: Mapping[str, Floats], momentum: float = 0.0, most: float | None = None
@@ -223,8 +231,8 @@ class Memory:
         A gradient that was not finite on some worker, whose `sent` is None, is dropped. A GradScaler skips
         such a step, so what the step's other gradients sent is put back. All workers decide alike.
         """
-        if step != self._step:
-            self._step, self._skipped, self._sent = step, False, []
+        if step != self.step:
+            self.step, self._skipped, self._sent = step, False, []
         kept = {name: one for name in grown if (one := sent[name]) is not None}
         self.residuals |= {name: grown[name] for name in kept}
         contributed = Exact.joined(list(kept.values()), [grown.begins[name] for name in kept])

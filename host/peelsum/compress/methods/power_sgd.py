@@ -94,7 +94,8 @@ class PowerSGD(Compressor):
                 sums = fixed_values(state.summed, state.scratch["bound 0"], state.workers)
                 state.scratch["p"] = p = orthonormal(sums.reshape(rows, self.rank))
                 factor = np.rint((matrix.T @ p).astype(np.float32) / step) * step
-            state.scratch[name] = factor.astype(np.float32).ravel()
+            with np.errstate(over="ignore"):  # the step is then not finite on any worker
+                state.scratch[name] = factor.astype(np.float32).ravel()
         values: Floats = state.scratch[name]
         return values
 
