@@ -1,0 +1,99 @@
+"""Programs of the softswitch's tests: frames for each, groups, and sessions of clones."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from peelsum.softswitch import Switch, load
+
+P4 = Path(__file__).parents[1] / "softswitch" / "p4"
+PORTS = range(1, 10)
+#: Shortest frame sent: ports do not carry shorter ones.
+TAIL = bytes(range(60))
+GROUPS = {3: [(1, 21), (2, 22)], 6: [(1, 1), (2, 2), (3, 3)]}
+SESSIONS = {100: [(4, 11), (5, 12)], 101: [(6, 0)]}
+
+
+def switch_of(name: str, mode: str) -> Switch:
+    """Return a switch that runs a program, with groups and sessions."""
+    switch = Switch(load(P4 / f"{name}.json"), mode)
+    for number, replicas in GROUPS.items():
+        switch.groups.set(number, replicas)
+    for number, replicas in SESSIONS.items():
+        switch.sessions.set(number, replicas)
+    return switch
+
+
+def stack_frames(rng: random.Random) -> Iterator[bytes]:
+    def labels(count: int) -> bytes:
+        rows = [(rng.getrandbits(16), rng.choice([0, 1, 99, 100, 103])) for _ in range(count)]
+        return b"".join(
+            struct.pack(">HB", value, cost << 1 | (n == count - 1)) for n, (value, cost) in enumerate(rows)
+        )
+
+    for op in range(18):
+        for count in (1, 2, 3, 4, 5, 6):
+            # Beyond the valid labels, BMv2 reads the remains of an earlier packet.
+            yield struct.pack(">BBHI", op, rng.randrange(min(count, 4)), 6 if op > 12 else 0, 0) + labels(
+                count
+            )
+    yield struct.pack(">BBHI", 1, 0, 0, 0) + labels(2)[:4]
+
+
+def again_frames(rng: random.Random) -> Iterator[bytes]:
+    for kind in (0, 1, 2, 3, 4, 5, 7, 16, 17, 18, 21, 22, 23, 25, 26, 27):
+        for times in (0, 200, 203):
+            for session in (100, 101, 99):
+                group = rng.choice([0, 3])
+                if kind != 21 or times == 0:
+                    yield struct.pack(">BBHHH", kind, times, session, group, rng.getrandbits(12))
+    yield struct.pack(">BBHHH", 24, 150, 0, 0, 5) + b"\0\xff"
+
+
+def union_frames(rng: random.Random) -> Iterator[bytes]:
+    for op in range(7):
+        for kind in range(4):
+            yield struct.pack(">BBH", op, kind, 6 if op == 6 else 0) + rng.randbytes(6)
+
+
+def hash_frames(rng: random.Random) -> Iterator[bytes]:
+    for op in range(9):
+        for size in (1, 10, 1 << 16, 1 << 32):
+            yield struct.pack(">BBQQ", op, 1, rng.choice([0, 7]), size) + rng.randbytes(24 + 4)
+
+
+def width_frames(rng: random.Random) -> Iterator[bytes]:
+    for op in range(6):
+        for _ in range(8):
+            yield bytes([op]) + rng.choice([bytes(60), b"\xff" * 60, rng.randbytes(60)]) + rng.randbytes(18)
+
+
+def limb_frames(rng: random.Random) -> Iterator[bytes]:
+    marks = [0x0123456789ABCDEF0011223344556677, 1 << 127 | 1, rng.getrandbits(128)]
+    for op in range(8):
+        for x in marks:
+            y = rng.choice([x, rng.getrandbits(128)])
+            yield bytes([op, 0]) + x.to_bytes(16, "big") + y.to_bytes(16, "big") + rng.randbytes(16)
+    for third in (1, 2):
+        yield bytes([0x50, 0x34, third, 9]) + rng.randbytes(4) + bytes([1, 2, 3, 4]) + rng.randbytes(5)
+
+
+MADE = {
+    "stack": stack_frames,
+    "again": again_frames,
+    "unions": union_frames,
+    "hashes": hash_frames,
+    "widths": width_frames,
+    "limbs": limb_frames,
+}
+
+
+def by_port(pairs: Iterable[tuple[int, bytes]]) -> dict[int, list[bytes]]:
+    """Return each port's frames, in order."""
+    out: dict[int, list[bytes]] = {}
+    for port, frame in pairs:
+        out.setdefault(port, []).append(frame)
+    return out
