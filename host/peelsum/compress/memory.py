@@ -172,11 +172,10 @@ class Grown(dict[str, Residual]):
     def __init__(self, sizes: Mapping[str, int], *, velocity: bool) -> None:
         """Make room for gradients of these names and sizes."""
         *begins, end = accumulate(sizes.values(), initial=0)
-        #: All of them, and where each begins in it.
-        self.whole, self.begins = (
-            Residual.empty(end, velocity=velocity),
-            dict(zip(sizes, begins, strict=True)),
-        )
+        #: All of them.
+        self.whole = Residual.empty(end, velocity=velocity)
+        #: Where each begins.
+        self.begins = dict(zip(sizes, begins, strict=True))
         super().__init__(
             (name, self.whole.part(begin, begin + sizes[name])) for name, begin in self.begins.items()
         )
