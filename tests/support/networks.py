@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from patience import PATIENCE_S
 
+from peelsum.softswitch.ports.xdp import XdpSocket
 from peelsum.topology import bmv2, veth
 from peelsum.topology.records import MARKER
 
@@ -107,6 +108,16 @@ def main(scenes: dict[str, Any]) -> None:
     """Run the function named on the command line in a namespace of its own; print its result as JSON."""
     veth.enter_own_namespace()
     print(json.dumps(scenes[sys.argv[1]]()))
+
+
+def xdp_refusal() -> dict[str, str]:
+    """Why this machine's veth has no AF_XDP; empty if it has. A scene for `alone`."""
+    veth.add_wire("switch1", "host1")
+    try:
+        XdpSocket("switch1").close()
+    except OSError as error:
+        return {"why": f"no AF_XDP: {error.strerror}"}
+    return {"why": ""}
 
 
 def exec_in(host: str, *command: str) -> subprocess.Popen[str]:

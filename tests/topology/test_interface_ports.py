@@ -19,7 +19,6 @@ from peelsum.softswitch.ports.interfaces import InterfacePorts, best_method
 from peelsum.softswitch.ports.pacing import Pacer
 from peelsum.softswitch.ports.ring_kernels import unsent
 from peelsum.softswitch.ports.udp import frame_header
-from peelsum.softswitch.ports.xdp import XdpSocket
 from peelsum.softswitch.process import StartError, run
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.topology import veth
@@ -30,19 +29,9 @@ FRAME_BYTES = 1082
 LOST_AFTER_S = 10.0
 
 
-def refusal() -> dict[str, object]:
-    """Why this machine's veth has no AF_XDP; empty if it has."""
-    veth.add_wire("switch1", "host1")
-    try:
-        XdpSocket("switch1").close()
-    except OSError as error:
-        return {"why": f"no AF_XDP: {error.strerror}"}
-    return {"why": ""}
-
-
 @pytest.fixture(scope="module")
 def xdp_refusal() -> str:
-    return str(alone("refusal")["why"])
+    return str(alone("xdp_refusal")["why"])
 
 
 @pytest.fixture
@@ -649,4 +638,4 @@ def test_the_command_line_names_what_it_cannot_read(option: str, message: str) -
 
 
 if __name__ == "__main__":
-    networks.main(globals())
+    networks.main({**globals(), "xdp_refusal": networks.xdp_refusal})

@@ -16,7 +16,6 @@ from program_frames import MADE, PORTS, TAIL, by_port, switch_of
 from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.interface_loop import InterfaceLoop
 from peelsum.softswitch.ports.interfaces import InterfacePorts
-from peelsum.softswitch.ports.xdp import XdpSocket
 from peelsum.softswitch.runtime.switch import Switch
 from peelsum.topology import veth
 
@@ -78,22 +77,12 @@ def exchange() -> dict[str, object]:
     return {"wrong": wrong, "late": len(late), "some": sent > 10, "loop": loop is not None}
 
 
-def refusal() -> dict[str, object]:
-    """Why this machine's veth has no AF_XDP; empty if it has."""
-    veth.add_wire("switch1", "host1")
-    try:
-        XdpSocket("switch1").close()
-    except OSError as error:
-        return {"why": f"no AF_XDP: {error.strerror}"}
-    return {"why": ""}
-
-
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize("method", ["xdp", "packet"])
 def test_frames_leave_interfaces_as_they_leave_the_program(
     method: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if method == "xdp" and (why := networks.alone(__file__, "refusal")["why"]):
+    if method == "xdp" and (why := networks.alone(__file__, "xdp_refusal")["why"]):
         pytest.skip(str(why))
     monkeypatch.setenv("METHOD", method)
     monkeypatch.setenv("PROGRAM", name)
@@ -102,4 +91,4 @@ def test_frames_leave_interfaces_as_they_leave_the_program(
 
 
 if __name__ == "__main__":
-    networks.main(globals())
+    networks.main({**globals(), "xdp_refusal": networks.xdp_refusal})

@@ -34,10 +34,8 @@ def exchange_indexed(
     """Return the sums of the elements that `compressor` chooses; of a tensor that is not finite, of all."""
     with wire.timed("encode"):
         ends = np.cumsum([0, *(one.size for one in offered.values())], dtype=np.int64)
-        whole, begins = (
-            kept_pages.zeros(int(ends[-1]), np.float32),
-            dict(zip(offered, ends[:-1].tolist(), strict=True)),
-        )
+        begins = dict(zip(offered, ends[:-1].tolist(), strict=True))
+        whole = kept_pages.zeros(int(ends[-1]), np.float32)
         sparse = dict(zip(shapes, cut(whole, ends[1:]), strict=True))
         for unit in units:
             if unit.finite:
