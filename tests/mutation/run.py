@@ -114,13 +114,9 @@ AREAS = {
         tuple(
             f"tests/softswitch/test_{name}.py"
             for name in (
-                "arithmetic",
-                "expressions",
-                "programs",
-                "replication",
-                "stacks",
-                "state",
-                "table_entries",
+                *("arithmetic", "expressions", "programs", "replication", "stacks", "state", "table_entries"),
+                *("hashes", "limbs", "loader", "lookup_model", "packets_again", "queues", "register_access"),
+                *("router", "unions", "widths"),
             )
         ),
     ),

@@ -1,6 +1,7 @@
 """Generated 64-bit expressions compared with integers of any size, on random trees of operators."""
 
 import numpy as np
+import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -182,3 +183,9 @@ def test_wide_numbers_limb_by_limb_are_never_refused(expr, other, values):
         text = page.expressions.condition(Binary(op, expr, one))
         expected = (true == meaning(one, values)) == (op == "==")
         assert (bool(plain(text, values)), bool(machine(text, values))) == (expected, expected), text
+
+
+@pytest.mark.parametrize("bits", [Const(0), Const(65), FieldRef("h", "d")])
+def test_casts_to_widths_that_there_are_not_are_refused(bits):
+    with pytest.raises(UnsupportedConstruct, match="operator usat_cast: to more than 64 bits; use up to 64"):
+        Page().expressions.value(Binary("usat_cast", FieldRef("h", "a"), bits))
