@@ -239,7 +239,8 @@ def _ended(
 
 def _fingerprint(area: Area) -> str:
     """Return a digest of the area's tests and sources, on which the result of a mutant depends."""
-    files = [path for folder in (*area.tests, "tests/support") for path in (ROOT / folder).rglob("*.py")]
+    places = [ROOT / one for one in (*area.tests, "tests/support")]
+    files = [path for one in places for path in ([one] if one.is_file() else one.rglob("*.py"))]
     files += ROOT.glob(area.sources)
     contents = b"\0".join(path.read_bytes() for path in sorted(files))
     return hashlib.sha256(contents).hexdigest()

@@ -88,6 +88,19 @@ def test_a_change_is_noticed_also_where_nothing_can_be_imported(
     assert result.fate == fate
 
 
+@pytest.mark.parametrize("named", ["tests", "tests/test_f.py"])
+def test_results_are_kept_while_tests_are_the_same(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
+    (tmp_path / "tests").mkdir()
+    area, seen = harness.Area("*.py", (named,)), set()
+    for text in ("one", "two", "one"):
+        (tmp_path / "tests/test_f.py").write_text(text)
+        seen.add(harness._fingerprint(area))
+    assert len(seen) == 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_is_ended_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
     """Neither the tests that it started, nor their folder, nor a result."""
