@@ -43,7 +43,7 @@ from peelsum.compress.compressor import Compressor, Floats, TensorState, seed_of
 from peelsum.compress.errors import CompressConfigError, CompressError
 from peelsum.compress.exchange import Unit, exchange_additive, exchange_gathered
 from peelsum.compress.indexed import exchange_indexed
-from peelsum.compress.memory import Exact, Grown, Memory, magnitude
+from peelsum.compress.memory import Exact, Grown, Memory, finite_of
 from peelsum.compress.result import CompressedResult, CompressedTensor
 from peelsum.compress.wire import Wire
 from peelsum.summation import Part, Summation, Words
@@ -141,7 +141,7 @@ class CompressedSum:
             flat = {name: np.ascontiguousarray(tensor).reshape(-1) for name, tensor in tensors.items()}
             grown = self._grown(flat) if feedback else None
             offered = flat if grown is None else flat | grown.offer()
-            finite = _finite(flat) if grown is None else grown.keys()
+            finite = set(finite_of(flat)) if grown is None else grown.keys()
             units = self._units(offered, shapes, finite, step)
         summed = self._exchanged(units, offered, shapes, wire, f"{request}/{step}")
         by_name = {one.name: one for one in summed}
@@ -246,10 +246,6 @@ def feedback_of(compressor: Compressor, asked: bool | None) -> bool:
                 f"{field}: {getattr(compressor, field)} needs error feedback; leave out error_feedback=False"
             )
     return feedback
-
-
-def _finite(tensors: Mapping[str, Floats]) -> set[str]:
-    return {name for name, one in tensors.items() if magnitude(one) < math.inf}
 
 
 def _energy(several: Sequence[Floats]) -> float:

@@ -218,7 +218,7 @@ class Memory:
         `momentum` is that of Deep Gradient Compression; `most` limits a gradient's 2-norm.
         Raises CompressConfigError if a residual has another number of elements.
         """
-        finite = {name: one for name, one in gradients.items() if magnitude(one) < math.inf}
+        finite = {name: gradients[name] for name in finite_of(gradients)}
         grown = Grown({name: one.size for name, one in finite.items()}, velocity=bool(momentum))
         for name, one in finite.items():
             grown[name].grow(self._residual(name, one), _clipped(one, most), momentum)
@@ -268,3 +268,8 @@ def magnitude(floats: Floats) -> float:
     """Return the largest magnitude, 0 without floats; infinity if one of them is not finite."""
     bits = np.uint32(loops.float_magnitude(floats.view(np.uint32)))
     return float(bits.view(np.float32)) if bits < loops.NOT_FINITE else math.inf
+
+
+def finite_of(tensors: Mapping[str, Floats]) -> list[str]:
+    """Return the names of the tensors whose elements are all finite, in order."""
+    return [name for name, one in tensors.items() if magnitude(one) < math.inf]
