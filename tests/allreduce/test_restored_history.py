@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from sums_of_floats import FAR, SLOW
 
 from peelsum.allreduce import Allreduce, History
-from peelsum.allreduce.outcome import _uniformly
+from peelsum.allreduce.history_loops import unions
+from peelsum.codec import BLOCK_SIZES
 
 N = 1 << 16
 Floats = NDArray[np.float32]
@@ -106,12 +107,15 @@ def test_what_is_learnt_does_not_depend_on_the_other_tensors(echo: Any) -> None:
 def test_expected_unions_are_the_same_numbers_on_every_processor() -> None:
     """They take only operations that IEEE 754 rounds; NumPy's powers depend on the processor's vectors."""
     rng = np.random.default_rng(3)
-    elements, density = rng.integers(1, 10**6, 1000), rng.random(1000)
-    for found, size, share in zip(
-        _uniformly(elements, density), elements.tolist(), density.tolist(), strict=True
+    elements = rng.integers(10, 10**6, 1000)
+    total, fields = (elements * rng.uniform(0.3, 1, 1000)).astype(np.int64), np.full(1000, 100, np.int32)
+    found, nothing = np.empty((1000, BLOCK_SIZES)), np.zeros((1000, BLOCK_SIZES), np.int64)
+    assert unions(elements, 1000, fields, np.ones(1000, np.int64), total, nothing, found) == (0, 0)
+    for counts, size, share in zip(
+        found.tolist(), elements.tolist(), (total / elements).tolist(), strict=True
     ):
         zeros = 1 - share
-        for b, count in enumerate(found.tolist()):
+        for b, count in enumerate(counts):
             assert count == size / 2**b * (1 - zeros)
             zeros *= zeros
 

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 #: Packages whose `np.empty` is poisoned. Not NumPy's own: Numba looks it up when it compiles.
 PACKAGES = ("peelsum.codec", "peelsum.allreduce")
 #: Modules of compiled loops: Numba takes NumPy itself, so what these allocate is not poisoned.
-COMPILED = tuple(
-    f"peelsum.codec.cpu_{name}"
-    for name in ("block_loops", "index_loops", "loops", "segment_loops", "selection_loops", "sketch_loops")
+COMPILED = (
+    "peelsum.allreduce.history_loops",
+    *(f"peelsum.codec.cpu_{name}_loops" for name in ("block", "index", "segment", "selection", "sketch")),
+    "peelsum.codec.cpu_loops",
 )
 
 

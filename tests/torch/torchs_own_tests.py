@@ -24,7 +24,7 @@ from unittest.mock import patch
 import torch
 from torch.distributed import distributed_c10d
 
-from peelsum import codec
+from peelsum.allreduce.history_loops import warm_up
 from peelsum.torch.process_group import BACKEND
 from peelsum.transport import warming
 
@@ -131,7 +131,7 @@ def main() -> int:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     made = tests_of(asked.backend, asked.ranks)
-    codec.warm_up()  # once, for all processes that are forked
+    warm_up()  # once, for all processes that are forked
     warming.warm_up(LANES)
     names = [
         name

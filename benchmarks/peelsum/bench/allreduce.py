@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce, AllreduceError, Form, Summation, TensorResult
-from peelsum.codec import warm_up
+from peelsum.allreduce.history_loops import warm_up
 from peelsum.topology import Child, ProcessError, Star, end_with_parent, say
 from peelsum.topology.telling import told_of_compiling
 from peelsum.topology.user_errors import reported

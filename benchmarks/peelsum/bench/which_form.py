@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from peelsum.allreduce import Allreduce, Choice, Form, NetworkModel, Settings, Summation, TensorPlan
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.costs import Candidate, Seen, candidates
+from peelsum.allreduce.history_loops import warm_up
 from peelsum.allreduce.plan import FORMS, Layout
 from peelsum.bench.allreduce import settings_of, shared_tensor, wrong_elements
 from peelsum.bench.codec import Support, require_memory, seen, taught
 from peelsum.bench.codec.supports import positions
-from peelsum.codec import warm_up
 from peelsum.simulation import Job, NetworkSection, Scenario, simulate
 from peelsum.summation import Part, Words
 from peelsum.topology import Star

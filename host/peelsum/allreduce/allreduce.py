@@ -174,6 +174,7 @@ class Allreduce:
         direct = getattr(summation, "device", None) is not None
         self._codec = Codec.of(implementation, direct=direct)
         self._memory = self._codec.memory
+        self._on_cpu = isinstance(self._memory, HostMemory)
         self._clock, self._span, self._note = clock, span, note
         #: Names of tensors that were checked in earlier calls.
         self._named_before: set[tuple[str, ...]] = set()
@@ -221,23 +222,25 @@ class Allreduce:
         if self._failed:
             raise InvalidRequestError("sum: an earlier call failed; start again with a new summation")
         named = self._named(tensors)
-        into = self._into(named, in_place, self._named({} if out is None else out))
+        plain = named is tensors and out is None  # as they are, and writable
+        into = named if plain and in_place else self._into(named, in_place, self._named(out or {}))
         self._failed = True
         try:
-            with self._span("step"):
-                result = self._sum(named, into)
+            with self._span("step"), self._begun() as step:
+                result = self._sum(named, into, step)
         except DeviceMemoryError as error:
             self._failed = error.result is None
             raise
         self._failed = False
         return result
 
-    def _sum(self, named: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> StepResult:
+    def _begun(self) -> Step:
         self._steps += 1
-        codec = self._codec
-        on_device = not isinstance(codec.memory, HostMemory)
-        step = Step(self._summation, codec.memory, self._clock, self._span, self._note, keeping=on_device)
-        plan = self._plan(named)
+        keeping = not self._on_cpu
+        return Step(self._summation, self._memory, self._clock, self._span, self._note, keeping=keeping)
+
+    def _sum(self, named: Mapping[str, Tensor], into: Mapping[str, Tensor], step: Step) -> StepResult:
+        codec, plan = self._codec, self._plan(named)
         expected, known = self._expected(plan), plan.request in self._agreed
         if not known:
             self._agree(plan, expected, step)
@@ -245,7 +248,7 @@ class Allreduce:
         try:
             return self._summed(codec, plan, expected, named, into, ahead, step)
         except RuntimeError as error:
-            lacked = self._lacked(error, plan, step) if on_device else None
+            lacked = None if self._on_cpu else self._lacked(error, plan, step)
             if lacked is None:
                 raise
         # The traceback is gone here, and with it what the step had on the device.
@@ -274,17 +277,16 @@ class Allreduce:
         if layout.order:
             tensors = list(named.values())
             with codec.memory.beside(tensors[layout.order[0]]):
-                with step.timed("encode"):
-                    values, out = codec.memory.flat(tensors, [into.get(name) for name in named])
-                    chosen = [values[m] for m in layout.order], [out[m] for m in layout.order]
-                    segments = codec.segments(layout.table, *chosen, workers)
-                    setting = self._setting(codec, plan)
-                    exchange = Exchange(layout, segments, setting)
-                    if expected:
-                        exchange = AheadExchange(layout, segments, setting, expected)
+                step.enter("encode")
+                values, out = codec.memory.flat(tensors, [into.get(name) for name in named])
+                chosen = [values[m] for m in layout.order], [out[m] for m in layout.order]
+                segments = codec.segments(layout.table, *chosen, workers)
+                setting = self._setting(codec, plan)
+                exchange = Exchange(layout, segments, setting)
+                if expected:
+                    exchange = AheadExchange(layout, segments, setting, expected)
                 step.run(exchange.rounds(), ahead, codec.memory)
-                with step.timed("decode"):
-                    outcome.take(exchange)
+                outcome.take(exchange)
         elif ahead:
             step.run(None, ahead, codec.memory)
         return self._finish(outcome, plan, step)
@@ -368,7 +370,7 @@ class Allreduce:
     def _plan(self, named: Mapping[str, Tensor]) -> Plan:
         asked = tuple([(name, tensor.shape, tensor.dtype) for name, tensor in named.items()])
         plan, basis = self._plans.pop(asked, (None, np.empty(0)))
-        if plan is None or self._chooser.changed(plan.keys, basis):
+        if plan is None or self._chooser.history.changed(plan.keys, basis):
             if plan is None:
                 dtype = self._codec.memory.dtype
                 tensors = tuple(
@@ -386,7 +388,11 @@ class Allreduce:
         return plan
 
     def _named(self, tensors: Tensors) -> dict[str, Tensor]:
-        if isinstance(tensors, dict) and self._known_and_plain(tensors):
+        if (
+            isinstance(tensors, dict)
+            and tuple(tensors) in self._named_before
+            and self._memory.plain(tensors.values())
+        ):
             return tensors
         pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
         named: dict[str, Tensor] = {}
@@ -403,16 +409,11 @@ class Allreduce:
             self._named_before.add(tuple(named))
         return named
 
-    def _known_and_plain(self, tensors: dict[str, Tensor]) -> bool:
-        return tuple(tensors) in self._named_before and self._memory.plain(tensors.values())
-
     def _into(
         self, named: Mapping[str, Tensor], in_place: bool, out: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
         """Return the tensors to which results are written, by name."""
         memory = self._memory
-        if in_place and not out and memory.plain(named.values()):
-            return named
         into = {name: one for name, one in named.items() if in_place and memory.overwritable(one)}
         for name, tensor in out.items():
             if name not in named:
@@ -473,19 +474,20 @@ class Allreduce:
         return Part(agreement_words(plan.digest_at(self._steps, agreed_on)), "or", check)
 
     def _finish(self, outcome: Outcome, plan: Plan, step: Step) -> StepResult:
-        lanes = self._summation.lanes
+        step.enter(None)
+        lanes, tally = self._summation.lanes, outcome.tally
         wire_bytes = step.chunks * packet_bytes(lanes)
         numbers = {"step": self._steps, "worker": self._summation.worker_id}
         self._note({**numbers, "chunks": step.chunks, "bytes": wire_bytes})
         return StepResult(
             tensors=outcome.results(),
-            tally=outcome.tally,
+            tally=tally,
             contributions=outcome.contributions,
             digest=plan.digest,
             ahead=plan.ahead,
             exchanges=step.exchanges,
             wire_bytes=wire_bytes,
-            dense_bytes=-(-outcome.tally.elements // lanes) * packet_bytes(lanes),
+            dense_bytes=-(-tally.elements // lanes) * packet_bytes(lanes),
             encode_s=step.seconds["encode"],
             network_s=step.seconds["exchange"],
             decode_s=step.seconds["decode"],

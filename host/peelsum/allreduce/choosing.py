@@ -93,6 +93,9 @@ class Chooser:
         self.sparse_form: Form = "compact" if values == "auto" else values
         self.history = history or History()
         self._cheapest = lru_cache(_KEPT)(self._chosen)
+        #: Returns, by the tensors' keys, whether each one's next choice depends on where its non-zeros are:
+        #: int64[tensors].
+        self.wanted = lru_cache(_KEPT)(self._asked)
 
     def __str__(self) -> str:
         """Return all settings as text; two choosers with equal text make equal choices."""
@@ -109,14 +112,6 @@ class Chooser:
                 f"forms: {unknown[0]!r} is not a tensor; there are {', '.join(known) or 'none'}; "
                 "correct it, or pass all tensors' names as `names` if a call has only some of them"
             )
-
-    def changed(self, keys: tuple[Key, ...], basis: NDArray[np.float64]) -> bool:
-        """Return whether a tensor's union differs from the one for which its form was chosen, of `basis`.
-
-        Another `Allreduce`, or a step with other tensors, may have chosen for another union since.
-        """
-        history = self.history
-        return bool(history.differ(keys).any()) or not np.array_equal(history.basis(keys), basis)
 
     def choose(
         self, tensors: Sequence[TensorPlan], settings: Settings
@@ -160,7 +155,7 @@ class Chooser:
         keys, table = layout.keys, layout.table
         fields = kept_pages.empty(int(table.blocks[-1]), np.int32)
         cpu_block_loops.expect(self.history.levels(keys, table), table.blocks, fields)
-        most, first = self.history.most(keys), table.dense
+        (most, exceeded), first = self.history.most(keys), table.dense
         seen = [Seen(tuple(most[part.segments].sum(axis=0).tolist())) for part in layout.parts]
         # More that pass an index, which was chosen for fewer, are refined: no sketch has room for them.
         passed = [
@@ -171,16 +166,15 @@ class Chooser:
         if count < MANY_CANDIDATES:
             count += math.ceil(_DEVIATIONS * math.sqrt(count))
         numbers = int(table.begins[first]) + count
-        wide = min(_WIDE_MORE, numbers) + math.ceil(_WIDE_SPARE * self.history.wide(keys))
+        wide = min(_WIDE_MORE, numbers) + math.ceil(_WIDE_SPARE * exceeded)
         sketch = SketchLayout.sized(count, seed, settings.cells(count))
         upper = SketchLayout.sized(wide, seed, settings.cells(MANY_CANDIDATES))  # there is room already
         return Expected(fields, sketch, upper, count, wide)
 
-    def wanted(self, keys: tuple[Key, ...]) -> NDArray[np.bool_]:
-        """Return whether each tensor's next choice depends on where its non-zeros are: bool[tensors]."""
+    def _asked(self, keys: tuple[Key, ...]) -> NDArray[np.int64]:
         if not self._forms:
-            return np.full(len(keys), self._default != "dense")
-        return np.array([self._forms.get(name, self._default) != "dense" for name, _ in keys], np.bool_)
+            return np.full(len(keys), self._default != "dense", np.int64)
+        return np.array([self._forms.get(name, self._default) != "dense" for name, _ in keys], np.int64)
 
     def _chosen(
         self, form: RequestedForm, elements: int, seen: Seen | None, settings: Settings, ahead: bool

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.allreduce import history_loops
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.exchange import Exchange, Wide
 from peelsum.allreduce.history import Learned
@@ -19,8 +20,6 @@ from peelsum.codec.block_scales import ZERO
 from peelsum.codec.cpu import occupied
 from peelsum.codec.segments import ROW, Counts
 
-#: Above this density, the positions of the non-zeros do not affect the choice of a form.
-_DENSE = 1 / 4
 _Numbers = NDArray[np.int64]
 
 
@@ -39,9 +38,7 @@ class Outcome:
         self._values: list[Any] = []
         #: Candidates, cells and left-over of the sketch.
         self._sketch = 0, 0, 0
-        #: Each tensor's segment, or -1 without elements.
-        self._segments = np.full(len(plan.tensors), -1)
-        self._segments[plan.layout.order] = np.arange(count)
+        self._segments = plan.layout.segments
 
     def take(self, exchange: Exchange) -> None:
         """Decode the sums of an exchange that has ended, and tell the chooser what they show."""
@@ -83,26 +80,22 @@ class Outcome:
         table, counts = layout.table, self._counts
         wanted = self._chooser.wanted(layout.keys)
         # Sums that are not 0 count, not candidates: these depend on seeds, and on the filter's other tensors.
-        sparse = np.arange(len(table)) >= table.dense
-        asked, found = wanted & sparse & (counts.sent > 0), counts.total
-        if asked.any():
-            counted = exchange.codec.occupied(exchange.sparse, asked.astype(np.int64))
-            found = np.where(sparse, counted[:, 0], found)
-        density = np.where(wanted, found / table.elements, 1.0)
-        density[self._fields == ZERO] = 0.0
-        seen = _uniformly(table.elements, density)
-        close = (density <= _DENSE) & (density > 0)
-        if asked.any():
-            seen[asked & close] = counted[asked & close]
-        ends = np.cumsum(counts.sent)
-        few = np.flatnonzero(close & ~sparse).tolist()
-        sums = self._memory.on_host(exchange.dense) if few else np.empty(0, np.int32)
-        for s in few:
-            seen[s] = occupied(np.flatnonzero(sums[ends[s] - counts.sent[s] : ends[s]]))
+        counted = np.zeros((len(table), BLOCK_SIZES), np.int64)
+        if len(exchange.sparse):
+            counted = exchange.codec.occupied(exchange.sparse, wanted)
+        seen = np.empty((len(table), BLOCK_SIZES))
+        found, few = history_loops.unions(
+            table.elements, table.dense, self._fields, wanted, counts.total, counted, seen
+        )
+        if few:
+            ends = np.cumsum(counts.sent)
+            sums = self._memory.on_host(exchange.dense)
+            for s in np.flatnonzero(seen[:, 0] < 0).tolist():
+                seen[s] = occupied(np.flatnonzero(sums[ends[s] - counts.sent[s] : ends[s]]))
         wide = np.zeros(len(table))
         for s, one in self._wide.items():
             wide[s] = len(one.elements) if s < table.dense else np.count_nonzero(one.totals)
-        again = exchange.again(int(found[sparse].sum()), int(wide.sum()))
+        again = exchange.again(found, int(wide.sum()))
         step = Learned(self._fields != NON_FINITE, seen, exchange.levels, wide, again)
         self._chooser.history.learn(layout.keys, table, step)
 
@@ -112,19 +105,34 @@ class Outcome:
 
     @property
     def tally(self) -> Tally:
-        """Counts of the step's tensors, without arrays of elements."""
-        plan = self._plan
-        non_finite = int(np.count_nonzero(self._fields == NON_FINITE))
-        rest = self._segments, self._fields, self._lowest(), self._divisor
-        elements = int(plan.layout.table.begins[-1])
+        """Counts of the step's tensors."""
         return Tally(
-            plan.names,
+            self._plan.names,
             self._words_by_name,
-            elements,
-            non_finite,
+            int(self._plan.layout.table.begins[-1]),
+            int(np.count_nonzero(self._fields == NON_FINITE)),
             *self._sketch,
-            lambda: _tallies(plan, *rest, self._exact),
+            self._tallies,
         )
+
+    def _tallies(self) -> dict[str, TensorTally]:
+        plan, fields, lowest, counts = self._plan, self._fields, self._lowest(), self._exact
+        tallies, dense = {}, plan.layout.table.dense
+        for tensor, s in zip(plan.tensors, self._segments.tolist(), strict=True):
+            bound = share = own = 0.0
+            summed = s >= 0 and fields[s] not in (ZERO, NON_FINITE)
+            if summed:
+                found = counts.total[s] if s < dense else counts.sent[s]
+                bound = FixedPoint(int(lowest[s])).error_bound(plan.workers, self._divisor)
+                share, own = float(found / tensor.elements), float(counts.own[s] / tensor.elements)
+            elif s >= 0 and fields[s] == NON_FINITE:
+                bound, share, own = math.inf, math.nan, math.nan
+            index = tensor.choice.index if s >= 0 else None  # none is sent without elements
+            block = tensor.choice.scale_block if summed else None
+            tallies[tensor.name] = TensorTally(
+                tensor.elements, tensor.choice.form, index.form if index else None, share, own, bound, block
+            )
+        return tallies
 
     def contributions(self) -> dict[str, Contribution]:
         """Return what this worker contributed to the sum of each tensor, by name."""
@@ -262,42 +270,6 @@ def _words_of(exchange: Exchange, counts: Counts) -> _Numbers:
     words[first:] += np.diff(exchange.value_words * cut // max(int(cut[-1]), 1))
     words += np.diff(exchange.beside_words * table.begins // table.begins[-1])
     return words
-
-
-def _uniformly(elements: _Numbers, density: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what is expected of tensors whose elements are non-zero with these probabilities."""
-    seen, zeros = np.empty((elements.size, BLOCK_SIZES)), 1 - density
-    for b in range(BLOCK_SIZES):
-        seen[:, b] = elements / 2.0**b * (1 - zeros)
-        zeros = zeros * zeros  # NumPy's powers differ between processors, whose workers must choose alike
-    return seen
-
-
-def _tallies(
-    plan: Plan,
-    segments: _Numbers,
-    fields: NDArray[np.int32],
-    lowest: NDArray[np.int32],
-    divisor: int,
-    counts: Counts,
-) -> dict[str, TensorTally]:
-    """Return each tensor's tally, by name."""
-    tallies, dense = {}, plan.layout.table.dense
-    for tensor, s in zip(plan.tensors, segments.tolist(), strict=True):
-        bound = share = own = 0.0
-        summed = s >= 0 and fields[s] not in (ZERO, NON_FINITE)
-        if summed:
-            found = counts.total[s] if s < dense else counts.sent[s]
-            bound = FixedPoint(int(lowest[s])).error_bound(plan.workers, divisor)
-            share, own = float(found / tensor.elements), float(counts.own[s] / tensor.elements)
-        elif s >= 0 and fields[s] == NON_FINITE:
-            bound, share, own = math.inf, math.nan, math.nan
-        index = tensor.choice.index if s >= 0 else None  # none is sent without elements
-        block = tensor.choice.scale_block if summed else None
-        tallies[tensor.name] = TensorTally(
-            tensor.elements, tensor.choice.form, index.form if index else None, share, own, bound, block
-        )
-    return tallies
 
 
 def _empty(plan: Plan, number: int, divisor: int, memory: Memory) -> TensorResult:

@@ -139,6 +139,9 @@ class Layout:
         #: The numbers of the tensors in the order of their segments; those without elements have none.
         self.order = [*dense, *chain.from_iterable(parts.values())]
         chosen = [tensors[number] for number in self.order]
+        #: The segment of each tensor, or -1 without elements: int64[tensors].
+        self.segments = np.full(len(tensors), -1)
+        self.segments[self.order] = np.arange(len(self.order))
         #: The keys of the tensors, in the order of their segments.
         self.keys = tuple(tensor.key for tensor in chosen)
         self.table = Table(

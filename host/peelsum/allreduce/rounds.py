@@ -29,8 +29,8 @@ Note = Callable[[Mapping[str, int]], None]
 class Step:
     """One step over a summation, with its cost so far: `exchanges`, `chunks` sent, and seconds in each phase.
 
-    memory: the one in which words travel. keeping: whether the sums of every round are kept, so that another
-    exchange can go on from there.
+    Entered as a context, it leaves the phase that an error ends. memory: the one in which words travel.
+    keeping: whether the sums of every round are kept, so that another exchange can go on from there.
     """
 
     def __init__(
@@ -43,18 +43,40 @@ class Step:
         *,
         keeping: bool = False,
     ) -> None:
-        self._summation, self.memory, self.clock, self.span = summation, memory, clock, span
-        self._note, self._keeping = note, keeping
+        self._summation, self.memory, self._clock = summation, memory, clock
+        self._span, self._note, self._keeping = None if span is nullcontext else span, note, keeping
         #: The OR-ed and the added words of each round so far.
         self._past: list[tuple[Words, Words]] = []
         #: Whether the backend has begun a sum and has not returned it.
         self.summing = False
         self.chunks = self.exchanges = 0
         self.seconds: dict[Phase, float] = {"encode": 0.0, "exchange": 0.0, "decode": 0.0}
+        self._phase: Phase | None = None
+        self._within: AbstractContextManager[object] | None = None
+        self._began = 0.0
 
-    def timed(self, phase: Phase) -> AbstractContextManager[object]:
-        """Return a context that adds the time of its body to the phase, unless the body raises."""
-        return _Timed(self, phase)
+    def __enter__(self) -> Step:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if self._within is not None:
+            self._within.__exit__(kind, error, traceback)
+
+    def enter(self, phase: Phase | None) -> None:
+        """End the phase before, if there is one, and begin another, or none."""
+        if phase == self._phase:
+            return
+        now = self._clock()
+        if self._phase is not None:
+            self.seconds[self._phase] += now - self._began
+        self._phase, self._began = phase, now
+        if self._span is not None:
+            before, self._within = self._within, None
+            if before is not None:
+                before.__exit__(None, None, None)
+            if phase is not None:
+                self._within = self._span(phase)
+                self._within.__enter__()
 
     def run(self, rounds: Rounds | None, ahead: Sequence[Part], room: Memory) -> None:
         """Run all rounds of an exchange, if there is one, whose arrays lie in `room`.
@@ -62,37 +84,36 @@ class Step:
         The parts `ahead` are sent before those of the first round. If the step has had rounds, the exchange
         goes through them again: nothing is sent, and the sums are the same.
         """
-        asked, past = None, iter(self._past)
+        past = iter(self._past)
         ahead = () if self._past else ahead
-        if rounds is not None:
-            with self.timed("encode"):
-                asked = next(rounds)
+        asked = None if rounds is None else next(rounds)
         while asked is not None or ahead:
             if (before := next(past, None)) is not None and asked is not None:
-                with self.timed("encode"):  # for the exchange alone: it takes no memory of a device
-                    asked.write(room.words(asked.or_words), room.words(asked.add_words))
+                # For the exchange alone: it takes no memory of a device.
+                asked.write(room.words(asked.or_words), room.words(asked.add_words))
                 ored, added = before
             else:
                 ored, added = self._summed(asked, ahead, room)
             if rounds is None:
                 return
-            with self.timed("decode"):
-                try:
-                    asked, ahead = rounds.send(self._received(ored, added, room)), ()
-                except StopIteration:
-                    return
+            self.enter("decode")
+            try:
+                asked, ahead = rounds.send(self._received(ored, added, room)), ()
+            except StopIteration:
+                return
+            self.enter("encode")
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """Call `Summation.sum_words`, measure it, and run each part's check, in case the backend did not."""
-        with self.timed("exchange"):
-            self.summing = True
-            results = self._summation.sum_words(parts)
-            self.summing = False
-            lanes = self._summation.lanes
-            chunks = 0
-            for part in parts:
-                chunks += -(-len(part.words) // lanes)
-            self._note({"chunks": chunks, "bytes": chunks * packet_bytes(lanes)})
+        self.enter("exchange")
+        self.summing = True
+        results = self._summation.sum_words(parts)
+        self.summing = False
+        lanes = self._summation.lanes
+        chunks = 0
+        for part in parts:
+            chunks += -(-len(part.words) // lanes)
+        self._note({"chunks": chunks, "bytes": chunks * packet_bytes(lanes)})
         self.chunks += chunks
         self.exchanges += 1
         for part, result in zip(parts, results, strict=True):
@@ -104,8 +125,7 @@ class Step:
         """Write the words of a round, and sum them."""
         sent: list[Part] = []
         if asked is not None:
-            with self.timed("encode"):
-                ored, added = self._written(asked, room)
+            ored, added = self._written(asked, room)
             both = Part(ored, "or"), Part(added, "add")
             sent = [part for part in both if len(part.words)]
         totals = self.sum_words([*ahead, *sent])[len(ahead) :]
@@ -136,22 +156,3 @@ class Step:
             ored, added = self.memory.on_host(ored), self.memory.on_host(added)
             return Sums(ored, added, ored)
         return Sums(room.receive(ored), room.receive(added), ored)
-
-
-class _Timed:
-    """The context of one phase: a generator's would take six times as many calls."""
-
-    def __init__(self, step: Step, phase: Phase) -> None:
-        self._step, self._phase = step, phase
-        self._span = None if step.span is nullcontext else step.span(phase)
-
-    def __enter__(self) -> None:
-        if self._span is not None:
-            self._span.__enter__()
-        self._started = self._step.clock()
-
-    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        if kind is None:
-            self._step.seconds[self._phase] += self._step.clock() - self._started
-        if self._span is not None:
-            self._span.__exit__(kind, *error)

@@ -194,6 +194,16 @@ def read(
 
 
 @compiled
+def add_up(table: _Table, counts: NDArray[np.int64]) -> None:
+    """Add the counts of pieces up to those of segments, as `Counts`: int64[3, segments], zero on entry."""
+    for p in range(table.shape[0]):
+        row = table[p]
+        counts[0, row[Column.SEGMENT]] += row[Column.OWN]
+        counts[1, row[Column.SEGMENT]] += row[Column.TOTAL]
+        counts[2, row[Column.SEGMENT]] += row[Column.COUNT]
+
+
+@compiled
 def occupied(table: _Table, union: Words, sparse: _Integers, wanted: Numbers, out: _Table) -> None:
     """Add the blocks of 2**b elements whose sum is not all 0 to out[segment, b], for `wanted` segments.
 

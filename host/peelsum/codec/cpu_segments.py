@@ -125,21 +125,19 @@ class CpuSegments:
 
     def counts(self, dense: Integers, sparse: Integers, own: tuple[Integers, Integers]) -> Counts:
         """See `SegmentCodec.counts`."""
-        return Counts(*self._of_segments([_C.OWN, _C.TOTAL, _C.COUNT]))
+        return Counts(*self._counted())
 
     @property
     def sent(self) -> NDArray[np.int64]:
         """See `SegmentCodec.sent`."""
-        sent: NDArray[np.int64] = self._of_segments([_C.COUNT])[0]
+        sent: NDArray[np.int64] = self._counted()[2]
         return sent
 
-    def _of_segments(self, columns: Sequence[int]) -> NDArray[np.int64]:
-        """Return columns of the pieces, added up for each segment: int64[columns, segments]."""
-        found = self._pieces[:, columns]
-        if len(self._pieces) != len(self._table):
-            firsts = np.searchsorted(self._of, np.arange(len(self._table)))
-            found = np.add.reduceat(found, firsts, axis=0)
-        return found.T
+    def _counted(self) -> NDArray[np.int64]:
+        """Return the counts of the pieces, added up for each segment: int64[len(Counts), segments]."""
+        counts = np.zeros((3, len(self._table)), np.int64)
+        loops.add_up(self._pieces, counts)
+        return counts
 
     def occupied(self, sparse: Integers, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
         """See `SegmentCodec.occupied`."""

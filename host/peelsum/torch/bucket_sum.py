@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from peelsum.allreduce import Allreduce, DeviceMemoryError, History, StepResult, Summation, measured
+from peelsum.allreduce.history_loops import warm_up
 from peelsum.allreduce.plan import SUPPORTED_DTYPES, unsupported_dtype
-from peelsum.codec import warm_up
 from peelsum.compress import CompressedResult, CompressedSum, Memory
 from peelsum.compress.loops import warm_up as warm_up_compressing
 from peelsum.flexible import Method, SwitchPath

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import (
 )
 from torch.distributed.distributed_c10d import default_pg_timeout
 
-from peelsum.codec import warm_up
+from peelsum.allreduce.history_loops import warm_up
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.gloo_calls import by_gloo
 from peelsum.torch.host_memory import Bucket

@@ -48,7 +48,7 @@ def command(
 ) -> None:
     """Train as one worker of the demo, which `peelsum demo` starts and later sends its seat."""
     from peelsum.allreduce import AllreduceError
-    from peelsum.codec import warm_up
+    from peelsum.allreduce.history_loops import warm_up
     from peelsum.transport import TransportError
 
     told_of_compiling(child=True)("")  # report before PyTorch loads, which takes long
@@ -110,7 +110,7 @@ def _train(
 ) -> None:
     """Train in the form, then again with dense gradients; report each step, and each training's packets."""
     from peelsum.allreduce import Allreduce
-    from peelsum.codec import warm_up
+    from peelsum.allreduce.history_loops import warm_up
     from peelsum.transport.seats import plug_in
 
     warm_up()
