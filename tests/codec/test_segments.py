@@ -65,7 +65,11 @@ class Run:
         assert (numbers[-64:] == 0x5A5A5A5A).all()
         sums = own.copy()
         sums[rng.random(sums.size) < rng.choice([0.2, 0.9])] = 0  # as if another worker had the opposite
-        results = codec.read(sums[:dense], sums[dense:], workers)
+        some = np.flatnonzero(rng.random(int(table.begins[-1])) < rng.choice([0, 0.01, 0.5]))
+        found_at = codec.values_at(some)  # -0.0 may be 0.0 by now
+        wide = some[rng.random(some.size) < 0.5]
+        given = rng.standard_normal(wide.size).astype(np.float32)
+        results = codec.read(sums[:dense], sums[dense:], workers, (wide, given) if seed % 2 else None)
         for result, asked, before in zip(results, out, values, strict=True):
             assert asked is None or result is asked
             assert result.size == before.size
@@ -79,7 +83,7 @@ class Run:
         occupied = codec.occupied(sums[dense:], wanted)
         results = [np.where(np.isnan(one), np.float32(np.nan), one) for one in results]
         self.found = [words, bitmap, codec.fields, codec.scales, own, *counts, occupied]
-        self.found += [one.view(np.uint32) for one in results]
+        self.found += [one.view(np.uint32) for one in [found_at + np.float32(0), *results]]
 
     @staticmethod
     def _places(codec: Any, table: Table, bitmap: Any) -> Any:
@@ -112,6 +116,24 @@ def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("seed", range(60))
 def test_words_and_results_are_those_of_the_reference(seed: int) -> None:
     compare(tables(np.random.default_rng(seed)), seed, [1, 2, 3, 32][seed % 4])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_elements_of_flagged_blocks_are_located(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    table = tables(rng)
+    flags = rng.random(int(table.blocks[-1])) < rng.choice([0, 0.1, 1])
+    wanted, element, block, row = [], 0, 0, 0
+    for s, one in enumerate(table.segments):
+        for i in range(one.elements):
+            if flags[block + i // one.block]:
+                wanted.append((element + i, s, block + i // one.block, ROW * row + i))
+        element, block = element + one.elements, block + -(-one.elements // one.block)
+        row += -(-one.elements // ROW)
+    found = table.located(flags)
+    assert list(zip(*(part.tolist() for part in found), strict=True)) == wanted
+    some = np.flatnonzero(rng.random(len(wanted)) < 0.5)
+    assert found.take(some).places.tolist() == [wanted[i][3] for i in some.tolist()]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -23,7 +23,7 @@ from peelsum.allreduce.exchange import Exchange, Round, Rounds, Setting, Sums, W
 from peelsum.allreduce.plan import Layout
 from peelsum.codec import SketchLayout, cpu_block_loops, kernels
 from peelsum.codec.cpu import frozen
-from peelsum.codec.segments import ROW, Integers, SegmentCodec
+from peelsum.codec.segments import ROW, Integers, Located, SegmentCodec
 from peelsum.summation import Words
 
 _Places = NDArray[np.int64]
@@ -78,16 +78,15 @@ class AheadExchange(Exchange):
             yield from self._refine(refined, passed)
             places, left = self._narrowed(places, left)
         again, above = self._elements(far), self._elements(exceeding)
-        parts = np.zeros(len(above), np.int32)
+        parts = np.zeros(len(above.elements), np.int32)
         words = self._memory.on_host(sums.added[self._border + self.cells :])
-        lost = kernels().sketch_decode(upper, words, table.places_of(above), parts)
-        at = table.blocks_at(above)
-        near = ~far[at] & (self.levels[at] > 0)
-        lost, wide, own = lost[near[lost]], above[near], self._numbers(above)
+        lost = kernels().sketch_decode(upper, words, above.places, parts)
+        near = ~far[above.blocks] & (self.levels[above.blocks] > 0)
+        lost, wide, own = lost[near[lost]], above.take(near), self._numbers(above)
         self._renew(far, wide, own[near], places)
         self.left_over = len(left)
         self.beside_words += upper.cells + len(lost)
-        if len(again) + len(left) + len(lost):
+        if len(again.elements) + len(left) + len(lost):
             yield from self._again(self._places(again, places), left, (parts, lost, own))
         self.wide = Wide(wide, self._totals(wide, places, parts[near]), own[near])
 
@@ -108,19 +107,18 @@ class AheadExchange(Exchange):
         codec.write_dense(self.own_dense)
         codec.gather(sparse)
         places = ops.positions(self._own, ROW * len(self._own), count=count)
-        elements = self.layout.table.elements_of(np.flatnonzero(exceeding))
-        elements = elements[codec.values_at(elements) != 0]
-        numbers = self._numbers(elements)
-        self._put(numbers, elements, places, sparse)
+        above = self.layout.table.located(exceeding)
+        above = above.take(np.flatnonzero(codec.values_at(above.elements)))
+        numbers = self._numbers(above)
+        self._put(numbers, above, places, sparse)
         if self.cells:
             ops.sketch_encode(self._expected.sketch, places, sparse, added[dense : dense + self.cells])
-        self._write_upper(elements, numbers, added[dense + self.cells :])
+        self._write_upper(above, numbers, added[dense + self.cells :])
 
-    def _write_upper(self, elements: _Places, numbers: _Places, out: Words) -> None:
+    def _write_upper(self, above: Located, numbers: _Places, out: Words) -> None:
         upper, words = self._upper(numbers), np.empty(len(out), np.uint32)
         sent = np.flatnonzero(upper)
-        where = self.layout.table.places_of(elements[sent])
-        kernels().sketch_encode(self._expected.upper, where, upper[sent], words)
+        kernels().sketch_encode(self._expected.upper, above.places[sent], upper[sent], words)
         out[:] = self._memory.receive(words)
 
     def _judge(self, words: Words) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -186,46 +184,43 @@ class AheadExchange(Exchange):
         missing = table.elements[: table.dense] - self.codec.sent[: table.dense]
         return np.concatenate([[0], np.cumsum(missing), np.zeros(len(table) - table.dense, np.int64)])
 
-    def _elements(self, blocks: NDArray[np.bool_]) -> _Places:
+    def _elements(self, blocks: NDArray[np.bool_]) -> Located:
         """Return the elements of blocks whose numbers are sent: all of dense ones, candidates of others."""
-        found = self.layout.table.elements_of(np.flatnonzero(blocks))
-        sparse = found >= self._border
-        if sparse.any():
-            bits = self.layout.table.places_of(found[sparse]) - self._first
-            words = self._memory.on_host(self.union[self._memory.placed(bits // ROW)])
-            sparse[sparse] = words >> (bits % ROW).astype(np.uint32) & np.uint32(1) == 0
-            found = found[~sparse]
-        return found
+        found = self.layout.table.located(blocks)
+        border = int(np.searchsorted(found.elements, self._border))
+        if border == len(found.elements):
+            return found
+        bits = found.places[border:] - self._first
+        words = self._memory.on_host(self.union[self._memory.placed(bits // ROW)])
+        sent = words >> (bits % ROW).astype(np.uint32) & np.uint32(1) != 0
+        return found.take(np.concatenate([np.ones(border, np.bool_), sent]))
 
-    def _places(self, elements: _Places, places: _Places) -> tuple[Any, Any]:
+    def _places(self, at: Located, places: _Places) -> tuple[Any, Any]:
         """Return where the numbers of elements are, in the dense and in the sparse vector's, in memory."""
-        table, memory = self.layout.table, self._memory
-        dense = elements < self._border
-        skipped = self._skipped()[table.segments_at(elements[dense])]
-        wanted = memory.placed(table.places_of(elements[~dense]) - self._first)
-        return memory.placed(elements[dense] - skipped), memory.search(places, wanted)
+        memory, border = self._memory, int(np.searchsorted(at.elements, self._border))
+        dense = at.elements[:border] - self._skipped()[at.segments[:border]]
+        return memory.placed(dense), memory.search(places, memory.placed(at.places[border:] - self._first))
 
-    def _numbers(self, elements: _Places) -> _Places:
+    def _numbers(self, at: Located) -> _Places:
         """Return this worker's numbers of elements, or 0 for those that no upper part could hold."""
-        scales = self._scales[self.layout.table.blocks_at(elements)]
-        with np.errstate(over="ignore", invalid="ignore"):
-            numbers = np.rint(np.ldexp(self.codec.values_at(elements).astype(np.float64), scales))
-            fit = np.abs(numbers) < 2.0 ** (2 * self._bits - 1)
-        return np.where(fit, numbers, 0.0).astype(np.int64)
+        numbers = np.empty(len(at.elements), np.int64)
+        values = self.codec.values_at(at.elements)
+        cpu_block_loops.numbers_of(values, at.blocks, self._scales, self._bits, numbers)
+        return numbers
 
     def _upper(self, numbers: _Places) -> Integers:
         return (numbers + (1 << self._bits - 1) >> self._bits).astype(np.int32)
 
-    def _put(self, numbers: _Places, elements: _Places, places: _Places, sparse: Integers) -> None:
+    def _put(self, numbers: _Places, at: Located, places: _Places, sparse: Integers) -> None:
         """Write the lower words of this worker's numbers of some elements."""
-        if not len(elements):
+        if not len(numbers):
             return
-        lower, dense = (numbers % _WORD).astype(np.uint32).view(np.int32), elements < self._border
-        at_dense, at_sparse = self._places(elements, places)
-        self.own_dense[at_dense] = self._memory.placed(lower[dense])
-        sparse[at_sparse] = self._memory.placed(lower[~dense])
+        lower, (in_dense, in_sparse) = (numbers % _WORD).astype(np.uint32), self._places(at, places)
+        lower, border = lower.view(np.int32), len(in_dense)
+        self.own_dense[in_dense] = self._memory.placed(lower[:border])
+        sparse[in_sparse] = self._memory.placed(lower[border:])
 
-    def _renew(self, far: NDArray[np.bool_], wide: _Places, own: _Places, places: _Places) -> None:
+    def _renew(self, far: NDArray[np.bool_], wide: Located, own: _Places, places: _Places) -> None:
         """Write this worker's numbers by the step's scales; those of the elements `wide` are `own`."""
         if far[: self.layout.table.blocks[self.layout.table.dense]].any():
             self.own_dense = self._memory.integers(len(self.own_dense))
@@ -257,15 +252,13 @@ class AheadExchange(Exchange):
         self.value_words += len(sparse)
         self.beside_words += len(dense)
 
-    def _totals(self, wide: _Places, places: _Places, upper: Integers) -> _Places:
+    def _totals(self, wide: Located, places: _Places, upper: Integers) -> _Places:
         """Return sums of the elements `wide`, from their lower words and the sums of upper parts."""
-        if not len(wide):
+        if not len(upper):
             return np.empty(0, np.int64)
-        memory, dense = self._memory, wide < self._border
-        at_dense, at_sparse = self._places(wide, places)
-        lower = np.empty(len(wide), np.int64)
-        lower[dense] = memory.on_host(self.dense[at_dense]).view(np.int32)
-        lower[~dense] = memory.on_host(self.sparse[at_sparse]).view(np.int32)
+        memory, (in_dense, in_sparse) = self._memory, self._places(wide, places)
+        parts = memory.on_host(self.dense[in_dense]), memory.on_host(self.sparse[in_sparse])
+        lower = np.concatenate([one.view(np.int32) for one in parts]).astype(np.int64)
         above = upper.astype(np.int64) << self._bits
         below: _Places = (lower - above + _WORD // 2) % _WORD - _WORD // 2
         return above + below

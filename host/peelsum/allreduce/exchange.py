@@ -20,15 +20,15 @@ from peelsum.allreduce.indexes import BloomIndex
 from peelsum.allreduce.plan import Form, IndexPart, Layout, Settings, by_form
 from peelsum.codec import Kernels, Memory, SketchLayout, cpu_block_loops
 from peelsum.codec.cpu import frozen
-from peelsum.codec.segments import Integers, SegmentCodec
+from peelsum.codec.segments import Integers, Located, SegmentCodec
 from peelsum.summation import Words
 
 
 class Wide(NamedTuple):
     """Elements whose sums may need more than 32 bits."""
 
-    elements: NDArray[np.int64]
-    """int64[k]: numbers of the elements among those of all segments, ascending."""
+    at: Located
+    """The elements, k of them."""
     totals: NDArray[np.int64]
     """int64[k]: sums."""
     own: NDArray[np.int64]

@@ -32,7 +32,7 @@ class Outcome:
         count = len(plan.layout.table)
         self._fields, self._scales = np.zeros(count, np.int32), np.zeros(0, np.int32)
         self._bounds = self._scales
-        #: The elements of each segment whose sums may need more than 32 bits, counted from its first.
+        #: The elements of each segment whose sums may need more than 32 bits.
         self._wide: dict[int, Wide] = {}
         self._counts = Counts(*np.zeros((3, count), np.int64))
         self._values: list[Any] = []
@@ -54,16 +54,16 @@ class Outcome:
     def _widen(self, exchange: Exchange) -> tuple[_Numbers, NDArray[np.float32]] | None:
         """Sort the sums that need more than 32 bits by segment; return their elements and results."""
         wide, table = exchange.wide, self._plan.layout.table
-        if wide is None or not len(wide.elements):
+        if wide is None or not len(wide.totals):
             return None
-        of, scales = table.segments_at(wide.elements), exchange.codec.scales[table.blocks_at(wide.elements)]
-        begins = np.searchsorted(of, np.arange(len(table) + 1))
-        for s in np.flatnonzero(np.bincount(of)).tolist():
+        begins = np.searchsorted(wide.at.segments, np.arange(len(table) + 1))
+        for s in np.flatnonzero(np.diff(begins)).tolist():
             own = slice(begins[s], begins[s + 1])
-            self._wide[s] = Wide(wide.elements[own] - table.begins[s], wide.totals[own], wide.own[own])
+            self._wide[s] = Wide(wide.at.take(own), wide.totals[own], wide.own[own])
         with np.errstate(over="ignore"):
+            scales = exchange.codec.scales[wide.at.blocks]
             results = np.ldexp(wide.totals.astype(np.float64), -scales) / self._divisor
-            return wide.elements, results.astype(np.float32)
+            return wide.at.elements, results.astype(np.float32)
 
     @cached_property
     def _exact(self) -> Counts:
@@ -94,7 +94,7 @@ class Outcome:
                 seen[s] = occupied(np.flatnonzero(sums[ends[s] - counts.sent[s] : ends[s]]))
         wide = np.zeros(len(table))
         for s, one in self._wide.items():
-            wide[s] = len(one.elements) if s < table.dense else np.count_nonzero(one.totals)
+            wide[s] = len(one.totals) if s < table.dense else np.count_nonzero(one.totals)
         again = exchange.again(found, int(wide.sum()))
         step = Learned(self._fields != NON_FINITE, seen, exchange.levels, wide, again)
         self._chooser.history.learn(layout.keys, table, step)
@@ -144,7 +144,7 @@ class Outcome:
         own = [memory.on_host(one).astype(np.int64) for one in (exchange.own_dense, exchange.own_sparse)]
         numbers, elements = np.concatenate(own), self._sent_elements()
         if exchange.wide is not None:
-            numbers[np.searchsorted(elements, exchange.wide.elements)] = exchange.wide.own
+            numbers[np.searchsorted(elements, exchange.wide.at.elements)] = exchange.wide.own
         at = np.flatnonzero(numbers)
         elements, numbers = elements[at], numbers[at]
         scales = self._scales[table.blocks_at(elements)]
@@ -202,7 +202,7 @@ class Outcome:
             total, own = total[:0], own[:0]
         selection = None if dense else self._selection(s, sent if fixed is not None else 0)
         if s in self._wide:
-            total, own = self._widened(self._wide[s], selection, total, own)
+            total, own = self._widened(s, selection, total, own)
         return TensorResult(
             name=tensor.name,
             form=tensor.choice.form,
@@ -231,9 +231,10 @@ class Outcome:
             return exchange.dense[place], exchange.own_dense[place]
         return exchange.sparse[place], exchange.own_sparse[place]
 
-    def _widened(self, wide: Wide, selection: Selection | None, total: Any, own: Any) -> tuple[Any, Any]:
+    def _widened(self, s: int, selection: Selection | None, total: Any, own: Any) -> tuple[Any, Any]:
         """Return a segment's sums and own numbers as int64, with those of its `wide` elements."""
-        places, memory = wide.elements, self._memory
+        wide, memory = self._wide[s], self._memory
+        places = wide.at.elements - self._plan.layout.table.begins[s]
         at = memory.placed(places if selection is None else np.searchsorted(selection.positions, places))
         total, own = memory.widened(total), memory.widened(own)
         total[at], own[at] = memory.placed(wide.totals), memory.placed(wide.own)

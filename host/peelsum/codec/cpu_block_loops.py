@@ -6,6 +6,8 @@ int64[segments + 1], holds each segment's first block, and the end.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,10 +23,12 @@ from peelsum.codec.block_scales import (
 )
 from peelsum.codec.cpu_index_loops import Numbers, Words, compiled, magnitude, ones
 from peelsum.codec.fixed_point import MANTISSA_BITS, NON_FINITE
+from peelsum.codec.index import WORD_BITS as ROW
 
 _Integers = NDArray[np.int32]
 _Flags = NDArray[np.bool_]
 _Factors = NDArray[np.float64]
+_Floats = NDArray[np.float32]
 
 _LARGEST_FINITE = NON_FINITE - 1
 _MANTISSA_OF_FLOAT64, _BIAS_OF_FLOAT64 = 52, 1023
@@ -150,3 +154,38 @@ def learn(kept: _Integers, levels: _Integers) -> None:
         if level > 0:
             fallen = kept[b] - level
             kept[b] = level + (fallen // 2 if fallen > 0 else 0)
+
+
+@compiled
+def located(
+    flags: _Flags, begins: Numbers, rows: Numbers, firsts: Numbers, sizes: Numbers
+) -> NDArray[np.int64]:
+    """Return the rows of `Located`, int64[4, k], for the elements of flagged blocks.
+
+    begins, rows: int64[segments + 1], of `Table`. sizes: int64[segments], elements of a block.
+    """
+    count = 0
+    for s in range(sizes.size):
+        for b in range(firsts[s], firsts[s + 1]):
+            if flags[b]:
+                count += min(sizes[s], begins[s + 1] - begins[s] - (b - firsts[s]) * sizes[s])
+    found, at = np.empty((4, count), np.int64), 0
+    for s in range(sizes.size):
+        for b in range(firsts[s], firsts[s + 1]):
+            if not flags[b]:
+                continue
+            start = (b - firsts[s]) * sizes[s]
+            for i in range(start, min(start + sizes[s], begins[s + 1] - begins[s])):
+                found[0, at], found[1, at], found[2, at] = begins[s] + i, s, b
+                found[3, at] = ROW * rows[s] + i
+                at += 1
+    return found
+
+
+@compiled
+def numbers_of(values: _Floats, blocks: Numbers, scales: _Integers, bits: int, out: Numbers) -> None:
+    """Write rint(value * 2**scale), by the scale of each value's block; 0 if it needs more than 2 * bits."""
+    limit = 2.0 ** (2 * bits - 1)
+    for i in range(values.size):
+        number = np.rint(math.ldexp(np.float64(values[i]), scales[blocks[i]]))
+        out[i] = np.int64(number) if abs(number) < limit else np.int64(0)

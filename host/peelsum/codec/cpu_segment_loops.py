@@ -112,6 +112,32 @@ def place(table: _Table, fields: _Integers, union: Words, ends: Numbers) -> None
 
 
 @compiled
+def values_at(table: _Table, elements: Numbers, out: _Floats) -> None:
+    """Write the values of ascending elements, counted from the first piece on."""
+    begin = i = 0
+    for p in range(table.shape[0]):
+        end = begin + table[p, Column.ELEMENTS]
+        values = floats_at(table[p, Column.VALUES], table[p, Column.ELEMENTS])
+        while i < elements.size and elements[i] < end:
+            out[i] = values[elements[i] - begin]
+            i += 1
+        begin = end
+
+
+@compiled
+def put(table: _Table, elements: Numbers, results: _Floats) -> None:
+    """Write other results of ascending elements, counted from the first piece on."""
+    begin = i = 0
+    for p in range(table.shape[0]):
+        end = begin + table[p, Column.ELEMENTS]
+        out = floats_at(table[p, Column.OUT], table[p, Column.ELEMENTS])
+        while i < elements.size and elements[i] < end:
+            out[elements[i] - begin] = results[i]
+            i += 1
+        begin = end
+
+
+@compiled
 def _words(row: Numbers, bitmap: Words) -> Words:
     """Return the words of a sparse piece."""
     return bitmap[row[Column.WORD] : row[Column.WORD] + (row[Column.ELEMENTS] + 31) // 32]

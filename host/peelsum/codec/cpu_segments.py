@@ -72,7 +72,9 @@ class CpuSegments:
 
     def values_at(self, elements: NDArray[np.int64]) -> Floats:
         """See `SegmentCodec.values_at`."""
-        return values_at(self._table, self._values, elements)
+        found = np.empty(len(elements), np.float32)
+        loops.values_at(self._pieces, elements, found)
+        return found
 
     def place(self, union: Words) -> tuple[int, int]:
         """See `SegmentCodec.place`."""
@@ -102,11 +104,10 @@ class CpuSegments:
             self._allocate()
         rest = self.fields, self._union, self._factors()[1], frozen(dense), frozen(sparse), float(divisor)
         self._each(lambda a, b: loops.read(self._pieces, a, b, *rest))
-        self._values = ()  # a caller may keep results for long, and them alone
-        results = cast("Sequence[Floats]", self._out)
         if wide is not None:
-            put(self._table, results, *wide)
-        return results
+            loops.put(self._pieces, *wide)
+        self._values = ()  # a caller may keep results for long, and them alone
+        return cast("Sequence[Floats]", self._out)
 
     def _allocate(self) -> None:
         """Place the results, new arrays if need be."""
@@ -174,21 +175,6 @@ def _pieces(table: Table) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray
     words = np.maximum(table.rows[of] - table.rows[table.dense], 0) + begin // ROW
     rows[:, _C.WORD] = np.where(of >= table.dense, words, 0)
     return rows, of, 4 * begin
-
-
-def values_at(table: Table, values: Sequence[Floats], elements: NDArray[np.int64]) -> Floats:
-    """Do what `SegmentCodec.values_at` does, for values on the host."""
-    of, found = table.segments_at(elements), np.empty(len(elements), np.float32)
-    for s in np.flatnonzero(np.bincount(of)).tolist():
-        found[of == s] = values[s][elements[of == s] - table.begins[s]]
-    return found
-
-
-def put(table: Table, results: Sequence[Floats], elements: NDArray[np.int64], values: Floats) -> None:
-    """Write other results of some elements, on the host."""
-    of = table.segments_at(elements)
-    for s in np.flatnonzero(np.bincount(of)).tolist():
-        results[s][elements[of == s] - table.begins[s]] = values[of == s]
 
 
 def occupied(table: Table, union: Words, sparse: Integers, wanted: NDArray[np.int64]) -> NDArray[np.int64]:

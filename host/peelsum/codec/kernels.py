@@ -237,6 +237,9 @@ def _run_blocks() -> None:
     cpu_block_loops.expect(fields, firsts, fields)
     cpu_block_loops.judge(words, fields, fields, 1, 1, fields, fields, flags, flags)
     cpu_block_loops.learn(fields, fields)
+    Table([Segment(1, sparse=False)]).located(flags)
+    blocks, numbers = np.zeros((2, 1), np.int64)
+    cpu_block_loops.numbers_of(np.ones(1, np.float32), blocks, fields, 1, numbers)
 
 
 def _run_segments(codecs: SegmentCodecs, room: Memory) -> None:
@@ -252,6 +255,6 @@ def _run_segments(codecs: SegmentCodecs, room: Memory) -> None:
         dense, sparse = (room.integers(count) for count in codec.place(bitmap))
         codec.write_dense(dense)
         codec.gather(sparse)
-        codec.read(dense, sparse, 1)
+        codec.read(dense, sparse, 1, (np.zeros(1, np.int64), np.zeros(1, np.float32)))
         codec.counts(dense, sparse, (dense, sparse))
         codec.occupied(sparse, np.ones(2, np.int64))

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.codec import cpu_block_loops
 from peelsum.codec.index import WORD_BITS
 
 #: Elements of a row, a word of the sparse vector's bitmap.
@@ -83,18 +84,9 @@ class Table:
         blocks: _Places = self.blocks[of] + (np.arange(of.size) - self.rows[of]) // (self.block[of] // ROW)
         return blocks
 
-    @cached_property
-    def segment_of_block(self) -> _Places:
-        """The number of each block's segment: int64[blocks]."""
-        return np.repeat(np.arange(len(self)), np.diff(self.blocks))
-
-    def elements_of(self, blocks: _Places) -> _Places:
-        """Return the elements of these blocks, among those of all segments: int64[k]."""
-        of = self.segment_of_block[blocks]
-        first = (blocks - self.blocks[of]) * self.block[of]
-        lengths = np.minimum(self.elements[of] - first, self.block[of])
-        begins = ends(lengths)
-        return np.repeat(self.begins[of] + first - begins[:-1], lengths) + np.arange(begins[-1])
+    def located(self, flags: NDArray[np.bool_]) -> Located:
+        """Return the elements of the flagged blocks, bool[blocks], in order."""
+        return Located(*cpu_block_loops.located(flags, self.begins, self.rows, self.blocks, self.block))
 
     def segments_at(self, elements: _Places) -> _Places:
         """Return the segments of elements that are counted among those of all."""
@@ -107,11 +99,22 @@ class Table:
         blocks: _Places = self.blocks[of] + (elements - self.begins[of]) // self.block[of]
         return blocks
 
-    def places_of(self, elements: _Places) -> _Places:
-        """Return where elements would lie if every segment, dense or sparse, began with a row: int64[k]."""
-        of = self.segments_at(elements)
-        places: _Places = elements - self.begins[of] + ROW * self.rows[of]
-        return places
+
+class Located(NamedTuple):
+    """Elements, and where they are: int64[k] each."""
+
+    elements: _Places
+    """Their numbers among those of all segments, ascending."""
+    segments: _Places
+    """Their segments."""
+    blocks: _Places
+    """Their blocks."""
+    places: _Places
+    """Where they would lie if every segment, dense or sparse, began with a row."""
+
+    def take(self, which: NDArray[np.bool_] | _Places | slice) -> Located:
+        """Return some of them, in order."""
+        return Located(*(one[which] for one in self))
 
 
 class Counts(NamedTuple):
