@@ -13,27 +13,19 @@ from contextlib import ExitStack
 
 import grpc
 import pytest
-from clusters import PIPELINES, actual, cluster_text, expected, job_text, random_job
+from clusters import PIPELINES, cluster_text, have, job_text, random_job
 from command_line import peelsum
 from patience import PATIENCE_S
-from restartable_switch import RestartableSwitch
 
 from peelsum.control import ControlError
-from peelsum.control.cluster import Cluster, ControllerClient, ControllerService, Store, calls
+from peelsum.control.cluster import Cluster, ControllerClient, ControllerService, Store
 from peelsum.control.cluster import service as service_module
+from peelsum.control.cluster.client import LONGEST_REQUEST, SERVICE, encoded
 from peelsum.control.cluster.description import parse_cluster
 from peelsum.control.cluster.events import MOST_UNREAD, MOST_WATCHERS, Event, Events
 from peelsum.topology import Child
 
 pytestmark = pytest.mark.usefixtures("forked_children")
-
-
-@pytest.fixture(scope="module")
-def switches():
-    made = [RestartableSwitch() for _ in range(2)]
-    yield made
-    for switch in made:
-        switch.close()
 
 
 class Running:
@@ -79,10 +71,6 @@ def start(folder):
             return running
 
         yield started
-
-
-def have(switches, jobs):
-    return all(actual(switch.device) == expected(switch.address, jobs) for switch in switches)
 
 
 def test_the_command_line_asks_it(start, folder, switches):
@@ -284,7 +272,7 @@ def refusal(cluster, call, request):
     with ControllerService("127.0.0.1:0", None) as service, grpc.insecure_channel(service.address) as channel:
         service.start(cluster)
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(f"/{calls.SERVICE}/{call}")(request, timeout=PATIENCE_S)
+            channel.unary_unary(f"/{SERVICE}/{call}")(request, timeout=PATIENCE_S)
         return caught.value.code(), caught.value.details()
 
 
@@ -310,7 +298,7 @@ def test_a_malformed_request_gets_an_error(cluster, request_, said):
 
 def test_an_error_about_a_file_whose_name_is_not_utf_8(cluster):
     cluster._epoch = 1
-    asked = calls.encoded({"description": "x", "source": "\udcff.toml"})
+    asked = encoded({"description": "x", "source": "\udcff.toml"})
     code, said = refusal(cluster, "Admit", asked)
     assert code == grpc.StatusCode.FAILED_PRECONDITION
     assert said.startswith("\\udcff.toml: is not TOML: ")
@@ -320,7 +308,7 @@ def test_a_request_that_is_too_long(cluster):
     with ControllerService("127.0.0.1:0", None) as service:
         service.start(cluster)
         with pytest.raises(ControlError, match="larger than max"):
-            ControllerClient([service.address]).admit("#" * (calls.LONGEST_REQUEST + 1))
+            ControllerClient([service.address]).admit("#" * (LONGEST_REQUEST + 1))
 
 
 def test_a_watcher_gets_events_until_its_controller_is_a_backup(cluster, monkeypatch):

@@ -6,8 +6,8 @@ from device_state import forward, forwarding, rows, tables
 from patience import PATIENCE_S
 
 from peelsum.control import ControlError, Fabric, SwitchError, admission, controller
+from peelsum.control.description import parse_description
 from peelsum.control.errors import DescriptionError
-from peelsum.control.racks import parse_description
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device
 from peelsum.transport import AggregationServer, JobConfig, TensorCompleted, WorkerEndpoint
@@ -148,13 +148,6 @@ def test_workers_and_server_of_an_admission_get_exact_sums(fabric, devices):
     assert [verdicts[Verdict.COMPLETED] for verdicts in fabric.verdicts()] == [4, 4, 4]
 
 
-def test_admitting_again_raises_the_generation_everywhere(fabric, devices, text):
-    first = fabric.admit()
-    second = fabric.admit()
-    assert second.generation == (first.generation + 1) % (1 << 16)
-    assert {row[1] for row in job_rows(devices)} == {second.generation}
-
-
 def test_a_switch_that_forgot_comes_back_under_a_generation_that_the_others_never_had(
     fabric, text, devices, files
 ):
@@ -280,21 +273,6 @@ def test_a_primary_stays_one_after_what_only_a_primary_may_do(fabric):
     fabric.become_backup()
     fabric.admit()
     assert not any(one.is_primary for one, _ in fabric._placed)
-
-
-def test_controllers_become_the_primary_of_switches_in_one_order(servers, monkeypatch):
-    """However their descriptions list them: else two could wait for each other."""
-    become_primary, order = controller.Controller.become_primary, []
-
-    def noted(self, *given, **named):
-        order.append(self.session.address)
-        become_primary(self, *given, **named)
-
-    monkeypatch.setattr(controller.Controller, "become_primary", noted)
-    addresses = sorted(server.address for server in servers)
-    with Fabric.connect(parse_description(TEXT.format(*reversed(addresses)))) as fabric:
-        assert fabric.switches == (*reversed(addresses),)
-    assert order == addresses
 
 
 def test_an_unreachable_switch_leaves_the_others_to_other_controllers(text, servers, monkeypatch):

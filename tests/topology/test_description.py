@@ -5,7 +5,7 @@ import json
 import pytest
 
 from peelsum.control import RacksDescription
-from peelsum.control.racks import parse_description
+from peelsum.control.description import parse_description
 from peelsum.topology import TopologyError, description
 from peelsum.topology.description import TopologyDescriptionError, parse, read
 from peelsum.topology.jobs import description as job_description

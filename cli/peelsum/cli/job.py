@@ -72,7 +72,7 @@ def admit(
     """
     from peelsum.cli.controller_counts import ControllerCounts
     from peelsum.control import ControlError, Fabric, Watch, read_description
-    from peelsum.control.opening import program_files
+    from peelsum.control.drivers import program_files
     from peelsum.logs import LogsError
     from peelsum.metrics import MetricsError
     from peelsum.pipelines import PipelineError

@@ -6,20 +6,44 @@ One switch and several take the same steps. A switch is given as a session and a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from peelsum.control.description import AnyDescription
 from peelsum.control.drivers import free_slots
 from peelsum.control.errors import ControlError
-from peelsum.control.job_tables import check, close_job, known_generation, open_job, prepare
 from peelsum.control.plan import SwitchPlan
-from peelsum.control.racks import AnyDescription
-from peelsum.control.responses import Admission
 from peelsum.control.session import Session, lanes, slots
 from peelsum.control.status import read_jobs
+from peelsum.control.tables import check, close_job, known_generation, open_job, prepare
 
 _GENERATIONS = 1 << 16
 #: Seconds per generation of the clock that numbers jobs no switch remembers; it wraps after 4.5 hours.
 _GENERATION_S = 0.25
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The facts that participants of an admitted job need."""
+
+    job_id: int
+    """Number of the job."""
+    generation: int
+    """Number of this admission, which every packet carries."""
+    workers: int
+    """Number of workers."""
+    window: int
+    """Chunks that a worker keeps in flight."""
+    lanes: int
+    """32-bit values per packet."""
+    slots: int
+    """Slots of the switch, or of the smallest one."""
+    server_port: int
+    """The aggregation server's port, at its switch."""
+    worker_ports: tuple[int, ...]
+    """The workers' ports, each at its own switch, in the order of the workers' numbers."""
+    racks: tuple[int, ...] = ()
+    """Workers per rack; empty for one switch."""
 
 
 class Placement(NamedTuple):

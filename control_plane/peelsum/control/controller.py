@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from peelsum.control import admission, status, switch_tables
+from peelsum.control import admission, status, tables
+from peelsum.control.admission import Admission
 from peelsum.control.description import JobDescription
-from peelsum.control.opening import open_session
-from peelsum.control.responses import Admission, AdmittedJob, SwitchStatus
+from peelsum.control.drivers import open_session
 from peelsum.control.sections import TofinoSection
 from peelsum.control.session import Session, lanes, pipeline_schema, slots
+from peelsum.control.status import AdmittedJob, SwitchStatus
 from peelsum.tls import Identity
 from peelsum.wire import Verdict
 
@@ -122,7 +123,7 @@ class Controller:
         it at once, infinity never.
         queue_depth: packets in a port's queue from which later ones get an ECN mark.
         """
-        switch_tables.set_limits(self.session, age_limit_ms, queue_depth)
+        tables.set_limits(self.session, age_limit_ms, queue_depth)
 
     # Jobs
 

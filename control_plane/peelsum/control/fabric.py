@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Self
 
 from peelsum.control import admission
-from peelsum.control.admission import Placement
+from peelsum.control.admission import Admission, Placement
 from peelsum.control.controller import Controller
+from peelsum.control.description import AnyDescription
 from peelsum.control.errors import ControlError, DescriptionError
-from peelsum.control.job_tables import known_generation
 from peelsum.control.plan import SwitchPlan
-from peelsum.control.racks import AnyDescription
-from peelsum.control.responses import Admission, SwitchStatus
 from peelsum.control.session import peelsum_lanes
+from peelsum.control.status import SwitchStatus
+from peelsum.control.tables import known_generation
 from peelsum.tls import Identity
 from peelsum.wire import Verdict
 

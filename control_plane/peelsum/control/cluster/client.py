@@ -1,7 +1,11 @@
-"""Asks a cluster's primary controller by gRPC, wherever it is among several addresses."""
+"""Asks a cluster's primary controller by gRPC, wherever it is among several addresses.
+
+Both ends encode messages as JSON objects, so no compiler is needed.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from time import monotonic, sleep
@@ -9,11 +13,14 @@ from typing import Any
 
 import grpc
 
-from peelsum.control.cluster.calls import LONGEST_RESPONSE, SERVICE, decoded, encoded
 from peelsum.control.errors import ControlError
 from peelsum.tls import Identity, TlsError
 from peelsum.tls.grpc_client import open_channel
 
+#: The gRPC service.
+SERVICE = "peelsum.Controller"
+#: Bytes of the largest request and response.
+LONGEST_REQUEST, LONGEST_RESPONSE = 1 << 20, 16 << 20
 _OPTIONS = (
     ("grpc.max_receive_message_length", LONGEST_RESPONSE),
     ("grpc.use_local_subchannel_pool", 1),
@@ -24,6 +31,19 @@ _AGAIN_S = 0.2
 #: A switch may have to build its pipeline before it takes a job.
 _ANSWER_S = 600.0
 _CONNECT_S = 4.0
+
+
+def encoded(values: dict[str, Any]) -> bytes:
+    """Return an object as a message."""
+    return json.dumps(values).encode()
+
+
+def decoded(message: bytes) -> dict[str, Any]:
+    """Return a message's object. Raises ValueError for anything else."""
+    values = json.loads(message)
+    if not isinstance(values, dict):
+        raise ValueError("is not a JSON object")
+    return values
 
 
 class ControllerClient:

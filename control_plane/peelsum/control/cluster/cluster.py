@@ -16,18 +16,17 @@ from finsy.p4schema import P4Schema
 
 from peelsum.control import admission
 from peelsum.control.admission import Placement
-from peelsum.control.cluster.audit import Wanted
 from peelsum.control.cluster.description import ClusterDescription, ClusterSwitch
 from peelsum.control.cluster.events import KINDS, Event, Events
 from peelsum.control.cluster.store import BackupError, Store, StoredJob
-from peelsum.control.cluster.switches import ManagedSwitch
+from peelsum.control.cluster.switches import ManagedSwitch, Wanted
+from peelsum.control.description import parse_description
+from peelsum.control.drivers import program_files
 from peelsum.control.errors import ControlError, DescriptionError, SwitchError
-from peelsum.control.job_tables import close_job
-from peelsum.control.opening import program_files
 from peelsum.control.plan import SwitchPlan
-from peelsum.control.racks import parse_description
 from peelsum.control.sections import MAX_JOB_ID
 from peelsum.control.session import pipeline_schema
+from peelsum.control.tables import close_job
 from peelsum.tls import Identity
 from peelsum.wire import RESERVED_JOB_ID
 

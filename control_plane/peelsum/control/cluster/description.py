@@ -6,12 +6,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from peelsum.control.description import file_text, parsed_toml
-from peelsum.control.errors import DescriptionError
+from peelsum.control.description import file_text, parsed_toml, validated
 from peelsum.control.sections import Section, TofinoSection
-from peelsum.control.validation import first_validation_error
 from peelsum.wire import COMPILED_LANES, DEFAULT_LANES
 
 
@@ -83,12 +81,7 @@ class ClusterDescription(Section):
 
 def parse_cluster(text: str, source: str = "cluster description") -> ClusterDescription:
     """Return the cluster in a TOML text. Raises DescriptionError naming `source`, field, value and remedy."""
-    values = parsed_toml(text, source)
-    try:
-        return ClusterDescription.model_validate(values)
-    except ValidationError as error:
-        reason = first_validation_error(error, "a cluster description", ClusterDescription)
-        raise DescriptionError(f"{source}: {reason}") from None
+    return validated(ClusterDescription, parsed_toml(text, source), source, "a cluster description")
 
 
 def read_cluster(path: Path) -> ClusterDescription:

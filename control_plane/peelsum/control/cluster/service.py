@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from peelsum.control.cluster.calls import LONGEST_REQUEST, SERVICE, decoded, encoded
+from peelsum.control.cluster.client import LONGEST_REQUEST, SERVICE, decoded, encoded
 from peelsum.control.cluster.cluster import Cluster
 from peelsum.control.cluster.events import MOST_WATCHERS, Event
 from peelsum.control.cluster.store import BackupError
