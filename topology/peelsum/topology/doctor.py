@@ -40,7 +40,6 @@ _OPTIONAL = {
     "cryptography": "ops",
     "prometheus_client": "ops",
     "structlog": "ops",
-    "pyroute2": "netns",
 }
 _PROGRAMS = {
     "p4c-bm2-ss": "only `peelsum switch compile` needs p4c",
