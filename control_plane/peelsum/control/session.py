@@ -17,7 +17,7 @@ from google.protobuf import text_format
 from peelsum.control.errors import ControlError, NotPrimaryError, SwitchError, translated
 from peelsum.control.stream import Stream
 from peelsum.tls import Identity, TlsError
-from peelsum.tls.grpc_client import open_channel
+from peelsum.tls.grpc_ends import open_channel
 from peelsum.wire import lanes_in
 
 #: A switch may compile a pipeline for minutes, on a slow machine, before it responds.

@@ -15,7 +15,7 @@ import grpc
 
 from peelsum.control.errors import ControlError
 from peelsum.tls import Identity, TlsError
-from peelsum.tls.grpc_client import open_channel
+from peelsum.tls.grpc_ends import open_channel
 
 #: The gRPC service.
 SERVICE = "peelsum.Controller"

@@ -14,7 +14,7 @@ from peelsum.control.cluster.events import MOST_WATCHERS, Event
 from peelsum.control.cluster.store import BackupError
 from peelsum.control.errors import ControlError
 from peelsum.tls import Identity, Role, TlsError, caller_role, require_tls
-from peelsum.tls.grpc_server import bind, limited_server
+from peelsum.tls.grpc_ends import bind, limited_server
 
 _CHANGERS, _READERS = (Role.OPERATOR,), (Role.OPERATOR, Role.VIEWER)
 #: Calls besides watchers; each holds a thread, and changes wait for one another.
