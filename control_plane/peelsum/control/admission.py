@@ -77,15 +77,7 @@ def admit(
         check(session, plan)
     remembered = [known_generation(session, job_id) for session, _ in placements]
     generation = next_generation([*known, *(one for one in remembered if one is not None)], now)
-    for session, _ in reversed(placements):
-        close_job(session, job_id, generation)
-    if free:
-        for session, plan in placements:
-            free_slots(session, plan)
-    for session, plan in placements:
-        prepare(session, plan)
-    for session, plan in placements:
-        open_job(session, plan, generation)
+    _write(placements, generation, free)
     return admission_of(description, generation, [session for session, _ in placements])
 
 
@@ -97,11 +89,19 @@ def put_back(session: Session, plan: SwitchPlan, generation: int, *, free: bool 
     free: False leaves the slots as they are, for a switch on which all have been freed since it started.
     """
     check(session, plan)
-    close_job(session, plan.job_id, generation)
+    _write([Placement(session, plan)], generation, free)
+
+
+def _write(placements: Sequence[Placement], generation: int, free: bool) -> None:
+    for session, plan in reversed(placements):
+        close_job(session, plan.job_id, generation)
     if free:
-        free_slots(session, plan)
-    prepare(session, plan)
-    open_job(session, plan, generation)
+        for session, plan in placements:
+            free_slots(session, plan)
+    for session, plan in placements:
+        prepare(session, plan)
+    for session, plan in placements:
+        open_job(session, plan, generation)
 
 
 def evict(session: Session, job_id: int) -> None:

@@ -223,17 +223,13 @@ class Fabric:
 
         Raises ControlError if no switch has the job.
         """
+        job_id = self._description.job.id
         with self.as_primary(patience_s=_PATIENCE_S):
-            self._evict()
-
-    def _evict(self) -> None:
-        job_id, evicted = self._description.job.id, 0
-        for controller, _ in reversed(self._placed):
-            if any(job.job_id == job_id for job in controller.jobs()):
+            controllers = [one for one, _ in self._placed if any(job.job_id == job_id for job in one.jobs())]
+            if not controllers:
+                raise ControlError(f"job: {job_id}: is not admitted on any of its switches; admit it first")
+            for controller in reversed(controllers):
                 controller.evict(job_id)
-                evicted += 1
-        if not evicted:
-            raise ControlError(f"job: {job_id}: is not admitted on any of its switches; admit it first")
 
     def evict_at(self, ports: Collection[int]) -> list[int]:
         """Evict the first switch's jobs that have only these ports, as its primary; return their numbers.

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import platform
 import select
 import shutil
 import socket
 import struct
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -74,7 +72,6 @@ class Finding:
 
 def examine(lanes: int = 256, window: int = 512) -> Iterator[Finding]:
     """Yield findings on this machine, for packets of `lanes` and a window of `window` chunks."""
-    yield _python()
     for name in _NEEDED:
         yield _package(name, None)
     for name, extra in _OPTIONAL.items():
@@ -244,11 +241,6 @@ def _finding(
     what: str, found: str, wanted: str, remedy: str, good: bool, otherwise: State = "failed"
 ) -> Finding:
     return Finding(what, found, wanted, "" if good else remedy, "ok" if good else otherwise)
-
-
-def _python() -> Finding:
-    good = sys.version_info >= (3, 11)
-    return _finding("Python", platform.python_version(), "3.11 or later", "install Python 3.11", good)
 
 
 def _package(name: str, extra: str | None) -> Finding:
