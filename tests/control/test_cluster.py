@@ -15,8 +15,8 @@ from patience import PATIENCE_S, until
 from peelsum.control import ControlError, Controller, SwitchError
 from peelsum.control.cluster import Store
 from peelsum.control.cluster.description import ClusterSwitch, ControllerSection, parse_cluster
-from peelsum.control.cluster.events import KINDS
 from peelsum.control.cluster.store import BackupError, StoredJob, StoreError
+from peelsum.control.cluster.switches import KINDS
 from peelsum.control.description import parse_description
 from peelsum.control.errors import DescriptionError, NotPrimaryError
 from peelsum.control.session import Session

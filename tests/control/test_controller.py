@@ -34,10 +34,6 @@ def contribute(device, admission, worker_id, chunk_id=0, lanes=1, now_us=0, **fi
     return exchange(device, port, lanes=lanes, now_us=now_us, **fields)
 
 
-def test_the_pipeline_tells_its_size(controller):
-    assert (controller.lanes(), controller.slots()) == (32, 4096)
-
-
 def test_a_pipeline_is_loaded_once(controller, server, files, device):
     running = device.switch
     assert not controller.load_pipeline(*files)
@@ -59,7 +55,7 @@ def test_another_program_with_the_same_tables_is_loaded(controller, files, tmp_p
 def test_admission_fills_the_tables(controller, device, description):
     admission = controller.admit(description)
     assert (admission.job_id, admission.workers, admission.window) == (3, 2, 64)
-    assert (admission.lanes, admission.slots) == (32, 4096)
+    assert (admission.lanes, admission.slots) == (controller.lanes(), controller.slots()) == (32, 4096)
     ((key, params),) = rows(device, "jobs")
     assert key == (3,)
     assert params[0] == admission.generation

@@ -194,7 +194,7 @@ def test_no_packet_meets_half_an_admission(fabric, devices, monkeypatch):
     """The job is closed from the workers upwards, reset, prepared, and opened from the server downwards."""
     fabric.admit()
     seen = []
-    for step in ("close_job", "free_slots", "prepare", "open_job"):
+    for step in ("check", "close_job", "free_slots", "prepare", "open_job"):
         original = getattr(admission, step)
 
         def noted(session, *args, step=step, original=original):
@@ -204,8 +204,9 @@ def test_no_packet_meets_half_an_admission(fabric, devices, monkeypatch):
 
         monkeypatch.setattr(admission, step, noted)
     fabric.admit()
-    steps = ["close_job"] * 3 + ["free_slots"] * 3 + ["prepare"] * 3 + ["open_job"] * 3
-    assert seen == list(zip(steps, [2, 1, 0, 0, 1, 2, 0, 1, 2, 0, 1, 2], strict=True))
+    down, up = [0, 1, 2], [2, 1, 0]
+    steps = {"check": down, "close_job": up, "free_slots": down, "prepare": down, "open_job": down}
+    assert seen == [(step, place) for step, places in steps.items() for place in places]
 
 
 def test_when_a_switch_fails_on_the_way_the_job_is_closed_and_the_next_admission_is_new(

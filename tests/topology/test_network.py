@@ -313,7 +313,9 @@ def test_latency_without_netem_is_refused_with_the_reason() -> None:
     refused = alone("late")["refused"]
     if not refused:
         pytest.skip("this kernel has netem")
-    assert refused == "link s1-p1: latency 5 ms: refused: Error: Specified qdisc kind is unknown; leave it out"
+    assert (
+        refused == "link s1-p1: latency 5 ms: refused: Error: Specified qdisc kind is unknown; leave it out"
+    )
 
 
 if __name__ == "__main__":

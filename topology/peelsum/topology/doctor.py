@@ -203,7 +203,7 @@ def examine_cluster(controllers: Sequence[str], identity: Identity | None = None
     report = observed(primary, identity)
     for switch in report.switches:
         said = switch.trouble.partition("; ")[0] or switch.state
-        remedy = "start the switch, or see `peelsum job watch --controller`"
+        remedy = "start the switch, or see what the controller prints"
         good = switch.state == "up" and not switch.trouble
         yield _finding(f"switch {switch.p4runtime}", said, "up", remedy, good)
     for job in report.jobs:

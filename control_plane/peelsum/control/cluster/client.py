@@ -6,7 +6,7 @@ Both ends encode messages as JSON objects, so no compiler is needed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from time import monotonic, sleep
 from typing import Any
@@ -70,29 +70,14 @@ class ControllerClient:
         """Return the epoch, the switches and the admitted jobs. Raises ControlError."""
         return self._ask("List")
 
-    def watch(self) -> Iterator[dict[str, Any]]:
-        """Yield the primary's events as they happen; after its end, the next one's. Raises ControlError."""
-        while True:
-            address, _ = self._found("List", {})
-            with closing(self._channel(address)) as channel:
-                call: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/{SERVICE}/Watch")
-                try:
-                    yield from map(decoded, call(encoded({})))
-                except grpc.RpcError as error:
-                    if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
-                        raise ControlError(_told(error)) from None
-
     def _ask(self, method: str, **values: object) -> dict[str, Any]:
-        return self._found(method, values)[1]
-
-    def _found(self, method: str, values: dict[str, object]) -> tuple[str, dict[str, Any]]:
-        """Return the primary's address and its response."""
+        """Return the primary's response."""
         deadline = monotonic() + self._patience_s
         while True:
             errors = []
             for address in self._addresses:
                 try:
-                    return address, self._call(address, method, values)
+                    return self._call(address, method, values)
                 except _OtherError as error:
                     errors.append(error)
             if not any(error.backup for error in errors) or monotonic() >= deadline:

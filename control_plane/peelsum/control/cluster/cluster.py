@@ -17,9 +17,8 @@ from finsy.p4schema import P4Schema
 from peelsum.control import admission
 from peelsum.control.admission import Placement
 from peelsum.control.cluster.description import ClusterDescription, ClusterSwitch
-from peelsum.control.cluster.events import KINDS, Event, Events
 from peelsum.control.cluster.store import BackupError, Store, StoredJob
-from peelsum.control.cluster.switches import ManagedSwitch, Wanted
+from peelsum.control.cluster.switches import KINDS, Event, ManagedSwitch, Wanted
 from peelsum.control.description import parse_description
 from peelsum.control.drivers import program_files
 from peelsum.control.errors import ControlError, DescriptionError, SwitchError
@@ -70,8 +69,6 @@ class Cluster:
         tell: called with every event.
         """
         self.address = address
-        #: Events of this controller.
-        self.events = Events(self._tell)
         self._tell_caller = tell
         self._counts: dict[str, int] = dict.fromkeys(KINDS, 0)
         self._failure: Exception | None = None
@@ -141,10 +138,10 @@ class Cluster:
             return
         if self._may_lead(resigned=not leader.address):
             self._epoch = self._store.take_over(self.address, list(self._switches))
-            self.events.tell(Event("primary", f"controller: is the primary, in epoch {self._epoch}"))
+            self._tell(Event("primary", f"controller: is the primary, in epoch {self._epoch}"))
             self._poll_now()
         elif not self._told_role:
-            self.events.tell(Event("backup", f"controller: is a backup; {self._primary(leader.address)}"))
+            self._tell(Event("backup", f"controller: is a backup; {self._primary(leader.address)}"))
         self._told_role = True
 
     def _primary(self, address: str) -> str:
@@ -184,7 +181,7 @@ class Cluster:
                 return
             # Read the file with the lock held: an admission that holds it has not written the file yet.
             for event in switch.keep(epoch, self._wanted(switch)):
-                self.events.tell(event)
+                self._tell(event)
 
     def poll(self) -> None:
         """Run each thread's work once; for tests."""
@@ -243,7 +240,7 @@ class Cluster:
                 job = StoredJob(job_id, True, admitted.generation, text, digest)
                 self._store.admit(epoch, job)
         text = f"job: {job_id}: admitted in generation {admitted.generation}"
-        self.events.tell(Event("admitted", text, job_id, admitted.generation))
+        self._tell(Event("admitted", text, job_id, admitted.generation))
         return {**asdict(admitted), "timeout_s": described.job.timeout_s}
 
     def evict(self, job_id: int, token: str = "") -> dict[str, Any]:
@@ -267,7 +264,7 @@ class Cluster:
             with _locked(switches):
                 self._store.evict(epoch, job_id)
                 waiting = [one.name for one in switches if not _closed(one, epoch, known)]
-        self.events.tell(Event("evicted", f"job: {job_id}: evicted", job_id))
+        self._tell(Event("evicted", f"job: {job_id}: evicted", job_id))
         return {"waiting": waiting}
 
     def listed(self) -> dict[str, Any]:

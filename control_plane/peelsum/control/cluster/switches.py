@@ -1,19 +1,18 @@
-"""One switch of a cluster: the primary's connection, and the comparison and correction of its tables."""
+"""One switch of a cluster: the primary's connection, the correction of its tables, and events of that."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from threading import RLock
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from finsy.p4entity import P4MulticastGroupEntry, P4TableAction, P4TableEntry
 from finsy.p4schema import P4Schema
 
 from peelsum.control import admission
 from peelsum.control.cluster.description import ClusterSwitch
-from peelsum.control.cluster.events import Event
 from peelsum.control.drivers import driver_of, open_session
 from peelsum.control.entries import FLOOD_GROUP, group_entry, host_entry, job_entry, participant_entries
 from peelsum.control.errors import DescriptionError, SwitchError
@@ -28,6 +27,31 @@ _CONNECT_S, _ANSWER_S = 1.0, 10.0
 
 #: A row or a group in a form that can be compared.
 _Row = tuple[object, ...]
+
+
+Kind = Literal["primary", "backup", "admitted", "evicted", "lost", "regained", "restored", "removed", "error"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened."""
+
+    kind: Kind
+    """Kind of event."""
+    text: str
+    """The event, in one line."""
+    job_id: int | None = None
+    """The job that it happened to; None if to none."""
+    generation: int | None = None
+    """The job's generation from then on; None if it did not change."""
+
+    def values(self) -> dict[str, Any]:
+        """Return the fields that are not None, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class Wanted(NamedTuple):
