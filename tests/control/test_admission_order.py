@@ -11,6 +11,7 @@ from test_controller import contribute, stamps
 from peelsum.control import Fabric, SwitchError, admission
 from peelsum.control.entries import _SALT_FACTOR, salt
 from peelsum.control.session import Session
+from peelsum.control.tables import set_limits
 from peelsum.control.v1model import reset
 from peelsum.wire import Verdict
 
@@ -116,7 +117,8 @@ def test_putting_a_job_back_frees_what_its_slots_hold(fabric, device, freed):
     session = fabric._placed[0][0].session
     session.write([-P4TableEntry("jobs", match=P4TableMatch(job_id=3))])
     freed.clear()
-    assert fabric.restore(admission.generation) == 1
+    assert not fabric.holds(0, admission.generation)
+    fabric.put_back(0, admission.generation)
     assert [rows(device, name) for name in ("jobs", "members", "return_paths")] == before
     assert len(freed) >= 2
     assert fabric.status()[0].slots_in_use == {}
@@ -186,7 +188,7 @@ def test_slots_of_other_jobs_are_left_alone_when_slots_are_freed(controller, dev
 
 def test_every_slot_is_asked_for_once_where_all_answer(controller, device, freed):
     slots = [*range(130), 4095]
-    reset(controller.session, [*slots, 3, 3], controller.lanes())
+    reset(controller.session, [*slots, 3, 3], 32)
     assert freed == set(slots)
     assert controller.verdicts()[Verdict.RESET_DONE] >= len(slots)
 
@@ -209,7 +211,7 @@ def test_every_slot_is_asked_for_once_where_all_answer(controller, device, freed
 def test_age_limits_are_rounded_to_ticks_and_beyond_the_clock_s_reach_are_never(
     controller, device, milliseconds, ticks
 ):
-    controller.set_limits(age_limit_ms=milliseconds, queue_depth=12)
+    set_limits(controller.session, milliseconds, 12)
     assert tables(device)["limits"].default[1] == (ticks,)
     assert tables(device)["congestion"].default[1] == (12,)
 
@@ -228,7 +230,7 @@ class Recorded:
     def __init__(self, name, asked):
         self.name, self.asked, self.session = name, asked, self
 
-    def become_primary(self, election_id, *, patience_s):
+    def become_primary(self, *, patience_s):
         self.asked.append(("take", self.name))
         self.is_primary = True
 
@@ -243,7 +245,7 @@ def recorded(description):
     asked = []
     (plan,) = description.plans()
     fabric = Fabric.__new__(Fabric)
-    fabric._description, fabric._election_id = description, 1
+    fabric._description = description
     fabric._placed = [
         (
             Recorded(port, asked),

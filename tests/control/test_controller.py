@@ -13,6 +13,7 @@ from peelsum.control.description import parse_description
 from peelsum.control.entries import FLOOD_GROUP
 from peelsum.control.errors import DescriptionError, NotPrimaryError
 from peelsum.control.sections import SwitchSection
+from peelsum.control.tables import set_limits
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device
 from peelsum.wire import EVERYONE, Kind, Verdict, pack, slot_index, unpack
@@ -38,7 +39,7 @@ def test_a_pipeline_is_loaded_once(controller, server, files, device):
     running = device.switch
     assert not controller.load_pipeline(*files)
     assert device.switch is running
-    assert controller.load_pipeline(*files, force=True)
+    controller.session.commit(session.pipeline_schema(*files))
     assert device.switch is not running
 
 
@@ -55,7 +56,7 @@ def test_another_program_with_the_same_tables_is_loaded(controller, files, tmp_p
 def test_admission_fills_the_tables(controller, device, description):
     admission = controller.admit(description)
     assert (admission.job_id, admission.workers, admission.window) == (3, 2, 64)
-    assert (admission.lanes, admission.slots) == (controller.lanes(), controller.slots()) == (32, 4096)
+    assert (admission.lanes, admission.slots) == (32, 4096)
     ((key, params),) = rows(device, "jobs")
     assert key == (3,)
     assert params[0] == admission.generation
@@ -333,7 +334,7 @@ def test_a_primary_that_became_a_backup_changes_nothing(server, controller):
         Controller.connect(server.address, patience_s=PATIENCE_S),
         pytest.raises(SwitchError, match="refused writing"),
     ):
-        controller.set_limits(age_limit_ms=1)
+        set_limits(controller.session, 1, None)
 
 
 def test_nobody_there():
@@ -358,7 +359,7 @@ def test_one_controller_at_a_time(server):
 def test_a_greater_election_id_takes_over(server, controller):
     taking_over = Controller.connect(server.address, election_id=5)
     with taking_over, pytest.raises(SwitchError, match="refused writing"):
-        controller.set_limits(age_limit_ms=1)
+        set_limits(controller.session, 1, None)
 
 
 def test_after_a_greater_id_the_next_controller_takes_over_where_it_left_off(server):
@@ -371,7 +372,7 @@ def test_after_a_greater_id_the_next_controller_takes_over_where_it_left_off(ser
         Controller.connect(server.address) as controller,
         pytest.raises(SwitchError, match="runs no pipeline"),
     ):
-        controller.lanes()
+        controller.status()
     backup.channel.close()
 
 

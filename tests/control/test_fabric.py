@@ -8,6 +8,7 @@ from patience import PATIENCE_S
 from peelsum.control import ControlError, Fabric, SwitchError, admission, controller
 from peelsum.control.description import parse_description
 from peelsum.control.errors import DescriptionError
+from peelsum.control.session import pipeline_schema
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device
 from peelsum.transport import AggregationServer, JobConfig, TensorCompleted, WorkerEndpoint
@@ -155,7 +156,7 @@ def test_a_switch_that_forgot_comes_back_under_a_generation_that_the_others_neve
     fabric.close()
     forgetful = controller.Controller.connect(parse_description(text).racks[0].p4runtime)
     with forgetful:
-        forgetful.load_pipeline(*files, force=True)
+        forgetful.session.commit(pipeline_schema(*files))
     with Fabric.connect(parse_description(text)) as again:
         second = again.admit()
     assert second.generation == (first.generation + 1) % (1 << 16)
@@ -171,10 +172,12 @@ def test_a_switch_that_forgot_gets_a_running_job_back_in_its_generation(
     fabric.close()
     address = parse_description(text).plans()[forgetful].switch.p4runtime
     with controller.Controller.connect(address) as alone:
-        alone.load_pipeline(*files, force=True)
+        alone.session.commit(pipeline_schema(*files))
     with Fabric.connect(parse_description(text)) as again:
-        assert again.restore(admission.generation) == 1
-        assert again.restore(admission.generation) == 0
+        held = [again.holds(switch, admission.generation) for switch in range(3)]
+        assert held == [switch != forgetful for switch in range(3)]
+        again.put_back(forgetful, admission.generation)
+        assert again.holds(forgetful, admission.generation)
         assert [[rows(device, name) for name in TABLES] for device in devices] == before
         assert len({tuple(device.switch.groups.ids()) for device in devices}) == 1
 
@@ -183,10 +186,10 @@ def test_what_was_evicted_or_admitted_again_is_not_restored(fabric, devices):
     first = fabric.admit()
     second = fabric.admit()
     with pytest.raises(ControlError, match=rf"job: 3: generation {first.generation} no longer runs on"):
-        fabric.restore(first.generation)
+        fabric.holds(0, first.generation)
     fabric.evict()
     with pytest.raises(ControlError, match="admit the job again"):
-        fabric.restore(second.generation)
+        fabric.holds(0, second.generation)
     assert all(rows(device, "members") == [] for device in devices)
 
 

@@ -21,6 +21,7 @@ from peelsum.control import (
 )
 from peelsum.control.description import parse_description
 from peelsum.control.errors import DescriptionError
+from peelsum.control.session import pipeline_schema
 from peelsum.pipelines import pipeline
 
 
@@ -98,7 +99,7 @@ def test_tables_lost_without_the_connection_are_put_back(held, switch, files):
     fabric, watch = held
     before = switch.holding()
     with fabric.as_primary(patience_s=PATIENCE_S):
-        fabric.load_pipeline(*files, force=True)
+        fabric._placed[0][0].session.commit(pipeline_schema(*files))
     assert rows(switch.device, "jobs") == []
     assert watch.look() == [SwitchRegained(switch.address, restored=True)]
     assert switch.holding() == before
@@ -108,7 +109,7 @@ def test_a_job_that_was_only_half_put_back_is_put_back_again(held, switch, files
     fabric, watch = held
     before = switch.holding()
     with fabric.as_primary(patience_s=PATIENCE_S):
-        fabric.load_pipeline(*files, force=True)
+        fabric._placed[0][0].session.commit(pipeline_schema(*files))
 
     def dying(session, plan):
         raise SwitchError("switch: did not answer in time while writing; try again")
@@ -145,7 +146,7 @@ def test_tables_wait_while_another_controller_is_in_charge(held, switch, files, 
     _, watch = held
     before = switch.holding()
     with Controller.connect(switch.address, election_id=7) as other:
-        other.load_pipeline(*files, force=True)
+        other.session.commit(pipeline_schema(*files))
         assert watch.look() == watch.look() == []
         assert rows(switch.device, "jobs") == []
     assert looked_until_something_came(watch) == [SwitchRegained(switch.address, restored=True)]
@@ -162,7 +163,7 @@ def test_another_program_is_left_alone_and_ends_the_job(held, switch):
     ):
         watch.look()
     with Controller.observe(switch.address) as controller:
-        assert controller.lanes() == 64
+        assert controller.status().lanes == 64
 
 
 def test_two_held_jobs_are_both_put_back(held, switch, description, files):

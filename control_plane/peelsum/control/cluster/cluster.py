@@ -226,8 +226,9 @@ class Cluster:
             job_id, plans = described.job.id, described.plans()
             known = self._permitted(job_id, digest)
             switches = [self._switch_of(plan) for plan in plans]
-            with _locked(switches), _doubted_after_errors(switches):
+            with _locked(switches), ExitStack() as doubts:
                 for switch in switches:
+                    doubts.callback(switch.doubt)
                     if switch.trouble:  # it may be up since the last poll
                         self.keep(switch)
                 sessions = [switch.ready(epoch) for switch in switches]
@@ -239,6 +240,7 @@ class Cluster:
                 )
                 job = StoredJob(job_id, True, admitted.generation, text, digest)
                 self._store.admit(epoch, job)
+                doubts.pop_all()  # nothing failed half-way
         text = f"job: {job_id}: admitted in generation {admitted.generation}"
         self._tell(Event("admitted", text, job_id, admitted.generation))
         return {**asdict(admitted), "timeout_s": described.job.timeout_s}
@@ -372,13 +374,3 @@ def _locked(switches: Sequence[ManagedSwitch]) -> Iterator[None]:
         for switch in sorted(switches, key=lambda one: one.described.place):
             stack.enter_context(switch.lock)
         yield
-
-
-@contextmanager
-def _doubted_after_errors(switches: Sequence[ManagedSwitch]) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        for switch in switches:
-            switch.doubt()
-        raise
