@@ -14,11 +14,12 @@ from patience import PATIENCE_S, until
 
 from peelsum.control import ControlError, Controller, SwitchError
 from peelsum.control.cluster import Store
-from peelsum.control.cluster.description import ClusterSwitch, ControllerSection, parse_cluster
+from peelsum.control.cluster.description import ControllerSection, parse_cluster
 from peelsum.control.cluster.store import BackupError, StoredJob, StoreError
 from peelsum.control.cluster.switches import KINDS
 from peelsum.control.description import parse_description
 from peelsum.control.errors import DescriptionError, NotPrimaryError
+from peelsum.control.sections import PlacedSwitch
 from peelsum.control.session import Session
 from peelsum.control.status import read_jobs
 
@@ -486,7 +487,7 @@ def test_errors_of_the_file_name_field_value_and_remedy(right, wrong, message):
 
 def test_the_reference_has_all_keys_and_events():
     page = (Path(__file__).parents[2] / "docs/reference/controller.md").read_text()
-    sections = {"controller": ControllerSection, "switches": ClusterSwitch}
+    sections = {"controller": ControllerSection, "switches": PlacedSwitch}
     keys = [f"{name}.{key}" for name, section in sections.items() for key in section.model_fields]
     for name in (*keys, *KINDS):
         assert f"`{name}`" in page

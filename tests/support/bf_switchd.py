@@ -282,7 +282,7 @@ class BfSwitchd:
             }
 
     def _key(self, entry, table):
-        fields, found = table.keys(), {}
+        fields, found = table.key, {}
         for sent in entry.key.fields:
             field = fields.get(sent.field_id)
             kind = {"exact": "Exact", "lpm": "LPM", "ternary": "Ternary"}.get(sent.WhichOneof("match_type"))
@@ -364,7 +364,7 @@ class BfSwitchd:
 def _entity(table, key):
     entity = METHODS["Read"][1]().entities.add()
     entity.table_entry.table_id = table.number
-    for (number, field), value in zip(sorted(table.keys().items()), key, strict=True):
+    for (number, field), value in zip(sorted(table.key.items()), key, strict=True):
         sent = entity.table_entry.key.fields.add(field_id=number)
         if field.match == "LPM":
             sent.lpm.value, sent.lpm.prefix_len = value

@@ -166,7 +166,7 @@ class RacksDescription(Section):
                     f"{where}.tofino.program: {_program(switch)!r}: spine has {_program(self.spine)!r}; give "
                     "all switches the same"
                 )
-            other = taken.setdefault((switch.p4runtime, switch.device_id), where)
+            other = taken.setdefault(switch.place, where)
             if other != where:
                 raise ValueError(
                     f"{where}.p4runtime: {switch.p4runtime!r}: is {other} already; "

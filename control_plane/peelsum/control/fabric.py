@@ -129,7 +129,7 @@ class Fabric:
 
     def _become_primaries(self, switches: Iterable[int], patience_s: float) -> None:
         # All controllers take switches in the same order: no two wait for each other.
-        for switch in sorted(switches, key=lambda one: _address(self._placed[one][1])):
+        for switch in sorted(switches, key=lambda one: self._placed[one][1].switch.place):
             self._placed[switch][0].become_primary(patience_s=patience_s)
 
     # Pipelines
@@ -236,13 +236,9 @@ class Fabric:
         return tuple(controller.verdicts() for controller, _ in self._placed)
 
 
-def _address(plan: SwitchPlan) -> tuple[str, int]:
-    return plan.switch.p4runtime, plan.switch.device_id
-
-
 def _observed(plan: SwitchPlan, timeout_s: float, identity: Identity | None) -> Controller:
     return Controller.observe(
-        *_address(plan), timeout_s=timeout_s, identity=identity, tofino=plan.switch.tofino
+        *plan.switch.place, timeout_s=timeout_s, identity=identity, tofino=plan.switch.tofino
     )
 
 

@@ -126,18 +126,40 @@ class TofinoSection(Section):
                 raise ValueError(f"{where}.ports.{name}: is not a number; use the device port, as 132")
 
 
-class SwitchSection(Section):
+class PlacedSwitch(Section):
+    """Where a switch's server listens, and the program that must run."""
+
+    p4runtime: str = Field(pattern=r"^.+:\d{1,5}$")
+    """The server of P4Runtime, or of a Tofino's BF Runtime, `host:port`."""
+    device_id: int = Field(default=1, ge=0, lt=1 << 64)
+    """The server's device_id of the switch."""
+    pipeline_lanes: int = DEFAULT_LANES
+    """32-bit values per packet in the pipeline that must run."""
+    tofino: TofinoSection | None = None
+    """For a Tofino; without it, the switch runs the v1model program."""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What tells switches apart: address and device_id."""
+        return self.p4runtime, self.device_id
+
+    def check_program(self, where: str) -> None:
+        """Raise ValueError for values that no pipeline has. `where` is the name of the switch's table."""
+        if self.pipeline_lanes not in COMPILED_LANES:
+            have = ", ".join(map(str, COMPILED_LANES))
+            raise ValueError(f"{where}.pipeline_lanes: {self.pipeline_lanes}: is not compiled; use {have}")
+        if self.tofino is not None:
+            self.tofino.check(f"{where}.tofino")
+
+
+class SwitchSection(PlacedSwitch):
     """`[switch]`: where the switch's server listens, and how the switch is set up.
 
     Limits, bridge and routes hold for the whole switch: the last admission that gives them wins.
     """
 
     p4runtime: str = Field(default="127.0.0.1:9559", pattern=r"^.+:\d{1,5}$")
-    """The server of P4Runtime, or of a Tofino's BF Runtime, `host:port`."""
-    device_id: int = Field(default=1, ge=0, lt=1 << 64)
-    """The server's device_id of the switch."""
-    pipeline_lanes: int = DEFAULT_LANES
-    """32-bit values per packet in the pipeline that must run."""
+    """As for `PlacedSwitch`."""
     age_limit_ms: float | None = Field(default=None, ge=0)
     """Milliseconds without a packet after which another chunk may take a slot over. None keeps the switch's
     limit, which is one second in a new pipeline."""
@@ -150,21 +172,15 @@ class SwitchSection(Section):
     An empty one keeps the switch's."""
     routes: dict[Prefix, NextHop] = Field(default_factory=dict, max_length=MAX_ROUTES)
     """For other traffic: the next hop by IPv4 prefix. An empty one keeps the switch's."""
-    tofino: TofinoSection | None = None
-    """For a Tofino; without it, the switch runs the v1model program."""
 
     def check(self, where: str, hosts: Mapping[str, HostAddress]) -> None:
         """Raise ValueError for values that no pipeline has. `where` is the name of the switch's table."""
-        if self.pipeline_lanes not in COMPILED_LANES:
-            have = ", ".join(map(str, COMPILED_LANES))
-            raise ValueError(f"{where}.pipeline_lanes: {self.pipeline_lanes}: is not compiled; use {have}")
+        self.check_program(where)
         if (hosts or self.routes) and self.address is None:
             what = "hosts" if hosts else "routes"
             raise ValueError(
                 f"{where}.address: is missing; {what} need a source address, {{mac = ..., ip = ...}}"
             )
-        if self.tofino is not None:
-            self.tofino.check(f"{where}.tofino")
 
 
 def check_ports(where: str, ports: Sequence[int], hosts: Mapping[str, HostAddress]) -> None:

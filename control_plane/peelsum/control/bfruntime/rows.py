@@ -40,7 +40,7 @@ def table_query(row: p4r.TableEntry, schema: Schema) -> Any:
 def row_of(entity: Any, schema: Schema) -> p4r.Entity:
     """Return a row that a switch sent in P4Runtime's form."""
     sent = entity.table_entry
-    keys = schema.numbered(sent.table_id).keys()
+    keys = schema.numbered(sent.table_id).key
     row = p4r.TableEntry(table_id=sent.table_id)
     for field in sent.key.fields:
         if field.field_id in keys and (match := _match(field)) is not None:
@@ -60,7 +60,7 @@ def _entity(row: p4r.TableEntry) -> Any:
 
 def _add_key(entity: Any, row: p4r.TableEntry, schema: Schema) -> None:
     values = {match.field_id: match for match in row.match}
-    for number, field in schema.numbered(row.table_id).keys().items():
+    for number, field in schema.numbered(row.table_id).key.items():
         _set_key(entity.table_entry.key.fields.add(field_id=number), field, values.get(number))
 
 

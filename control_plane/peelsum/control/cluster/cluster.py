@@ -16,14 +16,14 @@ from finsy.p4schema import P4Schema
 
 from peelsum.control import admission
 from peelsum.control.admission import Placement
-from peelsum.control.cluster.description import ClusterDescription, ClusterSwitch
+from peelsum.control.cluster.description import ClusterDescription
 from peelsum.control.cluster.store import BackupError, Store, StoredJob
 from peelsum.control.cluster.switches import KINDS, Event, ManagedSwitch, Wanted
 from peelsum.control.description import parse_description
 from peelsum.control.drivers import program_files
 from peelsum.control.errors import ControlError, DescriptionError, SwitchError
 from peelsum.control.plan import SwitchPlan
-from peelsum.control.sections import MAX_JOB_ID
+from peelsum.control.sections import MAX_JOB_ID, PlacedSwitch
 from peelsum.control.session import pipeline_schema
 from peelsum.control.tables import close_job
 from peelsum.tls import Identity
@@ -194,7 +194,7 @@ class Cluster:
             job.job_id: Wanted(plan, job.generation)
             for job in self._store.jobs()
             for plan in _plans(job.description)
-            if _place(plan) == switch.described.place
+            if plan.switch.place == switch.described.place
         }
 
     def _repeat(self, work: Callable[[], None]) -> None:
@@ -260,7 +260,7 @@ class Cluster:
                 raise ControlError(f"job: {job_id}: is not admitted; admitted: {others}")
             switches = [
                 self._switches[place]
-                for place in map(_place, reversed(_plans(known.description)))
+                for place in (plan.switch.place for plan in reversed(_plans(known.description)))
                 if place in self._switches
             ]
             with _locked(switches):
@@ -290,7 +290,7 @@ class Cluster:
         return {**now, **self._counts}
 
     def _described(self, job: StoredJob) -> dict[str, Any]:
-        places = [_place(plan) for plan in _plans(job.description)]
+        places = [plan.switch.place for plan in _plans(job.description)]
         return {
             "job_id": job.job_id,
             "generation": job.generation,
@@ -322,7 +322,7 @@ class Cluster:
 
     def _switch_of(self, plan: SwitchPlan) -> ManagedSwitch:
         try:
-            return self._switches[_place(plan)]
+            return self._switches[plan.switch.place]
         except KeyError:
             have = ", ".join(switch.name for switch in self._switches.values())
             raise DescriptionError(
@@ -335,7 +335,7 @@ class Cluster:
         self._tell_caller(event)
 
 
-def _program(switch: ClusterSwitch, pipelines: Mapping[int, P4Schema]) -> P4Schema:
+def _program(switch: PlacedSwitch, pipelines: Mapping[int, P4Schema]) -> P4Schema:
     if switch.tofino is None:
         return pipelines[switch.pipeline_lanes]
     return pipeline_schema(*program_files(switch.pipeline_lanes, switch.tofino))
@@ -344,10 +344,6 @@ def _program(switch: ClusterSwitch, pipelines: Mapping[int, P4Schema]) -> P4Sche
 @lru_cache(maxsize=512)
 def _plans(description: str) -> tuple[SwitchPlan, ...]:
     return parse_description(description).plans()
-
-
-def _place(plan: SwitchPlan) -> tuple[str, int]:
-    return plan.switch.p4runtime, plan.switch.device_id
 
 
 def _digest(token: str) -> str:

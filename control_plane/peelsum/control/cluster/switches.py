@@ -12,11 +12,11 @@ from finsy.p4entity import P4MulticastGroupEntry, P4TableAction, P4TableEntry
 from finsy.p4schema import P4Schema
 
 from peelsum.control import admission
-from peelsum.control.cluster.description import ClusterSwitch
 from peelsum.control.drivers import driver_of, open_session
 from peelsum.control.entries import FLOOD_GROUP, group_entry, host_entry, job_entry, participant_entries
 from peelsum.control.errors import DescriptionError, SwitchError
 from peelsum.control.plan import SwitchPlan
+from peelsum.control.sections import PlacedSwitch
 from peelsum.control.session import Session
 from peelsum.control.tables import close_job
 from peelsum.tls import Identity
@@ -84,7 +84,7 @@ class ManagedSwitch:
     compared after connecting and after a write that failed. Every use needs `lock`.
     """
 
-    def __init__(self, described: ClusterSwitch, pipeline: P4Schema, identity: Identity | None) -> None:
+    def __init__(self, described: PlacedSwitch, pipeline: P4Schema, identity: Identity | None) -> None:
         """pipeline: what the switch must run; any other is replaced."""
         self.described = described
         #: Held while anything is done with the switch.
