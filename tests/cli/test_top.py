@@ -9,7 +9,7 @@ from command_line import peelsum
 
 from peelsum.cli.top import rates
 from peelsum.control import Controller
-from peelsum.control.racks import parse_description
+from peelsum.control.description import parse_description
 from peelsum.pipelines import pipeline
 from peelsum.wire import Verdict
 

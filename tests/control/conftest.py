@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from device_state import forwarding
 from patience import PATIENCE_S
+from restartable_switch import RestartableSwitch
 
-from peelsum.control import Controller, JobDescription, resets
+from peelsum.control import Controller, v1model
+from peelsum.control.description import parse_description
 from peelsum.control.session import Session
 from peelsum.pipelines import pipeline
 
@@ -40,7 +42,7 @@ def answers_may_be_late(monkeypatch):
 
 @pytest.fixture
 def description():
-    return JobDescription.parse(DESCRIPTION)
+    return parse_description(DESCRIPTION)
 
 
 @pytest.fixture
@@ -55,11 +57,11 @@ def freed(monkeypatch):
     """Return the slots that a controller reset, each once even if it repeated the request."""
     slots = set()
 
-    def reset_frames(wanted, lanes, request, _frames=resets.reset_frames):
+    def reset_frames(wanted, lanes, request, _frames=v1model.reset_frames):
         slots.update(wanted)
         return _frames(wanted, lanes, request)
 
-    monkeypatch.setattr(resets, "reset_frames", reset_frames)
+    monkeypatch.setattr(v1model, "reset_frames", reset_frames)
     return slots
 
 
@@ -75,3 +77,12 @@ def controller(server, files, data_plane):
     with Controller.connect(server.address) as controller:
         assert controller.load_pipeline(*files)
         yield controller
+
+
+@pytest.fixture(scope="module")
+def switches():
+    """Two switches; each test's first primary removes what the last one's left there."""
+    made = [RestartableSwitch() for _ in range(2)]
+    yield made
+    for switch in made:
+        switch.close()

@@ -3,18 +3,18 @@
 from dataclasses import replace
 
 import pytest
-from device_state import forwarding, rows, tables
+from device_state import rows, tables
 from finsy.p4entity import P4TableAction, P4TableEntry, P4TableMatch
 from patience import PATIENCE_S
 from test_controller import contribute, stamps
 
-from peelsum.control import Controller, Fabric, SwitchError, admission
-from peelsum.control.entries import _SALT_FACTOR, NEVER_TICKS, age_limit_ticks, salt
-from peelsum.control.errors import DescriptionError
+from peelsum.control import Fabric, SwitchError, admission
+from peelsum.control.entries import _SALT_FACTOR, salt
 from peelsum.control.session import Session
+from peelsum.control.tables import set_limits
+from peelsum.control.v1model import reset
 from peelsum.wire import Verdict
 
-TICK_US = 64
 #: Limits of the stamps that `stale_slots` leaves alone, relative to the stamp of a slot freed now: half of
 #: 2**30 ticks before it, and 2**30 ticks and an hour after it. Such slots are in use or were freed lately.
 EARLIEST, LATEST = -(1 << 29), (1 << 30) + (1 << 26)
@@ -49,24 +49,9 @@ def writes(monkeypatch):
     return seen
 
 
-def test_a_controller_admits_in_the_order_in_which_no_packet_meets_half_a_job(
-    controller, description, monkeypatch
-):
-    controller.admit(description)
-    seen = []
-    for step in ("check", "close_job", "free_slots", "prepare", "open_job"):
-        original = getattr(admission, step)
-
-        def noted(*args, step=step, original=original):
-            seen.append(step)
-            return original(*args)
-
-        monkeypatch.setattr(admission, step, noted)
-    controller.admit(description)
-    assert seen == ["check", "close_job", "free_slots", "prepare", "open_job"]
-    seen.clear()
+def test_the_slots_of_a_switch_that_just_started_may_be_left_as_they_are(controller, description, freed):
     controller.admit(description, free_slots=False)
-    assert seen == ["check", "close_job", "prepare", "open_job"]
+    assert not freed
 
 
 def test_a_job_s_row_is_written_first_to_close_it_and_last_to_open_it(controller, description, writes):
@@ -132,7 +117,8 @@ def test_putting_a_job_back_frees_what_its_slots_hold(fabric, device, freed):
     session = fabric._placed[0][0].session
     session.write([-P4TableEntry("jobs", match=P4TableMatch(job_id=3))])
     freed.clear()
-    assert fabric.restore(admission.generation) == 1
+    assert not fabric.holds(0, admission.generation)
+    fabric.put_back(0, admission.generation)
     assert [rows(device, name) for name in ("jobs", "members", "return_paths")] == before
     assert len(freed) >= 2
     assert fabric.status()[0].slots_in_use == {}
@@ -201,58 +187,39 @@ def test_slots_of_other_jobs_are_left_alone_when_slots_are_freed(controller, dev
 
 
 def test_every_slot_is_asked_for_once_where_all_answer(controller, device, freed):
-    from peelsum.control.resets import reset
-
     slots = [*range(130), 4095]
-    reset(controller.session, [*slots, 3, 3], controller.lanes())
+    reset(controller.session, [*slots, 3, 3], 32)
     assert freed == set(slots)
     assert controller.verdicts()[Verdict.RESET_DONE] >= len(slots)
 
 
 @pytest.mark.parametrize(
     ("milliseconds", "ticks"),
-    [(0, 0), (0.032, 0), (0.064, 1), (1, 16), (640, 10_000), (68_719_476.7, NEVER_TICKS - 1)],
+    [
+        (0, 0),
+        (0.032, 0),
+        (0.064, 1),
+        (0.1, 2),
+        (1, 16),
+        (640, 10_000),
+        (68_719_476.7, (1 << 30) - 1),
+        ((1 << 30) * 64 / 1000, 1 << 30),
+        (1e12, 1 << 30),
+        (float("inf"), 1 << 30),
+    ],
 )
-def test_age_limits_are_rounded_to_ticks(controller, device, milliseconds, ticks):
-    assert age_limit_ticks(milliseconds) == ticks
-    controller.set_limits(age_limit_ms=milliseconds)
+def test_age_limits_are_rounded_to_ticks_and_beyond_the_clock_s_reach_are_never(
+    controller, device, milliseconds, ticks
+):
+    set_limits(controller.session, milliseconds, 12)
     assert tables(device)["limits"].default[1] == (ticks,)
-
-
-@pytest.mark.parametrize("milliseconds", [NEVER_TICKS * TICK_US / 1000, 1e12, float("inf")])
-def test_an_age_limit_beyond_the_clock_s_reach_is_never(milliseconds):
-    assert age_limit_ticks(milliseconds) == NEVER_TICKS == 1 << 30
+    assert tables(device)["congestion"].default[1] == (12,)
 
 
 def test_no_two_jobs_start_at_the_same_slot():
     starts = [salt(job_id) % 4096 for job_id in range(1, 256)]
     assert len(set(starts)) == 255
     assert _SALT_FACTOR % 2 == 1
-
-
-def test_a_clock_that_has_come_round_frees_what_looks_live(server, device, files, description):
-    """A slot freed at time 0 looks live 40 hours later, unless it is freed again."""
-    with forwarding([device]), Controller.connect(server.address, timeout_s=PATIENCE_S) as controller:
-        controller.load_pipeline(*files)
-        controller.admit(description)
-    later_us = 40 * 3600 * 1_000_000
-    with (
-        forwarding([device], later_us),
-        Controller.connect(server.address, timeout_s=PATIENCE_S, patience_s=PATIENCE_S) as controller,
-    ):
-        job = controller.admit(description)
-        for chunk in range(64):
-            assert contribute(device, job, 0, chunk_id=chunk, now_us=later_us) == []
-        assert controller.verdicts()[Verdict.COLLIDED] == 0
-
-
-def test_a_window_may_be_half_of_the_slots_and_no_more(controller, description):
-    def windowed(window):
-        return description.model_copy(update={"job": description.job.model_copy(update={"window": window})})
-
-    assert controller.admit(windowed(2048)).window == 2048
-    with pytest.raises(DescriptionError, match=r"job\.window: 2049: at most half of the switch's 4096 slots"):
-        controller.admit(windowed(2049))
 
 
 class Recorded:
@@ -263,7 +230,7 @@ class Recorded:
     def __init__(self, name, asked):
         self.name, self.asked, self.session = name, asked, self
 
-    def become_primary(self, election_id, *, patience_s):
+    def become_primary(self, *, patience_s):
         self.asked.append(("take", self.name))
         self.is_primary = True
 
@@ -278,7 +245,7 @@ def recorded(description):
     asked = []
     (plan,) = description.plans()
     fabric = Fabric.__new__(Fabric)
-    fabric._description, fabric._election_id = description, 1
+    fabric._description = description
     fabric._placed = [
         (
             Recorded(port, asked),

@@ -13,12 +13,16 @@ from command_line import peelsum
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from tofino_program import FOLDER
 
-from peelsum.control import Controller, Fabric, JobDescription, SwitchError
-from peelsum.control.bfruntime import BfRuntimeSession, default_row, messages, row
+from peelsum.control import Controller, Fabric, SwitchError
+from peelsum.control.bfruntime import BfRuntimeSession, messages, row
 from peelsum.control.cluster import Cluster, Store
 from peelsum.control.cluster.description import parse_cluster
+from peelsum.control.description import parse_description
+from peelsum.control.entries import age_limit_entry
 from peelsum.control.errors import DescriptionError, NotPrimaryError, RefusedError, UnsupportedError
 from peelsum.control.session import pipeline_schema
+from peelsum.control.tables import set_limits
+from peelsum.control.tofino import ARCHITECTURES
 from peelsum.pipelines.stratum import Profile, pipeline_config
 from peelsum.wire import Verdict
 
@@ -41,7 +45,6 @@ address = {{ mac = "02:00:00:00:00:fe", ip = "10.0.0.254" }}
 "02:00:00:00:00:05" = 136
 [switch.tofino]
 program = "{program}"
-api = "bfruntime"
 [switch.tofino.ports.132]
 speed = "100G"
 fec = "reed_solomon"
@@ -92,6 +95,14 @@ def files(program):
 
 
 @pytest.fixture
+def fabric(text, files):
+    """Return the primary of the switch, with the program just loaded."""
+    with Fabric.connect(parse_description(text)) as fabric:
+        assert fabric.load_pipeline(*files) == 1
+        yield fabric
+
+
+@pytest.fixture
 def session(switch, files):
     switch.load(files[0].read_bytes())
     with BfRuntimeSession(switch.address, pipeline_schema(*files), timeout_s=10) as found:
@@ -99,32 +110,27 @@ def session(switch, files):
         yield found
 
 
-def test_a_job_is_admitted_read_back_and_evicted(switch, text, files):
-    job = JobDescription.parse(text)
-    with Fabric.connect(job) as fabric:
-        assert fabric.load_pipeline(*files) == 1
-        assert fabric.load_pipeline(*files) == 0
-        admission = fabric.admit()
-        (status,) = fabric.status()
-        assert (admission.lanes, admission.slots) == (32, 1024)
-        (admitted,) = status.jobs
-        assert (admitted.generation, admitted.worker_ports) == (admission.generation, {0: 132, 1: 136})
-        assert admitted.server_port == 140
-        assert status.slots_in_use == {}
-        assert status.verdicts == dict.fromkeys(Verdict, 0)
-        assert fabric.holds(0, admission.generation)
-        fabric.evict()
-        assert fabric.status()[0].jobs == ()
+def test_a_job_is_admitted_read_back_and_evicted(switch, fabric, files):
+    assert fabric.load_pipeline(*files) == 0
+    admission = fabric.admit()
+    (status,) = fabric.status()
+    assert (admission.lanes, admission.slots) == (32, 1024)
+    (admitted,) = status.jobs
+    assert (admitted.generation, admitted.worker_ports) == (admission.generation, {0: 132, 1: 136})
+    assert admitted.server_port == 140
+    assert status.slots_in_use == {}
+    assert status.verdicts == dict.fromkeys(Verdict, 0)
+    assert fabric.holds(0, admission.generation)
+    fabric.evict()
+    assert fabric.status()[0].jobs == ()
     assert len(switch.table("admission.jobs")) == 1  # which remembers the generation
     assert switch.table("$pre.mgid").keys() == {(b"\x01\x01",)}  # broadcasts
     assert not switch.table("admission.members")
 
 
-def test_rows_have_the_values_that_the_description_gives(switch, text, files):
-    with Fabric.connect(JobDescription.parse(text)) as fabric:
-        fabric.load_pipeline(*files)
-        generation = fabric.admit().generation
-        fabric.admit()  # again, over its own rows
+def test_rows_have_the_values_that_the_description_gives(switch, fabric):
+    generation = fabric.admit().generation
+    fabric.admit()  # again, over its own rows
     assert switch.table("owner.age_limit")["default"] == {1: (10_000).to_bytes(4, "big")}
     # A packet of 32 lanes is 42 + 16 + 128 = 186 bytes: 3 cells of 80 bytes.
     assert switch.table("Egress.congestion")["default"][1] == (30).to_bytes(4, "big")
@@ -141,30 +147,32 @@ def test_rows_have_the_values_that_the_description_gives(switch, text, files):
     port = switch.schema.table("$PORT").data
     first, second = (switch.table("$PORT")[(number.to_bytes(4, "big"),)] for number in (132, 136))
     names = ("$SPEED", "$FEC", "$AUTO_NEGOTIATION", "$PORT_ENABLE")
-    assert [first[port[name].number] for name in names] == [
-        "BF_SPEED_100G",
-        "BF_FEC_TYP_REED_SOLOMON",
-        "PM_AN_DEFAULT",
-        True,
-    ]
-    assert [second[port[name].number] for name in names] == [
-        "BF_SPEED_25G",
-        "BF_FEC_TYP_NONE",
-        "PM_AN_FORCE_DISABLE",
-        True,
-    ]
+    for found, said in (
+        (first, ["BF_SPEED_100G", "BF_FEC_TYP_REED_SOLOMON", "PM_AN_DEFAULT", True]),
+        (second, ["BF_SPEED_25G", "BF_FEC_TYP_NONE", "PM_AN_FORCE_DISABLE", True]),
+    ):
+        assert [found[port[name].number] for name in names] == said
 
 
-def test_only_the_job_s_slots_of_its_own_pipe_are_freed(switch, text, files):
+def test_a_tofino_2_counts_cells_of_176_bytes(switch, text, files):
+    """A packet of 186 bytes has 2 of them; its processor is at port 0."""
+    blob, p4info = files
+    p4info.write_text(p4info.read_text().replace('arch: "tna"', 'arch: "t2na"'))
+    with Fabric.connect(parse_description(text)) as fabric:
+        fabric.load_pipeline(blob, p4info)
+        fabric.admit()
+    assert switch.table("Egress.congestion")["default"][1] == (20).to_bytes(4, "big")
+    assert [(name, one.processor_port) for name, one in ARCHITECTURES.items()] == [("tna", 192), ("t2na", 0)]
+
+
+def test_only_the_job_s_slots_of_its_own_pipe_are_freed(switch, fabric):
     """Slots of other jobs, and of other pipes with the same index, stay as they are, bit for bit."""
-    with Fabric.connect(JobDescription.parse(text)) as fabric:
-        fabric.load_pipeline(*files)
-        fabric.admit()
-        held = {(1, 7): {1: 500, 2: 0x103}, (0, 7): {1: 600, 2: 0x103}, (1, 8): {1: 700, 2: 0x104}}
-        switch.register("owner.owner").update({key: dict(value) for key, value in held.items()})
-        assert fabric.status()[0].slots_in_use == {3: 2, 4: 1}
-        fabric.admit()
-        assert switch.register("owner.owner") == held | {(1, 7): {1: 500, 2: 0}}
+    fabric.admit()
+    held = {(1, 7): {1: 500, 2: 0x103}, (0, 7): {1: 600, 2: 0x103}, (1, 8): {1: 700, 2: 0x104}}
+    switch.register("owner.owner").update({key: dict(value) for key, value in held.items()})
+    assert fabric.status()[0].slots_in_use == {3: 2, 4: 1}
+    fabric.admit()
+    assert switch.register("owner.owner") == held | {(1, 7): {1: 500, 2: 0}}
 
 
 @pytest.mark.parametrize(
@@ -176,16 +184,17 @@ def test_only_the_job_s_slots_of_its_own_pipe_are_freed(switch, text, files):
             r"ports: 5, 132, 136: are in pipes 0, 1, each with registers of its own",
         ),
         ("server = 140", "server = 192", r"ports: 192: is the processor's port; use another"),
+        ("[switch.tofino]", "[switch.tofino]\nprocessor_port = 140", r"ports: 140: is the processor's port"),
         ("pipeline_lanes = 32", "pipeline_lanes = 64", r"pipeline_lanes: 64: the switch runs 32 lanes"),
         ("workers = [132, 136]", "workers = [132, 250]", r"ports: 250: .* refuses them .*\$pre.node"),
     ],
 )
 def test_what_a_tofino_cannot_do_is_refused_before_anything_changes(switch, text, files, old, new, words):
+    assert old in text
     switch.ports -= {250}
-    with Fabric.connect(JobDescription.parse(text)) as fabric:
-        fabric.load_pipeline(*files)
+    switch.load(files[0].read_bytes())
     with (
-        Fabric.connect(JobDescription.parse(text.replace(old, new))) as fabric,
+        Fabric.connect(parse_description(text.replace(old, new))) as fabric,
         pytest.raises(DescriptionError, match=words),
     ):
         fabric.admit()
@@ -193,14 +202,13 @@ def test_what_a_tofino_cannot_do_is_refused_before_anything_changes(switch, text
     assert not switch.table("$PORT")
 
 
-def test_a_port_with_another_speed_is_named_and_left_alone(switch, text, files):
-    with Fabric.connect(JobDescription.parse(text)) as fabric:
-        fabric.load_pipeline(*files)
-        fabric.admit()
-        before = {key: dict(value) for key, value in switch.table("$PORT").items()}
+def test_a_port_with_another_speed_is_named_and_left_alone(switch, text, fabric):
+    fabric.admit()
+    fabric.close()
+    before = {key: dict(value) for key, value in switch.table("$PORT").items()}
     slower = text.replace('speed = "100G"', 'speed = "40G"')
     with (
-        Fabric.connect(JobDescription.parse(slower)) as fabric,
+        Fabric.connect(parse_description(slower)) as fabric,
         pytest.raises(
             DescriptionError,
             match=r"switch\.tofino\.ports\.132: 40G, reed_solomon: the switch has it with BF_SPEED_100G, BF",
@@ -210,36 +218,29 @@ def test_a_port_with_another_speed_is_named_and_left_alone(switch, text, files):
     assert switch.table("$PORT") == before
 
 
-def test_ports_are_brought_up_over_bf_runtime_only(text):
-    with pytest.raises(
-        DescriptionError, match=r"switch\.tofino\.ports: 132, 136: P4Runtime brings no port up"
-    ):
-        JobDescription.parse(text.replace("bfruntime", "p4runtime"))
+def test_described_ports_need_a_number_a_speed_and_an_fec(text):
     with pytest.raises(DescriptionError, match=r"switch\.tofino\.ports\.1/0: is not a number"):
-        JobDescription.parse(text.replace("ports.132]", 'ports."1/0"]'))
+        parse_description(text.replace("ports.132]", 'ports."1/0"]'))
     for name in ("speed", "fec"):
         line = next(line for line in text.splitlines() if line.startswith(name))
         with pytest.raises(DescriptionError, match=rf"{name}: is missing"):
-            JobDescription.parse(text.replace(line, "", 1))
+            parse_description(text.replace(line, "", 1))
 
 
-def test_one_client_binds_the_program_and_a_backup_may_read(switch, text, files):
-    job = JobDescription.parse(text)
-    with Fabric.connect(job) as first:
-        first.load_pipeline(*files)
-        admission = first.admit()
-        with Fabric.observe(job) as second:
-            assert second.holds(0, admission.generation)
-            assert second._placed[0][0].session.has_primary()
-            with (
-                pytest.raises(NotPrimaryError, match=r"another client has bound peelsum at .*; end it first"),
-                second.as_primary(),
-            ):
-                raise AssertionError
-            first.become_backup()
-            with second.as_primary(patience_s=10):
-                second.evict()
-            assert not second._placed[0][0].session.has_primary()
+def test_one_client_binds_the_program_and_a_backup_may_read(text, fabric):
+    admission = fabric.admit()
+    with Fabric.observe(parse_description(text)) as second:
+        assert second.holds(0, admission.generation)
+        assert second._placed[0][0].session.has_primary()
+        with (
+            pytest.raises(NotPrimaryError, match=r"another client has bound peelsum at .*; end it first"),
+            second.as_primary(),
+        ):
+            raise AssertionError
+        fabric.become_backup()
+        with second.as_primary(patience_s=10):
+            second.evict()
+        assert not second._placed[0][0].session.has_primary()
 
 
 def test_an_ended_stream_is_noticed(switch, session):
@@ -260,36 +261,50 @@ def refusal(session, update, pipe=0xFFFF):
     return caught.value.reason
 
 
-def test_an_unknown_table_is_refused(session):
+def unknown_table(session, update):
+    update.table_id = 12345
+
+
+def constant_table(session, update):
+    update.table_id = session.tables.table("slot.outcomes").number
+
+
+def narrow_key(session, update):
+    update.key.fields[0].exact.value = b"\0"
+
+
+def narrow_value(session, update):
+    update.data.fields[0].stream = b"\0\0"
+
+
+def no_such_slot(session, update):
+    update.key.fields[0].exact.value = (1024).to_bytes(4, "big")
+
+
+def no_key(session, update):
+    update.ClearField("key")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (unknown_table, "Table not found for id 12345"),
+        (constant_table, "Table Add failed table:pipe.Ingress.aggregation.slot.outcomes"),
+        (narrow_key, "Failed to create key for field:65557"),
+        (narrow_value, "SetValue failed for field:2"),
+        (no_such_slot, "Table Entry modify failed"),
+        (no_key, "Table key cannot be empty"),
+    ],
+)
+def test_what_a_register_does_not_take_is_refused(session, spoil, words):
     update = row("MODIFY", session.tables.table("owner.owner"), 0, {"tag": 0, "expiry": 0})
-    update.entity.table_entry.table_id = 12345
-    assert refusal(session, update) == "Table not found for id 12345"
+    spoil(session, update.entity.table_entry)
+    assert words in refusal(session, update)
 
 
-def test_a_width_that_does_not_match_is_refused(session):
-    table = session.tables.table("owner.owner")
-    update = row("MODIFY", table, 0, {"tag": 0, "expiry": 0})
-    update.entity.table_entry.key.fields[0].exact.value = b"\0"
-    assert "Failed to create key for field:65557" in refusal(session, update)
-    update = row("MODIFY", table, 0, {"tag": 0, "expiry": 0})
-    update.entity.table_entry.data.fields[0].stream = b"\0\0"
-    assert "SetValue failed for field:2" in refusal(session, update)
-
-
-def test_a_default_row_without_its_flag_is_refused(session):
-    update = default_row(session.tables.table("owner.age_limit"), {"value": 1})
-    update.entity.table_entry.is_default_entry = False
-    assert "Table key cannot be empty" in refusal(session, update)
-
-
-def test_constant_tables_wrong_pipes_and_indexes_are_refused(session):
-    owner = session.tables.table("owner.owner")
-    good = row("MODIFY", owner, 0, {"tag": 0, "expiry": 0})
+def test_a_pipe_that_is_not_there_is_refused(session):
+    good = row("MODIFY", session.tables.table("owner.owner"), 0, {"tag": 0, "expiry": 0})
     assert "Table Entry modify failed" in refusal(session, good, pipe=2)
-    assert "modify failed" in refusal(session, row("MODIFY", owner, 1024, {"tag": 0, "expiry": 0}))
-    constant = row("MODIFY", owner, 0, {"tag": 0, "expiry": 0})
-    constant.entity.table_entry.table_id = session.tables.table("slot.outcomes").number
-    assert "Table Add failed table:pipe.Ingress.aggregation.slot.outcomes" in refusal(session, constant)
 
 
 def test_rows_that_are_there_or_missing_are_refused(session):
@@ -330,7 +345,7 @@ def test_a_program_without_a_binary_is_refused(switch, text, program):
     config = pipeline_config("peelsum", tables(), [Profile("pipe", b"{}", b"")])
     (program / "stratum.pb.bin").write_bytes(config)
     with (
-        Fabric.connect(JobDescription.parse(text)) as fabric,
+        Fabric.connect(parse_description(text)) as fabric,
         pytest.raises(SwitchError, match="refused loading the program: Invalid device config sent"),
     ):
         fabric.load_pipeline(program / "stratum.pb.bin", program / "p4info.txtpb")
@@ -339,7 +354,7 @@ def test_a_program_without_a_binary_is_refused(switch, text, program):
 def test_another_program_is_not_taken_for_ours(switch, text, files):
     other = pipeline_config("other", b'{"tables": []}', [Profile("pipe", b"{}", b"binary")])
     switch.load(other)
-    with Fabric.connect(JobDescription.parse(text)) as fabric:
+    with Fabric.connect(parse_description(text)) as fabric:
         with pytest.raises(SwitchError, match="is not peelsum's; load that first"):
             fabric.admit()
         assert fabric.load_pipeline(*files) == 1
@@ -347,7 +362,7 @@ def test_another_program_is_not_taken_for_ours(switch, text, files):
 
 
 def test_a_missing_program_folder_is_named(text, tmp_path):
-    missing = JobDescription.parse(text.replace(str(tmp_path), str(tmp_path / "none")))
+    missing = parse_description(text.replace(str(tmp_path), str(tmp_path / "none")))
     with pytest.raises(Exception, match=r"none/stratum\.pb\.bin: No such file"):
         Fabric.connect(missing)
 
@@ -362,6 +377,13 @@ def test_a_switch_that_does_not_answer_is_asked_by_the_right_name(files):
 def test_a_program_without_our_tables_is_named(session):
     with pytest.raises(SwitchError, match=r"has no table owner\.owners; load peelsum's program"):
         session.tables.table("owner.owners")
+    refuses_the_limits_of_v1model(session)
+
+
+def refuses_the_limits_of_v1model(session):
+    for use in (lambda: session.write([~age_limit_entry(1)]), lambda: session.entries("limits")):
+        with pytest.raises(SwitchError, match=r"does not take this: .*limits.*; correct"):
+            use()
 
 
 def test_the_command_line_admits_a_job_and_doctor_finds_it(switch, text, tmp_path):
@@ -389,9 +411,12 @@ def test_another_server_is_not_taken_for_bf_switchd(server, files):
         BfRuntimeSession(server.address, pipeline_schema(*files), timeout_s=10)
 
 
-def test_the_controller_s_own_session_says_so_over_p4runtime(server):
+def test_a_tofino_s_program_over_p4runtime_is_named(server, files):
     with Controller.observe(server.address) as controller:
-        assert not isinstance(controller.session, BfRuntimeSession)
+        controller.session.schema = pipeline_schema(*files)
+        with pytest.raises(SwitchError, match=r"runs the program of a Tofino, .* \[switch\.tofino\]"):
+            set_limits(controller.session, 1, None)
+        refuses_the_limits_of_v1model(controller.session)
 
 
 def test_a_cluster_s_controller_brings_ports_up_and_puts_jobs_back(switch, text, program, tmp_path):
@@ -405,7 +430,6 @@ def test_a_cluster_s_controller_brings_ports_up_and_puts_jobs_back(switch, text,
         pipeline_lanes = 32
         [switches.tofino]
         program = "{program}"
-        api = "bfruntime"
         ports = {{ 132 = {{ speed = "100G", fec = "none" }} }}
     """
     job = text.replace(ports, "")

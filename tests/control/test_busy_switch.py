@@ -9,18 +9,6 @@ import pytest
 
 from peelsum.control import SwitchError
 from peelsum.control.entries import bridge_entries
-from peelsum.control.racks import parse_description
-
-JOB = """
-[job]
-id = 7
-workers = 2
-[switch]
-pipeline_lanes = 32
-[ports]
-workers = [1, 2]
-server = 3
-"""
 
 
 class Full(grpc.RpcError):
@@ -50,18 +38,18 @@ def refuse(controller, monkeypatch, times, refusal=Full):
     return came
 
 
-def test_a_write_that_finds_no_room_is_sent_again(controller, monkeypatch):
+def test_a_write_that_finds_no_room_is_sent_again(controller, description, monkeypatch):
     came = refuse(controller, monkeypatch, 3)
-    controller.admit(parse_description(JOB), free_slots=False)
+    controller.admit(description, free_slots=False)
     assert came[0] == came[3]
-    assert [job.job_id for job in controller.jobs()] == [7]
+    assert [job.job_id for job in controller.jobs()] == [3]
 
 
-def test_a_switch_that_stays_full_is_an_error(controller, monkeypatch):
+def test_a_switch_that_stays_full_is_an_error(controller, description, monkeypatch):
     controller.session._timeout_s = 0.2
     came = refuse(controller, monkeypatch, 10_000)
     with pytest.raises(SwitchError, match="refused writing: Concurrent RPC limit exceeded!"):
-        controller.admit(parse_description(JOB), free_slots=False)
+        controller.admit(description, free_slots=False)
     assert len(came) > 1
 
 
@@ -73,16 +61,6 @@ def test_a_table_that_is_full_is_an_error_at_once(controller, monkeypatch):
         controller.session.write([+row for row in rows])
     assert len(came) == 5  # of 256 rows each: the table has 1,024
     assert all(one != other for one, other in pairwise(came))
-
-
-def test_a_write_of_more_rows_than_one_message_has_leaves_none_out(controller, monkeypatch):
-    came = refuse(controller, monkeypatch, 0)
-    wanted = bridge_entries(dict.fromkeys(range(1, 258), 1))
-    controller.session.write([+row for row in wanted])
-    assert [len(request.updates) for request in came] == [256, len(wanted) - 256]
-    assert {row["dst_mac"] for row in controller.session.entries("bridge")} == {
-        row["dst_mac"] for row in wanted
-    }
 
 
 class FullTable(Full):

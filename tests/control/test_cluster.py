@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 from bmv2_process import running_bmv2
-from clusters import Controllers, actual, cluster_text, expected, job_text
+from clusters import Controllers, cluster_text, have, job_text
 from patience import PATIENCE_S, until
-from restartable_switch import RestartableSwitch
 
-from peelsum.control import ControlError, Controller, JobDescription, SwitchError
+from peelsum.control import ControlError, Controller, SwitchError
 from peelsum.control.cluster import Store
-from peelsum.control.cluster.description import ClusterSwitch, ControllerSection, parse_cluster
-from peelsum.control.cluster.events import KINDS
+from peelsum.control.cluster.description import ControllerSection, parse_cluster
 from peelsum.control.cluster.store import BackupError, StoredJob, StoreError
+from peelsum.control.cluster.switches import KINDS
+from peelsum.control.description import parse_description
 from peelsum.control.errors import DescriptionError, NotPrimaryError
+from peelsum.control.sections import PlacedSwitch
 from peelsum.control.session import Session
 from peelsum.control.status import read_jobs
 
@@ -30,15 +31,6 @@ def slots_are_freed_elsewhere(monkeypatch, request):
     """Freeing slots takes most of an admission's time, and is tested elsewhere."""
     if "freed" not in request.fixturenames:
         monkeypatch.setattr("peelsum.control.admission.free_slots", lambda *_: None)
-
-
-@pytest.fixture(scope="module")
-def switches():
-    """Two switches; each test's first primary removes what the last one's left there."""
-    made = [RestartableSwitch() for _ in range(2)]
-    yield made
-    for switch in made:
-        switch.close()
 
 
 @pytest.fixture
@@ -67,11 +59,6 @@ def primary(controllers, told):
     cluster = polled(controllers.start(address="here:1"))
     told.clear()
     return cluster
-
-
-def have(switches, jobs):
-    """Whether the switches have these jobs (description and generation by number), and nothing else."""
-    return all(actual(switch.device) == expected(switch.address, jobs) for switch in switches)
 
 
 def kinds(told):
@@ -245,7 +232,7 @@ def test_a_job_that_moves_to_another_switch_leaves_the_first(primary, switches):
 def test_what_nobody_admitted_here_is_removed(controllers, switches, told, files):
     with Controller.connect(switches[0].address, patience_s=PATIENCE_S) as other:
         other.load_pipeline(*files)
-        other.admit(JobDescription.parse(job_text(7, switches[0].address)))
+        other.admit(parse_description(job_text(7, switches[0].address)))
     polled(controllers.start())
     assert have(switches, {})
     assert "removed" in kinds(told)
@@ -500,7 +487,7 @@ def test_errors_of_the_file_name_field_value_and_remedy(right, wrong, message):
 
 def test_the_reference_has_all_keys_and_events():
     page = (Path(__file__).parents[2] / "docs/reference/controller.md").read_text()
-    sections = {"controller": ControllerSection, "switches": ClusterSwitch}
+    sections = {"controller": ControllerSection, "switches": PlacedSwitch}
     keys = [f"{name}.{key}" for name, section in sections.items() for key in section.model_fields]
     for name in (*keys, *KINDS):
         assert f"`{name}`" in page

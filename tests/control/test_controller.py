@@ -8,17 +8,18 @@ from device_state import forward, forwarding, rows, tables
 from p4runtime_client import Client
 from patience import PATIENCE_S
 
-from peelsum.control import ControlError, Controller, JobDescription, SwitchError, session
+from peelsum.control import ControlError, Controller, SwitchError, session
+from peelsum.control.description import parse_description
 from peelsum.control.entries import FLOOD_GROUP
 from peelsum.control.errors import DescriptionError, NotPrimaryError
 from peelsum.control.sections import SwitchSection
+from peelsum.control.tables import set_limits
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device
 from peelsum.wire import EVERYONE, Kind, Verdict, pack, slot_index, unpack
 from peelsum.wire.clock import DEFAULT_AGE_TICKS
 
 LANES = 32
-#: For a switch to notice that its primary has left, on a machine however busy.
 
 
 def exchange(device, port, now_us=0, lanes=1, **fields):
@@ -34,15 +35,11 @@ def contribute(device, admission, worker_id, chunk_id=0, lanes=1, now_us=0, **fi
     return exchange(device, port, lanes=lanes, now_us=now_us, **fields)
 
 
-def test_the_pipeline_tells_its_size(controller):
-    assert (controller.lanes(), controller.slots()) == (32, 4096)
-
-
 def test_a_pipeline_is_loaded_once(controller, server, files, device):
     running = device.switch
     assert not controller.load_pipeline(*files)
     assert device.switch is running
-    assert controller.load_pipeline(*files, force=True)
+    controller.session.commit(session.pipeline_schema(*files))
     assert device.switch is not running
 
 
@@ -86,7 +83,7 @@ def test_admitting_again_raises_the_generation_and_frees_the_jobs_slots(
 ):
     first = controller.admit(description)
     contribute(device, first, 0, chunk_id=5)
-    other = JobDescription.parse(
+    other = parse_description(
         "[job]\nid=131\nworkers=2\nwindow=64\n[switch]\npipeline_lanes=32\nage_limit_ms=640\n"
         "[ports]\nserver=9\nworkers=[4,5]"
     )
@@ -111,22 +108,6 @@ def stamps(device):
     return next(r for name, r in device.switch.registers.items() if name.endswith("owner_stamp"))
 
 
-def test_free_slots_that_aged_until_they_look_live_are_freed_again(
-    controller, device, description, data_plane
-):
-    controller.admit(description)
-    register = stamps(device)
-    for slot in range(register.size):
-        # The clock is at its start, and a freed slot's stamp was 0 then. This one was freed a day before.
-        register.write(slot, -(24 * 3600 * 1_000_000 // 64) & 0xFFFFFFFF)
-    job = controller.admit(description)
-    for chunk in range(8):
-        assert contribute(device, job, 0, chunk_id=chunk) == []
-    verdicts = controller.verdicts()
-    assert verdicts[Verdict.ABSORBED] == 8
-    assert verdicts[Verdict.COLLIDED] == 0
-
-
 @pytest.mark.parametrize("hours", [0, 20, 40, 60, 77])
 def test_a_fresh_pipeline_in_a_switch_that_has_run_for_days_has_no_slot_that_looks_live(
     server, device, files, description, hours
@@ -140,19 +121,6 @@ def test_a_fresh_pipeline_in_a_switch_that_has_run_for_days_has_no_slot_that_loo
             assert contribute(device, job, 0, chunk_id=chunk, now_us=now_us) == []
         verdicts = controller.verdicts()
     assert (verdicts[Verdict.ABSORBED], verdicts[Verdict.COLLIDED]) == (64, 0)
-
-
-def test_slots_in_use_and_slots_just_freed_are_left_alone(controller, device, description, freed):
-    job = controller.admit(description)
-    register = stamps(device)
-    for slot in range(0, register.size, 2):
-        register.write(slot, -(3600 * 1_000_000 // 64) & 0xFFFFFFFF)  # an hour before
-    contribute(device, job, 0, chunk_id=0)
-    held = slot_index(next(iter(rows(device, "jobs")))[1][1], 0, 4096)
-    freed.clear()
-    controller.admit(description)
-    assert held in freed
-    assert len(freed) == 2  # with one to read the clock
 
 
 def test_a_switch_that_hides_its_registers_gets_every_slot_reset(
@@ -172,11 +140,11 @@ def test_a_switch_that_hides_its_registers_gets_every_slot_reset(
 
 
 def test_resets_that_nobody_acknowledges_are_an_error(controller, device, description, monkeypatch):
-    from peelsum.control import resets, v1model
+    from peelsum.control import v1model
 
     controller.admit(description)
     monkeypatch.setattr(v1model, "slots_to_reset", lambda *_: [5, 6])
-    monkeypatch.setattr(resets, "_ATTEMPT_S", 0.01)
+    monkeypatch.setattr(v1model, "_ATTEMPT_S", 0.01)
     monkeypatch.setattr(device, "inject", lambda frame: True)
     with pytest.raises(SwitchError, match=r"did not acknowledge freeing 2 of 2 slots \(first: 5\)"):
         controller.admit(description)
@@ -185,26 +153,9 @@ def test_resets_that_nobody_acknowledges_are_an_error(controller, device, descri
     assert rows(device, "members") == []
 
 
-def test_a_second_controller_finds_the_job_and_raises_its_generation(
-    server, controller, description, data_plane
-):
-    first = controller.admit(description)
-    controller.close()
-    with Controller.connect(server.address) as second:
-        (job,) = second.status().jobs
-        assert (job.job_id, job.generation, job.server_port) == (3, first.generation, 9)
-        assert job.worker_ports == {0: 4, 1: 5}
-        assert second.admit(description).generation == (first.generation + 1) % (1 << 16)
-
-
-def test_a_job_that_the_switch_forgot_gets_its_generation_from_the_clock(controller, description):
-    controller._clock = lambda: 1_000_000.0
-    assert controller.admit(description).generation == 4_000_000 % (1 << 16)
-
-
 def test_participants_may_change(controller, device, description, data_plane):
     controller.admit(description)
-    moved = JobDescription.parse(
+    moved = parse_description(
         "[job]\nid=3\nworkers=3\nwindow=64\n[switch]\npipeline_lanes=32\n[ports]\nserver=8\nworkers=[1,2,4]"
     )
     controller.admit(moved)
@@ -245,22 +196,22 @@ def test_real_hosts_get_their_addresses(controller, device, description, data_pl
         '[job]\nid=3\nworkers=2\nwindow=64\n[switch]\npipeline_lanes=32\naddress={mac="2:0:0:0:0:fe",ip="10.0.0.254"}\n'
         '[ports]\nserver=9\nworkers=[4,5]\n[hosts.4]\nmac="2:0:0:0:0:4"\nip="10.0.0.4"\n'
     )
-    controller.admit(JobDescription.parse(text))
+    controller.admit(parse_description(text))
     wanted = [((4,), (0x0200000000FE, 0x020000000004, 0x0A0000FE, 0x0A000004))]
     assert rows(device, "hosts") == wanted
-    controller.admit(JobDescription.parse(text))
+    controller.admit(parse_description(text))
     assert rows(device, "hosts") == wanted
     # Another job may use the same host, and only where it is.
     other = text.replace("id=3", "id=4")
-    controller.admit(JobDescription.parse(other))
+    controller.admit(parse_description(other))
     for before, after in (("2:0:0:0:0:4", "2:0:0:0:0:5"), ("10.0.0.4", "10.0.0.5")):
         with pytest.raises(
             DescriptionError, match=r"hosts\.4: has another address for job 4; evict that job first"
         ):
-            controller.admit(JobDescription.parse(text.replace(before, after)))
+            controller.admit(parse_description(text.replace(before, after)))
     controller.evict(4)
     assert rows(device, "hosts") == wanted
-    controller.admit(JobDescription.parse(text.replace("2:0:0:0:0:4", "2:0:0:0:0:5")))
+    controller.admit(parse_description(text.replace("2:0:0:0:0:4", "2:0:0:0:0:5")))
     assert rows(device, "hosts")[0][1][1] == 0x020000000005
     controller.evict(3)
     assert rows(device, "hosts") == []
@@ -308,13 +259,6 @@ def test_routes_are_replaced_by_an_admission_that_has_some(controller, device, d
     assert rows(device, "routes") == second
 
 
-@pytest.mark.parametrize(("limit_ms", "ticks"), [(0, 0), (0.1, 2), (64, 1000), (float("inf"), 1 << 30)])
-def test_age_limits(controller, device, limit_ms, ticks):
-    controller.set_limits(age_limit_ms=limit_ms, queue_depth=12)
-    assert tables(device)["limits"].default[1] == (ticks,)
-    assert tables(device)["congestion"].default[1] == (12,)
-
-
 @pytest.mark.parametrize("key", ["age_limit_ms", "queue_depth"])
 def test_an_admission_that_gives_no_limit_keeps_the_switch_s(controller, device, description, key):
     """Another job's description may have set it, and the last that gives one wins."""
@@ -337,15 +281,18 @@ def test_an_admission_that_gives_no_limit_keeps_the_switch_s(controller, device,
 
 
 def test_what_the_pipeline_cannot_hold_is_refused(controller, device, description):
-    wide = description.model_copy(update={"job": description.job.model_copy(update={"window": 2049})})
-    with pytest.raises(DescriptionError, match=r"job\.window: 2049: at most half of the switch's 4096 slots"):
-        controller.admit(wide)
-    lanes = description.model_copy(
-        update={"switch": description.switch.model_copy(update={"pipeline_lanes": 256})}
-    )
-    with pytest.raises(DescriptionError, match=r"switch\.pipeline_lanes: 256: the switch runs 32 lanes"):
-        controller.admit(lanes)
+    def changed(section, **values):
+        table = getattr(description, section).model_copy(update=values)
+        return description.model_copy(update={section: table})
+
+    for wrong, message in (
+        (changed("job", window=2049), r"job\.window: 2049: at most half of the switch's 4096 slots"),
+        (changed("switch", pipeline_lanes=256), r"switch\.pipeline_lanes: 256: the switch runs 32 lanes"),
+    ):
+        with pytest.raises(DescriptionError, match=message):
+            controller.admit(wrong)
     assert rows(device, "jobs") == []
+    assert controller.admit(changed("job", window=2048)).window == 2048
 
 
 def test_ports_that_the_switch_does_not_have_are_named_before_anything_changes(files, description):
@@ -387,7 +334,7 @@ def test_a_primary_that_became_a_backup_changes_nothing(server, controller):
         Controller.connect(server.address, patience_s=PATIENCE_S),
         pytest.raises(SwitchError, match="refused writing"),
     ):
-        controller.set_limits(age_limit_ms=1)
+        set_limits(controller.session, 1, None)
 
 
 def test_nobody_there():
@@ -412,7 +359,7 @@ def test_one_controller_at_a_time(server):
 def test_a_greater_election_id_takes_over(server, controller):
     taking_over = Controller.connect(server.address, election_id=5)
     with taking_over, pytest.raises(SwitchError, match="refused writing"):
-        controller.set_limits(age_limit_ms=1)
+        set_limits(controller.session, 1, None)
 
 
 def test_after_a_greater_id_the_next_controller_takes_over_where_it_left_off(server):
@@ -425,7 +372,7 @@ def test_after_a_greater_id_the_next_controller_takes_over_where_it_left_off(ser
         Controller.connect(server.address) as controller,
         pytest.raises(SwitchError, match="runs no pipeline"),
     ):
-        controller.lanes()
+        controller.status()
     backup.channel.close()
 
 

@@ -13,27 +13,17 @@ from contextlib import ExitStack
 
 import grpc
 import pytest
-from clusters import PIPELINES, actual, cluster_text, expected, job_text, random_job
+from clusters import PIPELINES, cluster_text, have, job_text, random_job
 from command_line import peelsum
 from patience import PATIENCE_S
-from restartable_switch import RestartableSwitch
 
 from peelsum.control import ControlError
-from peelsum.control.cluster import Cluster, ControllerClient, ControllerService, Store, calls
-from peelsum.control.cluster import service as service_module
+from peelsum.control.cluster import Cluster, ControllerClient, ControllerService, Store
+from peelsum.control.cluster.client import LONGEST_REQUEST, SERVICE, encoded
 from peelsum.control.cluster.description import parse_cluster
-from peelsum.control.cluster.events import MOST_UNREAD, MOST_WATCHERS, Event, Events
 from peelsum.topology import Child
 
 pytestmark = pytest.mark.usefixtures("forked_children")
-
-
-@pytest.fixture(scope="module")
-def switches():
-    made = [RestartableSwitch() for _ in range(2)]
-    yield made
-    for switch in made:
-        switch.close()
 
 
 class Running:
@@ -79,10 +69,6 @@ def start(folder):
             return running
 
         yield started
-
-
-def have(switches, jobs):
-    return all(actual(switch.device) == expected(switch.address, jobs) for switch in switches)
 
 
 def test_the_command_line_asks_it(start, folder, switches):
@@ -167,7 +153,7 @@ def findings(at):
     ("words", "message"),
     [
         (("job", "list"), "--controller: is missing; give HOST:PORT of `peelsum controller run`"),
-        (("job", "watch", "--controller", "9564"), "9564: give the controller as host:port"),
+        (("job", "list", "--controller", "9564"), "9564: give the controller as host:port"),
         (("job", "evict", "3", "--token", "t"), "token: t: applies to --controller only; give that too"),
         (("job", "admit", "j", "--hold", "--controller", "h:1"), "--hold: a controller holds the job itself"),
         (("job", "admit", "no.toml", "--controller", "h:1"), "no.toml: No such file or directory; give the"),
@@ -284,7 +270,7 @@ def refusal(cluster, call, request):
     with ControllerService("127.0.0.1:0", None) as service, grpc.insecure_channel(service.address) as channel:
         service.start(cluster)
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(f"/{calls.SERVICE}/{call}")(request, timeout=PATIENCE_S)
+            channel.unary_unary(f"/{SERVICE}/{call}")(request, timeout=PATIENCE_S)
         return caught.value.code(), caught.value.details()
 
 
@@ -310,7 +296,7 @@ def test_a_malformed_request_gets_an_error(cluster, request_, said):
 
 def test_an_error_about_a_file_whose_name_is_not_utf_8(cluster):
     cluster._epoch = 1
-    asked = calls.encoded({"description": "x", "source": "\udcff.toml"})
+    asked = encoded({"description": "x", "source": "\udcff.toml"})
     code, said = refusal(cluster, "Admit", asked)
     assert code == grpc.StatusCode.FAILED_PRECONDITION
     assert said.startswith("\\udcff.toml: is not TOML: ")
@@ -320,62 +306,7 @@ def test_a_request_that_is_too_long(cluster):
     with ControllerService("127.0.0.1:0", None) as service:
         service.start(cluster)
         with pytest.raises(ControlError, match="larger than max"):
-            ControllerClient([service.address]).admit("#" * (calls.LONGEST_REQUEST + 1))
-
-
-def test_a_watcher_gets_events_until_its_controller_is_a_backup(cluster, monkeypatch):
-    monkeypatch.setattr(service_module, "_LOOK_EVERY_S", 0.02)
-    cluster._epoch = 1
-    with ControllerService("127.0.0.1:0", None) as service:
-        service.start(cluster)
-        events = ControllerClient([service.address], patience_s=0.0).watch()
-        heard = threading.Event()
-
-        def tell():
-            while not heard.wait(0.05):  # the service may not know the watcher yet
-                cluster.events.tell(Event("error", "something"))
-
-        telling = threading.Thread(target=tell)
-        telling.start()
-        try:
-            assert next(events) == {"kind": "error", "text": "something"}
-        finally:
-            heard.set()
-            telling.join()
-        cluster._epoch = 0
-        with pytest.raises(ControlError, match="is a backup"):
-            list(events)
-
-
-def test_more_watchers_than_there_is_room_for_and_one_that_does_not_read():
-    events = Events(lambda event: None)
-    with ExitStack() as stack:
-        watchers = [stack.enter_context(events.watched()) for _ in range(MOST_WATCHERS + 1)]
-        assert watchers[-1] is None
-        assert None not in watchers[:-1]
-        for _ in range(MOST_UNREAD + 1):
-            events.tell(Event("error", "text"))
-        assert watchers[0].cut
-    with events.watched() as watcher:
-        assert watcher is not None
-
-
-def test_a_watching_command_prints_events_until_ctrl_c(start, switches):
-    running = start()
-    running.until_up()
-    watching = Child.peelsum("watch", "job", "watch", "--controller", running.address, "--json")
-    client, text = ControllerClient([running.address]), job_text(3, switches[0].address)
-    while not watching.has_line(0.2):  # it may not have begun to watch
-        client.admit(text)
-    said = watching.next_line(PATIENCE_S)
-    assert said["kind"] == "admitted"
-    assert said["text"].startswith("job: 3: admitted in generation ")
-    os.kill(watching.pid, signal.SIGINT)
-    while watching.next_line(PATIENCE_S) is not None:
-        pass
-    assert watching.status == 0
-    watching.stop()
-    client.evict(3)
+            ControllerClient([service.address]).admit("#" * (LONGEST_REQUEST + 1))
 
 
 def test_metrics_are_those_of_the_list(start, switches):

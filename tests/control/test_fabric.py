@@ -6,8 +6,9 @@ from device_state import forward, forwarding, rows, tables
 from patience import PATIENCE_S
 
 from peelsum.control import ControlError, Fabric, SwitchError, admission, controller
+from peelsum.control.description import parse_description
 from peelsum.control.errors import DescriptionError
-from peelsum.control.racks import parse_description
+from peelsum.control.session import pipeline_schema
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device
 from peelsum.transport import AggregationServer, JobConfig, TensorCompleted, WorkerEndpoint
@@ -148,13 +149,6 @@ def test_workers_and_server_of_an_admission_get_exact_sums(fabric, devices):
     assert [verdicts[Verdict.COMPLETED] for verdicts in fabric.verdicts()] == [4, 4, 4]
 
 
-def test_admitting_again_raises_the_generation_everywhere(fabric, devices, text):
-    first = fabric.admit()
-    second = fabric.admit()
-    assert second.generation == (first.generation + 1) % (1 << 16)
-    assert {row[1] for row in job_rows(devices)} == {second.generation}
-
-
 def test_a_switch_that_forgot_comes_back_under_a_generation_that_the_others_never_had(
     fabric, text, devices, files
 ):
@@ -162,7 +156,7 @@ def test_a_switch_that_forgot_comes_back_under_a_generation_that_the_others_neve
     fabric.close()
     forgetful = controller.Controller.connect(parse_description(text).racks[0].p4runtime)
     with forgetful:
-        forgetful.load_pipeline(*files, force=True)
+        forgetful.session.commit(pipeline_schema(*files))
     with Fabric.connect(parse_description(text)) as again:
         second = again.admit()
     assert second.generation == (first.generation + 1) % (1 << 16)
@@ -178,10 +172,12 @@ def test_a_switch_that_forgot_gets_a_running_job_back_in_its_generation(
     fabric.close()
     address = parse_description(text).plans()[forgetful].switch.p4runtime
     with controller.Controller.connect(address) as alone:
-        alone.load_pipeline(*files, force=True)
+        alone.session.commit(pipeline_schema(*files))
     with Fabric.connect(parse_description(text)) as again:
-        assert again.restore(admission.generation) == 1
-        assert again.restore(admission.generation) == 0
+        held = [again.holds(switch, admission.generation) for switch in range(3)]
+        assert held == [switch != forgetful for switch in range(3)]
+        again.put_back(forgetful, admission.generation)
+        assert again.holds(forgetful, admission.generation)
         assert [[rows(device, name) for name in TABLES] for device in devices] == before
         assert len({tuple(device.switch.groups.ids()) for device in devices}) == 1
 
@@ -190,10 +186,10 @@ def test_what_was_evicted_or_admitted_again_is_not_restored(fabric, devices):
     first = fabric.admit()
     second = fabric.admit()
     with pytest.raises(ControlError, match=rf"job: 3: generation {first.generation} no longer runs on"):
-        fabric.restore(first.generation)
+        fabric.holds(0, first.generation)
     fabric.evict()
     with pytest.raises(ControlError, match="admit the job again"):
-        fabric.restore(second.generation)
+        fabric.holds(0, second.generation)
     assert all(rows(device, "members") == [] for device in devices)
 
 
@@ -201,7 +197,7 @@ def test_no_packet_meets_half_an_admission(fabric, devices, monkeypatch):
     """The job is closed from the workers upwards, reset, prepared, and opened from the server downwards."""
     fabric.admit()
     seen = []
-    for step in ("close_job", "free_slots", "prepare", "open_job"):
+    for step in ("check", "close_job", "free_slots", "prepare", "open_job"):
         original = getattr(admission, step)
 
         def noted(session, *args, step=step, original=original):
@@ -211,8 +207,9 @@ def test_no_packet_meets_half_an_admission(fabric, devices, monkeypatch):
 
         monkeypatch.setattr(admission, step, noted)
     fabric.admit()
-    steps = ["close_job"] * 3 + ["free_slots"] * 3 + ["prepare"] * 3 + ["open_job"] * 3
-    assert seen == list(zip(steps, [2, 1, 0, 0, 1, 2, 0, 1, 2, 0, 1, 2], strict=True))
+    down, up = [0, 1, 2], [2, 1, 0]
+    steps = {"check": down, "close_job": up, "free_slots": down, "prepare": down, "open_job": down}
+    assert seen == [(step, place) for step, places in steps.items() for place in places]
 
 
 def test_when_a_switch_fails_on_the_way_the_job_is_closed_and_the_next_admission_is_new(
@@ -280,21 +277,6 @@ def test_a_primary_stays_one_after_what_only_a_primary_may_do(fabric):
     fabric.become_backup()
     fabric.admit()
     assert not any(one.is_primary for one, _ in fabric._placed)
-
-
-def test_controllers_become_the_primary_of_switches_in_one_order(servers, monkeypatch):
-    """However their descriptions list them: else two could wait for each other."""
-    become_primary, order = controller.Controller.become_primary, []
-
-    def noted(self, *given, **named):
-        order.append(self.session.address)
-        become_primary(self, *given, **named)
-
-    monkeypatch.setattr(controller.Controller, "become_primary", noted)
-    addresses = sorted(server.address for server in servers)
-    with Fabric.connect(parse_description(TEXT.format(*reversed(addresses)))) as fabric:
-        assert fabric.switches == (*reversed(addresses),)
-    assert order == addresses
 
 
 def test_an_unreachable_switch_leaves_the_others_to_other_controllers(text, servers, monkeypatch):

@@ -1,17 +1,16 @@
-"""A controller's stream to a switch that says other things first, or loses what it is asked."""
+"""RESET frames, and a controller's stream to a switch that says other things first, or loses frames."""
 
 from types import SimpleNamespace
 
 import pytest
 from finsy.proto import U128, p4r, rpc_code, rpc_status
-from frames import payload_of
+from frames import frame, payload_of
 from patience import PATIENCE_S
 
-from peelsum.control import resets, v1model
 from peelsum.control.errors import NotPrimaryError
 from peelsum.control.stream import Stream
-from peelsum.wire import unpack
-from peelsum.wire.clock import FREED_TICKS
+from peelsum.control.v1model import acknowledged_slot, reset, reset_frames
+from peelsum.wire import Kind, unpack
 
 LANES = 32
 
@@ -63,26 +62,37 @@ def slots_of(frames):
 
 def test_only_a_reset_that_was_lost_is_sent_again():
     stream = Loses(5)
-    resets.reset(SimpleNamespace(stream=stream, address="s1:9559"), [4, 5, 6], LANES)
+    reset(SimpleNamespace(stream=stream, address="s1:9559"), [4, 5, 6], LANES)
     assert slots_of(stream.sent) == [4, 5, 6, 5]
 
 
 def test_a_late_acknowledgement_of_an_earlier_reset_does_not_count():
     """The second request for slot 5 is lost; what then comes belongs to the first."""
     session = SimpleNamespace(stream=Loses(5), address="s1:9559")
-    resets.reset(session, [5], LANES)
+    reset(session, [5], LANES)
     session.stream.late(5)
     session.stream.late(5)
-    resets.reset(session, [5], LANES)
+    reset(session, [5], LANES)
     assert slots_of(session.stream.sent) == [5, 5, 5, 5]
 
 
-@pytest.mark.parametrize("probe", [1000, 0xFFFFFFF0])
-def test_stamps_are_stale_from_half_the_time_of_a_freed_slot(monkeypatch, probe):
-    """And if they lie further ahead than a slot in use can have them, an hour allowed for reading."""
-    first, last = probe - FREED_TICKS // 2, probe + FREED_TICKS + (1 << 26)
-    stamps = dict(enumerate(stamp & 0xFFFFFFFF for stamp in (probe, first, first - 1, last, last + 1)))
-    monkeypatch.setattr(v1model, "slot_owners", lambda session: {})
-    monkeypatch.setattr(v1model, "_register", lambda session, name: stamps)
-    monkeypatch.setattr(v1model, "reset", lambda *_: None)
-    assert v1model.stale_slots(None, 5, LANES) == [2, 4]
+def test_a_reset_is_a_well_formed_frame():
+    first, second = reset_frames([7, 4095], lanes=4)
+    for raw, slot in ((first, 7), (second, 4095)):
+        (packet,) = unpack(payload_of(raw), 4)
+        assert (packet["kind"], packet["chunk_id"], packet["job_id"]) == (Kind.RESET, slot, 0)
+
+
+def test_only_a_reset_that_came_back_acknowledges():
+    (raw,) = reset_frames([9], lanes=4)
+    assert acknowledged_slot(raw, 4) == 9
+    assert acknowledged_slot(raw + bytes(20), 4) == 9  # padded by an Ethernet
+    for other in (raw[:-1], raw[:20], b"", frame(bytes(32)), bytes(200)):
+        assert acknowledged_slot(other, 4) is None
+
+
+@pytest.mark.parametrize("request_", [0, 1, 0xFFFFFFFF])
+def test_an_acknowledgement_of_another_request_is_none(request_):
+    (raw,) = reset_frames([9], lanes=4, request=request_)
+    found = [acknowledged_slot(raw, 4, other) for other in (0, 1, 0xFFFFFFFF)]
+    assert found == [9 if other == request_ else None for other in (0, 1, 0xFFFFFFFF)]

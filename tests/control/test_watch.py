@@ -7,6 +7,7 @@ from bmv2_process import running_bmv2
 from device_state import rows
 from patience import PATIENCE_S
 from restartable_switch import RestartableSwitch
+from test_fabric import TEXT
 
 from peelsum.control import (
     ControlError,
@@ -18,8 +19,9 @@ from peelsum.control import (
     Watch,
     admission,
 )
+from peelsum.control.description import parse_description
 from peelsum.control.errors import DescriptionError
-from peelsum.control.racks import parse_description
+from peelsum.control.session import pipeline_schema
 from peelsum.pipelines import pipeline
 
 
@@ -97,7 +99,7 @@ def test_tables_lost_without_the_connection_are_put_back(held, switch, files):
     fabric, watch = held
     before = switch.holding()
     with fabric.as_primary(patience_s=PATIENCE_S):
-        fabric.load_pipeline(*files, force=True)
+        fabric._placed[0][0].session.commit(pipeline_schema(*files))
     assert rows(switch.device, "jobs") == []
     assert watch.look() == [SwitchRegained(switch.address, restored=True)]
     assert switch.holding() == before
@@ -107,7 +109,7 @@ def test_a_job_that_was_only_half_put_back_is_put_back_again(held, switch, files
     fabric, watch = held
     before = switch.holding()
     with fabric.as_primary(patience_s=PATIENCE_S):
-        fabric.load_pipeline(*files, force=True)
+        fabric._placed[0][0].session.commit(pipeline_schema(*files))
 
     def dying(session, plan):
         raise SwitchError("switch: did not answer in time while writing; try again")
@@ -144,7 +146,7 @@ def test_tables_wait_while_another_controller_is_in_charge(held, switch, files, 
     _, watch = held
     before = switch.holding()
     with Controller.connect(switch.address, election_id=7) as other:
-        other.load_pipeline(*files, force=True)
+        other.session.commit(pipeline_schema(*files))
         assert watch.look() == watch.look() == []
         assert rows(switch.device, "jobs") == []
     assert looked_until_something_came(watch) == [SwitchRegained(switch.address, restored=True)]
@@ -161,7 +163,7 @@ def test_another_program_is_left_alone_and_ends_the_job(held, switch):
     ):
         watch.look()
     with Controller.observe(switch.address) as controller:
-        assert controller.lanes() == 64
+        assert controller.status().lanes == 64
 
 
 def test_two_held_jobs_are_both_put_back(held, switch, description, files):
@@ -188,58 +190,22 @@ def test_two_held_jobs_are_both_put_back(held, switch, description, files):
 
 
 @pytest.mark.usefixtures("held")
-def test_a_pipeline_with_other_jobs_is_not_replaced(switch, description):
-    wide = at(description, switch.address)
-    wide = wide.model_copy(
-        update={
-            "job": wide.job.model_copy(update={"id": 4}),
-            "switch": wide.switch.model_copy(update={"pipeline_lanes": 64}),
-        }
-    )
-    other = pipeline(64)
-    with (
-        Fabric.connect(wide, timeout_s=PATIENCE_S, patience_s=PATIENCE_S) as fabric,
-        pytest.raises(
-            DescriptionError, match=r"pipeline_lanes: 64: .* another program, of 32 lanes, with jobs 3; evict"
-        ),
-    ):
-        fabric.load_pipeline(other.json_path, other.p4info_path)
-
-
-#: A job on two racks, with the addresses of three switches.
-RACKS = """
-[job]
-id = 3
-workers = 2
-window = 64
-[spine]
-p4runtime = "{.address}"
-pipeline_lanes = 32
-server = 9
-[[racks]]
-p4runtime = "{.address}"
-pipeline_lanes = 32
-uplink = 7
-spine_port = 1
-workers = [4]
-[[racks]]
-p4runtime = "{.address}"
-pipeline_lanes = 32
-uplink = 8
-spine_port = 2
-workers = [4]
-"""
-
-
-@pytest.mark.usefixtures("held")
-def test_a_pipeline_with_this_job_alone_is_replaced(switch, description):
-    """Its admission comes next, and needs no slots of the program before."""
-    wide = at(description, switch.address)
-    wide = wide.model_copy(update={"switch": wide.switch.model_copy(update={"pipeline_lanes": 64})})
-    other = pipeline(64)
+@pytest.mark.parametrize("job_id", [3, 4])
+def test_a_pipeline_with_other_jobs_is_not_replaced(switch, description, job_id):
+    """One with this job alone is: its admission comes next, and needs no slots of the program before."""
+    wide, other = at(description, switch.address), pipeline(64)
+    section = wide.switch.model_copy(update={"pipeline_lanes": 64})
+    job = wide.job.model_copy(update={"id": job_id})
+    wide = wide.model_copy(update={"job": job, "switch": section})
     with Fabric.connect(wide, timeout_s=PATIENCE_S, patience_s=PATIENCE_S) as fabric:
-        assert fabric.load_pipeline(other.json_path, other.p4info_path) == 1
-        assert fabric.admit().lanes == 64
+        if job_id == 3:
+            assert fabric.load_pipeline(other.json_path, other.p4info_path) == 1
+            assert fabric.admit().lanes == 64
+            return
+        with pytest.raises(
+            DescriptionError, match=r"pipeline_lanes: 64: .* another program, of 32 lanes, with jobs 3; evict"
+        ):
+            fabric.load_pipeline(other.json_path, other.p4info_path)
 
 
 def test_the_switches_of_racks_are_looked_after_one_by_one(files, monkeypatch):
@@ -249,7 +215,7 @@ def test_the_switches_of_racks_are_looked_after_one_by_one(files, monkeypatch):
     monkeypatch.setattr(Fabric, "reconnect", reconnect)
     away = set()
     switches = [RestartableSwitch() for _ in range(3)]
-    described = parse_description(RACKS.format(*switches))
+    described = parse_description(TEXT.format(*(switch.address for switch in switches)))
     with Fabric.connect(described, timeout_s=PATIENCE_S) as fabric:
         fabric.load_pipeline(*files)
         watch = Watch(fabric, fabric.admit().generation, *files)

@@ -15,7 +15,7 @@ from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.p4runtime import service as service_module
 from peelsum.softswitch.p4runtime.seldom import MOST_LINES, WITHIN_S, Seldom
 from peelsum.softswitch.p4runtime.stream import MOST_BYTES, MOST_WAITING, ControllerStream
-from peelsum.tls import grpc_server
+from peelsum.tls import grpc_ends
 
 MEGABYTE = 1 << 20
 
@@ -155,7 +155,7 @@ def test_streams_beyond_the_limit_are_refused_and_writes_go_on(client, connect):
 
 
 def test_connections_that_say_nothing_are_closed(device, monkeypatch):
-    monkeypatch.setattr(grpc_server, "HANDSHAKE_MS", 300)
+    monkeypatch.setattr(grpc_ends, "HANDSHAKE_MS", 300)
     server = serve(device, "127.0.0.1:0")
     host, _, port = server.address.rpartition(":")
     silent = [socket.create_connection((host, int(port)), PATIENCE_S) for _ in range(50)]
@@ -170,7 +170,7 @@ def test_connections_that_say_nothing_are_closed(device, monkeypatch):
 
 
 def test_connections_beyond_the_limit_are_closed_and_open_ones_go_on(device, monkeypatch):
-    monkeypatch.setattr(grpc_server, "MOST_CONNECTIONS", 10)
+    monkeypatch.setattr(grpc_ends, "MOST_CONNECTIONS", 10)
     server = serve(device, "127.0.0.1:0")
     host, _, port = server.address.rpartition(":")
     client = Client(server.address)

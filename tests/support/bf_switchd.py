@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import RLock
 
 import grpc
-from rpc_reports import report
+from finsy.proto import rpc_status
 
 from peelsum.control.bfruntime.messages import ALL_PIPES, METHODS, Error
 from peelsum.control.bfruntime.messages import Set as SetConfig
@@ -175,7 +175,7 @@ class BfSwitchd:
                 errors.append(Error())
             except RefusedError as error:
                 errors.append(Error(canonical_code=error.code.value[0], message=error.words))
-        report(context, "Write Error Status", errors)
+        _report(context, "Write Error Status", errors)
         return _WRITE()
 
     def _read(self, request, context):
@@ -192,7 +192,7 @@ class BfSwitchd:
         except RefusedError as error:
             context.abort(error.code, error.words)
         yield response
-        report(context, "Read Error Status", errors)
+        _report(context, "Read Error Status", errors)
 
     # Rows
 
@@ -282,7 +282,7 @@ class BfSwitchd:
             }
 
     def _key(self, entry, table):
-        fields, found = table.keys(), {}
+        fields, found = table.key, {}
         for sent in entry.key.fields:
             field = fields.get(sent.field_id)
             kind = {"exact": "Exact", "lpm": "LPM", "ternary": "Ternary"}.get(sent.WhichOneof("match_type"))
@@ -364,7 +364,7 @@ class BfSwitchd:
 def _entity(table, key):
     entity = METHODS["Read"][1]().entities.add()
     entity.table_entry.table_id = table.number
-    for (number, field), value in zip(sorted(table.keys().items()), key, strict=True):
+    for (number, field), value in zip(sorted(table.key.items()), key, strict=True):
         sent = entity.table_entry.key.fields.add(field_id=number)
         if field.match == "LPM":
             sent.lpm.value, sent.lpm.prefix_len = value
@@ -385,6 +385,17 @@ def _set(sent, value):
             sent.bool_arr_val.val.extend(value)
         case list():
             sent.int_arr_val.val.extend(value)
+
+
+def _report(context, words, errors):
+    """End the call with UNKNOWN, `words`, and all errors as its details, unless no error has a code."""
+    if not any(one.canonical_code for one in errors):
+        return
+    status = rpc_status.Status(code=Code.UNKNOWN.value[0], message=words)
+    for one in errors:
+        status.details.add().Pack(one)
+    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+    context.abort(Code.UNKNOWN, words)
 
 
 def _check_width(field, value, words):

@@ -8,8 +8,8 @@ from device_state import rows
 
 from peelsum.control.cluster import Cluster, Store
 from peelsum.control.cluster.description import parse_cluster
+from peelsum.control.description import parse_description
 from peelsum.control.entries import salt
-from peelsum.control.racks import parse_description
 from peelsum.control.session import pipeline_schema
 from peelsum.pipelines import pipeline
 
@@ -103,6 +103,11 @@ def actual(device):
         **found,
         "groups": {group: sorted(port for port, _ in groups.get(group)) for group in groups.ids()},
     }
+
+
+def have(switches, jobs):
+    """Return whether switches have these jobs (description and generation by number), and nothing else."""
+    return all(actual(switch.device) == expected(switch.address, jobs) for switch in switches)
 
 
 class Controllers:

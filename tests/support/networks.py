@@ -58,6 +58,14 @@ def own_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv(MARKER, raising=False)
 
 
+@pytest.fixture
+def pair(tmp_path) -> str:
+    """Return the path of a description of PAIR."""
+    path = tmp_path / "pair.json"
+    path.write_text(json.dumps(PAIR))
+    return str(path)
+
+
 class Up(subprocess.Popen):
     """`peelsum up` as a process. `said` is the last object that it printed, at first that it is ready."""
 

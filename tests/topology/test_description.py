@@ -5,7 +5,7 @@ import json
 import pytest
 
 from peelsum.control import RacksDescription
-from peelsum.control.racks import parse_description
+from peelsum.control.description import parse_description
 from peelsum.topology import TopologyError, description
 from peelsum.topology.description import TopologyDescriptionError, parse, read
 from peelsum.topology.jobs import description as job_description
@@ -33,20 +33,11 @@ def test_a_star_has_its_workers_at_the_first_ports_and_the_server_behind_them() 
     assert (star.job.workers, star.job.server) == (("h1", "h2", "h3", "h4"), "h5")
 
 
-def test_two_racks_hang_below_a_third_switch() -> None:
+def test_two_racks_do_one_job_with_its_server_at_a_third_switch_above() -> None:
     racks = read("two_racks")
-    assert {host: switch for host, (switch, _) in racks.attachments.items()} == {
-        "h1": "s1",
-        "h2": "s1",
-        "h3": "s2",
-        "h4": "s2",
-        "h5": "s3",
-    }
+    switches = {host: switch for host, (switch, _) in racks.attachments.items()}
+    assert switches == {"h1": "s1", "h2": "s1", "h3": "s2", "h4": "s2", "h5": "s3"}
     assert [racks.ports(name) for name in ("s1", "s2", "s3")] == [[1, 2, 3]] * 3
-
-
-def test_two_racks_do_one_job_with_its_server_above() -> None:
-    racks = read("two_racks")
     assert racks.job is not None
     assert racks.trunks["s1", "s3"] == (3, 1)
     assert worker_numbers(racks, racks.job) == {"h1": 0, "h2": 1, "h3": 32, "h4": 33}
@@ -54,6 +45,8 @@ def test_two_racks_do_one_job_with_its_server_above() -> None:
     assert isinstance(told, RacksDescription)
     assert (told.rack_sizes, told.worker_ports, told.server_port) == ((2, 2), (1, 2, 1, 2), 3)
     assert [(rack.uplink, rack.spine_port) for rack in told.racks] == [(3, 1), (3, 2)]
+    places = sorted((plan.switch.p4runtime, plan.switch.device_id) for plan in told.plans())
+    assert places == [("127.0.0.1:1", 1), ("127.0.0.1:2", 2), ("127.0.0.1:3", 3)]  # as `up` starts them
 
 
 def test_addresses_are_numbered_where_none_are_given() -> None:
@@ -182,15 +175,14 @@ REFUSED = [
         {**TWO, "links": [["h1", "s1-p1"], ["h2", "s1-p2"], ["h3", "s2-p1"]]},
         "job: its workers are behind s1, its server behind s2: put all",
     ),
-    # The nearest name is told.
-    (
-        {"job": {"wokers": ["h1", "h2"], "server": "h3"}},
-        "job.wokers: is not a field of a topology; call it 'workers', or remove it",
-    ),
-    ({"lnks": []}, "lnks: is not a field of a topology; call it 'links', or remove it"),
+    # The nearest name is told: of a table in a list, in a table of tables, and in one that may be missing.
     (
         {"links": [{"ends": ["h1", "s1-p1"], "rate_mbits": 1}]},
         "links.0.rate_mbits: is not a field of a topology; call it 'rate_mbit', or remove it",
+    ),
+    (
+        {"job": {"wokers": ["h1", "h2"], "server": "h3"}},
+        "job.wokers: is not a field of a topology; call it 'workers', or remove it",
     ),
     (given({"macs": MAC}), "hosts.h1.macs: is not a field of a topology; call it 'mac', or remove it"),
 ]
@@ -230,16 +222,21 @@ def test_what_is_not_there_is_named(source: str, message: str) -> None:
         read(source)
 
 
-def test_a_file_that_is_not_toml_is_named() -> None:
-    with pytest.raises(TopologyDescriptionError, match=r"net\.toml: cannot be read: .*; correct it"):
-        parse("hosts = {", "net.toml")
+NESTED = "[" * 100_000 + "]" * 100_000
 
 
-@pytest.mark.parametrize("source", ["net.toml", "net.json"])
-def test_a_file_that_is_nested_too_deeply_is_named(source: str) -> None:
-    lists = "[" * 100_000 + "]" * 100_000
-    with pytest.raises(TopologyDescriptionError, match=f"^{source}: has lists or tables nested too deeply"):
-        parse(lists if source == "net.json" else f"hosts = {lists}", source)
+@pytest.mark.parametrize(
+    ("source", "text", "message"),
+    [
+        ("net.toml", "hosts = {", "cannot be read: .*; correct it"),
+        ("net.toml", f"hosts = {NESTED}", "has lists or tables nested too deeply"),
+        ("net.json", NESTED, "has lists or tables nested too deeply"),
+    ],
+    ids=["wrong", "deep TOML", "deep JSON"],
+)
+def test_a_file_that_cannot_be_read_is_named(source: str, text: str, message: str) -> None:
+    with pytest.raises(TopologyDescriptionError, match=f"^{source}: {message}"):
+        parse(text, source)
 
 
 def test_every_example_can_be_read(request: pytest.FixtureRequest) -> None:
@@ -298,14 +295,3 @@ def test_hosts_and_switches_share_254_addresses() -> None:
     assert topology.address_of("s2")[1] == "10.0.0.252/24"
     with pytest.raises(TopologyError, match="hosts: 251: are too many"):
         parse(network(251, 4), "net.json")
-
-
-def test_a_switchs_device_id_is_its_place_from_1_on() -> None:
-    # As `up` starts them.
-    racks = read("two_racks")
-    plans = parse_description(job_description(racks, racks.job, AT, 8, addressed=False), "j.toml").plans()
-    assert sorted((plan.switch.p4runtime, plan.switch.device_id) for plan in plans) == [
-        ("127.0.0.1:1", 1),
-        ("127.0.0.1:2", 2),
-        ("127.0.0.1:3", 3),
-    ]

@@ -10,7 +10,7 @@ from command_line import peelsum
 from patience import PATIENCE_S
 
 from peelsum.control import Controller
-from peelsum.control.racks import parse_description
+from peelsum.control.description import parse_description
 from peelsum.pipelines import pipeline
 from peelsum.topology import doctor
 

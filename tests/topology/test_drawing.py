@@ -1,18 +1,16 @@
-"""Networks are drawn as text and as SVG, with every switch, host and link once."""
+"""Networks are drawn as text, with every switch, host and link once."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from command_line import peelsum
 
 from peelsum.topology.description import read
-from peelsum.topology.drawing import as_svg, as_text
+from peelsum.topology.drawing import as_text
 
 EXAMPLES = Path(__file__).parents[2] / "examples/topologies"
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_racks_are_drawn_below_their_spine() -> None:
@@ -34,24 +32,10 @@ def test_racks_are_drawn_below_their_spine() -> None:
     ["star", "two_racks", *sorted(str(path) for path in EXAMPLES.iterdir())],
     ids=lambda s: Path(s).stem,
 )
-def test_everything_is_drawn_once(source: str, tmp_path: Path) -> None:
+def test_everything_is_drawn_once(source: str) -> None:
     topology = read(source)
-    lines = as_text(topology).splitlines()
-    nodes = [*topology.hosts, *topology.switches]
-    assert len(lines) == len(nodes)
-    assert peelsum("topo", "draw", source, "--svg", str(tmp_path / "a.svg")).returncode == 0
-    assert (tmp_path / "a.svg").read_text() == as_svg(topology)
-    drawing = ElementTree.parse(tmp_path / "a.svg").getroot()
-    boxes = drawing.findall(f"{SVG}rect")[1:]
-    assert len(boxes) == len(nodes) == len({(box.get("x"), box.get("y")) for box in boxes})
-    assert len(drawing.findall(f"{SVG}line")) == len(topology.links)
-    texts = [one.text for one in drawing.findall(f"{SVG}text")]
-    assert [texts.count(name) for name in nodes] == [1] * len(nodes)
-    width, height = (float(drawing.get(name, "0")) for name in ("width", "height"))
-    for box in boxes:
-        x, y = float(box.get("x", "0")), float(box.get("y", "0"))
-        assert 0 <= x <= width - 90
-        assert 0 <= y <= height - 36
+    lines = [line.partition(" (")[0].rpartition(" ")[2] for line in as_text(topology).splitlines()]
+    assert sorted(lines) == sorted([*topology.hosts, *topology.switches])
 
 
 def test_links_are_drawn_with_their_properties(tmp_path: Path) -> None:
@@ -68,12 +52,8 @@ def test_links_are_drawn_with_their_properties(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [(("ring",), "ring: "), (("star", "--svg", "/no/where.svg"), "--svg: /no/where.svg: No such file")],
-)
-def test_errors_are_one_line(arguments: tuple[str, ...], told: str) -> None:
-    done = peelsum("topo", "draw", *arguments)
+def test_errors_are_one_line() -> None:
+    done = peelsum("topo", "draw", "ring")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert told in line
+    assert "ring: " in line

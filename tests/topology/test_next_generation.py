@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from networks import PAIR, PEELSUM, ROOT, exec_in, needs_namespaces, own_folder, said, up
+from networks import PEELSUM, ROOT, exec_in, needs_namespaces, own_folder, pair, said, up
 from patience import PATIENCE_S
 
 from peelsum.topology.records import Record
 
-__all__ = ["own_folder"]
+__all__ = ["own_folder", "pair"]
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -23,13 +23,6 @@ GENERATION = (
     "-c",
     "import json, os; print(json.loads(os.environ['PEELSUM_SEAT'])['admission']['generation'])",
 )
-
-
-@pytest.fixture
-def pair(tmp_path) -> str:
-    path = tmp_path / "pair.json"
-    path.write_text(json.dumps(PAIR))
-    return str(path)
 
 
 def run_pair() -> None:

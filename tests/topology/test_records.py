@@ -6,10 +6,9 @@ import sys
 
 import pytest
 from command_line import peelsum
-from patience import PATIENCE_S
 
 from peelsum.topology import TopologyError, records
-from peelsum.topology.records import MARKER, Place, Process, Record, UnreadableRecordError
+from peelsum.topology.records import MARKER, Place, Process, Record
 
 # Says so once it ignores SIGTERM, then waits for its end.
 STUBBORN = "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()"
@@ -80,67 +79,28 @@ def test_the_end_takes_what_has_the_marker_and_nothing_else() -> None:
 
 #: Cut short, of no kind that a record is, and of versions that had less or something else.
 UNREADABLE = ["", "{", "{}", "[]", "7", "\xff", '{"network": "n"}', '{"network": 1, "up": {"pid": "x"}}']
-PEELSUM = [sys.executable, "-m", "peelsum.cli"]
-
-
-def command(*arguments: str):
-    return subprocess.run(
-        [*PEELSUM, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
 
 
 @pytest.mark.parametrize("text", UNREADABLE)
 def test_a_file_that_is_not_a_record_is_named_with_a_remedy(text) -> None:
     records.file().write_text(text, encoding="latin-1")
-    with pytest.raises(
-        UnreadableRecordError, match=r"^/.*network\.json: is not a record .*; run `peelsum down`$"
-    ):
+    with pytest.raises(TopologyError, match=r"^/.*network\.json: is not a record .*, and remove it$"):
         Record.read()
 
 
 @pytest.mark.parametrize(
-    "arguments", [("up", "star"), ("exec", "h1", "--", "true"), ("readmit",)], ids=lambda each: each[0]
+    "arguments",
+    [("up", "star"), ("exec", "h1", "--", "true"), ("readmit",), ("down",)],
+    ids=lambda each: each[0],
 )
 def test_commands_say_in_one_line_that_a_record_is_unreadable(arguments) -> None:
     records.file().write_text("{")
     done = peelsum(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"peelsum: {records.file()}: is not a record that this version can read; run `peelsum down`\n"
+        f"peelsum: {records.file()}: is not a record that this version can read; end its `peelsum up`, and "
+        "remove it\n"
     )
-
-
-def test_down_clears_what_an_unreadable_record_left(tmp_path, monkeypatch) -> None:
-    """`down` ends the lock's holder, and what has the marker and this folder, but no others."""
-    ours = started("ours")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "another"))
-    other = started("theirs")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    holding = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "from peelsum.topology.records import only_one; import signal\n"
-            "with only_one(): print('up', flush=True); signal.pause()",
-        ],
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert holding.stdout is not None
-        assert holding.stdout.readline() == b"up\n"
-        records.file().write_text("{}")
-        done = command("down")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert str(records.file()) in done.stdout
-        assert (ours.wait(), holding.wait()) == (-15, -15)
-        assert other.poll() is None
-    finally:
-        for process in (ours, other, holding):
-            process.kill()
-            process.wait()
-        holding.stdout.close()
-    assert Record.read() is None
-    assert command("down").stdout == "no network is up\n"
 
 
 @pytest.mark.parametrize(

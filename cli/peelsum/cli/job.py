@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peelsum.cli.cluster_report import as_json, read_report, shown
-from peelsum.cli.job_controller import Controllers, Token, admit_there, evict_there, list_, watch
+from peelsum.cli.job_controller import Controllers, Token, admit_there, evict_there, list_
 from peelsum.cli.job_serve import serve
 from peelsum.cli.options import (
     ChildOf,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Admit, serve and evict jobs.", no_args_is_help=True)
 app.command()(serve)
 app.command("list")(list_)
-app.command()(watch)
 
 _LOOK_EVERY_S = 1.0
 _LOADING = "loading the pipeline, which a switch that has not run it before compiles"
@@ -72,7 +71,7 @@ def admit(
     """
     from peelsum.cli.controller_counts import ControllerCounts
     from peelsum.control import ControlError, Fabric, Watch, read_description
-    from peelsum.control.opening import program_files
+    from peelsum.control.drivers import program_files
     from peelsum.logs import LogsError
     from peelsum.metrics import MetricsError
     from peelsum.pipelines import PipelineError

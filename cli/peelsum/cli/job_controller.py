@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,19 +64,6 @@ def list_(controller: Controllers = None, tls: Tls = None, json: Json = False) -
         say(**found)
     else:
         _print(found)
-
-
-def watch(controller: Controllers = None, tls: Tls = None, json: Json = False) -> None:
-    """Print what happens at a cluster's controller, until Ctrl-C."""
-    from peelsum.control import ControlError
-    from peelsum.tls import TlsError
-
-    with reported(ControlError, TlsError), suppress(KeyboardInterrupt):
-        for event in controllers_client(controller, tls).watch():
-            if json:
-                say(**event)
-            else:
-                print(event["text"], flush=True)
 
 
 def controllers_client(controllers: list[str] | None, tls: Path | None) -> ControllerClient:

@@ -203,12 +203,7 @@ def down() -> None:
     from peelsum.topology import records
 
     with reported(TopologyError):
-        try:
-            record = records.Record.read()
-        except records.UnreadableRecordError:
-            records.end_unreadable()
-            print(f"{records.file()} was not readable: removed, with the processes of its network")
-            return
+        record = records.Record.read()
         if record is None:
             print("no network is up")
             return

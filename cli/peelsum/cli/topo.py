@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,18 +22,10 @@ def draw(
     topology: Annotated[
         str, typer.Argument(help="star, two_racks, or a .toml or .json file that describes a network.")
     ],
-    svg: Annotated[Path | None, typer.Option(help="Write an SVG there instead of printing text.")] = None,
 ) -> None:
     """Draw a network: its switches, hosts, links and roles."""
     from peelsum.topology.description import read
-    from peelsum.topology.drawing import as_svg, as_text
+    from peelsum.topology.drawing import as_text
 
     with reported(TopologyError):
-        described = read(topology)
-        if svg is None:
-            print(as_text(described))
-            return
-        try:
-            svg.write_text(as_svg(described), encoding="utf-8")
-        except OSError as error:
-            raise typer.BadParameter(f"--svg: {svg}: {error.strerror}; pass another path") from None
+        print(as_text(read(topology)))

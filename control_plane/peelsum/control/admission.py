@@ -6,20 +6,44 @@ One switch and several take the same steps. A switch is given as a session and a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from peelsum.control.description import AnyDescription
 from peelsum.control.drivers import free_slots
 from peelsum.control.errors import ControlError
-from peelsum.control.job_tables import check, close_job, known_generation, open_job, prepare
 from peelsum.control.plan import SwitchPlan
-from peelsum.control.racks import AnyDescription
-from peelsum.control.responses import Admission
 from peelsum.control.session import Session, lanes, slots
 from peelsum.control.status import read_jobs
+from peelsum.control.tables import check, close_job, known_generation, open_job, prepare
 
 _GENERATIONS = 1 << 16
 #: Seconds per generation of the clock that numbers jobs no switch remembers; it wraps after 4.5 hours.
 _GENERATION_S = 0.25
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The facts that participants of an admitted job need."""
+
+    job_id: int
+    """Number of the job."""
+    generation: int
+    """Number of this admission, which every packet carries."""
+    workers: int
+    """Number of workers."""
+    window: int
+    """Chunks that a worker keeps in flight."""
+    lanes: int
+    """32-bit values per packet."""
+    slots: int
+    """Slots of the switch, or of the smallest one."""
+    server_port: int
+    """The aggregation server's port, at its switch."""
+    worker_ports: tuple[int, ...]
+    """The workers' ports, each at its own switch, in the order of the workers' numbers."""
+    racks: tuple[int, ...] = ()
+    """Workers per rack; empty for one switch."""
 
 
 class Placement(NamedTuple):
@@ -53,15 +77,7 @@ def admit(
         check(session, plan)
     remembered = [known_generation(session, job_id) for session, _ in placements]
     generation = next_generation([*known, *(one for one in remembered if one is not None)], now)
-    for session, _ in reversed(placements):
-        close_job(session, job_id, generation)
-    if free:
-        for session, plan in placements:
-            free_slots(session, plan)
-    for session, plan in placements:
-        prepare(session, plan)
-    for session, plan in placements:
-        open_job(session, plan, generation)
+    _write(placements, generation, free)
     return admission_of(description, generation, [session for session, _ in placements])
 
 
@@ -73,11 +89,19 @@ def put_back(session: Session, plan: SwitchPlan, generation: int, *, free: bool 
     free: False leaves the slots as they are, for a switch on which all have been freed since it started.
     """
     check(session, plan)
-    close_job(session, plan.job_id, generation)
+    _write([Placement(session, plan)], generation, free)
+
+
+def _write(placements: Sequence[Placement], generation: int, free: bool) -> None:
+    for session, plan in reversed(placements):
+        close_job(session, plan.job_id, generation)
     if free:
-        free_slots(session, plan)
-    prepare(session, plan)
-    open_job(session, plan, generation)
+        for session, plan in placements:
+            free_slots(session, plan)
+    for session, plan in placements:
+        prepare(session, plan)
+    for session, plan in placements:
+        open_job(session, plan, generation)
 
 
 def evict(session: Session, job_id: int) -> None:

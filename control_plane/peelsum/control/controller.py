@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from peelsum.control import admission, status, switch_tables
+from peelsum.control import admission, status
+from peelsum.control.admission import Admission
 from peelsum.control.description import JobDescription
-from peelsum.control.opening import open_session
-from peelsum.control.responses import Admission, AdmittedJob, SwitchStatus
+from peelsum.control.drivers import open_session
 from peelsum.control.sections import TofinoSection
-from peelsum.control.session import Session, lanes, pipeline_schema, slots
+from peelsum.control.session import Session, pipeline_schema
+from peelsum.control.status import AdmittedJob, SwitchStatus
 from peelsum.tls import Identity
 from peelsum.wire import Verdict
 
@@ -96,33 +97,16 @@ class Controller:
             return None
         return self.session.runs(pipeline_schema(json_path, p4info_path))
 
-    def load_pipeline(self, json_path: Path, p4info_path: Path, *, force: bool = False) -> bool:
+    def load_pipeline(self, json_path: Path, p4info_path: Path) -> bool:
         """Commit a compiled pipeline, unless the switch runs it already. This removes all jobs.
 
-        force: commit it in any case. Returns whether it was committed. Raises ControlError.
+        Returns whether it was committed. Raises ControlError.
         """
         wanted = pipeline_schema(json_path, p4info_path)
-        if self.session.runs(wanted) and not force:
+        if self.session.runs(wanted):
             return False
         self.session.commit(wanted)
         return True
-
-    def lanes(self) -> int:
-        """Return the pipeline's 32-bit values per packet. Raises SwitchError if it is not peelsum's."""
-        return lanes(self.session)
-
-    def slots(self) -> int:
-        """Return how many chunks the pipeline sums at once. Raises SwitchError if it is not peelsum's."""
-        return slots(self.session)
-
-    def set_limits(self, *, age_limit_ms: float | None = None, queue_depth: int | None = None) -> None:
-        """Change the switch's limits; None leaves one as it is. Raises ControlError for a negative age limit.
-
-        age_limit_ms: milliseconds without a packet after which another chunk may take a slot over. 0 allows
-        it at once, infinity never.
-        queue_depth: packets in a port's queue from which later ones get an ECN mark.
-        """
-        switch_tables.set_limits(self.session, age_limit_ms, queue_depth)
 
     # Jobs
 

@@ -1,9 +1,12 @@
-"""The description of a job on one switch, in TOML: its workers, and the ports they are behind."""
+"""The description of a job, in TOML: on one switch, or on racks below a spine.
+
+A description with neither `[spine]` nor `[[racks]]` is for one switch.
+"""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -13,9 +16,11 @@ from peelsum.control.errors import DescriptionError
 from peelsum.control.plan import Member, SwitchPlan
 from peelsum.control.sections import HostAddress, JobSection, Port, Section, SwitchSection, check_ports
 from peelsum.control.validation import first_validation_error
-from peelsum.wire import Level
+from peelsum.wire import MAX_WORKERS, Level
 
 Model = TypeVar("Model", bound=Section)
+#: A spine has one bit of a bitmap for each rack.
+MAX_RACKS = 32
 
 
 class PortsSection(Section):
@@ -51,11 +56,6 @@ class JobDescription(Section):
         return self
 
     @property
-    def expected_mask(self) -> int:
-        """The worker bitmap of a complete sum."""
-        return (1 << self.job.workers) - 1
-
-    @property
     def rack_sizes(self) -> tuple[int, ...]:
         """Workers per rack: always empty, as one switch has no racks."""
         return ()
@@ -85,18 +85,184 @@ class JobDescription(Section):
             ),
         )
 
-    @classmethod
-    def parse(cls, text: str, source: str = "job description") -> Self:
-        """Return the description in a TOML text.
 
-        Raises DescriptionError naming `source`, field, value and remedy.
-        """
-        return validated(cls, parsed_toml(text, source), source)
+class RacksJobSection(JobSection):
+    """`[job]`, as for one switch. Each rack may have as many workers as one switch."""
 
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Return the description in a file. Raises DescriptionError as `parse`, or for an unreadable file."""
-        return cls.parse(file_text(path), str(path))
+    workers: int = Field(ge=2, le=MAX_RACKS * MAX_WORKERS)
+
+
+class SpineSection(SwitchSection):
+    """`[spine]`: the upper switch."""
+
+    server: Port
+    """Its port to the aggregation server."""
+    hosts: dict[str, HostAddress] = Field(default_factory=dict)
+    """Addresses of hosts, by the number of the port that leads to them."""
+
+
+class RackSection(SwitchSection):
+    """`[[racks]]`: a rack's switch and its workers."""
+
+    uplink: Port
+    """Its port to the spine."""
+    spine_port: Port
+    """The spine's port to it."""
+    workers: tuple[Port, ...] = Field(strict=False, min_length=1, max_length=MAX_WORKERS)
+    """Its ports to the rack's workers."""
+    hosts: dict[str, HostAddress] = Field(default_factory=dict)
+    """Addresses of hosts, by the number of the port that leads to them."""
+
+
+class RacksDescription(Section):
+    """A job on racks below a spine. Worker number: rack * 32 + its index in the rack's list of ports.
+
+    >>> found = parse_description('''
+    ... [job]
+    ... id = 1
+    ... workers = 3
+    ... [spine]
+    ... p4runtime = "10.0.0.1:9559"
+    ... server = 9                    # the spine's port to the aggregation server
+    ... [[racks]]
+    ... p4runtime = "10.0.0.2:9559"
+    ... uplink = 8                    # this switch's port to the spine
+    ... spine_port = 0                # the spine's port to this switch
+    ... workers = [1, 2]              # this switch's ports to workers 0 and 1
+    ... [[racks]]
+    ... p4runtime = "10.0.0.3:9559"
+    ... uplink = 8
+    ... spine_port = 1
+    ... workers = [1]                 # worker 32
+    ... ''')
+    >>> found.rack_sizes
+    (2, 1)
+    """
+
+    job: RacksJobSection
+    """The job's number, workers, window and timeout."""
+    spine: SpineSection
+    """The upper switch."""
+    racks: tuple[RackSection, ...] = Field(strict=False, min_length=1, max_length=MAX_RACKS)
+    """The racks' switches."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        listed = sum(self.rack_sizes)
+        if listed != self.job.workers:
+            raise ValueError(
+                f"racks: list {listed} workers for job.workers = {self.job.workers}; give each worker a port"
+            )
+        taken: dict[tuple[str, int], str] = {}
+        for where, switch in self._switches():
+            switch.check(where, switch.hosts)
+            if switch.pipeline_lanes != self.spine.pipeline_lanes:
+                raise ValueError(
+                    f"{where}.pipeline_lanes: {switch.pipeline_lanes}: "
+                    f"spine has {self.spine.pipeline_lanes}; give all switches the same"
+                )
+            if _program(switch) != _program(self.spine):
+                raise ValueError(
+                    f"{where}.tofino.program: {_program(switch)!r}: spine has {_program(self.spine)!r}; give "
+                    "all switches the same"
+                )
+            other = taken.setdefault(switch.place, where)
+            if other != where:
+                raise ValueError(
+                    f"{where}.p4runtime: {switch.p4runtime!r}: is {other} already; "
+                    "give every switch its own address or device_id"
+                )
+        check_ports("spine.", [self.spine.server, *self._spine_ports], self.spine.hosts)
+        for number, rack in enumerate(self.racks):
+            check_ports(f"racks.{number}.", [rack.uplink, *rack.workers], rack.hosts)
+        return self
+
+    @property
+    def rack_sizes(self) -> tuple[int, ...]:
+        """Workers per rack."""
+        return tuple(len(rack.workers) for rack in self.racks)
+
+    @property
+    def server_port(self) -> int:
+        """The spine's port to the aggregation server."""
+        return self.spine.server
+
+    @property
+    def worker_ports(self) -> tuple[int, ...]:
+        """The workers' ports at their racks' switches, in the order of their numbers."""
+        return tuple(port for rack in self.racks for port in rack.workers)
+
+    def plans(self) -> tuple[SwitchPlan, ...]:
+        """Return what each switch gets, the spine first."""
+        spine = SwitchPlan(
+            switch=self.spine,
+            job_id=self.job.id,
+            window=self.job.window,
+            level=Level.SPINE,
+            up_port=self.spine.server,
+            members=tuple(
+                Member(port, 1 << rack, rack * MAX_WORKERS, is_rack=True)
+                for rack, port in enumerate(self._spine_ports)
+            ),
+            return_ports={
+                rack * MAX_WORKERS + place: section.spine_port
+                for rack, section in enumerate(self.racks)
+                for place in range(len(section.workers))
+            },
+            hosts={int(name): host for name, host in self.spine.hosts.items()},
+            section="spine",
+        )
+        return (spine, *(self._leaf_plan(rack, section) for rack, section in enumerate(self.racks)))
+
+    @property
+    def _spine_ports(self) -> tuple[int, ...]:
+        return tuple(rack.spine_port for rack in self.racks)
+
+    def _switches(self) -> Iterator[tuple[str, SpineSection | RackSection]]:
+        yield "spine", self.spine
+        for number, rack in enumerate(self.racks):
+            yield f"racks.{number}", rack
+
+    def _leaf_plan(self, rack: int, section: RackSection) -> SwitchPlan:
+        first = rack * MAX_WORKERS
+        return SwitchPlan(
+            switch=section,
+            job_id=self.job.id,
+            window=self.job.window,
+            level=Level.LEAF,
+            up_port=section.uplink,
+            members=tuple(Member(port, 1 << n, first + n) for n, port in enumerate(section.workers)),
+            return_ports={first + n: port for n, port in enumerate(section.workers)},
+            hosts={int(name): host for name, host in section.hosts.items()},
+            section=f"racks.{rack}",
+        )
+
+
+def _program(switch: SwitchSection) -> str:
+    return switch.tofino.program if switch.tofino else ""
+
+
+#: A job on one switch or on several.
+AnyDescription = JobDescription | RacksDescription
+
+
+def parse_description(text: str, source: str = "job description") -> AnyDescription:
+    """Return the description, of either kind, in a TOML text.
+
+    Raises DescriptionError naming `source`, field, value and remedy.
+    """
+    values = parsed_toml(text, source)
+    if "spine" in values or "racks" in values:
+        return validated(RacksDescription, values, source)
+    return validated(JobDescription, values, source)
+
+
+def read_description(path: Path) -> AnyDescription:
+    """Return the description, of either kind, in a file.
+
+    Raises DescriptionError as `parse_description`, or for an unreadable file.
+    """
+    return parse_description(file_text(path), str(path))
 
 
 def file_text(path: Path) -> str:
@@ -125,10 +291,12 @@ def parsed_toml(text: str, source: str) -> dict[str, Any]:
         raise DescriptionError(f"{source}: has lists or tables nested too deeply; remove them") from None
 
 
-def validated(model: type[Model], values: Mapping[str, Any], source: str) -> Model:
+def validated(
+    model: type[Model], values: Mapping[str, Any], source: str, of: str = "a job description"
+) -> Model:
     """Build a description from parsed TOML. Raises DescriptionError naming `source`, field, value, remedy."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        reason = first_validation_error(error, "a job description", model)
+        reason = first_validation_error(error, of, model)
         raise DescriptionError(f"{source}: {reason}") from None

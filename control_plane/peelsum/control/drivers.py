@@ -1,42 +1,65 @@
-"""Differences between kinds of switches, and the kind of a session's switch."""
+"""The differences between kinds of switches: how to connect, which program they run, and their drivers.
+
+A switch runs the v1model program and speaks P4Runtime, or it is a Tofino and speaks BF Runtime.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from pathlib import Path
 
+from peelsum.control.bfruntime import BfRuntimeSession
+from peelsum.control.errors import SwitchError
 from peelsum.control.plan import SwitchPlan
 from peelsum.control.sections import TofinoSection
-from peelsum.control.session import Session
+from peelsum.control.session import Session, pipeline_schema
 from peelsum.control.tofino import ARCHITECTURES, Tofino
 from peelsum.control.v1model import V1Model
+from peelsum.pipelines import pipeline
+from peelsum.pipelines.tofino import P4INFO, STRATUM_CONFIG
+from peelsum.tls import Identity
 
 
-class Driver(Protocol):
-    """One switch, with the methods in which its kind differs."""
+def program_files(lanes: int, tofino: TofinoSection | None) -> tuple[Path, Path]:
+    """Return the paths of a switch's compiled program and of its P4Info.
 
-    def check(self, plan: SwitchPlan) -> None:
-        """Raise DescriptionError for a plan beyond this kind of switch. Changes nothing."""
-
-    def bring_up(self, described: TofinoSection | None, section: str) -> None:
-        """Bring the described ports up. Raises ControlError; `section` is the description's table."""
-
-    def set_limits(self, age_limit_ms: float | None, queue_depth: int | None) -> None:
-        """Change limits; None keeps one.
-
-        age_limit_ms: milliseconds, 0 to infinity; queue_depth: packets. Raises ControlError.
-        """
-
-    def free_slots(self, plan: SwitchPlan) -> None:
-        """Free the slots that the job's earlier generations hold. Raises SwitchError."""
-
-    def slots_in_use(self) -> dict[int, int] | None:
-        """Return how many slots each job holds; None if the switch does not let registers be read."""
+    lanes: 32-bit values per packet, of the v1model program. Raises PipelineError if that is not compiled.
+    """
+    if tofino is not None:
+        return Path(tofino.program) / STRATUM_CONFIG, Path(tofino.program) / P4INFO
+    found = pipeline(lanes)
+    return found.json_path, found.p4info_path
 
 
-def driver_of(session: Session) -> Driver:
-    """Return the driver of a session's switch, by the architecture of its pipeline."""
-    if session.loaded().p4info.pkg_info.arch in ARCHITECTURES:
+def open_session(
+    address: str,
+    device_id: int,
+    tofino: TofinoSection | None,
+    *,
+    timeout_s: float,
+    connect_s: float | None = None,
+    identity: Identity | None = None,
+) -> Session:
+    """Return a backup's session. Raises ControlError if the switch or its program's files are missing.
+
+    timeout_s, connect_s, identity: as for `Session`.
+    """
+    if tofino is None:
+        return Session(address, device_id, timeout_s=timeout_s, connect_s=connect_s, identity=identity)
+    program = pipeline_schema(*program_files(0, tofino))
+    return BfRuntimeSession(
+        address, program, device_id, timeout_s=timeout_s, connect_s=connect_s, identity=identity
+    )
+
+
+def driver_of(session: Session) -> V1Model | Tofino:
+    """Return the driver of a session's switch. Raises SwitchError for a Tofino's program over P4Runtime."""
+    if isinstance(session, BfRuntimeSession):
         return Tofino(session)
+    if session.loaded().p4info.pkg_info.arch in ARCHITECTURES:
+        raise SwitchError(
+            f"switch: {session.address} runs the program of a Tofino, which takes BF Runtime; give the "
+            "address of bf_switchd, and [switch.tofino]"
+        )
     return V1Model(session)
 
 

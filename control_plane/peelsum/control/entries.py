@@ -13,7 +13,6 @@ from finsy.p4entity import (
 
 from peelsum.control.plan import Member, SwitchPlan
 from peelsum.control.sections import HostAddress, NextHop, Prefix
-from peelsum.wire.clock import NEVER_TICKS, TICK_US
 
 #: An odd factor gives every job another start; a large one puts neighbouring job ids far apart.
 _SALT_FACTOR = 0x9E3779B1
@@ -123,9 +122,3 @@ def queue_limit_entry(depth: int) -> P4TableEntry:
     """Return the row with the queue depth from which packets get an ECN mark."""
     action = P4TableAction("mark_from", depth=depth)
     return P4TableEntry("congestion", action=action, is_default_action=True)
-
-
-def age_limit_ticks(age_limit_ms: float) -> int:
-    """Convert an age limit from milliseconds to ticks; NEVER_TICKS if it exceeds the clock's range."""
-    ticks = age_limit_ms * 1000 / TICK_US
-    return NEVER_TICKS if ticks >= NEVER_TICKS else round(ticks)

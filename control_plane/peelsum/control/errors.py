@@ -55,18 +55,6 @@ def not_primary(address: str, election_id: int) -> NotPrimaryError:
     )
 
 
-def nothing_there(error: Any) -> bool:
-    """Return whether a Read failed only because what it asked for does not exist.
-
-    BMv2 says so of a multicast group by the call's code, Stratum of rows and groups in the error's details.
-    Other switches send an empty response.
-    """
-    parts = _failed_updates(error).values()
-    if parts:
-        return all(part.canonical_code.name == "NOT_FOUND" for part in parts)
-    return bool(error.code() == grpc.StatusCode.NOT_FOUND)
-
-
 def translated(
     error: Any, address: str, doing: str, *, election_id: int, updates: Sequence[Any] = ()
 ) -> SwitchError:

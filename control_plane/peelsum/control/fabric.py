@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
 from peelsum.control import admission
-from peelsum.control.admission import Placement
+from peelsum.control.admission import Admission, Placement
 from peelsum.control.controller import Controller
+from peelsum.control.description import AnyDescription
 from peelsum.control.errors import ControlError, DescriptionError
-from peelsum.control.job_tables import known_generation
 from peelsum.control.plan import SwitchPlan
-from peelsum.control.racks import AnyDescription
-from peelsum.control.responses import Admission, SwitchStatus
 from peelsum.control.session import peelsum_lanes
+from peelsum.control.status import SwitchStatus
+from peelsum.control.tables import known_generation
 from peelsum.tls import Identity
 from peelsum.wire import Verdict
 
@@ -35,13 +35,9 @@ class Fabric:
         self,
         description: AnyDescription,
         controllers: list[Controller],
-        election_id: int,
-        clock: Callable[[], float] = time.time,
         identity: Identity | None = None,
     ) -> None:
         self._description = description
-        self._election_id = election_id
-        self._clock = clock
         self._certificate = identity
         self._placed = list(zip(controllers, description.plans(), strict=True))
 
@@ -50,27 +46,25 @@ class Fabric:
         cls,
         description: AnyDescription,
         *,
-        election_id: int = 1,
         timeout_s: float = 4.0,
         identity: Identity | None = None,
     ) -> Self:
         """Connect to all switches as a backup. Raises SwitchError if one cannot be reached.
 
-        election_id: the bid for primary later. identity: as for `Session`.
+        identity: as for `Session`.
         """
         with ExitStack() as stack:
             controllers = [
                 stack.enter_context(_observed(plan, timeout_s, identity)) for plan in description.plans()
             ]
             stack.pop_all()
-        return cls(description, controllers, election_id, identity=identity)
+        return cls(description, controllers, identity)
 
     @classmethod
     def connect(
         cls,
         description: AnyDescription,
         *,
-        election_id: int = 1,
         timeout_s: float = 4.0,
         patience_s: float = 0.0,
         identity: Identity | None = None,
@@ -80,7 +74,7 @@ class Fabric:
         Raises SwitchError if one cannot be reached, NotPrimaryError if one has another primary for longer
         than `patience_s`. After an error, this controller is the primary of none.
         """
-        fabric = cls.observe(description, election_id=election_id, timeout_s=timeout_s, identity=identity)
+        fabric = cls.observe(description, timeout_s=timeout_s, identity=identity)
         try:
             fabric._become_primaries(range(len(fabric._placed)), patience_s)
         except BaseException:
@@ -135,24 +129,21 @@ class Fabric:
 
     def _become_primaries(self, switches: Iterable[int], patience_s: float) -> None:
         # All controllers take switches in the same order: no two wait for each other.
-        for switch in sorted(switches, key=lambda one: _address(self._placed[one][1])):
-            self._placed[switch][0].become_primary(self._election_id, patience_s=patience_s)
+        for switch in sorted(switches, key=lambda one: self._placed[one][1].switch.place):
+            self._placed[switch][0].become_primary(patience_s=patience_s)
 
     # Pipelines
 
-    def load_pipeline(self, json_path: Path, p4info_path: Path, *, force: bool = False) -> int:
+    def load_pipeline(self, json_path: Path, p4info_path: Path) -> int:
         """Commit a compiled pipeline on all switches that do not run it; return on how many.
 
-        force: commit it on all. Raises ControlError. Without `force`, that includes a switch that runs
-        another pipeline of peelsum's with jobs other than this one, as these would be lost.
+        Raises ControlError, also for a switch that runs another pipeline of peelsum's with jobs other than
+        this one, as these would be lost.
         """
-        if not force:
-            for controller, plan in self._placed:
-                if controller.runs(json_path, p4info_path) is False:
-                    _check_idle(controller, plan)
-        return sum(
-            controller.load_pipeline(json_path, p4info_path, force=force) for controller, _ in self._placed
-        )
+        for controller, plan in self._placed:
+            if controller.runs(json_path, p4info_path) is False:
+                _check_idle(controller, plan)
+        return sum(controller.load_pipeline(json_path, p4info_path) for controller, _ in self._placed)
 
     def give_pipeline(self, switch: int, json_path: Path, p4info_path: Path) -> None:
         """Commit a compiled pipeline on a switch that runs none. Raises ControlError if it runs another."""
@@ -174,7 +165,7 @@ class Fabric:
         """
         placements = [Placement(controller.session, plan) for controller, plan in self._placed]
         with self.as_primary(patience_s=_PATIENCE_S):
-            return admission.admit(self._description, placements, self._clock())
+            return admission.admit(self._description, placements, time.time())
 
     def holds(self, switch: int, generation: int) -> bool:
         """Return whether a switch has the running job; False if it lost its tables. Reads one row.
@@ -208,32 +199,18 @@ class Fabric:
         controller, plan = self._placed[switch]
         admission.put_back(controller.session, plan, generation)
 
-    def restore(self, generation: int) -> int:
-        """Put the running job back on all switches that lost their tables; return on how many.
-
-        Raises what `holds` raises, before anything is changed.
-        """
-        lost = [switch for switch in range(len(self._placed)) if not self.holds(switch, generation)]
-        for switch in lost:
-            self.put_back(switch, generation)
-        return len(lost)
-
     def evict(self) -> None:
         """Stop letting the job's packets in, on all switches, as their primary.
 
         Raises ControlError if no switch has the job.
         """
+        job_id = self._description.job.id
         with self.as_primary(patience_s=_PATIENCE_S):
-            self._evict()
-
-    def _evict(self) -> None:
-        job_id, evicted = self._description.job.id, 0
-        for controller, _ in reversed(self._placed):
-            if any(job.job_id == job_id for job in controller.jobs()):
+            controllers = [one for one, _ in self._placed if any(job.job_id == job_id for job in one.jobs())]
+            if not controllers:
+                raise ControlError(f"job: {job_id}: is not admitted on any of its switches; admit it first")
+            for controller in reversed(controllers):
                 controller.evict(job_id)
-                evicted += 1
-        if not evicted:
-            raise ControlError(f"job: {job_id}: is not admitted on any of its switches; admit it first")
 
     def evict_at(self, ports: Collection[int]) -> list[int]:
         """Evict the first switch's jobs that have only these ports, as its primary; return their numbers.
@@ -259,13 +236,9 @@ class Fabric:
         return tuple(controller.verdicts() for controller, _ in self._placed)
 
 
-def _address(plan: SwitchPlan) -> tuple[str, int]:
-    return plan.switch.p4runtime, plan.switch.device_id
-
-
 def _observed(plan: SwitchPlan, timeout_s: float, identity: Identity | None) -> Controller:
     return Controller.observe(
-        *_address(plan), timeout_s=timeout_s, identity=identity, tofino=plan.switch.tofino
+        *plan.switch.place, timeout_s=timeout_s, identity=identity, tofino=plan.switch.tofino
     )
 
 

@@ -109,42 +109,57 @@ class TofinoPort(Section):
 
 
 class TofinoSection(Section):
-    """`[switch.tofino]`: the additional settings of a Tofino."""
+    """`[switch.tofino]`: the additional settings of a Tofino, whose bf_switchd is asked by BF Runtime."""
 
     program: str = Field(min_length=1)
     """The folder that `peelsum switch compile --tofino --out` wrote for the device."""
-    api: Literal["p4runtime", "bfruntime"] = "p4runtime"
-    """What answers at the switch's address: Stratum's P4Runtime, or BF Runtime of bf_switchd."""
     processor_port: int | None = Field(default=None, ge=0, lt=1 << 9)
     """The port of the switch's processor, for which the program was compiled. None is 192 on Tofino 1 and 0
     on Tofino 2. A Tofino 1 with four pipes has 320."""
     ports: dict[str, TofinoPort] = Field(default_factory=dict)
-    """Ports to bring up, by their number. Only BF Runtime can."""
+    """Ports to bring up, by their number."""
 
     def check(self, where: str) -> None:
         """Raise ValueError for values that no switch supports. `where` is the name of this table."""
-        if self.ports and self.api == "p4runtime":
-            raise ValueError(
-                f"{where}.ports: {', '.join(self.ports)}: P4Runtime brings no port up; give them in "
-                'Stratum\'s chassis config, or set api = "bfruntime"'
-            )
         for name in self.ports:
             if not name.isdecimal():
                 raise ValueError(f"{where}.ports.{name}: is not a number; use the device port, as 132")
 
 
-class SwitchSection(Section):
-    """`[switch]`: where P4Runtime listens, and how the switch is set up.
+class PlacedSwitch(Section):
+    """Where a switch's server listens, and the program that must run."""
+
+    p4runtime: str = Field(pattern=r"^.+:\d{1,5}$")
+    """The server of P4Runtime, or of a Tofino's BF Runtime, `host:port`."""
+    device_id: int = Field(default=1, ge=0, lt=1 << 64)
+    """The server's device_id of the switch."""
+    pipeline_lanes: int = DEFAULT_LANES
+    """32-bit values per packet in the pipeline that must run."""
+    tofino: TofinoSection | None = None
+    """For a Tofino; without it, the switch runs the v1model program."""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What tells switches apart: address and device_id."""
+        return self.p4runtime, self.device_id
+
+    def check_program(self, where: str) -> None:
+        """Raise ValueError for values that no pipeline has. `where` is the name of the switch's table."""
+        if self.pipeline_lanes not in COMPILED_LANES:
+            have = ", ".join(map(str, COMPILED_LANES))
+            raise ValueError(f"{where}.pipeline_lanes: {self.pipeline_lanes}: is not compiled; use {have}")
+        if self.tofino is not None:
+            self.tofino.check(f"{where}.tofino")
+
+
+class SwitchSection(PlacedSwitch):
+    """`[switch]`: where the switch's server listens, and how the switch is set up.
 
     Limits, bridge and routes hold for the whole switch: the last admission that gives them wins.
     """
 
     p4runtime: str = Field(default="127.0.0.1:9559", pattern=r"^.+:\d{1,5}$")
-    """The P4Runtime server, `host:port`."""
-    device_id: int = Field(default=1, ge=0, lt=1 << 64)
-    """P4Runtime's device_id of the switch."""
-    pipeline_lanes: int = DEFAULT_LANES
-    """32-bit values per packet in the pipeline that must run."""
+    """As for `PlacedSwitch`."""
     age_limit_ms: float | None = Field(default=None, ge=0)
     """Milliseconds without a packet after which another chunk may take a slot over. None keeps the switch's
     limit, which is one second in a new pipeline."""
@@ -157,21 +172,15 @@ class SwitchSection(Section):
     An empty one keeps the switch's."""
     routes: dict[Prefix, NextHop] = Field(default_factory=dict, max_length=MAX_ROUTES)
     """For other traffic: the next hop by IPv4 prefix. An empty one keeps the switch's."""
-    tofino: TofinoSection | None = None
-    """For a Tofino; without it, the switch runs the v1model program."""
 
     def check(self, where: str, hosts: Mapping[str, HostAddress]) -> None:
         """Raise ValueError for values that no pipeline has. `where` is the name of the switch's table."""
-        if self.pipeline_lanes not in COMPILED_LANES:
-            have = ", ".join(map(str, COMPILED_LANES))
-            raise ValueError(f"{where}.pipeline_lanes: {self.pipeline_lanes}: is not compiled; use {have}")
+        self.check_program(where)
         if (hosts or self.routes) and self.address is None:
             what = "hosts" if hosts else "routes"
             raise ValueError(
                 f"{where}.address: is missing; {what} need a source address, {{mac = ..., ip = ...}}"
             )
-        if self.tofino is not None:
-            self.tofino.check(f"{where}.tofino")
 
 
 def check_ports(where: str, ports: Sequence[int], hosts: Mapping[str, HostAddress]) -> None:

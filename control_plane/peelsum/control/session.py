@@ -14,10 +14,10 @@ from finsy.p4schema import P4Schema
 from finsy.proto import U128, p4r, p4r_grpc
 from google.protobuf import text_format
 
-from peelsum.control.errors import ControlError, NotPrimaryError, SwitchError, nothing_there, translated
+from peelsum.control.errors import ControlError, NotPrimaryError, SwitchError, translated
 from peelsum.control.stream import Stream
 from peelsum.tls import Identity, TlsError
-from peelsum.tls.grpc_client import open_channel
+from peelsum.tls.grpc_ends import open_channel
 from peelsum.wire import lanes_in
 
 #: A switch may compile a pipeline for minutes, on a slow machine, before it responds.
@@ -250,7 +250,7 @@ class Session:
             for response in self._stub.Read(request, timeout=self._timeout_s):
                 yield from response.entities
         except grpc.RpcError as error:
-            if not nothing_there(error):
+            if error.code() != grpc.StatusCode.NOT_FOUND:  # what BMv2 says of a missing multicast group
                 self._raise(error, "reading")
 
     def entries(self, table: str, match: P4TableMatch | None = None) -> list[P4TableEntry]:

@@ -3,13 +3,51 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 from finsy.p4entity import P4CounterEntry, P4TableAction
 
 from peelsum.control.drivers import driver_of
-from peelsum.control.responses import AdmittedJob, SwitchStatus
 from peelsum.control.session import Session, lanes, slots
 from peelsum.wire import MAX_WORKERS, Level, Verdict
+
+
+@dataclass(frozen=True)
+class AdmittedJob:
+    """A job as read from a switch's tables."""
+
+    job_id: int
+    """Number of the job."""
+    generation: int
+    """Number of its last admission."""
+    expected_mask: int
+    """The bitmap of a complete sum; 0 for a closed job."""
+    server_port: int
+    """The uplink."""
+    worker_ports: dict[int, int]
+    """Ports by worker number; empty at a spine."""
+    rack_ports: dict[int, int]
+    """Ports by rack number; empty except at a spine."""
+    level: str
+    """The switch's place: 'only', 'leaf' or 'spine'."""
+
+
+@dataclass(frozen=True)
+class SwitchStatus:
+    """The state of a switch."""
+
+    address: str
+    """The P4Runtime server, host:port."""
+    lanes: int
+    """32-bit values per packet in the running pipeline."""
+    slots: int
+    """Chunks that the running pipeline sums at once."""
+    jobs: tuple[AdmittedJob, ...]
+    """The admitted jobs, by number."""
+    verdicts: dict[Verdict, int]
+    """Packets that met each verdict since the pipeline was loaded."""
+    slots_in_use: dict[int, int] | None
+    """Slots in use by each job, by number; None if the switch does not let registers be read."""
 
 
 def read_status(session: Session) -> SwitchStatus:

@@ -1,12 +1,7 @@
-"""Tofino 1 and 2: pipes with registers of their own, limits, and ports that have to be brought up.
+"""Tofino 1 and 2 over BF Runtime: registers of each pipe, limits, and ports that have to be brought up.
 
-A device port's number is its pipe * 128 + its place in the pipe.
-
-Theory of operation. A packet meets the registers of the pipe that it enters by, so all ports of a job are in
-one pipe. Over P4Runtime, Stratum cannot change the age limit, a register parameter, and neither reads nor
-writes the register of pairs that holds the slots' owners. Slots are freed by RESET packets then. These enter
-by the processor's port, so only the pipe of that port can have jobs. BF Runtime reads and writes registers of
-one pipe.
+A device port's number is its pipe * 128 + its place in the pipe. A packet meets the registers of the pipe
+that it enters by, so all ports of a job are in one pipe.
 """
 
 from __future__ import annotations
@@ -19,11 +14,10 @@ from peelsum.control.bfruntime import BfRuntimeSession, default_row, row
 from peelsum.control.entries import queue_limit_entry
 from peelsum.control.errors import DescriptionError
 from peelsum.control.plan import SwitchPlan
-from peelsum.control.resets import reset
 from peelsum.control.sections import TofinoPort, TofinoSection
-from peelsum.control.session import Session, lanes, slots
+from peelsum.control.session import lanes
 from peelsum.wire import FRAME_HEADER_BYTES, RESERVED_JOB_ID, packet_bytes
-from peelsum.wire.clock import DEFAULT_AGE_TICKS, NEVER_TICKS
+from peelsum.wire.clock import NEVER_TICKS
 
 
 class _Device(NamedTuple):
@@ -52,37 +46,29 @@ _NEGOTIATION = {None: "PM_AN_DEFAULT", True: "PM_AN_FORCE_ENABLE", False: "PM_AN
 
 
 class Tofino:
-    """A Tofino that runs the program, behind Stratum or bf_switchd."""
+    """A Tofino that runs the program, behind bf_switchd."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: BfRuntimeSession) -> None:
         self._session = session
         self._device = ARCHITECTURES[session.loaded().p4info.pkg_info.arch]
 
     def check(self, plan: SwitchPlan) -> None:
-        """Raise DescriptionError unless one pipe has all ports, and the switch's API supports the plan."""
-        pipe = self._pipe(plan)
-        if not isinstance(self._session, BfRuntimeSession):
-            self._check_stratum(plan, pipe)
-            return
-        self._missing(self._session, plan.switch.tofino, plan.section)
+        """Raise DescriptionError unless one pipe has all ports, and described ports are as the switch's."""
+        self._pipe(plan)
+        self._missing(plan.switch.tofino, plan.section)
 
     def bring_up(self, described: TofinoSection | None, section: str) -> None:
         """Add and enable the described ports that the switch does not have.
 
         section: name of the switch's table. Raises DescriptionError if one is there with other settings.
         """
-        if isinstance(self._session, BfRuntimeSession):
-            missing = self._missing(self._session, described, section)
-            table = self._session.tables.table("$PORT")
-            added = [row("INSERT", table, port, _settings(wanted)) for port, wanted in missing.items()]
-            self._session.write_raw(added)
+        table = self._session.tables.table("$PORT")
+        missing = self._missing(described, section)
+        self._session.write_raw([row("INSERT", table, port, _settings(one)) for port, one in missing.items()])
 
     def set_limits(self, age_limit_ms: float | None, queue_depth: int | None) -> None:
-        """Change the limits; None keeps one. A queue's depth in packets becomes cells of whole packets.
-
-        Over P4Runtime the age limit stays; `check` has compared it.
-        """
-        if age_limit_ms is not None and isinstance(self._session, BfRuntimeSession):
+        """Change the limits; None keeps one. A queue's depth in packets becomes cells of whole packets."""
+        if age_limit_ms is not None:
             table = self._session.tables.table("owner.age_limit")
             self._session.write_raw([default_row(table, {"value": _ticks(age_limit_ms)})])
         if queue_depth is not None:
@@ -91,35 +77,33 @@ class Tofino:
             self._session.write([~queue_limit_entry(min(cells, _DEEPEST))])
 
     def free_slots(self, plan: SwitchPlan) -> None:
-        """Free the slots of the job's pipe that its earlier generations hold; over P4Runtime all of them.
+        """Free the slots of the job's pipe that its earlier generations hold.
 
-        Over BF Runtime a freed slot keeps its expiry, as the switch's clock cannot be read.
+        A freed slot keeps its expiry, as the switch's clock cannot be read.
         """
-        if not isinstance(self._session, BfRuntimeSession):
-            reset(self._session, range(slots(self._session)), lanes(self._session))
-            return
         table, pipe = self._session.tables.table("owner.owner"), self._pipe(plan)
         freed = [
             row("MODIFY", table, slot, {"tag": 0, "expiry": expiry})
-            for slot, (tag, expiry) in self._owners(self._session, pipe).items()
+            for slot, (tag, expiry) in self._owners(pipe).items()
             if tag & _JOB_OF_TAG == plan.job_id
         ]
         self._session.write_raw(freed, pipe)
 
-    def slots_in_use(self) -> dict[int, int] | None:
-        """Return the number of slots that each job holds, in all pipes; None over P4Runtime."""
-        if not isinstance(self._session, BfRuntimeSession):
-            return None
+    def slots_in_use(self) -> dict[int, int]:
+        """Return the number of slots that each job holds, in all pipes."""
         found: dict[int, int] = {}
-        for pipe in self._pipes(self._session):
-            for tag, _ in self._owners(self._session, pipe).values():
+        for pipe in self._pipes():
+            for tag, _ in self._owners(pipe).values():
                 if (job_id := tag & _JOB_OF_TAG) != RESERVED_JOB_ID:
                     found[job_id] = found.get(job_id, 0) + 1
         return found
 
     def _pipe(self, plan: SwitchPlan) -> int:
         """Return the pipe of a job. Raises DescriptionError if it has several, or the processor's port."""
-        used, processor = (plan.up_port, *plan.group), self._processor(plan)
+        used, described = (plan.up_port, *plan.group), plan.switch.tofino
+        processor = described.processor_port if described else None
+        if processor is None:
+            processor = self._device.processor_port
         if processor in used:
             raise DescriptionError(f"{plan.prefix}ports: {processor}: is the processor's port; use another")
         pipes = sorted({port >> _PIPE_BITS for port in used})
@@ -131,66 +115,45 @@ class Tofino:
             )
         return pipes[0]
 
-    def _processor(self, plan: SwitchPlan) -> int:
-        """Return the port of the switch's processor."""
-        described = plan.switch.tofino.processor_port if plan.switch.tofino else None
-        return self._device.processor_port if described is None else described
-
-    def _check_stratum(self, plan: SwitchPlan, pipe: int) -> None:
-        reachable = self._processor(plan) >> _PIPE_BITS
-        if pipe != reachable:
-            raise DescriptionError(
-                f"{plan.prefix}ports: {plan.up_port}: is in pipe {pipe}, but P4Runtime frees slots of pipe "
-                f"{reachable} only, the processor's; use ports of that pipe, or bfruntime as the api"
-            )
-        limit = plan.switch.age_limit_ms
-        if limit is not None and _ticks(limit) != DEFAULT_AGE_TICKS:
-            raise DescriptionError(
-                f"{plan.section}.age_limit_ms: {limit:g}: P4Runtime cannot change it on a "
-                "Tofino, where it is 1024; leave it out, or use bfruntime as the api"
-            )
-
-    def _missing(
-        self, session: BfRuntimeSession, described: TofinoSection | None, section: str
-    ) -> dict[int, TofinoPort]:
+    def _missing(self, described: TofinoSection | None, section: str) -> dict[int, TofinoPort]:
         """Return the described ports that the switch does not have; raise for one with other settings."""
         missing = {}
         for name, wanted in (described.ports if described else {}).items():
-            found = self._port(session, int(name))
+            found = self._port(int(name))
             if not found:
                 missing[int(name)] = wanted
-            elif not _matches(found, wanted):
+            elif any(_settings(wanted)[setting] != value for setting, value in found.items()):
                 raise DescriptionError(
                     f"{section}.tofino.ports.{name}: {wanted.speed}, {wanted.fec}: the switch has it with "
                     f"{', '.join(found.values())}; remove it there, or describe it as it is"
                 )
         return missing
 
-    def _port(self, session: BfRuntimeSession, port: int) -> dict[str, str]:
+    def _port(self, port: int) -> dict[str, str]:
         """Return speed and FEC of a port; nothing if it has not been added."""
-        table = session.tables.table("$PORT")
+        table = self._session.tables.table("$PORT")
         numbers = {table.data[name].number: name for name in ("$SPEED", "$FEC")}
         return {
             numbers[field.field_id]: field.str_val
-            for data in session.values(table, key=port).values()
+            for data in self._session.values(table, key=port).values()
             for field in data.fields
             if field.field_id in numbers
         }
 
-    def _owners(self, session: BfRuntimeSession, pipe: int) -> dict[int, tuple[int, int]]:
+    def _owners(self, pipe: int) -> dict[int, tuple[int, int]]:
         """Return tag and expiry of every slot of a pipe."""
-        table = session.tables.table("owner.owner")
+        table = self._session.tables.table("owner.owner")
         names = {table.data[name].number: name for name in ("tag", "expiry")}
         found = {}
-        for slot, data in session.values(table, pipe=pipe).items():
+        for slot, data in self._session.values(table, pipe=pipe).items():
             pair = {names[field.field_id]: int.from_bytes(field.stream, "big") for field in data.fields}
             found[slot] = (pair["tag"], pair["expiry"])
         return found
 
-    def _pipes(self, session: BfRuntimeSession) -> range:
+    def _pipes(self) -> range:
         """Return the switch's pipes, as many as a register's value has."""
-        table = session.tables.table("owner.owner")
-        (data,) = session.values(table, key=0).values()
+        table = self._session.tables.table("owner.owner")
+        (data,) = self._session.values(table, key=0).values()
         return range(sum(field.field_id == table.data["tag"].number for field in data.fields))
 
 
@@ -202,10 +165,6 @@ def _settings(port: TofinoPort) -> Mapping[str, object]:
         "$PORT_ENABLE": True,
     }
     return settings if port.serdes_lanes is None else {**settings, "$N_LANES": port.serdes_lanes}
-
-
-def _matches(found: Mapping[str, str], wanted: TofinoPort) -> bool:
-    return all(_settings(wanted)[name] == value for name, value in found.items())
 
 
 def _ticks(age_limit_ms: float) -> int:

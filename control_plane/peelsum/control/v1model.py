@@ -1,19 +1,35 @@
-"""The v1model switches, BMv2 and the softswitch: limits in tables, slots freed by packets."""
+"""The v1model switches, BMv2 and the softswitch: limits in tables, slots freed by packets.
+
+BMv2 cannot write registers over P4Runtime. So slots are freed by RESET packets through PacketOut, each
+acknowledged by coming back as PacketIn.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from secrets import randbits
+from time import monotonic
 
+import numpy as np
 from finsy.p4entity import P4RegisterEntry
 
-from peelsum.control.entries import age_limit_entry, age_limit_ticks, queue_limit_entry
-from peelsum.control.errors import UnsupportedError
+from peelsum.control.entries import age_limit_entry, queue_limit_entry
+from peelsum.control.errors import SwitchError, UnsupportedError
 from peelsum.control.plan import SwitchPlan
-from peelsum.control.resets import reset
 from peelsum.control.sections import TofinoSection
 from peelsum.control.session import Session, lanes, slots
-from peelsum.wire import RESERVED_JOB_ID
-from peelsum.wire.clock import FREED_TICKS
+from peelsum.wire import (
+    FRAME_HEADER_BYTES,
+    RESERVED_JOB_ID,
+    Kind,
+    WireError,
+    encapsulation,
+    pack,
+    packet_bytes,
+    unpack,
+)
+from peelsum.wire.clock import FREED_TICKS, NEVER_TICKS, TICK_US
 
 _JOB_OF_TAG = 0xFF
 _WORD = 0xFFFFFFFF
@@ -21,6 +37,10 @@ _WORD = 0xFFFFFFFF
 _STALE_AFTER = FREED_TICKS // 2
 #: Ticks that may pass between freeing the probe and reading the other slots' stamps: an hour.
 _CLOCK_MOVES = 1 << 26
+#: Requests in flight: BMv2 queues 64 packets at a port and drops the rest.
+_WINDOW = 64
+_ATTEMPTS = 20
+_ATTEMPT_S = 0.25
 
 
 class V1Model:
@@ -58,6 +78,12 @@ class V1Model:
         """Return how many slots each job holds; None if registers cannot be read."""
         owners = slot_owners(self._session)
         return None if owners is None else dict(Counter(owners.values()))
+
+
+def age_limit_ticks(age_limit_ms: float) -> int:
+    """Convert an age limit from milliseconds to ticks; NEVER_TICKS if it exceeds the clock's range."""
+    ticks = age_limit_ms * 1000 / TICK_US
+    return NEVER_TICKS if ticks >= NEVER_TICKS else round(ticks)
 
 
 def slot_owners(session: Session) -> dict[int, int] | None:
@@ -101,3 +127,64 @@ def _register(session: Session, name: str) -> dict[int, int]:
     """Read a register's values, by index."""
     cells = [entity.register_entry for entity in session.read(P4RegisterEntry(name))]
     return {cell.index.index: int.from_bytes(cell.data.bitstring, "big") for cell in cells}
+
+
+def reset_frames(slots: list[int], lanes: int, request: int = 0) -> list[bytes]:
+    """Return a RESET frame for each slot.
+
+    lanes: 32-bit values per packet in the running pipeline.
+    request: 32 bits that the acknowledgements repeat, as a switch leaves a RESET's bitmap alone.
+    """
+    batch = pack(
+        np.zeros((len(slots), lanes), np.uint32),
+        kind=Kind.RESET,
+        chunk_id=np.array(slots, np.int64),
+        bitmap=request,
+    )
+    header = encapsulation(packet_bytes(lanes))
+    return [header + packet.tobytes() for packet in batch]
+
+
+def acknowledged_slot(frame: bytes, lanes: int, request: int = 0) -> int | None:
+    """Return the slot that a frame from the switch acknowledges as free; None for any other frame.
+
+    request: as for `reset_frames`; acknowledgements of other requests are other frames.
+    """
+    payload = frame[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + packet_bytes(lanes)]
+    if len(payload) != packet_bytes(lanes):
+        return None
+    try:
+        packet = unpack(payload, lanes)[0]
+    except WireError:
+        return None
+    wanted = packet["kind"] == Kind.RESET and packet["bitmap"] == request
+    return int(packet["chunk_id"]) if wanted else None
+
+
+def reset(session: Session, slots: Iterable[int], lanes: int) -> None:
+    """Free slots, and wait until the switch has acknowledged each. Lost requests are retransmitted.
+
+    A late acknowledgement of an earlier request, perhaps of another controller, does not count.
+    Raises SwitchError saying how many slots were never acknowledged.
+    """
+    wanted, request = sorted(set(slots)), randbits(32)
+    for start in range(0, len(wanted), _WINDOW):
+        _reset_window(session, wanted[start : start + _WINDOW], lanes, request)
+
+
+def _reset_window(session: Session, wanted: list[int], lanes: int, request: int) -> None:
+    missing, stream = set(wanted), session.stream
+    for _ in range(_ATTEMPTS):
+        for frame in reset_frames(sorted(missing), lanes, request):
+            stream.send_packet(frame)
+        deadline = monotonic() + _ATTEMPT_S
+        while missing and (response := stream.next_packet(deadline)) is not None:
+            slot = acknowledged_slot(response, lanes, request)
+            if slot is not None:
+                missing.discard(slot)
+        if not missing:
+            return
+    raise SwitchError(
+        f"switch: {session.address} did not acknowledge freeing {len(missing)} of {len(wanted)} slots "
+        f"(first: {min(missing)}); does it run with its CPU port enabled?"
+    )

@@ -1,7 +1,6 @@
 """Mutual TLS for everything that listens by TCP: identities, roles, tokens, and where plain is allowed."""
 
-from peelsum.tls.errors import TlsError
-from peelsum.tls.identity import Identity, require_tls
+from peelsum.tls.identity import Identity, TlsError, require_tls
 from peelsum.tls.roles import Role, caller_role, role_of
 from peelsum.tls.tokens import make_token, read_token, same_token
 

@@ -13,8 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from peelsum.tls.errors import TlsError
-from peelsum.tls.identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+from peelsum.tls.identity import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsError
 from peelsum.tls.roles import Role
 from peelsum.tls.tokens import write_new
 

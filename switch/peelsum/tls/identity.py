@@ -13,10 +13,12 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
 
-from peelsum.tls.errors import TlsError
-
 #: Names of the files in an identity's folder.
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
+
+
+class TlsError(ValueError):
+    """A certificate, key, token or address cannot be used. The message is one line."""
 
 
 @dataclass(frozen=True)

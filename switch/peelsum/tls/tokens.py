@@ -8,7 +8,7 @@ import re
 import secrets
 from pathlib import Path
 
-from peelsum.tls.errors import TlsError
+from peelsum.tls.identity import TlsError
 
 #: The longest token, in characters.
 LONGEST_TOKEN = 64

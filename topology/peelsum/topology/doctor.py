@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import platform
 import select
 import shutil
 import socket
 import struct
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -40,7 +38,6 @@ _OPTIONAL = {
     "cryptography": "ops",
     "prometheus_client": "ops",
     "structlog": "ops",
-    "pyroute2": "netns",
 }
 _PROGRAMS = {
     "p4c-bm2-ss": "only `peelsum switch compile` needs p4c",
@@ -75,7 +72,6 @@ class Finding:
 
 def examine(lanes: int = 256, window: int = 512) -> Iterator[Finding]:
     """Yield findings on this machine, for packets of `lanes` and a window of `window` chunks."""
-    yield _python()
     for name in _NEEDED:
         yield _package(name, None)
     for name, extra in _OPTIONAL.items():
@@ -207,7 +203,7 @@ def examine_cluster(controllers: Sequence[str], identity: Identity | None = None
     report = observed(primary, identity)
     for switch in report.switches:
         said = switch.trouble.partition("; ")[0] or switch.state
-        remedy = "start the switch, or see `peelsum job watch --controller`"
+        remedy = "start the switch, or see what the controller prints"
         good = switch.state == "up" and not switch.trouble
         yield _finding(f"switch {switch.p4runtime}", said, "up", remedy, good)
     for job in report.jobs:
@@ -245,11 +241,6 @@ def _finding(
     what: str, found: str, wanted: str, remedy: str, good: bool, otherwise: State = "failed"
 ) -> Finding:
     return Finding(what, found, wanted, "" if good else remedy, "ok" if good else otherwise)
-
-
-def _python() -> Finding:
-    good = sys.version_info >= (3, 11)
-    return _finding("Python", platform.python_version(), "3.11 or later", "install Python 3.11", good)
 
 
 def _package(name: str, extra: str | None) -> Finding:

@@ -1,30 +1,34 @@
-"""Network namespaces that live as long as the process that holds them, and links between them, over netlink.
+"""Network namespaces that live as long as the process that holds them, and links between them.
 
 Namespaces have no names in the file system: the kernel removes them, with their links, when the processes
-that hold them end in any way.
+that hold them end in any way. Links are made by iproute2 in the calling thread's namespace, the switches'.
+
+A lossy link is two veth pairs joined by a bridge, and packets are dropped on entering the bridge. A drop at
+the sending host could lose a whole burst or be reported to the sender. A drop at the receiving switch would
+be too late: the switch reads packets before nftables sees them.
 """
 
 from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from peelsum.extras import missing
 from peelsum.softswitch.ports.interfaces import without_offloads
 from peelsum.topology.errors import TopologyError
 from peelsum.topology.processes import die_with_parent
 
 #: The name of a host's end of its link, as in Mininet's tutorials.
 HOST_INTERFACE = "eth0"
-_MTU = 9000
+MTU = 9000
 _IPV6_OFF = Path("/proc/sys/net/ipv6/conf/all/disable_ipv6")
 _CLONE_NEWNET = 0x40000000
-_NUD_PERMANENT = 0x80
-_SCOPE_LINK = 253
+#: The queue of a slow link, in milliseconds at its rate, as in Mininet.
+_QUEUE = "50ms"
+#: nftables drops so many packets of this number.
+_PARTS = 1_000_000_000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -62,114 +66,87 @@ def inside(pid: int, *command: str) -> list[str]:
     return ["nsenter", f"--net=/proc/{pid}/ns/net", "--", *command]
 
 
-class Wires:
-    """Links inside the calling thread's namespace, that of the switches, and from there to the hosts'.
+def run(what: str, *command: str, given: str = "") -> str:
+    """Run a program with `given` as its input; return what it prints. Raises TopologyError naming `what`."""
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise TopologyError(f"{what}: {command[0]}: not found on PATH; install it, or leave it out") from None
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[0]
+        raise TopologyError(f"{what}: refused: {reason.rstrip('.')}; leave it out")
+    return done.stdout
 
-    A context manager. Raises TopologyError if pyroute2 is missing.
+
+def bring_up(name: str) -> None:
+    """Bring up an interface for frames of peelsum's, without offloads."""
+    run(f"link {name}", "ip", "link", "set", name, "mtu", str(MTU), "up")
+    without_offloads(name)
+
+
+def attach_host(name: str, host_pid: int, mac: str) -> None:
+    """Make a veth pair between `name` here, up, and HOST_INTERFACE in the namespace of `host_pid`."""
+    peer = ["type", "veth", "peer", "name", HOST_INTERFACE, "address", mac, "netns", str(host_pid)]
+    run(f"link {name}", "ip", "link", "add", name, *peer)
+    bring_up(name)
+
+
+def bridge(name: str, *members: str) -> None:
+    """Make a bridge of `members`, without spanning tree and multicast snooping."""
+    what = f"bridge {name}"
+    run(what, "ip", "link", "add", name, "type", "bridge", "stp_state", "0", "mcast_snooping", "0")
+    for member in members:
+        run(what, "ip", "link", "set", member, "master", name)
+    run(what, "ip", "link", "set", name, "mtu", str(MTU), "up")
+
+
+def configure_host(pid: int, address: str, neighbours: Mapping[str, str]) -> None:
+    """Bring up loopback, and HOST_INTERFACE with an IPv4 `address` with prefix, in the namespace of `pid`.
+
+    neighbours: MAC addresses by IPv4 address, each reached by a route of its own and without ARP.
     """
-
-    def __init__(self) -> None:
-        self._netlink = _pyroute2().IPRoute()
-
-    def __enter__(self) -> Wires:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._netlink.close()
-
-    def join(self, name: str, peer: str) -> None:
-        """Make a veth pair between two interfaces of this namespace, both up."""
-        with _explained(f"link {name}"):
-            self._netlink.link("add", ifname=name, kind="veth", peer={"ifname": peer})
-        self._bring_up(name)
-        self._bring_up(peer)
-
-    def attach_host(self, name: str, host_pid: int, mac: str) -> None:
-        """Make a veth pair between `name` here, up, and HOST_INTERFACE in the namespace of `host_pid`."""
-        with _explained(f"link {name}"):
-            peer = {"ifname": HOST_INTERFACE, "net_ns_pid": host_pid, "address": mac}
-            self._netlink.link("add", ifname=name, kind="veth", peer=peer)
-        self._bring_up(name)
-
-    def bridge(self, name: str, *members: str) -> None:
-        """Make a bridge of `members`, without spanning tree and multicast snooping."""
-        with _explained(f"bridge {name}"):
-            self._netlink.link("add", ifname=name, kind="bridge", br_stp_state=0, br_mcast_snooping=0)
-            (master,) = self._netlink.link_lookup(ifname=name)
-            for member in members:
-                (index,) = self._netlink.link_lookup(ifname=member)
-                self._netlink.link("set", index=index, master=master)
-            self._netlink.link("set", index=master, mtu=_MTU, state="up")
-
-    def shape(self, name: str, *, rate_mbit: float | None, latency_ms: float) -> None:
-        """Limit the rate of packets that leave by `name`, and delay them. Raises TopologyError."""
-        shape(self._netlink, name, rate_mbit=rate_mbit, latency_ms=latency_ms)
-
-    def _bring_up(self, name: str) -> None:
-        (index,) = self._netlink.link_lookup(ifname=name)
-        self._netlink.link("set", index=index, mtu=_MTU, state="up")
-        without_offloads(name)
+    with _visiting(pid):
+        quieten()
+        # Segment bursts before they leave the host: a link then drops packets, not bursts.
+        without_offloads(HOST_INTERFACE)
+    end = f"dev {HOST_INTERFACE}"
+    lines = ["link set lo up", f"address add {address} {end}", f"link set {HOST_INTERFACE} mtu {MTU} up"]
+    for ip, mac in neighbours.items():
+        lines.append(f"neighbour add {ip} lladdr {mac} {end} nud permanent")
+        lines.append(f"route replace {ip}/32 {end} scope link")
+    run(f"address {address}", *inside(pid, "ip", "-batch", "-"), given="\n".join(lines))
 
 
-class HostNetwork:
-    """The inside of a host's namespace: its interface, address and neighbours. A context manager."""
+def shape(name: str, *, rate_mbit: float | None, latency_ms: float, pid: int | None = None) -> None:
+    """Limit the rate of packets that leave by `name`, and delay them. Raises TopologyError if that fails.
 
-    def __init__(self, pid: int) -> None:
-        # pyroute2's own NetNS forks this process, with its signal handlers, and ends the copy by a signal.
-        with _visiting(pid):
-            quieten()
-            self._netlink = _pyroute2().IPRoute()
-            # Segment bursts before they leave the host: a link then drops packets, not bursts.
-            without_offloads(HOST_INTERFACE)
-        (self._index,) = self._netlink.link_lookup(ifname=HOST_INTERFACE)
-
-    def __enter__(self) -> HostNetwork:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._netlink.close()
-
-    def bring_up(self, address: str) -> None:
-        """Bring up loopback, and HOST_INTERFACE with an IPv4 `address` with prefix."""
-        ip, _, prefix = address.partition("/")
-        (loopback,) = self._netlink.link_lookup(ifname="lo")
-        with _explained(f"address {address}"):
-            self._netlink.link("set", index=loopback, state="up")
-            self._netlink.addr("add", index=self._index, address=ip, prefixlen=int(prefix))
-            self._netlink.link("set", index=self._index, mtu=_MTU, state="up")
-
-    def knows(self, ip: str, mac: str) -> None:
-        """Add a permanent neighbour entry and a route: `ip` is reached at `mac` without ARP."""
-        with _explained(f"neighbour {ip}"):
-            self._netlink.neigh("add", dst=ip, lladdr=mac, ifindex=self._index, state=_NUD_PERMANENT)
-            self._netlink.route("replace", dst=f"{ip}/32", oif=self._index, scope=_SCOPE_LINK)
-
-    def shape(self, *, rate_mbit: float | None, latency_ms: float) -> None:
-        """Limit the rate of the host's packets, and delay them. Raises TopologyError if the kernel cannot."""
-        shape(self._netlink, HOST_INTERFACE, rate_mbit=rate_mbit, latency_ms=latency_ms)
-
-
-#: The queue of a slow link, in milliseconds at its rate, as in Mininet.
-_QUEUE = "50ms"
-_ROOT, _BELOW = 0x10000, 0x10001
-
-
-def shape(netlink: Any, name: str, *, rate_mbit: float | None, latency_ms: float) -> None:
-    """Add a token bucket for the rate, and netem behind it for latency.
-
-    Raises TopologyError if the kernel cannot.
+    pid: a process in whose namespace the interface is; by default in this one.
     """
-    (index,) = netlink.link_lookup(ifname=name)
+    add = ["tc", "qdisc", "add", "dev", name]
+    add = add if pid is None else inside(pid, *add)
     if rate_mbit is not None:
         # The bytes of a millisecond, but at least three of the largest frames.
-        burst = max(3 * (_MTU + 14), int(rate_mbit * 125))
-        with _explained(f"link {name}: rate {rate_mbit:g} Mbit/s", "this kernel has no tbf"):
-            rate = f"{rate_mbit * 1000:.0f}kbit"
-            netlink.tc("add", "tbf", index, handle=_ROOT, rate=rate, burst=burst, latency=_QUEUE)
+        burst = max(3 * (MTU + 14), int(rate_mbit * 125))
+        bucket = ("rate", f"{rate_mbit * 1000:.0f}kbit", "burst", str(burst), "latency", _QUEUE)
+        run(f"link {name}: rate {rate_mbit:g} Mbit/s", *add, "root", "handle", "1:", "tbf", *bucket)
     if latency_ms:
-        with _explained(f"link {name}: latency {latency_ms:g} ms", "this kernel has no netem"):
-            below = {} if rate_mbit is None else {"parent": _BELOW}
-            netlink.tc("add", "netem", index, handle=2 * _ROOT, delay=int(latency_ms * 1000), **below)
+        place = ("root",) if rate_mbit is None else ("parent", "1:1")
+        delay = f"{int(latency_ms * 1000)}us"
+        run(f"link {name}: latency {latency_ms:g} ms", *add, *place, "handle", "2:", "netem", "delay", delay)
+
+
+def lose(share: float, *interfaces: str) -> None:
+    """Drop a `share` (0 to 1) of the packets that enter each interface of this namespace.
+
+    Raises TopologyError, with the reason, if nftables is missing or fails.
+    """
+    chains = "\n".join(
+        f'chain c{number} {{ type filter hook ingress device "{name}" priority 0; policy accept;\n'
+        f"numgen random mod {_PARTS} < {max(1, round(share * _PARTS))} drop\n}}"
+        for number, name in enumerate(interfaces)
+    )
+    rules = f"table netdev peelsum-{interfaces[0]} {{\n{chains}\n}}\n"
+    run(f"loss {share:g}", "nft", "-f", "-", given=rules)
 
 
 @contextmanager
@@ -186,24 +163,3 @@ def _visiting(pid: int) -> Iterator[None]:
 def _enter(namespace: int) -> None:
     if _libc.setns(namespace, _CLONE_NEWNET):
         raise TopologyError("network namespace: permission denied; run as root")
-
-
-def _pyroute2() -> Any:
-    try:
-        import pyroute2
-    except ImportError:
-        raise TopologyError(missing("pyroute2", "netns")) from None
-    return pyroute2
-
-
-@contextmanager
-def _explained(what: str, unknown: str = "") -> Iterator[None]:
-    """Turn the kernel's errors into TopologyError. `unknown`: what ENOENT means here."""
-    from pyroute2 import NetlinkError
-
-    try:
-        yield
-    except NetlinkError as error:
-        code, message = error.args[:2]
-        reason = f"{unknown} ({message})" if unknown and code == 2 else message
-        raise TopologyError(f"{what}: refused by the kernel: {reason}; leave it out") from None

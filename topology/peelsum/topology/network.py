@@ -21,8 +21,16 @@ from typing import Any, Literal, Self
 from peelsum.topology import bmv2, jobs, veth
 from peelsum.topology.description import JobNode, Link, Topology, switch_port
 from peelsum.topology.errors import ProcessError, TopologyError
-from peelsum.topology.losses import lose
-from peelsum.topology.namespaces import HostNetwork, Wires, hold_namespace, inside
+from peelsum.topology.namespaces import (
+    HOST_INTERFACE,
+    attach_host,
+    bridge,
+    configure_host,
+    hold_namespace,
+    inside,
+    lose,
+    shape,
+)
 from peelsum.topology.processes import Child
 from peelsum.topology.records import MARKER, Place, Process
 from peelsum.topology.restartable import RestartableProcess
@@ -277,9 +285,8 @@ class VethNetwork(Network):
         veth.enter_own_namespace()
         for host in self.topology.hosts:
             self._holders[host] = self._hold()
-        with Wires() as wires:
-            for link in self.topology.links:
-                _lay(wires, self.topology, link, self._holders)
+        for link in self.topology.links:
+            _lay(self.topology, link, self._holders)
         for host, pid in self._holders.items():
             self._configure(host, pid)
         for number, name in enumerate(self.topology.switches, 1):
@@ -294,15 +301,12 @@ class VethNetwork(Network):
         return holder.pid
 
     def _configure(self, host: str, pid: int) -> None:
-        _, ip = self.topology.address_of(host)
         link = next(link for link in self.topology.links if host in link.ends)
-        with HostNetwork(pid) as inner:
-            inner.bring_up(ip)
-            for name in (*self.topology.hosts, *self.topology.switches):
-                if name != host:
-                    mac, other = self.topology.address_of(name)
-                    inner.knows(other.partition("/")[0], mac)
-            inner.shape(rate_mbit=link.rate_mbit, latency_ms=link.latency_ms)
+        names = [name for name in (*self.topology.hosts, *self.topology.switches) if name != host]
+        addresses = map(self.topology.address_of, names)
+        neighbours = {ip.partition("/")[0]: mac for mac, ip in addresses}
+        configure_host(pid, self.topology.address_of(host)[1], neighbours)
+        shape(HOST_INTERFACE, rate_mbit=link.rate_mbit, latency_ms=link.latency_ms, pid=pid)
 
     def _run(self, name: str, device_id: int) -> str:
         """Start a switch on its interfaces; return its P4Runtime address in the switches' namespace."""
@@ -366,18 +370,18 @@ def _switch_of(end: str) -> str | None:
     return port[0] if port else None
 
 
-def _lay(wires: Wires, topology: Topology, link: Link, holders: Mapping[str, int]) -> None:
+def _lay(topology: Topology, link: Link, holders: Mapping[str, int]) -> None:
     """Make one link, with its rate, latency and loss."""
     (one, other) = sorted(link.ends, key=lambda end: end in holders)  # the switch's end first
     near, far = (one + "x", one + "y") if link.loss else (other, one)
     if link.loss:
-        wires.join(one, near)
+        veth.add_wire(one, near)
     if other in holders:
-        wires.attach_host(far, holders[other], topology.address_of(other)[0])
+        attach_host(far, holders[other], topology.address_of(other)[0])
     else:
-        wires.join(far, other)
+        veth.add_wire(far, other)
     if link.loss:
-        wires.bridge(one + "b", near, far)
+        bridge(one + "b", near, far)
         lose(link.loss, near, far)
     for end in (end for end in link.ends if end not in holders):
-        wires.shape(end, rate_mbit=link.rate_mbit, latency_ms=link.latency_ms)
+        shape(end, rate_mbit=link.rate_mbit, latency_ms=link.latency_ms)

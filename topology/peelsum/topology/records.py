@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Self, TextIO
+from typing import Self
 
 from peelsum.topology.errors import TopologyError
 
@@ -24,10 +24,6 @@ MARKER = "PEELSUM_NETWORK"
 #: How long `down` waits for `up` to clean up by itself, and for processes to end before they are killed.
 GRACE_S = 15.0
 _POLL_S = 0.02
-
-
-class UnreadableRecordError(TopologyError):
-    """The file of the record is damaged, or of another version."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,7 @@ class Record:
     def read(cls) -> Self | None:
         """Return this user's network that is up, or was when its `up` was killed; else None.
 
-        Raises UnreadableRecordError if the file cannot be parsed.
+        Raises TopologyError if the file is damaged, or of another version.
         """
         from pydantic import TypeAdapter  # a slow import, and usually there is no record
 
@@ -107,8 +103,8 @@ class Record:
         except FileNotFoundError:
             return None
         except ValueError:
-            raise UnreadableRecordError(
-                f"{file()}: is not a record that this version can read; run `peelsum down`"
+            raise TopologyError(
+                f"{file()}: is not a record that this version can read; end its `peelsum up`, and remove it"
             ) from None
 
 
@@ -155,32 +151,12 @@ def only_one() -> Iterator[None]:
     path = folder() / "lock"
     with ExitStack() as held:
         with _usable(path):
-            lock = held.enter_context(path.open("a"))  # not "w", which would erase the holder's line
+            lock = held.enter_context(path.open("a"))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise TopologyError("up: another network is up; end it with `peelsum down`") from None
-        with _usable(path):
-            _sign(lock)
         yield
-
-
-def _sign(lock: TextIO) -> None:
-    """Write the holder into the lock, for a `down` that cannot read the record."""
-    myself = Process.of(os.getpid())
-    assert myself is not None
-    lock.truncate(0)
-    lock.write(f"{myself.pid} {myself.started}")
-    lock.flush()
-
-
-def _holder() -> Process | None:
-    """Return the process that holds the network up, as written in the lock, or None."""
-    try:
-        pid, started = map(int, (folder() / "lock").read_text(encoding="utf-8").split())
-    except (OSError, ValueError):
-        return None
-    return Process(pid, started)
 
 
 def end(record: Record) -> None:
@@ -188,25 +164,12 @@ def end(record: Record) -> None:
 
     A running `up` gets SIGTERM first, to clean up by itself. Namespaces go with their processes.
     """
-    _end(record.up, record.network)
-
-
-def end_unreadable() -> None:
-    """End the network whose record cannot be read: every process with a marker and this process's folder.
-
-    A folder has one network at a time, so all of them belong to it.
-    """
-    _end(_holder(), None)
-
-
-def _end(up: Process | None, network: str | None) -> None:
-    """End `up` and the members of `network` (None: of this folder's network); remove the record."""
-    if up is not None and up.pid != os.getpid() and up.running:
-        _signal(up, signal.SIGTERM)
-        _await_end([up], GRACE_S)
-        _signal(up, signal.SIGKILL)
+    if record.up.pid != os.getpid() and record.up.running:
+        _signal(record.up, signal.SIGTERM)
+        _await_end([record.up], GRACE_S)
+        _signal(record.up, signal.SIGKILL)
     for number in (signal.SIGTERM, signal.SIGKILL):
-        left = _members(network)
+        left = _members(record.network)
         for process in left:
             _signal(process, number)
         _await_end(left, GRACE_S)
@@ -214,34 +177,16 @@ def _end(up: Process | None, network: str | None) -> None:
         file().unlink(missing_ok=True)
 
 
-def _members(network: str | None) -> list[Process]:
-    """Return the other processes whose environment has the network's marker.
-
-    None: any marker, in an environment with the same folder as this process's.
-    """
-    wanted = None if network is None else network.encode()
-    found = []
+def _members(network: str) -> list[Process]:
+    """Return the other processes whose environment has the network's marker."""
+    found, marker = [], f"{MARKER}={network}".encode()
     for path in Path("/proc").iterdir():
-        if not path.name.isdecimal() or int(path.name) == os.getpid():
-            continue
-        with suppress(OSError):
-            entries = (path / "environ").read_bytes().split(b"\0")
-            environment = dict(entry.partition(b"=")[::2] for entry in entries)
-            marker = environment.get(MARKER.encode())
-            if wanted is None:
-                belongs = marker is not None and _folder_from(environment) == _folder_from(os.environb)
-            else:
-                belongs = marker == wanted
-            if belongs:
-                process = Process.of(int(path.name))
-                found += [process] if process else []
+        if path.name.isdecimal() and int(path.name) != os.getpid():
+            with suppress(OSError):
+                if marker in (path / "environ").read_bytes().split(b"\0"):
+                    process = Process.of(int(path.name))
+                    found += [process] if process else []
     return found
-
-
-def _folder_from(environment: Mapping[bytes, bytes]) -> tuple[bytes | None, bytes | None]:
-    """Return the variables of an environment that determine `folder`."""
-    runtime = environment.get(b"XDG_RUNTIME_DIR") or None
-    return runtime, None if runtime else environment.get(b"TMPDIR")
 
 
 def _signal(process: Process, number: int) -> None:

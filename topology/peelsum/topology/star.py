@@ -16,23 +16,6 @@ from typing import Any, Self
 
 from peelsum.topology.processes import Child
 
-JOB_TOML = """\
-[job]
-id = {job_id}
-workers = {workers}
-window = {window}
-timeout_s = {timeout_s}
-
-[switch]
-p4runtime = "{p4runtime}"
-pipeline_lanes = {lanes}
-queue_depth = {mark_from}
-
-[ports]
-workers = {worker_ports}
-server = {server_port}
-"""
-
 
 @dataclass(frozen=True)
 class Seat:
@@ -195,17 +178,11 @@ class Star:
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-")))
         description = folder / "job.toml"
         description.write_text(
-            JOB_TOML.format(
-                job_id=self._job_id,
-                workers=self._workers,
-                window=self._window,
-                timeout_s=float(self._timeout_s),
-                p4runtime=f"{listening['host']}:{listening['grpc_port']}",
-                lanes=self._lanes,
-                mark_from=self._mark_from,
-                worker_ports=list(range(1, self._workers + 1)),
-                server_port=self._workers + 1,
-            )
+            f"[job]\nid = {self._job_id}\nworkers = {self._workers}\nwindow = {self._window}\n"
+            f"timeout_s = {float(self._timeout_s)}\n"
+            f'[switch]\np4runtime = "{listening["host"]}:{listening["grpc_port"]}"\n'
+            f"pipeline_lanes = {self._lanes}\nqueue_depth = {self._mark_from}\n"
+            f"[ports]\nworkers = {list(range(1, self._workers + 1))}\nserver = {self._workers + 1}\n"
         )
         return self._child("controller", plane, "job", "admit", str(description), "--hold")
 

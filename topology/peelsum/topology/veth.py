@@ -9,12 +9,10 @@ import ctypes
 import errno
 import shutil
 import socket
-import subprocess
 import time
 
-from peelsum.softswitch.ports.interfaces import without_offloads
 from peelsum.topology.errors import TopologyError
-from peelsum.topology.namespaces import quieten
+from peelsum.topology.namespaces import bring_up, quieten, run
 from peelsum.wire import Batch
 
 _CLONE_NEWNET = 0x40000000
@@ -35,7 +33,7 @@ def enter_own_namespace() -> None:
     if libc.unshare(_CLONE_NEWNET) != 0:
         reason = errno.errorcode.get(ctypes.get_errno(), "unknown error")
         raise TopologyError(f"network namespace: refused ({reason}); run as root")
-    _ip("link", "set", "lo", "up")
+    run("link lo", "ip", "link", "set", "lo", "up")
     quieten()
 
 
@@ -45,28 +43,19 @@ def add_wire(switch_end: str, host_end: str) -> None:
     The kernel connects the ends a little after it sets them up, and drops frames until then. Raises
     TopologyError if it does not connect them in 30 s, or if `ip` fails.
     """
-    _ip("link", "add", switch_end, "type", "veth", "peer", "name", host_end)
+    run(f"link {switch_end}", "ip", "link", "add", switch_end, "type", "veth", "peer", "name", host_end)
     for name in (switch_end, host_end):
-        _ip("link", "set", name, "mtu", "9000", "up")
-        without_offloads(name)
+        bring_up(name)
     wait_until_up(switch_end, host_end)
 
 
 def wait_until_up(*names: str) -> None:
     """Wait until the kernel has connected the ends of a wire. Raises TopologyError after 30 s."""
     ends_at = time.monotonic() + _CONNECTED_WITHIN_S
-    while not all(" state UP " in _ip("link", "show", name) for name in names):
+    while not all(" state UP " in run(f"link {name}", "ip", "link", "show", name) for name in names):
         if time.monotonic() > ends_at:
             raise TopologyError(f"{' and '.join(names)}: the kernel does not connect them; try again")
         time.sleep(_PAUSE_S)
-
-
-def _ip(*arguments: str) -> str:
-    """Run `ip` and return what it prints."""
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise TopologyError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
-    return done.stdout
 
 
 class RawInterface:

@@ -39,16 +39,12 @@ class Table:
     """Its id."""
     name: str
     """Its whole name."""
-    key: Mapping[str, Field]
-    """Fields of the key, by name."""
+    key: Mapping[int, Field]
+    """Fields of the key, by id."""
     data: Mapping[str, Field]
     """Fields of the data outside actions, by the last part of their names."""
     actions: Mapping[int, Mapping[int, Field]]
     """Fields of each action, by id."""
-
-    def keys(self) -> Mapping[int, Field]:
-        """Return the fields of the key, by id."""
-        return {field.number: field for field in self.key.values()}
 
 
 class Schema:
@@ -82,7 +78,7 @@ def _table(declared: Mapping[str, Any]) -> Table:
     return Table(
         declared["id"],
         declared["name"],
-        {field.name: field for field in _fields(declared.get("key", ()))},
+        {field.number: field for field in _fields(declared.get("key", ()))},
         {field.name.rpartition(".")[2]: field for field in _fields(one for one in data if one)},
         {
             action["id"]: {field.number: field for field in _fields(action["data"])}

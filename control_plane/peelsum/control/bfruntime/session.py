@@ -19,8 +19,6 @@ from finsy.p4entity import P4CounterEntry, P4Entity, P4MulticastGroupEntry, P4Ta
 from finsy.p4schema import P4Schema
 from finsy.proto import p4i, p4r
 
-from peelsum.control.bfruntime.errors import codes, refused
-from peelsum.control.bfruntime.fixed_tables import group_updates, ports_of
 from peelsum.control.bfruntime.messages import (
     ALL_PIPES,
     Entity,
@@ -30,9 +28,11 @@ from peelsum.control.bfruntime.messages import (
     StreamRequest,
     Stub,
     WriteRequest,
+    codes,
+    refused,
 )
+from peelsum.control.bfruntime.rows import group_updates, ports_of, row_of, table_query, table_update
 from peelsum.control.bfruntime.schema import Schema, Table
-from peelsum.control.bfruntime.translation import row_of, table_query, table_update
 from peelsum.control.errors import NotPrimaryError, SwitchError, UnsupportedError
 from peelsum.control.session import Session, for_program
 from peelsum.control.stream import Stream
@@ -245,7 +245,9 @@ class BfRuntimeSession(Session):
         schema = self.loaded()
         for one in wanted:
             if isinstance(one, P4TableEntry):
-                for entity in self.read_raw(table_query(one.encode(schema).table_entry, self.tables)):
+                with for_program():
+                    query = table_query(one.encode(schema).table_entry, self.tables)
+                for entity in self.read_raw(query):
                     if not entity.table_entry.is_default_entry:  # sent with all others
                         yield row_of(entity, self.tables)
             elif isinstance(one, P4MulticastGroupEntry):

@@ -3,10 +3,10 @@
 from peelsum.control.cluster.client import ControllerClient
 from peelsum.control.cluster.cluster import Cluster
 from peelsum.control.cluster.description import ClusterDescription, read_cluster
-from peelsum.control.cluster.events import Event
 from peelsum.control.cluster.report import Report, observed
 from peelsum.control.cluster.service import ControllerService
 from peelsum.control.cluster.store import Store
+from peelsum.control.cluster.switches import Event
 
 __all__ = [
     "Cluster",

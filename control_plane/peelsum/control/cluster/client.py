@@ -1,19 +1,26 @@
-"""Asks a cluster's primary controller by gRPC, wherever it is among several addresses."""
+"""Asks a cluster's primary controller by gRPC, wherever it is among several addresses.
+
+Both ends encode messages as JSON objects, so no compiler is needed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Sequence
 from contextlib import closing
 from time import monotonic, sleep
 from typing import Any
 
 import grpc
 
-from peelsum.control.cluster.calls import LONGEST_RESPONSE, SERVICE, decoded, encoded
 from peelsum.control.errors import ControlError
 from peelsum.tls import Identity, TlsError
-from peelsum.tls.grpc_client import open_channel
+from peelsum.tls.grpc_ends import open_channel
 
+#: The gRPC service.
+SERVICE = "peelsum.Controller"
+#: Bytes of the largest request and response.
+LONGEST_REQUEST, LONGEST_RESPONSE = 1 << 20, 16 << 20
 _OPTIONS = (
     ("grpc.max_receive_message_length", LONGEST_RESPONSE),
     ("grpc.use_local_subchannel_pool", 1),
@@ -24,6 +31,19 @@ _AGAIN_S = 0.2
 #: A switch may have to build its pipeline before it takes a job.
 _ANSWER_S = 600.0
 _CONNECT_S = 4.0
+
+
+def encoded(values: dict[str, Any]) -> bytes:
+    """Return an object as a message."""
+    return json.dumps(values).encode()
+
+
+def decoded(message: bytes) -> dict[str, Any]:
+    """Return a message's object. Raises ValueError for anything else."""
+    values = json.loads(message)
+    if not isinstance(values, dict):
+        raise ValueError("is not a JSON object")
+    return values
 
 
 class ControllerClient:
@@ -50,29 +70,14 @@ class ControllerClient:
         """Return the epoch, the switches and the admitted jobs. Raises ControlError."""
         return self._ask("List")
 
-    def watch(self) -> Iterator[dict[str, Any]]:
-        """Yield the primary's events as they happen; after its end, the next one's. Raises ControlError."""
-        while True:
-            address, _ = self._found("List", {})
-            with closing(self._channel(address)) as channel:
-                call: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/{SERVICE}/Watch")
-                try:
-                    yield from map(decoded, call(encoded({})))
-                except grpc.RpcError as error:
-                    if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
-                        raise ControlError(_told(error)) from None
-
     def _ask(self, method: str, **values: object) -> dict[str, Any]:
-        return self._found(method, values)[1]
-
-    def _found(self, method: str, values: dict[str, object]) -> tuple[str, dict[str, Any]]:
-        """Return the primary's address and its response."""
+        """Return the primary's response."""
         deadline = monotonic() + self._patience_s
         while True:
             errors = []
             for address in self._addresses:
                 try:
-                    return address, self._call(address, method, values)
+                    return self._call(address, method, values)
                 except _OtherError as error:
                     errors.append(error)
             if not any(error.backup for error in errors) or monotonic() >= deadline:

@@ -16,18 +16,16 @@ from finsy.p4schema import P4Schema
 
 from peelsum.control import admission
 from peelsum.control.admission import Placement
-from peelsum.control.cluster.audit import Wanted
-from peelsum.control.cluster.description import ClusterDescription, ClusterSwitch
-from peelsum.control.cluster.events import KINDS, Event, Events
+from peelsum.control.cluster.description import ClusterDescription
 from peelsum.control.cluster.store import BackupError, Store, StoredJob
-from peelsum.control.cluster.switches import ManagedSwitch
+from peelsum.control.cluster.switches import KINDS, Event, ManagedSwitch, Wanted
+from peelsum.control.description import parse_description
+from peelsum.control.drivers import program_files
 from peelsum.control.errors import ControlError, DescriptionError, SwitchError
-from peelsum.control.job_tables import close_job
-from peelsum.control.opening import program_files
 from peelsum.control.plan import SwitchPlan
-from peelsum.control.racks import parse_description
-from peelsum.control.sections import MAX_JOB_ID
+from peelsum.control.sections import MAX_JOB_ID, PlacedSwitch
 from peelsum.control.session import pipeline_schema
+from peelsum.control.tables import close_job
 from peelsum.tls import Identity
 from peelsum.wire import RESERVED_JOB_ID
 
@@ -71,8 +69,6 @@ class Cluster:
         tell: called with every event.
         """
         self.address = address
-        #: Events of this controller.
-        self.events = Events(self._tell)
         self._tell_caller = tell
         self._counts: dict[str, int] = dict.fromkeys(KINDS, 0)
         self._failure: Exception | None = None
@@ -142,10 +138,10 @@ class Cluster:
             return
         if self._may_lead(resigned=not leader.address):
             self._epoch = self._store.take_over(self.address, list(self._switches))
-            self.events.tell(Event("primary", f"controller: is the primary, in epoch {self._epoch}"))
+            self._tell(Event("primary", f"controller: is the primary, in epoch {self._epoch}"))
             self._poll_now()
         elif not self._told_role:
-            self.events.tell(Event("backup", f"controller: is a backup; {self._primary(leader.address)}"))
+            self._tell(Event("backup", f"controller: is a backup; {self._primary(leader.address)}"))
         self._told_role = True
 
     def _primary(self, address: str) -> str:
@@ -185,7 +181,7 @@ class Cluster:
                 return
             # Read the file with the lock held: an admission that holds it has not written the file yet.
             for event in switch.keep(epoch, self._wanted(switch)):
-                self.events.tell(event)
+                self._tell(event)
 
     def poll(self) -> None:
         """Run each thread's work once; for tests."""
@@ -198,7 +194,7 @@ class Cluster:
             job.job_id: Wanted(plan, job.generation)
             for job in self._store.jobs()
             for plan in _plans(job.description)
-            if _place(plan) == switch.described.place
+            if plan.switch.place == switch.described.place
         }
 
     def _repeat(self, work: Callable[[], None]) -> None:
@@ -230,8 +226,9 @@ class Cluster:
             job_id, plans = described.job.id, described.plans()
             known = self._permitted(job_id, digest)
             switches = [self._switch_of(plan) for plan in plans]
-            with _locked(switches), _doubted_after_errors(switches):
+            with _locked(switches), ExitStack() as doubts:
                 for switch in switches:
+                    doubts.callback(switch.doubt)
                     if switch.trouble:  # it may be up since the last poll
                         self.keep(switch)
                 sessions = [switch.ready(epoch) for switch in switches]
@@ -243,8 +240,9 @@ class Cluster:
                 )
                 job = StoredJob(job_id, True, admitted.generation, text, digest)
                 self._store.admit(epoch, job)
+                doubts.pop_all()  # nothing failed half-way
         text = f"job: {job_id}: admitted in generation {admitted.generation}"
-        self.events.tell(Event("admitted", text, job_id, admitted.generation))
+        self._tell(Event("admitted", text, job_id, admitted.generation))
         return {**asdict(admitted), "timeout_s": described.job.timeout_s}
 
     def evict(self, job_id: int, token: str = "") -> dict[str, Any]:
@@ -262,13 +260,13 @@ class Cluster:
                 raise ControlError(f"job: {job_id}: is not admitted; admitted: {others}")
             switches = [
                 self._switches[place]
-                for place in map(_place, reversed(_plans(known.description)))
+                for place in (plan.switch.place for plan in reversed(_plans(known.description)))
                 if place in self._switches
             ]
             with _locked(switches):
                 self._store.evict(epoch, job_id)
                 waiting = [one.name for one in switches if not _closed(one, epoch, known)]
-        self.events.tell(Event("evicted", f"job: {job_id}: evicted", job_id))
+        self._tell(Event("evicted", f"job: {job_id}: evicted", job_id))
         return {"waiting": waiting}
 
     def listed(self) -> dict[str, Any]:
@@ -292,7 +290,7 @@ class Cluster:
         return {**now, **self._counts}
 
     def _described(self, job: StoredJob) -> dict[str, Any]:
-        places = [_place(plan) for plan in _plans(job.description)]
+        places = [plan.switch.place for plan in _plans(job.description)]
         return {
             "job_id": job.job_id,
             "generation": job.generation,
@@ -324,7 +322,7 @@ class Cluster:
 
     def _switch_of(self, plan: SwitchPlan) -> ManagedSwitch:
         try:
-            return self._switches[_place(plan)]
+            return self._switches[plan.switch.place]
         except KeyError:
             have = ", ".join(switch.name for switch in self._switches.values())
             raise DescriptionError(
@@ -337,7 +335,7 @@ class Cluster:
         self._tell_caller(event)
 
 
-def _program(switch: ClusterSwitch, pipelines: Mapping[int, P4Schema]) -> P4Schema:
+def _program(switch: PlacedSwitch, pipelines: Mapping[int, P4Schema]) -> P4Schema:
     if switch.tofino is None:
         return pipelines[switch.pipeline_lanes]
     return pipeline_schema(*program_files(switch.pipeline_lanes, switch.tofino))
@@ -346,10 +344,6 @@ def _program(switch: ClusterSwitch, pipelines: Mapping[int, P4Schema]) -> P4Sche
 @lru_cache(maxsize=512)
 def _plans(description: str) -> tuple[SwitchPlan, ...]:
     return parse_description(description).plans()
-
-
-def _place(plan: SwitchPlan) -> tuple[str, int]:
-    return plan.switch.p4runtime, plan.switch.device_id
 
 
 def _digest(token: str) -> str:
@@ -376,13 +370,3 @@ def _locked(switches: Sequence[ManagedSwitch]) -> Iterator[None]:
         for switch in sorted(switches, key=lambda one: one.described.place):
             stack.enter_context(switch.lock)
         yield
-
-
-@contextmanager
-def _doubted_after_errors(switches: Sequence[ManagedSwitch]) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        for switch in switches:
-            switch.doubt()
-        raise

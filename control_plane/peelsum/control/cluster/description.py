@@ -6,13 +6,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from peelsum.control.description import file_text, parsed_toml
-from peelsum.control.errors import DescriptionError
-from peelsum.control.sections import Section, TofinoSection
-from peelsum.control.validation import first_validation_error
-from peelsum.wire import COMPILED_LANES, DEFAULT_LANES
+from peelsum.control.description import file_text, parsed_toml, validated
+from peelsum.control.sections import PlacedSwitch, Section
 
 
 class ControllerSection(Section):
@@ -22,24 +19,6 @@ class ControllerSection(Section):
     """The SQLite file with the admitted jobs; a relative path starts at this file's folder."""
     poll_s: float = Field(default=1.0, ge=0.05, le=60.0)
     """Seconds between two checks of a switch, and of the primary."""
-
-
-class ClusterSwitch(Section):
-    """`[[switches]]`: one switch."""
-
-    p4runtime: str = Field(pattern=r"^.+:\d{1,5}$")
-    """The P4Runtime server, `host:port`, as the jobs' descriptions give it."""
-    device_id: int = Field(default=1, ge=0, lt=1 << 64)
-    """P4Runtime's device_id of the switch."""
-    pipeline_lanes: int = DEFAULT_LANES
-    """32-bit values per packet of the pipeline that the controller loads."""
-    tofino: TofinoSection | None = None
-    """For a Tofino; without it, the switch runs the v1model program."""
-
-    @property
-    def place(self) -> tuple[str, int]:
-        """What tells switches apart: address and device_id."""
-        return self.p4runtime, self.device_id
 
 
 class ClusterDescription(Section):
@@ -60,19 +39,13 @@ class ClusterDescription(Section):
 
     controller: ControllerSection
     """What the controllers share."""
-    switches: tuple[ClusterSwitch, ...] = Field(strict=False, min_length=1)
-    """The switches, which nobody else writes to."""
+    switches: tuple[PlacedSwitch, ...] = Field(strict=False, min_length=1)
+    """The switches, which nobody else writes to, by the addresses that the jobs' descriptions give."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for number, switch in enumerate(self.switches):
-            if switch.pipeline_lanes not in COMPILED_LANES:
-                have = ", ".join(map(str, COMPILED_LANES))
-                raise ValueError(
-                    f"switches.{number}.pipeline_lanes: {switch.pipeline_lanes}: is not compiled; use {have}"
-                )
-            if switch.tofino is not None:
-                switch.tofino.check(f"switches.{number}.tofino")
+            switch.check_program(f"switches.{number}")
         for (address, device_id), count in Counter(switch.place for switch in self.switches).items():
             if count > 1:
                 raise ValueError(
@@ -83,12 +56,7 @@ class ClusterDescription(Section):
 
 def parse_cluster(text: str, source: str = "cluster description") -> ClusterDescription:
     """Return the cluster in a TOML text. Raises DescriptionError naming `source`, field, value and remedy."""
-    values = parsed_toml(text, source)
-    try:
-        return ClusterDescription.model_validate(values)
-    except ValidationError as error:
-        reason = first_validation_error(error, "a cluster description", ClusterDescription)
-        raise DescriptionError(f"{source}: {reason}") from None
+    return validated(ClusterDescription, parsed_toml(text, source), source, "a cluster description")
 
 
 def read_cluster(path: Path) -> ClusterDescription:

@@ -8,8 +8,8 @@ from typing import Any
 
 from peelsum.control.controller import Controller
 from peelsum.control.errors import ControlError
-from peelsum.control.responses import SwitchStatus
 from peelsum.control.sections import TofinoSection
+from peelsum.control.status import SwitchStatus
 from peelsum.tls import Identity
 
 _ANSWER_S = 4.0

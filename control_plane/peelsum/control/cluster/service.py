@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import grpc
 
-from peelsum.control.cluster.calls import LONGEST_REQUEST, SERVICE, decoded, encoded
+from peelsum.control.cluster.client import LONGEST_REQUEST, SERVICE, decoded, encoded
 from peelsum.control.cluster.cluster import Cluster
-from peelsum.control.cluster.events import MOST_WATCHERS, Event
 from peelsum.control.cluster.store import BackupError
 from peelsum.control.errors import ControlError
 from peelsum.tls import Identity, Role, TlsError, caller_role, require_tls
-from peelsum.tls.grpc_server import bind, limited_server
+from peelsum.tls.grpc_ends import bind, limited_server
 
 _CHANGERS, _READERS = (Role.OPERATOR,), (Role.OPERATOR, Role.VIEWER)
-#: Calls besides watchers; each holds a thread, and changes wait for one another.
-_MOST_OTHERS = 16
+#: Calls at once; each holds a thread, and changes wait for one another.
+_MOST_CALLS = 16
 _STOP_GRACE_S = 0.5
-#: How often a call that watches looks whether its client is still there.
-_LOOK_EVERY_S = 0.5
 
 
 class ControllerService:
@@ -33,9 +30,8 @@ class ControllerService:
         identity: with one, clients need TLS and a certificate, whose role says what they may do.
         """
         require_tls("--listen", address.rpartition(":")[0], identity)
-        calls = MOST_WATCHERS + _MOST_OTHERS
-        self._threads = ThreadPoolExecutor(calls, thread_name_prefix="controller")
-        self._server = limited_server(self._threads, calls, LONGEST_REQUEST)
+        self._threads = ThreadPoolExecutor(_MOST_CALLS, thread_name_prefix="controller")
+        self._server = limited_server(self._threads, _MOST_CALLS, LONGEST_REQUEST)
         self._secured = identity is not None
         port = bind(self._server, address, identity)
         if port is None:
@@ -57,7 +53,6 @@ class ControllerService:
             "Admit": one(self._answering(_CHANGERS, "admit", lambda asked: _admit(cluster, asked))),
             "Evict": one(self._answering(_CHANGERS, "evict", lambda asked: _evict(cluster, asked))),
             "List": one(self._answering(_READERS, "list", lambda asked: cluster.listed())),
-            "Watch": grpc.unary_stream_rpc_method_handler(self._watching(cluster)),
         }
         service = grpc.method_handlers_generic_handler(SERVICE, handlers)
         self._server.add_generic_rpc_handlers((service,))
@@ -72,26 +67,6 @@ class ControllerService:
                 return encoded(answer(decoded(request)))
             except Exception as error:
                 _abort(context, error)
-
-        return call
-
-    def _watching(self, cluster: Cluster) -> Callable[[bytes, grpc.ServicerContext], Iterator[bytes]]:
-        def call(_: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-            self._require(context, _READERS, "watch")
-            with cluster.events.watched() as watcher:
-                if watcher is None:
-                    context.abort(
-                        grpc.StatusCode.RESOURCE_EXHAUSTED,
-                        f"controller: {MOST_WATCHERS} clients watch already; end one",
-                    )
-                    return
-                while context.is_active() and cluster.is_primary and not watcher.cut:
-                    event = watcher.get(_LOOK_EVERY_S)
-                    if event is not None:
-                        yield encoded(event.values())
-                if watcher.cut:
-                    lost = Event("error", "watch: this client reads too slowly; events are lost")
-                    yield encoded(lost.values())
 
         return call
 

@@ -20,7 +20,7 @@ from peelsum.softswitch.p4runtime.service import (
 )
 from peelsum.softswitch.runtime.device import Device
 from peelsum.tls import Identity, require_tls
-from peelsum.tls.grpc_server import bind, limited_server
+from peelsum.tls.grpc_ends import bind, limited_server
 
 #: Streams hold a thread each, and so do calls that wait for their turn; the rest answer and refuse.
 _THREADS = MAX_STREAMS + MAX_WAITING + MAX_CONFIGURING + MAX_READS + 12

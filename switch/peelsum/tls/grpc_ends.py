@@ -1,12 +1,16 @@
-"""A gRPC server with this project's limits, and with TLS if there is an identity. It needs `grpcio`."""
+"""Both ends of gRPC: servers with this project's limits, and channels to them. It needs `grpcio`.
+
+Connections are plain on loopback, and with TLS elsewhere.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from peelsum.tls.identity import Identity
+from peelsum.tls.identity import Identity, TlsError, require_tls
 
 #: Milliseconds that a client has for TLS and HTTP/2's first frames.
 HANDSHAKE_MS = 5000
@@ -55,3 +59,28 @@ def bind(server: grpc.Server, address: str, identity: Identity | None) -> int | 
 def _credentials(identity: Identity) -> grpc.ServerCredentials:
     pair = (identity.key, identity.certificate)
     return grpc.ssl_server_credentials([pair], root_certificates=identity.ca, require_client_auth=True)
+
+
+def open_channel(
+    name: str,
+    address: str,
+    identity: Identity | None,
+    options: Sequence[tuple[str, int]],
+    timeout_s: float,
+) -> grpc.Channel:
+    """Return a channel to host:port. Raises TlsError if TLS is needed there, or fails.
+
+    name: what listens there, e.g. "switch", for errors. identity: this end's certificate; without one, the
+    channel is plain. timeout_s: seconds for a trial of TLS; it passes if nothing answers.
+    """
+    require_tls(name, address.rpartition(":")[0], identity)
+    if identity is None:
+        return grpc.insecure_channel(address, options=options)
+    refusal = identity.refusal(address, timeout_s)
+    if refusal is not None:
+        raise TlsError(
+            f"{name}: {address}: TLS failed ({refusal}); check that both ends' certificates are of one CA, "
+            f"valid today, and the {name}'s for this host"
+        )
+    credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
+    return grpc.secure_channel(address, credentials, options=options)

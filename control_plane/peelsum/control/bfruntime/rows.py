@@ -1,11 +1,13 @@
-"""Turn P4Runtime's table entries into BF Runtime's, and back.
+"""Turn P4Runtime's entities into BF Runtime's, and back, and build rows of tables that only a Tofino has.
 
 The compiler gives tables, actions and fields the same ids in both. BF Runtime wants each value in its field's
-whole width, and the fields of a prefix that matches everything.
+whole width, and the fields of a prefix that matches everything. There a multicast group is a list of nodes,
+and a node a list of ports. Here a group has one node, with its own number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from finsy.proto import p4r
@@ -38,7 +40,7 @@ def table_query(row: p4r.TableEntry, schema: Schema) -> Any:
 def row_of(entity: Any, schema: Schema) -> p4r.Entity:
     """Return a row that a switch sent in P4Runtime's form."""
     sent = entity.table_entry
-    keys = schema.numbered(sent.table_id).keys()
+    keys = schema.numbered(sent.table_id).key
     row = p4r.TableEntry(table_id=sent.table_id)
     for field in sent.key.fields:
         if field.field_id in keys and (match := _match(field)) is not None:
@@ -58,7 +60,7 @@ def _entity(row: p4r.TableEntry) -> Any:
 
 def _add_key(entity: Any, row: p4r.TableEntry, schema: Schema) -> None:
     values = {match.field_id: match for match in row.match}
-    for number, field in schema.numbered(row.table_id).keys().items():
+    for number, field in schema.numbered(row.table_id).key.items():
         _set_key(entity.table_entry.key.fields.add(field_id=number), field, values.get(number))
 
 
@@ -96,3 +98,66 @@ def _data(action: p4r.Action, table: Table) -> Any:
 def _short(value: bytes) -> bytes:
     """Return a value as P4Runtime writes it, without leading zero bytes."""
     return value.lstrip(b"\0") or b"\0"
+
+
+def group_updates(update: p4r.Update, schema: Schema) -> list[Any]:
+    """Return the Updates for a change of a group: of its node, and of the group if it comes or goes."""
+    entry = update.entity.packet_replication_engine_entry.multicast_group_entry
+    group, node = schema.table("$pre.mgid"), schema.table("$pre.node")
+    number, ports = entry.multicast_group_id, [int(one.egress_port) for one in entry.replicas]
+    if update.type == p4r.Update.DELETE:
+        return [row("DELETE", group, number), row("DELETE", node, number)]
+    of_node = {"$MULTICAST_RID": 0, "$MULTICAST_LAG_ID": [], "$DEV_PORT": ports}
+    if update.type == p4r.Update.MODIFY:
+        return [row("MODIFY", node, number, of_node)]
+    of_group = {
+        "$MULTICAST_NODE_ID": [number],
+        "$MULTICAST_NODE_L1_XID_VALID": [False],
+        "$MULTICAST_NODE_L1_XID": [0],
+    }
+    return [row("INSERT", node, number, of_node), row("INSERT", group, number, of_group)]
+
+
+def ports_of(data: Any, node: Table) -> list[int]:
+    """Return the ports of a node's data."""
+    wanted = node.data["$DEV_PORT"].number
+    return [port for field in data.fields if field.field_id == wanted for port in field.int_arr_val.val]
+
+
+def row(verb: str, table: Table, number: int, data: Mapping[str, object] | None = None) -> Any:
+    """Return the Update of a row; `data` has values by the last part of their fields' names."""
+    (key,) = table.key.values()
+    update = _update(verb, table, data or {})
+    update.entity.table_entry.key.fields.add(field_id=key.number).exact.value = key.encoded(number)
+    return update
+
+
+def default_row(table: Table, data: Mapping[str, object]) -> Any:
+    """Return the Update of a table's default row, as register parameters have one."""
+    update = _update("MODIFY", table, data)
+    update.entity.table_entry.is_default_entry = True
+    return update
+
+
+def _update(verb: str, table: Table, data: Mapping[str, object]) -> Any:
+    update = Update(type=verb)
+    update.entity.table_entry.table_id = table.number
+    for name, value in data.items():
+        field = table.data[name]
+        _set(update.entity.table_entry.data.fields.add(field_id=field.number), field, value)
+    return update
+
+
+def _set(sent: Any, field: Field, value: object) -> None:
+    match value:
+        case bool():
+            sent.bool_val = value
+        case int():
+            sent.stream = field.encoded(value)
+        case str():
+            sent.str_val = value
+        case [bool(), *_]:
+            sent.bool_arr_val.val.extend(value)
+        case list():
+            sent.int_arr_val.val.extend(value)
+            sent.int_arr_val.SetInParent()
