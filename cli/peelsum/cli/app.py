@@ -21,7 +21,6 @@ from peelsum.cli import (
     server,
     simulate,
     switch,
-    top,
     topo,
     trace,
 )
@@ -45,7 +44,6 @@ app.add_typer(trace.app, name="trace")
 app.command("demo")(demo.command)
 app.command("demo-worker", hidden=True)(demo.worker_command)
 app.command("status")(job.status)
-app.command("top")(top.command)
 app.command("doctor")(doctor.command)
 app.command("plan")(plan.plan)
 app.command("simulate")(simulate.simulate)

@@ -7,8 +7,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -35,30 +34,17 @@ _APPEARANCE_S = 5.0
 _SILENT_S = 1.0
 
 
-class SwitchKind(StrEnum):
-    """The program that runs as a switch: the softswitch (`embedded`) or BMv2."""
-
-    EMBEDDED = "embedded"
-    BMV2 = "bmv2"
-
-
-class LinkKind(StrEnum):
-    """What links are made of."""
-
-    UDP = "udp"
-    VETH = "veth"
-
-
 def up(
     topology: Annotated[
         str, typer.Argument(help="star, two_racks, or a .toml or .json file that describes a network.")
     ],
     switch: Annotated[
-        SwitchKind, typer.Option(help="The switches: the softswitch (embedded), or BMv2.")
-    ] = SwitchKind.EMBEDDED,
+        Literal["embedded", "bmv2"], typer.Option(help="The switches: the softswitch (embedded), or BMv2.")
+    ] = "embedded",
     links: Annotated[
-        LinkKind, typer.Option(help="Loopback UDP, or veth between network namespaces (needs root).")
-    ] = LinkKind.UDP,
+        Literal["udp", "veth"],
+        typer.Option(help="Loopback UDP, or veth between network namespaces (needs root)."),
+    ] = "udp",
     restart: Annotated[
         bool,
         typer.Option(help="Restart a switch or server that ends by itself, instead of ending the network."),
@@ -85,8 +71,8 @@ def up(
         suppress(Interrupted),  # the normal end
         Interruption() as interruption,
     ):
-        kind = VethNetwork if links is LinkKind.VETH else UdpNetwork
-        network = kind(description.read(topology), switch.value, restart=restart)
+        kind = VethNetwork if links == "veth" else UdpNetwork
+        network = kind(description.read(topology), switch, restart=restart)
         left_over = records.Record.read()
         if left_over is not None:
             records.end(left_over)

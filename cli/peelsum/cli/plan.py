@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from peelsum.cli.options import Json, within
-from peelsum.cli.output import aligned, measuring, print_json
+from peelsum.cli.output import measuring, print_json
 
 if TYPE_CHECKING:
     from peelsum.bench.methods import MethodRow
@@ -69,7 +69,7 @@ def plan(
             print("\n".join([_columns(headings), *map(_line, found.candidates), "", *found.why, ""]))
             print("\n".join([*map(_form, found.forms), ""]))
             if found.methods:
-                print("\n".join(map(_method_columns, [_METHOD_HEADINGS, *map(_method, found.methods)])))
+                print("\n".join(map(_aligned, [_METHOD_HEADINGS, *map(_method, found.methods)])))
                 print("\n".join(["", *map(_crossover, found.crossovers)]))
             print(found.advice)
 
@@ -94,16 +94,16 @@ def _form(one: FormTime) -> str:
 def _columns(cells: Sequence[str]) -> str:
     """Return a line whose last cell is left-justified."""
     *padded, last = cells
-    return f"{aligned(padded, _WIDTHS[: len(padded)])}  {last}".rstrip()
+    return f"{_aligned(padded, _WIDTHS[: len(padded)])}  {last}".rstrip()
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int] = _METHOD_WIDTHS) -> str:
+    return " ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
 
 
 def _method(row: MethodRow) -> list[str]:
     times = (row.latency_ms, row.words_ms, row.codec_ms, row.total_ms)
     return [row.method, f"{row.sent_bytes:,}", *(f"{time:.3f}" for time in times)]
-
-
-def _method_columns(cells: Sequence[str]) -> str:
-    return aligned(cells, _METHOD_WIDTHS)
 
 
 def _crossover(one: Crossover) -> str:

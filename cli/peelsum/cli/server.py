@@ -12,7 +12,17 @@ from typing import Annotated, Any
 
 import typer
 
-from peelsum.cli.options import ChildOf, Json, LogFormat, Metrics, Tls, address, logged, serving_metrics
+from peelsum.cli.options import (
+    OPTION_ERRORS,
+    ChildOf,
+    Json,
+    LogFormat,
+    Metrics,
+    Tls,
+    address,
+    logged,
+    serve_metrics,
+)
 from peelsum.topology import end_with_parent, say
 from peelsum.topology.telling import told_of_compiling
 from peelsum.topology.user_errors import reported
@@ -41,9 +51,7 @@ def run(
     child: ChildOf = False,
 ) -> None:
     """Serve a job until Ctrl-C, or until all its workers have finished."""
-    from peelsum.logs import LogsError
-    from peelsum.metrics import MetricsError, Values, server_values
-    from peelsum.tls import TlsError
+    from peelsum.metrics import Values, server_values
     from peelsum.transport import AggregationService, Event, JobFinished, TransportError, job_config
 
     if child:
@@ -61,7 +69,7 @@ def run(
         if not json:
             print(event, file=sys.stderr, flush=True)
 
-    with reported(TransportError, AdmissionError, MetricsError, TlsError, LogsError), ExitStack() as stack:
+    with reported(TransportError, AdmissionError, *OPTION_ERRORS), ExitStack() as stack:
         config = job_config(_admission(admission))
         known = {"job": config.job_id, "generation": config.generation}
         tell = logged(log_format, "server", print_event, **known)
@@ -72,9 +80,7 @@ def run(
         def read() -> Values:
             return server_values({job: asdict(stats) for job, stats in service.stats().items()})
 
-        url = {}
-        if metrics is not None:
-            url["metrics"] = stack.enter_context(serving_metrics(metrics, "server", read, tls, json)).url
+        url = serve_metrics(stack, metrics, "server", read, tls, json)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: service.stop())
         if json:
