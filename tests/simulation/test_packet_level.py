@@ -28,9 +28,7 @@ LOSSY = Scenario(
 )
 CROWDED = Scenario(
     lanes=LANES,
-    network=NetworkSection(
-        racks=2, spines=2, loss=0.01, cross=0.3, mark_from=8, oversubscription=8.0, queue=20
-    ),
+    network=NetworkSection(racks=2, loss=0.01, cross=0.3, mark_from=8, oversubscription=8.0, queue=20),
     jobs=LOSSY.jobs,
 )
 

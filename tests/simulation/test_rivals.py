@@ -177,7 +177,7 @@ def test_the_example_plugs_in_an_algorithm_and_a_protocol() -> None:
 
 def test_a_collective_is_a_function() -> None:
     def star(workers: int, words: int) -> Transfers:
-        found = Transfers(workers, 1, rounds=2)
+        found = Transfers(workers, 1)
         up = tuple(found.add(w, 0, words, (), 0, True) for w in range(1, workers))
         for w in range(1, workers):
             found.add(0, w, words, up, 0, False)

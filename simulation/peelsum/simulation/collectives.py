@@ -41,8 +41,6 @@ class Transfers:
     """Number of parts of the words."""
     servers: int = 0
     """Hosts besides the workers."""
-    rounds: int = 0
-    """Transfers that wait for each other, at most."""
     gathers: bool = False
     """Whether workers receive each other's words instead of a sum: part w is what worker w sends."""
     each: list[Transfer] = field(default_factory=list)
@@ -63,10 +61,10 @@ def ring(workers: int, words: int) -> Transfers:
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
     Left out: several rings at once, and NCCL's slices within a round.
     """
-    found = Transfers(workers, workers, rounds=2 * (workers - 1))
+    found = Transfers(workers, workers)
     last: dict[int, int] = {}
     sizes = list(shares(words, workers))
-    for step in range(found.rounds):
+    for step in range(2 * (workers - 1)):
         sent: dict[int, int] = {}
         for worker in range(workers):
             part = (worker - step) % workers
@@ -83,7 +81,7 @@ def all_gather(workers: int, words: int) -> Transfers:
     This is how top-k gradients are exchanged where nothing adds them up: `words` are a worker's indices and
     values. Source: Thakur, Rabenseifner and Gropp (2005), section 3.1. Left out: adding up at the end.
     """
-    found = Transfers(workers, workers, rounds=workers - 1, gathers=True)
+    found = Transfers(workers, workers, gathers=True)
     last: dict[int, int] = {}
     for step in range(workers - 1):
         sent: dict[int, int] = {}
@@ -106,7 +104,7 @@ def halving_doubling(workers: int, words: int) -> Transfers:
         raise SimulationError(
             f"workers: {workers} is not a power of two for halving_doubling; use {1 << levels}, or binomial"
         )
-    found = Transfers(workers, workers, rounds=2 * levels)
+    found = Transfers(workers, workers)
     sizes = list(shares(words, workers))
     got: dict[int, tuple[int, ...]] = {}
     for level in [*reversed(range(levels)), *range(levels)]:
@@ -131,7 +129,7 @@ def binomial(workers: int, words: int) -> Transfers:
     pipelined trees. Left out: NCCL's double tree, which uses the leaves' links, too.
     """
     levels, pieces = (workers - 1).bit_length(), 16
-    found = Transfers(workers, pieces, rounds=2 * levels + pieces - 1)
+    found = Transfers(workers, pieces)
     sizes = list(shares(words, pieces))
     for part in range(pieces):
         arrived: dict[int, list[int]] = {}
@@ -170,7 +168,7 @@ def sharded_server(workers: int, words: int) -> Transfers:
 
 
 def _served(workers: int, words: int, server_of: list[int], servers: int) -> Transfers:
-    found = Transfers(workers, len(server_of), servers, rounds=2)
+    found = Transfers(workers, len(server_of), servers)
     sizes = list(shares(words, len(server_of)))
     sent: list[tuple[int, ...]] = []
     for part, server in enumerate(server_of):
