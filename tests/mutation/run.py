@@ -72,7 +72,8 @@ AREAS = {
         "host/peelsum/allreduce/*.py",
         _tests(
             "allreduce",
-            "plan_agreement words in_place precision local_summation random_jobs many_sizes sketch_size memory",
+            "plan_agreement words in_place precision local_summation random_jobs many_sizes sketch_size "
+            "memory",
         ),
     ),
     "codec": Area(

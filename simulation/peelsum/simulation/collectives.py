@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from peelsum.simulation.trains import SimulationError
-
 
 @dataclass(frozen=True)
 class Transfer:
     """Words that one host sends to another once earlier transfers have arrived."""
 
     source: int
-    """The sender's number; numbers from `workers` on are servers."""
+    """The sender's number."""
     target: int
     """The receiver's number."""
     words: int
@@ -39,8 +37,6 @@ class Transfers:
     """Number of workers."""
     parts: int
     """Number of parts of the words."""
-    servers: int = 0
-    """Hosts besides the workers."""
     gathers: bool = False
     """Whether workers receive each other's words instead of a sum: part w is what worker w sends."""
     each: list[Transfer] = field(default_factory=list)
@@ -92,36 +88,6 @@ def all_gather(workers: int, words: int) -> Transfers:
     return found
 
 
-def halving_doubling(workers: int, words: int) -> Transfers:
-    """Return recursive halving, then recursive doubling: 2 log2(n) rounds, 2 (n - 1) / n of the words.
-
-    Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH"
-    (2005), section 4.5. Left out: numbers of workers that are not powers of two. Raises SimulationError for
-    those.
-    """
-    levels = workers.bit_length() - 1
-    if workers != 1 << levels:
-        raise SimulationError(
-            f"workers: {workers} is not a power of two for halving_doubling; use {1 << levels}, or binomial"
-        )
-    found = Transfers(workers, workers)
-    sizes = list(shares(words, workers))
-    got: dict[int, tuple[int, ...]] = {}
-    for level in [*reversed(range(levels)), *range(levels)]:
-        adds = len(found.each) < workers * (workers - 1)
-        now: dict[int, list[int]] = {}
-        for worker in range(workers):
-            other = worker ^ (1 << level)
-            # Halving sends the parts that share the other's bit; doubling sends what the own half has.
-            kept = (other if adds else worker) >> level << level
-            for part in range(kept, kept + (1 << level)):
-                after = got.get(worker, ())
-                now.setdefault(other, []).append(found.add(worker, other, sizes[part], after, part, adds))
-        # A worker goes on once everything of this round and of earlier ones is there.
-        got = {worker: got.get(worker, ()) + tuple(sent) for worker, sent in now.items()}
-    return found
-
-
 def binomial(workers: int, words: int) -> Transfers:
     """Return a reduce and a broadcast by binomial trees: 2 log2(n) rounds of all words, in pieces.
 
@@ -149,45 +115,31 @@ def binomial(workers: int, words: int) -> Transfers:
     return found
 
 
-def parameter_server(workers: int, words: int) -> Transfers:
-    """Return one server that adds up what all workers send, and sends each the sum, in 16 pieces.
-
-    Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (OSDI'14), in its
-    synchronous form with one server, as ATP compares with. Left out: several servers, see `sharded_server`.
-    """
-    return _served(workers, words, [workers] * 16, servers=1)
-
-
 def sharded_server(workers: int, words: int) -> Transfers:
     """Return a server on every worker's host, each for an n-th of the words.
 
     Source: Jiang et al., "A Unified Architecture for Accelerating Distributed DNN Training in Heterogeneous
     GPU/CPU Clusters" (OSDI'20; BytePS), without additional hosts. Left out: its CPU hosts.
     """
-    return _served(workers, words, list(range(workers)), servers=0)
-
-
-def _served(workers: int, words: int, server_of: list[int], servers: int) -> Transfers:
-    found = Transfers(workers, len(server_of), servers)
-    sizes = list(shares(words, len(server_of)))
-    sent: list[tuple[int, ...]] = []
-    for part, server in enumerate(server_of):
-        others = [worker for worker in range(workers) if worker != server]
-        sent.append(tuple(found.add(worker, server, sizes[part], (), part, True) for worker in others))
-    for part, server in enumerate(server_of):
+    found, sizes = Transfers(workers, workers), list(shares(words, workers))
+    sent = [
+        tuple(
+            found.add(worker, server, size, (), server, True) for worker in range(workers) if worker != server
+        )
+        for server, size in enumerate(sizes)
+    ]
+    for server, size in enumerate(sizes):
         for worker in range(workers):
             if worker != server:
-                found.add(server, worker, sizes[part], sent[part], part, False)
+                found.add(server, worker, size, sent[server], server, False)
     return found
 
 
 #: The collectives by name.
 COLLECTIVES: dict[str, Collective] = {
     "ring": ring,
-    "halving_doubling": halving_doubling,
     "binomial": binomial,
     "all_gather": all_gather,
-    "parameter_server": parameter_server,
     "sharded_server": sharded_server,
 }
 

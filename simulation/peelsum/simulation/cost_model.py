@@ -50,10 +50,8 @@ CALIBRATION: dict[str, Calibration] = {
     "peelsum": Calibration(transfer=1.0, latency=0.98),
     "switchml": Calibration(transfer=1.0, latency=0.96),
     "ring": Calibration(transfer=1.015, latency=0.946),
-    "halving_doubling": Calibration(transfer=1.015, latency=0.946),
     "binomial": Calibration(transfer=1.28, latency=1.0),
     "all_gather": Calibration(transfer=1.014, latency=0.889),
-    "parameter_server": Calibration(transfer=1.132, latency=1.0),
     "sharded_server": Calibration(transfer=1.014, latency=1.303),
 }
 #: The algorithms that have a formula.
@@ -78,12 +76,9 @@ def parts(scenario: Scenario, algorithm: str) -> Parts:
     tour = 2 * (workers - network.racks) + far * network.racks
     times, hops = {
         "ring": (share, share * tour),  # a partial sum goes round twice
-        "halving_doubling": (share, 2 * levels * far),
         # The root receives from as many children as there are levels, and pieces pass the levels twice.
         "binomial": (levels * (1 + 2 / 16), 2 * levels * far),
         "all_gather": (workers - 1, tour),
-        # The last piece comes back to all workers after the last words have come in.
-        "parameter_server": (workers * (1 + 1 / 16), 2 * far),
         "sharded_server": (share, 2 * far),
     }[algorithm]
     return Parts(times * words_s, hops * hop_s)

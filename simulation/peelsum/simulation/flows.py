@@ -143,7 +143,7 @@ def run_collective(
     transfers = (collective or COLLECTIVES[name])(job.workers, job.elements)
     state, owner = flow_state(transfers, scenario.lanes, job)
     engine = Engine(scenario.seed)
-    hosts = transfers.workers + transfers.servers
+    hosts = transfers.workers
     starts = [ps(job.start_s)] * hosts
     rates = [scenario.network.gbps] * hosts
     for straggler in job.stragglers:
@@ -154,7 +154,7 @@ def run_collective(
         FlowHost(state, owner, host, start=starts[host], least=least, gbps=rates[host])
         for host in range(hosts)
     ]
-    attach = [Attach(node, host < job.workers, host) for host, node in enumerate(nodes)]
+    attach = [Attach(node, True, host) for host, node in enumerate(nodes)]
     build(engine, scenario, attach, lambda: Forwarder(hosts), _route)
     tell = None if on_step is None else (lambda: on_step(engine))
     engine.run(lambda: bool((state.missing == 0).all()), scenario.limit_s, tell)
@@ -239,9 +239,8 @@ def replayed(transfers: Transfers, arrived: Sequence[int]) -> int:
 
     Worker w starts with 3**(w % 30) + w in every part; integers have no limit here.
     """
-    hosts = transfers.workers + transfers.servers
-    own = [3 ** (w % 30) + w if w < transfers.workers else 0 for w in range(hosts)]
-    have = [[own[w]] * transfers.parts for w in range(hosts)]
+    own = [3 ** (w % 30) + w for w in range(transfers.workers)]
+    have = [[one] * transfers.parts for one in own]
     for t in sorted(range(len(transfers.each)), key=lambda t: (arrived[t], t)):
         one = transfers.each[t]
         brought = have[one.source][one.part]
