@@ -87,7 +87,7 @@ def test_a_wrong_sum_ends_the_demo(monkeypatch, capsys):
 
     monkeypatch.setattr(processes.Child, "peelsum", start)
     with pytest.raises(SystemExit) as ended:
-        command(workers=2, steps=3, form="sketch", loss=0.0, seed=0, json=True)
+        command.command(workers=2, steps=3, form="sketch", loss=0.0, seed=0, json=True)
     assert ended.value.code == 2
     out, message = capsys.readouterr()
     assert out == ""

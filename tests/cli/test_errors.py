@@ -176,6 +176,13 @@ LANES = "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048"
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
+        ("demo --workers 9", "--workers: 9 is out of range; use 2 to 8"),
+        ("demo --steps 0", "--steps: 0 is out of range; use 1 to 1000000"),
+        ("demo --loss 1", "--loss: 1 is out of range; use 0 to 0.3"),
+        (
+            "demo --form bloom",
+            "Invalid value for '--form': Value error, 'bloom' is not one of 'sketch', 'compact', 'auto'.",
+        ),
         ("bench allreduce --lanes=7", LANES),
         ("bench switch --lanes=7", LANES),
         ("bench endpoint --lanes=7", LANES),

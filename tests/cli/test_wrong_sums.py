@@ -1,6 +1,5 @@
 """A wrong sum ends a command with status 1, even after other output."""
 
-import importlib
 import json
 from collections.abc import Iterator
 from dataclasses import fields
@@ -10,9 +9,8 @@ import pytest
 from command_line import peelsum
 
 import peelsum.simulation.simulation as simulations
+from peelsum.cli.demo import command as demo
 
-#: The module; in its package the name is the command's.
-demo = importlib.import_module("peelsum.cli.demo.command")
 WORKERS = 2
 #: What every worker reports of a step with a sketch, and of one without.
 STEP = {

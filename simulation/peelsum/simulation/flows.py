@@ -14,7 +14,7 @@ from peelsum.simulation.engine import Engine, Outputs, Timerless
 from peelsum.simulation.flow_kernels import ROW_WORDS, Column, FlowState, Host, Ints, Out
 from peelsum.simulation.hosts import PORT
 from peelsum.simulation.scenario import Job, Scenario
-from peelsum.simulation.topologies import Attach, build
+from peelsum.simulation.topologies import build
 from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, SimulationError, Train, joined, ps
 from peelsum.transport.congestion import new_numbers
 from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES
@@ -154,8 +154,7 @@ def run_collective(
         FlowHost(state, owner, host, start=starts[host], least=least, gbps=rates[host])
         for host in range(hosts)
     ]
-    attach = [Attach(node, True, host) for host, node in enumerate(nodes)]
-    build(engine, scenario, attach, lambda: Forwarder(hosts), _route)
+    build(engine, scenario, nodes, hosts, lambda: Forwarder(hosts), _route)
     tell = None if on_step is None else (lambda: on_step(engine))
     engine.run(lambda: bool((state.missing == 0).all()), scenario.limit_s, tell)
     return _row(name, scenario, transfers, state, engine)

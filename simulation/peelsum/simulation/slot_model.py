@@ -18,7 +18,7 @@ from peelsum.simulation.engine import Engine, Outputs, Timerless
 from peelsum.simulation.hosts import PORT
 from peelsum.simulation.scenario import Job, Scenario
 from peelsum.simulation.simulation import frame_bytes
-from peelsum.simulation.topologies import Attach, build
+from peelsum.simulation.topologies import build
 from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, SimulationError, Train, ps
 from peelsum.transport import Timers
 from peelsum.wire import Flag
@@ -212,14 +212,10 @@ def run_protocol(
         for number in range(len(scenario.jobs))
     ]
     size, engine = frame_bytes(scenario.lanes), Engine(scenario.seed)
-    attached = [Attach(host, True, n) for n, host in enumerate(host for job in jobs for host in job.hosts)]
-    first_server = len(attached)
-    if protocol.server is not None:
-        attached += [
-            Attach(ModelHost(protocol.server(job.setting), SERVER, size, 0), False, first_server + n)
-            for n, job in enumerate(jobs)
-        ]
-    build(engine, scenario, attached, lambda: ModelSwitch(jobs, size), lambda *_: None)
+    hosts = [host for job in jobs for host in job.hosts]
+    servers = [] if protocol.server is None else [protocol.server(job.setting) for job in jobs]
+    nodes = [*hosts, *(ModelHost(server, SERVER, size, 0) for server in servers)]
+    build(engine, scenario, nodes, len(hosts), lambda: ModelSwitch(jobs, size), lambda *_: None)
     engine.run(lambda: all(worker.done for job in jobs for worker in job.workers), scenario.limit_s)
     return _row(name, jobs, engine)
 

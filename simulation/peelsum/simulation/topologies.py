@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from peelsum.simulation.engine import Engine, Node
@@ -12,24 +11,12 @@ from peelsum.simulation.hosts import PORT
 from peelsum.simulation.links import LinkSpec
 from peelsum.simulation.scenario import NetworkSection, Scenario
 
-#: The first port of a switch that leads to a server, or to the spine.
+#: The first port of a switch that leads to the spine.
 UP_PORT = 2048
 #: Packets that may wait in a host before its link: as many as it likes.
 HOST_QUEUE = 1 << 17
 
 Switch = TypeVar("Switch", bound=Node)
-
-
-@dataclass(frozen=True)
-class Attach:
-    """A host and its address."""
-
-    node: Node
-    """The host."""
-    is_worker: bool
-    """Workers are divided over racks; servers are at the spine."""
-    address: int
-    """Its address; workers are numbered from 0 on."""
 
 
 def host_links(network: NetworkSection, gbps: float | None = None) -> tuple[LinkSpec, LinkSpec]:
@@ -79,29 +66,32 @@ def connect_racks(
 def build(
     engine: Engine,
     scenario: Scenario,
-    hosts: Sequence[Attach],
+    hosts: Sequence[Node],
+    workers: int,
     switch: Callable[[], Switch],
     route: Callable[[Switch, int, int], None],
 ) -> None:
-    """Add switches, hosts and links to `engine`. `route` tells a switch the port towards an address."""
+    """Add switches, hosts and links to `engine`. `route` tells a switch the port towards an address.
+
+    A host's address is its place in `hosts`, and the port that it is at. The first are workers, divided over
+    racks; the others are servers of one switch.
+    """
     network, job = scenario.network, scenario.jobs[0]
     odd = {one.worker: one.gbps for one in job.stragglers}
     racks = range(network.racks)
-    rack_of = {host.address: host.address * len(racks) // job.workers for host in hosts if host.is_worker}
+    rack_of = [address * len(racks) // job.workers for address in range(workers)]
     spine, leaves = switch(), [switch() for _ in racks if len(racks) > 1]
     for node in (spine, *leaves):
         engine.add(node)
-    connect_racks(engine, network, spine, leaves, [*Counter(rack_of.values()).values()], UP_PORT)
-    for host in hosts:
-        home, port = spine, UP_PORT + host.address  # where servers are
+    connect_racks(engine, network, spine, leaves, [rack_of.count(rack) for rack in racks], UP_PORT)
+    for address, host in enumerate(hosts):
+        is_worker, home = address < workers, spine
         for rack, leaf in enumerate(leaves):
-            if rack == rack_of.get(host.address):
+            if is_worker and rack == rack_of[address]:
                 home = leaf
-                route(spine, host.address, 1 + rack)
+                route(spine, address, 1 + rack)
             else:
-                route(leaf, host.address, UP_PORT)
-        if home is not spine or not leaves:
-            port = host.address
-        route(home, host.address, port)
-        name = f"worker {host.address}" if host.is_worker else f"server {host.address}"
-        attach(engine, network, host.node, home, port, name, odd.get(host.address))
+                route(leaf, address, UP_PORT)
+        route(home, address, address)
+        name = f"worker {address}" if is_worker else f"server {address}"
+        attach(engine, network, host, home, address, name, odd.get(address))
