@@ -30,10 +30,6 @@ from peelsum.topology.user_errors import reported
 app = typer.Typer(help="The aggregation server.", no_args_is_help=True)
 
 
-class AdmissionError(ValueError):
-    """The text or file given is not a job's admission."""
-
-
 @app.command()
 def run(
     switch: Annotated[str, typer.Option(help="The switch port to connect to, host:port (UDP).")],
@@ -69,7 +65,7 @@ def run(
         if not json:
             print(event, file=sys.stderr, flush=True)
 
-    with reported(TransportError, AdmissionError, *OPTION_ERRORS), ExitStack() as stack:
+    with reported(TransportError, *OPTION_ERRORS), ExitStack() as stack:
         config = job_config(_admission(admission))
         known = {"job": config.job_id, "generation": config.generation}
         tell = logged(log_format, "server", print_event, **known)
@@ -102,11 +98,13 @@ def _admission(text: str) -> dict[str, Any]:
             text = Path(text).read_text(encoding="utf-8")
         values = json_.loads(text)
     except OSError as error:
-        raise AdmissionError(
+        raise typer.BadParameter(
             f"admission: {text}: {error.strerror}; give JSON or the path of a file"
         ) from None
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise AdmissionError("admission: is not a JSON object; give what `peelsum job admit --json` printed")
+        raise typer.BadParameter(
+            "admission: is not a JSON object; give what `peelsum job admit --json` printed"
+        )
     return values
