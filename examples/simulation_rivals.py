@@ -24,7 +24,7 @@ from peelsum.simulation.slot_model import (
 
 def chain(workers: int, words: int) -> Transfers:
     """Return an all_reduce along a chain and back, in 16 pieces that follow each other."""
-    found = Transfers(workers, parts=16, rounds=2 * (workers - 1) + 15)
+    found = Transfers(workers, parts=16)
     for part, size in enumerate(shares(words, 16)):
         last: tuple[int, ...] = ()
         for worker in range(workers - 1):

@@ -30,7 +30,7 @@ def main(model: ModelName, arguments: list[str] | None = None) -> list[float]:
 
 
 def _train(model: ModelName, options: argparse.Namespace, rank: int, workers: int) -> list[float]:
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1)  # of each rank
     device = _device(options.device)
     task = make_task(model, small=not options.full, path=options.data, seed=options.seed)
     torch.manual_seed(options.seed + 1 + rank)  # dropout differs between ranks
@@ -145,11 +145,7 @@ def _options(model: ModelName, arguments: list[str] | None) -> argparse.Namespac
     parser.add_argument(
         "--checkpoint", metavar="FOLDER", help="save checkpoints there, and continue from them"
     )
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument(
-        "--small", dest="full", action="store_false", default=False, help="a small model, the default"
-    )
-    size.add_argument("--full", action="store_true", help="the published size")
+    parser.add_argument("--full", action="store_true", help="the published size instead of a small one")
     parser.add_argument(
         "--data", metavar="PATH", help=f"{DATA[model]}; by default data that needs no download"
     )
@@ -157,5 +153,4 @@ def _options(model: ModelName, arguments: list[str] | None) -> argparse.Namespac
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: train and encode on a GPU"
     )
-    parser.add_argument("--threads", type=int, default=1, help="threads of each rank")
     return parser.parse_args(arguments)

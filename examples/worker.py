@@ -1,10 +1,9 @@
 """One worker of a job: sums one sparse gradient with the job's other workers.
 
-    python examples/worker.py ADMISSION WORKER_ID SWITCH_PORT
-
-ADMISSION is a file with the output of `peelsum job admit --json`, SWITCH_PORT the host:port to connect to.
+python examples/worker.py admission.json 0 127.0.0.1:41001
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -23,22 +22,23 @@ def gradient(worker_id: int) -> np.ndarray:
     return rows
 
 
+def place(text: str) -> tuple[str, int]:
+    host, port = text.split(":")
+    return host, int(port)
+
+
 def main() -> None:
-    if len(sys.argv) != 4:
-        sys.exit("usage: worker.py ADMISSION WORKER_ID SWITCH_PORT, such as admission.json 0 127.0.0.1:41001")
-    path, number, switch_port = sys.argv[1:]
-    host, _, port = switch_port.rpartition(":")
-    if not (number.isdecimal() and host and port.isdecimal()):
-        sys.exit(f"{number} {switch_port}: give the worker's number and host:port, such as 0 127.0.0.1:41001")
+    parser = argparse.ArgumentParser(description="Sum one sparse gradient with the job's other workers.")
+    parser.add_argument("admission", type=Path, help="file with the output of `peelsum job admit --json`")
+    parser.add_argument("worker_id", type=int, help="from 0 on")
+    parser.add_argument("switch", type=place, help="host:port of the switch's port to connect to")
+    given = parser.parse_args()
     try:
-        admission = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"not JSON ({error})"
-        sys.exit(f"{path}: {reason}; give a file of what `peelsum job admit --json` printed")
-    try:
-        work(admission, int(number), (host, int(port)))
+        work(json.loads(given.admission.read_text()), given.worker_id, given.switch)
+    except (OSError, json.JSONDecodeError) as error:
+        sys.exit(f"{given.admission}: {error}; give a file of what `peelsum job admit --json` printed")
     except (AllreduceError, TransportError) as error:
-        sys.exit(f"worker {number}: {error}")
+        sys.exit(f"worker {given.worker_id}: {error}")
 
 
 def work(admission: dict, worker_id: int, switch: tuple[str, int]) -> None:

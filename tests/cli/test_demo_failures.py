@@ -58,8 +58,8 @@ def flipped(step, name, element, bit):
     return replace(step, tensors=tuple(wrong if tensor.name == name else tensor for tensor in step.tensors))
 
 
-def test_equal_sums_are_counted(gloo, step):
-    assert gloo.compare(step) == 2
+def test_equal_sums_are_accepted(gloo, step):
+    gloo.compare(step)
 
 
 @pytest.mark.parametrize(("name", "element", "bit"), [("first", 0, 0), ("first", 5, 31), ("second", 3, 12)])
@@ -87,7 +87,7 @@ def test_a_wrong_sum_ends_the_demo(monkeypatch, capsys):
 
     monkeypatch.setattr(processes.Child, "peelsum", start)
     with pytest.raises(SystemExit) as ended:
-        command(workers=2, steps=3, form="sketch", loss=0.0, seed=0, json=True)
+        command.command(workers=2, steps=3, form="sketch", loss=0.0, seed=0, json=True)
     assert ended.value.code == 2
     out, message = capsys.readouterr()
     assert out == ""

@@ -14,7 +14,6 @@ from command_line import peelsum as run
 from patience import PATIENCE_S
 
 from peelsum.pipelines import artifacts
-from peelsum.transport import TransportConfigError, job_config
 
 DEVICE_ID = "--device-id: {} is out of range; use 0 to 18446744073709551615"
 PEELSUM = [sys.executable, "-m", "peelsum.cli"]
@@ -142,6 +141,9 @@ def test_stale_pipeline(tmp_path, job_toml):
     )
 
 
+NOT_JSON = "admission: is not a JSON object; give what `peelsum job admit --json` printed"
+
+
 @pytest.mark.parametrize(
     ("admission", "message"),
     [
@@ -150,69 +152,17 @@ def test_stale_pipeline(tmp_path, job_toml):
             "nowhere.json",
             "admission: nowhere.json: No such file or directory; give JSON or the path of a file",
         ),
-        ("{nonsense", "admission: is not a JSON object; give what `peelsum job admit --json` printed"),
-        (sys.executable, "admission: is not a JSON object; give what `peelsum job admit --json` printed"),
-        ("/dev/null", "admission: is not a JSON object; give what `peelsum job admit --json` printed"),
         ("[1]", "admission: [1]: No such file or directory; give JSON or the path of a file"),
+        *[(text, NOT_JSON) for text in ("{nonsense", sys.executable, "/dev/null", "list.json")],
+        (json.dumps({**ADMISSION, "generation": "1"}), "admission: generation: '1' is not an integer; "),
     ],
 )
-def test_invalid_admission(admission, message):
-    assert refused(run("server", "run", "--switch", "127.0.0.1:9", "--admission", admission)) == message
-
-
-def test_admission_that_is_a_list(tmp_path):
-    (path := tmp_path / "admission.json").write_text("[]")
-    line = refused(run("server", "run", "--switch", "127.0.0.1:9", "--admission", str(path)))
-    assert line == "admission: is not a JSON object; give what `peelsum job admit --json` printed"
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("job_id", "x", "admission: job_id: 'x' is not an integer; give what "),
-        ("job_id", 1.5, "admission: job_id: 1.5 is not an integer; give what "),
-        ("workers", True, "admission: workers: True is not an integer; give what "),
-        ("lanes", None, "admission: lanes: None is not an integer; give what "),
-        ("racks", 2, "admission: racks: 2 is not a list of integers; give what "),
-        ("racks", [1, "1"], "admission: racks[1]: '1' is not an integer; give what "),
-        ("timeout_s", "30", "admission: timeout_s: '30' is not a number of seconds; give what "),
-        ("timeout_s", float("inf"), "admission: timeout_s: inf is not a number of seconds; give what "),
-        ("timeout_s", None, "admission: timeout_s is missing; give what "),
-        ("timers", {}, "admission: timers: belong to each host, not to the job; give what "),
-        ("window", 0, "window: 0 is out of range; give a number from 1 to "),
-        ("slots", 15, "admission: window: 8 is more than half of the switch's 15 slots; give what "),
-        ("slots", float("nan"), "admission: slots: nan is not an integer; give what "),
-        ("server_port", float("nan"), "admission: server_port: nan is not an integer; give what "),
-        ("server_port", 511, "admission: port 511 is not a switch port; give what "),
-        ("worker_ports", 3, "admission: worker_ports: 3 is not a list of integers; give what "),
-        ("worker_ports", [1, None], "admission: worker_ports[1]: None is not an integer; give what "),
-        ("worker_ports", [1, -1], "admission: port -1 is not a switch port; give what "),
-        ("worker_ports", [1], "admission: worker_ports: 1 ports for 2 workers; give what "),
-    ],
-)
-def test_admission_of_wrong_types(field, value, message):
-    with pytest.raises(TransportConfigError) as raised:
-        job_config({**ADMISSION, field: value})
-    assert str(raised.value).startswith(message)
-
-
-@pytest.mark.parametrize("admission", [None, [], "{}"])
-def test_an_admission_that_is_not_an_object(admission):
-    with pytest.raises(
-        TransportConfigError, match=r"^admission: .* is not a JSON object; give what `peelsum"
-    ):
-        job_config(admission)
-
-
-def test_admission_of_a_wrong_type_is_one_line():
-    wrong = json.dumps({**ADMISSION, "generation": "1"})
-    line = refused(run("server", "run", "--switch", "127.0.0.1:9", "--admission", wrong))
-    assert line.startswith("admission: generation: '1' is not an integer; ")
-
-
-def test_admission_with_news_for_others_is_taken():
-    config = job_config({**ADMISSION, "server_port": 3, "worker_ports": [1, 2], "slots": 16, "news": None})
-    assert (config.job_id, config.workers, config.window, config.timers.stall) == (1, 2, 8, 3.0)
+def test_invalid_admission(tmp_path, monkeypatch, admission, message):
+    monkeypatch.chdir(tmp_path)
+    Path("list.json").write_text("[]")
+    assert refused(run("server", "run", "--switch", "127.0.0.1:9", "--admission", admission)).startswith(
+        message
+    )
 
 
 def test_invalid_switch_address():
@@ -220,72 +170,52 @@ def test_invalid_switch_address():
     assert line == "localhost: give the switch port as host:port, for example 127.0.0.1:9559"
 
 
+LANES = "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("typed", "message"),
     [
+        ("demo --workers 9", "--workers: 9 is out of range; use 2 to 8"),
+        ("demo --steps 0", "--steps: 0 is out of range; use 1 to 1000000"),
+        ("demo --loss 1", "--loss: 1 is out of range; use 0 to 0.3"),
         (
-            ["bench", "allreduce", "--lanes=7"],
-            "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048",
+            "demo --form bloom",
+            "Invalid value for '--form': Value error, 'bloom' is not one of 'sketch', 'compact', 'auto'.",
         ),
+        ("bench allreduce --lanes=7", LANES),
+        ("bench switch --lanes=7", LANES),
+        ("bench endpoint --lanes=7", LANES),
+        ("bench switch --seconds=nan", "--seconds: nan is out of range; use 0.1 to 3600"),
+        ("bench switch --workers=33", "--workers: 33 is out of range; use 1 to 32"),
+        ("bench plan --workers=1", "--workers: 1 is out of range; use 2 to 16"),
+        ("bench loss --loss=0.9", "--loss: 0.9 is out of range; use 0 to 0.5"),
+        ("status --device-id=-1", DEVICE_ID.format(-1)),
+        (f"status --device-id={10**22}", DEVICE_ID.format(10**22)),
+        ("job evict 1 --device-id=-1", DEVICE_ID.format(-1)),
+        (f"switch run --device-id={10**22}", DEVICE_ID.format(10**22)),
+        ("switch run --seed=-3", "--seed: -3 is out of range; use 0 to 9223372036854775807"),
+        ("switch run --port-rate=fast", "port-rate: 'fast': is not a number; give Mbit/s, as 1000 or 1@1000"),
+        ("switch run --port-delay=soon", "port-delay: 'soon': is not a number; give ms, as 1000 or 1@1000"),
+        ("switch run --port-rate=x@1", "port-rate: x@1: x is not a port; give a number, as 1@1000"),
+        ("switch run --ports=2 --port-rate=9@10", "port rate: port 9 is not there; use one of 1, 2"),
+        ("switch run --ports=2 --arrival-delay=9@1", "arrival delay: port 9 is not there; use one of 1, 2"),
+        ("switch run --port-delay=-1", "delay_ms: -1 is out of range; use 0 to 60000"),
+        ("switch run --port-rate=0", "port rate: 0 Mbit/s at port 1 is out of range; use 0.01 to 1e+06"),
         (
-            ["bench", "switch", "--lanes=7"],
-            "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048",
-        ),
-        (["bench", "switch", "--seconds=nan"], "--seconds: nan is out of range; use 0.1 to 3600"),
-        (["bench", "switch", "--workers=33"], "--workers: 33 is out of range; use 1 to 32"),
-        (
-            ["bench", "endpoint", "--lanes=7"],
-            "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048",
-        ),
-        (["bench", "loss", "--loss=0.9"], "--loss: 0.9 is out of range; use 0 to 0.5"),
-        (["status", "--device-id=-1"], DEVICE_ID.format(-1)),
-        (["status", f"--device-id={10**22}"], DEVICE_ID.format(10**22)),
-        (["job", "evict", "1", "--device-id=-1"], DEVICE_ID.format(-1)),
-        (["switch", "run", f"--device-id={10**22}"], DEVICE_ID.format(10**22)),
-        (["switch", "run", "--seed=-3"], "--seed: -3 is out of range; use 0 to 9223372036854775807"),
-        (
-            ["switch", "run", "--port-rate=fast"],
-            "port-rate: 'fast': is not a number; give Mbit/s, as 1000 or 1@1000",
-        ),
-        (
-            ["switch", "run", "--port-delay=soon"],
-            "port-delay: 'soon': is not a number; give ms, as 1000 or 1@1000",
-        ),
-        (
-            ["switch", "run", "--arrival-delay=9@1"],
-            "arrival delay: port 9 is not there; use one of 1, 2, 3, 4, 5, 6, 7, 8",
-        ),
-        (["switch", "run", "--port-delay=-1"], "delay_ms: -1 is out of range; use 0 to 60000"),
-        (
-            ["switch", "run", "--schedule=none.toml"],
-            "schedule: none.toml: No such file or directory; give a file that can be read",
-        ),
-        (["bench", "plan", "--workers=1"], "--workers: 1 is out of range; use 2 to 16"),
-        (["switch", "run", "--port-rate=x@1"], "port-rate: x@1: x is not a port; give a number, as 1@1000"),
-        (
-            ["switch", "run", "--ports=2", "--port-rate=9@10"],
-            "port rate: port 9 is not there; use one of 1, 2",
-        ),
-        (
-            ["switch", "run", "--port-rate=0"],
-            "port rate: 0 Mbit/s at port 1 is out of range; use 0.01 to 1e+06",
-        ),
-        (
-            ["switch", "run", "--port-rate=9", "--port-queue=0"],
+            "switch run --port-rate=9 --port-queue=0",
             "port queue: 0 packets are out of range; use 1 to 524287",
         ),
+        ("switch run --port-queue=64", "port-queue: 64: no port has a queue; give --port-rate too"),
         (
-            ["switch", "run", "--port-queue=64"],
-            "port-queue: 64: no port has a queue; give --port-rate too",
+            "switch run --schedule=none.toml",
+            "schedule: none.toml: No such file or directory; give a file that can be read",
         ),
-        (
-            ["switch", "compile", "--out=kept"],
-            "out: kept: applies to --tofino only; give that too",
-        ),
+        ("switch compile --out=kept", "out: kept: applies to --tofino only; give that too"),
     ],
 )
-def test_options_out_of_range(arguments, message):
-    assert refused(run(*arguments)) == message
+def test_options_out_of_range(typed, message):
+    assert refused(run(*typed.split())) == message
 
 
 PLAN = ["plan", "--elements=100000", "--density=0.01", "--gbps=10", "--rtt=0.0001"]

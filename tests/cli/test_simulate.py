@@ -36,7 +36,7 @@ def test_a_table_for_people() -> None:
     ("options", "message"),
     [
         (["--loss", "1.5"], "network.loss: 1.5"),
-        (["--slots", "300"], "slots: 300 is not a power of two; use 512"),
+        (["--lanes", "5000"], "lanes: 5000"),
         (["nowhere.toml"], "nowhere.toml: No such file"),
         (["--workers", "2000"], "jobs.0.workers: 2000"),
         (["--racks", "1", "--workers", "40"], "network.racks: 1: jobs.0 has 40 workers"),

@@ -1,26 +1,121 @@
-"""The page on installing names every extra, and pages print commands that work in a checkout."""
+"""What is installed, and how: extras, pins, the container file, and instructions on pages and in errors."""
 
+import ast
+import json
 import re
+import subprocess
 import tomllib
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from peelsum.extras import missing
 
 ROOT = Path(__file__).parents[2]
 INSTALL = ROOT / "docs/how-to/install.md"
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")]
+SOURCES = sorted(ROOT.glob("*/peelsum/**/*.py"))
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+#: pip's index of CPU builds of torch, without which pip fetches gigabytes.
+INDEX = "https://download.pytorch.org/whl/cpu"
+DEBIANS = "3.11.2"
+FETCHERS = re.compile(r"\b(curl|wget|git|ADD|npm|cargo|apt-key|add-apt-repository)\b")
+
+
+def extras_with_torch(found=frozenset({"torch"})):
+    """Return the extras that install torch, themselves or through another; `gpu` needs another index."""
+    needs = {name: " ".join(each) for name, each in EXTRAS.items()}
+    more = found | {
+        name
+        for name, each in needs.items()
+        if found & set(re.findall(r"\w+", " ".join(re.findall(r"\[.*?\]", each))))
+    }
+    return found - {"gpu"} if more == found else extras_with_torch(more)
+
+
+NAMED = re.compile(rf"pip install [^`\n]*\[([a-z]+,)*({'|'.join(sorted(extras_with_torch()))})[],]")
 
 
 def test_the_table_has_every_extra():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    named = re.findall(r"^\| `(\w+)` \|", INSTALL.read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(named) == sorted(project["optional-dependencies"])
+    named = re.findall(r"^\| `(\w+)` \|", INSTALL.read_text(), re.MULTILINE)
+    assert sorted(named) == sorted(EXTRAS)
+
+
+def test_extras_that_install_torch_are_found():
+    assert {"torch", "demo", "training", "rivals", "dev"} <= extras_with_torch()
+    assert not {"cli", "plots", "experiments", "ops", "gpu"} & extras_with_torch()
+    assert any(".[torch]" in page.read_text() for page in PAGES)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_no_page_installs_from_an_index_that_does_not_have_peelsum(page):
-    if page not in (INSTALL, ROOT / "CHANGELOG.md"):
-        text = page.read_text(encoding="utf-8")
+def test_a_page_installs_what_there_is_and_torch_from_the_index_of_cpu_builds(page):
+    if page.name == "CHANGELOG.md":
+        return
+    text = page.read_text()
+    if page != INSTALL:
         assert not re.search(r"'peelsum\[|pip\s+install\s+peelsum\b", text), (
             "write '.[EXTRA]'; link to install.md"
         )
+    for paragraph in text.split("\n\n"):
+        assert INDEX in paragraph or not NAMED.search(paragraph.replace("\n", " ")), paragraph
+
+
+def texts(path):
+    """Return a module's texts, an f-string's parts as one."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(getattr(part, "value", "")) for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_errors_and_docstrings_that_install_torch_name_the_index_too(path):
+    for text in texts(path):
+        if NAMED.search(text):
+            assert INDEX in text or text.endswith("--extra-index-url "), text
+
+
+def test_the_error_for_a_missing_torch_names_it():
+    assert f"pip install 'peelsum[demo]' --extra-index-url {INDEX}" in missing("torch", "demo")
+    assert INDEX not in missing("torch", "gpu")
+
+
+def test_every_pinned_version_takes_debian_s_python():
+    """`make setup` installs them on Debian 12's own Python, as the README says."""
+    pinned = [
+        Requirement(line)
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    wanted, checked = {}, 0
+    for one in pinned:
+        try:
+            found = metadata(one.name)
+        except PackageNotFoundError:
+            continue
+        if not one.specifier.contains(found["Version"], prereleases=True):
+            continue  # this environment was not made from the constraints
+        checked += 1
+        if not SpecifierSet(found.get("Requires-Python") or "").contains(DEBIANS):
+            wanted[one.name] = found["Requires-Python"]
+    assert wanted == {}
+    assert checked > 50
+
+
+def test_the_container_file_is_one_that_engines_read_and_takes_packages_by_apt_and_pip():
+    lines = (ROOT / "Containerfile").read_text().splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("#")).replace("\\\n", " ")
+    found = [line.split(maxsplit=1) for line in text.splitlines() if line]
+    assert found[0] == ["FROM", "docker.io/library/debian:bookworm-slim"]
+    assert {word for word, _ in found} == {"FROM", "RUN", "COPY", "ENV", "WORKDIR", "CMD"}
+    assert [json.loads(rest) for word, rest in found if word == "CMD"] == [["peelsum", "demo"]]
+    for word, rest in found:
+        if word == "RUN":
+            assert subprocess.run(["sh", "-n", "-c", rest], check=False).returncode == 0
+        assert not FETCHERS.search(rest)
+    (asked,) = re.findall(r"/src\[([a-z,]+)\]", text)
+    assert set(asked.split(",")) <= set(EXTRAS)

@@ -1,26 +1,17 @@
-"""Every page is reachable from the site's index, and every relative link leads somewhere."""
+"""Every page is reachable from the site's index, every relative link leads somewhere."""
 
 import re
 import tomllib
 from pathlib import Path
+from textwrap import wrap
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+PACKAGES = ("switch", "host", "control_plane", "topology", "simulation", "training", "benchmarks", "cli")
 #: Folders whose README has a picture.
-FOLDERS = (
-    "switch",
-    "host",
-    "control_plane",
-    "topology",
-    "simulation",
-    "training",
-    "benchmarks",
-    "cli",
-    "tests",
-    "docs",
-)
+FOLDERS = [*PACKAGES, "tests", "docs"]
 API = DOCS / "reference/api"
 #: Made by the build.
 GENERATED = {
@@ -80,3 +71,27 @@ def test_a_folders_page_is_short_and_has_a_picture(folder):
     page = (ROOT / folder / "README.md").read_text()
     assert page.count("```") == 2
     assert len(page.splitlines()) <= 20
+
+
+def layers_of(container):
+    """Return the layers of a package's contract, highest first."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (layers,) = (
+        contract["layers"]
+        for contract in tool["contracts"]
+        if contract["type"] == "layers" and contract["containers"] == [container]
+    )
+    return [layer.replace("|", "│") for layer in layers]
+
+
+def drawing():
+    """Return a row for each layer, above those that it may import; the softswitch's own stand below."""
+    rows = [line for layer in layers_of("peelsum") for line in wrap(layer, 80, subsequent_indent="  ")]
+    return "\n".join([*rows, "", "in softswitch: " + " ► ".join(layers_of("peelsum.softswitch")), ""])
+
+
+def test_the_page_draws_the_layers_that_are_checked():
+    """The drawing in docs/explanation/rounds.md is that of pyproject.toml's import contracts."""
+    page = (ROOT / "docs/explanation/rounds.md").read_text(encoding="utf-8")
+    (drawn,) = re.findall(r"```text\n(.*?)```", page.partition("## Layers")[2], re.DOTALL)
+    assert drawn == drawing(), f"put this into docs/explanation/rounds.md:\n{drawing()}"

@@ -80,13 +80,9 @@ def shows(cell: str, wanted: Cell) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", ["switch", "ports"])
-def test_switch_rows_are_of_what_the_page_names(name: str) -> None:
-    assert {row["bmv2"] for row in committed(name)} == {"measured"}
-
-
 def _switch(name: str, key: str) -> Iterator[Sequence[Cell]]:
     for row in committed(name):
+        assert row["bmv2"] == "measured"
         latency = (row["latency_p50_us"], row["latency_p99_us"], row["latency_to_bmv2"])
         yield row["target"], row["ports"], row[key], row["packets_per_s"], row["rate_to_bmv2"], *latency
 
@@ -132,18 +128,12 @@ def _only(name: str, **where: Any) -> Row:
     return row
 
 
-def _simulated(name: str, **where: Any) -> Row:
-    return _only(f"simulation_{name}", **where)
-
-
 @rows_of("simulation.md", "loss | peelsum")
 def loss() -> Iterator[Sequence[Cell]]:
     for share in (0.0, 0.001, 0.005, 0.01, 0.02, 0.05):
-        mine = _simulated("loss", loss=share, algorithm="peelsum", timers="quick")
-        slow = _simulated("loss", loss=share, algorithm="peelsum", timers="default")
-        pool, atp, ring = (
-            _simulated("loss", loss=share, algorithm=way) for way in ("switchml", "atp", "ring")
-        )
+        of = partial(_only, "simulation_loss", loss=share)
+        mine, slow = (of(algorithm="peelsum", timers=timers) for timers in ("quick", "default"))
+        pool, atp, ring = (of(algorithm=way) for way in ("switchml", "atp", "ring"))
         assert (atp["slots"], mine["slots"], pool["slots"]) == (40_000, 4096, 4096)
         cells = (mine["goodput_gbps"], 100 * mine["in_switch"], slow["goodput_gbps"], pool["goodput_gbps"])
         yield 100 * share, *cells, atp["goodput_gbps"], 100 * atp["in_switch"], ring["goodput_gbps"]
@@ -236,32 +226,15 @@ def bytes_of_a_step() -> Iterator[Sequence[Cell]]:
             yield name, 100 * rows["switch"]["density_union"], *sent
 
 
-@rows_of("training.md", "model | Gbit/s | computing")
-def iterations() -> Iterator[Sequence[Cell]]:
+def _times(of: str, over: str, *first: str) -> Iterator[Sequence[Cell]]:
     for name, gbps, rows in _iterations():
         ours, by_gloo = rows["switch"], rows["hook-gloo"]
-        times = ours["compute_ms"], *(rows[path]["iteration_ms"] for path in PATHS)
-        yield (
-            name,
-            gbps,
-            *times,
-            ours["speedup_over_dense"],
-            *(row["speedup_over_gloo"] for row in (ours, by_gloo)),
-        )
+        ratios = ours[f"{over}_over_dense"], *(row[f"{over}_over_gloo"] for row in (ours, by_gloo))
+        yield name, gbps, *(ours[one] for one in first), *(rows[path][of] for path in PATHS), *ratios
 
 
-@rows_of("training.md", "model | Gbit/s | switch, ms")
-def sums_alone() -> Iterator[Sequence[Cell]]:
-    for name, gbps, rows in _iterations():
-        ours, by_gloo = rows["switch"], rows["hook-gloo"]
-        times = (rows[path]["aggregation_ms"] for path in PATHS)
-        yield (
-            name,
-            gbps,
-            *times,
-            ours["aggregation_over_dense"],
-            *(row["aggregation_over_gloo"] for row in (ours, by_gloo)),
-        )
+rows_of("training.md", "model | Gbit/s | computing")(lambda: _times("iteration_ms", "speedup", "compute_ms"))
+rows_of("training.md", "model | Gbit/s | switch, ms")(lambda: _times("aggregation_ms", "aggregation"))
 
 
 @rows_of("training.md", "sums by | lstm")
@@ -411,13 +384,8 @@ def test_the_values_that_a_core_sums_are_those_of_the_rows() -> None:
     (printed,) = [rows for heading, rows in tables(page) if heading.startswith("lanes | UDP ports")]
     for lanes, *cells in printed:
         for ports, cell in zip(("udp", "xdp", "packet"), cells, strict=True):
-            wanted = {
-                "target": "embedded",
-                "ports": ports,
-                "lanes": int(lanes.replace(",", "")),
-                "workers": 4,
-            }
-            row = _only("interfaces", **wanted)
+            many = int(lanes.replace(",", ""))
+            row = _only("interfaces", target="embedded", ports=ports, lanes=many, workers=4)
             assert shows(cell, row["packets_per_cpu_s"] * row["lanes"] * 32 / 1e9)
 
 

@@ -46,18 +46,20 @@ class Area:
     in_python: tuple[str, ...] = ()
 
 
+def _tests(folder: str, names: str) -> tuple[str, ...]:
+    return tuple(f"tests/{folder}/test_{name}.py" for name in names.split())
+
+
 AREAS = {
     "wire": Area("switch/peelsum/wire/*.py", ("tests/wire",)),
     "spec": Area("switch/peelsum/spec/*.py", ("tests/behaviour", "tests/attack")),
     "transport": Area(
         "host/peelsum/transport/*.py",
         ("tests/transport",),
-        tuple(
-            f"tests/transport/test_{name}.py"
-            for name in (
-                *("endpoint", "server", "stray_chunks", "edges", "round_trips", "rows_reused", "congestion"),
-                *("two_levels_at_hosts", "well_formed", "virtual_network"),
-            )
+        _tests(
+            "transport",
+            "endpoint server stray_chunks edges round_trips rows_reused congestion two_levels_at_hosts "
+            "well_formed virtual_network",
         ),
     ),
     "control": Area("control_plane/peelsum/control/*.py", ("tests/control",)),
@@ -68,56 +70,34 @@ AREAS = {
     "flexible": Area("host/peelsum/flexible/*.py", ("tests/flexible",)),
     "allreduce": Area(
         "host/peelsum/allreduce/*.py",
-        tuple(
-            f"tests/allreduce/test_{name}.py"
-            for name in (
-                *("plan_agreement", "words", "in_place", "precision", "local_summation", "random_jobs"),
-                *("many_sizes", "sketch_size", "memory"),
-            )
+        _tests(
+            "allreduce",
+            "plan_agreement words in_place precision local_summation random_jobs many_sizes sketch_size "
+            "memory",
         ),
     ),
     "codec": Area(
         "host/peelsum/codec/[!g]*.py",  # those of the GPU need one
-        tuple(
-            f"tests/{name}.py"
-            for name in (
-                *("codec/test_segments", "codec/test_block_scales", "codec/test_fixed_point"),
-                *(
-                    "codec/test_index",
-                    "codec/test_sketch",
-                    "codec/test_kernels_agree",
-                    "codec/test_loop_ends",
-                ),
-                "allreduce/test_random_jobs",
-            )
-        ),
+        _tests("codec", "segments block_scales fixed_point index sketch kernels_agree loop_ends")
+        + _tests("allreduce", "random_jobs"),
     ),
     "torch": Area(
         "host/peelsum/torch/*.py",
-        tuple(
-            f"tests/torch/test_{name}.py"
-            for name in (
-                *("arguments", "hook_training", "process_group_calls", "state", "sum_queue", "reductions"),
-                *("waiting_buckets", "switch_seat", "strategy_training", "kept_between_steps"),
-            )
+        _tests(
+            "torch",
+            "arguments hook_training process_group_calls state sum_queue reductions waiting_buckets "
+            "switch_seat strategy_training kept_between_steps",
         ),
     ),
     "simulation": Area(
-        "simulation/peelsum/simulation/*.py",
-        tuple(
-            f"tests/simulation/test_{name}.py"
-            for name in ("links", "packet_level", "rivals", "scenario_files")
-        ),
+        "simulation/peelsum/simulation/*.py", _tests("simulation", "links packet_level rivals scenario_files")
     ),
     "softswitch": Area(
         "switch/peelsum/softswitch/[cr]*/*.py",  # the compiler, and what its code runs with
-        tuple(
-            f"tests/softswitch/test_{name}.py"
-            for name in (
-                *("arithmetic", "expressions", "programs", "replication", "stacks", "state", "table_entries"),
-                *("hashes", "limbs", "loader", "lookup_model", "packets_again", "queues", "register_access"),
-                *("router", "unions", "widths"),
-            )
+        _tests(
+            "softswitch",
+            "arithmetic expressions programs replication stacks state table_entries hashes limbs loader "
+            "lookup_model packets_again queues register_access router unions widths",
         ),
     ),
     "cli": Area("cli/peelsum/cli/**/*.py", ("tests/cli/test_wrong_sums.py",)),

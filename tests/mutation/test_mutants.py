@@ -104,17 +104,8 @@ def test_results_are_kept_while_tests_are_the_same(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_is_ended_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
     """Neither the tests that it started, nor their folder, nor a result."""
-    script = Path(__file__).with_name("run.py")
-    command = [
-        sys.executable,
-        str(script),
-        "--area",
-        "wire",
-        "--sample",
-        "1",
-        "--json",
-        str(tmp_path / "kept"),
-    ]
+    options = ["--area", "wire", "--sample", "1", "--json", str(tmp_path / "kept")]
+    command = [sys.executable, str(Path(__file__).with_name("run.py")), *options]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
     try:

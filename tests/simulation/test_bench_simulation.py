@@ -26,8 +26,8 @@ def test_a_fit_returns_the_factors_that_made_the_times() -> None:
 
 
 def test_every_algorithm_has_a_formula_and_peelsum_s_ends_where_two_levels_do() -> None:
-    assert set(CALIBRATION) == set(ALGORITHMS)
     many = rows.scenario_of(1024)
+    assert all(estimate(many, algorithm) > 0 for algorithm in ALGORITHMS)
     assert estimate(many, "peelsum") < estimate(many, "ring")
     more = Scenario.model_construct(
         network=NetworkSection(racks=32), jobs=(Job.model_construct(workers=10_000, elements=1 << 20),)

@@ -9,6 +9,8 @@ from peelsum.simulation.scenario import RateChange, Straggler, TimersSection
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
 LANES = 32
+#: Seconds of a chunk's frame at 100 Gbit/s.
+FRAME_S = 8 * (FRAME_HEADER_BYTES + packet_bytes(LANES)) / 100e9
 QUICK = TimersSection(
     first_answer=1e-3, resend_least=5e-5, resend_most=2e-3, need=2e-4, need_most=5e-3, reply_gap=2e-5
 )
@@ -28,9 +30,7 @@ LOSSY = Scenario(
 )
 CROWDED = Scenario(
     lanes=LANES,
-    network=NetworkSection(
-        racks=2, spines=2, loss=0.01, cross=0.3, mark_from=8, oversubscription=8.0, queue=20
-    ),
+    network=NetworkSection(racks=2, loss=0.01, cross=0.3, mark_from=8, oversubscription=8.0, queue=20),
     jobs=LOSSY.jobs,
 )
 
@@ -60,24 +60,16 @@ def test_without_loss_the_switch_sums_every_chunk_and_time_is_near_its_bound() -
     check(report)
     (row,) = report.jobs
     assert (row.in_switch, row.resends, report.drops) == (1.0, 0, {"queue_full": 0, "lost": 0})
-    frame_s = 8 * (FRAME_HEADER_BYTES + packet_bytes(LANES)) / 100e9
     # All frames leave through one link, the last then crosses three more, and each of four takes its delay.
-    bound = 2000 * frame_s + 3 * frame_s + 4e-6
+    bound = 2000 * FRAME_S + 3 * FRAME_S + 4e-6
     assert bound <= row.seconds <= 1.02 * bound
 
 
-def test_a_chunk_takes_exactly_four_links() -> None:
-    report = simulate(Scenario(lanes=LANES, jobs=(Job(workers=2, elements=LANES),)))
-    frame_s = 8 * (FRAME_HEADER_BYTES + packet_bytes(LANES)) / 100e9
-    assert report.jobs[0].seconds == pytest.approx(4 * (frame_s + 1e-6), abs=1e-12)
-
-
-def test_two_levels_take_eight_links() -> None:
-    report = simulate(
-        Scenario(lanes=LANES, network=NetworkSection(racks=2), jobs=(Job(workers=2, elements=LANES),))
-    )
-    frame_s = 8 * (FRAME_HEADER_BYTES + packet_bytes(LANES)) / 100e9
-    assert report.jobs[0].seconds == pytest.approx(6 * (frame_s + 1e-6), abs=1e-12)
+@pytest.mark.parametrize(("racks", "links"), [(1, 4), (2, 6)])
+def test_a_chunk_takes_exactly_the_links_to_the_server_and_back(racks: int, links: int) -> None:
+    network = NetworkSection(racks=racks)
+    report = simulate(Scenario(lanes=LANES, network=network, jobs=(Job(workers=2, elements=LANES),)))
+    assert report.jobs[0].seconds == pytest.approx(links * (FRAME_S + 1e-6), abs=1e-12)
 
 
 def test_a_straggler_delays_everyone_by_as_much_as_it_is_late() -> None:

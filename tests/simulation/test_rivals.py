@@ -34,7 +34,7 @@ def test_collectives_sum_exactly_and_lose_no_packet_uncounted(name: str, network
     assert (row.resends > 0) == (sum(row.drops.values()) > 0)
 
 
-@pytest.mark.parametrize("name", ["ring", "binomial", "parameter_server", "sharded_server", "all_gather"])
+@pytest.mark.parametrize("name", COLLECTIVES)
 def test_any_number_of_workers_and_words(name: str) -> None:
     assert [run_collective(scenario(w, n), name).wrong for w, n in ((2, 1), (3, 100), (7, 2))] == [0, 0, 0]
 
@@ -49,12 +49,11 @@ def test_a_collective_is_repeatable_and_its_straggler_holds_it_up() -> None:
 def test_each_sends_what_its_paper_says() -> None:
     frames = 32 * 64
     each = {name: run_collective(scenario(4, LANES * frames), name) for name in COLLECTIVES}
-    for name in ("ring", "halving_doubling", "sharded_server"):
+    for name in ("ring", "sharded_server"):
         assert each[name].packets == 4 * 2 * 3 * frames // 4
     assert each["all_gather"].packets == 4 * 3 * frames
     assert each["binomial"].packets == 2 * 3 * frames
-    assert each["parameter_server"].packets == 2 * 4 * frames
-    assert each["ring"].seconds < each["parameter_server"].seconds
+    assert each["ring"].seconds < each["all_gather"].seconds
 
 
 def test_the_check_of_sums_finds_an_order_that_is_wrong() -> None:
@@ -164,8 +163,6 @@ def test_atp_s_server_sums_what_finds_no_slot() -> None:
 def test_an_unknown_collective_gets_one_line() -> None:
     with pytest.raises(SimulationError, match=r"algorithm: 'rings' is unknown; use ring, "):
         run_collective(scenario(2, 10), "rings")
-    with pytest.raises(SimulationError, match="3 is not a power of two for halving_doubling; use 2"):
-        run_collective(scenario(3, 10), "halving_doubling")
 
 
 def test_the_example_plugs_in_an_algorithm_and_a_protocol() -> None:
@@ -177,7 +174,7 @@ def test_the_example_plugs_in_an_algorithm_and_a_protocol() -> None:
 
 def test_a_collective_is_a_function() -> None:
     def star(workers: int, words: int) -> Transfers:
-        found = Transfers(workers, 1, rounds=2)
+        found = Transfers(workers, 1)
         up = tuple(found.add(w, 0, words, (), 0, True) for w in range(1, workers))
         for w in range(1, workers):
             found.add(0, w, words, up, 0, False)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peelsum.simulation import SimulationError
-from peelsum.simulation.scenario import parse_scenario, with_options
+from peelsum.simulation import Scenario, SimulationError
+from peelsum.simulation.scenario import with_options
 
 VALUES = st.one_of(
     st.integers(-5, 5000),
@@ -18,23 +18,19 @@ VALUES = st.one_of(
     st.text(max_size=5),
     st.lists(st.integers()),
 )
-NAMES = st.sampled_from(
-    [
-        "seed",
-        "lanes",
-        "slots",
-        "network.gbps",
-        "network.racks",
-        "network.loss",
-        "network.schedule",
-        "nonsense",
-    ]
-)
+NETWORK = [f"network.{name}" for name in ("gbps", "racks", "loss", "schedule")]
+NAMES = ["seed", "lanes", "slots", *NETWORK, "nonsense"]
+
+
+def parsed(folder: Path, text: str) -> Scenario:
+    path = folder / "s.toml"
+    path.write_text(text)
+    return with_options(path, {}, {}, {})
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "scenario.toml"
-    path.write_text(
+    scenario = parsed(
+        tmp_path,
         """
         seed = 3
         [network]
@@ -45,9 +41,8 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         stragglers = [{worker = 7, late_s = 0.001}]
         [jobs.timers]
         need = 0.001
-        """
+        """,
     )
-    scenario = with_options(path, {}, {}, {})
     assert (scenario.seed, scenario.network.racks, scenario.jobs[0].workers) == (3, 2, 8)
     assert [(one.at_s, one.gbps) for one in scenario.network.schedule] == [(0.001, 50.0), (0.002, 100.0)]
     assert scenario.jobs[0].timers.timers().need == 0.001
@@ -60,18 +55,21 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ("[network]\ngbp = 3.0", "s.toml: network.gbp: is not a field of a scenario; call it 'gbps'"),
         ("[network]\nloss = 1.5", "s.toml: network.loss: 1.5: input should be less than 1"),
         (
-            "[[jobs]]\nworkers = 33",
+            "[network]\nracks = 1\n[[jobs]]\nworkers = 33",
             "network.racks: 1: jobs.0 has 33 workers, a switch takes 32; use 2 or more",
         ),
         ("[[jobs]]\nstragglers = [{worker = 9}]", "stragglers: worker 9 is not one of 4; give 0 to 3"),
-        ("[jobs.timers]\nneed = 0.0", "jobs"),
-        ('switch = "compiled"\nlanes = 5', "switch: the compiled program has 4096 slots"),
+        ("[[jobs]]\n[jobs.timers]\nneed = 0.0", "s.toml: jobs.0.timers"),
+        ("[jobs.timers]\nneed = 0.0", "s.toml: jobs: "),
+        ("jobs = []", "s.toml: jobs: "),
+        ("network = 3", "s.toml: network: 3: "),
+        ('switch = "compiled"', "s.toml: switch: 'compiled': "),
         ("nonsense", "s.toml: is not TOML"),
     ],
 )
-def test_a_bad_file_gets_one_line(text: str, message: str) -> None:
+def test_a_bad_file_gets_one_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SimulationError) as caught:
-        parse_scenario(text, "s.toml")
+        parsed(tmp_path, text)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -81,13 +79,15 @@ def test_a_missing_file_gets_one_line(tmp_path: Path) -> None:
         with_options(tmp_path / "none.toml", {}, {}, {})
 
 
-@given(NAMES, VALUES)
-def test_any_value_is_taken_or_refused_in_one_line(name: str, value: object) -> None:
+@given(name=st.sampled_from(NAMES), value=VALUES)
+def test_any_value_is_taken_or_refused_in_one_line(
+    tmp_path_factory: pytest.TempPathFactory, name: str, value: object
+) -> None:
     written = repr(value).lower() if isinstance(value, bool) else repr(value)
     table, _, field = name.rpartition(".")
     text = f"[{table}]\n{field} = {written}" if table else f"{field} = {written}"
     try:
-        said = str(parse_scenario(text).seed)
+        said = str(parsed(tmp_path_factory.getbasetemp(), text).seed)
     except SimulationError as error:
         said = str(error)
     assert "\n" not in said

@@ -7,15 +7,15 @@ Mininet is missing. As a program, in a folder with the project's examples: `pyth
 
 import os
 import re
-import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+
+from terminals import Terminal
 
 #: Why a block may be left out. Add to it only what no machine of ours can do.
 REASONS = (
@@ -69,62 +69,22 @@ def blocks(page: str) -> list[Block]:
     return found
 
 
-class Terminal:
-    """A shell that runs one block."""
-
-    def __init__(self, block: Block) -> None:
-        self.block = block
-        self.shown = ""
-        self._shell = subprocess.Popen(
-            ["bash", "-e", "-c", block.text],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    def follow(self) -> None:
-        """Read its output until it is ready or has ended. Raises SnippetError if it ends with an error."""
-        ends_at = time.monotonic() + PATIENCE_S
-        while time.monotonic() < ends_at:
-            if self.block.ready_with and self.block.ready_with in self.shown:
-                return None
-            if select.select([self._shell.stdout], [], [], 1.0)[0]:
-                new = os.read(self._shell.stdout.fileno(), 65536)
-                self.shown += new.decode(errors="replace")
-                if not new:
-                    return self._judge()
-        raise SnippetError(f"took longer than {PATIENCE_S:g} s:\n{self.block.text}\n{self.shown}")
-
-    def close(self) -> None:
-        """Press Ctrl-C in one that goes on, unless it has ended by itself."""
-        if self._shell.poll() is None:
-            os.killpg(self._shell.pid, signal.SIGINT)
-        try:
-            self.shown += self._shell.communicate(timeout=PATIENCE_S)[0].decode(errors="replace")
-        except subprocess.TimeoutExpired:
-            os.killpg(self._shell.pid, signal.SIGKILL)
-            raise SnippetError(f"did not end at Ctrl-C:\n{self.block.text}\n{self.shown}") from None
-
-    def _judge(self) -> None:
-        status = self._shell.wait()
-        wrong = re.search(r"^(peelsum: |Traceback|.*\bWRONG\b)", self.shown, re.MULTILINE)
-        if status or wrong or self.block.ready_with:
-            raise SnippetError(f"ended with status {status}:\n{self.block.text}\n{self.shown}")
-
-
 def run(found: list[Block]) -> None:
     """Run blocks in order. Raises SnippetError at the first that fails."""
-    open_ones = []
-    try:
+    with ExitStack() as stack:
         for block in found:
-            terminal = Terminal(block)
-            open_ones.append(terminal)
-            terminal.follow()
+            command = ["bash", "-e", "-c", block.text]
+            terminal = stack.enter_context(closing(Terminal(command, Path.cwd(), PATIENCE_S)))
+            try:
+                if block.ready_with:
+                    terminal.wait_for(block.ready_with)
+                else:
+                    terminal.rest()
+            except (AssertionError, subprocess.TimeoutExpired):
+                raise SnippetError(f"failed:\n{block.text}\n{terminal.shown}") from None
+            if re.search(r"^(peelsum: |Traceback|.*\bWRONG\b)", terminal.shown, re.MULTILINE):
+                raise SnippetError(f"went wrong:\n{block.text}\n{terminal.shown}")
             print(terminal.shown, flush=True)
-    finally:
-        for terminal in reversed(open_ones):
-            terminal.close()
 
 
 def play(page: Path) -> subprocess.CompletedProcess[str]:

@@ -26,6 +26,7 @@ class Terminal:
             command,
             cwd=folder,
             env={**inherited, "PATH": path, **environment},
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -61,9 +61,9 @@ def test_a_description_that_is_wrong_is_told(tmp_path) -> None:
 
 def test_ctrl_c_ends_what_is_not_up_yet(pair) -> None:
     program = (
-        "import sys\nfrom peelsum.cli import detached\n"
+        "import sys\nfrom peelsum.cli import network\n"
         "def interrupted(process, *rest):\n    print(process.pid, flush=True)\n    raise KeyboardInterrupt\n"
-        "detached._until_ready = interrupted\nfrom peelsum.cli.main import main\nmain()\n"
+        "network._until_ready = interrupted\nfrom peelsum.cli.main import main\nmain()\n"
     )
     command = [sys.executable, "-c", program, "up", pair, "--detach"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)

@@ -217,6 +217,7 @@ ADMISSION = {
     "slots": 128,
     "worker_ports": [0, 510],
     "server_port": 510,
+    "news": "for others",
 }
 
 
@@ -236,7 +237,12 @@ def test_an_admission_may_use_half_of_the_slots_and_every_port_of_a_switch() -> 
         ({"racks": 5}, "racks: 5 is not a list of integers"),
         ({"racks": [1, "x"]}, r"racks\[1\]: 'x' is not an integer"),
         ({"window": [64]}, r"window: \[64\] is not an integer"),
+        ({"job_id": 1.5}, "job_id: 1.5 is not an integer"),
+        ({"lanes": None}, "lanes: None is not an integer"),
+        ({"window": 0}, "window: 0 is out of range"),
         ({"timers": {}}, "timers: belong to each host"),
+        ({"timeout_s": "30"}, "timeout_s: '30' is not a number of seconds"),
+        ({"timeout_s": None}, "timeout_s is missing"),
         ({"timeout_s": 0}, "timeout_s: 0 is not a number of seconds"),
         ({"timeout_s": float("inf")}, "timeout_s: inf is not a number of seconds"),
         ({"lanes": True}, "lanes: True is not an integer"),
@@ -245,6 +251,14 @@ def test_an_admission_may_use_half_of_the_slots_and_every_port_of_a_switch() -> 
 def test_an_admission_that_no_switch_can_have_is_refused(changed: dict[str, object], message: str) -> None:
     with pytest.raises(TransportConfigError, match=message):
         job_config({**ADMISSION, **changed})
+
+
+@pytest.mark.parametrize("admission", [None, [], "{}"])
+def test_an_admission_that_is_not_an_object_is_refused(admission: object) -> None:
+    with pytest.raises(
+        TransportConfigError, match=r"^admission: .* is not a JSON object; give what `peelsum"
+    ):
+        job_config(admission)  # type: ignore[arg-type]
 
 
 def test_a_worker_that_waits_for_nothing_never_stalls() -> None:

@@ -13,7 +13,6 @@ from peelsum.cli import (
     bench,
     certificates,
     controller,
-    demo,
     doctor,
     job,
     network,
@@ -21,11 +20,12 @@ from peelsum.cli import (
     server,
     simulate,
     switch,
-    top,
     topo,
     trace,
 )
 from peelsum.cli.caches import keep_compiled
+from peelsum.cli.demo import command as demo
+from peelsum.cli.demo import worker as demo_worker
 from peelsum.topology.user_errors import INTERRUPTED, USER_ERROR, delivered
 
 app = typer.Typer(
@@ -43,9 +43,8 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(topo.app, name="topo")
 app.add_typer(trace.app, name="trace")
 app.command("demo")(demo.command)
-app.command("demo-worker", hidden=True)(demo.worker_command)
+app.command("demo-worker", hidden=True)(demo_worker.command)
 app.command("status")(job.status)
-app.command("top")(top.command)
 app.command("doctor")(doctor.command)
 app.command("plan")(plan.plan)
 app.command("simulate")(simulate.simulate)

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from peelsum.cli.options import Json, within
-from peelsum.cli.output import exit_if, measuring, print_json, table_of
+from peelsum.cli.output import measuring, print_json, progress_bar, table_of
 from peelsum.extras import missing
 
 if TYPE_CHECKING:
@@ -130,7 +130,8 @@ def run(
         ]
         if json:
             print_json([row for report in reports for row in report])
-    exit_if(any(_wrong(row) for report in reports for row in report))
+    if any(_wrong(row) for report in reports for row in report):
+        raise typer.Exit(1)
 
 
 @app.command("show", context_settings=ANYTHING)
@@ -364,13 +365,11 @@ def _shown(title: str, tell: Tell) -> Iterator[Watch]:
     import time
 
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from peelsum.experiments.running import Failed, Watch
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with progress_bar(console) as progress:
         task = progress.add_task(title)
 
         class Shown(Watch):

@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from peelsum.cli.options import ChildOf, Json, LogFormat, Metrics, Tls, identity, logged, serving_metrics
+from peelsum.cli.options import (
+    ChildOf,
+    Json,
+    LogFormat,
+    Metrics,
+    Tls,
+    identity,
+    logged,
+    reporting,
+    serve_metrics,
+)
 from peelsum.cli.options import address as host_and_port
 from peelsum.topology import Signalled, end_with_parent, say
-from peelsum.topology.user_errors import reported
 
 if TYPE_CHECKING:
     from finsy.p4schema import P4Schema
@@ -40,12 +49,8 @@ def run(
 
     Run it twice, with the same description and at two addresses: one is the backup of the other.
     """
-    from peelsum.control import ControlError
     from peelsum.control.cluster import Cluster, ControllerService, Store, read_cluster
-    from peelsum.logs import LogsError
-    from peelsum.metrics import MetricsError, Values, cluster_values
-    from peelsum.pipelines import PipelineError
-    from peelsum.tls import TlsError
+    from peelsum.metrics import Values, cluster_values
 
     if child:
         end_with_parent()
@@ -57,7 +62,7 @@ def run(
         else:
             print(event, flush=True)
 
-    with reported(ControlError, PipelineError, TlsError, MetricsError, LogsError), ExitStack() as stack:
+    with reporting(), ExitStack() as stack:
         tell = logged(log_format, "controller", print_event)
         described, certificate = read_cluster(config), identity(tls)
         pipelines = _pipelines(described)
@@ -70,9 +75,7 @@ def run(
         def read() -> Values:
             return cluster_values(cluster.totals())
 
-        url = {}
-        if metrics is not None:
-            url["metrics"] = stack.enter_context(serving_metrics(metrics, "cluster", read, tls, json)).url
+        url = serve_metrics(stack, metrics, "cluster", read, tls, json)
         ended = Signalled(SIGINT, SIGTERM)
         if json:
             say(listen=service.address, **url)

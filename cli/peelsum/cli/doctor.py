@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peelsum.cli.job_controller import Controllers
-from peelsum.cli.options import Json, Tls, identity
+from peelsum.cli.cluster import Controllers
+from peelsum.cli.options import Json, Tls, identity, reporting
 from peelsum.topology import say
-from peelsum.topology.user_errors import reported
 from peelsum.wire import DEFAULT_LANES
 
 if TYPE_CHECKING:
@@ -31,11 +30,10 @@ def command(
     json: Json = False,
 ) -> None:
     """Say what this machine has and lacks, and what to do; exit with status 1 if it lacks what is needed."""
-    from peelsum.control import ControlError, read_description
-    from peelsum.tls import TlsError
+    from peelsum.control import read_description
     from peelsum.topology.doctor import examine, examine_cluster, examine_interface, examine_job
 
-    with reported(ControlError, TlsError):
+    with reporting():
         job = None if description is None else read_description(description)
         lanes = job.plans()[0].switch.pipeline_lanes if job else DEFAULT_LANES
         findings = list(examine(lanes, job.job.window) if job else examine())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peelsum.cli.cluster_report import as_json, read_report, shown
-from peelsum.cli.job_controller import Controllers, Token, admit_there, evict_there, list_
+from peelsum.cli.cluster import Controllers, Token, admit_there, evict_there, show_cluster
+from peelsum.cli.holding import LOADING, LOOK_EVERY_S, PATIENCE_S, ControllerCounts, event_teller
 from peelsum.cli.job_serve import serve
 from peelsum.cli.options import (
     ChildOf,
@@ -22,29 +22,20 @@ from peelsum.cli.options import (
     Metrics,
     Tls,
     identity,
-    logged,
+    reporting,
     require_device_id,
-    serving_metrics,
+    serve_metrics,
 )
 from peelsum.topology import Signalled, end_with_parent, say
 from peelsum.topology.progress import taking_time
 from peelsum.topology.telling import told
-from peelsum.topology.user_errors import reported
 
 if TYPE_CHECKING:
-    from peelsum.cli.controller_counts import ControllerCounts
-    from peelsum.control import AdmittedJob, Fabric, SwitchStatus, Watch
-    from peelsum.control.cluster import Report
+    from peelsum.control import AdmittedJob, SwitchStatus
     from peelsum.wire import Verdict
 
 app = typer.Typer(help="Admit, serve and evict jobs.", no_args_is_help=True)
 app.command()(serve)
-app.command("list")(list_)
-
-_LOOK_EVERY_S = 1.0
-_LOADING = "loading the pipeline, which a switch that has not run it before compiles"
-#: How long to wait while another controller is primary, e.g. to admit or restore a job.
-_PATIENCE_S = 10.0
 
 P4Runtime = Annotated[str, typer.Option(help="The switch's P4Runtime address.")]
 DeviceId = Annotated[int, typer.Option(help="P4Runtime's device_id.")]
@@ -69,13 +60,8 @@ def admit(
 
     With --controller, a cluster's controller does so, and holds the job until it is evicted.
     """
-    from peelsum.cli.controller_counts import ControllerCounts
-    from peelsum.control import ControlError, Fabric, Watch, read_description
+    from peelsum.control import Fabric, Watch, read_description
     from peelsum.control.drivers import program_files
-    from peelsum.logs import LogsError
-    from peelsum.metrics import MetricsError
-    from peelsum.pipelines import PipelineError
-    from peelsum.tls import TlsError
 
     if controller:
         if hold or metrics is not None or log_format is not None:
@@ -91,12 +77,12 @@ def admit(
     if child:
         end_with_parent()
     tell = told(json=json, child=child)
-    with reported(ControlError, PipelineError, TlsError, MetricsError, LogsError), ExitStack() as stack:
+    with reporting(), ExitStack() as stack:
         job = read_description(description)
         switch = job.plans()[0].switch
         files = program_files(switch.pipeline_lanes, switch.tofino)
-        with Fabric.connect(job, patience_s=_PATIENCE_S, identity=identity(tls)) as fabric:
-            with taking_time(_LOADING, tell):
+        with Fabric.connect(job, patience_s=PATIENCE_S, identity=identity(tls)) as fabric:
+            with taking_time(LOADING, tell):
                 fabric.load_pipeline(*files)
             with taking_time("freeing the job's slots, filling tables", tell):
                 admission = fabric.admit()
@@ -105,13 +91,20 @@ def admit(
             if hold:
                 counts = ControllerCounts(job.job.id)
                 counts.admitted(admission.generation)
-                if metrics is not None:
-                    stack.enter_context(serving_metrics(metrics, "controller", counts.values, tls, json))
-                watch = Watch(fabric, admission.generation, *files)
+                serve_metrics(stack, metrics, "controller", counts.values, tls, json)
                 known = {"job": job.job.id, "generation": admission.generation}
-                tell_event = logged(log_format, "controller", _say_event if json else _print, **known)
-                _look_after(watch, counts, tell_event)
-                _leave(fabric, json)
+                tell_event = event_teller(log_format, json, **known)
+                watch, ended = Watch(fabric, admission.generation, *files), Signalled(SIGINT, SIGTERM)
+                while not ended.wait(LOOK_EVERY_S):
+                    for event in watch.look():
+                        counts.note(event)
+                        tell_event(event)
+                total: Counter[Verdict] = Counter()
+                for verdicts in fabric.verdicts():
+                    total.update(verdicts)
+                fabric.evict()
+                if json:
+                    say(verdicts=_named(total))
 
 
 def _show(admission: Mapping[str, object], json: bool) -> None:
@@ -126,32 +119,6 @@ def _without_controller(token: Path | None) -> None:
         raise typer.BadParameter(f"token: {token}: applies to --controller only; give that too")
 
 
-def _say_event(event: object) -> None:
-    say(event=str(event))
-
-
-def _print(event: object) -> None:
-    print(event, flush=True)
-
-
-def _look_after(watch: Watch, counts: ControllerCounts, tell_event: Callable[[object], None]) -> None:
-    """Keep the job on its switches until a signal comes, and tell what had to be restored."""
-    ended = Signalled(SIGINT, SIGTERM)
-    while not ended.wait(_LOOK_EVERY_S):
-        for event in watch.look():
-            counts.note(event)
-            tell_event(event)
-
-
-def _leave(fabric: Fabric, json: bool) -> None:
-    total: Counter[Verdict] = Counter()
-    for verdicts in fabric.verdicts():
-        total.update(verdicts)
-    fabric.evict()
-    if json:
-        say(verdicts=_named(total))
-
-
 @app.command()
 def evict(
     job_id: Annotated[int, typer.Argument(help="The job's number.")],
@@ -162,8 +129,7 @@ def evict(
     tls: Tls = None,
 ) -> None:
     """Evict a job: its switch, or with --controller each of its switches, drops its packets from now on."""
-    from peelsum.control import ControlError, Controller
-    from peelsum.tls import TlsError
+    from peelsum.control import Controller
 
     if controller:
         evict_there(controller, job_id, tls, token)
@@ -171,8 +137,8 @@ def evict(
     _without_controller(token)
     require_device_id(device_id)
     with (
-        reported(ControlError, TlsError),
-        Controller.connect(p4runtime, device_id, patience_s=_PATIENCE_S, identity=identity(tls)) as connected,
+        reporting(),
+        Controller.connect(p4runtime, device_id, patience_s=PATIENCE_S, identity=identity(tls)) as connected,
     ):
         connected.evict(job_id)
 
@@ -188,8 +154,7 @@ def status(
     json: Json = False,
 ) -> None:
     """Show a switch's jobs and its packets by verdict; with --controller, a cluster's jobs and switches."""
-    from peelsum.control import ControlError, Controller
-    from peelsum.tls import TlsError
+    from peelsum.control import Controller
 
     if dashboard:
         from peelsum.metrics.dashboard import dashboard as grafana
@@ -197,12 +162,12 @@ def status(
         print(grafana(), end="")
         return
     if controller:
-        with reported(ControlError, TlsError):
-            _show_cluster(read_report(controller, tls), json)
+        with reporting():
+            show_cluster(controller, tls, json)
         return
     require_device_id(device_id)
     with (
-        reported(ControlError, TlsError),
+        reporting(),
         Controller.observe(p4runtime, device_id, identity=identity(tls)) as observer,
     ):
         seen = observer.status()
@@ -210,15 +175,6 @@ def status(
         say(**{**asdict(seen), "verdicts": _named(seen.verdicts)})
     else:
         _print_status(seen)
-
-
-def _show_cluster(report: Report, json: bool) -> None:
-    from rich.console import Console
-
-    if json:
-        say(**as_json(report))
-    else:
-        Console().print(shown(report))
 
 
 def _print_status(seen: SwitchStatus) -> None:

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 from signal import SIG_IGN, SIGHUP, SIGINT, SIGTERM, getsignal
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from peelsum.cli.holding import LOADING, LOOK_EVERY_S, PATIENCE_S, ControllerCounts, event_teller
 from peelsum.cli.options import (
     ChildOf,
     Json,
@@ -35,26 +37,20 @@ from peelsum.cli.options import (
     Tls,
     address,
     identity,
-    logged,
-    serving_metrics,
+    reporting,
+    serve_metrics,
 )
 from peelsum.topology import Child, ProcessError, Signalled, TopologyError, end_with_parent, records, say
 from peelsum.topology.progress import taking_time
 from peelsum.topology.restartable import RestartableProcess
 from peelsum.topology.telling import told
-from peelsum.topology.user_errors import reported
 from peelsum.wire import UDP_PORT
 
 if TYPE_CHECKING:
-    from peelsum.cli.controller_counts import ControllerCounts
     from peelsum.cli.job_requests import Guest, Requests
     from peelsum.control import Fabric, JobDescription, RacksDescription, Watch
     from peelsum.pipelines import Pipeline
     from peelsum.tls import Identity
-
-_LOOK_EVERY_S = 1.0
-#: How long to wait while another controller is primary, e.g. to admit or restore a job.
-_PATIENCE_S = 10.0
 
 
 class ServeError(Exception):
@@ -94,23 +90,17 @@ def serve(
     child: ChildOf = False,
 ) -> None:
     """Admit a job again, with a new aggregation server, whenever its workers start; until Ctrl-C."""
-    from peelsum.cli.controller_counts import ControllerCounts
     from peelsum.cli.job_requests import Requests
-    from peelsum.control import ControlError, Fabric, JobDescription, read_description
-    from peelsum.logs import LogsError
-    from peelsum.metrics import MetricsError
-    from peelsum.pipelines import PipelineError, pipeline
-    from peelsum.tls import TlsError, read_token, require_tls
+    from peelsum.control import Fabric, JobDescription, read_description
+    from peelsum.pipelines import pipeline
+    from peelsum.tls import read_token, require_tls
 
     if child:
         end_with_parent()
     tell = told(json=json, child=child)
     bases = [address(one, "the switch") for one in udp or ()]
     place = address(listen, "the address to listen at")
-    with (
-        reported(ControlError, PipelineError, ServeError, TlsError, MetricsError, LogsError, TopologyError),
-        ExitStack() as stack,
-    ):
+    with reporting(ServeError, TopologyError), ExitStack() as stack:
         certificate, secret = identity(tls), "" if token is None else read_token(token)
         require_tls("--listen", place[0], certificate)
         if certificate is not None and not secret:
@@ -128,9 +118,9 @@ def serve(
             )
         compiled = pipeline(job.plans()[0].switch.pipeline_lanes)
         with (
-            taking_time("loading the pipeline, which a switch that has not run it before compiles", tell),
+            taking_time(LOADING, tell),
             # Report errors before the first request.
-            Fabric.connect(job, patience_s=_PATIENCE_S, identity=certificate) as fabric,
+            Fabric.connect(job, patience_s=PATIENCE_S, identity=certificate) as fabric,
         ):
             fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
             # Before jobs are evicted: a controller that is refused must not evict those of one that runs.
@@ -142,31 +132,17 @@ def serve(
         requests = stack.enter_context(
             Requests(listening, f"job {job.job.id}", identity=certificate, token=secret)
         )
-        known = {"job": job.job.id}
-        tell_event = logged(log_format, "controller", _say_event if json else _print, **known)
-        runs = stack.enter_context(
-            _Runs(job, compiled, bases, tell_event, certificate, counts, ethernet=ethernet)
+        tell_event = event_teller(log_format, json, job=job.job.id)
+        runs_of = partial(
+            _Runs, compiled=compiled, bases=bases, tell=tell_event, certificate=certificate, ethernet=ethernet
         )
+        runs = stack.enter_context(runs_of(job, counts))
         groups = stack.enter_context(
             _Groups(
-                job,
-                lambda described: _Runs(
-                    described,
-                    compiled,
-                    bases,
-                    tell_event,
-                    certificate,
-                    ControllerCounts(described.job.id),
-                    ethernet=ethernet,
-                    is_new=True,
-                ),
-                ethernet=ethernet,
+                job, lambda one: runs_of(one, ControllerCounts(one.job.id), is_new=True), ethernet=ethernet
             )
         )
-        url = {}
-        if metrics is not None:
-            served = stack.enter_context(serving_metrics(metrics, "controller", counts.values, tls, json))
-            url["metrics"] = served.url
+        url = serve_metrics(stack, metrics, "controller", counts.values, tls, json)
         outlives_terminal = getsignal(SIGHUP) is SIG_IGN  # as with nohup
         ended = Signalled(SIGINT, SIGTERM, *(() if outlives_terminal else (SIGHUP,)))
         host, port = listening.getsockname()[:2]
@@ -181,27 +157,19 @@ def serve(
         _answer(requests, runs, groups, ended)
 
 
-def _say_event(news: object) -> None:
-    say(event=str(news))
-
-
-def _print(news: object) -> None:
-    print(news, flush=True)
-
-
 class _Runs:
     """The current run of the job: its admission, held on the switches, and its server."""
 
     def __init__(
         self,
         job: JobDescription | RacksDescription,
+        counts: ControllerCounts,
+        *,
         compiled: Pipeline,
         bases: list[tuple[str, int]],
         tell: Callable[[object], None],
         certificate: Identity | None,
-        counts: ControllerCounts,
-        *,
-        ethernet: bool = False,
+        ethernet: bool,
         is_new: bool = False,
     ) -> None:
         """bases: of the switches' UDP ports, or with `ethernet` the addresses that packets are sent to.
@@ -238,7 +206,7 @@ class _Runs:
         with ExitStack() as run:
             # Connect again for each run: switches may have been restarted since the last.
             fabric = run.enter_context(
-                Fabric.connect(self._job, patience_s=_PATIENCE_S, identity=self._certificate)
+                Fabric.connect(self._job, patience_s=PATIENCE_S, identity=self._certificate)
             )
             fabric.load_pipeline(*self._files)
             if self._is_new and fabric.is_admitted():
@@ -440,7 +408,7 @@ def _answer(requests: Requests, runs: _Runs, groups: _Groups, ended: Signalled) 
 
     looked = time.monotonic()
     while not ended.wait(0):
-        if guest := requests.next(time.monotonic(), _LOOK_EVERY_S):
+        if guest := requests.next(time.monotonic(), LOOK_EVERY_S):
             try:
                 answer = runs.start() if guest.ranks is None else groups.start(guest)
                 runs.tell(_started(answer, guest))
@@ -448,7 +416,7 @@ def _answer(requests: Requests, runs: _Runs, groups: _Groups, ended: Signalled) 
                 answer = {"error": str(error)}
                 runs.tell(error)
             requests.tell(answer)
-        if time.monotonic() - looked >= _LOOK_EVERY_S:
+        if time.monotonic() - looked >= LOOK_EVERY_S:
             runs.look()
             groups.look()
             looked = time.monotonic()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
-from contextlib import suppress
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
-from peelsum.cli.detached import start_detached
 from peelsum.cli.options import ChildOf, Json
 from peelsum.topology import Signalled, TopologyError, end_with_parent, say
 from peelsum.topology.interrupts import Interrupted, Interruption
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from peelsum.topology.records import Process, Record
 
 _CHECK_EVERY_S = 0.5
-#: The beginning of the line that reports that a network is up.
+#: The beginning of the line that reports that a network is up; a JSON object does, too.
 READY = "run commands with"
 #: How long a readmission, which starts processes, may take.
 _READMISSION_S = 60.0
@@ -35,30 +35,17 @@ _APPEARANCE_S = 5.0
 _SILENT_S = 1.0
 
 
-class SwitchKind(StrEnum):
-    """The program that runs as a switch: the softswitch (`embedded`) or BMv2."""
-
-    EMBEDDED = "embedded"
-    BMV2 = "bmv2"
-
-
-class LinkKind(StrEnum):
-    """What links are made of."""
-
-    UDP = "udp"
-    VETH = "veth"
-
-
 def up(
     topology: Annotated[
         str, typer.Argument(help="star, two_racks, or a .toml or .json file that describes a network.")
     ],
     switch: Annotated[
-        SwitchKind, typer.Option(help="The switches: the softswitch (embedded), or BMv2.")
-    ] = SwitchKind.EMBEDDED,
+        Literal["embedded", "bmv2"], typer.Option(help="The switches: the softswitch (embedded), or BMv2.")
+    ] = "embedded",
     links: Annotated[
-        LinkKind, typer.Option(help="Loopback UDP, or veth between network namespaces (needs root).")
-    ] = LinkKind.UDP,
+        Literal["udp", "veth"],
+        typer.Option(help="Loopback UDP, or veth between network namespaces (needs root)."),
+    ] = "udp",
     restart: Annotated[
         bool,
         typer.Option(help="Restart a switch or server that ends by itself, instead of ending the network."),
@@ -75,7 +62,7 @@ def up(
 
     if detach:
         with reported(TopologyError):
-            raise SystemExit(start_detached([word for word in sys.argv[1:] if word != "--detach"], READY))
+            raise SystemExit(_start_detached([word for word in sys.argv[1:] if word != "--detach"]))
     if child:
         end_with_parent()
     told(json=json, child=child)
@@ -85,8 +72,8 @@ def up(
         suppress(Interrupted),  # the normal end
         Interruption() as interruption,
     ):
-        kind = VethNetwork if links is LinkKind.VETH else UdpNetwork
-        network = kind(description.read(topology), switch.value, restart=restart)
+        kind = VethNetwork if links == "veth" else UdpNetwork
+        network = kind(description.read(topology), switch, restart=restart)
         left_over = records.Record.read()
         if left_over is not None:
             records.end(left_over)
@@ -112,6 +99,52 @@ def up(
                         _tell(network, line, json)
         finally:
             records.end(record)
+
+
+def _start_detached(arguments: Sequence[str]) -> int:
+    """Start `peelsum` with `arguments`; return 0 once it is ready, or its exit status if it ended.
+
+    Until then, this process shows the command's output, and Ctrl-C ends both. All output is written to
+    `up.out` and `up.err` in the folder of `records.folder`.
+    """
+    from peelsum.topology import records
+
+    with ExitStack() as files:
+        names = [records.folder() / name for name in ("up.out", "up.err")]
+        written = [files.enter_context(name.open("a", encoding="utf-8")) for name in names]
+        read = [files.enter_context(name.open(encoding="utf-8")) for name in names]
+        for file in read:
+            file.seek(0, 2)  # skip the output of earlier networks
+        process = subprocess.Popen(
+            [sys.executable, "-m", "peelsum.cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=written[0],
+            stderr=written[1],
+            start_new_session=True,
+        )
+        try:
+            return _until_ready(process, *read)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+
+
+def _until_ready(process: subprocess.Popen[bytes], out: TextIO, errors: TextIO) -> int:
+    said = ""
+    while True:
+        status = process.poll()
+        new = out.read()
+        said += new
+        sys.stdout.write(new)
+        sys.stderr.write(errors.read())
+        sys.stdout.flush()
+        complete = said.splitlines() if said.endswith("\n") else said.splitlines()[:-1]
+        if any(line.startswith((READY, "{")) for line in complete):
+            return 0
+        if status is not None:
+            return status
+        time.sleep(_POLL_S)
 
 
 def _recorded(network: Network, up: Process) -> Record:

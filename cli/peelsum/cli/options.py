@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from peelsum.logs import configure, log_event
-from peelsum.metrics import PARTS, MetricsServer, Values, metrics_address
-from peelsum.tls import Identity
+from peelsum.logs import LogsError, configure, log_event
+from peelsum.metrics import PARTS, MetricsError, MetricsServer, Values, metrics_address
+from peelsum.tls import Identity, TlsError
+from peelsum.topology.user_errors import reported
+
+#: What is wrong with the options below.
+OPTION_ERRORS = (TlsError, MetricsError, LogsError)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 ChildOf = Annotated[bool, typer.Option("--child", hidden=True, help="End when standard input closes.")]
@@ -31,14 +36,27 @@ Metrics = Annotated[
 ]
 
 
-def serving_metrics(
-    where: str, part: str, read: Callable[[], Values], tls: Path | None, json: bool
-) -> MetricsServer:
-    """Serve a part's metrics at `where`, and print the address. Raises MetricsError or TlsError."""
-    server = MetricsServer(metrics_address(where), PARTS[part], read, identity(tls))
+def reporting(*more: type[Exception]) -> AbstractContextManager[None]:
+    """Report errors of the control plane, of these options, and `more` in one line, with exit status 2."""
+    from peelsum.control import ControlError
+    from peelsum.pipelines import PipelineError
+
+    return reported(ControlError, PipelineError, *OPTION_ERRORS, *more)
+
+
+def serve_metrics(
+    stack: ExitStack, where: str | None, part: str, read: Callable[[], Values], tls: Path | None, json: bool
+) -> dict[str, str]:
+    """Serve a part's metrics at `where`, if given, until the stack is closed; print the address.
+
+    Return what `--json` says of it. Raises MetricsError or TlsError.
+    """
+    if where is None:
+        return {}
+    server = stack.enter_context(MetricsServer(metrics_address(where), PARTS[part], read, identity(tls)))
     if not json:
         print(f"metrics at {server.url}", flush=True)
-    return server
+    return {"metrics": server.url}
 
 
 def logged(

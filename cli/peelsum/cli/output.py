@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json as json_format
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
-
-import typer
 
 from peelsum.topology.interrupts import Interruption
 from peelsum.topology.progress import Tell
@@ -17,6 +15,8 @@ from peelsum.topology.telling import told
 from peelsum.topology.user_errors import reported
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
     from rich.table import Table
 
 
@@ -35,11 +35,6 @@ def print_json(value: object) -> None:
     sys.stdout.write(json_format.dumps(value, indent=2, default=asdict) + "\n")
 
 
-def aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Return a line of right-justified cells."""
-    return " ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-
-
 def table_of(headings: Iterable[str], *, left: Iterable[str] = (), **options: Any) -> Table:
     """Return an empty table with a rule below its headings. Columns not in `left` are right-justified.
 
@@ -54,7 +49,9 @@ def table_of(headings: Iterable[str], *, left: Iterable[str] = (), **options: An
     return table
 
 
-def exit_if(wrong: bool) -> None:
-    """End the command with status 1 if a sum was wrong."""
-    if wrong:
-        raise typer.Exit(1)
+def progress_bar(console: Console) -> Progress:
+    """Return a bar with what is done of how much, and the time left; without a terminal it shows nothing."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

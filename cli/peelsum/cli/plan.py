@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from peelsum.cli.options import Json, within
-from peelsum.cli.output import aligned, measuring, print_json
+from peelsum.cli.output import measuring, print_json
 
 if TYPE_CHECKING:
     from peelsum.bench.methods import MethodRow
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 _HEADINGS = ("form", "index", "bytes", "exchanges", "words ms", "exch. ms", "codec ms", "total ms")
 _CHECK_HEADINGS = ("measured", "error", "codec ms", "error")
 _METHOD_HEADINGS = ("method", "bytes", "latency ms", "words ms", "codec ms", "total ms")
-_METHOD_WIDTHS = (16, 15, 11, 11, 11, 11)
+#: Headings of columns of words.
+_WORDS = ("form", "index", "layout", "method")
 _UNITS = {"gbps": "Gbit/s", "latency_s": "s of latency", "ratio": "of all elements", "elements": "elements"}
-#: Widths of all columns but the last, "layout".
-_WIDTHS = (7, 9, 13, 9, 9, 8, 9, 9, 13, 6, 9, 6)
 
 
 def plan(
@@ -66,21 +65,21 @@ def plan(
             print_json(found)
         else:
             headings = (*_HEADINGS, *(_CHECK_HEADINGS if check else ()), "layout")
-            print("\n".join([_columns(headings), *map(_line, found.candidates), "", *found.why, ""]))
+            print("\n".join([*_aligned([headings, *map(_line, found.candidates)]), "", *found.why, ""]))
             print("\n".join([*map(_form, found.forms), ""]))
             if found.methods:
-                print("\n".join(map(_method_columns, [_METHOD_HEADINGS, *map(_method, found.methods)])))
+                print("\n".join(_aligned([_METHOD_HEADINGS, *map(_method, found.methods)])))
                 print("\n".join(["", *map(_crossover, found.crossovers)]))
             print(found.advice)
 
 
-def _line(row: Row) -> str:
+def _line(row: Row) -> list[str]:
     times = (row.words_ms, row.exchanges_ms, row.codec_ms, row.total_ms)
     cells = [row.form, row.index, f"{row.bytes:,}", str(row.exchanges), *(f"{time:.3f}" for time in times)]
     if row.measured_bytes is not None:
         cells += [f"{row.measured_bytes:,}", f"{row.bytes_error:+.1%}"]
         cells += [f"{row.measured_codec_ms:.3f}", f"{row.codec_error:+.0%}"]
-    return _columns([*cells, row.layout])
+    return [*cells, row.layout]
 
 
 def _form(one: FormTime) -> str:
@@ -91,19 +90,19 @@ def _form(one: FormTime) -> str:
     return f"{said}; {one.codec_ms:.4g} ms of codec, measured, and {network_ms:.4g} ms of network, simulated."
 
 
-def _columns(cells: Sequence[str]) -> str:
-    """Return a line whose last cell is left-justified."""
-    *padded, last = cells
-    return f"{aligned(padded, _WIDTHS[: len(padded)])}  {last}".rstrip()
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return lines of columns as wide as their cells, the first of which is the heading."""
+    columns = [
+        [cell.ljust(width) if column[0] in _WORDS else cell.rjust(width) for cell in column]
+        for column in zip(*rows, strict=True)
+        for width in [max(map(len, column))]
+    ]
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 def _method(row: MethodRow) -> list[str]:
     times = (row.latency_ms, row.words_ms, row.codec_ms, row.total_ms)
     return [row.method, f"{row.sent_bytes:,}", *(f"{time:.3f}" for time in times)]
-
-
-def _method_columns(cells: Sequence[str]) -> str:
-    return aligned(cells, _METHOD_WIDTHS)
 
 
 def _crossover(one: Crossover) -> str:

@@ -12,16 +12,22 @@ from typing import Annotated, Any
 
 import typer
 
-from peelsum.cli.options import ChildOf, Json, LogFormat, Metrics, Tls, address, logged, serving_metrics
+from peelsum.cli.options import (
+    OPTION_ERRORS,
+    ChildOf,
+    Json,
+    LogFormat,
+    Metrics,
+    Tls,
+    address,
+    logged,
+    serve_metrics,
+)
 from peelsum.topology import end_with_parent, say
 from peelsum.topology.telling import told_of_compiling
 from peelsum.topology.user_errors import reported
 
 app = typer.Typer(help="The aggregation server.", no_args_is_help=True)
-
-
-class AdmissionError(ValueError):
-    """The text or file given is not a job's admission."""
 
 
 @app.command()
@@ -41,9 +47,7 @@ def run(
     child: ChildOf = False,
 ) -> None:
     """Serve a job until Ctrl-C, or until all its workers have finished."""
-    from peelsum.logs import LogsError
-    from peelsum.metrics import MetricsError, Values, server_values
-    from peelsum.tls import TlsError
+    from peelsum.metrics import Values, server_values
     from peelsum.transport import AggregationService, Event, JobFinished, TransportError, job_config
 
     if child:
@@ -61,7 +65,7 @@ def run(
         if not json:
             print(event, file=sys.stderr, flush=True)
 
-    with reported(TransportError, AdmissionError, MetricsError, TlsError, LogsError), ExitStack() as stack:
+    with reported(TransportError, *OPTION_ERRORS), ExitStack() as stack:
         config = job_config(_admission(admission))
         known = {"job": config.job_id, "generation": config.generation}
         tell = logged(log_format, "server", print_event, **known)
@@ -72,9 +76,7 @@ def run(
         def read() -> Values:
             return server_values({job: asdict(stats) for job, stats in service.stats().items()})
 
-        url = {}
-        if metrics is not None:
-            url["metrics"] = stack.enter_context(serving_metrics(metrics, "server", read, tls, json)).url
+        url = serve_metrics(stack, metrics, "server", read, tls, json)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: service.stop())
         if json:
@@ -96,11 +98,13 @@ def _admission(text: str) -> dict[str, Any]:
             text = Path(text).read_text(encoding="utf-8")
         values = json_.loads(text)
     except OSError as error:
-        raise AdmissionError(
+        raise typer.BadParameter(
             f"admission: {text}: {error.strerror}; give JSON or the path of a file"
         ) from None
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise AdmissionError("admission: is not a JSON object; give what `peelsum job admit --json` printed")
+        raise typer.BadParameter(
+            "admission: is not a JSON object; give what `peelsum job admit --json` printed"
+        )
     return values

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from peelsum.cli.options import Json
-from peelsum.cli.output import exit_if, measuring, print_json, table_of
+from peelsum.cli.output import measuring, print_json, table_of
 
 if TYPE_CHECKING:
     from peelsum.simulation import Report, Simulation
@@ -23,7 +23,6 @@ def simulate(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Workers of each job.")] = None,
     gbps: Annotated[float | None, typer.Option(help="Rate of a host's link in Gbit/s.")] = None,
-    delay: Annotated[float | None, typer.Option(help="Propagation delay of a link in microseconds.")] = None,
     loss: Annotated[float | None, typer.Option(help="Probability that a link loses a packet.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Jobs, all alike.", min=1, max=128)] = None,
     racks: Annotated[
@@ -34,8 +33,6 @@ def simulate(
     ] = None,
     elements: Annotated[int | None, typer.Option(help="32-bit words of a sum.")] = None,
     lanes: Annotated[int | None, typer.Option(help="Words of a chunk.")] = None,
-    slots: Annotated[int | None, typer.Option(help="Slots of a switch.")] = None,
-    window: Annotated[int | None, typer.Option(help="Most outstanding chunks of a worker.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides words, losses and cross traffic.")] = None,
     json: Json = False,
 ) -> None:
@@ -47,10 +44,10 @@ def simulate(
     from peelsum.simulation import simulate as run
     from peelsum.simulation.scenario import with_options
 
-    network = {"gbps": gbps, "delay_us": delay, "loss": loss, "racks": racks}
+    network = {"gbps": gbps, "loss": loss, "racks": racks}
     network["oversubscription"] = oversubscription
-    job = {"workers": workers, "elements": elements, "window": window}
-    top = {"lanes": lanes, "slots": slots, "seed": seed}
+    job = {"workers": workers, "elements": elements}
+    top = {"lanes": lanes, "seed": seed}
     with measuring(SimulationError, json=json) as tell:
         found = with_options(scenario, top, network, job, jobs)
         report = run(found, _progress(tell))
@@ -58,7 +55,8 @@ def simulate(
             print_json(report)
         else:
             _print(report)
-    exit_if(any(row.wrong for row in report.jobs))
+    if any(row.wrong for row in report.jobs):
+        raise typer.Exit(1)
 
 
 def _progress(tell: Callable[[str], None]) -> Callable[[Simulation], None]:

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 from peelsum.cli.options import (
+    OPTION_ERRORS,
     ChildOf,
     Json,
     LogFormat,
@@ -22,7 +23,7 @@ from peelsum.cli.options import (
     address,
     identity,
     require_device_id,
-    serving_metrics,
+    serve_metrics,
     within,
 )
 from peelsum.topology import end_with_parent, say
@@ -109,33 +110,30 @@ def run(
     child: ChildOf = False,
 ) -> None:
     """Run the softswitch until Ctrl-C. A controller loads its pipeline: see `peelsum job admit`."""
-    from peelsum.logs import LogsError, configure, log_event
-    from peelsum.metrics import MetricsError, MetricsServer, Values, switch_values
+    from peelsum.logs import configure, log_event
+    from peelsum.metrics import Values, switch_values
     from peelsum.softswitch import SoftswitchError
     from peelsum.softswitch.ports.schedule import load_schedule
     from peelsum.softswitch.process import Listening, SwitchCounts
     from peelsum.softswitch.process import run as run_switch
     from peelsum.softswitch.runtime.queues import QUEUE_LIMIT
-    from peelsum.tls import TlsError
 
-    served: list[MetricsServer] = []
+    url: dict[str, str] = {}
 
-    def observe(count: Callable[[], SwitchCounts]) -> AbstractContextManager[object]:
-        if metrics is None:
-            return nullcontext()
-
+    def observe(count: Callable[[], SwitchCounts]) -> ExitStack:
         def read() -> Values:
             now = asdict(count())
             return switch_values(now["lanes"], now["verdicts"], now["ports"], now["queues"])
 
-        served.append(serving_metrics(metrics, "switch", read, tls, json))
-        return served[0]
+        stack = ExitStack()
+        url.update(serve_metrics(stack, metrics, "switch", read, tls, json))
+        return stack
 
     def announce(listening: Listening) -> None:
         if log_format is not None:
             log_event(listening)
         if json:
-            say(**asdict(listening), **({"metrics": served[0].url} if served else {}))
+            say(**asdict(listening), **url)
             return
         print(f"P4Runtime at {p4runtime.rpartition(':')[0]}:{listening.grpc_port}")
         for port, udp in listening.udp_ports.items():
@@ -149,12 +147,13 @@ def run(
     if port_queue is not None and not port_rate and schedule is None:
         raise typer.BadParameter(f"port-queue: {port_queue}: no port has a queue; give --port-rate too")
     interfaces = _by_port("interface", interface or [], "eth0")
+    numbered = interfaces or range(1, ports + 1)
     joined = _by_port("join", join or [], "127.0.0.1:7001")
     joins = {port: address(text, "the other switch's port") for port, text in joined.items()}
     if child:
         end_with_parent()
     told_of_compiling(json=json, child=child)
-    with reported(SoftswitchError, TlsError, MetricsError, LogsError):
+    with reported(SoftswitchError, *OPTION_ERRORS):
         if log_format is not None:
             configure(log_format, "switch", {"device_id": device_id})
         counts = run_switch(
@@ -167,12 +166,10 @@ def run(
             joins=joins,
             loss=loss,
             seed=seed,
-            rates=_numbers("port-rate", "Mbit/s", port_rate or [], interfaces or range(1, ports + 1)),
+            rates=_numbers("port-rate", "Mbit/s", port_rate or [], numbered),
             queue_limit=QUEUE_LIMIT if port_queue is None else port_queue,
-            delays=_numbers("port-delay", "ms", port_delay or [], interfaces or range(1, ports + 1)),
-            arrival_delays=_numbers(
-                "arrival-delay", "ms", arrival_delay or [], interfaces or range(1, ports + 1)
-            ),
+            delays=_numbers("port-delay", "ms", port_delay or [], numbered),
+            arrival_delays=_numbers("arrival-delay", "ms", arrival_delay or [], numbered),
             schedule=None if schedule is None else load_schedule(schedule),
             capture=capture,
             identity=identity(tls),

@@ -42,7 +42,7 @@ def record(
 
     Put options before the command.
     """
-    from peelsum.traces import TraceError
+    from peelsum.traces import TraceError, read_folder
 
     within("--workers", workers, 1, 1024)
     within("--steps", steps, 1, 1_000_000)
@@ -54,8 +54,7 @@ def record(
             _run(command or [], out, steps, values)
         else:
             _train(model, out, workers, steps, values, seed, tell)
-        found = _read(out)
-        print(_line(found[0], out), flush=True)
+        print(_line(read_folder(out)[0], out), flush=True)
 
 
 @app.command("show")
@@ -63,10 +62,10 @@ def show(folder: Annotated[Path, typer.Argument(help="A trace's folder.")], json
     """Show a trace's tensors: shapes, buckets, shares of non-zeros."""
     from rich.console import Console
 
-    from peelsum.traces import TraceError
+    from peelsum.traces import TraceError, read_folder
 
     with measuring(TraceError, json=json):
-        traces = _read(folder)
+        traces = read_folder(folder)
         rows = _rows(traces)
         if json:
             print_json({"name": traces[0].name, "workers": len(traces), "tensors": rows})
@@ -79,25 +78,14 @@ def show(folder: Annotated[Path, typer.Argument(help="A trace's folder.")], json
         Console().print(table)
 
 
-def _read(folder: Path) -> list[Trace]:
-    from peelsum.traces import read_folder
-
-    return read_folder(folder)
-
-
 def _run(command: Sequence[str], out: Path, steps: int, values: bool) -> None:
     """Run a command whose hooks record. Raises typer.BadParameter if it recorded nothing."""
     from peelsum.torch.tracing import TRACE
     from peelsum.traces import SUFFIX
 
-    for path in out.glob(f"*{SUFFIX}"):
-        path.unlink()
-    settings = {
-        "folder": str(out.resolve()),
-        "name": Path(command[-1]).name,
-        "steps": steps,
-        "values": values,
-    }
+    _clear(out)
+    name = Path(command[-1]).name
+    settings = {"folder": str(out.resolve()), "name": name, "steps": steps, "values": values}
     environment = {**os.environ, TRACE: json_format.dumps(settings)}
     try:
         status = subprocess.run(command, env=environment, check=False).returncode
@@ -118,19 +106,22 @@ def _train(model: str, out: Path, workers: int, steps: int, values: bool, seed: 
 
     if model not in MODELS:
         raise typer.BadParameter(f"--model: {model!r} is unknown; use {', '.join(MODELS)}")
+
+    def told(step: int) -> None:
+        tell(f"{model}: step {step} of {steps}")
+
     task = make_task(model, seed=seed)
-    traces = record_model(
-        task,
-        workers,
-        steps,
-        seed=seed,
-        values=values,
-        tell=lambda step: tell(f"{model}: step {step} of {steps}"),
-    )
-    for path in out.glob(f"*{SUFFIX}"):
-        path.unlink()
+    traces = record_model(task, workers, steps, seed=seed, values=values, tell=told)
+    _clear(out)
     for trace in traces:
         write(trace, out / f"worker-{trace.worker}{SUFFIX}")
+
+
+def _clear(folder: Path) -> None:
+    from peelsum.traces import SUFFIX
+
+    for path in folder.glob(f"*{SUFFIX}"):
+        path.unlink()
 
 
 def _line(trace: Trace, folder: Path) -> str:

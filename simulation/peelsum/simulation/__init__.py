@@ -5,7 +5,7 @@ losses and cross traffic are modelled.
 """
 
 from peelsum.simulation.scenario import Job, NetworkSection, Scenario, TimersSection
-from peelsum.simulation.simulation import Report, Simulation, rows, simulate
+from peelsum.simulation.simulation import Report, Simulation, simulate
 from peelsum.simulation.trains import SimulationError, Train
 
 __all__ = [
@@ -17,6 +17,5 @@ __all__ = [
     "SimulationError",
     "TimersSection",
     "Train",
-    "rows",
     "simulate",
 ]

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from peelsum.simulation.trains import SimulationError
-
 
 @dataclass(frozen=True)
 class Transfer:
     """Words that one host sends to another once earlier transfers have arrived."""
 
     source: int
-    """The sender's number; numbers from `workers` on are servers."""
+    """The sender's number."""
     target: int
     """The receiver's number."""
     words: int
@@ -39,10 +37,6 @@ class Transfers:
     """Number of workers."""
     parts: int
     """Number of parts of the words."""
-    servers: int = 0
-    """Hosts besides the workers."""
-    rounds: int = 0
-    """Transfers that wait for each other, at most."""
     gathers: bool = False
     """Whether workers receive each other's words instead of a sum: part w is what worker w sends."""
     each: list[Transfer] = field(default_factory=list)
@@ -63,10 +57,10 @@ def ring(workers: int, words: int) -> Transfers:
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
     Left out: several rings at once, and NCCL's slices within a round.
     """
-    found = Transfers(workers, workers, rounds=2 * (workers - 1))
+    found = Transfers(workers, workers)
     last: dict[int, int] = {}
     sizes = list(shares(words, workers))
-    for step in range(found.rounds):
+    for step in range(2 * (workers - 1)):
         sent: dict[int, int] = {}
         for worker in range(workers):
             part = (worker - step) % workers
@@ -83,7 +77,7 @@ def all_gather(workers: int, words: int) -> Transfers:
     This is how top-k gradients are exchanged where nothing adds them up: `words` are a worker's indices and
     values. Source: Thakur, Rabenseifner and Gropp (2005), section 3.1. Left out: adding up at the end.
     """
-    found = Transfers(workers, workers, rounds=workers - 1, gathers=True)
+    found = Transfers(workers, workers, gathers=True)
     last: dict[int, int] = {}
     for step in range(workers - 1):
         sent: dict[int, int] = {}
@@ -94,36 +88,6 @@ def all_gather(workers: int, words: int) -> Transfers:
     return found
 
 
-def halving_doubling(workers: int, words: int) -> Transfers:
-    """Return recursive halving, then recursive doubling: 2 log2(n) rounds, 2 (n - 1) / n of the words.
-
-    Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH"
-    (2005), section 4.5. Left out: numbers of workers that are not powers of two. Raises SimulationError for
-    those.
-    """
-    levels = workers.bit_length() - 1
-    if workers != 1 << levels:
-        raise SimulationError(
-            f"workers: {workers} is not a power of two for halving_doubling; use {1 << levels}, or binomial"
-        )
-    found = Transfers(workers, workers, rounds=2 * levels)
-    sizes = list(shares(words, workers))
-    got: dict[int, tuple[int, ...]] = {}
-    for level in [*reversed(range(levels)), *range(levels)]:
-        adds = len(found.each) < workers * (workers - 1)
-        now: dict[int, list[int]] = {}
-        for worker in range(workers):
-            other = worker ^ (1 << level)
-            # Halving sends the parts that share the other's bit; doubling sends what the own half has.
-            kept = (other if adds else worker) >> level << level
-            for part in range(kept, kept + (1 << level)):
-                after = got.get(worker, ())
-                now.setdefault(other, []).append(found.add(worker, other, sizes[part], after, part, adds))
-        # A worker goes on once everything of this round and of earlier ones is there.
-        got = {worker: got.get(worker, ()) + tuple(sent) for worker, sent in now.items()}
-    return found
-
-
 def binomial(workers: int, words: int) -> Transfers:
     """Return a reduce and a broadcast by binomial trees: 2 log2(n) rounds of all words, in pieces.
 
@@ -131,7 +95,7 @@ def binomial(workers: int, words: int) -> Transfers:
     pipelined trees. Left out: NCCL's double tree, which uses the leaves' links, too.
     """
     levels, pieces = (workers - 1).bit_length(), 16
-    found = Transfers(workers, pieces, rounds=2 * levels + pieces - 1)
+    found = Transfers(workers, pieces)
     sizes = list(shares(words, pieces))
     for part in range(pieces):
         arrived: dict[int, list[int]] = {}
@@ -151,45 +115,31 @@ def binomial(workers: int, words: int) -> Transfers:
     return found
 
 
-def parameter_server(workers: int, words: int) -> Transfers:
-    """Return one server that adds up what all workers send, and sends each the sum, in 16 pieces.
-
-    Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (OSDI'14), in its
-    synchronous form with one server, as ATP compares with. Left out: several servers, see `sharded_server`.
-    """
-    return _served(workers, words, [workers] * 16, servers=1)
-
-
 def sharded_server(workers: int, words: int) -> Transfers:
     """Return a server on every worker's host, each for an n-th of the words.
 
     Source: Jiang et al., "A Unified Architecture for Accelerating Distributed DNN Training in Heterogeneous
     GPU/CPU Clusters" (OSDI'20; BytePS), without additional hosts. Left out: its CPU hosts.
     """
-    return _served(workers, words, list(range(workers)), servers=0)
-
-
-def _served(workers: int, words: int, server_of: list[int], servers: int) -> Transfers:
-    found = Transfers(workers, len(server_of), servers, rounds=2)
-    sizes = list(shares(words, len(server_of)))
-    sent: list[tuple[int, ...]] = []
-    for part, server in enumerate(server_of):
-        others = [worker for worker in range(workers) if worker != server]
-        sent.append(tuple(found.add(worker, server, sizes[part], (), part, True) for worker in others))
-    for part, server in enumerate(server_of):
+    found, sizes = Transfers(workers, workers), list(shares(words, workers))
+    sent = [
+        tuple(
+            found.add(worker, server, size, (), server, True) for worker in range(workers) if worker != server
+        )
+        for server, size in enumerate(sizes)
+    ]
+    for server, size in enumerate(sizes):
         for worker in range(workers):
             if worker != server:
-                found.add(server, worker, sizes[part], sent[part], part, False)
+                found.add(server, worker, size, sent[server], server, False)
     return found
 
 
 #: The collectives by name.
 COLLECTIVES: dict[str, Collective] = {
     "ring": ring,
-    "halving_doubling": halving_doubling,
     "binomial": binomial,
     "all_gather": all_gather,
-    "parameter_server": parameter_server,
     "sharded_server": sharded_server,
 }
 

@@ -6,8 +6,8 @@ factors, fitted to packet-level simulations of 4 to 32 workers (`peelsum bench s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -50,12 +50,12 @@ CALIBRATION: dict[str, Calibration] = {
     "peelsum": Calibration(transfer=1.0, latency=0.98),
     "switchml": Calibration(transfer=1.0, latency=0.96),
     "ring": Calibration(transfer=1.015, latency=0.946),
-    "halving_doubling": Calibration(transfer=1.015, latency=0.946),
     "binomial": Calibration(transfer=1.28, latency=1.0),
     "all_gather": Calibration(transfer=1.014, latency=0.889),
-    "parameter_server": Calibration(transfer=1.132, latency=1.0),
     "sharded_server": Calibration(transfer=1.014, latency=1.303),
 }
+#: The algorithms that have a formula.
+ALGORITHMS = tuple(CALIBRATION)
 
 
 def parts(scenario: Scenario, algorithm: str) -> Parts:
@@ -63,9 +63,38 @@ def parts(scenario: Scenario, algorithm: str) -> Parts:
 
     Raises SimulationError for an unknown algorithm, or if "peelsum" has more than 1,024 workers.
     """
-    if algorithm not in _PARTS:
-        raise SimulationError(f"algorithm: {algorithm!r} is unknown; use {', '.join(_PARTS)}")
-    return _PARTS[algorithm](_Setting.of(scenario))
+    if algorithm not in CALIBRATION:
+        raise SimulationError(f"algorithm: {algorithm!r} is unknown; use {', '.join(CALIBRATION)}")
+    network, job = scenario.network, scenario.jobs[0]
+    workers, frame_s = job.workers, 8e-9 * frame_bytes(scenario.lanes) / network.gbps
+    hop_s, words_s = frame_s + network.delay_us * 1e-6, frame_s * job.elements / scenario.lanes
+    if algorithm in ("peelsum", "switchml"):
+        return _through_switches(scenario, algorithm, LinkModel(hop_s, network.gbps))
+    far = 2 if network.racks == 1 else 4  # links between two hosts that are farthest apart
+    levels, share = rounds(workers), 2 * (workers - 1) / workers
+    # Round the ring; one hop per rack leads to another rack.
+    tour = 2 * (workers - network.racks) + far * network.racks
+    times, hops = {
+        "ring": (share, share * tour),  # a partial sum goes round twice
+        # The root receives from as many children as there are levels, and pieces pass the levels twice.
+        "binomial": (levels * (1 + 2 / 16), 2 * levels * far),
+        "all_gather": (workers - 1, tour),
+        "sharded_server": (share, 2 * far),
+    }[algorithm]
+    return Parts(times * words_s, hops * hop_s)
+
+
+def _through_switches(scenario: Scenario, algorithm: str, link: LinkModel) -> Parts:
+    network, job = scenario.network, scenario.jobs[0]
+    if algorithm == "peelsum" and job.workers > MOST_IN_SWITCHES:
+        raise SimulationError(
+            f"workers: {job.workers}: two levels of switches take {MOST_IN_SWITCHES}; use that or fewer"
+        )
+    # Worker, switch, server, and back; a spine adds a link each way. SwitchML's switch returns results.
+    hops = 2 if algorithm == "switchml" else 4 if network.racks == 1 else 6
+    window = min(job.window, scenario.slots // 2)
+    path = SwitchPath(lanes=scenario.lanes, window=window, slots=scenario.slots, hops=hops).network(link)
+    return Parts(path.seconds(job.elements, 0), path.seconds(0, 1))
 
 
 def estimate(scenario: Scenario, algorithm: str) -> float:
@@ -82,97 +111,3 @@ def fitted(measured: Sequence[tuple[Parts, float]]) -> Calibration:
         latency = 1.0
         transfer = rows[:, 0] @ (1 - rows[:, 1]) / (rows[:, 0] @ rows[:, 0])
     return Calibration(round(float(transfer), 3), round(float(latency), 3))
-
-
-@dataclass(frozen=True)
-class _Setting:
-    workers: int
-    racks: int
-    words: int
-    words_s: float
-    """Seconds that the words take at a link's rate, in whole frames."""
-    hop_s: float
-    """Seconds of a frame on one link."""
-    link: LinkModel
-    path: SwitchPath
-
-    @classmethod
-    def of(cls, scenario: Scenario) -> _Setting:
-        network, job = scenario.network, scenario.jobs[0]
-        frame_s = 8e-9 * frame_bytes(scenario.lanes) / network.gbps
-        hop_s = frame_s + network.delay_us * 1e-6
-        # Worker, switch, server, and back; a spine adds a link each way.
-        hops = 4 if network.racks == 1 else 6
-        window = min(job.window, scenario.slots // 2)
-        path = SwitchPath(lanes=scenario.lanes, window=window, slots=scenario.slots, hops=hops)
-        words_s = frame_s * job.elements / scenario.lanes
-        return cls(
-            job.workers, network.racks, job.elements, words_s, hop_s, LinkModel(hop_s, network.gbps), path
-        )
-
-    @property
-    def far(self) -> int:
-        """Links between two hosts that are farthest apart."""
-        return 2 if self.racks == 1 else 4
-
-
-def _peelsum(at: _Setting) -> Parts:
-    if at.workers > MOST_IN_SWITCHES:
-        raise SimulationError(
-            f"workers: {at.workers}: two levels of switches take {MOST_IN_SWITCHES}; use that or fewer"
-        )
-    network = at.path.network(at.link)
-    return Parts(network.seconds(at.words, 0), network.seconds(0, 1))
-
-
-def _switchml(at: _Setting) -> Parts:
-    # The switch returns the results itself.
-    network = replace(at.path, hops=2).network(at.link)
-    return Parts(network.seconds(at.words, 0), network.seconds(0, 1))
-
-
-def _ring(at: _Setting) -> Parts:
-    # A partial sum goes round the ring twice; one hop per rack leads to another rack.
-    tour = 2 * (at.workers - at.racks) + at.far * at.racks
-    share = 2 * (at.workers - 1) / at.workers
-    return Parts(share * at.words_s, share * tour * at.hop_s)
-
-
-def _halving_doubling(at: _Setting) -> Parts:
-    share = 2 * (at.workers - 1) / at.workers
-    return Parts(share * at.words_s, 2 * rounds(at.workers) * at.far * at.hop_s)
-
-
-def _binomial(at: _Setting) -> Parts:
-    # The root receives from as many children as there are levels, and pieces pass the levels twice.
-    levels = rounds(at.workers)
-    return Parts(levels * (1 + 2 / 16) * at.words_s, 2 * levels * at.far * at.hop_s)
-
-
-def _all_gather(at: _Setting) -> Parts:
-    tour = 2 * (at.workers - at.racks) + at.far * at.racks
-    return Parts((at.workers - 1) * at.words_s, tour * at.hop_s)
-
-
-def _parameter_server(at: _Setting) -> Parts:
-    # The last piece comes back to all workers after the last words have come in.
-    return Parts(at.workers * (1 + 1 / 16) * at.words_s, 2 * at.far * at.hop_s)
-
-
-def _sharded_server(at: _Setting) -> Parts:
-    share = 2 * (at.workers - 1) / at.workers
-    return Parts(share * at.words_s, 2 * at.far * at.hop_s)
-
-
-_PARTS: dict[str, Callable[[_Setting], Parts]] = {
-    "peelsum": _peelsum,
-    "switchml": _switchml,
-    "ring": _ring,
-    "halving_doubling": _halving_doubling,
-    "binomial": _binomial,
-    "all_gather": _all_gather,
-    "parameter_server": _parameter_server,
-    "sharded_server": _sharded_server,
-}
-#: The algorithms that have a formula.
-ALGORITHMS = tuple(_PARTS)

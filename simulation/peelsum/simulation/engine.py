@@ -33,6 +33,14 @@ class Node(Protocol):
         """Return the picosecond of the next timer if nothing arrives before, or NEVER."""
 
 
+class Timerless:
+    """A node that only answers packets: a switch."""
+
+    def next_time(self) -> int:
+        """Return NEVER."""
+        return NEVER
+
+
 @dataclass(eq=False)
 class _Placed:
     """A node, its outgoing links by port, and what is on the way to it."""
@@ -147,15 +155,6 @@ class Engine:
     def total(self) -> LinkCounts:
         """Return the counts of all links together."""
         return total(list(self.counts().values()))
-
-    def on_the_way(self) -> int:
-        """Return how many delivered packets no node has processed yet."""
-        return sum(
-            len(train)
-            for placed in self._placed.values()
-            for trains in placed.waiting.values()
-            for train in trains
-        )
 
     def _next_time(self) -> int:
         times = (min(one.next_time(), one.node.next_time()) for one in self._placed.values())

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.simulation import flow_kernels as kernels
 from peelsum.simulation.collectives import COLLECTIVES, Transfers
-from peelsum.simulation.engine import Engine, Outputs
+from peelsum.simulation.engine import Engine, Outputs, Timerless
 from peelsum.simulation.flow_kernels import ROW_WORDS, Column, FlowState, Host, Ints, Out
 from peelsum.simulation.hosts import PORT
 from peelsum.simulation.scenario import Job, Scenario
-from peelsum.simulation.topologies import Attach, build
+from peelsum.simulation.topologies import build
 from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, SimulationError, Train, joined, ps
 from peelsum.transport.congestion import new_numbers
 from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES
@@ -30,24 +29,12 @@ class FlowRow:
 
     collective: str
     """Its name."""
-    workers: int
-    """Number of workers."""
-    elements: int
-    """Words that it was given."""
     seconds: float
     """Simulated seconds from the start to the last transfer."""
-    goodput_gbps: float
-    """Gigabits of each worker's words per second."""
-    rounds: int
-    """Transfers that wait for each other, at most."""
     packets: int
     """Packets that hosts sent, acknowledgements excluded."""
-    acks: int
-    """Packets of acknowledgements."""
     resends: int
     """Packets sent again."""
-    worker_octets: int
-    """Bytes that left a worker, the mean over workers."""
     octets: int
     """Bytes on all links."""
     drops: dict[str, int]
@@ -58,19 +45,13 @@ class FlowRow:
     """Packets that arrived."""
     wrong: int
     """Parts of sums with a wrong value, over all workers."""
-    wall_s: float = field(compare=False, default=0.0)
-    """Seconds that the simulation took."""
 
 
-class Forwarder:
+class Forwarder(Timerless):
     """A switch that forwards by destination. `ports` has the port to each host, int32[hosts]."""
 
     def __init__(self, hosts: int) -> None:
         self.ports = np.zeros(hosts, np.int32)
-
-    def next_time(self) -> int:
-        """Return NEVER: a switch has no timers."""
-        return NEVER
 
     def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
         """Send every packet on."""
@@ -158,12 +139,11 @@ def run_collective(
     """
     if collective is None and name not in COLLECTIVES:
         raise SimulationError(f"algorithm: {name!r} is unknown; use {', '.join(COLLECTIVES)}")
-    started = time.perf_counter()
     job = scenario.jobs[0]
     transfers = (collective or COLLECTIVES[name])(job.workers, job.elements)
     state, owner = flow_state(transfers, scenario.lanes, job)
     engine = Engine(scenario.seed)
-    hosts = transfers.workers + transfers.servers
+    hosts = transfers.workers
     starts = [ps(job.start_s)] * hosts
     rates = [scenario.network.gbps] * hosts
     for straggler in job.stragglers:
@@ -174,11 +154,10 @@ def run_collective(
         FlowHost(state, owner, host, start=starts[host], least=least, gbps=rates[host])
         for host in range(hosts)
     ]
-    attach = [Attach(node, host < job.workers, host) for host, node in enumerate(nodes)]
-    build(engine, scenario, attach, lambda: Forwarder(hosts), _route)
+    build(engine, scenario, nodes, hosts, lambda: Forwarder(hosts), _route)
     tell = None if on_step is None else (lambda: on_step(engine))
     engine.run(lambda: bool((state.missing == 0).all()), scenario.limit_s, tell)
-    return _row(name, scenario, transfers, state, engine, time.perf_counter() - started)
+    return _row(name, scenario, transfers, state, engine)
 
 
 def _route(switch: Forwarder, host: int, port: int) -> None:
@@ -187,9 +166,7 @@ def _route(switch: Forwarder, host: int, port: int) -> None:
 
 def flow_state(transfers: Transfers, lanes: int, job: Job) -> tuple[FlowState, Ints]:
     """Return the state of all connections before the first packet, and the connection of each transfer."""
-    pairs: dict[tuple[int, int], list[int]] = {}
-    for t, one in enumerate(transfers.each):
-        pairs.setdefault((one.source, one.target), []).append(t)
+    pairs = _by_connection(transfers)
     # Transfers are numbered by connection: a connection's are consecutive.
     number = {t: n for n, t in enumerate(t for each in pairs.values() for t in each)}
     order = sorted(number, key=lambda t: number[t])
@@ -231,6 +208,14 @@ def flow_state(transfers: Transfers, lanes: int, job: Job) -> tuple[FlowState, I
     return state, owner
 
 
+def _by_connection(transfers: Transfers) -> dict[tuple[int, int], list[int]]:
+    """Return the indices of the transfers from each host to each other."""
+    pairs: dict[tuple[int, int], list[int]] = {}
+    for t, one in enumerate(transfers.each):
+        pairs.setdefault((one.source, one.target), []).append(t)
+    return pairs
+
+
 def _followers(transfers: Transfers, order: list[int], number: Mapping[int, int]) -> list[list[int]]:
     """Return the transfers that wait for each transfer, all by their numbers."""
     followers: list[list[int]] = [[] for _ in order]
@@ -253,9 +238,8 @@ def replayed(transfers: Transfers, arrived: Sequence[int]) -> int:
 
     Worker w starts with 3**(w % 30) + w in every part; integers have no limit here.
     """
-    hosts = transfers.workers + transfers.servers
-    own = [3 ** (w % 30) + w if w < transfers.workers else 0 for w in range(hosts)]
-    have = [[own[w]] * transfers.parts for w in range(hosts)]
+    own = [3 ** (w % 30) + w for w in range(transfers.workers)]
+    have = [[one] * transfers.parts for one in own]
     for t in sorted(range(len(transfers.each)), key=lambda t: (arrived[t], t)):
         one = transfers.each[t]
         brought = have[one.source][one.part]
@@ -264,35 +248,18 @@ def replayed(transfers: Transfers, arrived: Sequence[int]) -> int:
     return sum(a != b for w in range(transfers.workers) for a, b in zip(have[w], expected, strict=True))
 
 
-def _row(
-    name: str, scenario: Scenario, transfers: Transfers, state: FlowState, engine: Engine, wall_s: float
-) -> FlowRow:
-    job, links = scenario.jobs[0], engine.total()
-    pairs: dict[tuple[int, int], list[int]] = {}
-    for t, one in enumerate(transfers.each):
-        pairs.setdefault((one.source, one.target), []).append(t)
-    arrived = [0] * len(transfers.each)
-    for n, t in enumerate(t for each in pairs.values() for t in each):
+def _row(name: str, scenario: Scenario, transfers: Transfers, state: FlowState, engine: Engine) -> FlowRow:
+    links, arrived = engine.total(), [0] * len(transfers.each)
+    for n, t in enumerate(t for each in _by_connection(transfers).values() for t in each):
         arrived[t] = int(state.done_at[n])
-    seconds = max(arrived) / PS_PER_S - job.start_s
-    sent = {name: one for name, one in engine.counts().items() if name.startswith("host")}
-    data = int(state.connections[:, Column.SENT].sum())
-    from_workers = [one.octets for name, one in sent.items() if name.startswith("host worker")]
     return FlowRow(
         collective=name,
-        workers=job.workers,
-        elements=job.elements,
-        seconds=seconds,
-        goodput_gbps=32 * job.elements / seconds / 1e9,
-        rounds=transfers.rounds,
-        packets=data,
-        acks=sum(one.offered for one in sent.values()) - data,
+        seconds=max(arrived) / PS_PER_S - scenario.jobs[0].start_s,
+        packets=int(state.connections[:, Column.SENT].sum()),
         resends=int(state.connections[:, Column.RESENDS].sum()),
-        worker_octets=sum(from_workers) // len(from_workers),
         octets=links.octets,
         drops={"queue_full": links.queue_full, "lost": links.lost},
         offered=links.offered,
         delivered=links.delivered,
         wrong=replayed(transfers, arrived),
-        wall_s=wall_s,
     )

@@ -7,14 +7,14 @@ packet takes its time on the wire and arrives nowhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from peelsum.simulation.trains import PS_PER_S, Times, Train, ps
+from peelsum.simulation.trains import Times, Train, ps
 from peelsum.wire import Flag
 
 _FLAGS_BYTE, _CE = 2, int(Flag.CE)
@@ -41,11 +41,8 @@ class State(IntEnum):
     FOUND = 9
     CROSS_AT = 10
     CROSS_DRAWN = 11
-    CROSS_SENT = 12
-    CROSS_DROPPED = 13
-    BYTES = 14
-    RATE = 15
-    BUSY_PS = 16
+    BYTES = 12
+    RATE = 13
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class LinkSpec:
 
 @dataclass(frozen=True)
 class LinkCounts:
-    """Counts of the packets in one direction of a link; cross traffic has counts of its own."""
+    """Counts of the packets in one direction of a link, cross traffic excluded."""
 
     offered: int
     """Packets that came to the queue."""
@@ -87,13 +84,7 @@ class LinkCounts:
     mean: float
     """Mean number of packets that a packet found in the queue."""
     octets: int
-    """Bytes that left, cross traffic excluded."""
-    busy_s: float
-    """Seconds that the wire was busy, cross traffic included."""
-    cross_sent: int
-    """Packets of cross traffic that left."""
-    cross_dropped: int
-    """Packets of cross traffic that found the queue full."""
+    """Bytes that left."""
 
 
 class SimulatedLink:
@@ -154,27 +145,15 @@ class SimulatedLink:
             deepest=n[State.DEEPEST],
             mean=n[State.FOUND] / passed if passed else 0.0,
             octets=n[State.BYTES],
-            busy_s=n[State.BUSY_PS] / PS_PER_S,
-            cross_sent=n[State.CROSS_SENT],
-            cross_dropped=n[State.CROSS_DROPPED],
         )
 
 
 def total(counts: Sequence[LinkCounts]) -> LinkCounts:
     """Add up the counts of links; `deepest` and `mean` are the largest."""
-    return LinkCounts(
-        offered=sum(one.offered for one in counts),
-        delivered=sum(one.delivered for one in counts),
-        queue_full=sum(one.queue_full for one in counts),
-        lost=sum(one.lost for one in counts),
-        marked=sum(one.marked for one in counts),
-        deepest=max((one.deepest for one in counts), default=0),
-        mean=max((one.mean for one in counts), default=0.0),
-        octets=sum(one.octets for one in counts),
-        busy_s=sum(one.busy_s for one in counts),
-        cross_sent=sum(one.cross_sent for one in counts),
-        cross_dropped=sum(one.cross_dropped for one in counts),
-    )
+    each = [asdict(one) for one in counts]
+    worst = {name: max((one[name] for one in each), default=0) for name in ("deepest", "mean")}
+    sums = {one.name: sum(each_one[one.name] for each_one in each) for one in fields(LinkCounts)}
+    return LinkCounts(**sums | worst)
 
 
 @njit(cache=True)
@@ -199,12 +178,10 @@ def _leave(n: Times, ring: Times, time: int, size: int, rate_at: Times, byte_ps:
     start = max(time, n[State.FREE_AT])
     while n[State.RATE] + 1 < rate_at.shape[0] and rate_at[n[State.RATE] + 1] <= start:
         n[State.RATE] += 1
-    took = int(np.rint(size * byte_ps[n[State.RATE]]))
-    end = start + took
+    end = start + int(np.rint(size * byte_ps[n[State.RATE]]))
     ring[(n[State.HEAD] + n[State.WAITING]) % limit] = end
     n[State.FREE_AT] = end
     n[State.WAITING] += 1
-    n[State.BUSY_PS] += took
     return int(end)
 
 
@@ -221,10 +198,7 @@ def _cross_traffic(
     """Pass frames of cross traffic, with Poisson arrivals up to a picosecond, through the queue."""
     while n[State.CROSS_AT] <= until:
         if n[State.CROSS_DRAWN]:
-            if _leave(n, ring, n[State.CROSS_AT], CROSS_BYTES, rate_at, byte_ps) < 0:
-                n[State.CROSS_DROPPED] += 1
-            else:
-                n[State.CROSS_SENT] += 1
+            _leave(n, ring, n[State.CROSS_AT], CROSS_BYTES, rate_at, byte_ps)
         n[State.CROSS_DRAWN] += 1
         gap = -np.log(1.0 - uniform(key ^ np.uint64(0x5DEECE66D), n[State.CROSS_DRAWN]))
         n[State.CROSS_AT] += 1 + int(gap * CROSS_BYTES * byte_ps[n[State.RATE]] / cross)

@@ -36,13 +36,11 @@ class NetworkSection(Section):
     """`[network]`: links, queues and switches."""
 
     racks: int = Field(default=1, ge=1, le=32)
-    """1 is one switch; more have a switch each, below the spines."""
-    spines: int = Field(default=1, ge=1, le=32)
-    """Spines above the racks. A job's sums pass one of them; jobs take turns."""
+    """1 is one switch; more have a switch each, below a spine."""
     gbps: float = Field(default=100.0, ge=1e-3, le=1600)
     """Rate of a host's link in Gbit/s."""
     oversubscription: float = Field(default=1.0, ge=0.01, le=1000)
-    """Rate of a rack's hosts over the rate of its links to the spines."""
+    """Rate of a rack's hosts over the rate of its link to the spine."""
     delay_us: float = Field(default=1.0, ge=0, le=1e6)
     """Propagation delay of each link in microseconds."""
     queue: int = Field(default=1024, ge=1, le=1 << 20)
@@ -150,7 +148,7 @@ class Scenario(Section):
     """Words per chunk."""
     slots: int = Field(default=COMPILED_SLOTS, ge=256, le=1 << 24)
     """Slots of each switch, a power of two."""
-    switch: Literal["auto", "compiled", "specification"] = "auto"
+    switch: Literal["auto", "specification"] = "auto"
     """The implementation of the switch; "auto" takes the compiled program if it has these lanes and slots."""
     shared_server: bool = False
     """Whether one host is the aggregation server of all jobs; else each job has its own."""
@@ -182,34 +180,12 @@ class Scenario(Section):
             ports += -(-job.workers // racks)
         if ports > MAX_PORTS:
             raise ValueError(f"jobs: need {ports} ports of a switch; use {MAX_PORTS} or fewer in all")
-        if self.switch == "compiled" and not self.compilable:
-            raise ValueError(
-                f"switch: the compiled program has {COMPILED_SLOTS} slots and "
-                f"{', '.join(map(str, COMPILED_LANES))} lanes; use those, or the specification"
-            )
         return self
-
-    @property
-    def compilable(self) -> bool:
-        """Whether a compiled program has these lanes and slots."""
-        return self.slots == COMPILED_SLOTS and self.lanes in COMPILED_LANES
 
     @property
     def compiled(self) -> bool:
         """Whether switches run the compiled program."""
-        return self.switch == "compiled" or (self.switch == "auto" and self.compilable)
-
-
-def parse_scenario(text: str, source: str = "scenario") -> Scenario:
-    """Return the scenario in a TOML text. Raises SimulationError naming `source`, field and remedy.
-
-    >>> parse_scenario("[network]\\ngbps = 400.0").network.gbps
-    400.0
-    """
-    try:
-        return _validated(parsed_toml(text, source), source)
-    except ControlError as error:
-        raise SimulationError(str(error)) from None
+        return self.switch == "auto" and self.slots == COMPILED_SLOTS and self.lanes in COMPILED_LANES
 
 
 def with_options(
@@ -222,7 +198,7 @@ def with_options(
     """Return the scenario of a file, or the default one, with other values; values of None change nothing.
 
     job: values of every job. jobs: repeat the first job so often. Without `racks`, there are as many as the
-    workers need. Raises SimulationError as `parse_scenario`.
+    workers need. Raises SimulationError naming file, field and remedy.
     """
     source = "scenario" if path is None else str(path)
     try:
@@ -230,13 +206,16 @@ def with_options(
     except ControlError as error:
         raise SimulationError(str(error)) from None
     values |= _given(top)
-    values["network"] = {**values.get("network", {}), **_given(network)}
-    each = [{**one, **_given(job)} for one in values.get("jobs", [{}])]
-    values["jobs"] = each if jobs is None else each[:1] * jobs
-    if "racks" not in values["network"]:
+    sections, each = values.get("network", {}), values.get("jobs", [{}])
+    if isinstance(each, list) and all(
+        isinstance(one, dict) for one in (sections, *each)
+    ):  # else it is refused
+        each = [{**one, **_given(job)} for one in each]
+        values["jobs"] = each if jobs is None else each[:1] * jobs
         workers = [one.get("workers", 1) for one in each]
-        most = max(one if isinstance(one, int) else 1 for one in workers)
-        values["network"]["racks"] = min(max(-(-most // MAX_WORKERS), 1), MAX_WORKERS)
+        most = max((one for one in workers if isinstance(one, int)), default=1)
+        racks = min(max(-(-most // MAX_WORKERS), 1), MAX_WORKERS)
+        values["network"] = {"racks": racks, **sections, **_given(network)}
     return _validated(values, source)
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.simulation.engine import Engine, Node
-from peelsum.simulation.hosts import PORT, OnSum, ServerHost, WorkerHost
-from peelsum.simulation.links import LinkSpec
+from peelsum.simulation.engine import Engine
+from peelsum.simulation.hosts import OnSum, ServerHost, WorkerHost
 from peelsum.simulation.scenario import Job, Scenario
 from peelsum.simulation.switches import (
     Admission,
@@ -21,13 +20,13 @@ from peelsum.simulation.switches import (
     SummingSwitch,
     refused,
 )
-from peelsum.simulation.topologies import host_links, switch_link
+from peelsum.simulation.topologies import attach, connect_racks
 from peelsum.simulation.trains import PS_PER_S
 from peelsum.spec import SpecSwitch
 from peelsum.transport import AggregationServer, JobConfig, WorkerEndpoint
 from peelsum.wire import FRAME_HEADER_BYTES, MAX_WORKERS, Level, Verdict, packet_bytes
 
-#: The first port of a switch that leads to a server, or to a spine.
+#: The first port of a switch that leads to a server, or to the spine.
 UP_PORT = 256
 _SALT_FACTOR = 0x9E3779B1
 _GENERATION = 1
@@ -82,9 +81,7 @@ class Report:
     offered: int
     """Packets that came to links' queues, over all links."""
     delivered: int
-    """Packets that arrived."""
-    on_the_way: int
-    """Packets under way at the end, which are among `delivered`."""
+    """Packets that arrived, or are under way at the end."""
     drops: dict[str, int]
     """Packets dropped, by reason: `queue_full` and `lost` by links, others by switches."""
     marked: int
@@ -93,8 +90,6 @@ class Report:
     """Bytes on all links."""
     deepest: int
     """Most packets that waited at one port of a switch."""
-    steps: int = field(compare=False, default=0)
-    """Batches of time."""
     wall_s: float = field(compare=False, default=0.0)
     """Seconds that the simulation took."""
 
@@ -183,60 +178,55 @@ class Simulation:
             packets={verdict.name.lower(): count for verdict, count in sorted(verdicts.items())},
             offered=links.offered,
             delivered=links.delivered,
-            on_the_way=self.engine.on_the_way(),
             drops={"queue_full": links.queue_full, "lost": links.lost, **refused(verdicts)},
             marked=links.marked,
             octets=links.octets,
             deepest=max(one.deepest for one in at_switches),
-            steps=self.engine.steps,
             wall_s=wall_s,
         )
 
     # -- topologies ------------------------------------------------------------------------------------
 
     def _one_switch(self) -> None:
-        switch = self._switch("switch")
+        switch = self._switch()
         port = 1
         for job in self.jobs:
             ports = range(port, port + job.job.workers)
             port += job.job.workers
-            up_port = UP_PORT + (0 if self.scenario.shared_server else job.number)
             workers = {p: w for w, p in enumerate(ports)}
             returns = {w: p for p, w in workers.items()}
-            switch.admit(_admission(job, up_port, workers=workers, return_ports=returns))
+            switch.admit(_admission(job, self._server_port(job), workers=workers, return_ports=returns))
             for worker, at in enumerate(ports):
                 self._attach_worker(job, worker, switch, at)
-        self._attach_servers([switch] * len(self.jobs))
+        self._attach_servers(switch)
 
     def _two_levels(self) -> None:
-        network = self.scenario.network
-        spines = [self._switch(f"spine {n}") for n in range(network.spines)]
-        leaves = [self._switch(f"rack {n}") for n in range(network.racks)]
+        racks = range(self.scenario.network.racks)
+        spine, leaves = self._switch(), [self._switch() for _ in racks]
         places = _places(self.scenario)
-        for rack, leaf in enumerate(leaves):
-            hosts = sum(len(job[rack]) for job in places)
-            spec = switch_link(network, hosts)
-            for n, spine in enumerate(spines):
-                self._wire(leaf, UP_PORT + n, spine, 1 + rack, spec, f"uplink {rack}.{n}")
-        free_port = [1] * network.racks
-        for job, racks in zip(self.jobs, places, strict=True):
-            n = (job.number - 1) % network.spines
+        hosts = [sum(len(job[rack]) for job in places) for rack in racks]
+        connect_racks(self.engine, self.scenario.network, spine, leaves, hosts, UP_PORT)
+        free_port = [1] * len(racks)
+        for job, by_rack in zip(self.jobs, places, strict=True):
             returns: dict[int, int] = {}
             for rack, leaf in enumerate(leaves):
                 first = free_port[rack]
-                free_port[rack] += len(racks[rack])
-                workers = {first + k: rack * MAX_WORKERS + k for k in range(len(racks[rack]))}
+                free_port[rack] += len(by_rack[rack])
+                workers = {first + k: rack * MAX_WORKERS + k for k in range(len(by_rack[rack]))}
                 returns |= dict.fromkeys(workers.values(), 1 + rack)
                 back = {w: p for p, w in workers.items()}
-                leaf.admit(_admission(job, UP_PORT + n, workers=workers, return_ports=back, level=Level.LEAF))
-                for k, worker in enumerate(racks[rack]):
+                leaf.admit(_admission(job, UP_PORT, workers=workers, return_ports=back, level=Level.LEAF))
+                for k, worker in enumerate(by_rack[rack]):
                     self._attach_worker(job, worker, leaf, first + k)
-            up_port = UP_PORT + (0 if self.scenario.shared_server else job.number)
-            ports = {1 + rack: rack for rack in range(network.racks)}
-            spines[n].admit(_admission(job, up_port, racks=ports, return_ports=returns, level=Level.SPINE))
-        self._attach_servers([spines[(job.number - 1) % network.spines] for job in self.jobs])
+            ports = {1 + rack: rack for rack in racks}
+            up_port = self._server_port(job)
+            spine.admit(_admission(job, up_port, racks=ports, return_ports=returns, level=Level.SPINE))
+        self._attach_servers(spine)
 
-    def _switch(self, name: str) -> SummingSwitch:
+    def _server_port(self, job: RunningJob) -> int:
+        return UP_PORT + (0 if self.scenario.shared_server else job.number)
+
+    def _switch(self) -> SummingSwitch:
         scenario = self.scenario
         switch: SummingSwitch = (
             CompiledSwitch(scenario.lanes)
@@ -253,35 +243,20 @@ class Simulation:
         endpoint = WorkerEndpoint(job.config, job.config.worker_ids[worker])
         host = WorkerHost(endpoint, job.first_words(worker), job.on_sum(worker), start_s=start_s)
         job.workers.append(host)
-        self._attach(host, switch, port, f"job {job.number} worker {worker}", odd.gbps if odd else None)
+        name, gbps = f"job {job.number} worker {worker}", odd.gbps if odd else None
+        attach(self.engine, self.scenario.network, host, switch, port, name, gbps)
 
-    def _attach_servers(self, switches: Sequence[SummingSwitch]) -> None:
-        if self.scenario.shared_server:
-            for switch in dict.fromkeys(switches):
-                mine = [job for job, at in zip(self.jobs, switches, strict=True) if at is switch]
-                host = ServerHost([AggregationServer(job.config) for job in mine])
-                self._attach(host, switch, UP_PORT, "server")
-                for job in mine:
-                    job.server = host
-            return
-        for job, switch in zip(self.jobs, switches, strict=True):
-            job.server = ServerHost([AggregationServer(job.config)])
-            self._attach(job.server, switch, UP_PORT + job.number, f"server {job.number}")
-
-    def _attach(
-        self, host: Node, switch: SummingSwitch, port: int, name: str, gbps: float | None = None
-    ) -> None:
-        """Connect a host to a switch's port, both ways."""
-        self.engine.add(host)
-        up, down = host_links(self.scenario.network, gbps)
-        self.engine.connect(host, PORT, switch, port, up, f"host {name}")
-        self.engine.connect(switch, port, host, PORT, down, f"to {name}")
-
-    def _wire(
-        self, a: SummingSwitch, port: int, b: SummingSwitch, b_port: int, spec: LinkSpec, name: str
-    ) -> None:
-        self.engine.connect(a, port, b, b_port, spec, f"{name} up")
-        self.engine.connect(b, b_port, a, port, spec, f"{name} down")
+    def _attach_servers(self, switch: SummingSwitch) -> None:
+        each = [self.jobs] if self.scenario.shared_server else [[job] for job in self.jobs]
+        for jobs in each:
+            host, port = (
+                ServerHost([AggregationServer(job.config) for job in jobs]),
+                self._server_port(jobs[0]),
+            )
+            name = "server" if self.scenario.shared_server else f"server {jobs[0].number}"
+            attach(self.engine, self.scenario.network, host, switch, port, name, None)
+            for job in jobs:
+                job.server = host
 
 
 def simulate(scenario: Scenario, on_step: Callable[[Simulation], None] | None = None) -> Report:
@@ -363,9 +338,3 @@ def _row(job: RunningJob) -> JobRow:
         window=stats[0].window,
         wrong=job.wrong,
     )
-
-
-def rows(scenarios: Sequence[Scenario]) -> Iterator[Report]:
-    """Yield the report of each scenario: what an experiment repeats."""
-    for scenario in scenarios:
-        yield simulate(scenario)

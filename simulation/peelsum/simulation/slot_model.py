@@ -7,19 +7,18 @@ word, from which sums are checked.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.simulation.engine import Engine, Outputs
+from peelsum.simulation.engine import Engine, Outputs, Timerless
 from peelsum.simulation.hosts import PORT
 from peelsum.simulation.scenario import Job, Scenario
 from peelsum.simulation.simulation import frame_bytes
-from peelsum.simulation.topologies import Attach, build
+from peelsum.simulation.topologies import build
 from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, SimulationError, Train, ps
 from peelsum.transport import Timers
 from peelsum.wire import Flag
@@ -143,18 +142,10 @@ class SlotRow:
 
     protocol: str
     """Its name."""
-    workers: int
-    """Number of workers of the first job."""
-    elements: int
-    """Words of its sum."""
-    slots: int
-    """Slots of the switch."""
     seconds: float
     """Simulated seconds from the start to the last result, of the slowest job."""
     job_seconds: tuple[float, ...]
     """The same for each job."""
-    goodput_gbps: float
-    """Gigabits of each worker's words per second, in the first job."""
     in_switch: float
     """Share of the chunks sent whose sum the switch completed, over all jobs."""
     packets: int
@@ -173,8 +164,6 @@ class SlotRow:
     """Packets that arrived."""
     wrong: int
     """Chunks with a wrong sum, over all workers."""
-    wall_s: float = field(compare=False, default=0.0)
-    """Seconds that the simulation took."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +205,6 @@ def run_protocol(
     Raises SimulationError for two levels, more than 62 workers in a job, a straggler in another job than the
     first, loss that the model does not survive, or no end by `limit_s`.
     """
-    started = time.perf_counter()
     _check(scenario, name, protocol)
     shared: dict[int, Any] = {}
     jobs = [
@@ -224,16 +212,12 @@ def run_protocol(
         for number in range(len(scenario.jobs))
     ]
     size, engine = frame_bytes(scenario.lanes), Engine(scenario.seed)
-    attached = [Attach(host, True, n) for n, host in enumerate(host for job in jobs for host in job.hosts)]
-    first_server = len(attached)
-    if protocol.server is not None:
-        attached += [
-            Attach(ModelHost(protocol.server(job.setting), SERVER, size, 0), False, first_server + n)
-            for n, job in enumerate(jobs)
-        ]
-    build(engine, scenario, attached, lambda: ModelSwitch(jobs, size), lambda *_: None)
+    hosts = [host for job in jobs for host in job.hosts]
+    servers = [] if protocol.server is None else [protocol.server(job.setting) for job in jobs]
+    nodes = [*hosts, *(ModelHost(server, SERVER, size, 0) for server in servers)]
+    build(engine, scenario, nodes, len(hosts), lambda: ModelSwitch(jobs, size), lambda *_: None)
     engine.run(lambda: all(worker.done for job in jobs for worker in job.workers), scenario.limit_s)
-    return _row(name, scenario, jobs, engine, time.perf_counter() - started)
+    return _row(name, jobs, engine)
 
 
 def _check(scenario: Scenario, name: str, protocol: SlotProtocol) -> None:
@@ -291,18 +275,14 @@ def _chunks(scenario: Scenario, number: int, words: Words | None) -> Words:
     return padded.reshape(job.workers, chunks, lanes)
 
 
-def _row(name: str, scenario: Scenario, jobs: Sequence[_Running], engine: Engine, wall_s: float) -> SlotRow:
-    links, counts, first = engine.total(), engine.counts(), scenario.jobs[0]
+def _row(name: str, jobs: Sequence[_Running], engine: Engine) -> SlotRow:
+    links, counts = engine.total(), engine.counts()
     seconds = tuple(job.seconds() for job in jobs)
     chunks = sum(job.sent for job in jobs)
     return SlotRow(
         protocol=name,
-        workers=first.workers,
-        elements=first.elements,
-        slots=scenario.slots,
         seconds=max(seconds),
         job_seconds=seconds,
-        goodput_gbps=32 * first.elements / seconds[0] / 1e9,
         in_switch=min(sum(job.program.in_switch for job in jobs) / chunks, 1.0) if chunks else 0.0,
         packets=sum(one.offered for link, one in counts.items() if link.startswith("host")),
         to_servers=sum(one.delivered for link, one in counts.items() if link.startswith("to server")),
@@ -312,7 +292,6 @@ def _row(name: str, scenario: Scenario, jobs: Sequence[_Running], engine: Engine
         offered=links.offered,
         delivered=links.delivered,
         wrong=sum(job.wrong() for job in jobs),
-        wall_s=wall_s,
     )
 
 
@@ -347,7 +326,7 @@ class ModelHost:
         return [(PORT, _train(sent, self._size))] if sent else []
 
 
-class ModelSwitch:
+class ModelSwitch(Timerless):
     """A switch that runs each job's program. Its ports are all jobs' workers, then their servers."""
 
     def __init__(self, jobs: Sequence[_Running], size: int) -> None:
@@ -356,10 +335,6 @@ class ModelSwitch:
         self._first = [sum(counts[:n]) for n in range(len(jobs))]
         self._servers = sum(counts)
         self._job_of = [n for n, count in enumerate(counts) for _ in range(count)] + list(range(len(jobs)))
-
-    def next_time(self) -> int:
-        """Return NEVER: a switch has no timers."""
-        return NEVER
 
     def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
         """Process messages in order of time."""
@@ -401,10 +376,3 @@ def _messages(train: Train) -> list[Message]:
         Message(a >> 8 & 0xFF, (a >> 32) - 2, chunk, words, slot, extra, bool(a >> 16 & _CE))
         for (a, chunk, slot, extra), words in zip(headers, each, strict=True)
     ]
-
-
-def known(protocols: Mapping[str, SlotProtocol], name: str) -> SlotProtocol:
-    """Return a protocol by name. Raises SimulationError naming those that there are."""
-    if name not in protocols:
-        raise SimulationError(f"protocol: {name!r} is unknown; use {', '.join(protocols)}")
-    return protocols[name]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.pipelines import pipeline
-from peelsum.simulation.engine import Outputs, together
-from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, Train
+from peelsum.simulation.engine import Outputs, Timerless, together
+from peelsum.simulation.trains import PS_PER_S, Arrivals, Train
 from peelsum.softswitch import Frames, Switch, load
 from peelsum.spec import SpecSwitch
 from peelsum.wire import FRAME_HEADER_BYTES, Level, Verdict, encapsulation, packet_bytes
@@ -58,23 +57,7 @@ class Admission:
         return sum(mask for mask, _ in self.members.values())
 
 
-class SummingSwitch(Protocol):
-    """A switch that sums: a node of the simulation."""
-
-    def admit(self, job: Admission) -> None:
-        """Write a job's rows."""
-
-    def verdicts(self) -> dict[Verdict, int]:
-        """Return the packets by the program's verdict."""
-
-    def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
-        """Process packets."""
-
-    def next_time(self) -> int:
-        """Return NEVER: a switch has no timers."""
-
-
-class CompiledSwitch:
+class CompiledSwitch(Timerless):
     """The committed P4 program in the softswitch, in memory. It has 4,096 slots.
 
     Raises PipelineError if there is no pipeline of so many lanes.
@@ -84,9 +67,8 @@ class CompiledSwitch:
         self._switch = Switch(load(pipeline(lanes).json_path))
         self._tables = {name.rpartition(".")[2]: table for name, table in self._switch.tables.items()}
         self._size = packet_bytes(lanes)
-        header = np.frombuffer(encapsulation(self._size), np.uint8)
+        self._header = np.frombuffer(encapsulation(self._size), np.uint8)
         self._frames = np.zeros((0, FRAME_HEADER_BYTES + self._size + _TRAILER), np.uint8)
-        self._header = header
 
     def admit(self, job: Admission) -> None:
         """Write a job's rows."""
@@ -106,10 +88,6 @@ class CompiledSwitch:
         """Return the packets by the program's verdict."""
         cells = next(c for name, c in self._switch.counters.items() if name.endswith("verdicts")).values()
         return {verdict: int(cells[verdict, 0]) for verdict in Verdict if cells[verdict, 0]}
-
-    def next_time(self) -> int:
-        """Return NEVER: a switch has no timers."""
-        return NEVER
 
     def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
         """Process packets in order of time, all of one tick of the slots' clock at once."""
@@ -143,7 +121,7 @@ class CompiledSwitch:
             sent.setdefault(int(out.port[chosen[0]]), []).append(Train(times, sizes, data))
 
 
-class SpecifiedSwitch:
+class SpecifiedSwitch(Timerless):
     """The executable specification: any lanes, any power of two of slots from 256 on; 10 times slower."""
 
     def __init__(self, switch: SpecSwitch) -> None:
@@ -172,13 +150,7 @@ class SpecifiedSwitch:
 
     def verdicts(self) -> dict[Verdict, int]:
         """Return the packets by verdict."""
-        return {
-            verdict: self._switch.verdicts[verdict] for verdict in Verdict if self._switch.verdicts[verdict]
-        }
-
-    def next_time(self) -> int:
-        """Return NEVER: a switch has no timers."""
-        return NEVER
+        return {verdict: count for verdict in Verdict if (count := self._switch.verdicts[verdict])}
 
     def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
         """Process packets in order of time."""
@@ -192,6 +164,10 @@ class SpecifiedSwitch:
                 ):
                     rows.setdefault(port, []).append((int(train.times[i]), int(train.sizes[i]), payload))
         return [(port, _train(rows[port])) for port in sorted(rows)]
+
+
+#: A switch that sums.
+SummingSwitch = CompiledSwitch | SpecifiedSwitch
 
 
 def _train(rows: list[tuple[int, int, bytes]]) -> Train:

@@ -1,10 +1,9 @@
-"""The scenario's wires for rivals: hosts with one address each, at one switch or in racks below spines."""
+"""The scenario's wires for rivals: hosts with one address each, at one switch or in racks below a spine."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from peelsum.simulation.engine import Engine, Node
@@ -12,24 +11,12 @@ from peelsum.simulation.hosts import PORT
 from peelsum.simulation.links import LinkSpec
 from peelsum.simulation.scenario import NetworkSection, Scenario
 
-#: The first port of a switch that leads to a server, or to a spine.
+#: The first port of a switch that leads to the spine.
 UP_PORT = 2048
 #: Packets that may wait in a host before its link: as many as it likes.
 HOST_QUEUE = 1 << 17
 
 Switch = TypeVar("Switch", bound=Node)
-
-
-@dataclass(frozen=True)
-class Attach:
-    """A host and its address."""
-
-    node: Node
-    """The host."""
-    is_worker: bool
-    """Workers are divided over racks; servers are at the first spine."""
-    address: int
-    """Its address; workers are numbered from 0 on."""
 
 
 def host_links(network: NetworkSection, gbps: float | None = None) -> tuple[LinkSpec, LinkSpec]:
@@ -44,69 +31,67 @@ def host_links(network: NetworkSection, gbps: float | None = None) -> tuple[Link
 
 
 def switch_link(network: NetworkSection, hosts: int) -> LinkSpec:
-    """Return the link between a rack of so many hosts and one spine, in either direction."""
-    factor = hosts / (network.oversubscription * network.spines)
+    """Return the link between a rack of so many hosts and the spine, in either direction."""
+    factor = hosts / network.oversubscription
     _, base = host_links(network)
     changes = tuple((at, gbps * factor) for at, gbps in base.changes)
     return replace(base, gbps=base.gbps * factor, changes=changes, cross=network.cross)
 
 
+def attach(
+    engine: Engine, network: NetworkSection, host: Node, to: Node, port: int, name: str, gbps: float | None
+) -> None:
+    """Add a host and connect it to a switch's port, both ways."""
+    engine.add(host)
+    up, down = host_links(network, gbps)
+    engine.connect(host, PORT, to, port, up, f"host {name}")
+    engine.connect(to, port, host, PORT, down, f"to {name}")
+
+
+def connect_racks(
+    engine: Engine,
+    network: NetworkSection,
+    spine: Node,
+    leaves: Sequence[Node],
+    hosts: Sequence[int],
+    up: int,
+) -> None:
+    """Connect port `up` of each rack's switch to the spine, both ways; `hosts[rack]` are in the rack."""
+    for rack, leaf in enumerate(leaves):
+        spec = switch_link(network, hosts[rack])
+        engine.connect(leaf, up, spine, 1 + rack, spec, f"uplink {rack} up")
+        engine.connect(spine, 1 + rack, leaf, up, spec, f"uplink {rack} down")
+
+
 def build(
     engine: Engine,
     scenario: Scenario,
-    hosts: Sequence[Attach],
+    hosts: Sequence[Node],
+    workers: int,
     switch: Callable[[], Switch],
     route: Callable[[Switch, int, int], None],
 ) -> None:
     """Add switches, hosts and links to `engine`. `route` tells a switch the port towards an address.
 
-    A host's packets cross the spine that its number, modulo the number of spines, selects.
+    A host's address is its place in `hosts`, and the port that it is at. The first are workers, divided over
+    racks; the others are servers of one switch.
     """
     network, job = scenario.network, scenario.jobs[0]
     odd = {one.worker: one.gbps for one in job.stragglers}
-
-    def attach(host: Attach, to: Switch, port: int) -> None:
-        up, down = host_links(network, odd.get(host.address))
-        name = f"worker {host.address}" if host.is_worker else f"server {host.address}"
-        engine.add(host.node)
-        engine.connect(host.node, PORT, to, port, up, f"host {name}")
-        engine.connect(to, port, host.node, PORT, down, f"to {name}")
-        route(to, host.address, port)
-
-    if network.racks == 1:
-        only = switch()
-        engine.add(only)
-        for host in hosts:
-            attach(host, only, host.address)
-        return
-    rack_of = {host.address: host.address * network.racks // job.workers for host in hosts if host.is_worker}
-    in_rack = Counter(rack_of.values())
-    spines, leaves = _connected_switches(engine, network, switch, [in_rack[n] for n in range(network.racks)])
-    for host in hosts:
-        home = rack_of.get(host.address)
-        # Servers hang on one spine, which all packets to them cross.
-        n = host.address % network.spines if home is not None else 0
-        for rack, leaf in enumerate(leaves):
-            if rack != home:
-                route(leaf, host.address, UP_PORT + n)
-        if home is None:
-            attach(host, spines[0], UP_PORT + host.address)
-            continue
-        for spine in spines:
-            route(spine, host.address, home)
-        attach(host, leaves[home], host.address)
-
-
-def _connected_switches(
-    engine: Engine, network: NetworkSection, switch: Callable[[], Switch], hosts: Sequence[int]
-) -> tuple[list[Switch], list[Switch]]:
-    """Add spines, and a leaf for each rack of `hosts[rack]` hosts; connect each leaf to each spine."""
-    spines, leaves = [switch() for _ in range(network.spines)], [switch() for _ in hosts]
-    for node in (*spines, *leaves):
+    racks = range(network.racks)
+    rack_of = [address * len(racks) // job.workers for address in range(workers)]
+    spine, leaves = switch(), [switch() for _ in racks if len(racks) > 1]
+    for node in (spine, *leaves):
         engine.add(node)
-    for rack, leaf in enumerate(leaves):
-        spec = switch_link(network, hosts[rack])
-        for n, spine in enumerate(spines):
-            engine.connect(leaf, UP_PORT + n, spine, rack, spec, f"uplink {rack}.{n} up")
-            engine.connect(spine, rack, leaf, UP_PORT + n, spec, f"uplink {rack}.{n} down")
-    return spines, leaves
+    connect_racks(engine, network, spine, leaves, [rack_of.count(rack) for rack in racks], UP_PORT)
+    for address, host in enumerate(hosts):
+        is_worker, home = address < workers, spine
+        for rack, leaf in enumerate(leaves):
+            if is_worker and rack == rack_of[address]:
+                home = leaf
+                route(spine, address, 1 + rack)
+            else:
+                route(leaf, address, UP_PORT)
+        route(home, address, address)
+        name = f"worker {address}" if is_worker else f"server {address}"
+        attach(engine, network, host, home, address, name, odd.get(address))

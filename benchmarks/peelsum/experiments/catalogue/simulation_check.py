@@ -31,8 +31,6 @@ def measure(seed: int, algorithm: str, checked: bool) -> Iterator[dict[str, Any]
     for workers, elements, gbps in CHECKED if checked else FITTED:
         if algorithm in PROTOCOLS and workers > 32:
             continue
-        if algorithm == "halving_doubling" and workers & (workers - 1):
-            continue
         scenario = scenario_of(workers, elements=elements, gbps=gbps)
         cases.append({"workers": workers, "elements": elements, "gbps": gbps})
         pairs.append((parts(scenario, algorithm), measured(scenario, algorithm)["seconds"]))

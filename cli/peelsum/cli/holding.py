@@ -1,13 +1,33 @@
-"""What a job's controller counts, for its metrics."""
+"""What `peelsum job admit --hold` and `peelsum job serve` share: their patience, their events and counts."""
 
 from __future__ import annotations
 
-from peelsum.control import SwitchLost, SwitchRegained
+from collections.abc import Callable
+
+from peelsum.cli.options import logged
 from peelsum.metrics import Values, controller_values
+from peelsum.topology import say
+
+LOOK_EVERY_S = 1.0
+#: How long to wait while another controller is primary, e.g. to admit or restore a job.
+PATIENCE_S = 10.0
+LOADING = "loading the pipeline, which a switch that has not run it before compiles"
+
+
+def event_teller(log_format: str | None, json: bool, **known: object) -> Callable[[object], None]:
+    """Return what logs a controller's events, if a format is given, or prints them. Raises LogsError."""
+
+    def show(event: object) -> None:
+        if json:
+            say(event=str(event))
+        else:
+            print(event, flush=True)
+
+    return logged(log_format, "controller", show, **known)
 
 
 class ControllerCounts:
-    """Counts of one job's admissions and of its switches' failures."""
+    """Counts of one job's admissions and of its switches' failures, for its controller's metrics."""
 
     def __init__(self, job_id: int) -> None:
         self._job_id = job_id
@@ -25,6 +45,8 @@ class ControllerCounts:
 
     def note(self, news: object) -> None:
         """Count an event of a `Watch`, or an error."""
+        from peelsum.control import SwitchLost, SwitchRegained
+
         if isinstance(news, SwitchLost):
             self._counts["lost"] += 1
         elif isinstance(news, SwitchRegained):
