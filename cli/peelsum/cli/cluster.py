@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peelsum.cli.options import Json, Tls, address, identity, reporting
+from peelsum.cli.options import address, identity, reporting
 from peelsum.topology import say
 from peelsum.topology.progress import taking_time
 from peelsum.topology.telling import told
