@@ -13,7 +13,7 @@ from patience import PATIENCE_S
 
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.p4runtime import service as service_module
-from peelsum.softswitch.p4runtime.seldom import MOST_LINES, WITHIN_S, Seldom
+from peelsum.softswitch.p4runtime.status import MOST_LINES, WITHIN_S, Seldom
 from peelsum.softswitch.p4runtime.stream import MOST_BYTES, MOST_WAITING, ControllerStream
 from peelsum.tls import grpc_server
 
@@ -104,7 +104,7 @@ class Slow:
 def large_read(client, server, device, monkeypatch):
     """Return a function that begins a Read of several messages, without gRPC, and takes only the first."""
     monkeypatch.setattr(service_module, "_ENTITIES_PER_RESPONSE", 2)
-    service = service_module.P4RuntimeService(device, service_module.Access(secured=False))
+    service = service_module.P4RuntimeService(device, secured=False)
     found = iter([p4r.Entity()] * 9)
 
     def begin():
@@ -124,7 +124,7 @@ def test_who_does_not_take_an_answer_in_time_is_cut_off(large_read, monkeypatch)
 
 
 def test_beyond_so_many_slow_reads_the_newest_is_refused(device):
-    service = service_module.P4RuntimeService(device, service_module.Access(secured=False))
+    service = service_module.P4RuntimeService(device, secured=False)
     open_ones = [service._sent(iter([p4r.Entity()]), Slow()) for _ in range(service_module.MAX_READS)]
     for one in open_ones:
         next(one)

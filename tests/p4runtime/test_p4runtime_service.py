@@ -9,7 +9,7 @@ from finsy.proto import U128, p4r
 from p4runtime_client import update
 from patience import PATIENCE_S
 
-from peelsum.softswitch.p4runtime.access import Access
+from peelsum.softswitch.p4runtime import service as service_module
 from peelsum.softswitch.p4runtime.pipeline import Pipeline
 from peelsum.softswitch.p4runtime.service import P4RuntimeService
 from peelsum.softswitch.p4runtime.stream import ControllerStream
@@ -47,7 +47,7 @@ class Context:
 @pytest.fixture
 def service(device, schema):
     """Return a service with the test program committed, whose primary has election id 1."""
-    service = P4RuntimeService(device, Access(secured=False))
+    service = P4RuntimeService(device, secured=False)
     bid(service, 1)
     request = configuration(schema, Set.VERIFY_AND_COMMIT)
     service.SetForwardingPipelineConfig(request, Context())
@@ -120,16 +120,16 @@ def test_a_client_that_lost_the_election_while_waiting_does_not_write(service, d
 def test_a_client_that_lost_something_while_compiling_does_not_commit(
     service, schema, device, monkeypatch, lost
 ):
-    running, build, context = device.switch, Pipeline.build, Context()
+    running, context = device.switch, Context()
 
     def slowly(config, device):
         if lost == "the election":
             bid(service, 2)
         else:
             context.ended = True
-        return build(config, device)
+        return Pipeline(config, device)
 
-    monkeypatch.setattr(Pipeline, "build", slowly)
+    monkeypatch.setattr(service_module, "Pipeline", slowly)
     with pytest.raises(Aborted):
         service.SetForwardingPipelineConfig(configuration(schema, Set.VERIFY_AND_COMMIT), context)
     assert lost != "the election" or context.code == grpc.StatusCode.PERMISSION_DENIED
@@ -137,13 +137,13 @@ def test_a_client_that_lost_something_while_compiling_does_not_commit(
 
 
 def test_the_running_pipeline_is_written_while_another_is_compiled(service, schema, device, monkeypatch):
-    running, build = device.switch, Pipeline.build
+    running = device.switch
 
     def slowly(config, device):
         service.Write(writing(group(1, 8, "INSERT")), Context())
-        return build(config, device)
+        return Pipeline(config, device)
 
-    monkeypatch.setattr(Pipeline, "build", slowly)
+    monkeypatch.setattr(service_module, "Pipeline", slowly)
     service.SetForwardingPipelineConfig(configuration(schema, Set.VERIFY_AND_COMMIT), Context())
     assert running.groups.ids() == [1]
     assert device.switch is not running

@@ -63,11 +63,7 @@ def test_names_are_those_of_the_program(program_of):
         ("meter_arrays", {"name": "I.police"}, "meter I.police"),
         ("extern_instances", {"name": "psa"}, "extern instance psa"),
         ("learn_lists", {"name": "macs"}, "digest macs"),
-        (
-            "field_lists",
-            {"name": "kept", "id": 1, "elements": [{"type": "payload"}]},
-            "field list kept: holds a payload",
-        ),
+        ("header_unions", {"name": "u"}, "header union u"),
     ],
 )
 def test_sections_that_are_not_run_are_refused_by_name(document, section, item, message):
@@ -95,6 +91,7 @@ def in_state(position, part):
 
 REFUSED = [
     (in_drop("truncate"), "action RouterIngress.drop: primitive truncate"),
+    (in_drop("clone_ingress_pkt_to_egress"), "primitive clone_ingress_pkt_to_egress: not supported"),
     (in_drop("generate_digest"), "action RouterIngress.drop: primitive generate_digest"),
     (lambda d: acl(d).update(type="indirect_ws"), "table RouterIngress.acl: of type indirect_ws"),
     (lambda d: acl(d).update(support_timeout=True), "table RouterIngress.acl: idle timeout"),
@@ -150,7 +147,6 @@ def test_an_unknown_operator_is_refused(document):
         lambda d: d["parsers"][0].update(init_state="nowhere"),
         lambda d: primitive(d, "RouterIngress.drop", "add_header", {"type": "header", "value": "nowhere"}),
         lambda d: table(d, "RouterIngress.acl").update(default_entry=None),
-        lambda d: primitive(d, "RouterIngress.drop", "resubmit", {"type": "hexstr", "value": "0x9"}),
         lambda d: primitive(
             d,
             "RouterIngress.drop",

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from peelsum.softswitch.compiler.emit_again import MOST_ITEMS, AgainWriter, goes_again
 from peelsum.softswitch.compiler.emit_registers import Places
 from peelsum.softswitch.compiler.emit_switch import Blocks, SwitchWriter, architecture_fields
 from peelsum.softswitch.compiler.emitter import Emitter
@@ -17,15 +16,7 @@ from peelsum.softswitch.compiler.layout import TablePlan, plan_counters, plan_re
 from peelsum.softswitch.compiler.reroll import Roller
 from peelsum.softswitch.compiler.storage import Storage
 from peelsum.softswitch.program.model import Program
-from peelsum.softswitch.program.operations import (
-    HASHES,
-    AddHeader,
-    CopyHeader,
-    CopyStack,
-    Push,
-    Recirculate,
-    walk,
-)
+from peelsum.softswitch.program.operations import HASHES, AddHeader, CopyHeader, CopyStack, Push, walk
 
 #: Names that generated code takes from `plain` or `native`.
 RUNTIME = (
@@ -46,10 +37,6 @@ class Generated:
     places: Places
     growth: int
     """Most bytes by which a packet can grow."""
-    again: int = 0
-    """Words of memory for packets that go through the switch more than once; 0 if none can."""
-    recirculates: bool = False
-    """Whether the bytes of recirculated packets need memory, too."""
 
 
 @lru_cache(maxsize=8)
@@ -75,13 +62,8 @@ def generate(program: Program, roll: bool = True, queued: bool = False) -> Gener
     tables = plan_tables(program)
     storage = Storage(program, blocks.all(), spans, architecture_fields(program))
     emit = Emitter(program, storage, tables)
-    growth = _growth(program, blocks)
-    if not goes_again(blocks.all()):
-        return Generated(SwitchWriter(emit, places, blocks, queued).source(), tables, places, growth)
-    writer = AgainWriter(emit, places, blocks, queued)
-    recirculates = any(isinstance(node, Recirculate) for node in walk(blocks.egress))
-    growth *= MOST_ITEMS + 1 if recirculates else 1
-    return Generated(writer.source(), tables, places, growth, writer.words(), recirculates)
+    source = SwitchWriter(emit, places, blocks, queued).source()
+    return Generated(source, tables, places, _growth(program, blocks))
 
 
 def _growth(program: Program, blocks: Blocks) -> int:

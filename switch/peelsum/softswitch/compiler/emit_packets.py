@@ -39,7 +39,7 @@ def extract(emit: Emitter, header: str) -> None:
                 emit.line(
                     f"{emit.name(chunk.name)}[k] = load{chunk.bits}(data, {_element(emit, 'at', chunk)})"
                 )
-    make_valid(emit, header)
+    emit.line(f"{emit.validity(header)} = True")
     emit.line(f"off = off + {size}")
     emit.line(f"left = left - {size}")
 
@@ -62,18 +62,11 @@ def clear_chunks(emit: Emitter, chunks: Sequence[Chunk]) -> None:
                 emit.line(f"{emit.name(chunk.name)}[k] = {zero}")
 
 
-def make_valid(emit: Emitter, header: str) -> None:
-    """Make a header valid and the others of its union invalid."""
-    emit.line(f"{emit.validity(header)} = True")
-    for other in emit.rivals(header):
-        emit.line(f"{emit.validity(other)} = False")
-
-
 def add_header(emit: Emitter, header: str) -> None:
     """Make a header valid; its fields become 0 if it was invalid."""
     with emit.block(f"if not {emit.validity(header)}:"):
         clear_chunks(emit, emit.storage.chunks[header])
-        make_valid(emit, header)
+        emit.line(f"{emit.validity(header)} = True")
         _resize(emit, "+", header)
 
 
@@ -98,8 +91,6 @@ def copy_header(emit: Emitter, target: str, source: str) -> None:
         )
     with emit.block(f"if {emit.validity(source)}:"):
         copy_fields(emit, target, source)
-        for other in emit.rivals(target):
-            emit.line(f"{emit.validity(other)} = False")
     emit.line(f"{emit.validity(target)} = {emit.validity(source)}")
 
 

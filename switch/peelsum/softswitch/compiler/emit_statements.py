@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from peelsum.softswitch.compiler.emit_hashes import hash_fields
 from peelsum.softswitch.compiler.emit_lookups import lookup
-from peelsum.softswitch.compiler.emit_machine import machine, note_again
 from peelsum.softswitch.compiler.emit_packets import (
     add_header,
     copy_header,
@@ -39,11 +38,9 @@ from peelsum.softswitch.program.operations import (
     Assign,
     AssignChosen,
     Binary,
-    Clone,
     Const,
     CopyHeader,
     CopyStack,
-    CopyUnion,
     CountAt,
     Exit,
     Expr,
@@ -54,13 +51,14 @@ from peelsum.softswitch.program.operations import (
     Pop,
     Push,
     ReadRegister,
-    Recirculate,
     RemoveHeader,
-    Resubmit,
     WriteRegister,
     walk,
 )
 from peelsum.wire import DROP_PORT
+
+#: Parser states that one packet may go through.
+MOST_VISITS = 4096
 
 
 class Statements:
@@ -104,8 +102,6 @@ class Statements:
                 remove_header(emit, header)
             case CopyHeader(target, source):
                 copy_header(emit, target, source)
-            case CopyUnion(headers):
-                self.block(headers)
             case CopyStack(to, source):
                 copy_stack(emit, to, source)
             case Push(stack, places):
@@ -114,10 +110,8 @@ class Statements:
                 pop(emit, stack, places)
             case ExtractNext(stack):
                 extract_next(emit, stack)
-            case Clone() | Resubmit() | Recirculate():
-                note_again(emit, part)
-            case Machine():
-                machine(emit, part, self.block)
+            case Machine(states):
+                self._machine(states)
             case Goto(state):
                 emit.line("break" if state is None else f"state = {emit.constant(state)}")
             case MarkToDrop():
@@ -143,6 +137,19 @@ class Statements:
                 emit.line(f"left = left - {emit.constant(count)}")
             case Verify(condition, error):
                 stop_parser(emit, f"not {express.condition(condition)}", express.stored(error, 32))
+
+    def _machine(self, states: tuple[Block, ...]) -> None:
+        """Write states as a loop. It counts visits: a state that reads nothing could run forever."""
+        emit = self._emit
+        emit.line(f"state = {emit.constant(0)}")
+        emit.line(f"visits = {emit.constant(0)}")
+        with emit.block("while True:"):
+            stop_parser(emit, f"visits == {emit.constant(MOST_VISITS)}", "ParserTimeout")
+            emit.line(f"visits = visits + {emit.constant(1)}")
+            for number, block in enumerate(states):
+                with emit.block(f"{'elif' if number else 'if'} state == {emit.constant(number)}:"):
+                    emit.filled.clear()  # a loop comes back with other counts
+                    self.block(block)
 
     # --- fields -----------------------------------------------------------------------------------
 

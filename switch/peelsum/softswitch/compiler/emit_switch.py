@@ -41,9 +41,9 @@ _HEAD = (
     "def run(data, stride, length, port, first, end, now, out, out_stride, out_length, out_port, out_leave, "
     "room, copies, memory, regs, wide, counts, groups, queues):"
 )
-EGRESS_SPEC = FieldRef("standard_metadata", "egress_spec")
+_EGRESS_SPEC = FieldRef("standard_metadata", "egress_spec")
 #: standard_metadata.instance_type of a multicast copy.
-REPLICA = 5
+_REPLICA = 5
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Blocks:
 def architecture_fields(program: Program) -> list[FieldRef]:
     """Return the fields that the architecture needs even if the program does not use them."""
     group = program.intrinsic("intrinsic_metadata.mcast_grp")
-    return [EGRESS_SPEC, *([] if group is None else [group])]
+    return [_EGRESS_SPEC, *([] if group is None else [group])]
 
 
 class SwitchWriter:
@@ -93,9 +93,6 @@ class SwitchWriter:
                 self._packet()
                 emit.line(f"frame = frame + {emit.constant(1)}")
             emit.line("return frame, sent")
-        return self._text()
-
-    def _text(self) -> str:
         return "\n".join([*self._emit.constants(), "", "", *self._emit.lines, ""])
 
     # --- once per call ----------------------------------------------------------------------------
@@ -205,7 +202,7 @@ class SwitchWriter:
         emit = self._emit
         self._choose()
         self._drop_by_priority()
-        emit.line(f"unicast_port = {emit.place(EGRESS_SPEC)}")
+        emit.line(f"unicast_port = {emit.place(_EGRESS_SPEC)}")
         with emit.block("for _ in range(replicas):"):
             self._copy()
 
@@ -213,7 +210,7 @@ class SwitchWriter:
         """Choose the copies to send: multicast takes precedence over unicast, as in simple_switch."""
         emit = self._emit
         zero, one, two = map(emit.constant, (0, 1, 2))
-        spec = emit.place(EGRESS_SPEC)
+        spec = emit.place(_EGRESS_SPEC)
         group_ref = self._program.intrinsic("intrinsic_metadata.mcast_grp")
         group = emit.place(group_ref) if group_ref is not None else zero
         emit.line(f"group = {group} & {emit.constant(0xFFFF)}")
@@ -239,7 +236,7 @@ class SwitchWriter:
             emit.line(f"egress_port = groups[replica] & {emit.constant(0x1FF)}")
             emit.line(f"egress_rid = groups[replica + {one}]")
             emit.line(f"replica = replica + {two}")
-            emit.line(f"instance = {emit.constant(REPLICA)}")
+            emit.line(f"instance = {emit.constant(_REPLICA)}")
         with emit.block("else:"):
             emit.line("egress_port = unicast_port")
             emit.line(f"egress_rid = {self._kept_rid()}")
@@ -252,7 +249,7 @@ class SwitchWriter:
         self._take_copies()
         self._egress_intrinsics()
         self._once(self._blocks.egress, "while True:" if self._exits(self._blocks.egress) else None)
-        with emit.block(f"if {emit.place(EGRESS_SPEC)} != {emit.constant(DROP_PORT)}:"):
+        with emit.block(f"if {emit.place(_EGRESS_SPEC)} != {emit.constant(DROP_PORT)}:"):
             self._send()
         emit.copied = frozenset()
 
@@ -301,7 +298,7 @@ class SwitchWriter:
         names = {CURRENT_SIZE, *(name for target in targets for name in self._storage.names(target))}
         names.update(map(self._emit.stack_variable, stacks))
         for header in headers:
-            names.update(map(self._emit.validity_variable, (header, *self._emit.rivals(header))))
+            names.add(self._emit.validity_variable(header))
             names.update(chunk.name for chunk in self._storage.chunks[header])
         return frozenset(names)
 
@@ -316,11 +313,7 @@ class SwitchWriter:
                 emit.line(f"{emit.name(name)}[k] = {name}[k]")
 
     def _send(self) -> None:
-        self._write_out()
-        self._leave()
-
-    def _write_out(self) -> None:
-        """Update checksums and write the packet to the output; `to` is then the end of its headers."""
+        """Update checksums, write the packet to the output, and send it."""
         emit = self._emit
         for item in self._program.checksums:
             if item.update:
@@ -331,10 +324,6 @@ class SwitchWriter:
         for header in self._program.deparser:
             deparse(emit, header)
         emit.line("copy(out, to, data, base + off, left)")
-
-    def _leave(self) -> None:
-        """Send the packet that was written to the output."""
-        emit = self._emit
         emit.line("out_length[sent] = to + left - sent * out_stride")
         emit.line("out_port[sent] = egress_port")
         if self._queued:

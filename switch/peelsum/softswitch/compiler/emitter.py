@@ -112,11 +112,6 @@ class Emitter:
         """Return the variable that holds a header's validity."""
         return self._validities[header]
 
-    def rivals(self, header: str) -> list[str]:
-        """Return the other headers of a header's union, if it is in one."""
-        unions = [members for members in self.program.unions.values() if header in members]
-        return [other for members in unions for other in members if other != header]
-
     def stack_variable(self, stack: str) -> str:
         """Return the variable that holds how many elements of a stack are filled."""
         return self._stack_counts[stack]

@@ -168,8 +168,6 @@ def _used(program: Program, blocks: Iterable[Any], roots: Iterable[FieldRef]) ->
     refs = set(roots)
     for block in blocks:
         refs.update(node for node in walk(block) if isinstance(node, FieldRef))
-    for kept in program.field_lists.values():
-        refs.update(kept)
     for table in program.tables.values():
         refs.update(key.target for key in table.keys)
     for checksum in program.checksums:

@@ -25,11 +25,9 @@ from peelsum.softswitch.program.operations import (
     AddHeader,
     Assign,
     AssignChosen,
-    Clone,
     Const,
     CopyHeader,
     CopyStack,
-    CopyUnion,
     CountAt,
     Exit,
     Expr,
@@ -43,9 +41,7 @@ from peelsum.softswitch.program.operations import (
     Primitive,
     Push,
     ReadRegister,
-    Recirculate,
     RemoveHeader,
-    Resubmit,
     WriteRegister,
     walk,
 )
@@ -82,21 +78,12 @@ def load_primitive(item: Mapping[str, Any], scope: Scope, where: str, number: in
             return RemoveHeader(_header(args[0], scope, where))
         case "assign_header" | "copy_header":
             return CopyHeader(_header(args[0], scope, where), _header(args[1], scope, where))
-        case "assign_union":
-            pairs = zip(*(scope.union(part["value"]) for part in args), strict=True)
-            return CopyUnion(tuple(CopyHeader(target, source) for target, source in pairs))
         case "assign_header_stack":
             return CopyStack(scope.stack(args[0]["value"]), scope.stack(args[1]["value"]))
         case "push":
             return Push(scope.stack(args[0]["value"]), _constant(args[1], where))
         case "pop":
             return Pop(scope.stack(args[0]["value"]), _constant(args[1], where))
-        case "clone_ingress_pkt_to_egress" | "clone_egress_pkt_to_egress":
-            return Clone(scope.expression(args[0]), _constant(args[1], where))
-        case "resubmit":
-            return Resubmit(_constant(args[0], where))
-        case "recirculate":
-            return Recirculate(_constant(args[0], where))
         case "modify_field_with_hash_based_offset":
             return _hash(args, scope, where)
         case "mark_to_drop" | "drop":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
 from typing import Any
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
@@ -41,19 +40,17 @@ class Scope:
         self,
         headers: Mapping[str, Header],
         stacks: Mapping[str, tuple[str, ...]],
-        unions: Mapping[str, tuple[str, ...]],
         params: Sequence[ActionParam] = (),
         calculations: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.headers = headers
         self.stacks = stacks
-        self.unions = unions
         self.params = params
         self.calculations = calculations or {}
 
     def within(self, params: Sequence[ActionParam]) -> Scope:
         """Return this scope with an action's parameters."""
-        return Scope(self.headers, self.stacks, self.unions, params, self.calculations)
+        return Scope(self.headers, self.stacks, params, self.calculations)
 
     def inputs(self, calculation: Mapping[str, Any], where: str) -> Inputs:
         """Return a calculation's inputs: fields and constants."""
@@ -81,12 +78,6 @@ class Scope:
         if name not in self.stacks:
             raise BadProgram(f"header stack {name}: is not declared; compile the program again")
         return name
-
-    def union(self, name: str) -> tuple[str, ...]:
-        """Return the headers of the union `name`. Raises BadProgram if it is not declared."""
-        if name not in self.unions:
-            raise BadProgram(f"header union {name}: is not declared; compile the program again")
-        return self.unions[name]
 
     def last(self, stack: str, field: str) -> Expr:
         """Return a field of the element of a stack that was filled last."""
@@ -141,9 +132,6 @@ class Scope:
         op = item["op"]
         if op == "valid":
             return self._validity(item["right"])
-        if op == "valid_union":
-            tests: list[Expr] = [IsValid(header) for header in self.union(item["right"]["value"])]
-            return reduce(lambda one, other: Binary("or", one, other), tests)
         if op == "last_stack_index":
             return Binary("-", StackCount(self.stack(item["right"]["value"])), Const(1))
         if op == "size_stack":
