@@ -8,11 +8,11 @@ import pytest
 from softswitch_frames import held
 
 from peelsum.softswitch import Frames, SoftswitchError
+from peelsum.softswitch.data_plane import DataPlane
 from peelsum.softswitch.ports.links import Links
 from peelsum.softswitch.ports.pacing import PAUSE_US, Pacer
 from peelsum.softswitch.ports.schedule import Change, LinkSchedule, LinkState
 from peelsum.softswitch.ports.udp import UdpPorts
-from peelsum.softswitch.process import DataPlane
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.wire import packet_bytes
@@ -29,8 +29,8 @@ class Outlet:
         self.sent, self.now = [], 0
         self.pacer = Pacer(queues, self._send, delays)
 
-    def _send(self, port, frames):
-        self.sent += [(self.now, port, data) for _, data in frames.pairs()]
+    def _send(self, frames):
+        self.sent += [(self.now, port, data) for port, data in frames.pairs()]
 
     def at(self, now):
         self.now = now

@@ -8,9 +8,9 @@ import pytest
 from softswitch_frames import held
 
 from peelsum.softswitch import Frames
+from peelsum.softswitch.data_plane import DataPlane
 from peelsum.softswitch.ports.pacing import PAUSE_US, Pacer
 from peelsum.softswitch.ports.udp import UdpPorts
-from peelsum.softswitch.process import DataPlane
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.wire import CPU_PORT, packet_bytes
@@ -27,8 +27,8 @@ class Outlet:
         self.left = defaultdict(list)
         self.pacer = Pacer(Queues(dict.fromkeys(ports, 100), limit), self._send)
 
-    def _send(self, port, frames):
-        assert set(frames.port.tolist()) == {port}
+    def _send(self, frames):
+        (port,) = set(frames.port.tolist())
         self.left[port] += [data for _, data in frames.pairs()]
 
 

@@ -14,8 +14,9 @@ import pytest
 from patience import PATIENCE_S
 
 from peelsum.softswitch import Frames
+from peelsum.softswitch.data_plane import DataPlane
 from peelsum.softswitch.ports.udp import UdpPorts, frame_header
-from peelsum.softswitch.process import DataPlane, StartError, run
+from peelsum.softswitch.process import StartError, run
 from peelsum.softswitch.runtime.device import Device
 from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, lanes_in, packet_bytes
 from peelsum.wire.datagrams import BatchSocket

@@ -238,10 +238,6 @@ class UdpPorts:
             self._outbox = new_outbox(frames, len(self._ports))
         return self._outbox
 
-    def send_by(self, number: int, frames: Frames) -> None:
-        """Send the packets in `frames`, all of which leave by port `number`, in order."""
-        self.send(frames)
-
     def close(self) -> None:
         """Free every UDP port."""
         for port in self._ports.values():
