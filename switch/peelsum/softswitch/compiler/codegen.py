@@ -55,7 +55,7 @@ def generate(program: Program, roll: bool = True, queued: bool = False) -> Gener
     blocks = Blocks(*map(roller.roll, made.all())) if roll else made
     spans = roller.spans()
     registers = list(program.registers)
-    banks = [registers[low : high + 1] for low, high in spans.ranges.get("", ())]
+    banks = [registers[low : high + 1] for low, high in spans.get("", ())]
     counters = plan_counters(program)
     direct = {item.table: counters[name] for name, item in program.counters.items() if item.table is not None}
     places = Places(plan_registers(program, banks), counters, direct)

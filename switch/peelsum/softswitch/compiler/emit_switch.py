@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from peelsum.softswitch.compiler.emit_hashes import hashed_bytes
-from peelsum.softswitch.compiler.emit_packets import checksum, clear_chunks, deparse
+from peelsum.softswitch.compiler.emit_packets import clear_chunks, deparse
 from peelsum.softswitch.compiler.emit_registers import Places
 from peelsum.softswitch.compiler.emit_statements import Statements
+from peelsum.softswitch.compiler.emit_sums import checksum, hashed_bytes
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, Emitter
 from peelsum.softswitch.compiler.flow import Block
 from peelsum.softswitch.compiler.layout import FULL

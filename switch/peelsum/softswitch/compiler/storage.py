@@ -51,7 +51,7 @@ class Storage:
         self.chunks: dict[str, list[Chunk]] = {}
         used = _used(program, blocks, roots)
         by_type: dict[str, list[tuple[int, int]]] = {}
-        for owner, ranges in spans.ranges.items():
+        for owner, ranges in spans.items():
             if owner:
                 by_type.setdefault(program.headers[owner].type_name, []).extend(ranges)
         for header in program.headers.values():
