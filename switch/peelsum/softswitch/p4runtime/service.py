@@ -7,10 +7,9 @@ pipeline and translates errors to gRPC statuses.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from threading import BoundedSemaphore, Thread, Timer
-from typing import NoReturn
 
 import grpc
 from finsy.proto import p4r, p4r_grpc
@@ -82,36 +81,29 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self, request: p4r.CapabilitiesRequest, context: grpc.ServicerContext
     ) -> p4r.CapabilitiesResponse:
         """Return the version of the P4Runtime API."""
-        try:
+        with _aborting(context):
             self._require(context, _READERS, "capabilities")
-        except RequestError as error:
-            _abort(context, error)
         return p4r.CapabilitiesResponse(p4runtime_api_version=API_VERSION)
 
     def Write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> p4r.WriteResponse:  # noqa: N802
         """Attempt every update of the batch in order, even if others fail, until the call ends."""
-        try:
-            self._write(request, context)
-        except Exception as error:
-            _abort(context, error)
-        return p4r.WriteResponse()
-
-    def _write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> None:
-        self._require(context, _WRITERS, "write")
-        self._check_device(request.device_id)
-        self._arbiter.require_primary(request.election_id, request.role)
-        if request.atomicity != p4r.WriteRequest.CONTINUE_ON_ERROR:
-            raise unimplemented("atomicity other than CONTINUE_ON_ERROR")
-        with self._turns.turn(context, len(request.updates)):
-            # Another client may have become the primary while this call waited.
+        with _aborting(context):
+            self._require(context, _WRITERS, "write")
+            self._check_device(request.device_id)
             self._arbiter.require_primary(request.election_id, request.role)
-            self._pipeline().entities.write(request.updates, context.is_active)
+            if request.atomicity != p4r.WriteRequest.CONTINUE_ON_ERROR:
+                raise unimplemented("atomicity other than CONTINUE_ON_ERROR")
+            with self._turns.turn(context, len(request.updates)):
+                # Another client may have become the primary while this call waited.
+                self._arbiter.require_primary(request.election_id, request.role)
+                self._pipeline().entities.write(request.updates, context.is_active)
+        return p4r.WriteResponse()
 
     def Read(  # noqa: N802
         self, request: p4r.ReadRequest, context: grpc.ServicerContext
     ) -> Iterator[p4r.ReadResponse]:
         """Yield all entities that the request selects, several hundred per message."""
-        try:
+        with _aborting(context):
             self._require(context, _READERS, "read")
             self._check_device(request.device_id)
             if request.role:
@@ -120,8 +112,6 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
                 entities = self._pipeline().entities
                 found = chain.from_iterable([entities.read(wanted) for wanted in request.entities])
             yield from self._sent(found, context)
-        except Exception as error:
-            _abort(context, error)
 
     def _sent(self, found: Iterator[p4r.Entity], context: grpc.ServicerContext) -> Iterator[p4r.ReadResponse]:
         """Yield the read entities in parts. Cut off a client that takes too long: it holds a thread."""
@@ -145,10 +135,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> p4r.SetForwardingPipelineConfigResponse:
         """Verify or commit a pipeline. The running one forwards until the new one is ready."""
-        try:
+        with _aborting(context):
             self._set_pipeline(request, context)
-        except Exception as error:
-            _abort(context, error)
         return p4r.SetForwardingPipelineConfigResponse()
 
     def _set_pipeline(
@@ -180,12 +168,10 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self, request: p4r.GetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> p4r.GetForwardingPipelineConfigResponse:
         """Return the configuration that reads and writes refer to."""
-        try:
+        with _aborting(context):
             self._require(context, _READERS, "read")
             self._check_device(request.device_id)
             config = self._pipeline().described(request.response_type)
-        except Exception as error:
-            _abort(context, error)
         return p4r.GetForwardingPipelineConfigResponse(config=config)
 
     def _pipeline(self) -> Pipeline:
@@ -206,26 +192,21 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self, request_iterator: Iterator[p4r.StreamMessageRequest], context: grpc.ServicerContext
     ) -> Iterator[p4r.StreamMessageResponse]:
         """Serve arbitration and packets until the client or an arbitration error ends the stream."""
-        try:
+        with _aborting(context):
             # A viewer's stream could bid for primary, and so keep operators from writing.
             self._require(context, _WRITERS, "stream")
-        except RequestError as error:
-            _abort(context, error)
-        if not self._free_streams.acquire(blocking=False):
-            most = f"{MAX_STREAMS} streams are open already; close one"
-            _abort(context, RequestError(Code.RESOURCE_EXHAUSTED, most))
-        stream = ControllerStream(context.cancel)
-        self._arbiter.enter(stream)
-        try:
-            if not context.add_callback(stream.end):
-                return
-            Thread(target=self._listen, args=(stream, request_iterator), daemon=True).start()
-            yield from stream.responses()
-        except RequestError as error:
-            _abort(context, error)
-        finally:
-            self._arbiter.leave(stream)
-            self._free_streams.release()
+            if not self._free_streams.acquire(blocking=False):
+                most = f"{MAX_STREAMS} streams are open already; close one"
+                raise RequestError(Code.RESOURCE_EXHAUSTED, most)
+            stream = ControllerStream(context.cancel)
+            self._arbiter.enter(stream)
+            try:
+                if context.add_callback(stream.end):
+                    Thread(target=self._listen, args=(stream, request_iterator), daemon=True).start()
+                    yield from stream.responses()
+            finally:
+                self._arbiter.leave(stream)
+                self._free_streams.release()
 
     def _listen(self, stream: ControllerStream, requests: Iterable[p4r.StreamMessageRequest]) -> None:
         """Handle a client's messages, in a thread of its own."""
@@ -284,12 +265,16 @@ def _stream_error(error: RequestError) -> p4r.StreamError:
     return p4r.StreamError(canonical_code=code_number(error.code), message=error.message, space=ERROR_SPACE)
 
 
-def _abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
-    """End an RPC with the status of an error."""
-    if isinstance(error, SoftswitchError):
-        error = from_switch_error(error)
-    answer = error if isinstance(error, RequestError) else from_bug(error)
-    details = answer.details() if isinstance(answer, BatchError) else None
-    if details is not None:
-        context.set_trailing_metadata(((DETAILS_KEY, details),))
-    context.abort(answer.code, answer.message[:_LONGEST_MESSAGE])
+@contextmanager
+def _aborting(context: grpc.ServicerContext) -> Iterator[None]:
+    """End an RPC with the status of the error that the body raises, if it does."""
+    try:
+        yield
+    except Exception as error:
+        answer = from_switch_error(error) if isinstance(error, SoftswitchError) else error
+        if not isinstance(answer, RequestError):
+            answer = from_bug(error)
+        details = answer.details() if isinstance(answer, BatchError) else None
+        if details is not None:
+            context.set_trailing_metadata(((DETAILS_KEY, details),))
+        context.abort(answer.code, answer.message[:_LONGEST_MESSAGE])

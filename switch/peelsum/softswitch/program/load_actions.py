@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
@@ -52,7 +53,7 @@ _NOTHING = frozenset({"no_op", "log_msg"})
 def load_action(item: Mapping[str, Any], scope: Scope) -> Action:
     """Return one action. Primitives without effect become jumps to the next one: jump targets stay valid."""
     params = tuple(ActionParam(part["name"], int(part["bitwidth"])) for part in item["runtime_data"])
-    inside = scope.within(params)
+    inside = replace(scope, params=params)
     body = tuple(
         load_primitive(primitive, inside, f"action {item['name']}", number)
         for number, primitive in enumerate(item["primitives"])
@@ -206,12 +207,6 @@ def _split(value: int, widths: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(parts))
 
 
-def _advance(count: int, where: str) -> Advance:
-    if count < 0:
-        raise BadProgram(f"{where}: advances by {count} bytes; compile the program again")
-    return Advance(count)
-
-
 def _parser_op(item: Mapping[str, Any], scope: Scope, where: str) -> list[ParserOp]:
     args = item["parameters"]
     match item["op"]:
@@ -224,15 +219,15 @@ def _parser_op(item: Mapping[str, Any], scope: Scope, where: str) -> list[Parser
             return [*_required(value), _assign(args[0], value, scope, where)]
         case "verify":
             return [Verify(scope.expression(args[0]), scope.expression(args[1]))]
-        case "shift":
-            return [_advance(int(args[0]), where)]
-        case "advance":
-            bits = scope.expression(args[0])
+        case "shift" | "advance":
+            bits = Const(8 * int(args[0])) if item["op"] == "shift" else scope.expression(args[0])
             if not isinstance(bits, Const) or bits.value % 8:
                 raise UnsupportedConstruct(
                     f"{where}: advances by a computed or odd number of bits; use whole bytes"
                 )
-            return [_advance(bits.value // 8, where)]
+            if bits.value < 0:
+                raise BadProgram(f"{where}: advances by {bits.value // 8} bytes; compile the program again")
+            return [Advance(bits.value // 8)]
         case "primitive":
             return [load_primitive(args[0], scope, where)]
     shown = args[0].get("type") if args and isinstance(args[0], dict) else ""

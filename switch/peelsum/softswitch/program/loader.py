@@ -19,7 +19,6 @@ from peelsum.softswitch.program.model import (
     Extract,
     Field,
     Header,
-    Parser,
     Pipeline,
     Program,
     RegisterArray,
@@ -62,21 +61,21 @@ def read(document: Mapping[str, Any], name: str) -> Program:
             raise UnsupportedConstruct(f"{what} {shown}: not supported; leave it out of the program")
     headers = _headers(document)
     calculations = {item["name"]: item for item in document.get("calculations", ())}
-    scope = Scope(headers, _stacks(document), calculations=calculations)
+    scope = Scope(headers, _stacks(document), calculations)
     actions = {item["id"]: load_action(item, scope) for item in document["actions"]}
     pipelines = {item["name"]: load_pipeline(item, scope, actions) for item in document["pipelines"]}
     nothing = Pipeline("none", None, {})
     program = Program(
         name=name,
         headers=headers,
-        parser=_parser(document, scope),
+        parser=load_parser(_only(document, "parsers"), scope),
         ingress=pipelines.get("ingress", nothing),
         egress=pipelines.get("egress", nothing),
         deparser=_deparser(document),
         actions=actions,
         registers=_registers(document),
         counters=_counters(document),
-        checksums=_checksums(document, scope),
+        checksums=tuple(_checksum(item, scope) for item in document.get("checksums", ())),
         errors=_errors(document),
         aliases={alias: FieldRef(*target) for alias, target in document.get("field_aliases", ())},
         stacks=scope.stacks,
@@ -158,24 +157,19 @@ def _size(item: Mapping[str, Any]) -> int:
     return size
 
 
-def _parser(document: Mapping[str, Any], scope: Scope) -> Parser:
-    parsers = document["parsers"]
-    if len(parsers) != 1:
-        raise UnsupportedConstruct(f"parsers: the program has {len(parsers)}; use exactly one")
-    return load_parser(parsers[0], scope)
+def _only(document: Mapping[str, Any], section: str) -> Mapping[str, Any]:
+    """Return the one item of a section. Raises UnsupportedConstruct if there are none or more."""
+    if len(document[section]) != 1:
+        raise UnsupportedConstruct(f"{section}: the program has {len(document[section])}; use exactly one")
+    (item,) = document[section]
+    return item  # type: ignore[no-any-return]
 
 
 def _deparser(document: Mapping[str, Any]) -> tuple[str, ...]:
-    deparsers = document["deparsers"]
-    if len(deparsers) != 1:
-        raise UnsupportedConstruct(f"deparsers: the program has {len(deparsers)}; use exactly one")
-    for primitive in deparsers[0].get("primitives", ()):
+    deparser = _only(document, "deparsers")
+    for primitive in deparser.get("primitives", ()):
         raise UnsupportedConstruct(f"deparser: primitive {primitive.get('op')}: not supported; use emit only")
-    return tuple(deparsers[0]["order"])
-
-
-def _checksums(document: Mapping[str, Any], scope: Scope) -> tuple[Checksum, ...]:
-    return tuple(_checksum(item, scope) for item in document.get("checksums", ()))
+    return tuple(deparser["order"])
 
 
 def _checksum(item: Mapping[str, Any], scope: Scope) -> Checksum:

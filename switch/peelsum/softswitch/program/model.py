@@ -115,6 +115,7 @@ class Parser:
 
 # --- tables and control flow ----------------------------------------------------------------------
 
+#: One field of an entry's key: a value, (value, mask), (value, prefix length) or (low, high).
 KeyValue: TypeAlias = "int | tuple[int, int]"
 
 

@@ -141,30 +141,15 @@ def copy(context: Any, out: Any, to: Any, data: Any, at: Any, count: Any) -> Any
     return types.void(out, to, data, at, count), generate
 
 
-@_jit
-def array8(count: Any) -> Any:
-    """Return `count` zeros of 8 bits."""
-    return np.zeros(count, np.uint8)
+def _maker(dtype: Any) -> Any:
+    def array(count: Any) -> Any:
+        """Return `count` zeros."""
+        return np.zeros(count, dtype)
+
+    return _jit(array)
 
 
-@_jit
-def array16(count: Any) -> Any:
-    """Return `count` zeros of 16 bits."""
-    return np.zeros(count, np.uint16)
-
-
-@_jit
-def array32(count: Any) -> Any:
-    """Return `count` zeros of 32 bits."""
-    return np.zeros(count, np.uint32)
-
-
-@_jit
-def array64(count: Any) -> Any:
-    """Return `count` zeros of 64 bits."""
-    return np.zeros(count, np.uint64)
-
-
+array8, array16, array32, array64 = map(_maker, (np.uint8, np.uint16, np.uint32, np.uint64))
 _ZERO, _WIDTH = K(0), K(64)
 
 

@@ -128,11 +128,6 @@ class Switch:
         groups = self.groups.memory
         return State(self._memory, self._regs, self._wide, self._counts, groups, self._queues)
 
-    def direct_counts(self) -> NDArray[np.uint64]:
-        """Return a consistent copy of all counter cells, also of direct counters."""
-        with self.lock:
-            return self._counts.copy()
-
     @property
     def source(self) -> str:
         """The generated Python text of the program."""
