@@ -115,7 +115,7 @@ AREAS = {
             f"tests/softswitch/test_{name}.py"
             for name in (
                 *("arithmetic", "expressions", "programs", "replication", "stacks", "state", "table_entries"),
-                *("hashes", "limbs", "loader", "lookup_model", "queues", "register_access"),
+                *("hashes", "limbs", "loader", "lookup_model", "queues"),
                 *("router", "widths"),
             )
         ),

@@ -104,4 +104,3 @@ def test_replaced_and_deleted_groups(switch):
     assert send(switch, frame) == [(4, tagged(frame, 4, 1, REPLICATION, 1001))]
     switch.groups.delete(3)
     assert send(switch, frame) == []
-    assert switch.groups.ids() == []
