@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from patience import until
+from softswitch_frames import StubSwitch, host_at
 
 from peelsum.softswitch import Frames, SoftswitchError
 from peelsum.softswitch.data_plane import DataPlane
@@ -16,7 +17,6 @@ from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.process import StartError, run
 from peelsum.softswitch.runtime.device import Device
 from peelsum.wire import packet_bytes
-from peelsum.wire.datagrams import BatchSocket
 
 NOW_NS = 1_700_000_000_123_456_789
 FRAMES = [(2, b"\1" * 60), (1, bytes(range(200))), (2, b"\7" * 61), (9, b"to no port")]
@@ -56,33 +56,21 @@ def test_every_frame_is_written_down_by_port_and_way(tmp_path: Path) -> None:
     assert {at for at, _ in records(folder / "port2_in.pcap")} == {NOW_NS}
 
 
-class Returner:
-    """A switch that is not compiled and sends every frame back."""
-
-    entry, registers = None, dict.fromkeys(["lane_0"])
-
-    def process(self, frames: Frames, now_us: int) -> Frames:
-        return frames.at(np.arange(len(frames)))
-
-
 @pytest.mark.parametrize("delays", [{}, {1: 0.01}])
 def test_the_data_plane_captures_what_arrives_and_what_leaves(
     tmp_path: Path, delays: dict[int, float]
 ) -> None:
-    size = packet_bytes(1)
+    size = packet_bytes(8)
     ports, device = UdpPorts([1]), Device()
     capture, links = Capture([1], tmp_path), Links([1], delays=delays)
     with (
         closing(ports),
         closing(device),
         DataPlane(device, ports, links=links, capture=capture) as plane,
-        BatchSocket.bind(("127.0.0.1", 0), size) as host,
+        host_at(plane, ports.listening[1], size) as host,
     ):
-        device.install(Returner())  # type: ignore[arg-type]
+        device.install(StubSwitch())  # type: ignore[arg-type]
         plane.turn(0)
-        host.connect(("127.0.0.1", ports.listening[1]))
-        host.send_hello()
-        plane.turn(1)
         host.send(np.full((1, size), 7, np.uint8))
         until(lambda: plane.turn(0.01) or ports.ports[1].counts.sent)
     capture.close()
