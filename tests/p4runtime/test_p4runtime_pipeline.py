@@ -75,6 +75,50 @@ def blob(change):
     return lambda config: setattr(config, "p4_device_config", change(config.p4_device_config))
 
 
+def program(change):
+    """Return what changes a configuration's JSON as a document."""
+
+    def spoil(config):
+        document = json.loads(config.p4_device_config)
+        change(document)
+        config.p4_device_config = json.dumps(document).encode()
+
+    return spoil
+
+
+def named(parts, end):
+    return next(part for part in parts if part["name"].endswith(end))
+
+
+def elsewhere(kind):
+    return lambda config: setattr(getattr(config.p4info, kind)[0].preamble, "name", "elsewhere")
+
+
+#: By what p4info and program then differ in.
+DIFFERENT = {
+    "table MatchEverything": program(
+        lambda d: d["pipelines"][0]["tables"][3]["key"][0].update(match_type="exact")
+    ),
+    "counter MatchEverything.seen": program(lambda d: named(d["counter_arrays"], "seen").update(size=15)),
+    "register MatchEverything.notes": program(lambda d: d["register_arrays"][0].update(size=9)),
+    "action MatchEverything.to_cpu": program(
+        lambda d: named(d["actions"], "to_cpu")["runtime_data"].append({"name": "more", "bitwidth": 8})
+    ),
+    "counter elsewhere": elsewhere("counters"),
+    "register elsewhere": elsewhere("registers"),
+}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "what"), [(spoil, what) for what, spoil in DIFFERENT.items()], ids=DIFFERENT
+)
+def test_a_program_that_is_not_its_p4infos_is_refused(primary, config, spoil, what):
+    spoil(config)
+    code, details = code_of(lambda: primary.set_pipeline(config, "VERIFY"))
+    assert code == "INVALID_ARGUMENT"
+    assert f"p4info and p4_device_config differ in {what}" in details
+
+
 SPOILED = {
     "without json": blob(lambda text: b""),
     "broken json": blob(lambda text: text[:-10]),
