@@ -52,7 +52,7 @@ def generate(program: Program, roll: bool = True, queued: bool = False) -> Gener
         pipeline_block(program, program.ingress),
         pipeline_block(program, program.egress),
     )
-    blocks = Blocks(*map(roller.roll, made.all())) if roll else made
+    blocks = Blocks(*map(roller.roll, made)) if roll else made
     spans = roller.spans()
     registers = list(program.registers)
     banks = [registers[low : high + 1] for low, high in spans.get("", ())]
@@ -60,7 +60,7 @@ def generate(program: Program, roll: bool = True, queued: bool = False) -> Gener
     direct = {item.table: counters[name] for name, item in program.counters.items() if item.table is not None}
     places = Places(plan_registers(program, banks), counters, direct)
     tables = plan_tables(program)
-    storage = Storage(program, blocks.all(), spans, architecture_fields(program))
+    storage = Storage(program, blocks, spans, architecture_fields(program))
     emit = Emitter(program, storage, tables)
     source = SwitchWriter(emit, places, blocks, queued).source()
     return Generated(source, tables, places, _growth(program, blocks))
@@ -68,7 +68,7 @@ def generate(program: Program, roll: bool = True, queued: bool = False) -> Gener
 
 def _growth(program: Program, blocks: Blocks) -> int:
     added: set[str] = set()
-    for node in (node for block in blocks.all() for node in walk(block)):
+    for node in (node for block in blocks for node in walk(block)):
         match node:
             case AddHeader(header):
                 added.add(header)

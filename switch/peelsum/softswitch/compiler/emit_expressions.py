@@ -191,7 +191,8 @@ class Expressions:
             case Lookahead(offset, bits):
                 return unsigned(self._names.limb(expr, 0) or self._names.peek(offset, bits), bits)
             case StackCount(stack):
-                return Value(self._names.stack_count(stack), 0, self._names.stack_size(stack))
+                size = len(self._names.program.stacks[stack])
+                return Value(self._names.stack_count(stack), 0, size)
             case Unary("b2d", operand):
                 texts = self._names.constant(1), self.condition(operand), self._names.constant(0)
                 return Value("({} if {} else {})".format(*texts), 0, 1)

@@ -6,7 +6,7 @@ multicast copies, checksums, deparsing. The program's statements come from `emit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from peelsum.softswitch.compiler.emit_packets import clear_chunks, deparse
 from peelsum.softswitch.compiler.emit_registers import Places
@@ -46,17 +46,12 @@ _EGRESS_SPEC = FieldRef("standard_metadata", "egress_spec")
 _REPLICA = 5
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """The code of a program."""
+class Blocks(NamedTuple):
+    """The code of a program, in the order of a packet's path."""
 
     parser: Block
     ingress: Block
     egress: Block
-
-    def all(self) -> tuple[Block, Block, Block]:
-        """Return the three blocks in the order of a packet's path."""
-        return self.parser, self.ingress, self.egress
 
 
 def architecture_fields(program: Program) -> list[FieldRef]:
@@ -77,7 +72,7 @@ class SwitchWriter:
         self._statements = Statements(emit, places)
         self._packet_headers = [header.name for header in program.headers.values() if not header.metadata]
         # The tables whose hits are used must be known before code that applies them is written.
-        for block in blocks.all():
+        for block in blocks:
             for node in walk(block):
                 if isinstance(node, Hit):
                     self._emit.hit(node.table)
@@ -107,7 +102,7 @@ class SwitchWriter:
             emit.line(f"{array.name} = array{size}({emit.constant(array.count)})")
             if array.name in self._copied_names():
                 emit.line(f"e_{array.name} = array{size}({emit.constant(array.count)})")
-        hashes = [node for block in self._blocks.all() for node in walk(block) if isinstance(node, Hash)]
+        hashes = [node for block in self._blocks for node in walk(block) if isinstance(node, Hash)]
         if hashes:
             emit.line(f"hashed = array8({emit.constant(max(1, *map(hashed_bytes, hashes), 1))})")
         emit.line("frame = first")
@@ -199,14 +194,6 @@ class SwitchWriter:
     # --- once per copy ----------------------------------------------------------------------------
 
     def _replicate(self) -> None:
-        emit = self._emit
-        self._choose()
-        self._drop_by_priority()
-        emit.line(f"unicast_port = {emit.place(_EGRESS_SPEC)}")
-        with emit.block("for _ in range(replicas):"):
-            self._copy()
-
-    def _choose(self) -> None:
         """Choose the copies to send: multicast takes precedence over unicast, as in simple_switch."""
         emit = self._emit
         zero, one, two = map(emit.constant, (0, 1, 2))
@@ -220,14 +207,15 @@ class SwitchWriter:
         with emit.block("else:"):
             emit.line(f"replica = {zero}")
             emit.line(f"replicas = {zero} if {spec} == {emit.constant(DROP_PORT)} else {one}")
-
-    def _drop_by_priority(self) -> None:
-        """Drop packets whose priority is not 0, as simple_switch with one queue per port does."""
+        # Drop packets whose priority is not 0, as simple_switch with one queue per port does.
         ref = self._program.intrinsic("intrinsic_metadata.priority")
-        writes = (node for block in self._blocks.all() for node in walk(block) if isinstance(node, Assign))
+        writes = (node for block in self._blocks for node in walk(block) if isinstance(node, Assign))
         if ref is not None and any(node.target == ref for node in writes):
-            with self._emit.block(f"if {self._emit.place(ref)} != {self._emit.constant(0)}:"):
-                self._emit.line(f"replicas = {self._emit.constant(0)}")
+            with emit.block(f"if {emit.place(ref)} != {zero}:"):
+                emit.line(f"replicas = {zero}")
+        emit.line(f"unicast_port = {spec}")
+        with emit.block("for _ in range(replicas):"):
+            self._copy()
 
     def _copy(self) -> None:
         emit = self._emit

@@ -155,10 +155,6 @@ class Emitter:
         """Return the text of up to 64 packet bits beyond the parsed part."""
         return self.load_bits("(base + off)", offset, bits)
 
-    def stack_size(self, stack: str) -> int:
-        """Return how many elements a stack has."""
-        return len(self.program.stacks[stack])
-
     def cell(self, array: Array, start: int, step: int = 0) -> str:
         """Return the text of an array's element: a fixed one or, in a loop, iteration `k`'s."""
         name = self.name(array.name)

@@ -97,12 +97,6 @@ class UdpPort:
         told = {column.name.lower(): int(self._counts[column]) for column in Count}
         return PortCounts(**told, overrun=self.socket.overruns)
 
-    @property
-    def peer(self) -> Address | None:
-        """The address to which packets are sent; None before a hello."""
-        _, port, host = _ADDRESS.unpack(self._peer.tobytes())
-        return (socket.inet_ntoa(host), int.from_bytes(port, "big")) if self._peer[0] else None
-
     def join(self, address: Address) -> None:
         """Make another switch's port the permanent peer and send it a hello, as a host would.
 

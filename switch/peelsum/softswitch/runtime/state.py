@@ -49,9 +49,6 @@ class Register:
         with self._lock:
             return self._cells.copy()
 
-    def __len__(self) -> int:
-        return self.size
-
 
 class Counter:
     """An indirect counter of `size` cells. As in BMv2, each always counts both packets and bytes."""
@@ -77,9 +74,6 @@ class Counter:
         """Return a consistent copy of all cells: uint64[size, 2] of packets and bytes."""
         with self._lock:
             return self._cells.copy()
-
-    def __len__(self) -> int:
-        return self.size
 
 
 class Groups:
