@@ -24,8 +24,8 @@ class Cells:
     """The switch's, by name."""
     decode: Callable[[Any, CellsInfo], tuple[int, ...]]
     """Returns what an entry writes to a cell."""
-    encode: Callable[[Any], dict[str, Any]]
-    """Returns the fields of an entry for a cell's value."""
+    encode: Callable[[int, p4r.Index, Any], Any]
+    """Returns the entry of a cell, from the array's id, the cell's index and its value."""
 
     def write(self, kind: p4r.Update.Type.ValueType, entry: Any) -> None:
         """Set one cell. Raises RequestError."""
@@ -47,9 +47,9 @@ class Cells:
                 first = _checked(wanted.index.index, cells)
                 end = first + 1
             found.append((cells.id, first, self.state[cells.name].values()[first:end]))
-        make, id_name = type(wanted), f"{self.kind}_id"
+        encode = self.encode
         return (
-            make(**{id_name: cells_id}, index=p4r.Index(index=index), **self.encode(value))
+            encode(cells_id, p4r.Index(index=index), value)
             for cells_id, first, values in found
             for index, value in enumerate(values.tolist(), first)
         )
@@ -69,8 +69,9 @@ def counters(info: PipelineInfo, switch: Switch) -> Cells:
             raise invalid(f"counter {cells.name}: data is missing; give packets and bytes")
         return counter_values(entry.data, cells.name)
 
-    def encode(value: list[int]) -> dict[str, Any]:
-        return {"data": p4r.CounterData(packet_count=value[0], byte_count=value[1])}
+    def encode(cells_id: int, index: p4r.Index, value: list[int]) -> p4r.CounterEntry:
+        data = p4r.CounterData(packet_count=value[0], byte_count=value[1])
+        return p4r.CounterEntry(counter_id=cells_id, index=index, data=data)
 
     return Cells("counter", info.counters, switch.counters, decode, encode)
 
@@ -83,8 +84,9 @@ def registers(info: PipelineInfo, switch: Switch) -> Cells:
             raise invalid(f"register {cells.name}: data must be a bitstring")
         return (to_int(entry.data.bitstring, cells.bits, f"register {cells.name}"),)
 
-    def encode(value: int) -> dict[str, Any]:
-        return {"data": p4d.P4Data(bitstring=to_bytes(value))}
+    def encode(cells_id: int, index: p4r.Index, value: int) -> p4r.RegisterEntry:
+        data = p4d.P4Data(bitstring=to_bytes(value))
+        return p4r.RegisterEntry(register_id=cells_id, index=index, data=data)
 
     return Cells("register", info.registers, switch.registers, decode, encode)
 
