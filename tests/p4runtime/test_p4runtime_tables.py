@@ -99,10 +99,7 @@ def test_omitted_fields_match_everything_and_stay_omitted(client, schema):
 
 def test_leading_zeros_are_taken_off(client, schema):
     entry = entity(EXACT, schema)
-    padded = p4r.TableEntry()
-    padded.CopyFrom(entry)
-    padded.match[1].exact.value = b"\0\0\x03"
-    client.update("INSERT", table_entry=padded)
+    client.update("INSERT", table_entry=with_match(schema, EXACT, 1, value=b"\0\0\x03"))
     assert client.read(table_entry=p4r.TableEntry(table_id=entry.table_id)) == [entry]
 
 
@@ -144,33 +141,18 @@ def changed(schema, entry, **fields):
     return message
 
 
+def with_match(schema, entry, place, **fields):
+    """Return an entry with other fields in its match number `place`."""
+    message = entity(entry, schema)
+    match = message.match[place]
+    for name, value in fields.items():
+        setattr(getattr(match, match.WhichOneof("field_match_type")), name, value)
+    return message
+
+
 def without_action(schema):
     message = entity(ROUTE, schema)
     message.ClearField("action")
-    return message
-
-
-def with_value(schema, value):
-    message = entity(EXACT, schema)
-    message.match[1].exact.value = value
-    return message
-
-
-def with_lpm(schema, value, length):
-    message = entity(ROUTE, schema)
-    message.match[0].lpm.value, message.match[0].lpm.prefix_len = value, length
-    return message
-
-
-def with_ternary(schema, value, mask):
-    message = entity(FILTER, schema)
-    message.match[0].ternary.value, message.match[0].ternary.mask = value, mask
-    return message
-
-
-def with_range(schema, low, high):
-    message = entity(FILTER, schema)
-    message.match[2].range.low, message.match[2].range.high = low, high
     return message
 
 
@@ -188,8 +170,8 @@ def with_param(schema, **param):
 
 BAD = {
     "no such table": lambda s: p4r.TableEntry(table_id=77),
-    "value too wide": lambda s: with_value(s, b"\x02\x00"),
-    "empty value": lambda s: with_value(s, b""),
+    "value too wide": lambda s: with_match(s, EXACT, 1, value=b"\x02\x00"),
+    "empty value": lambda s: with_match(s, EXACT, 1, value=b""),
     "missing exact field": lambda s: entity(
         Entry("exact_match", match=Match({"hdr.ethernet.dst": 1}), action=Action("forward", port=1)), s
     ),
@@ -200,14 +182,14 @@ BAD = {
         Entry("route", action=Action("drop")),
         match=[p4r.FieldMatch(field_id=1, exact=p4r.FieldMatch.Exact(value=b"\1"))],
     ),
-    "prefix too long": lambda s: with_lpm(s, b"\x0a\0\0\0", 33),
-    "negative prefix": lambda s: with_lpm(s, b"\x0a\0\0\0", -1),
-    "bits beyond the prefix": lambda s: with_lpm(s, b"\x0a\0\0\1", 8),
-    "prefix of nothing": lambda s: with_lpm(s, b"\0", 0),
-    "bits beyond the mask": lambda s: with_ternary(s, b"\x0a\0\0\1", b"\xff\0\0\0"),
-    "mask of nothing": lambda s: with_ternary(s, b"\0", b"\0"),
-    "empty range": lambda s: with_range(s, b"\x09", b"\x02"),
-    "range of everything": lambda s: with_range(s, b"\0", b"\xff"),
+    "prefix too long": lambda s: with_match(s, ROUTE, 0, value=b"\x0a\0\0\0", prefix_len=33),
+    "negative prefix": lambda s: with_match(s, ROUTE, 0, value=b"\x0a\0\0\0", prefix_len=-1),
+    "bits beyond the prefix": lambda s: with_match(s, ROUTE, 0, value=b"\x0a\0\0\1", prefix_len=8),
+    "prefix of nothing": lambda s: with_match(s, ROUTE, 0, value=b"\0", prefix_len=0),
+    "bits beyond the mask": lambda s: with_match(s, FILTER, 0, value=b"\x0a\0\0\1", mask=b"\xff\0\0\0"),
+    "mask of nothing": lambda s: with_match(s, FILTER, 0, value=b"\0", mask=b"\0"),
+    "empty range": lambda s: with_match(s, FILTER, 2, low=b"\x09", high=b"\x02"),
+    "range of everything": lambda s: with_match(s, FILTER, 2, low=b"\0", high=b"\xff"),
     "no priority": lambda s: changed(s, Entry("filter", action=Action("drop"))),
     "negative priority": lambda s: changed(s, Entry("filter", action=Action("drop")), priority=-1),
     "priority without overlaps": lambda s: changed(s, ROUTE, priority=5),
@@ -252,8 +234,8 @@ def test_idle_timeouts_are_not_implemented(client, schema):
 
 def test_a_full_table_says_so(client, schema):
     for port in range(4):
-        client.update("INSERT", table_entry=with_value(schema, bytes([port])))
-    assert code_of_one(client, "INSERT", with_value(schema, b"\x09")) == "RESOURCE_EXHAUSTED"
+        client.update("INSERT", table_entry=with_match(schema, EXACT, 1, value=bytes([port])))
+    assert code_of_one(client, "INSERT", with_match(schema, EXACT, 1, value=b"\x09")) == "RESOURCE_EXHAUSTED"
 
 
 def test_a_batch_reports_every_update_and_does_the_good_ones(client, schema):
