@@ -6,8 +6,9 @@ import struct
 from pathlib import Path
 
 import pytest
+from softswitch_frames import send
 
-from peelsum.softswitch import Frames, Switch
+from peelsum.softswitch import Switch
 from peelsum.softswitch.compiler.codegen import generate
 from peelsum.softswitch.compiler.loading import parse
 
@@ -24,10 +25,6 @@ def ask(op, index=0, group=0, seen=0):
 
 def label(value, cost=0, bottom=0):
     return struct.pack(">HB", value, cost << 1 | bottom)
-
-
-def send(switch, *frames, port=3):
-    return switch.process(Frames.of([(port, frame) for frame in frames]), 0).pairs()
 
 
 class Stack:

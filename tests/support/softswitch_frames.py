@@ -15,6 +15,11 @@ def held(*frames):
     return Frames(made.data, made.length, made.port, leave)
 
 
+def send(switch, *frames, port=3):
+    """Return what leaves a switch, as (port, bytes), of frames that arrive at one port at time 0."""
+    return switch.process(Frames.of([(port, frame) for frame in frames]), 0).pairs()
+
+
 def packed(values, widths):
     word = 0
     for name, bits in widths.items():
