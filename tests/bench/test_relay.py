@@ -22,8 +22,9 @@ class Ports:
         self.now_us = 0
         self.sent: list[tuple[int, int, int]] = []
 
-    def send_by(self, number: int, frames: Frames) -> None:
-        self.sent += [(self.now_us, number, int(length)) for length in frames.length]
+    def send(self, frames: Frames) -> None:
+        lengths = zip(frames.port.tolist(), frames.length.tolist(), strict=True)
+        self.sent += [(self.now_us, port, length) for port, length in lengths]
 
 
 def made(schedule: LinkSchedule) -> tuple[Ports, relay.Relay]:

@@ -97,7 +97,7 @@ AREAS = {
         _tests(
             "softswitch",
             "arithmetic expressions programs replication stacks state table_entries hashes limbs loader "
-            "lookup_model packets_again queues register_access router unions widths",
+            "lookup_model packets_again queues register_access router widths",
         ),
     ),
     "cli": Area("cli/peelsum/cli/**/*.py", ("tests/cli/test_wrong_sums.py",)),

@@ -32,18 +32,24 @@ def test_one_counter_cell_and_all(client, seen, device):
 
 
 def test_one_register_cell_and_all(client, notes, device):
-    cell = p4r.RegisterEntry(register_id=notes, index=at(7), data=p4d.P4Data(bitstring=b"\x12\x34\x56"))
-    client.update("MODIFY", register_entry=cell)
-    assert device.switch.registers["MatchEverything.notes"].read(7) == 0x123456
-    assert client.read(register_entry=p4r.RegisterEntry(register_id=notes, index=at(7))) == [cell]
+    last, first = (
+        p4r.RegisterEntry(register_id=notes, index=at(index), data=p4d.P4Data(bitstring=value))
+        for index, value in ((7, b"\xff\xff\xff"), (0, b"\5"))
+    )
+    for cell in (last, first):
+        client.update("MODIFY", register_entry=cell)
+    assert device.switch.registers["MatchEverything.notes"].read(7) == (1 << 24) - 1
+    assert client.read(register_entry=p4r.RegisterEntry(register_id=notes, index=at(7))) == [last]
     everything = client.read(register_entry=p4r.RegisterEntry())
-    assert [entry.data.bitstring for entry in everything] == [b"\0"] * 7 + [b"\x12\x34\x56"]
+    assert [entry.data.bitstring for entry in everything] == [b"\5", *[b"\0"] * 6, b"\xff\xff\xff"]
 
 
 @pytest.mark.parametrize("index", [-1, 16, 1 << 40])
-def test_indices_have_bounds(client, seen, index):
+def test_indices_have_bounds(client, seen, notes, index):
     cell = p4r.CounterEntry(counter_id=seen, index=at(index), data=p4r.CounterData())
     assert refusal(client, "MODIFY", counter_entry=cell)[0] == "OUT_OF_RANGE"
+    note = p4r.RegisterEntry(register_id=notes, index=at(index // 2), data=p4d.P4Data(bitstring=b"\0"))
+    assert refusal(client, "MODIFY", register_entry=note)[0] == "OUT_OF_RANGE"
     with pytest.raises(grpc.RpcError) as error:
         client.read(counter_entry=cell)
     assert error.value.code().name == "OUT_OF_RANGE"

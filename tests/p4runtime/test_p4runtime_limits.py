@@ -8,12 +8,12 @@ import grpc
 import psutil
 import pytest
 from finsy.proto import U128, p4r
-from p4runtime_client import WAIT_S, Client
+from p4runtime_client import WAIT_S, Client, FakeCall
 from patience import PATIENCE_S
 
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.p4runtime import service as service_module
-from peelsum.softswitch.p4runtime.seldom import MOST_LINES, WITHIN_S, Seldom
+from peelsum.softswitch.p4runtime.status import MOST_LINES, WITHIN_S, Seldom
 from peelsum.softswitch.p4runtime.stream import MOST_BYTES, MOST_WAITING, ControllerStream
 from peelsum.tls import grpc_ends
 
@@ -80,58 +80,25 @@ def test_a_message_beyond_the_limit_is_refused(client):
     client.write()
 
 
-class Slow:
-    """A call that never ends by itself."""
-
-    def __init__(self):
-        self.cancelled, self.code = threading.Event(), None
-
-    def is_active(self):
-        return True
-
-    def add_callback(self, callback):
-        return True
-
-    def cancel(self):
-        self.cancelled.set()
-
-    def abort(self, code, details):
-        self.code = code
-        raise RuntimeError(details)
-
-
-@pytest.fixture
-def large_read(client, server, device, monkeypatch):
-    """Return a function that begins a Read of several messages, without gRPC, and takes only the first."""
+def test_who_does_not_take_an_answer_in_time_is_cut_off(device, monkeypatch):
     monkeypatch.setattr(service_module, "_ENTITIES_PER_RESPONSE", 2)
-    service = service_module.P4RuntimeService(device, service_module.Access(secured=False))
-    found = iter([p4r.Entity()] * 9)
-
-    def begin():
-        call = Slow()
-        reading = service._sent(found, call)
-        next(reading)
-        return call, reading
-
-    return begin
-
-
-def test_who_does_not_take_an_answer_in_time_is_cut_off(large_read, monkeypatch):
     monkeypatch.setattr(service_module, "READ_S", 0.05)
-    call, reading = large_read()
-    assert call.cancelled.wait(WAIT_S)
+    service, call = service_module.P4RuntimeService(device, secured=False), FakeCall()
+    reading = service._sent(iter([p4r.Entity()] * 9), call)
+    next(reading)
+    assert call.ended.wait(WAIT_S)
     reading.close()
 
 
 def test_beyond_so_many_slow_reads_the_newest_is_refused(device):
-    service = service_module.P4RuntimeService(device, service_module.Access(secured=False))
-    open_ones = [service._sent(iter([p4r.Entity()]), Slow()) for _ in range(service_module.MAX_READS)]
+    service = service_module.P4RuntimeService(device, secured=False)
+    open_ones = [service._sent(iter([p4r.Entity()]), FakeCall()) for _ in range(service_module.MAX_READS)]
     for one in open_ones:
         next(one)
     with pytest.raises(service_module.RequestError, match="16 Reads are being answered"):
-        next(service._sent(iter([p4r.Entity()]), Slow()))
+        next(service._sent(iter([p4r.Entity()]), FakeCall()))
     open_ones.pop().close()
-    next(service._sent(iter([p4r.Entity()]), Slow()))
+    next(service._sent(iter([p4r.Entity()]), FakeCall()))
 
 
 def answer(stream):

@@ -47,9 +47,14 @@ def large():
 
 
 @pytest.fixture
-def entities(large, device):
-    """Return the test program's entities, without a server."""
-    return Pipeline.build(large.get_pipeline_config(), device).entities
+def built(large, device):
+    """Return the test program's pipeline, without a server."""
+    return Pipeline(large.get_pipeline_config(), device)
+
+
+@pytest.fixture
+def entities(built):
+    return built.entities
 
 
 def entry(schema, table, number, **fields):
@@ -131,7 +136,7 @@ def test_all_registers_are_read_in_time(device):
     """36 registers of 4,096 cells make 576 messages."""
     files = pipeline(32)
     schema = P4Schema(files.p4info_path, files.json_path.read_bytes())
-    built = Pipeline.build(schema.get_pipeline_config(), device)
+    built = Pipeline(schema.get_pipeline_config(), device)
     lanes = [register for name, register in built.switch.registers.items() if "lane_" in name]
     for number, register in enumerate(lanes):
         register.write(4095 - number, 1 << number)
@@ -163,9 +168,9 @@ def test_a_batch_stops_where_its_call_ends(entities, large):
     assert routes == [(number + 1 << 8).to_bytes(4, "big").lstrip(b"\0") for number in range(5)]
 
 
-def test_packets_pass_between_two_updates(entities, large, device):
+def test_packets_pass_between_two_updates(built, large, device):
     """Another thread can process a batch of packets between any two updates."""
-    device.install(entities._tables._switch)
+    device.install(built.switch)
     passed = []
 
     def between():
@@ -174,7 +179,7 @@ def test_packets_pass_between_two_updates(entities, large, device):
         packets.join(WAIT_S)
         return True
 
-    entities.write(batch(large, "route", "INSERT", 5), between)
+    built.entities.write(batch(large, "route", "INSERT", 5), between)
     assert passed == [[(1, FRAME)]] * 5
 
 

@@ -1,7 +1,6 @@
 import select
 import threading
 
-import pytest
 from finsy.p4schema import P4Schema
 from finsy.proto import p4r, rpc_code
 from p4runtime_client import forward
@@ -78,22 +77,37 @@ def test_digest_acknowledgements_are_not_implemented(client):
     assert error.WhichOneof("details") == "digest_list_ack"
 
 
-@pytest.mark.parametrize("pipeline_there", [False, True])
-def test_packets_need_a_pipeline(connect, pipeline_there, schema, device):
+def test_packets_need_a_pipeline(connect, device):
     client = connect()
     client.become_primary()
-    if pipeline_there:
-        client.set_pipeline(schema.get_pipeline_config(), "VERIFY_AND_SAVE")
     client.primary.send(packet=packet_out())
     assert client.primary.receive().error.canonical_code == rpc_code.FAILED_PRECONDITION
     assert device.take_injected() == []
+
+
+def test_packets_that_waited_for_the_old_pipeline_are_dropped(client, schema, device):
+    client.primary.send(packet=packet_out(m1=b"\5"))
+    # The bid is answered after the packet before it was handled.
+    client.primary.bid(1)
+    client.set_pipeline(schema.get_pipeline_config())
+    client.primary.send(packet=packet_out(m1=b"\6"))
+    assert forward(device) == [(6, FRAME)]
+
+
+def test_packets_pass_both_ways_in_order(client, device):
+    for port in (5, 6, 7):
+        client.primary.send(packet=packet_out(m1=bytes([port])))
+    client.primary.bid(1)
+    assert forward(device) == [(port, FRAME) for port in (5, 6, 7)]
+    device.deliver_to_cpu([bytes([0, 2 * number]) + FRAME for number in range(3)])
+    numbers = [client.primary.receive().packet.metadata[1].value for _ in range(3)]
+    assert numbers == [b"\0", b"\2", b"\4"]
 
 
 def test_a_packet_does_not_enter_a_pipeline_that_it_was_not_made_for(client, device, monkeypatch):
     """Its header is that of the pipeline which ran when it came: a commit meanwhile drops it."""
     files, encoded, committed = pipeline(32), threading.Event(), threading.Event()
     schema = P4Schema(files.p4info_path, files.json_path.read_bytes())
-    client.set_pipeline(schema.get_pipeline_config(), "VERIFY_AND_SAVE")
 
     def slow(packet, info):
         frame = to_frame(packet, info)
@@ -102,7 +116,7 @@ def test_a_packet_does_not_enter_a_pipeline_that_it_was_not_made_for(client, dev
         return frame
 
     def commit():
-        client.set_pipeline(None, "COMMIT")
+        client.set_pipeline(schema.get_pipeline_config())
         committed.set()
 
     monkeypatch.setattr(service, "to_frame", slow)

@@ -6,9 +6,23 @@ import grpc
 import pytest
 from finsy.p4entity import P4TableAction as Action
 from finsy.p4entity import P4TableEntry as Entry
+from finsy.p4entity import P4TableMatch as Match
 from finsy.proto import p4r
-from p4runtime_client import update
-from p4runtime_entries import acl, refusal, route
+from p4runtime_client import refusal, update
+
+
+def route(schema, dst="10.1.0.0/16", port=3, **fields):
+    """Return an entry of table `route`, with other fields of a TableEntry."""
+    entry = Entry("route", match=Match({"hdr.ipv4.dst": dst}), action=Action("forward", port=port))
+    made = entry.encode_entry(schema)
+    made.MergeFrom(p4r.TableEntry(**fields))
+    return made
+
+
+def ttl_of_one(schema, priority, action):
+    """Return an entry of table `filter`."""
+    match = Match({"hdr.ipv4.ttl": "1...1"})
+    return Entry("filter", match=match, action=Action(action), priority=priority).encode_entry(schema)
 
 
 def test_reads_are_filtered_by_what_a_controller_keeps_beside_an_entry(client, schema):
@@ -34,7 +48,7 @@ def test_reads_are_filtered_by_what_a_controller_keeps_beside_an_entry(client, s
 
 
 def test_reads_are_filtered_by_action_and_priority(client, schema):
-    drop, nothing = acl(schema, 5, ttl="1...1"), acl(schema, 6, "NoAction", ttl="1...1")
+    drop, nothing = ttl_of_one(schema, 5, "drop"), ttl_of_one(schema, 6, "NoAction")
     client.write(*[update("INSERT", table_entry=entry) for entry in (drop, nothing)])
     table_id = drop.table_id
     assert client.read(table_entry=p4r.TableEntry(table_id=table_id)) == [nothing, drop]
@@ -71,11 +85,9 @@ def test_a_default_action_has_neither_match_nor_priority(client, schema):
     for fields in ({"priority": 1}, {"match": route(schema).match}):
         default = Entry("route", action=Action("drop"), is_default_action=True).encode_entry(schema)
         default.MergeFrom(p4r.TableEntry(**fields))
-        assert refusal(client, update("MODIFY", table_entry=default)) == ["INVALID_ARGUMENT"]
-    assert refusal(
-        client,
-        update("DELETE", table_entry=p4r.TableEntry(table_id=default.table_id, is_default_action=True)),
-    ) == ["INVALID_ARGUMENT"]
+        assert refusal(client, "MODIFY", table_entry=default)[0] == "INVALID_ARGUMENT"
+    alone = p4r.TableEntry(table_id=default.table_id, is_default_action=True)
+    assert refusal(client, "DELETE", table_entry=alone)[0] == "INVALID_ARGUMENT"
 
 
 @pytest.mark.parametrize(

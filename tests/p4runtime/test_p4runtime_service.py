@@ -6,10 +6,10 @@ from contextlib import contextmanager, suppress
 import grpc
 import pytest
 from finsy.proto import U128, p4r
-from p4runtime_client import update
+from p4runtime_client import Aborted, FakeCall, update
 from patience import PATIENCE_S
 
-from peelsum.softswitch.p4runtime.access import Access
+from peelsum.softswitch.p4runtime import service as service_module
 from peelsum.softswitch.p4runtime.pipeline import Pipeline
 from peelsum.softswitch.p4runtime.service import P4RuntimeService
 from peelsum.softswitch.p4runtime.stream import ControllerStream
@@ -17,40 +17,13 @@ from peelsum.softswitch.p4runtime.stream import ControllerStream
 Set = p4r.SetForwardingPipelineConfigRequest
 
 
-class Aborted(Exception):  # noqa: N818 (the call is aborted)
-    """The exception that gRPC's abort raises, with the code."""
-
-
-class Context:
-    """A call whose client waits until `ended`."""
-
-    def __init__(self):
-        self.ended, self.code = False, None
-
-    def is_active(self):
-        return not self.ended
-
-    def add_callback(self, callback):
-        return True
-
-    def cancel(self):
-        self.ended = True
-
-    def set_trailing_metadata(self, metadata):
-        pass
-
-    def abort(self, code, details):
-        self.code = code
-        raise Aborted(details)
-
-
 @pytest.fixture
 def service(device, schema):
     """Return a service with the test program committed, whose primary has election id 1."""
-    service = P4RuntimeService(device, Access(secured=False))
+    service = P4RuntimeService(device, secured=False)
     bid(service, 1)
     request = configuration(schema, Set.VERIFY_AND_COMMIT)
-    service.SetForwardingPipelineConfig(request, Context())
+    service.SetForwardingPipelineConfig(request, FakeCall())
     return service
 
 
@@ -79,7 +52,7 @@ def writing(*updates):
 @contextmanager
 def started(service, method, request):
     """Run a request in a thread until it waits for its turn; yield its context."""
-    context, before = Context(), len(service._turns._waiting)
+    context, before = FakeCall(), len(service._turns._waiting)
 
     def run():
         with suppress(Aborted):
@@ -95,8 +68,8 @@ def started(service, method, request):
 
 
 def test_a_short_write_passes_a_long_one_that_waits(service, device):
-    service.Write(writing(group(1, 1, "INSERT")), Context())
-    turn = service._turns.turn(Context())
+    service.Write(writing(group(1, 1, "INSERT")), FakeCall())
+    turn = service._turns.turn(FakeCall())
     turn.__enter__()
     with (
         started(service, "Write", writing(*[group(1, 8)] * 20_000)),
@@ -107,7 +80,7 @@ def test_a_short_write_passes_a_long_one_that_waits(service, device):
 
 
 def test_a_client_that_lost_the_election_while_waiting_does_not_write(service, device):
-    turn = service._turns.turn(Context())
+    turn = service._turns.turn(FakeCall())
     turn.__enter__()
     with started(service, "Write", writing(group(1, 8, "INSERT"))) as context:
         bid(service, 2)
@@ -120,16 +93,16 @@ def test_a_client_that_lost_the_election_while_waiting_does_not_write(service, d
 def test_a_client_that_lost_something_while_compiling_does_not_commit(
     service, schema, device, monkeypatch, lost
 ):
-    running, build, context = device.switch, Pipeline.build, Context()
+    running, context = device.switch, FakeCall()
 
     def slowly(config, device):
         if lost == "the election":
             bid(service, 2)
         else:
-            context.ended = True
-        return build(config, device)
+            context.cancel()
+        return Pipeline(config, device)
 
-    monkeypatch.setattr(Pipeline, "build", slowly)
+    monkeypatch.setattr(service_module, "Pipeline", slowly)
     with pytest.raises(Aborted):
         service.SetForwardingPipelineConfig(configuration(schema, Set.VERIFY_AND_COMMIT), context)
     assert lost != "the election" or context.code == grpc.StatusCode.PERMISSION_DENIED
@@ -137,23 +110,23 @@ def test_a_client_that_lost_something_while_compiling_does_not_commit(
 
 
 def test_the_running_pipeline_is_written_while_another_is_compiled(service, schema, device, monkeypatch):
-    running, build = device.switch, Pipeline.build
+    running = device.switch
 
     def slowly(config, device):
-        service.Write(writing(group(1, 8, "INSERT")), Context())
-        return build(config, device)
+        service.Write(writing(group(1, 8, "INSERT")), FakeCall())
+        return Pipeline(config, device)
 
-    monkeypatch.setattr(Pipeline, "build", slowly)
-    service.SetForwardingPipelineConfig(configuration(schema, Set.VERIFY_AND_COMMIT), Context())
+    monkeypatch.setattr(service_module, "Pipeline", slowly)
+    service.SetForwardingPipelineConfig(configuration(schema, Set.VERIFY_AND_COMMIT), FakeCall())
     assert running.groups.ids() == [1]
     assert device.switch is not running
 
 
 def test_an_answer_comes_in_messages_of_256_entities(service):
-    service.Write(writing(*[group(number, 1, "INSERT") for number in range(1, 601)]), Context())
+    service.Write(writing(*[group(number, 1, "INSERT") for number in range(1, 601)]), FakeCall())
     everything = p4r.PacketReplicationEngineEntry(multicast_group_entry=p4r.MulticastGroupEntry())
     request = p4r.ReadRequest(device_id=1, entities=[p4r.Entity(packet_replication_engine_entry=everything)])
-    parts = list(service.Read(request, Context()))
+    parts = list(service.Read(request, FakeCall()))
     assert [len(part.entities) for part in parts] == [256, 256, 88]
 
 
@@ -163,10 +136,12 @@ def test_a_read_sees_no_write_half_done(service):
     everything = p4r.PacketReplicationEngineEntry(multicast_group_entry=p4r.MulticastGroupEntry())
     request = p4r.ReadRequest(device_id=1, entities=[p4r.Entity(packet_replication_engine_entry=everything)])
 
-    class Watching(Context):
+    class Watching(FakeCall):
         def is_active(self):
             if not seen and service._turns._taken:
-                reading = threading.Thread(target=lambda: seen.append(list(service.Read(request, Context()))))
+                reading = threading.Thread(
+                    target=lambda: seen.append(list(service.Read(request, FakeCall())))
+                )
                 seen.append(reading)
                 reading.start()
                 while not service._turns._waiting:

@@ -3,37 +3,18 @@
 import threading
 
 import pytest
+from p4runtime_client import FakeCall
 from patience import PATIENCE_S
 
 from peelsum.softswitch.p4runtime.status import Code, RequestError
 from peelsum.softswitch.p4runtime.turns import Turns
 
 
-class Call:
-    """A call that ends on request."""
-
-    def __init__(self):
-        self.active = True
-        self.callbacks = []
-
-    def is_active(self):
-        return self.active
-
-    def add_callback(self, callback):
-        self.callbacks.append(callback)
-        return True
-
-    def end(self):
-        self.active = False
-        for callback in self.callbacks:
-            callback()
-
-
 class Waiting:
     """Start a request in a thread; it appends its name to `order` when its turn comes."""
 
     def __init__(self, turns, name, order, updates=0):
-        self.call, self.error = Call(), None
+        self.call, self.error = FakeCall(), None
         self._turns, self._name, self._order, self._updates = turns, name, order, updates
         before = list(turns._waiting)
         self.thread = threading.Thread(target=self._run)
@@ -57,7 +38,7 @@ def joined(*requests):
 
 def test_turns_come_in_the_order_of_arrival():
     turns, order = Turns(9), []
-    with turns.turn(Call()):
+    with turns.turn(FakeCall()):
         requests = [Waiting(turns, name, order) for name in "abcdef"]
         assert order == []
     joined(*requests)
@@ -66,7 +47,7 @@ def test_turns_come_in_the_order_of_arrival():
 
 def test_a_short_batch_passes_a_long_one_that_waits():
     turns, order = Turns(9), []
-    with turns.turn(Call()):
+    with turns.turn(FakeCall()):
         requests = [Waiting(turns, "long", order, 100_000), Waiting(turns, "short", order, 1)]
     joined(*requests)
     assert order == ["short", "long"]
@@ -76,7 +57,7 @@ def test_a_long_batch_is_passed_for_as_long_as_it_takes_and_no_longer(monkeypatc
     clock = iter([0.0, 0.0, 0.4, 0.6])
     monkeypatch.setattr("peelsum.softswitch.p4runtime.turns.monotonic", lambda: next(clock))
     turns, order = Turns(9), []
-    with turns.turn(Call()):
+    with turns.turn(FakeCall()):
         requests = [Waiting(turns, name, order, n) for name, n in (("long", 1000), ("soon", 1), ("late", 1))]
     joined(*requests)
     assert order == ["soon", "long", "late"]
@@ -84,9 +65,9 @@ def test_a_long_batch_is_passed_for_as_long_as_it_takes_and_no_longer(monkeypatc
 
 def test_a_call_that_ends_gives_up_its_place():
     turns, order = Turns(9), []
-    with turns.turn(Call()):
+    with turns.turn(FakeCall()):
         ended, next_one = Waiting(turns, "ended", order), Waiting(turns, "next", order)
-        ended.call.end()
+        ended.call.cancel()
         joined(ended)
         assert ended.error.code == Code.CANCELLED
         assert order == []
@@ -96,35 +77,35 @@ def test_a_call_that_ends_gives_up_its_place():
 
 def test_a_call_that_ends_as_its_turn_comes_passes_it_on():
     turns, order = Turns(9), []
-    with turns.turn(Call()):
+    with turns.turn(FakeCall()):
         long_ones = [Waiting(turns, "long", order, 100_000) for _ in range(5)]
         ended = Waiting(turns, "ended", order)
-        ended.call.active = False
+        ended.call.ended.set()
     joined(ended, *long_ones)
     assert order == ["long"] * 5
 
 
 def test_a_call_that_has_ended_gets_no_turn():
-    turns, call = Turns(9), Call()
-    call.end()
+    turns, call = Turns(9), FakeCall()
+    call.cancel()
     with pytest.raises(RequestError) as error, turns.turn(call):
         pytest.fail("it got a turn")
     assert error.value.code == Code.CANCELLED
-    with turns.turn(Call()):
+    with turns.turn(FakeCall()):
         pass
 
 
 def test_an_error_ends_the_turn():
     turns = Turns(9)
-    with pytest.raises(ValueError, match="mine"), turns.turn(Call()):
+    with pytest.raises(ValueError, match="mine"), turns.turn(FakeCall()):
         raise ValueError("mine")
-    with turns.turn(Call()):
+    with turns.turn(FakeCall()):
         pass
 
 
 def test_beyond_the_most_that_wait_the_newest_is_refused_at_once():
     turns, order = Turns(3), []
-    with turns.turn(Call()):
+    with turns.turn(FakeCall()):
         requests = [Waiting(turns, name, order) for name in "abcde"]
         joined(*requests[3:])
         for refused in requests[3:]:
@@ -133,13 +114,13 @@ def test_beyond_the_most_that_wait_the_newest_is_refused_at_once():
             assert "await answers" in refused.error.message
     joined(*requests)
     assert order == list("abc")
-    with turns.turn(Call()):
+    with turns.turn(FakeCall()):
         pass
 
 
 def test_a_short_batch_takes_the_place_of_a_long_one_where_all_are_taken():
     turns, order = Turns(2), []
-    with turns.turn(Call()):
+    with turns.turn(FakeCall()):
         long_ones = [Waiting(turns, f"long {number}", order, 100_000) for number in range(2)]
         short = Waiting(turns, "short", order, 1)
         joined(long_ones[1])

@@ -4,7 +4,7 @@ import grpc
 import pytest
 from finsy.proto import p4r
 
-from peelsum.softswitch.p4runtime.info import PacketFieldInfo, PipelineInfo
+from peelsum.softswitch.p4runtime.info import NumberInfo, PipelineInfo
 from peelsum.softswitch.p4runtime.packets import to_frame, to_packet_in
 from peelsum.softswitch.p4runtime.status import RequestError
 from peelsum.softswitch.p4runtime.stream import ControllerStream
@@ -38,7 +38,7 @@ def test_a_value_fits_its_width_to_the_bit():
 # Packets
 
 
-HEADER = (PacketFieldInfo(1, "a", 9), PacketFieldInfo(2, "b", 3), PacketFieldInfo(5, "c", 12))
+HEADER = (NumberInfo(1, "a", 9), NumberInfo(2, "b", 3), NumberInfo(5, "c", 12))
 INFO = PipelineInfo({}, {}, {}, {}, {"packet_out": HEADER, "packet_in": HEADER})
 
 

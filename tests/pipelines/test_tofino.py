@@ -13,10 +13,12 @@ from tofino_program import FOLDER, needed
 from peelsum.pipelines import tofino
 from peelsum.pipelines.artifacts import PipelineError
 from peelsum.pipelines.stratum import Profile, pipeline_config
-from peelsum.pipelines.tofino import ASSEMBLER, COMPILER, compile_for, fingerprint, report, report_path
+from peelsum.pipelines.tofino import ASSEMBLER, COMPILER, check, compile_for, fingerprint, report, report_path
 from peelsum.wire import TOFINO_LANES
 
 STAGES = {"tofino": 12, "tofino2": 20}
+STATE = "  states:\n    start:\n      match: [ half ]\n      0x0800:\n        next: end\n"
+ASSEMBLY = f"parser ingress:\n{STATE}parser egress:\n{STATE}stage 0 ingress:\n"
 needs_compiler = pytest.mark.skipif(
     shutil.which(COMPILER) is None or shutil.which(ASSEMBLER) is None,
     reason=f"{COMPILER} or {ASSEMBLER} is not on PATH: build p4c with its Tofino back end",
@@ -57,6 +59,18 @@ def test_more_stages_than_the_device_has_are_refused(tmp_path):
         report("tofino", 36, tmp_path, "0")
 
 
+@pytest.mark.parametrize("parser", ["ingress", "egress"])
+def test_a_parser_of_wildcards_is_refused(parser):
+    """As p4c between pull requests 5063 and 5753 makes it."""
+    check("tofino", ASSEMBLY)
+    drops = STATE.replace("      match: [ half ]\n", "").replace("0x0800:", "*:")
+    for spoilt in (f"parser {parser}:\n{drops}", ""):
+        with pytest.raises(
+            PipelineError, match=f"tofino: {COMPILER} dropped all that parser {parser} compares"
+        ):
+            check("tofino", ASSEMBLY.replace(f"parser {parser}:\n{STATE}", spoilt))
+
+
 def test_a_missing_compiler_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(PipelineError, match=f"{COMPILER}: not found on PATH"):
@@ -72,11 +86,10 @@ def value(option):
 for path, text in {writes}:
     path.write_text(text)
 """
-COMPILED = """[
+COMPILED = f"""[
     (value("--p4runtime-files"), "p4info" + "".join(one for one in arguments if one[:2] == "-D")),
     (value("--bf-rt-schema"), "bf-rt"),
-    (value("-o") / "pipe" / "peelsum.bfa", "assembly"),
-    (value("-o") / "frontend-ir.json", '{"Node_ID": 0, "objects": {"vec": []}}'),
+    (value("-o") / "pipe" / "peelsum.bfa", {ASSEMBLY!r}),
 ]"""
 ASSEMBLED = """[
     (value("-o") / "context.json", "context of " + pathlib.Path(arguments[-1]).read_text()),
@@ -110,5 +123,5 @@ def test_what_a_controller_loads_lies_beside_the_compilers_output(device, fake_c
     out = tmp_path / "out"
     assert (out / "p4info.txtpb").read_text() == "p4info"
     assert (out / "bf-rt.json").read_text() == "bf-rt"
-    profile = Profile("pipe", b"context of assembly", b"binary")
+    profile = Profile("pipe", f"context of {ASSEMBLY}".encode(), b"binary")
     assert (out / "stratum.pb.bin").read_bytes() == pipeline_config("peelsum", b"bf-rt", [profile])

@@ -7,8 +7,9 @@ import zlib
 from pathlib import Path
 
 import pytest
+from softswitch_frames import send
 
-from peelsum.softswitch import Frames, Switch
+from peelsum.softswitch import Switch
 from peelsum.softswitch.compiler.loading import parse
 
 P4 = Path(__file__).parent / "p4"
@@ -62,8 +63,8 @@ def ask(op, more=0, base=0, size=1 << 32, a=0, b=0, c=0):
     )
 
 
-def send(switch, *frames):
-    return [frame for _, frame in switch.process(Frames.of([(3, frame) for frame in frames]), 0).pairs()]
+def answers(switch, *frames):
+    return [frame for _, frame in send(switch, *frames)]
 
 
 def cases(count):
@@ -89,7 +90,7 @@ def check(switch, absent):
         value = (HASHES[op](data) % (size or 1) + base) % (1 << 64)
         frames.append(frame)
         expected.append(struct.pack(">QH", value, 0) + frame)
-    assert send(switch, *frames) == expected
+    assert answers(switch, *frames) == expected
 
 
 def test_hashes_are_over_fields_in_order(switch_of):
@@ -111,27 +112,29 @@ def test_fields_of_an_invalid_header_are_left_out(mode):
 def test_fields_of_odd_widths_are_concatenated_and_padded_with_zeros(switch_of, b):
     bits = f"{b & 511:09b}{0x1234:016b}{b >> 9 & 7:03b}0000"
     value = zlib.crc32(int(bits, 2).to_bytes(4, "big"))
-    assert send(switch_of("hashes"), ask(ODD, b=b)) == [struct.pack(">QH", value, 0) + ask(ODD, b=b)]
+    assert answers(switch_of("hashes"), ask(ODD, b=b)) == [struct.pack(">QH", value, 0) + ask(ODD, b=b)]
 
 
 def test_a_hash_is_truncated_to_its_destination(switch_of):
     a = 0x010203040506
     value = (crc16(a.to_bytes(6, "big")) % 100 + 500) % 512
-    assert send(switch_of("hashes"), ask(SMALL, a=a)) == [struct.pack(">QH", 0, value << 7) + ask(SMALL, a=a)]
+    assert answers(switch_of("hashes"), ask(SMALL, a=a)) == [
+        struct.pack(">QH", 0, value << 7) + ask(SMALL, a=a)
+    ]
 
 
 def test_hashes_in_egress(switch_of):
-    assert send(switch_of("hashes"), ask(EGRESS, b=0xABCD)) == [bytes(10) + ask(EGRESS, b=0xABCD)]
+    assert answers(switch_of("hashes"), ask(EGRESS, b=0xABCD)) == [bytes(10) + ask(EGRESS, b=0xABCD)]
 
 
 def test_copies_do_not_see_each_others_hashes(switch_of):
     switch = switch_of("hashes")
     switch.groups.set(3, [(1, 21), (2, 22)])
     first, second = ask(8, a=7, b=crc16(bytes(5) + b"\7")), ask(8, a=7, b=1)
-    assert send(switch, ask(8, a=7, b=1)) == [bytes(10) + first, bytes(10) + second]
+    assert answers(switch, ask(8, a=7, b=1)) == [bytes(10) + first, bytes(10) + second]
 
 
 def test_a_sum_whose_carry_carries(switch_of):
     """0xFFFF + 0xFFFF + 1 is 0x10000 after its first carry, and 1 after the second."""
     frame = ask(CSUM16, a=0xFFFFFFFF0001)
-    assert send(switch_of("hashes"), frame) == [struct.pack(">QH", 0xFFFE, 0) + frame]
+    assert answers(switch_of("hashes"), frame) == [struct.pack(">QH", 0xFFFE, 0) + frame]

@@ -48,8 +48,8 @@ class Model:
         return packet(op, slot, v, b)
 
 
-def cases(count, seed=3):
-    rng = random.Random(seed)
+def cases(count):
+    rng = random.Random(3)
     for _ in range(count):
         slot = rng.choice([0, 1, 15, 16, 31, 32, 2**32 - 1, rng.getrandbits(32)])
         lanes = [rng.choice([0, 1, 2**32 - 1, rng.getrandbits(32)]) for _ in range(LANES)]
@@ -61,29 +61,10 @@ def run(switch, given):
 
 
 def test_loops_do_what_numpy_does(switch_of):
-    model, given = Model(), list(cases(500))
-    got = run(switch_of("lanes"), given)
-    assert [frame for _, frame in got] == [model.send(*case) for case in given]
-
-
-def test_registers_of_all_lanes_end_as_numpy_has_them(switch_of):
-    switch, model = switch_of("lanes"), Model()
-    given = list(cases(300))
-    run(switch, given)
-    for case in given:
-        model.send(*case)
+    switch, model, given = switch_of("lanes"), Model(), list(cases(500))
+    assert [frame for _, frame in run(switch, given)] == [model.send(*case) for case in given]
     cells = [[switch.registers[f"I.lane_{n}.cells"].read(i) for n in range(LANES)] for i in range(CELLS)]
     assert np.array_equal(cells, model.cells)
-
-
-def test_rolled_and_unrolled_code_agree(program_of):
-    given = list(cases(300, seed=4))
-    rolled = Switch(program_of("lanes"), "python")
-    unrolled = Switch(program_of("lanes"), "python", roll=False)
-    assert run(rolled, given) == run(unrolled, given)
-    for name, register in rolled.registers.items():
-        other = unrolled.registers[name]
-        assert [register.read(i) for i in range(CELLS)] == [other.read(i) for i in range(CELLS)], name
 
 
 @pytest.mark.parametrize("roll", [True, False])

@@ -3,9 +3,7 @@
 import random
 
 import pytest
-from softswitch_frames import packed
-
-from peelsum.softswitch import Frames
+from softswitch_frames import packed, send
 
 CALC = {"p": 8, "four": 8, "ver": 8, "op": 8, "a": 32, "b": 32, "c": 40}
 WIDE = {"op": 8, "mark": 8, "x": 128, "y": 128, "z": 96, "n": 32}
@@ -62,10 +60,9 @@ def test_wide_fields(switch_of):
     switch = switch_of("limbs")
     switch.tables["I.given"].insert((8,), "I.set", (GIVEN,))
     given = list(cases(900))
-    frames = Frames.of([(3, packed(values, WIDE) + b"rest") for values in given])
     expected = [(1, packed(changed(values), WIDE) + b"rest") for values in given]
     assert {values["mark"] for values in map(changed, given)} >= {1, 2}
-    assert switch.process(frames, 0).pairs() == expected
+    assert send(switch, *(packed(values, WIDE) + b"rest" for values in given)) == expected
 
 
 @pytest.mark.parametrize("wrong", [None, "p", "ver", "b"])
@@ -76,11 +73,10 @@ def test_fields_of_a_header_that_lies_ahead(switch_of, wrong):
         values[wrong] ^= 1
         after = values
     rest = bytes(range(60))
-    got = switch_of("limbs").process(Frames.of([(3, packed(values, CALC) + rest)]), 0).pairs()
-    assert got == [(1, packed(after, CALC) + rest)]
+    assert send(switch_of("limbs"), packed(values, CALC) + rest) == [(1, packed(after, CALC) + rest)]
 
 
 def test_a_packet_that_ends_within_what_is_looked_ahead_to(switch_of):
     """Its parser ends before it extracts anything, so that it leaves as it came."""
     frame = bytes.fromhex("50340100") + bytes(4) + bytes.fromhex("01020304") + bytes(4)
-    assert switch_of("limbs").process(Frames.of([(3, frame)]), 0).pairs() == [(1, frame)]
+    assert send(switch_of("limbs"), frame) == [(1, frame)]

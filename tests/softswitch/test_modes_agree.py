@@ -110,7 +110,7 @@ def state_of(switch):
     cells = {
         name: item.values() for kind in (switch.registers, switch.counters) for name, item in kind.items()
     }
-    cells["direct"] = switch.direct_counts()
+    cells["direct"] = switch.state.counts
     return cells
 
 

@@ -3,8 +3,7 @@
 import struct
 
 import pytest
-
-from peelsum.softswitch import Frames
+from softswitch_frames import send
 
 UNICAST, MULTICAST, DROP_FIRST, DROP_LAST = 0, 1, 2, 3
 REPLICATION = 5  # simple_switch's instance_type of a copy
@@ -30,10 +29,6 @@ def switch(switch_of):
     switch = switch_of("replicate")
     switch.groups.set(3, [(1, 10), (2, 20), (1, 30)])
     return switch
-
-
-def send(switch, *frames):
-    return switch.process(Frames.of([(7, frame) for frame in frames]), 0).pairs()
 
 
 def test_every_copy_starts_from_what_ingress_left(switch):
@@ -104,4 +99,3 @@ def test_replaced_and_deleted_groups(switch):
     assert send(switch, frame) == [(4, tagged(frame, 4, 1, REPLICATION, 1001))]
     switch.groups.delete(3)
     assert send(switch, frame) == []
-    assert switch.groups.ids() == []

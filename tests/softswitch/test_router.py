@@ -59,23 +59,21 @@ def router(switch_of):
     )
 
 
-def test_the_longest_prefix_wins(router):
-    for destination, port in (("10.9.9.9", 1), ("10.1.2.3", 2), ("10.1.9.9", 4)):
-        frame = ipv4(destination)
-        assert router.send(frame) == [(port, routed(frame))]
-
-
-def test_what_no_route_fits_is_dropped(router):
-    assert router.send(ipv4("11.0.0.1")) == []
-
-
-def test_an_expiring_ttl_is_dropped(router):
-    assert router.send(ipv4(ttl=1)) == []
-    assert len(router.send(ipv4(ttl=2))) == 1
-
-
-def test_a_wrong_checksum_is_dropped(router):
-    assert router.send(ipv4(wrong=0x0100)) == []
+@pytest.mark.parametrize(
+    ("frame", "port"),
+    [
+        (ipv4("10.9.9.9"), 1),
+        (ipv4("10.1.2.3"), 2),
+        (ipv4("10.1.9.9"), 4),
+        (ipv4(ttl=2), 2),
+        pytest.param(ipv4("11.0.0.1"), None, id="no route"),
+        pytest.param(ipv4(ttl=1), None, id="expired"),
+        pytest.param(ipv4(wrong=0x0100), None, id="wrong checksum"),
+        pytest.param(ipv4(vlan=101), None, id="a vlan that is not parsed further"),
+    ],
+)
+def test_the_longest_prefix_wins_and_what_is_wrong_is_dropped(router, frame, port):
+    assert router.send(frame) == ([] if port is None else [(port, routed(frame))])
 
 
 def test_the_default_route_can_be_changed(router):
@@ -100,10 +98,6 @@ def test_the_first_acl_entry_that_fits_decides(router, frame, passes, class_):
     assert bool(router.send(frame)) == passes
     counts = [router.switch.counters["RouterIngress.classes"].read(i)[0] for i in range(4)]
     assert counts == [int(i == class_) for i in range(4)]
-
-
-def test_odd_vlans_are_not_parsed_further(router):
-    assert router.send(ipv4(vlan=101)) == []
 
 
 def test_egress_takes_the_vlan_tag_off_on_port_4(router):

@@ -6,8 +6,9 @@ import struct
 from pathlib import Path
 
 import pytest
+from softswitch_frames import send
 
-from peelsum.softswitch import Frames, Switch
+from peelsum.softswitch import Switch
 from peelsum.softswitch.compiler.codegen import generate
 from peelsum.softswitch.compiler.loading import parse
 
@@ -24,10 +25,6 @@ def ask(op, index=0, group=0, seen=0):
 
 def label(value, cost=0, bottom=0):
     return struct.pack(">HB", value, cost << 1 | bottom)
-
-
-def send(switch, *frames, port=3):
-    return switch.process(Frames.of([(port, frame) for frame in frames]), 0).pairs()
 
 
 class Stack:
@@ -98,44 +95,47 @@ def test_operations_are_those_of_a_list(switch_of):
     assert send(switch_of("stack"), *frames) == expected
 
 
-def test_a_packet_without_labels_passes(switch_of):
-    frame = ask(0) + b"tail"
-    assert send(switch_of("stack"), frame) == [(3, frame)]
-
-
-def test_what_does_not_fit_the_stack_stays_in_the_packet(switch_of):
-    frame = ask(TOLD) + b"".join(label(n, 1) for n in range(4)) + label(9, 1, 1) + b"tail"
-    expected = ask(TOLD, seen=int.from_bytes(OVERFLOW, "big")) + frame[8:]
-    assert send(switch_of("stack"), frame) == [(3, expected)]
-
-
-def test_a_full_stack_is_not_an_error(switch_of):
-    frame = ask(TOLD) + b"".join(label(n, 1, n == 3) for n in range(4))
-    assert send(switch_of("stack"), frame) == [(3, ask(TOLD, seen=3 << 16 | 3) + frame[8:])]
-
-
-def test_the_packet_ends_within_a_label(switch_of):
-    """Labels parsed before the limit are popped; unparsed ones follow."""
-    frame = ask(POP1) + label(1, 1) + label(2, 1)[:2]
-    seen = int.from_bytes(SHORT, "big")
-    assert send(switch_of("stack"), frame) == [(3, ask(POP1, seen=seen) + label(2, 1)[:2])]
-
-
-def test_a_loop_through_another_state(switch_of):
-    """A bottom of cost 100 is followed by a byte that is skipped, then by more labels."""
-    frame = ask(TOLD) + label(1, 0) + label(2, 100, 1) + b"\xee" + label(3, 4, 1) + b"tail"
-    expected = ask(TOLD, seen=2 << 16 | 3) + label(1, 0) + label(2, 100, 1) + label(3, 4, 1) + b"tail"
-    assert send(switch_of("stack"), frame) == [(3, expected)]
-
-
 def told(last, value):
     return ask(TOLD, seen=last << 16 | value)
 
 
-def test_a_copy_in_the_parser_goes_on_where_its_source_was(switch_of):
-    labels = label(1) + label(2, 103, 1)
-    frame = ask(TOLD) + labels + label(3, 1) + b"tail"
-    assert send(switch_of("stack"), frame) == [(3, told(2, 2) + labels + labels + label(3, 1) + b"tail")]
+FOUR = b"".join(label(n, 1) for n in range(3))
+#: A frame's request, the rest of it, the answer to the request, and the rest that leaves.
+PARSED = {
+    "without labels": (ask(0), b"tail", ask(0), b"tail"),
+    "what does not fit the stack stays in the packet": (
+        ask(TOLD),
+        FOUR + label(3, 1) + label(9, 1, 1) + b"tail",
+        ask(TOLD, seen=int.from_bytes(OVERFLOW, "big")),
+        FOUR + label(3, 1) + label(9, 1, 1) + b"tail",
+    ),
+    "a full stack is not an error": (ask(TOLD), FOUR + label(3, 1, 1), told(3, 3), FOUR + label(3, 1, 1)),
+    # Labels parsed before the limit are popped; unparsed ones follow.
+    "the packet ends within a label": (
+        ask(POP1),
+        label(1, 1) + label(2, 1)[:2],
+        ask(POP1, seen=int.from_bytes(SHORT, "big")),
+        label(2, 1)[:2],
+    ),
+    # A bottom of cost 100 is followed by a byte that is skipped, then by more labels.
+    "a loop through another state": (
+        ask(TOLD),
+        label(1, 0) + label(2, 100, 1) + b"\xee" + label(3, 4, 1) + b"tail",
+        told(2, 3),
+        label(1, 0) + label(2, 100, 1) + label(3, 4, 1) + b"tail",
+    ),
+    "a copy in the parser goes on where its source was": (
+        ask(TOLD),
+        label(1) + label(2, 103, 1) + label(3, 1) + b"tail",
+        told(2, 2),
+        (label(1) + label(2, 103, 1)) * 2 + label(3, 1) + b"tail",
+    ),
+}
+
+
+@pytest.mark.parametrize(("request_", "rest", "answer", "left"), PARSED.values(), ids=PARSED)
+def test_what_the_parser_takes_and_tells(switch_of, request_, rest, answer, left):
+    assert send(switch_of("stack"), request_ + rest) == [(3, answer + left)]
 
 
 @pytest.mark.parametrize("op", [8, 15])

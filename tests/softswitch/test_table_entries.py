@@ -1,10 +1,8 @@
 """The rules of table entries: validation, errors, and the order in which entries are tried."""
 
-import random
-
 import pytest
 
-from peelsum.softswitch import Frames, Switch
+from peelsum.softswitch import Switch
 from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull
 from peelsum.softswitch.runtime.tables import Entry
 
@@ -35,12 +33,8 @@ def test_entries_read_back_in_the_order_they_are_tried(routes):
         Entry(((0x0A000000, 8),), ROUTE, (1, 2), 0),
     ]
     assert len(routes) == 2
-
-
-def test_modify_changes_action_and_parameters(routes):
-    routes.insert(((0x0A000000, 8),), DROP)
-    routes.modify(((0x0A000000, 8),), ROUTE, (3, 4))
-    assert routes.entries() == [Entry(((0x0A000000, 8),), ROUTE, (3, 4), 0)]
+    routes.modify(((0x0A000000, 8),), DROP)
+    assert routes.entry(((0x0A000000, 8),)) == Entry(((0x0A000000, 8),), DROP, (), 0)
 
 
 def test_const_entries_read_back_with_the_first_largest(switch):
@@ -130,22 +124,3 @@ def test_direct_counters_need_an_entry_and_a_counter(routes, by_port):
     routes.delete(((0, 0),))
     routes.insert(((0, 0),), DROP)
     assert routes.read_counter(((0, 0),)) == (0, 0), "a new entry starts at zero"
-
-
-def test_random_changes_are_looked_up_as_a_dictionary_would(switch_of):
-    """Insert into and delete from a hashed table at random, and compare lookups with a dict."""
-    rng = random.Random(8)
-    switch = switch_of("router")
-    table, known = switch.tables[BY_PORT], {}
-    keys = [(port, mac, 0x88B5) for port in range(6) for mac in (0, 1, 1 << 47, rng.getrandbits(48))]
-    frames = Frames.of([(port, mac.to_bytes(6, "big") + bytes(6) + b"\x88\xb5") for port, mac, _ in keys])
-    for _ in range(60):
-        for key in rng.sample(keys, 5):
-            if key in known:
-                table.delete(key)
-                del known[key]
-            elif len(known) < 16:
-                table.insert(key, PERMIT, (1,))
-                known[key] = True
-        got = [frame[:6] for _, frame in switch.process(frames, 0).pairs()]
-        assert got == [key[1].to_bytes(6, "big") for key in keys if key in known]

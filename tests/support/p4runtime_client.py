@@ -2,7 +2,7 @@
 
 import queue
 import select
-from threading import Thread
+from threading import Event, Thread
 
 import grpc
 import numpy as np
@@ -142,3 +142,33 @@ def process(device, frames, now_us=0):
     left = [(int(p), row[:n].tobytes()) for row, n, p in zip(out.data, out.length, out.port, strict=True)]
     device.deliver_to_cpu([frame for port, frame in left if port == CPU_PORT])
     return left
+
+
+class Aborted(Exception):  # noqa: N818 (the call is aborted)
+    """The exception that gRPC's abort raises."""
+
+
+class FakeCall:
+    """A call without gRPC, which goes on until `ended` is set."""
+
+    def __init__(self):
+        self.ended, self.code, self._callbacks = Event(), None, []
+
+    def is_active(self):
+        return not self.ended.is_set()
+
+    def add_callback(self, callback):
+        self._callbacks.append(callback)
+        return True
+
+    def cancel(self):
+        self.ended.set()
+        for callback in self._callbacks:
+            callback()
+
+    def set_trailing_metadata(self, metadata):
+        pass
+
+    def abort(self, code, details):
+        self.code = code
+        raise Aborted(details)

@@ -147,7 +147,7 @@ def rows_out_of_order() -> dict[str, object]:
 def after_a_wait() -> dict[str, object]:
     """Through a queue: 50 frames a millisecond apart, given to their port whenever some may leave."""
     wired, sent = Wired(), frames(50)
-    pacer = Pacer(Queues({2: 8.0}, limit=50), wired.ports.send_by)
+    pacer = Pacer(Queues({2: 8.0}, limit=50), wired.ports.send)
     leave = (np.arange(1, 51, dtype=np.uint64) * 1000) << 16
     rest = pacer.hold(Frames(sent, np.full(50, FRAME_BYTES, np.int32), np.full(50, 2, np.int32), leave), 0)
     counts = []

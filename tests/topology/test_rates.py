@@ -60,7 +60,7 @@ def returned(method: str) -> dict[str, object]:
             load = np.random.default_rng(seed).integers(0, 256, (60, packet_bytes(lanes)), np.uint8)
             headers = np.broadcast_to(frame_header(1, load.shape[1]), (60, FRAME_HEADER_BYTES))
             sent, got = np.concatenate([headers, load], axis=1), []
-            host.send_by(1, Frames(sent, np.full(60, sent.shape[1], np.int32), np.ones(60, np.int32)))
+            host.send(Frames(sent, np.full(60, sent.shape[1], np.int32), np.ones(60, np.int32)))
             while len(got) < 60 and select.select([host.ports[1].socket], [], [], PATIENCE_S)[0]:
                 batch = host.receive([1])
                 got += [row[:length] for row, length in zip(batch.data.copy(), batch.length, strict=True)]

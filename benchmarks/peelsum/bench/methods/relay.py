@@ -53,7 +53,7 @@ class Relay:
     def __init__(self, ports: InterfacePorts, schedule: LinkSchedule) -> None:
         self._ports, self._numbers = ports, sorted(ports.ports)
         links = Links(self._numbers, schedule=schedule, queue_limit=_QUEUE)
-        pacer = links.pacer(ports.send_by)
+        pacer = links.pacer(ports.send)
         assert pacer is not None
         self._links, self._pacer, self._schedule = links, pacer, schedule
         self._free_at = dict.fromkeys(self._numbers, 0)
@@ -62,7 +62,7 @@ class Relay:
     def set(self, schedule: LinkSchedule) -> None:
         """Follow another schedule from the next frame on."""
         self._links = Links(self._numbers, schedule=schedule, queue_limit=_QUEUE)
-        self._links.pacer(self._ports.send_by)
+        self._links.pacer(self._ports.send)
         self._schedule, self._began_us = schedule, None
 
     def pacer(self) -> Pacer:

@@ -177,7 +177,7 @@ class RingHosts:
         frames[:, FRAME_HEADER_BYTES:] = batch
         length = np.full(len(batch), self._size, np.int32)
         number = self._server if worker < 0 else worker + 1
-        self._ports.send_by(number, Frames(frames, length, length))
+        self._ports.send(Frames(frames, length, np.full_like(length, number)))
 
     def send_results(self, batch: Batch) -> None:
         """See `Hosts.send_results`."""

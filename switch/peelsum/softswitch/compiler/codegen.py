@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from peelsum.softswitch.compiler.emit_again import MOST_ITEMS, AgainWriter, goes_again
 from peelsum.softswitch.compiler.emit_registers import Places
 from peelsum.softswitch.compiler.emit_switch import Blocks, SwitchWriter, architecture_fields
 from peelsum.softswitch.compiler.emitter import Emitter
@@ -17,15 +16,7 @@ from peelsum.softswitch.compiler.layout import TablePlan, plan_counters, plan_re
 from peelsum.softswitch.compiler.reroll import Roller
 from peelsum.softswitch.compiler.storage import Storage
 from peelsum.softswitch.program.model import Program
-from peelsum.softswitch.program.operations import (
-    HASHES,
-    AddHeader,
-    CopyHeader,
-    CopyStack,
-    Push,
-    Recirculate,
-    walk,
-)
+from peelsum.softswitch.program.operations import HASHES, AddHeader, CopyHeader, CopyStack, Push, walk
 
 #: Names that generated code takes from `plain` or `native`.
 RUNTIME = (
@@ -46,10 +37,6 @@ class Generated:
     places: Places
     growth: int
     """Most bytes by which a packet can grow."""
-    again: int = 0
-    """Words of memory for packets that go through the switch more than once; 0 if none can."""
-    recirculates: bool = False
-    """Whether the bytes of recirculated packets need memory, too."""
 
 
 @lru_cache(maxsize=8)
@@ -65,28 +52,23 @@ def generate(program: Program, roll: bool = True, queued: bool = False) -> Gener
         pipeline_block(program, program.ingress),
         pipeline_block(program, program.egress),
     )
-    blocks = Blocks(*map(roller.roll, made.all())) if roll else made
+    blocks = Blocks(*map(roller.roll, made)) if roll else made
     spans = roller.spans()
     registers = list(program.registers)
-    banks = [registers[low : high + 1] for low, high in spans.ranges.get("", ())]
+    banks = [registers[low : high + 1] for low, high in spans.get("", ())]
     counters = plan_counters(program)
     direct = {item.table: counters[name] for name, item in program.counters.items() if item.table is not None}
     places = Places(plan_registers(program, banks), counters, direct)
     tables = plan_tables(program)
-    storage = Storage(program, blocks.all(), spans, architecture_fields(program))
+    storage = Storage(program, blocks, spans, architecture_fields(program))
     emit = Emitter(program, storage, tables)
-    growth = _growth(program, blocks)
-    if not goes_again(blocks.all()):
-        return Generated(SwitchWriter(emit, places, blocks, queued).source(), tables, places, growth)
-    writer = AgainWriter(emit, places, blocks, queued)
-    recirculates = any(isinstance(node, Recirculate) for node in walk(blocks.egress))
-    growth *= MOST_ITEMS + 1 if recirculates else 1
-    return Generated(writer.source(), tables, places, growth, writer.words(), recirculates)
+    source = SwitchWriter(emit, places, blocks, queued).source()
+    return Generated(source, tables, places, _growth(program, blocks))
 
 
 def _growth(program: Program, blocks: Blocks) -> int:
     added: set[str] = set()
-    for node in (node for block in blocks.all() for node in walk(block)):
+    for node in (node for block in blocks for node in walk(block)):
         match node:
             case AddHeader(header):
                 added.add(header)

@@ -8,10 +8,9 @@ not fit there is refused, so generated code needs no checks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from peelsum.softswitch.compiler.emit_wide import Limbs, limb_of
-from peelsum.softswitch.compiler.layout import words_of
+from peelsum.softswitch.compiler.layout import FULL, words_of
 from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.operations import (
     Binary,
@@ -25,10 +24,12 @@ from peelsum.softswitch.program.operations import (
     Lookahead,
     Param,
     StackCount,
-    Target,
     Ternary,
     Unary,
 )
+
+if TYPE_CHECKING:
+    from peelsum.softswitch.compiler.emitter import Emitter
 
 _TOP = 1 << 64
 _HALF = 1 << 63
@@ -59,35 +60,14 @@ def unsigned(text: str, bits: int) -> Value:
     return Value(text, 0, (1 << bits) - 1)
 
 
-class Names(Limbs, Protocol):
-    """The program's names in the generated code, as expressions need them; `Emitter` provides them."""
-
-    def validity(self, header: str) -> str:
-        """Return the text of a header's validity."""
-
-    def hit(self, table: str) -> str:
-        """Return the variable that says whether a table's last lookup hit."""
-
-    def param(self, param: Param, limb: int = 0) -> str:
-        """Return the variable of a 64-bit limb of an action parameter, the highest being number 0."""
-
-    def read(self, target: Target) -> Value:
-        """Return a field's value."""
-
-    def peek(self, offset: int, bits: int) -> str:
-        """Return the text of up to 64 bits that lie `offset` bits beyond the parsed part of the packet."""
-
-    def stack_count(self, stack: str) -> str:
-        """Return the variable that holds how many elements of a stack are filled."""
-
-    def stack_size(self, stack: str) -> int:
-        """Return how many elements a stack has."""
-
-
 class Expressions:
-    """Writes expressions with the names of one generated function."""
+    """Writes expressions with the names of one generated function, which `Emitter` has.
 
-    def __init__(self, names: Names) -> None:
+    Numbers of more than 64 bits are written one limb of 64 bits at a time. Copies, constants, bitwise
+    operators and shifts by a constant need no carry, so each limb stands for itself.
+    """
+
+    def __init__(self, names: Emitter) -> None:
         self._names = names
 
     # --- truth values -----------------------------------------------------------------------------
@@ -167,8 +147,37 @@ class Expressions:
         return value
 
     def limb(self, expr: Expr, number: int) -> str:
-        """Return the text of 64 bits of an expression, the lowest being number 0."""
-        return limb_of(self._names, expr, number, lambda part: self.exact(part, _shown(part)).text)
+        """Return the text of bits 64 * number to 64 * number + 63 of an expression."""
+        names = self._names
+        if number < 0:
+            return names.constant(0)
+        found = names.limb(expr, number)
+        if found is not None:
+            return found
+        whole = names.constant(FULL)
+        match expr:
+            case Const(value):
+                return names.constant(value >> 64 * number & FULL)
+            case Binary("&" | "|" | "^" as op, left, right):
+                return f"({self.limb(left, number)} {op} {self.limb(right, number)})"
+            case Unary("~", operand):
+                return f"(~{self.limb(operand, number)} & {whole})"
+            case Binary(">>", operand, Const(count)) if count >= 0:
+                low, bits = self.limb(operand, number + count // 64), count % 64
+                high = self.limb(operand, number + count // 64 + 1)
+            case Binary("<<", operand, Const(count)) if count >= 0:
+                high, bits = self.limb(operand, number - count // 64), -count % 64
+                low = self.limb(operand, number - count // 64 - 1)
+                if not bits:
+                    return high
+            case _:
+                return self.exact(expr, _shown(expr)).text if number == 0 else names.constant(0)
+        if not bits:
+            return low
+        text = f"({low} >> {names.constant(bits)})"
+        if high == names.constant(0):
+            return text
+        return f"({text} | (({high} << {names.constant(64 - bits)}) & {whole}))"
 
     def value(self, expr: Expr) -> Value:
         """Return an expression's value."""
@@ -182,7 +191,8 @@ class Expressions:
             case Lookahead(offset, bits):
                 return unsigned(self._names.limb(expr, 0) or self._names.peek(offset, bits), bits)
             case StackCount(stack):
-                return Value(self._names.stack_count(stack), 0, self._names.stack_size(stack))
+                size = len(self._names.program.stacks[stack])
+                return Value(self._names.stack_count(stack), 0, size)
             case Unary("b2d", operand):
                 texts = self._names.constant(1), self.condition(operand), self._names.constant(0)
                 return Value("({} if {} else {})".format(*texts), 0, 1)

@@ -1,19 +1,18 @@
-"""Writes code that extracts, validates, checksums and deparses headers.
+"""Writes code that extracts, validates and deparses headers, and moves those of header stacks.
 
 In generated code, the packet starts at byte `base` of `data`; `off` bytes are parsed and `left` bytes remain.
+A stack's elements are ordinary headers; one variable per stack counts the filled ones. Where every path of
+the parser has filled as many, `next` is one known element. Elsewhere, e.g. in a loop, the code finds it by
+the variable when a packet is processed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from peelsum.softswitch.compiler.emit_loads import SIZES, load_bits
-from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, Emitter
-from peelsum.softswitch.compiler.layout import limbs, words_of
+from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, SIZES, Emitter
 from peelsum.softswitch.compiler.storage import Array, Chunk, Variable
 from peelsum.softswitch.errors import UnsupportedConstruct
-from peelsum.softswitch.program.model import Checksum
-from peelsum.softswitch.program.operations import FieldRef
 
 # --- parsing --------------------------------------------------------------------------------------
 
@@ -33,13 +32,13 @@ def extract(emit: Emitter, header: str) -> None:
     emit.line("at = base + off")
     for chunk in emit.storage.chunks[header]:
         if isinstance(chunk, Variable):
-            emit.line(f"{emit.name(chunk.name)} = {load_bits(emit.constant, 'at', chunk.offset, chunk.bits)}")
+            emit.line(f"{emit.name(chunk.name)} = {emit.load_bits('at', chunk.offset, chunk.bits)}")
         else:
             with emit.block(f"for k in range({emit.constant(chunk.count)}):"):
                 emit.line(
                     f"{emit.name(chunk.name)}[k] = load{chunk.bits}(data, {_element(emit, 'at', chunk)})"
                 )
-    make_valid(emit, header)
+    emit.line(f"{emit.validity(header)} = True")
     emit.line(f"off = off + {size}")
     emit.line(f"left = left - {size}")
 
@@ -62,18 +61,11 @@ def clear_chunks(emit: Emitter, chunks: Sequence[Chunk]) -> None:
                 emit.line(f"{emit.name(chunk.name)}[k] = {zero}")
 
 
-def make_valid(emit: Emitter, header: str) -> None:
-    """Make a header valid and the others of its union invalid."""
-    emit.line(f"{emit.validity(header)} = True")
-    for other in emit.rivals(header):
-        emit.line(f"{emit.validity(other)} = False")
-
-
 def add_header(emit: Emitter, header: str) -> None:
     """Make a header valid; its fields become 0 if it was invalid."""
     with emit.block(f"if not {emit.validity(header)}:"):
         clear_chunks(emit, emit.storage.chunks[header])
-        make_valid(emit, header)
+        emit.line(f"{emit.validity(header)} = True")
         _resize(emit, "+", header)
 
 
@@ -98,8 +90,6 @@ def copy_header(emit: Emitter, target: str, source: str) -> None:
         )
     with emit.block(f"if {emit.validity(source)}:"):
         copy_fields(emit, target, source)
-        for other in emit.rivals(target):
-            emit.line(f"{emit.validity(other)} = False")
     emit.line(f"{emit.validity(target)} = {emit.validity(source)}")
 
 
@@ -111,6 +101,64 @@ def copy_fields(emit: Emitter, target: str, source: str) -> None:
         else:
             with emit.block(f"for k in range({emit.constant(chunk.count)}):"):
                 emit.line(f"{emit.name(to.name)}[k] = {emit.name(chunk.name)}[k]")
+
+
+# --- header stacks -------------------------------------------------------------------------------
+
+
+def extract_next(emit: Emitter, stack: str) -> None:
+    """Extract a stack's next element from the packet."""
+    elements = emit.program.stacks[stack]
+    count, filled = emit.stack_count(stack), emit.filled.get(stack)
+    if filled is not None and filled < len(elements):
+        extract(emit, elements[filled])
+        emit.line(f"{count} = {emit.constant(filled + 1)}")
+        emit.filled[stack] = filled + 1
+        return
+    stop_parser(emit, f"{count} == {emit.constant(len(elements))}", "StackOutOfBounds")
+    for number, header in enumerate(elements):
+        with emit.block(f"{'elif' if number else 'if'} {count} == {emit.constant(number)}:"):
+            extract(emit, header)
+    emit.line(f"{count} = {count} + {emit.constant(1)}")
+
+
+def push(emit: Emitter, stack: str, places: int) -> None:
+    """Shift a stack's elements up; those shifted past its end are lost."""
+    emit.filled.pop(stack, None)
+    elements = emit.program.stacks[stack]
+    for number in range(len(elements) - 1, places - 1, -1):
+        _move(emit, elements[number], elements[number - places])
+    for header in elements[:places]:
+        emit.line(f"{emit.validity(header)} = False")
+    count, size = emit.stack_count(stack), emit.constant(len(elements))
+    moved = f"{count} + {emit.constant(places)}"
+    emit.line(f"{count} = {moved} if {moved} < {size} else {size}")
+
+
+def pop(emit: Emitter, stack: str, places: int) -> None:
+    """Shift a stack's elements down; the first ones are lost."""
+    emit.filled.pop(stack, None)
+    elements = emit.program.stacks[stack]
+    kept = max(len(elements) - places, 0)
+    for number in range(kept):
+        _move(emit, elements[number], elements[number + places])
+    for header in elements[kept:]:
+        emit.line(f"{emit.validity(header)} = False")
+    count, gone = emit.stack_count(stack), emit.constant(places)
+    emit.line(f"{count} = {count} - {gone} if {count} > {gone} else {emit.constant(0)}")
+
+
+def copy_stack(emit: Emitter, target: str, source: str) -> None:
+    """Copy a stack from another of its type."""
+    emit.filled.pop(target, None)
+    for to, header in zip(emit.program.stacks[target], emit.program.stacks[source], strict=True):
+        _move(emit, to, header)
+    emit.line(f"{emit.stack_count(target)} = {emit.stack_count(source)}")
+
+
+def _move(emit: Emitter, target: str, source: str) -> None:
+    copy_fields(emit, target, source)
+    emit.line(f"{emit.validity(target)} = {emit.validity(source)}")
 
 
 # --- deparsing ------------------------------------------------------------------------------------
@@ -165,77 +213,3 @@ def _store_bytewise(emit: Emitter, group: Sequence[Variable]) -> None:
                 word = f"{emit.name(part.name)} {'<<' if shift >= 0 else '>>'} {emit.constant(abs(shift))}"
                 texts.append(f"({word})")
         emit.line(f"store8(out, to + {emit.constant(byte)}, ({' | '.join(texts)}) & {emit.constant(255)})")
-
-
-# --- checksums ------------------------------------------------------------------------------------
-
-
-def checksum(emit: Emitter, item: Checksum) -> None:
-    """Compute the checksum of an item's inputs into `folded`, without inputs of invalid headers."""
-    emit.line(f"total = {emit.constant(0)}")
-    offset = 0
-    position = 0
-    while position < len(item.inputs):
-        header, end = _same_header(item, position)
-        bits = sum(part[2] for part in item.inputs[position:end])
-        if header is None or emit.program.headers[header].metadata:
-            offset = _add_inputs(emit, item, position, end, offset)
-        else:
-            if bits % 16 and end < len(item.inputs):
-                raise UnsupportedConstruct(
-                    f"checksum {item.name}: {bits} bits of {header} before other inputs; "
-                    "make them a multiple of 16"
-                )
-            with emit.block(f"if {emit.validity(header)}:"):
-                offset = _add_inputs(emit, item, position, end, offset)
-        position = end
-    if offset % 8:
-        raise UnsupportedConstruct(
-            f"checksum {item.name}: over {offset} bits, which are not whole bytes; pad them"
-        )
-    half, whole = emit.constant(16), emit.constant(0xFFFF)
-    for _ in range(3):
-        emit.line(f"total = (total & {whole}) + (total >> {half})")
-    emit.line(f"folded = total ^ {whole}")
-
-
-def _same_header(item: Checksum, start: int) -> tuple[str | None, int]:
-    """Return the header of input `start` and the index of the next input of another header."""
-
-    def owner(position: int) -> str | None:
-        ref = item.inputs[position][0]
-        return None if ref is None else ref.header
-
-    end = start + 1
-    while end < len(item.inputs) and owner(end) == owner(start):
-        end += 1
-    return owner(start), end
-
-
-def _add_inputs(emit: Emitter, item: Checksum, start: int, end: int, offset: int) -> int:
-    for ref, value, bits in item.inputs[start:end]:
-        for text, width in limbs_of(emit, ref, value, bits):
-            _add_limb(emit, text, width, offset)
-            offset += width
-    return offset
-
-
-def limbs_of(emit: Emitter, ref: FieldRef | None, value: int, bits: int) -> list[tuple[str, int]]:
-    """Return text and width of an input's parts of at most 64 bits, most significant first."""
-    if ref is None:
-        count = words_of(bits)
-        widths = [bits - 64 * (count - 1), *[64] * (count - 1)]
-        return list(zip(map(emit.constant, limbs(value, bits)), widths, strict=True))
-    if bits <= 64:
-        return [(emit.place(ref), bits)]
-    return [(emit.name(part.name), part.bits) for part in emit.storage.variables(ref)]
-
-
-def _add_limb(emit: Emitter, text: str, bits: int, offset: int) -> None:
-    """Add a value, which starts `offset` bits into the input, to `total`, 16 bits at a time."""
-    end = offset + bits
-    for word in range(offset // 16, -(-end // 16)):
-        shift = 16 * (word + 1) - end  # of the value's low end from the word's
-        part = f"({text} << {emit.constant(shift)})" if shift > 0 else text
-        part = f"({text} >> {emit.constant(-shift)})" if shift < 0 else part
-        emit.line(f"total = total + ({part} & {emit.constant(0xFFFF)})")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from peelsum.softswitch.compiler.emit_hashes import hash_fields
-from peelsum.softswitch.compiler.emit_lookups import lookup
-from peelsum.softswitch.compiler.emit_machine import machine, note_again
 from peelsum.softswitch.compiler.emit_packets import (
     add_header,
     copy_header,
+    copy_stack,
     extract,
+    extract_next,
+    pop,
+    push,
     remove_header,
     stop_parser,
 )
 from peelsum.softswitch.compiler.emit_registers import Places, Registers, Row
-from peelsum.softswitch.compiler.emit_stacks import copy_stack, extract_next, pop, push
+from peelsum.softswitch.compiler.emit_sums import hash_fields
 from peelsum.softswitch.compiler.emitter import Emitter
 from peelsum.softswitch.compiler.flow import (
     Apply,
@@ -24,26 +25,26 @@ from peelsum.softswitch.compiler.flow import (
     Machine,
     Repeat,
     Statement,
-    is_steady,
 )
 from peelsum.softswitch.compiler.layout import (
     ROW_ENTRY,
     ROW_PARAMS,
     TablePlan,
+    limbs,
     words_of,
 )
+from peelsum.softswitch.compiler.reroll import is_steady
 from peelsum.softswitch.errors import UnsupportedConstruct
+from peelsum.softswitch.program.load_expressions import VALID
 from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Require, Verify
 from peelsum.softswitch.program.operations import (
     AddHeader,
     Assign,
     AssignChosen,
     Binary,
-    Clone,
     Const,
     CopyHeader,
     CopyStack,
-    CopyUnion,
     CountAt,
     Exit,
     Expr,
@@ -54,13 +55,14 @@ from peelsum.softswitch.program.operations import (
     Pop,
     Push,
     ReadRegister,
-    Recirculate,
     RemoveHeader,
-    Resubmit,
     WriteRegister,
     walk,
 )
 from peelsum.wire import DROP_PORT
+
+#: Parser states that one packet may go through.
+MOST_VISITS = 4096
 
 
 class Statements:
@@ -104,8 +106,6 @@ class Statements:
                 remove_header(emit, header)
             case CopyHeader(target, source):
                 copy_header(emit, target, source)
-            case CopyUnion(headers):
-                self.block(headers)
             case CopyStack(to, source):
                 copy_stack(emit, to, source)
             case Push(stack, places):
@@ -114,10 +114,8 @@ class Statements:
                 pop(emit, stack, places)
             case ExtractNext(stack):
                 extract_next(emit, stack)
-            case Clone() | Resubmit() | Recirculate():
-                note_again(emit, part)
-            case Machine():
-                machine(emit, part, self.block)
+            case Machine(states):
+                self._machine(states)
             case Goto(state):
                 emit.line("break" if state is None else f"state = {emit.constant(state)}")
             case MarkToDrop():
@@ -143,6 +141,19 @@ class Statements:
                 emit.line(f"left = left - {emit.constant(count)}")
             case Verify(condition, error):
                 stop_parser(emit, f"not {express.condition(condition)}", express.stored(error, 32))
+
+    def _machine(self, states: tuple[Block, ...]) -> None:
+        """Write states as a loop. It counts visits: a state that reads nothing could run forever."""
+        emit = self._emit
+        emit.line(f"state = {emit.constant(0)}")
+        emit.line(f"visits = {emit.constant(0)}")
+        with emit.block("while True:"):
+            stop_parser(emit, f"visits == {emit.constant(MOST_VISITS)}", "ParserTimeout")
+            emit.line(f"visits = visits + {emit.constant(1)}")
+            for number, block in enumerate(states):
+                with emit.block(f"{'elif' if number else 'if'} state == {emit.constant(number)}:"):
+                    emit.filled.clear()  # a loop comes back with other counts
+                    self.block(block)
 
     # --- fields -----------------------------------------------------------------------------------
 
@@ -207,7 +218,7 @@ class Statements:
         emit, plan = self._emit, self._emit.plans[part.table]
         row = emit.temporary("row")
         default = emit.constant(plan.default_row)
-        emit.line(f"{row} = {lookup(emit, plan) if plan.table.keys else default}")
+        emit.line(f"{row} = {_lookup(emit, plan) if plan.table.keys else default}")
         direct = self._direct_counters.get(part.table)
         if part.table in emit.hits or direct is not None:
             emit.line(f"{emit.hit(part.table)} = {row} != {default}")
@@ -289,3 +300,47 @@ class Statements:
             ):
                 rows[self._registers.row(step.register, step.index)] = None
         return list(rows)
+
+
+# --- lookups --------------------------------------------------------------------------------------
+
+
+def _lookup(emit: Emitter, plan: TablePlan) -> str:
+    """Write code that packs a packet's key and return the text of the lookup."""
+    texts = [_key_word(emit, plan, number) for number in range(len(plan.words))]
+    texts += [_key_limb(emit, plan, number, 0) for number in plan.ranges]
+    numbers = [plan.region, plan.row_words, plan.key_offset]
+    region, row_words, at = map(emit.constant, numbers)
+    default = emit.constant(plan.default_row)
+    last = f", {emit.constant(plan.capacity - 1)}" if plan.exact else ""
+    kind = "exact" if plan.exact else "first"
+    if len(texts) == 1 and not plan.ranges:
+        return f"find_{kind}1(memory, {region}{last}, {row_words}, {at}, {texts[0]}, {default})"
+    for number, text in enumerate(texts):
+        emit.line(f"keys[{emit.constant(number)}] = {text}")
+    counts = emit.constant(len(plan.words))
+    if not plan.exact:
+        counts += f", {emit.constant(len(plan.ranges))}"
+    return f"find_{kind}(memory, {region}{last}, {row_words}, {at}, keys, {counts}, {default})"
+
+
+def _key_word(emit: Emitter, plan: TablePlan, number: int) -> str:
+    parts = []
+    for part in plan.words[number]:
+        text = _key_limb(emit, plan, part.key, part.limb)
+        parts.append(f"({text} << {emit.constant(part.shift)})" if part.shift else text)
+    return " | ".join(parts)
+
+
+def _key_limb(emit: Emitter, plan: TablePlan, number: int, limb: int) -> str:
+    """Return a limb of a packet's key value; fields of invalid headers are 0."""
+    key = plan.table.keys[number]
+    if key.target.field == VALID:
+        text = f"({emit.constant(1)} if {emit.validity(key.target.header)} else {emit.constant(0)})"
+    else:
+        text = emit.limb_places(key.target)[limb]
+        if not emit.program.headers[key.target.header].metadata:
+            text = f"({text} if {emit.validity(key.target.header)} else {emit.constant(0)})"
+    if key.mask is not None:
+        text = f"({text} & {emit.constant(limbs(key.mask, key.bits)[limb])})"
+    return text

@@ -6,12 +6,12 @@ multicast copies, checksums, deparsing. The program's statements come from `emit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from peelsum.softswitch.compiler.emit_hashes import hashed_bytes
-from peelsum.softswitch.compiler.emit_packets import checksum, clear_chunks, deparse
+from peelsum.softswitch.compiler.emit_packets import clear_chunks, deparse
 from peelsum.softswitch.compiler.emit_registers import Places
 from peelsum.softswitch.compiler.emit_statements import Statements
+from peelsum.softswitch.compiler.emit_sums import checksum, hashed_bytes
 from peelsum.softswitch.compiler.emitter import CURRENT_SIZE, Emitter
 from peelsum.softswitch.compiler.flow import Block
 from peelsum.softswitch.compiler.layout import FULL
@@ -41,28 +41,23 @@ _HEAD = (
     "def run(data, stride, length, port, first, end, now, out, out_stride, out_length, out_port, out_leave, "
     "room, copies, memory, regs, wide, counts, groups, queues):"
 )
-EGRESS_SPEC = FieldRef("standard_metadata", "egress_spec")
+_EGRESS_SPEC = FieldRef("standard_metadata", "egress_spec")
 #: standard_metadata.instance_type of a multicast copy.
-REPLICA = 5
+_REPLICA = 5
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """The code of a program."""
+class Blocks(NamedTuple):
+    """The code of a program, in the order of a packet's path."""
 
     parser: Block
     ingress: Block
     egress: Block
 
-    def all(self) -> tuple[Block, Block, Block]:
-        """Return the three blocks in the order of a packet's path."""
-        return self.parser, self.ingress, self.egress
-
 
 def architecture_fields(program: Program) -> list[FieldRef]:
     """Return the fields that the architecture needs even if the program does not use them."""
     group = program.intrinsic("intrinsic_metadata.mcast_grp")
-    return [EGRESS_SPEC, *([] if group is None else [group])]
+    return [_EGRESS_SPEC, *([] if group is None else [group])]
 
 
 class SwitchWriter:
@@ -77,7 +72,7 @@ class SwitchWriter:
         self._statements = Statements(emit, places)
         self._packet_headers = [header.name for header in program.headers.values() if not header.metadata]
         # The tables whose hits are used must be known before code that applies them is written.
-        for block in blocks.all():
+        for block in blocks:
             for node in walk(block):
                 if isinstance(node, Hit):
                     self._emit.hit(node.table)
@@ -93,9 +88,6 @@ class SwitchWriter:
                 self._packet()
                 emit.line(f"frame = frame + {emit.constant(1)}")
             emit.line("return frame, sent")
-        return self._text()
-
-    def _text(self) -> str:
         return "\n".join([*self._emit.constants(), "", "", *self._emit.lines, ""])
 
     # --- once per call ----------------------------------------------------------------------------
@@ -110,7 +102,7 @@ class SwitchWriter:
             emit.line(f"{array.name} = array{size}({emit.constant(array.count)})")
             if array.name in self._copied_names():
                 emit.line(f"e_{array.name} = array{size}({emit.constant(array.count)})")
-        hashes = [node for block in self._blocks.all() for node in walk(block) if isinstance(node, Hash)]
+        hashes = [node for block in self._blocks for node in walk(block) if isinstance(node, Hash)]
         if hashes:
             emit.line(f"hashed = array8({emit.constant(max(1, *map(hashed_bytes, hashes), 1))})")
         emit.line("frame = first")
@@ -202,18 +194,10 @@ class SwitchWriter:
     # --- once per copy ----------------------------------------------------------------------------
 
     def _replicate(self) -> None:
-        emit = self._emit
-        self._choose()
-        self._drop_by_priority()
-        emit.line(f"unicast_port = {emit.place(EGRESS_SPEC)}")
-        with emit.block("for _ in range(replicas):"):
-            self._copy()
-
-    def _choose(self) -> None:
         """Choose the copies to send: multicast takes precedence over unicast, as in simple_switch."""
         emit = self._emit
         zero, one, two = map(emit.constant, (0, 1, 2))
-        spec = emit.place(EGRESS_SPEC)
+        spec = emit.place(_EGRESS_SPEC)
         group_ref = self._program.intrinsic("intrinsic_metadata.mcast_grp")
         group = emit.place(group_ref) if group_ref is not None else zero
         emit.line(f"group = {group} & {emit.constant(0xFFFF)}")
@@ -223,14 +207,15 @@ class SwitchWriter:
         with emit.block("else:"):
             emit.line(f"replica = {zero}")
             emit.line(f"replicas = {zero} if {spec} == {emit.constant(DROP_PORT)} else {one}")
-
-    def _drop_by_priority(self) -> None:
-        """Drop packets whose priority is not 0, as simple_switch with one queue per port does."""
+        # Drop packets whose priority is not 0, as simple_switch with one queue per port does.
         ref = self._program.intrinsic("intrinsic_metadata.priority")
-        writes = (node for block in self._blocks.all() for node in walk(block) if isinstance(node, Assign))
+        writes = (node for block in self._blocks for node in walk(block) if isinstance(node, Assign))
         if ref is not None and any(node.target == ref for node in writes):
-            with self._emit.block(f"if {self._emit.place(ref)} != {self._emit.constant(0)}:"):
-                self._emit.line(f"replicas = {self._emit.constant(0)}")
+            with emit.block(f"if {emit.place(ref)} != {zero}:"):
+                emit.line(f"replicas = {zero}")
+        emit.line(f"unicast_port = {spec}")
+        with emit.block("for _ in range(replicas):"):
+            self._copy()
 
     def _copy(self) -> None:
         emit = self._emit
@@ -239,7 +224,7 @@ class SwitchWriter:
             emit.line(f"egress_port = groups[replica] & {emit.constant(0x1FF)}")
             emit.line(f"egress_rid = groups[replica + {one}]")
             emit.line(f"replica = replica + {two}")
-            emit.line(f"instance = {emit.constant(REPLICA)}")
+            emit.line(f"instance = {emit.constant(_REPLICA)}")
         with emit.block("else:"):
             emit.line("egress_port = unicast_port")
             emit.line(f"egress_rid = {self._kept_rid()}")
@@ -252,7 +237,7 @@ class SwitchWriter:
         self._take_copies()
         self._egress_intrinsics()
         self._once(self._blocks.egress, "while True:" if self._exits(self._blocks.egress) else None)
-        with emit.block(f"if {emit.place(EGRESS_SPEC)} != {emit.constant(DROP_PORT)}:"):
+        with emit.block(f"if {emit.place(_EGRESS_SPEC)} != {emit.constant(DROP_PORT)}:"):
             self._send()
         emit.copied = frozenset()
 
@@ -301,7 +286,7 @@ class SwitchWriter:
         names = {CURRENT_SIZE, *(name for target in targets for name in self._storage.names(target))}
         names.update(map(self._emit.stack_variable, stacks))
         for header in headers:
-            names.update(map(self._emit.validity_variable, (header, *self._emit.rivals(header))))
+            names.add(self._emit.validity_variable(header))
             names.update(chunk.name for chunk in self._storage.chunks[header])
         return frozenset(names)
 
@@ -316,11 +301,7 @@ class SwitchWriter:
                 emit.line(f"{emit.name(name)}[k] = {name}[k]")
 
     def _send(self) -> None:
-        self._write_out()
-        self._leave()
-
-    def _write_out(self) -> None:
-        """Update checksums and write the packet to the output; `to` is then the end of its headers."""
+        """Update checksums, write the packet to the output, and send it."""
         emit = self._emit
         for item in self._program.checksums:
             if item.update:
@@ -331,10 +312,6 @@ class SwitchWriter:
         for header in self._program.deparser:
             deparse(emit, header)
         emit.line("copy(out, to, data, base + off, left)")
-
-    def _leave(self) -> None:
-        """Send the packet that was written to the output."""
-        emit = self._emit
         emit.line("out_length[sent] = to + left - sent * out_stride")
         emit.line("out_port[sent] = egress_port")
         if self._queued:

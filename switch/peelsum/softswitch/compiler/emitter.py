@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from itertools import accumulate
 
 from peelsum.softswitch.compiler.emit_expressions import Expressions, Value, unsigned
-from peelsum.softswitch.compiler.emit_loads import load_bits
 from peelsum.softswitch.compiler.layout import TablePlan, words_of
 from peelsum.softswitch.compiler.storage import Array, Storage
 from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.program.operations import Element, Expr, FieldRef, Lookahead, Param, Target
 
+#: Bytes that one load or store of the generated code takes.
+SIZES = (8, 4, 2, 1)
 #: Python allows 100 levels of indentation.
 _DEPTH_LIMIT = 90
 #: Python allows 200 open brackets.
@@ -112,11 +113,6 @@ class Emitter:
         """Return the variable that holds a header's validity."""
         return self._validities[header]
 
-    def rivals(self, header: str) -> list[str]:
-        """Return the other headers of a header's union, if it is in one."""
-        unions = [members for members in self.program.unions.values() if header in members]
-        return [other for members in unions for other in members if other != header]
-
     def stack_variable(self, stack: str) -> str:
         """Return the variable that holds how many elements of a stack are filled."""
         return self._stack_counts[stack]
@@ -133,13 +129,31 @@ class Emitter:
         """Return the variable of a 64-bit limb of an action parameter, the highest being number 0."""
         return f"p{list(self.plans).index(param.table)}_{param.index}_{limb}"
 
+    def load_bits(self, base: str, offset: int, bits: int) -> str:
+        """Return the text of `bits` packet bits (at most 64) that start `offset` bits after byte `base`."""
+        first, end = offset // 8, -(-(offset + bits) // 8)
+        if end - first > 8:
+            # They span nine bytes: load the last one separately.
+            tail = offset + bits - 8 * (end - 1)
+            head = self.load_bits(base, offset, bits - tail)
+            low = self.load_bits(base, 8 * (end - 1), tail)
+            return f"(({head} << {self.constant(tail)}) | {low})"
+        text, at = "", first
+        for size in SIZES:
+            while end - at >= size:
+                part = f"load{8 * size}(data, {f'{base} + {self.constant(at)}' if at else base})"
+                text = f"(({text} << {self.constant(8 * size)}) | {part})" if text else part
+                at += size
+        spare = 8 * end - offset - bits
+        if spare:
+            text = f"({text} >> {self.constant(spare)})"
+        if offset % 8:
+            text = f"({text} & {self.constant((1 << bits) - 1)})"
+        return text
+
     def peek(self, offset: int, bits: int) -> str:
         """Return the text of up to 64 packet bits beyond the parsed part."""
-        return load_bits(self.constant, "(base + off)", offset, bits)
-
-    def stack_size(self, stack: str) -> int:
-        """Return how many elements a stack has."""
-        return len(self.program.stacks[stack])
+        return self.load_bits("(base + off)", offset, bits)
 
     def cell(self, array: Array, start: int, step: int = 0) -> str:
         """Return the text of an array's element: a fixed one or, in a loop, iteration `k`'s."""

@@ -23,30 +23,15 @@ from peelsum.softswitch.program.model import (
 from peelsum.softswitch.program.model import ParserState as State
 from peelsum.softswitch.program.operations import (
     Action,
-    AddHeader,
-    Assign,
-    AssignChosen,
     Binary,
     Bool,
     Const,
-    CopyHeader,
-    CopyStack,
-    Element,
     Exit,
     Expr,
-    FieldRef,
-    Hash,
     Hit,
     Jump,
     JumpIfZero,
-    Lookahead,
-    MarkToDrop,
     Param,
-    Pop,
-    Push,
-    ReadRegister,
-    RemoveHeader,
-    Target,
     Unary,
     walk,
 )
@@ -347,41 +332,3 @@ def _matches(key: Sequence[Expr], values: Sequence[int], masks: Sequence[int] | 
         test = Binary("==", left, Const(value))
         condition = test if isinstance(condition, Bool) else Binary("and", condition, test)
     return condition
-
-
-# --- loops -----------------------------------------------------------------------------------------
-
-
-def written_places(program: Program, loop: Repeat) -> set[tuple[str, int]] | None:
-    """Return the (header, field number) pairs that any iteration changes; None if they are unknown."""
-    places: set[tuple[str, int]] = set()
-    for node in walk(loop.body):
-        if isinstance(node, (AddHeader, RemoveHeader, CopyHeader, Push, Pop, CopyStack, MarkToDrop)):
-            return None
-        if isinstance(node, AssignChosen):
-            for target in node.targets:
-                places |= places_of(program, target, loop.count)
-        if isinstance(node, (Assign, Hash, ReadRegister)):
-            places |= places_of(program, node.target, loop.count)
-    return places
-
-
-def places_of(program: Program, target: Target, count: int) -> set[tuple[str, int]]:
-    """Return the (header, field number) pairs that a field or element denotes over `count` iterations."""
-    if isinstance(target, Element):
-        return {(target.header, target.first + target.step * turn) for turn in range(count)}
-    fields = program.headers[target.header].fields
-    return {(target.header, number) for number, part in enumerate(fields) if part.name == target.field}
-
-
-def is_steady(program: Program, value: Expr, loop: Repeat) -> bool:
-    """Return whether an expression has the same value in every iteration of a loop."""
-    written = written_places(program, loop)
-    if written is None:
-        return False
-    for node in walk(value):
-        if isinstance(node, (Element, Lookahead)):
-            return False
-        if isinstance(node, FieldRef) and written & places_of(program, node, 1):
-            return False
-    return True

@@ -8,7 +8,7 @@ of the run, so the conversion is valid whatever the statements do.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -16,13 +16,27 @@ from typing import Any, TypeAlias
 from peelsum.softswitch.compiler.flow import Apply, Block, If, Leave, Repeat, Statement
 from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Program, Require, Verify
 from peelsum.softswitch.program.operations import (
+    AddHeader,
+    Assign,
+    AssignChosen,
+    CopyHeader,
+    CopyStack,
     Element,
     Exit,
+    Expr,
     FieldRef,
+    Hash,
     Hit,
+    Lookahead,
+    MarkToDrop,
+    Pop,
+    Push,
     ReadRegister,
     RegisterElement,
+    RemoveHeader,
+    Target,
     WriteRegister,
+    walk,
 )
 
 #: Fewest iterations worth a loop.
@@ -37,11 +51,8 @@ _ENDING = (Extract, ExtractNext, Require, Advance, Verify)
 Place: TypeAlias = tuple[str, int]
 
 
-@dataclass(frozen=True)
-class Spans:
-    """The fields and registers that loops step through: (first, last) per header, or "" for registers."""
-
-    ranges: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
+#: The fields and registers that loops step through: (first, last) per header, or "" for registers.
+Spans: TypeAlias = Mapping[str, Sequence[tuple[int, int]]]
 
 
 class Roller:
@@ -60,7 +71,7 @@ class Roller:
 
     def spans(self) -> Spans:
         """Return the spans that all loops so far step through; overlapping ones are merged."""
-        return Spans({owner: _joined(spans) for owner, spans in self._touched.items()})
+        return {owner: _joined(spans) for owner, spans in self._touched.items()}
 
     def roll(self, block: Block) -> Block:
         """Return the block with its runs, including nested ones, as loops."""
@@ -228,3 +239,41 @@ def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             out.append((low, high))
     return out
+
+
+# --- what a loop changes --------------------------------------------------------------------------
+
+
+def _written_places(program: Program, loop: Repeat) -> set[tuple[str, int]] | None:
+    """Return the (header, field number) pairs that any iteration changes; None if they are unknown."""
+    places: set[tuple[str, int]] = set()
+    for node in walk(loop.body):
+        if isinstance(node, (AddHeader, RemoveHeader, CopyHeader, Push, Pop, CopyStack, MarkToDrop)):
+            return None
+        if isinstance(node, AssignChosen):
+            for target in node.targets:
+                places |= _places_of(program, target, loop.count)
+        if isinstance(node, (Assign, Hash, ReadRegister)):
+            places |= _places_of(program, node.target, loop.count)
+    return places
+
+
+def _places_of(program: Program, target: Target, count: int) -> set[tuple[str, int]]:
+    """Return the (header, field number) pairs that a field or element denotes over `count` iterations."""
+    if isinstance(target, Element):
+        return {(target.header, target.first + target.step * turn) for turn in range(count)}
+    fields = program.headers[target.header].fields
+    return {(target.header, number) for number, part in enumerate(fields) if part.name == target.field}
+
+
+def is_steady(program: Program, value: Expr, loop: Repeat) -> bool:
+    """Return whether an expression has the same value in every iteration of a loop."""
+    written = _written_places(program, loop)
+    if written is None:
+        return False
+    for node in walk(value):
+        if isinstance(node, (Element, Lookahead)):
+            return False
+        if isinstance(node, FieldRef) and written & _places_of(program, node, 1):
+            return False
+    return True

@@ -51,7 +51,7 @@ class Storage:
         self.chunks: dict[str, list[Chunk]] = {}
         used = _used(program, blocks, roots)
         by_type: dict[str, list[tuple[int, int]]] = {}
-        for owner, ranges in spans.ranges.items():
+        for owner, ranges in spans.items():
             if owner:
                 by_type.setdefault(program.headers[owner].type_name, []).extend(ranges)
         for header in program.headers.values():
@@ -168,8 +168,6 @@ def _used(program: Program, blocks: Iterable[Any], roots: Iterable[FieldRef]) ->
     refs = set(roots)
     for block in blocks:
         refs.update(node for node in walk(block) if isinstance(node, FieldRef))
-    for kept in program.field_lists.values():
-        refs.update(kept)
     for table in program.tables.values():
         refs.update(key.target for key in table.keys)
     for checksum in program.checksums:

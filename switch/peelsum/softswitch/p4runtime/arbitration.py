@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from threading import RLock
-from typing import Protocol
 
 from finsy.proto import U128, p4r, rpc_status
 
 from peelsum.softswitch.p4runtime.status import Code, RequestError, code_number, invalid, unimplemented
+from peelsum.softswitch.p4runtime.stream import ControllerStream
 
 # Theory of operation.
 # `highest` is the highest election id that streams have bid since the last time none was open.
@@ -30,30 +30,23 @@ from peelsum.softswitch.p4runtime.status import Code, RequestError, code_number,
 #   it was the last             | highest is reset: a new controller need not know the old one's
 
 
-class Stream(Protocol):
-    """An open stream, as arbitration needs it."""
-
-    def send(self, response: p4r.StreamMessageResponse) -> None:
-        """Queue a message to the client; must not block."""
-
-
 class Arbiter:
     """The election among the open streams of one device."""
 
     def __init__(self, device_id: int) -> None:
         self._device_id = device_id
         self._lock = RLock()
-        self._open: set[Stream] = set()
-        self._bids: dict[Stream, int] = {}
-        self._primary: Stream | None = None
+        self._open: set[ControllerStream] = set()
+        self._bids: dict[ControllerStream, int] = {}
+        self._primary: ControllerStream | None = None
         self._highest = 0
 
-    def enter(self, stream: Stream) -> None:
+    def enter(self, stream: ControllerStream) -> None:
         """Add a stream that has opened and not bid yet."""
         with self._lock:
             self._open.add(stream)
 
-    def bid(self, stream: Stream, update: p4r.MasterArbitrationUpdate) -> None:
+    def bid(self, stream: ControllerStream, update: p4r.MasterArbitrationUpdate) -> None:
         """Handle a stream's arbitration message. Raises RequestError if the stream has to end."""
         if update.device_id != self._device_id:
             raise RequestError(
@@ -78,7 +71,7 @@ class Arbiter:
             changed = before is not self._primary or self._primary is stream
             self._tell(self._bids if changed else [stream])
 
-    def leave(self, stream: Stream) -> None:
+    def leave(self, stream: ControllerStream) -> None:
         """Remove a stream that has ended."""
         with self._lock:
             self._open.discard(stream)
@@ -90,7 +83,7 @@ class Arbiter:
                 self._highest = 0
 
     @property
-    def primary(self) -> Stream | None:
+    def primary(self) -> ControllerStream | None:
         """The stream that may write and that receives PacketIns."""
         return self._primary
 
@@ -106,11 +99,11 @@ class Arbiter:
                     f"election_id: {wanted} is not the primary's; bid for it on a stream first",
                 )
 
-    def _tell(self, streams: Iterable[Stream]) -> None:
+    def _tell(self, streams: Iterable[ControllerStream]) -> None:
         for stream in streams:
             stream.send(p4r.StreamMessageResponse(arbitration=self._answer(stream)))
 
-    def _answer(self, stream: Stream) -> p4r.MasterArbitrationUpdate:
+    def _answer(self, stream: ControllerStream) -> p4r.MasterArbitrationUpdate:
         if self._primary is stream:
             code, message = Code.OK, "you are the primary"
         elif self._primary is not None:

@@ -6,14 +6,14 @@ Entities that the softswitch does not support are refused by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from finsy.proto import p4r
 
 from peelsum.softswitch import Switch
 from peelsum.softswitch.errors import SoftswitchError
-from peelsum.softswitch.p4runtime.cells import Counters, Registers
-from peelsum.softswitch.p4runtime.groups import Groups, Sessions
+from peelsum.softswitch.p4runtime.cells import counters, registers
+from peelsum.softswitch.p4runtime.groups import Groups
 from peelsum.softswitch.p4runtime.info import PipelineInfo
 from peelsum.softswitch.p4runtime.status import (
     BatchError,
@@ -26,17 +26,24 @@ from peelsum.softswitch.p4runtime.status import (
 )
 from peelsum.softswitch.p4runtime.tables import Tables
 
+#: How a kind of entity is written and read.
+_Part: TypeAlias = tuple[Callable[[p4r.Update.Type.ValueType, Any], None], Callable[[Any], Iterator[Any]]]
+
 
 class Entities:
     """The entities of one pipeline that Write and Read can access."""
 
     def __init__(self, info: PipelineInfo, switch: Switch, ports: Collection[int] | None = None) -> None:
         """ports: the switch's ports; None if they are unknown."""
-        self._tables = Tables(info, switch)
-        self._counters = Counters(info, switch)
-        self._registers = Registers(info, switch)
-        self._groups = Groups(switch, ports)
-        self._sessions = Sessions(switch, ports)
+        tables, groups = Tables(info, switch), Groups(switch, ports)
+        counted, registered = counters(info, switch), registers(info, switch)
+        self._parts: dict[str, _Part] = {
+            "table_entry": (tables.write, tables.read),
+            "direct_counter_entry": (tables.write_counter, tables.read_counters),
+            "counter_entry": (counted.write, counted.read),
+            "register_entry": (registered.write, registered.read),
+            "packet_replication_engine_entry": (groups.write, groups.read),
+        }
 
     def write(self, updates: Sequence[p4r.Update], active: Callable[[], bool] = lambda: True) -> None:
         """Attempt every update in order. Raises BatchError with the outcome of each if any failed.
@@ -69,70 +76,20 @@ class Entities:
         kind = update.type
         if kind not in (p4r.Update.INSERT, p4r.Update.MODIFY, p4r.Update.DELETE):
             raise invalid(f"type: update type {kind} is unknown; use INSERT, MODIFY or DELETE")
-        entity = update.entity
-        match entity.WhichOneof("entity"):
-            case "table_entry":
-                self._tables.write(kind, entity.table_entry)
-            case "direct_counter_entry":
-                self._tables.write_counter(kind, entity.direct_counter_entry)
-            case "counter_entry":
-                self._counters.write(kind, entity.counter_entry)
-            case "register_entry":
-                self._registers.write(kind, entity.register_entry)
-            case "packet_replication_engine_entry":
-                entry = entity.packet_replication_engine_entry
-                if entry.WhichOneof("type") == "clone_session_entry":
-                    self._sessions.write(kind, entry.clone_session_entry)
-                else:
-                    self._groups.write(kind, entry)
-            case None:
-                raise invalid("entity: is empty; give one")
-            case other:
-                raise unimplemented(other)
+        name, (write, _) = self._part(update.entity)
+        write(kind, getattr(update.entity, name))
 
     def read(self, wanted: p4r.Entity) -> Iterator[p4r.Entity]:
         """Return every entity that `wanted` selects now, encoded when it is consumed. Raises RequestError."""
-        found: Iterator[Any]
+        name, (_, read) = self._part(wanted)
         make: Any = p4r.Entity
-        match kind := wanted.WhichOneof("entity"):
-            case "table_entry":
-                found = self._tables.read(wanted.table_entry)
-            case "direct_counter_entry":
-                found = self._tables.read_counters(wanted.direct_counter_entry)
-            case "counter_entry":
-                found = self._counters.read(wanted.counter_entry)
-            case "register_entry":
-                found = self._registers.read(wanted.register_entry)
-            case "packet_replication_engine_entry":
-                found = self._replicating(wanted.packet_replication_engine_entry)
-            case None:
-                raise invalid("entity: is empty; give one")
-            case other:
-                raise unimplemented(other)
-        return (make(**{kind: entity}) for entity in found)
+        return (make(**{name: found}) for found in read(getattr(wanted, name)))
 
-    def _replicating(
-        self, wanted: p4r.PacketReplicationEngineEntry
-    ) -> Iterator[p4r.PacketReplicationEngineEntry]:
-        if wanted.WhichOneof("type") == "clone_session_entry":
-            return self._sessions.read(wanted.clone_session_entry.session_id)
-        return self._groups.read(wanted)
-
-    def forwarding_state(self) -> list[p4r.Update]:
-        """Return updates that copy all entries, default actions and groups to another pipeline."""
-        updates = []
-        for entry in self._tables.read(p4r.TableEntry()):
-            if not entry.is_const:
-                updates.append(_update(p4r.Update.INSERT, p4r.Entity(table_entry=entry)))
-        for entry in self._tables.read(p4r.TableEntry(is_default_action=True)):
-            if not entry.is_const:
-                updates.append(_update(p4r.Update.MODIFY, p4r.Entity(table_entry=entry)))
-        everything = p4r.PacketReplicationEngineEntry(multicast_group_entry=p4r.MulticastGroupEntry())
-        for group in (*self._groups.read(everything), *self._sessions.read(0)):
-            entity = p4r.Entity(packet_replication_engine_entry=group)
-            updates.append(_update(p4r.Update.INSERT, entity))
-        return updates
-
-
-def _update(kind: p4r.Update.Type.ValueType, entity: p4r.Entity) -> p4r.Update:
-    return p4r.Update(type=kind, entity=entity)
+    def _part(self, entity: p4r.Entity) -> tuple[str, _Part]:
+        """Return the name of an entity's kind, and how it is written and read. Raises RequestError."""
+        name = entity.WhichOneof("entity")
+        if name is None:
+            raise invalid("entity: is empty; give one")
+        if name not in self._parts:
+            raise unimplemented(name)
+        return name, self._parts[name]

@@ -25,8 +25,8 @@ _T = TypeVar("_T", bound=_Identified)
 
 
 @dataclass(frozen=True)
-class ParamInfo:
-    """One parameter of an action."""
+class NumberInfo:
+    """A parameter of an action, or a field of a controller packet header."""
 
     id: int
     name: str
@@ -39,7 +39,7 @@ class ActionInfo:
 
     id: int
     name: str
-    params: tuple[ParamInfo, ...]
+    params: tuple[NumberInfo, ...]
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,6 @@ class CellsInfo:
 
 
 @dataclass(frozen=True)
-class PacketFieldInfo:
-    """One field of a controller packet header."""
-
-    id: int
-    name: str
-    bits: int
-
-
-@dataclass(frozen=True)
 class PipelineInfo:
     """Everything that a request may name, by id."""
 
@@ -88,7 +79,7 @@ class PipelineInfo:
     actions: dict[int, ActionInfo]
     counters: dict[int, CellsInfo]
     registers: dict[int, CellsInfo]
-    packet_headers: dict[str, tuple[PacketFieldInfo, ...]] = field(default_factory=dict)
+    packet_headers: dict[str, tuple[NumberInfo, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, p4info: p4i.P4Info) -> PipelineInfo:
@@ -103,7 +94,7 @@ class PipelineInfo:
             registers=_by_id(_register(item) for item in p4info.registers),
             packet_headers={
                 header.preamble.name: tuple(
-                    PacketFieldInfo(item.id, item.name, item.bitwidth) for item in header.metadata
+                    NumberInfo(item.id, item.name, item.bitwidth) for item in header.metadata
                 )
                 for header in p4info.controller_packet_metadata
             },
@@ -136,7 +127,7 @@ def _by_id(items: Iterable[_T]) -> dict[int, _T]:
 
 
 def _action(action: p4i.Action) -> ActionInfo:
-    params = tuple(ParamInfo(item.id, item.name, item.bitwidth) for item in action.params)
+    params = tuple(NumberInfo(item.id, item.name, item.bitwidth) for item in action.params)
     return ActionInfo(*_id_name(action), params)
 
 

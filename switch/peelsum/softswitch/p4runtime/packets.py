@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from finsy.proto import p4r
 
-from peelsum.softswitch.p4runtime.info import PacketFieldInfo, PipelineInfo
+from peelsum.softswitch.p4runtime.info import NumberInfo, PipelineInfo
 from peelsum.softswitch.p4runtime.status import invalid
 from peelsum.softswitch.p4runtime.values import to_bytes, to_int
 
-Header = Sequence[PacketFieldInfo]
+Header = Sequence[NumberInfo]
 #: The longest IPv4 packet, longer than any link's frames.
 _LONGEST_PAYLOAD = 0xFFFF
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 
 from finsy.proto import p4r
 
-from peelsum.softswitch import Switch
 from peelsum.softswitch.compiler.loading import parse
 from peelsum.softswitch.errors import SoftswitchError, UnsupportedConstruct
 from peelsum.softswitch.p4runtime.entities import Entities
 from peelsum.softswitch.p4runtime.info import PipelineInfo, TableInfo
-from peelsum.softswitch.p4runtime.status import BatchError, Code, RequestError, invalid, one_line
+from peelsum.softswitch.p4runtime.status import Code, RequestError, invalid, one_line
 from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.runtime.device import Device
 
@@ -24,28 +22,12 @@ _WITH_DEVICE_CONFIG = (_Get.ALL, _Get.DEVICE_CONFIG_AND_COOKIE)
 class Pipeline:
     """A verified configuration with its own switch, running or not."""
 
-    def __init__(
-        self,
-        config: p4r.ForwardingPipelineConfig,
-        info: PipelineInfo,
-        switch: Switch,
-        ports: Collection[int] | None = None,
-    ) -> None:
-        """ports: the switch's ports; None if they are unknown."""
-        self.config = config
-        self.info = info
-        self.switch = switch
-        self.entities = Entities(info, switch, ports)
-
-    @classmethod
-    def build(cls, config: p4r.ForwardingPipelineConfig, device: Device) -> Pipeline:
+    def __init__(self, config: p4r.ForwardingPipelineConfig, device: Device) -> None:
         """Verify a configuration and build its switch. Raises RequestError."""
-        info, program = verify(config)
-        return cls(config, info, device.build(program), device.ports)
-
-    def runs(self, config: p4r.ForwardingPipelineConfig) -> bool:
-        """Return whether a configuration is this one, apart from its cookie."""
-        return self.config.p4_device_config == config.p4_device_config and self.config.p4info == config.p4info
+        self.config = config
+        self.info, program = verify(config)
+        self.switch = device.build(program)
+        self.entities = Entities(self.info, self.switch, device.ports)
 
     def described(self, response_type: int) -> p4r.ForwardingPipelineConfig:
         """Return the configuration for GetForwardingPipelineConfig. Raises RequestError."""
@@ -59,16 +41,6 @@ class Pipeline:
         if response_type in _WITH_DEVICE_CONFIG:
             answer.p4_device_config = self.config.p4_device_config
         return answer
-
-    def take_over(self, other: Pipeline) -> None:
-        """Copy another pipeline's entries, default actions and groups; counters and registers start at 0.
-
-        Raises RequestError (INVALID_ARGUMENT) if one of them does not fit this pipeline.
-        """
-        try:
-            self.entities.write(other.entities.forwarding_state())
-        except BatchError as error:
-            raise invalid(f"config: the forwarding state cannot be kept: {error.message}") from error
 
 
 def verify(config: p4r.ForwardingPipelineConfig) -> tuple[PipelineInfo, Program]:

@@ -9,8 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 from finsy.proto import p4r_grpc
 
-from peelsum.softswitch.p4runtime.access import Access
-from peelsum.softswitch.p4runtime.seldom import Seldom
 from peelsum.softswitch.p4runtime.service import (
     MAX_CONFIGURING,
     MAX_READS,
@@ -18,6 +16,7 @@ from peelsum.softswitch.p4runtime.service import (
     MAX_WAITING,
     P4RuntimeService,
 )
+from peelsum.softswitch.p4runtime.status import Seldom
 from peelsum.softswitch.runtime.device import Device
 from peelsum.tls import Identity, require_tls
 from peelsum.tls.grpc_ends import bind, limited_server
@@ -64,7 +63,7 @@ def serve(device: Device, address: str = "127.0.0.1:9559", identity: Identity | 
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=THREAD_PREFIX)
     logging.getLogger("grpc._server").addFilter(Seldom())
     server = limited_server(threads, _THREADS, _LONGEST_REQUEST)
-    service = P4RuntimeService(device, Access(secured=identity is not None))
+    service = P4RuntimeService(device, secured=identity is not None)
     p4r_grpc.add_P4RuntimeServicer_to_server(service, server)
     bound = bind(server, address, identity)
     if bound is None:

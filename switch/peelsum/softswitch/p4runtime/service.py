@@ -1,22 +1,20 @@
 """The P4Runtime service of one device.
 
-It admits only the primary's writes, keeps the saved and the committed pipeline, and translates errors to gRPC
-statuses.
+It admits only the primary's writes, and of TLS clients those whose role allows them. It keeps the running
+pipeline and translates errors to gRPC statuses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from threading import BoundedSemaphore, Thread, Timer
-from typing import NoReturn
 
 import grpc
 from finsy.proto import p4r, p4r_grpc
 
 from peelsum.softswitch.errors import SoftswitchError
-from peelsum.softswitch.p4runtime.access import READERS, WRITERS, Access
 from peelsum.softswitch.p4runtime.arbitration import Arbiter
 from peelsum.softswitch.p4runtime.packets import to_frame, to_packet_in
 from peelsum.softswitch.p4runtime.pipeline import Pipeline, verify
@@ -35,6 +33,7 @@ from peelsum.softswitch.p4runtime.status import (
 from peelsum.softswitch.p4runtime.stream import ControllerStream
 from peelsum.softswitch.p4runtime.turns import Turns
 from peelsum.softswitch.runtime.device import Device
+from peelsum.tls import Role, caller_role
 
 API_VERSION = "1.4.0"
 #: Most streams open at once; each holds a thread of the server.
@@ -46,6 +45,8 @@ MAX_CONFIGURING = 4
 #: Most Reads that are answered at the same time, and seconds that a client has to take its answer.
 MAX_READS = 16
 READ_S = 30.0
+_WRITERS = (Role.OPERATOR,)
+_READERS = (Role.OPERATOR, Role.VIEWER)
 _ENTITIES_PER_RESPONSE = 256
 _LONGEST_MESSAGE = 1000
 _Set = p4r.SetForwardingPipelineConfigRequest
@@ -55,16 +56,24 @@ _NO_PIPELINE = "No forwarding pipeline config set for this device; send SetForwa
 class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     """All RPCs. A request that fails gets an error status and never ends the server."""
 
-    def __init__(self, device: Device, access: Access) -> None:
-        self._device, self._access = device, access
+    def __init__(self, device: Device, *, secured: bool) -> None:
+        """secured: the server has TLS; without, all clients are on this machine, and may do all."""
+        self._device, self._secured = device, secured
         self._arbiter = Arbiter(device.device_id)
         self._turns = Turns(MAX_WAITING)
         self._configuring = Turns(MAX_CONFIGURING)
-        self._committed: Pipeline | None = None
-        self._saved: Pipeline | None = None
+        self._running: Pipeline | None = None
         self._free_streams = BoundedSemaphore(MAX_STREAMS)
         self._free_reads = BoundedSemaphore(MAX_READS)
         device.on_packet_in(self._packet_in)
+
+    def _require(self, call: grpc.ServicerContext, allowed: tuple[Role, ...], doing: str) -> None:
+        """Raise RequestError (PERMISSION_DENIED) unless the client's role is among `allowed`."""
+        if self._secured and (role := caller_role(call.auth_context())) not in allowed:
+            raise RequestError(
+                Code.PERMISSION_DENIED,
+                f"{doing}: needs a certificate of role {' or '.join(allowed)}; this client's has role {role}",
+            )
 
     # Unary RPCs
 
@@ -72,37 +81,30 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self, request: p4r.CapabilitiesRequest, context: grpc.ServicerContext
     ) -> p4r.CapabilitiesResponse:
         """Return the version of the P4Runtime API."""
-        try:
-            self._access.require(context, READERS, "capabilities")
-        except RequestError as error:
-            _abort(context, error)
+        with _aborting(context):
+            self._require(context, _READERS, "capabilities")
         return p4r.CapabilitiesResponse(p4runtime_api_version=API_VERSION)
 
     def Write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> p4r.WriteResponse:  # noqa: N802
         """Attempt every update of the batch in order, even if others fail, until the call ends."""
-        try:
-            self._write(request, context)
-        except Exception as error:
-            _abort(context, error)
-        return p4r.WriteResponse()
-
-    def _write(self, request: p4r.WriteRequest, context: grpc.ServicerContext) -> None:
-        self._access.require(context, WRITERS, "write")
-        self._check_device(request.device_id)
-        self._arbiter.require_primary(request.election_id, request.role)
-        if request.atomicity != p4r.WriteRequest.CONTINUE_ON_ERROR:
-            raise unimplemented("atomicity other than CONTINUE_ON_ERROR")
-        with self._turns.turn(context, len(request.updates)):
-            # Another client may have become the primary while this call waited.
+        with _aborting(context):
+            self._require(context, _WRITERS, "write")
+            self._check_device(request.device_id)
             self._arbiter.require_primary(request.election_id, request.role)
-            self._pipeline().entities.write(request.updates, context.is_active)
+            if request.atomicity != p4r.WriteRequest.CONTINUE_ON_ERROR:
+                raise unimplemented("atomicity other than CONTINUE_ON_ERROR")
+            with self._turns.turn(context, len(request.updates)):
+                # Another client may have become the primary while this call waited.
+                self._arbiter.require_primary(request.election_id, request.role)
+                self._pipeline().entities.write(request.updates, context.is_active)
+        return p4r.WriteResponse()
 
     def Read(  # noqa: N802
         self, request: p4r.ReadRequest, context: grpc.ServicerContext
     ) -> Iterator[p4r.ReadResponse]:
         """Yield all entities that the request selects, several hundred per message."""
-        try:
-            self._access.require(context, READERS, "read")
+        with _aborting(context):
+            self._require(context, _READERS, "read")
             self._check_device(request.device_id)
             if request.role:
                 raise unimplemented(f"role {request.role}")
@@ -110,8 +112,6 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
                 entities = self._pipeline().entities
                 found = chain.from_iterable([entities.read(wanted) for wanted in request.entities])
             yield from self._sent(found, context)
-        except Exception as error:
-            _abort(context, error)
 
     def _sent(self, found: Iterator[p4r.Entity], context: grpc.ServicerContext) -> Iterator[p4r.ReadResponse]:
         """Yield the read entities in parts. Cut off a client that takes too long: it holds a thread."""
@@ -134,85 +134,51 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     def SetForwardingPipelineConfig(  # noqa: N802
         self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> p4r.SetForwardingPipelineConfigResponse:
-        """Verify, save or commit a pipeline. The running one forwards until the new one is ready."""
-        try:
+        """Verify or commit a pipeline. The running one forwards until the new one is ready."""
+        with _aborting(context):
             self._set_pipeline(request, context)
-        except Exception as error:
-            _abort(context, error)
         return p4r.SetForwardingPipelineConfigResponse()
 
     def _set_pipeline(
         self, request: p4r.SetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> None:
-        self._access.require(context, WRITERS, "pipeline")
+        self._require(context, _WRITERS, "pipeline")
         self._check_device(request.device_id)
         self._arbiter.require_primary(request.election_id, request.role)
-        if request.HasField("config") == (request.action == _Set.COMMIT):
-            raise invalid("config: COMMIT takes none, every other action needs one")
-        if request.action == _Set.VERIFY:
-            verify(request.config)
-            return
-        # Building takes seconds, during which the running pipeline is written and read as before.
-        with self._configuring.turn(context):
-            built = self._built(request)
-            with self._turns.turn(context):
-                self._arbiter.require_primary(request.election_id, request.role)
-                self._take(request, built)
-
-    def _built(self, request: p4r.SetForwardingPipelineConfigRequest) -> Pipeline | None:
-        """Build the pipeline of a request; return None if it exists already."""
         match request.action:
-            case _Set.COMMIT:
-                return None
-            case _Set.RECONCILE_AND_COMMIT if self._committed and self._committed.runs(request.config):
-                return None
-            case _Set.VERIFY_AND_SAVE | _Set.VERIFY_AND_COMMIT | _Set.RECONCILE_AND_COMMIT:
-                return Pipeline.build(request.config, self._device)
+            case _Set.VERIFY | _Set.VERIFY_AND_COMMIT if not request.HasField("config"):
+                raise invalid("config: is missing; give the pipeline's")
+            case _Set.VERIFY:
+                verify(request.config)
+            case _Set.VERIFY_AND_COMMIT:
+                # Building takes seconds, during which the running pipeline is written and read as before.
+                with self._configuring.turn(context):
+                    built = Pipeline(request.config, self._device)
+                    with self._turns.turn(context):
+                        self._arbiter.require_primary(request.election_id, request.role)
+                        with self._device.lock:
+                            self._device.install(built.switch)
+                            self._running = built
+            case _Set.VERIFY_AND_SAVE | _Set.COMMIT | _Set.RECONCILE_AND_COMMIT as action:
+                raise unimplemented(f"action {_Set.Action.Name(action)}")
             case other:
-                raise invalid(f"action: {other} is not in the specification; use one of P4Runtime 1.4")
-
-    def _take(self, request: p4r.SetForwardingPipelineConfigRequest, built: Pipeline | None) -> None:
-        """Save or commit the pipeline that was built, or the existing one."""
-        committed = self._committed
-        match request.action, built:
-            case _Set.VERIFY_AND_SAVE, _:
-                self._saved = built
-            case _Set.COMMIT, _:
-                if self._saved is None:
-                    raise RequestError(
-                        Code.FAILED_PRECONDITION, "action: COMMIT needs a saved config; send VERIFY_AND_SAVE"
-                    )
-                self._commit(self._saved)
-            case _Set.RECONCILE_AND_COMMIT, None if committed is not None:
-                committed.config, self._saved = request.config, None
-            case action, Pipeline() as pipeline:
-                if action == _Set.RECONCILE_AND_COMMIT and committed is not None:
-                    pipeline.take_over(committed)
-                self._commit(pipeline)
-
-    def _commit(self, pipeline: Pipeline) -> None:
-        with self._device.lock:
-            self._device.install(pipeline.switch)
-            self._committed, self._saved = pipeline, None
+                raise invalid(f"action: {other} is not in the specification; use VERIFY_AND_COMMIT")
 
     def GetForwardingPipelineConfig(  # noqa: N802
         self, request: p4r.GetForwardingPipelineConfigRequest, context: grpc.ServicerContext
     ) -> p4r.GetForwardingPipelineConfigResponse:
         """Return the configuration that reads and writes refer to."""
-        try:
-            self._access.require(context, READERS, "read")
+        with _aborting(context):
+            self._require(context, _READERS, "read")
             self._check_device(request.device_id)
             config = self._pipeline().described(request.response_type)
-        except Exception as error:
-            _abort(context, error)
         return p4r.GetForwardingPipelineConfigResponse(config=config)
 
     def _pipeline(self) -> Pipeline:
-        """Return the pipeline that requests refer to: the saved one if it exists, else the committed one."""
-        pipeline = self._saved or self._committed
-        if pipeline is None:
+        """Return the running pipeline. Raises RequestError without one."""
+        if self._running is None:
             raise RequestError(Code.FAILED_PRECONDITION, _NO_PIPELINE)
-        return pipeline
+        return self._running
 
     def _check_device(self, device_id: int) -> None:
         if device_id != self._device.device_id:
@@ -226,26 +192,21 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         self, request_iterator: Iterator[p4r.StreamMessageRequest], context: grpc.ServicerContext
     ) -> Iterator[p4r.StreamMessageResponse]:
         """Serve arbitration and packets until the client or an arbitration error ends the stream."""
-        try:
+        with _aborting(context):
             # A viewer's stream could bid for primary, and so keep operators from writing.
-            self._access.require(context, WRITERS, "stream")
-        except RequestError as error:
-            _abort(context, error)
-        if not self._free_streams.acquire(blocking=False):
-            most = f"{MAX_STREAMS} streams are open already; close one"
-            _abort(context, RequestError(Code.RESOURCE_EXHAUSTED, most))
-        stream = ControllerStream(context.cancel)
-        self._arbiter.enter(stream)
-        try:
-            if not context.add_callback(stream.end):
-                return
-            Thread(target=self._listen, args=(stream, request_iterator), daemon=True).start()
-            yield from stream.responses()
-        except RequestError as error:
-            _abort(context, error)
-        finally:
-            self._arbiter.leave(stream)
-            self._free_streams.release()
+            self._require(context, _WRITERS, "stream")
+            if not self._free_streams.acquire(blocking=False):
+                most = f"{MAX_STREAMS} streams are open already; close one"
+                raise RequestError(Code.RESOURCE_EXHAUSTED, most)
+            stream = ControllerStream(context.cancel)
+            self._arbiter.enter(stream)
+            try:
+                if context.add_callback(stream.end):
+                    Thread(target=self._listen, args=(stream, request_iterator), daemon=True).start()
+                    yield from stream.responses()
+            finally:
+                self._arbiter.leave(stream)
+                self._free_streams.release()
 
     def _listen(self, stream: ControllerStream, requests: Iterable[p4r.StreamMessageRequest]) -> None:
         """Handle a client's messages, in a thread of its own."""
@@ -286,10 +247,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             )
         # Under the lock, no commit comes between encoding the header for a pipeline and queueing the frame.
         with self._device.lock:
-            pipeline = self._committed
-            if pipeline is None:
-                raise RequestError(Code.FAILED_PRECONDITION, _NO_PIPELINE)
-            injected = self._device.inject(to_frame(packet, pipeline.info))
+            injected = self._device.inject(to_frame(packet, self._pipeline().info))
         if not injected:
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED, "packet_out: too many wait for the data plane; send slower"
@@ -297,8 +255,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
 
     def _packet_in(self, frames: Sequence[bytes]) -> None:
         """Send frames that left on the CPU port to the primary, if there is one."""
-        stream, pipeline = self._arbiter.primary, self._committed
-        if isinstance(stream, ControllerStream) and pipeline is not None:
+        stream, pipeline = self._arbiter.primary, self._running
+        if stream is not None and pipeline is not None:
             for frame in frames:
                 stream.send_packet(to_packet_in(frame, pipeline.info))
 
@@ -307,12 +265,16 @@ def _stream_error(error: RequestError) -> p4r.StreamError:
     return p4r.StreamError(canonical_code=code_number(error.code), message=error.message, space=ERROR_SPACE)
 
 
-def _abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
-    """End an RPC with the status of an error."""
-    if isinstance(error, SoftswitchError):
-        error = from_switch_error(error)
-    answer = error if isinstance(error, RequestError) else from_bug(error)
-    details = answer.details() if isinstance(answer, BatchError) else None
-    if details is not None:
-        context.set_trailing_metadata(((DETAILS_KEY, details),))
-    context.abort(answer.code, answer.message[:_LONGEST_MESSAGE])
+@contextmanager
+def _aborting(context: grpc.ServicerContext) -> Iterator[None]:
+    """End an RPC with the status of the error that the body raises, if it does."""
+    try:
+        yield
+    except Exception as error:
+        answer = from_switch_error(error) if isinstance(error, SoftswitchError) else error
+        if not isinstance(answer, RequestError):
+            answer = from_bug(error)
+        details = answer.details() if isinstance(answer, BatchError) else None
+        if details is not None:
+            context.set_trailing_metadata(((DETAILS_KEY, details),))
+        context.abort(answer.code, answer.message[:_LONGEST_MESSAGE])

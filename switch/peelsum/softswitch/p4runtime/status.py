@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import monotonic
 
 import grpc
 from finsy.proto import p4r, rpc_status
 
 from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, SoftswitchError, TableFull
-from peelsum.softswitch.p4runtime.seldom import Seldom
 
 Code = grpc.StatusCode
-_LOG = logging.getLogger(__name__)
-_LOG.addFilter(Seldom())
+#: Log lines in so many seconds: a client that provokes errors cannot fill the disk.
+MOST_LINES, WITHIN_S = 20, 60.0
 #: Trailing metadata that carries a serialised google.rpc.Status, by gRPC's convention.
 DETAILS_KEY = "grpc-status-details-bin"
 #: Clients refuse trailing metadata beyond 8 KiB by default.
@@ -29,6 +29,32 @@ _SWITCH_CODES: tuple[tuple[type[SoftswitchError], grpc.StatusCode], ...] = (
     (TableFull, Code.RESOURCE_EXHAUSTED),
     (InvalidEntry, Code.INVALID_ARGUMENT),
 )
+
+
+class Seldom(logging.Filter):
+    """Passes at most `MOST_LINES` records in `WITHIN_S` seconds; the next one says how many were lost."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._since, self._passed, self._lost = clock(), 0, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to log the record."""
+        now = self._clock()
+        if now - self._since >= WITHIN_S:
+            if self._lost:
+                record.msg = f"{record.getMessage()} (before it, {self._lost} lines were not logged)"
+                record.args = None
+            self._since, self._passed, self._lost = now, 0, 0
+        self._passed += 1
+        if self._passed > MOST_LINES:
+            self._lost += 1
+        return self._passed <= MOST_LINES
+
+
+_LOG = logging.getLogger(__name__)
+_LOG.addFilter(Seldom())
 
 
 class RequestError(Exception):

@@ -6,7 +6,7 @@ Entries are stored in the switch; only their metadata is stored here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from finsy.proto import p4r
 
@@ -16,24 +16,17 @@ from peelsum.softswitch.p4runtime.cells import counter_values
 from peelsum.softswitch.p4runtime.info import ActionInfo, PipelineInfo, TableInfo
 from peelsum.softswitch.p4runtime.status import Code, RequestError, invalid, unimplemented
 from peelsum.softswitch.p4runtime.values import (
-    KeyPart,
     decode_match,
     encode_match,
     to_bytes,
     to_int,
     wildcard,
 )
-from peelsum.softswitch.runtime.tables import Entry
+from peelsum.softswitch.program.model import KeyValue
+from peelsum.softswitch.runtime.tables import Entry, Match
 
-Key = tuple[KeyPart, ...]
-
-
-class _Address(NamedTuple):
-    """The key of an entry."""
-
-    table: str
-    key: Key
-    priority: int
+#: Where an entry is: table, key, priority.
+_Address: TypeAlias = tuple[str, Match, int]
 
 
 class _Metadata(NamedTuple):
@@ -44,14 +37,8 @@ class _Metadata(NamedTuple):
 
 
 _NOTHING_KEPT = _Metadata()
-
-
-class _Row(NamedTuple):
-    """An entry at the time of a read; `counted` is packets and bytes, if requested."""
-
-    entry: Entry
-    kept: _Metadata
-    counted: tuple[int, int] | None
+#: An entry at the time of a read, with packets and bytes if requested.
+_Row: TypeAlias = tuple[Entry, _Metadata, tuple[int, int] | None]
 
 
 class Tables:
@@ -80,19 +67,18 @@ class Tables:
             self._write_default(kind, entry, table)
             return
         address = self._address(entry, table)
+        _, key, priority = address
         state = self._switch.tables[table.name]
         if kind == p4r.Update.DELETE:
-            state.delete(address.key, priority=address.priority)
+            state.delete(key, priority)
             self._metadata.pop(address, None)
             return
         action, params = self._action(entry, table, table.entry_actions, "an entry")
         put = state.insert if kind == p4r.Update.INSERT else state.modify
-        put(address.key, action, params, priority=address.priority)
+        put(key, action, params, priority)
         self._keep(address, entry)
         if entry.HasField("counter_data"):
-            state.write_counter(
-                address.key, *counter_values(entry.counter_data, table.name), priority=address.priority
-            )
+            state.write_counter(key, *counter_values(entry.counter_data, table.name), priority)
 
     def _write_default(
         self, kind: p4r.Update.Type.ValueType, entry: p4r.TableEntry, table: TableInfo
@@ -108,12 +94,11 @@ class Tables:
                 Code.PERMISSION_DENIED, f"table {table.name}: the default action is const; change the program"
             )
         state = self._switch.tables[table.name]
-        address = _Address(table.name, (), 0)
         if entry.HasField("action"):
             state.set_default(*self._action(entry, table, table.default_actions, "the default"))
         else:
             state.set_default(*self._initial_defaults[table.name])
-        self._keep(address, entry)
+        self._keep((table.name, (), 0), entry)
 
     def _keep(self, address: _Address, entry: p4r.TableEntry) -> None:
         """Store the metadata that a controller wrote with an entry, if any."""
@@ -134,7 +119,7 @@ class Tables:
             )
         if not table.needs_priority and entry.priority:
             raise invalid(f"table {table.name}: entries cannot overlap, so priority must be 0")
-        return _Address(table.name, decode_key(entry.match, table), entry.priority)
+        return table.name, decode_key(entry.match, table), entry.priority
 
     def _action(
         self, entry: p4r.TableEntry, table: TableInfo, allowed: frozenset[int], where: str
@@ -164,10 +149,9 @@ class Tables:
         table = self._counted_table(entry.table_entry.table_id)
         if not entry.HasField("data"):
             raise invalid(f"table {table.name}: counter data is missing; give packets and bytes")
-        address = self._address(entry.table_entry, table)
-        packets, octets = counter_values(entry.data, table.name)
-        state = self._switch.tables[table.name]
-        state.write_counter(address.key, packets, octets, priority=address.priority)
+        _, key, priority = self._address(entry.table_entry, table)
+        values = counter_values(entry.data, table.name)
+        self._switch.tables[table.name].write_counter(key, *values, priority)
 
     def read_counters(self, wanted: p4r.DirectCounterEntry) -> Iterator[p4r.DirectCounterEntry]:
         """Return the counters of the entries that `wanted` selects now, in tables with direct counters."""
@@ -215,32 +199,33 @@ class Tables:
             except NoSuchEntry:
                 entries = []
         return [
-            _Row(
+            (
                 entry,
-                self._metadata.get(_Address(table.name, entry.keys, entry.priority), _NOTHING_KEPT),
+                self._metadata.get((table.name, entry.keys, entry.priority), _NOTHING_KEPT),
                 state.read_counter(entry.keys, entry.priority) if counts else None,
             )
             for entry in entries
         ]
 
     def _entry(self, table: TableInfo, row: _Row) -> p4r.TableEntry:
-        keys = zip(row.entry.keys, table.fields, strict=True)
+        held, kept, counted = row
+        keys = zip(held.keys, table.fields, strict=True)
         matches = (encode_match(part, field) for part, field in keys)
         entry = p4r.TableEntry(
             table_id=table.id,
             match=[match for match in matches if match is not None],
-            priority=row.entry.priority if table.needs_priority else 0,
-            action=self._encode_action(row.entry.action, row.entry.params),
+            priority=held.priority if table.needs_priority else 0,
+            action=self._encode_action(held.action, held.params),
             is_const=table.is_const,
-            metadata=row.kept.metadata,
-            controller_metadata=row.kept.controller_metadata,
+            metadata=kept.metadata,
+            controller_metadata=kept.controller_metadata,
         )
-        if row.counted is not None:
-            entry.counter_data.packet_count, entry.counter_data.byte_count = row.counted
+        if counted is not None:
+            entry.counter_data.packet_count, entry.counter_data.byte_count = counted
         return entry
 
     def _default(self, table: TableInfo) -> p4r.TableEntry:
-        kept = self._metadata.get(_Address(table.name, (), 0), _NOTHING_KEPT)
+        kept = self._metadata.get((table.name, (), 0), _NOTHING_KEPT)
         return p4r.TableEntry(
             table_id=table.id,
             is_default_action=True,
@@ -259,14 +244,14 @@ class Tables:
         return p4r.TableAction(action=p4r.Action(action_id=action.id, params=values))
 
 
-def decode_key(matches: Sequence[p4r.FieldMatch], table: TableInfo) -> Key:
+def decode_key(matches: Sequence[p4r.FieldMatch], table: TableInfo) -> Match:
     """Return the switch's key for match fields; omitted ones are wildcards. Raises RequestError."""
     given: dict[int, p4r.FieldMatch] = {}
     for match in matches:
         if match.field_id in given:
             raise invalid(f"table {table.name}: match field {match.field_id} is given twice; give it once")
         given[match.field_id] = match
-    parts: list[KeyPart] = []
+    parts: list[KeyValue] = []
     for field in table.fields:
         found = given.pop(field.id, None)
         part = wildcard(field) if found is None else decode_match(found, field)

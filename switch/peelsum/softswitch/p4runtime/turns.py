@@ -6,27 +6,18 @@ The P4Runtime specification requires this: the outcome is as if Writes and Reads
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from threading import Condition
 from time import monotonic
-from typing import Protocol
+
+import grpc
 
 from peelsum.softswitch.p4runtime.status import Code, RequestError
 
 #: Seconds by which each update delays a batch's rank in the queue: short batches pass long ones.
 _UPDATE_S = 0.5e-3
-
-
-class Call(Protocol):
-    """A call in progress, as implemented by gRPC's ServicerContext."""
-
-    def is_active(self) -> bool:
-        """Return whether the client still waits; False after its deadline or when the server stops."""
-
-    def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Call `callback` when the call ends; return False if it has ended already."""
 
 
 class Turns:
@@ -44,7 +35,7 @@ class Turns:
         self._taken = False
 
     @contextmanager
-    def turn(self, call: Call, updates: int = 0) -> Iterator[None]:
+    def turn(self, call: grpc.ServicerContext, updates: int = 0) -> Iterator[None]:
         """Hold a turn during the body.
 
         Raises RequestError: CANCELLED if the call ends before its turn, RESOURCE_EXHAUSTED if too many wait.
@@ -60,7 +51,7 @@ class Turns:
                 self._taken = False
                 self._changed.notify_all()
 
-    def _wait(self, call: Call, updates: int) -> None:
+    def _wait(self, call: grpc.ServicerContext, updates: int) -> None:
         place = (monotonic() + updates * _UPDATE_S, next(self._serial))
         insort(self._waiting, place)
         if len(self._waiting) > self._most_waiting:

@@ -11,10 +11,9 @@ from typing import Literal
 from finsy.proto import p4i, p4r
 
 from peelsum.softswitch.p4runtime.status import invalid
+from peelsum.softswitch.program.model import KeyValue
 
 MatchKind = Literal["exact", "lpm", "ternary", "range", "optional"]
-#: One field of a key in the switch's form: a value, (value, mask), (value, prefix length) or (low, high).
-KeyPart = int | tuple[int, int]
 
 MATCH_KINDS: dict[int, MatchKind] = {
     p4i.MatchField.EXACT: "exact",
@@ -55,7 +54,7 @@ def to_bytes(number: int) -> bytes:
     return number.to_bytes(max(1, (number.bit_length() + 7) // 8), "big")
 
 
-def wildcard(field: FieldInfo) -> KeyPart | None:
+def wildcard(field: FieldInfo) -> KeyValue | None:
     """Return the key part of an omitted field; None if the field must not be omitted."""
     match field.kind:
         case "exact":
@@ -66,7 +65,7 @@ def wildcard(field: FieldInfo) -> KeyPart | None:
             return (0, 0)
 
 
-def decode_match(match: p4r.FieldMatch, field: FieldInfo) -> KeyPart:
+def decode_match(match: p4r.FieldMatch, field: FieldInfo) -> KeyValue:
     """Return a FieldMatch's key part. Refuses a wrong kind, an explicit wildcard, and bits outside a mask."""
     if match.WhichOneof("field_match_type") != field.kind:
         given = match.WhichOneof("field_match_type") or "none"
@@ -77,7 +76,7 @@ def decode_match(match: p4r.FieldMatch, field: FieldInfo) -> KeyPart:
     return part
 
 
-def _decode(match: p4r.FieldMatch, field: FieldInfo) -> KeyPart:
+def _decode(match: p4r.FieldMatch, field: FieldInfo) -> KeyValue:
     name, bits = field.name, field.bits
     match field.kind:
         case "exact":
@@ -108,7 +107,7 @@ def _masked(value: int, mask: int, name: str) -> int:
     return value
 
 
-def encode_match(part: KeyPart, field: FieldInfo) -> p4r.FieldMatch | None:
+def encode_match(part: KeyValue, field: FieldInfo) -> p4r.FieldMatch | None:
     """Return the FieldMatch of a key part; None if the canonical form omits the field."""
     if part == wildcard(field):
         return None

@@ -7,39 +7,38 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 
 from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.runtime.frames import Frames
 
-if TYPE_CHECKING:
-    from peelsum.softswitch.ports.port import Port, Ports
-
 #: Magic number, version 2.4, time zone, accuracy, longest frame, link type.
 _FILE_HEADER = np.array([0xA1B23C4D, 4 << 16 | 2, 0, 0, 1 << 18, 1], "<u4").tobytes()
 _RECORD_HEADER_BYTES = 16
 
 
-class CapturedPorts:
-    """Ports that also write their frames to `portN_in.pcap` and `portN_out.pcap` in a folder.
+class Capture:
+    """Writes frames to `portN_in.pcap` and `portN_out.pcap` in a folder.
 
     A datagram that a port loses on purpose is missing from its `_in` file but present in its `_out` file. If
     a file cannot be written, capturing ends with a message on standard error, and the switch continues.
     """
 
-    def __init__(self, ports: Ports, folder: Path, *, clock: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self, ports: Iterable[int], folder: Path, *, clock: Callable[[], int] = time.time_ns
+    ) -> None:
         """clock: returns nanoseconds since 1970. Raises SoftswitchError if a file cannot be made."""
-        self._inner, self._clock = ports, clock
+        self._clock = clock
         self._stack = ExitStack()
         self._files: dict[tuple[int, str], BinaryIO] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for number in ports.ports:
+            for number in ports:
                 for way in ("in", "out"):
                     file = self._stack.enter_context((folder / f"port{number}_{way}.pcap").open("xb"))
                     file.write(_FILE_HEADER)
@@ -50,54 +49,24 @@ class CapturedPorts:
                 f"capture: {error.filename}: {error.strerror}; give a folder that is empty or does not exist"
             ) from error
 
-    @property
-    def ports(self) -> Mapping[int, Port]:
-        """The inner ports by number."""
-        return self._inner.ports
-
-    @property
-    def listening(self) -> dict[int, int]:
-        """The inner ports' UDP ports."""
-        return self._inner.listening
-
-    def resize(self, packet_bytes: int) -> None:
-        """Resize the inner ports."""
-        self._inner.resize(packet_bytes)
-
-    def receive(self, ready: Sequence[int]) -> Frames:
-        """Return the frames of the ports that are ready, and capture them."""
-        frames = self._inner.receive(ready)
-        self._write("in", frames)
-        return frames
-
-    def send(self, frames: Frames) -> None:
-        """Capture frames and send them by their ports."""
-        self._write("out", frames)
-        self._inner.send(frames)
-
-    def send_by(self, number: int, frames: Frames) -> None:
-        """Capture frames and send them by one port."""
-        self._write("out", frames)
-        self._inner.send_by(number, frames)
-
     def close(self) -> None:
-        """Close ports and files."""
-        self._inner.close()
+        """Close the files."""
         try:
             self._stack.close()
         except OSError as error:
             self._give_up(error)
 
-    def _write(self, way: str, frames: Frames) -> None:
-        if not self._files or not len(frames):
-            return
+    def write(self, way: Literal["in", "out"], frames: Frames) -> None:
+        """Write frames that arrived or that leave to the files of their ports."""
         records = _records(frames, self._clock())
         try:
-            for number in set(frames.port.tolist()) & self._inner.ports.keys():
+            for number in set(frames.port.tolist()):
+                if (file := self._files.get((number, way))) is None:
+                    continue
                 rows = frames.port == number
                 lengths = frames.length[rows] + _RECORD_HEADER_BYTES
                 kept = np.arange(records.shape[1]) < lengths[:, None]
-                self._files[number, way].write(records[rows][kept].tobytes())
+                file.write(records[rows][kept].tobytes())
         except OSError as error:
             self._give_up(error)
 

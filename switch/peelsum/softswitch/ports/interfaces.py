@@ -202,11 +202,6 @@ class InterfacePorts:
         return {number: f"{families[port.method]}, {port.why}" for number, port in self._ports.items()}
 
     @property
-    def listening(self) -> dict[int, int]:
-        """UDP ports by switch port: none, as hosts are on the interfaces' links."""
-        return {}
-
-    @property
     def no_such_port(self) -> int:
         """Number of frames dropped because their egress port does not exist."""
         return int(self.wires.dropped[0])
@@ -256,10 +251,6 @@ class InterfacePorts:
     def send(self, frames: Frames) -> None:
         """Send the frames on the interfaces of their ports, in order per port."""
         send(self.wires, frames.data, frames.length, frames.port)
-
-    def send_by(self, number: int, frames: Frames) -> None:
-        """Send the frames, all of which leave by port `number`, in order."""
-        send(self.wires, frames.data, frames.length, np.full(len(frames), number, np.int32))
 
     def close(self) -> None:
         """Close every port."""

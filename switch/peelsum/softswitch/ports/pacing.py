@@ -19,11 +19,11 @@ PAUSE_US = 200
 #: v1model's ports have 9 bits.
 _PORTS = 512
 
-Send = Callable[[int, Frames], None]
+Send = Callable[[Frames], None]
 
 
 class Pacer:
-    """Holds frames of ports with a queue or a delay, and passes them to `send(port, frames)` when due.
+    """Holds frames of ports with a queue or a delay, and passes a port's to `send` when due.
 
     Theory of operation: the queues compute departure times, as if every port sent bit by bit. A frame is due
     its port's delay after that. A port's frames lie in order in a ring with as many rows as frames may wait,
@@ -80,7 +80,7 @@ class Pacer:
         """Send a ring's frames that are due; return whether there were any."""
         gone = False
         while (frames := ring.take(now_us)) is not None:
-            self._send(ring.port, frames)
+            self._send(frames)
             gone = True
         return gone
 

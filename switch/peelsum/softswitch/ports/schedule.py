@@ -85,20 +85,13 @@ class LinkSchedule:
 
     def at(self, seconds: float, port: int) -> LinkState:
         """Return the state of a port at a time; values that no change has set yet are None."""
-        repeats = self.repeat_s is not None and seconds >= self.repeat_s
-        state = self.always(port) if repeats else LinkState()
-        within = seconds % self.repeat_s if self.repeat_s is not None else seconds
-        for change in self.changes:
-            if change.at_s <= within:
-                state = self._after(state, change, port)
-        return state
+        if self.repeat_s is None or seconds < self.repeat_s:
+            return self._changed(LinkState(), port, seconds)
+        return self._changed(self.always(port), port, seconds % self.repeat_s)
 
     def always(self, port: int) -> LinkState:
         """Return the state of a port after all changes: values that stay None are never set."""
-        state = LinkState()
-        for change in self.changes:
-            state = self._after(state, change, port)
-        return state
+        return self._changed(LinkState(), port, math.inf)
 
     def next_change(self, seconds: float) -> float | None:
         """Return the time of the first change after `seconds`; None if there is none."""
@@ -108,9 +101,11 @@ class LinkSchedule:
                 return begun + change.at_s
         return None if self.repeat_s is None else begun + self.repeat_s + self.changes[0].at_s
 
-    @staticmethod
-    def _after(state: LinkState, change: Change, port: int) -> LinkState:
-        return state.updated(change.state) if change.port in (None, port) else state
+    def _changed(self, state: LinkState, port: int, until_s: float) -> LinkState:
+        for change in self.changes:
+            if change.at_s <= until_s and change.port in (None, port):
+                state = state.updated(change.state)
+        return state
 
 
 def load_schedule(path: Path) -> LinkSchedule:

@@ -104,7 +104,7 @@ class CompiledLoop(ABC):
         numbers[At.TURNS] = turns
         wait_us = NEVER if timeout_s is None else math.ceil(1e6 * timeout_s)
         with self.switch.lock:
-            numbers[At.COPIES] = copies = self.switch.most_copies
+            numbers[At.COPIES] = copies = self.switch.groups.most_copies
             stride = self._batch.shape[1] + self.switch.growth
             room.prepare(len(self._batch) + copies, stride)
             data = room.data[: room.rows * stride].reshape(room.rows, stride)

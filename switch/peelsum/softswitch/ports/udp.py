@@ -97,12 +97,6 @@ class UdpPort:
         told = {column.name.lower(): int(self._counts[column]) for column in Count}
         return PortCounts(**told, overrun=self.socket.overruns)
 
-    @property
-    def peer(self) -> Address | None:
-        """The address to which packets are sent; None before a hello."""
-        _, port, host = _ADDRESS.unpack(self._peer.tobytes())
-        return (socket.inet_ntoa(host), int.from_bytes(port, "big")) if self._peer[0] else None
-
     def join(self, address: Address) -> None:
         """Make another switch's port the permanent peer and send it a hello, as a host would.
 
@@ -237,10 +231,6 @@ class UdpPorts:
         if frames > len(self._outbox.parts):
             self._outbox = new_outbox(frames, len(self._ports))
         return self._outbox
-
-    def send_by(self, number: int, frames: Frames) -> None:
-        """Send the packets in `frames`, all of which leave by port `number`, in order."""
-        self.send(frames)
 
     def close(self) -> None:
         """Free every UDP port."""

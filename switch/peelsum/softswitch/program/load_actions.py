@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
@@ -25,11 +26,9 @@ from peelsum.softswitch.program.operations import (
     AddHeader,
     Assign,
     AssignChosen,
-    Clone,
     Const,
     CopyHeader,
     CopyStack,
-    CopyUnion,
     CountAt,
     Exit,
     Expr,
@@ -43,9 +42,7 @@ from peelsum.softswitch.program.operations import (
     Primitive,
     Push,
     ReadRegister,
-    Recirculate,
     RemoveHeader,
-    Resubmit,
     WriteRegister,
     walk,
 )
@@ -56,7 +53,7 @@ _NOTHING = frozenset({"no_op", "log_msg"})
 def load_action(item: Mapping[str, Any], scope: Scope) -> Action:
     """Return one action. Primitives without effect become jumps to the next one: jump targets stay valid."""
     params = tuple(ActionParam(part["name"], int(part["bitwidth"])) for part in item["runtime_data"])
-    inside = scope.within(params)
+    inside = replace(scope, params=params)
     body = tuple(
         load_primitive(primitive, inside, f"action {item['name']}", number)
         for number, primitive in enumerate(item["primitives"])
@@ -82,21 +79,12 @@ def load_primitive(item: Mapping[str, Any], scope: Scope, where: str, number: in
             return RemoveHeader(_header(args[0], scope, where))
         case "assign_header" | "copy_header":
             return CopyHeader(_header(args[0], scope, where), _header(args[1], scope, where))
-        case "assign_union":
-            pairs = zip(*(scope.union(part["value"]) for part in args), strict=True)
-            return CopyUnion(tuple(CopyHeader(target, source) for target, source in pairs))
         case "assign_header_stack":
             return CopyStack(scope.stack(args[0]["value"]), scope.stack(args[1]["value"]))
         case "push":
             return Push(scope.stack(args[0]["value"]), _constant(args[1], where))
         case "pop":
             return Pop(scope.stack(args[0]["value"]), _constant(args[1], where))
-        case "clone_ingress_pkt_to_egress" | "clone_egress_pkt_to_egress":
-            return Clone(scope.expression(args[0]), _constant(args[1], where))
-        case "resubmit":
-            return Resubmit(_constant(args[0], where))
-        case "recirculate":
-            return Recirculate(_constant(args[0], where))
         case "modify_field_with_hash_based_offset":
             return _hash(args, scope, where)
         case "mark_to_drop" | "drop":
@@ -219,12 +207,6 @@ def _split(value: int, widths: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(parts))
 
 
-def _advance(count: int, where: str) -> Advance:
-    if count < 0:
-        raise BadProgram(f"{where}: advances by {count} bytes; compile the program again")
-    return Advance(count)
-
-
 def _parser_op(item: Mapping[str, Any], scope: Scope, where: str) -> list[ParserOp]:
     args = item["parameters"]
     match item["op"]:
@@ -237,15 +219,15 @@ def _parser_op(item: Mapping[str, Any], scope: Scope, where: str) -> list[Parser
             return [*_required(value), _assign(args[0], value, scope, where)]
         case "verify":
             return [Verify(scope.expression(args[0]), scope.expression(args[1]))]
-        case "shift":
-            return [_advance(int(args[0]), where)]
-        case "advance":
-            bits = scope.expression(args[0])
+        case "shift" | "advance":
+            bits = Const(8 * int(args[0])) if item["op"] == "shift" else scope.expression(args[0])
             if not isinstance(bits, Const) or bits.value % 8:
                 raise UnsupportedConstruct(
                     f"{where}: advances by a computed or odd number of bits; use whole bytes"
                 )
-            return [_advance(bits.value // 8, where)]
+            if bits.value < 0:
+                raise BadProgram(f"{where}: advances by {bits.value // 8} bytes; compile the program again")
+            return [Advance(bits.value // 8)]
         case "primitive":
             return [load_primitive(args[0], scope, where)]
     shown = args[0].get("type") if args and isinstance(args[0], dict) else ""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from dataclasses import dataclass
 from typing import Any
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
-from peelsum.softswitch.program.model import Field, Header
+from peelsum.softswitch.program.model import Header
 from peelsum.softswitch.program.operations import (
     ActionParam,
     Binary,
@@ -34,26 +34,14 @@ _BINARY = frozenset(
 )
 
 
+@dataclass(frozen=True)
 class Scope:
     """Resolves the names of one program and, within an action, its parameters."""
 
-    def __init__(
-        self,
-        headers: Mapping[str, Header],
-        stacks: Mapping[str, tuple[str, ...]],
-        unions: Mapping[str, tuple[str, ...]],
-        params: Sequence[ActionParam] = (),
-        calculations: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> None:
-        self.headers = headers
-        self.stacks = stacks
-        self.unions = unions
-        self.params = params
-        self.calculations = calculations or {}
-
-    def within(self, params: Sequence[ActionParam]) -> Scope:
-        """Return this scope with an action's parameters."""
-        return Scope(self.headers, self.stacks, self.unions, params, self.calculations)
+    headers: Mapping[str, Header]
+    stacks: Mapping[str, tuple[str, ...]]
+    calculations: Mapping[str, Mapping[str, Any]]
+    params: Sequence[ActionParam] = ()
 
     def inputs(self, calculation: Mapping[str, Any], where: str) -> Inputs:
         """Return a calculation's inputs: fields and constants."""
@@ -82,12 +70,6 @@ class Scope:
             raise BadProgram(f"header stack {name}: is not declared; compile the program again")
         return name
 
-    def union(self, name: str) -> tuple[str, ...]:
-        """Return the headers of the union `name`. Raises BadProgram if it is not declared."""
-        if name not in self.unions:
-            raise BadProgram(f"header union {name}: is not declared; compile the program again")
-        return self.unions[name]
-
     def last(self, stack: str, field: str) -> Expr:
         """Return a field of the element of a stack that was filled last."""
         fields = [self.field((header, field)) for header in self.stacks[self.stack(stack)]]
@@ -102,12 +84,9 @@ class Scope:
 
     def bits(self, ref: FieldRef) -> int:
         """Return a field's width."""
-        return self._declared(ref).bits
-
-    def _declared(self, ref: FieldRef) -> Field:
         found = self.headers[ref.header].field(ref.field)
         assert found is not None  # `field` checked
-        return found
+        return found.bits
 
     def expression(self, item: Mapping[str, Any]) -> Expr:
         """Return the expression of a type-value object. Raises UnsupportedConstruct with its name."""
@@ -141,15 +120,13 @@ class Scope:
         op = item["op"]
         if op == "valid":
             return self._validity(item["right"])
-        if op == "valid_union":
-            tests: list[Expr] = [IsValid(header) for header in self.union(item["right"]["value"])]
-            return reduce(lambda one, other: Binary("or", one, other), tests)
         if op == "last_stack_index":
             return Binary("-", StackCount(self.stack(item["right"]["value"])), Const(1))
         if op == "size_stack":
             return StackCount(self.stack(item["right"]["value"]))
-        if op == "access_field":
-            return self._element_field(item)
+        if op == "access_field":  # of an element whose number is known only when the program runs
+            refs, index = self.element_fields(item)
+            return _chosen(index, 0, refs, Const(0))
         if op == "?":
             branches = (self.expression(item["left"]), self.expression(item["right"]))
             return Ternary(self.expression(item["cond"]), *branches)
@@ -165,11 +142,6 @@ class Scope:
             return IsValid(self.header(item["value"]))
         tests = [IsValid(header) for header in self.stacks[self.stack(element["left"]["value"])]]
         return _chosen(self.expression(element["right"]), 0, tests, Bool(False))
-
-    def _element_field(self, item: Mapping[str, Any]) -> Expr:
-        """Return a field of a stack's element whose number is known only when the program runs."""
-        refs, index = self.element_fields(item)
-        return _chosen(index, 0, refs, Const(0))
 
     def element_fields(self, item: Mapping[str, Any]) -> tuple[tuple[FieldRef, ...], Expr]:
         """Return the fields that an `access_field` chooses from, one per element, and the index."""

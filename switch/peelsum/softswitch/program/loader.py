@@ -19,26 +19,23 @@ from peelsum.softswitch.program.model import (
     Extract,
     Field,
     Header,
-    Parser,
     Pipeline,
     Program,
     RegisterArray,
 )
 from peelsum.softswitch.program.operations import (
     AddHeader,
-    Clone,
     CountAt,
     FieldRef,
     ReadRegister,
-    Recirculate,
     RemoveHeader,
-    Resubmit,
     WriteRegister,
     walk,
 )
 
 #: Sections that must be empty, and the P4 term for their items.
 _REFUSED = {
+    "header_unions": "header union",
     "header_union_stacks": "header union stack",
     "parse_vsets": "parser value set",
     "meter_arrays": "meter",
@@ -64,27 +61,24 @@ def read(document: Mapping[str, Any], name: str) -> Program:
             raise UnsupportedConstruct(f"{what} {shown}: not supported; leave it out of the program")
     headers = _headers(document)
     calculations = {item["name"]: item for item in document.get("calculations", ())}
-    stacks, unions = _members(document, "header_stacks"), _members(document, "header_unions")
-    scope = Scope(headers, stacks, unions, calculations=calculations)
+    scope = Scope(headers, _stacks(document), calculations)
     actions = {item["id"]: load_action(item, scope) for item in document["actions"]}
     pipelines = {item["name"]: load_pipeline(item, scope, actions) for item in document["pipelines"]}
     nothing = Pipeline("none", None, {})
     program = Program(
         name=name,
         headers=headers,
-        parser=_parser(document, scope),
+        parser=load_parser(_only(document, "parsers"), scope),
         ingress=pipelines.get("ingress", nothing),
         egress=pipelines.get("egress", nothing),
         deparser=_deparser(document),
         actions=actions,
         registers=_registers(document),
         counters=_counters(document),
-        checksums=_checksums(document, scope),
+        checksums=tuple(_checksum(item, scope) for item in document.get("checksums", ())),
         errors=_errors(document),
         aliases={alias: FieldRef(*target) for alias, target in document.get("field_aliases", ())},
         stacks=scope.stacks,
-        unions=scope.unions,
-        field_lists={int(item["id"]): _fields(item, scope) for item in document.get("field_lists", ())},
     )
     _check(program)
     return program
@@ -120,22 +114,13 @@ def _errors(document: Mapping[str, Any]) -> dict[str, int]:
     return errors
 
 
-def _members(document: Mapping[str, Any], section: str) -> dict[str, tuple[str, ...]]:
-    """Return the names of the headers that each stack or union consists of."""
+def _stacks(document: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return the names of the headers that each header stack consists of."""
     names = {item["id"]: item["name"] for item in document["headers"]}
     return {
         item["name"]: tuple(names[number] for number in item["header_ids"])
-        for item in document.get(section, ())
+        for item in document.get("header_stacks", ())
     }
-
-
-def _fields(item: Mapping[str, Any], scope: Scope) -> tuple[FieldRef, ...]:
-    """Return the metadata in a field list. Copies of a packet parse its headers again or keep them all."""
-    for part in item["elements"]:
-        if part["type"] != "field":
-            raise UnsupportedConstruct(f"field list {item['name']}: holds a {part['type']}; use fields only")
-    refs = [scope.field(part["value"]) for part in item["elements"]]
-    return tuple(ref for ref in refs if scope.headers[ref.header].metadata)
 
 
 def _registers(document: Mapping[str, Any]) -> dict[str, RegisterArray]:
@@ -172,24 +157,19 @@ def _size(item: Mapping[str, Any]) -> int:
     return size
 
 
-def _parser(document: Mapping[str, Any], scope: Scope) -> Parser:
-    parsers = document["parsers"]
-    if len(parsers) != 1:
-        raise UnsupportedConstruct(f"parsers: the program has {len(parsers)}; use exactly one")
-    return load_parser(parsers[0], scope)
+def _only(document: Mapping[str, Any], section: str) -> Mapping[str, Any]:
+    """Return the one item of a section. Raises UnsupportedConstruct if there are none or more."""
+    if len(document[section]) != 1:
+        raise UnsupportedConstruct(f"{section}: the program has {len(document[section])}; use exactly one")
+    (item,) = document[section]
+    return item  # type: ignore[no-any-return]
 
 
 def _deparser(document: Mapping[str, Any]) -> tuple[str, ...]:
-    deparsers = document["deparsers"]
-    if len(deparsers) != 1:
-        raise UnsupportedConstruct(f"deparsers: the program has {len(deparsers)}; use exactly one")
-    for primitive in deparsers[0].get("primitives", ()):
+    deparser = _only(document, "deparsers")
+    for primitive in deparser.get("primitives", ()):
         raise UnsupportedConstruct(f"deparser: primitive {primitive.get('op')}: not supported; use emit only")
-    return tuple(deparsers[0]["order"])
-
-
-def _checksums(document: Mapping[str, Any], scope: Scope) -> tuple[Checksum, ...]:
-    return tuple(_checksum(item, scope) for item in document.get("checksums", ()))
+    return tuple(deparser["order"])
 
 
 def _checksum(item: Mapping[str, Any], scope: Scope) -> Checksum:
@@ -236,8 +216,6 @@ def _check_state(program: Program) -> None:
             raise BadProgram(f"header {node.header}: is metadata, in no packet; compile the program again")
         if isinstance(node, CountAt) and node.counter not in program.counters:
             raise BadProgram(f"counter {node.counter}: is not declared; compile the program again")
-        if isinstance(node, (Clone, Resubmit, Recirculate)) and node.fields not in program.field_lists:
-            raise BadProgram(f"field list {node.fields}: is not declared; compile the program again")
 
 
 def _check_tables(program: Program) -> None:

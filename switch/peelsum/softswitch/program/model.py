@@ -115,6 +115,7 @@ class Parser:
 
 # --- tables and control flow ----------------------------------------------------------------------
 
+#: One field of an entry's key: a value, (value, mask), (value, prefix length) or (low, high).
 KeyValue: TypeAlias = "int | tuple[int, int]"
 
 
@@ -238,10 +239,6 @@ class Program:
     aliases: Mapping[str, FieldRef] = field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The headers of each header stack, first element first."""
-    unions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The headers of each header union; at most one of them is valid."""
-    field_lists: Mapping[int, tuple[FieldRef, ...]] = field(default_factory=dict)
-    """The metadata that a packet's copies keep, by the field list's number."""
 
     @property
     def tables(self) -> dict[str, Table]:

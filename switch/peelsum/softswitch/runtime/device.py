@@ -22,9 +22,9 @@ WAITING_LIMIT = 8192
 
 
 class Device:
-    """A switch with at most one running pipeline, which a commit replaces as a whole.
+    """A switch with at most one running pipeline, which `install` replaces as a whole.
 
-    The loop of the data plane selects on `fileno()`, which is readable after `inject` or `commit`. The loop
+    The loop of the data plane selects on `fileno()`, which is readable after `inject` or `install`. The loop
     then calls `take_injected()` and reads `switch` again. All methods may be called from any thread.
 
     queues: the queues of ports that have a rate; None if no port has one.
@@ -54,7 +54,7 @@ class Device:
 
     @property
     def switch(self) -> Switch | None:
-        """The running pipeline, or None before the first commit."""
+        """The running pipeline, or None before the first is installed."""
         return self._switch
 
     def build(self, program: Program) -> Switch:
@@ -67,12 +67,6 @@ class Device:
             self._switch = switch
             self._waiting.clear()
         self._wake()
-
-    def commit(self, program: Program) -> Switch:
-        """Build and install a pipeline and return it. The old one forwards until the new one is ready."""
-        switch = self.build(program)
-        self.install(switch)
-        return switch
 
     def inject(self, frame: bytes) -> bool:
         """Queue a frame to enter at the CPU port; return False if the queue is full and it is dropped."""

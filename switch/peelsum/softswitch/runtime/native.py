@@ -65,13 +65,9 @@ SIGNATURE = types.UniTuple(types.uint64, 2)(
 )
 
 
-#: If packets may go through the switch more than once, then also: clone sessions, waiting items, their bytes.
-SIGNATURE_AGAIN = SIGNATURE.return_type(*SIGNATURE.args, _U64, _U64, _U8)
-
-
-def compiler(cached: bool, again: bool = False) -> Callable[[Any], Any]:
+def compiler(cached: bool) -> Callable[[Any], Any]:
     """Return the decorator that compiles the generated function."""
-    compile_it: Callable[[Any], Any] = njit(SIGNATURE_AGAIN if again else SIGNATURE, cache=cached, **_OPTIONS)
+    compile_it: Callable[[Any], Any] = njit(SIGNATURE, cache=cached, **_OPTIONS)
     return compile_it
 
 
@@ -79,7 +75,7 @@ class Entry(types.WrapperAddressProtocol):  # type: ignore[misc]
     """A compiled program as a function pointer: a loop that calls it is not compiled for that program."""
 
     def __init__(self, run: Any) -> None:
-        """Take what `compiler` has made of a program whose packets go through it once."""
+        """Take what `compiler` has made of a program."""
         self._run = run  # keeps the code in memory
         made = run.get_compile_result(SIGNATURE)
         self._address = made.library.get_pointer_to_function(made.fndesc.llvm_cfunc_wrapper_name)
@@ -145,30 +141,15 @@ def copy(context: Any, out: Any, to: Any, data: Any, at: Any, count: Any) -> Any
     return types.void(out, to, data, at, count), generate
 
 
-@_jit
-def array8(count: Any) -> Any:
-    """Return `count` zeros of 8 bits."""
-    return np.zeros(count, np.uint8)
+def _maker(dtype: Any) -> Any:
+    def array(count: Any) -> Any:
+        """Return `count` zeros."""
+        return np.zeros(count, dtype)
+
+    return _jit(array)
 
 
-@_jit
-def array16(count: Any) -> Any:
-    """Return `count` zeros of 16 bits."""
-    return np.zeros(count, np.uint16)
-
-
-@_jit
-def array32(count: Any) -> Any:
-    """Return `count` zeros of 32 bits."""
-    return np.zeros(count, np.uint32)
-
-
-@_jit
-def array64(count: Any) -> Any:
-    """Return `count` zeros of 64 bits."""
-    return np.zeros(count, np.uint64)
-
-
+array8, array16, array32, array64 = map(_maker, (np.uint8, np.uint16, np.uint32, np.uint64))
 _ZERO, _WIDTH = K(0), K(64)
 
 

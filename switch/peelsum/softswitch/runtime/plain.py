@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -62,49 +63,25 @@ def array8(count: int) -> list[int]:
 array16 = array32 = array64 = array8
 
 
-def load8(data: NDArray[np.uint8], at: int) -> int:
-    """Return the byte at `at`."""
-    return int(data[at])
+def _loader(size: int) -> Callable[[NDArray[np.uint8], int], int]:
+    def load(data: NDArray[np.uint8], at: int) -> int:
+        """Return some bytes as a number, most significant byte first."""
+        return int.from_bytes(data[at : at + size].tobytes(), "big")
+
+    return load
 
 
-def load16(data: NDArray[np.uint8], at: int) -> int:
-    """Return two bytes as a number, most significant byte first."""
-    return int.from_bytes(data[at : at + 2].tobytes(), "big")
+def _storer(size: int) -> Callable[[NDArray[np.uint8], int, int], None]:
+    def store(out: NDArray[np.uint8], at: int, value: int) -> None:
+        """Store the lowest bytes of `value`, most significant byte first."""
+        kept = value & (1 << 8 * size) - 1
+        out[at : at + size] = np.frombuffer(kept.to_bytes(size, "big"), np.uint8)
+
+    return store
 
 
-def load32(data: NDArray[np.uint8], at: int) -> int:
-    """Return four bytes as a number, most significant byte first."""
-    return int.from_bytes(data[at : at + 4].tobytes(), "big")
-
-
-def load64(data: NDArray[np.uint8], at: int) -> int:
-    """Return eight bytes as a number, most significant byte first."""
-    return int.from_bytes(data[at : at + 8].tobytes(), "big")
-
-
-def store8(out: NDArray[np.uint8], at: int, value: int) -> None:
-    """Store the lowest byte of `value`."""
-    out[at] = value & 0xFF
-
-
-def store16(out: NDArray[np.uint8], at: int, value: int) -> None:
-    """Store the lowest two bytes of `value`, most significant byte first."""
-    _store(out, at, value, 2)
-
-
-def store32(out: NDArray[np.uint8], at: int, value: int) -> None:
-    """Store the lowest four bytes of `value`, most significant byte first."""
-    _store(out, at, value, 4)
-
-
-def store64(out: NDArray[np.uint8], at: int, value: int) -> None:
-    """Store the lowest eight bytes of `value`, most significant byte first."""
-    _store(out, at, value, 8)
-
-
-def _store(out: NDArray[np.uint8], at: int, value: int, size: int) -> None:
-    kept = value & (1 << 8 * size) - 1
-    out[at : at + size] = np.frombuffer(kept.to_bytes(size, "big"), np.uint8)
+load8, load16, load32, load64 = map(_loader, (1, 2, 4, 8))
+store8, store16, store32, store64 = map(_storer, (1, 2, 4, 8))
 
 
 def copy(out: NDArray[np.uint8], to: int, data: NDArray[np.uint8], at: int, count: int) -> None:

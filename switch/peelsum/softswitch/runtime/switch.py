@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.softswitch.compiler.codegen import generate
-from peelsum.softswitch.compiler.emit_again import COUNT, MOST_ITEMS, NEXT, REFUSED
 from peelsum.softswitch.errors import InvalidEntry, SoftswitchError, UnsupportedConstruct
 from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.runtime.compiled import as_it_is, machine_code
@@ -21,7 +20,7 @@ from peelsum.softswitch.runtime.frames import Frames
 from peelsum.softswitch.runtime.locks import FairLock
 from peelsum.softswitch.runtime.native import Entry
 from peelsum.softswitch.runtime.queues import Queues
-from peelsum.softswitch.runtime.state import CLONE_SESSIONS, Counter, Groups, Register
+from peelsum.softswitch.runtime.state import Counter, Groups, Register
 from peelsum.softswitch.runtime.tables import Table
 
 #: The clock that programs see (48 bits of microseconds) wraps at this.
@@ -86,17 +85,13 @@ class Switch:
         for name, plan in places.direct.items():
             self.tables[name].attach_counts(self._counts[plan.base : plan.base + 2 * plan.size])
         self.groups = Groups(self.lock)
-        #: Clone sessions, which have numbers of their own.
-        self.sessions = Groups(self.lock, "clone session", CLONE_SESSIONS)
-        self._again = np.zeros(generated.again, np.uint64)
-        self._scratch: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._queues = (queues or Queues({})).memory
         self._out = Room()
         code = machine_code(generated, program.name, cache) if mode == "numba" else None
         self.mode = "python" if code is None else "numba"
         self._run = as_it_is(generated) if code is None else code
-        #: For compiled loops; None if the program is not compiled, or packets may go through it again.
-        self.entry = None if code is None or generated.again else Entry(code)
+        #: For compiled loops; None if the program is not compiled.
+        self.entry = None if code is None else Entry(code)
         #: The most bytes by which a frame grows.
         self.growth = generated.growth
 
@@ -111,9 +106,8 @@ class Switch:
         out_stride = stride + self.growth
         with self.lock:
             room = self._out
-            copies = self.most_copies
+            copies = self.groups.most_copies
             room.prepare(max(count, copies), out_stride)
-            more_state = self._state_again(out_stride)
             done = sent = 0
             while True:
                 done, more = self._run(
@@ -121,46 +115,18 @@ class Switch:
                     room.data[sent * out_stride :], out_stride, room.length[sent:], room.port[sent:],
                     room.leave[sent:], room.rows - sent, copies,
                     self._memory, self._regs, self._wide, self._counts, self.groups.memory,
-                    self._queues, *more_state,
+                    self._queues,
                 )  # fmt: skip
                 done, sent = int(done), sent + int(more)
-                if done >= count and not self._waiting():
+                if done >= count:
                     return room.frames(sent, out_stride)
                 room.grow(sent, max(2 * room.rows, sent + copies), out_stride)
-
-    @property
-    def most_copies(self) -> int:
-        """The most frames that one frame leaves behind at once."""
-        return max(self.groups.most_copies, self.sessions.most_copies)
 
     @property
     def state(self) -> State:
         """The state, to be used only while `lock` is held: a change of groups may replace their memory."""
         groups = self.groups.memory
         return State(self._memory, self._regs, self._wide, self._counts, groups, self._queues)
-
-    def _state_again(self, stride: int) -> tuple[NDArray[Any], ...]:
-        """Return the extra arguments of code whose packets may go through the switch more than once."""
-        generated = self._generated
-        if not generated.again:
-            return ()
-        if generated.recirculates and self._scratch.size < MOST_ITEMS * stride:
-            self._scratch = np.zeros(MOST_ITEMS * stride, np.uint8)
-        return self.sessions.memory, self._again, self._scratch
-
-    def _waiting(self) -> bool:
-        """Return whether packets still have to go through the switch again, after output room ran out."""
-        return bool(self._generated.again and self._again[NEXT] < self._again[COUNT])
-
-    @property
-    def cut_short(self) -> int:
-        """How many clones, resubmits and recirculations were refused: their frame had made too many."""
-        return int(self._again[REFUSED]) if self._generated.again else 0
-
-    def direct_counts(self) -> NDArray[np.uint64]:
-        """Return a consistent copy of all counter cells, also of direct counters."""
-        with self.lock:
-            return self._counts.copy()
 
     @property
     def source(self) -> str:

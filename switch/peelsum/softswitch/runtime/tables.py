@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from peelsum.softswitch.compiler.layout import ROW_ACTION, ROW_PARAMS, TablePlan, limbs
 from peelsum.softswitch.errors import DuplicateEntry, InvalidEntry, NoSuchEntry, TableFull
-from peelsum.softswitch.program.model import Program, TableKey
+from peelsum.softswitch.program.model import KeyValue, Program, TableKey
 from peelsum.softswitch.program.operations import Action
 from peelsum.softswitch.runtime.locks import FairLock
 from peelsum.softswitch.runtime.lookups import hash_words
 
-KeyMatch: TypeAlias = "int | tuple[int, int]"
-Match: TypeAlias = tuple[KeyMatch, ...]
+Match: TypeAlias = tuple[KeyValue, ...]
 
 _WORD = (1 << 64) - 1
 
@@ -333,7 +332,7 @@ class Table:
         self._memory[row : row + self._plan.row_words] = 0
 
 
-def _problem(part: KeyMatch, key: TableKey) -> str | None:
+def _problem(part: KeyValue, key: TableKey) -> str | None:
     """Return why a key value does not fit its field; None if it does."""
     top = (1 << key.bits) - 1
     if key.kind == "exact":
@@ -363,7 +362,7 @@ _PAIRS = {
 }
 
 
-def _value_and_mask(part: KeyMatch, key: TableKey) -> tuple[int, int]:
+def _value_and_mask(part: KeyValue, key: TableKey) -> tuple[int, int]:
     if isinstance(part, int):
         return part, (1 << key.bits) - 1
     value, second = part

@@ -1,0 +1,133 @@
+"""Writes code that sums fields: checksums of packets, and hashes.
+
+A hash fills the array `hashed` with the fields' bytes and calls a hash function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from peelsum.softswitch.compiler.emitter import Emitter
+from peelsum.softswitch.compiler.layout import limbs, words_of
+from peelsum.softswitch.errors import UnsupportedConstruct
+from peelsum.softswitch.program.model import Checksum
+from peelsum.softswitch.program.operations import FieldRef, Hash
+
+
+def hash_fields(emit: Emitter, part: Hash, bits: int) -> str:
+    """Write code that fills `hashed` and return the text of the hash, truncated to `bits`."""
+    emit.line(f"count = {emit.constant(0)}")
+    position = 0
+    while position < len(part.inputs):
+        header, end = _run(emit, part, position)
+        pieces = [piece for item in part.inputs[position:end] for piece in _limbs_of(emit, *item)]
+        if sum(width for _, width in pieces) % 8 and end < len(part.inputs):
+            raise UnsupportedConstruct(
+                f"hash {part.algorithm}: fields of {header or 'metadata'} before others are not whole bytes; "
+                "pad them"
+            )
+        if header is None:
+            _append(emit, pieces)
+        else:
+            with emit.block(f"if {emit.validity(header)}:"):
+                _append(emit, pieces)
+        position = end
+    base = emit.expressions.exact(part.base, "base of a hash").text
+    size = emit.expressions.exact(part.size, "size of a hash").text
+    zero, one = emit.constant(0), emit.constant(1)
+    emit.line(f"size_of = {size}")
+    text = f"hash_{part.algorithm}(hashed, count) % (size_of if size_of != {zero} else {one})"
+    return f"({text} + {base}) & {emit.constant((1 << bits) - 1)}"
+
+
+def hashed_bytes(part: Hash) -> int:
+    """Return the most bytes that a hash can cover."""
+    return sum(-(-bits // 8) for _, _, bits in part.inputs)
+
+
+def _run(emit: Emitter, part: Hash | Checksum, start: int) -> tuple[str | None, int]:
+    """Return the packet header of input `start`, or None, and the index of the next input of another one."""
+
+    def owner(position: int) -> str | None:
+        ref = part.inputs[position][0]
+        return None if ref is None or emit.program.headers[ref.header].metadata else ref.header
+
+    end = start + 1
+    while end < len(part.inputs) and owner(end) == owner(start):
+        end += 1
+    return owner(start), end
+
+
+def _append(emit: Emitter, pieces: Sequence[tuple[str, int]]) -> None:
+    """Append fields side by side to `hashed`; the last byte is padded with zeros."""
+    total = sum(width for _, width in pieces)
+    for byte in range(-(-total // 8)):
+        texts, end = [], 0
+        for text, width in pieces:
+            end += width
+            shift = 8 * (byte + 1) - end  # of the field's low end from the byte's
+            if -width < shift < 8:
+                texts.append(f"({text} {'<<' if shift >= 0 else '>>'} {emit.constant(abs(shift))})")
+        emit.line(f"hashed[count + {emit.constant(byte)}] = ({' | '.join(texts)}) & {emit.constant(255)}")
+    emit.line(f"count = count + {emit.constant(-(-total // 8))}")
+
+
+# --- checksums ------------------------------------------------------------------------------------
+
+
+def checksum(emit: Emitter, item: Checksum) -> None:
+    """Compute the checksum of an item's inputs into `folded`, without inputs of invalid headers."""
+    emit.line(f"total = {emit.constant(0)}")
+    offset = 0
+    position = 0
+    while position < len(item.inputs):
+        header, end = _run(emit, item, position)
+        bits = sum(part[2] for part in item.inputs[position:end])
+        if header is None:
+            offset = _add_inputs(emit, item, position, end, offset)
+        else:
+            if bits % 16 and end < len(item.inputs):
+                raise UnsupportedConstruct(
+                    f"checksum {item.name}: {bits} bits of {header} before other inputs; "
+                    "make them a multiple of 16"
+                )
+            with emit.block(f"if {emit.validity(header)}:"):
+                offset = _add_inputs(emit, item, position, end, offset)
+        position = end
+    if offset % 8:
+        raise UnsupportedConstruct(
+            f"checksum {item.name}: over {offset} bits, which are not whole bytes; pad them"
+        )
+    half, whole = emit.constant(16), emit.constant(0xFFFF)
+    for _ in range(3):
+        emit.line(f"total = (total & {whole}) + (total >> {half})")
+    emit.line(f"folded = total ^ {whole}")
+
+
+def _add_inputs(emit: Emitter, item: Checksum, start: int, end: int, offset: int) -> int:
+    for ref, value, bits in item.inputs[start:end]:
+        for text, width in _limbs_of(emit, ref, value, bits):
+            _add_limb(emit, text, width, offset)
+            offset += width
+    return offset
+
+
+def _limbs_of(emit: Emitter, ref: FieldRef | None, value: int, bits: int) -> list[tuple[str, int]]:
+    """Return text and width of an input's parts of at most 64 bits, most significant first."""
+    if ref is None:
+        count = words_of(bits)
+        widths = [bits - 64 * (count - 1), *[64] * (count - 1)]
+        return list(zip(map(emit.constant, limbs(value, bits)), widths, strict=True))
+    if bits <= 64:
+        return [(emit.place(ref), bits)]
+    return [(emit.name(part.name), part.bits) for part in emit.storage.variables(ref)]
+
+
+def _add_limb(emit: Emitter, text: str, bits: int, offset: int) -> None:
+    """Add a value, which starts `offset` bits into the input, to `total`, 16 bits at a time."""
+    end = offset + bits
+    for word in range(offset // 16, -(-end // 16)):
+        shift = 16 * (word + 1) - end  # of the value's low end from the word's
+        part = f"({text} << {emit.constant(shift)})" if shift > 0 else text
+        part = f"({text} >> {emit.constant(-shift)})" if shift < 0 else part
+        emit.line(f"total = total + ({part} & {emit.constant(0xFFFF)})")
