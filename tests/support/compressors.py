@@ -33,7 +33,7 @@ from peelsum.compress import (
     registered,
 )
 from peelsum.compress.arithmetic import code_of, value_of
-from peelsum.compress.sparsifier import Elected
+from peelsum.compress.methods.ar_top_k import Elected
 
 #: The compressors of the package, without those that tests declare.
 KINDS = {name: kind for name, kind in registered().items() if kind.__module__.startswith("peelsum.")}

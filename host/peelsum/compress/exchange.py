@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from peelsum.compress.arguments import CompressError
 from peelsum.compress.arithmetic import arrays_of, bytes_of, code_of, value_of
-from peelsum.compress.collectives import cut, joined
+from peelsum.compress.collectives import Wire, cut, joined
 from peelsum.compress.compressor import Compressor, Floats, Kind, Payload, TensorState, Values
-from peelsum.compress.errors import CompressError
 from peelsum.compress.memory import Exact
-from peelsum.compress.result import FlatSum
-from peelsum.compress.sparsifier import Elected
-from peelsum.compress.wire import Wire
+from peelsum.compress.methods.ar_top_k import Elected
+from peelsum.compress.result import CompressedTensor
 from peelsum.summation import Part, Words
 
 #: The length, in a gathered message, of a payload of a tensor that is not finite.
@@ -54,15 +53,34 @@ class Unit:
         """Whether it has anything to sum: it is finite and not zero on all workers."""
         return self.finite and self.state.bound > 0
 
-    def result(self, form: Kind, divisor: int, *, feedback: bool) -> FlatSum:
-        """Return the sum, divided by `divisor`, and what this worker sent for it."""
+    def results(
+        self, shapes: Mapping[str, tuple[int, ...]], kind: Kind, divisor: int, *, feedback: bool
+    ) -> list[CompressedTensor]:
+        """Return each tensor's part of the sum, divided by `divisor`, and what this worker sent for it."""
         n = self.tensor.size
         total, own = (np.zeros(n) if one is None else one for one in (self.total, self.own))
         with np.errstate(over="ignore"):
             values = (total / divisor).astype(np.float32) if self.finite else np.full(n, np.nan, np.float32)
         sent = Exact.of(own) if feedback and self.finite else None
-        at = np.flatnonzero(own) if sent is None else sent.positions
-        return FlatSum(form, values, self.finite, np.flatnonzero(total), at, sent)
+        support, chosen = np.flatnonzero(total), np.flatnonzero(own) if sent is None else sent.positions
+        ends = np.cumsum(self.lengths, dtype=np.int64)
+        counts = [np.diff(np.searchsorted(one, ends), prepend=0).tolist() for one in (support, chosen)]
+        tensors, begin, first = [], 0, 0
+        for name, end, in_sum, in_own in zip(self.names, ends.tolist(), *counts, strict=True):
+            elements = max(end - begin, 1)
+            tensors.append(
+                CompressedTensor(
+                    name=name,
+                    form=kind,
+                    values=values[begin:end].reshape(shapes[name]),
+                    finite=self.finite,
+                    sent=None if sent is None else sent.part(first, first + in_own, begin),
+                    density=in_sum / elements if self.finite else math.nan,
+                    density_worker=in_own / elements if self.finite else math.nan,
+                )
+            )
+            begin, first = end, first + in_own
+        return tensors
 
 
 def exchange_additive(

@@ -13,12 +13,11 @@ import numpy as np
 
 from peelsum import kept_pages
 from peelsum.allreduce import Allreduce
-from peelsum.allreduce.result import Contribution, TensorTally
+from peelsum.compress.collectives import Wire
 from peelsum.compress.compressor import Compressor, Floats
 from peelsum.compress.exchange import Unit
 from peelsum.compress.memory import Exact
-from peelsum.compress.result import CompressedTensor, cut
-from peelsum.compress.wire import Wire
+from peelsum.compress.result import CompressedTensor
 
 
 def exchange_indexed(
@@ -36,7 +35,7 @@ def exchange_indexed(
         ends = np.cumsum([0, *(one.size for one in offered.values())], dtype=np.int64)
         begins = dict(zip(offered, ends[:-1].tolist(), strict=True))
         whole = kept_pages.zeros(int(ends[-1]), np.float32)
-        sparse = dict(zip(shapes, cut(whole, ends[1:]), strict=True))
+        sparse = {name: whole[begin : begin + offered[name].size] for name, begin in begins.items()}
         for unit in units:
             if unit.finite:
                 payload, chosen = compressor.compress(unit.tensor, unit.state), unit.state.positions
@@ -56,27 +55,24 @@ def exchange_indexed(
     with wire.timed("decode"):
         told, words = result.tally.tensors(), result.tally.words_sent()
         contributed = result.contributions() if feedback else {}
-        return [
-            _tensor(name, values.reshape(shapes[name]), told[name], contributed.get(name), words[name])
-            for name, values in sparse.items()
-        ]
-
-
-def _tensor(
-    name: str, values: Floats, told: TensorTally, contributed: Contribution | None, words: int
-) -> CompressedTensor:
-    finite, sent = not math.isnan(told.density), None
-    if finite and contributed is not None:
-        sent = Exact(contributed.positions, contributed.numbers, contributed.scales.astype(np.int16))
-    return CompressedTensor(
-        name=name,
-        form=told.form,
-        index=told.index,
-        values=values,
-        finite=finite,
-        sent=sent,
-        density=told.density,
-        density_worker=told.density_worker,
-        error_bound=told.error_bound,
-        words_sent=words,
-    )
+        tensors = []
+        for name, values in sparse.items():
+            one, finite, sent = told[name], not math.isnan(told[name].density), None
+            if finite and feedback:
+                positions, numbers, scales = contributed[name]
+                sent = Exact(positions, numbers, scales.astype(np.int16))
+            tensors.append(
+                CompressedTensor(
+                    name=name,
+                    form=one.form,
+                    values=values.reshape(shapes[name]),
+                    finite=finite,
+                    sent=sent,
+                    density=one.density,
+                    density_worker=one.density_worker,
+                    index=one.index,
+                    error_bound=one.error_bound,
+                    words_sent=words[name],
+                )
+            )
+    return tensors

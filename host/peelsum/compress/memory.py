@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from peelsum import kept_pages
 from peelsum.compress import loops
+from peelsum.compress.arguments import CompressConfigError
 from peelsum.compress.compressor import Floats, Positions, Values
-from peelsum.compress.errors import CompressConfigError
 
 Numbers = NDArray[np.int64]
 Scales = NDArray[np.int16]
@@ -65,6 +65,13 @@ class Exact:
         moved = [one.positions + begin for one, begin in zip(some, begins, strict=True)]
         numbers, scales = [one.numbers for one in some], [one.scales for one in some]
         return cls(np.concatenate(moved), np.concatenate(numbers), np.concatenate(scales))
+
+    def part(self, first: int, end: int, begin: int) -> Exact:
+        """Return those from the `first` one to before `end`, of a tensor that begins at element `begin`."""
+        positions = self.positions[first:end]
+        return Exact(
+            positions - begin if begin else positions, self.numbers[first:end], self.scales[first:end]
+        )
 
     @classmethod
     def of(cls, values: Values) -> Exact:
