@@ -25,8 +25,7 @@ from peelsum.flexible import (
     costs,
     crossovers,
 )
-from peelsum.flexible.collectives import direct, directly, reduced
-from peelsum.flexible.errors import FlexibleConfigError
+from peelsum.flexible.collectives import FlexibleConfigError, directly, reduced
 from peelsum.summation import Part, Words
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
@@ -72,6 +71,9 @@ def simulated(name: str, workers: int, words: float) -> float:
         clocks.tree(words, down=False)
     if name in ("all_reduce_tree", "broadcast"):
         clocks.tree(words, down=True)
+    if name == "direct":
+        for other in range(1, workers):
+            clocks.round([(0, other)], words)
     return max(clocks.at)
 
 
@@ -97,7 +99,7 @@ def test_an_exchange_costs_its_messages_and_its_words_on_the_busiest_link(worker
     for network, (messages, sent) in (
         (COLLECTIVES["all_reduce_ring"], reduced(workers, words)),
         (COLLECTIVES["all_reduce_tree"], reduced(workers, words, tree=True)),
-        (direct, reduced(workers, words, few=True)),
+        (COLLECTIVES["direct"], reduced(workers, words, few=True)),
     ):
         seconds = messages * LINK.latency_s + sent * WORD_S
         assert network(LINK, workers).seconds(words, 1) == pytest.approx(seconds, rel=1e-9)

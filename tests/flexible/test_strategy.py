@@ -28,7 +28,7 @@ from peelsum.flexible import (
     cost,
     loss,
 )
-from peelsum.flexible.errors import FlexibleConfigError
+from peelsum.flexible.collectives import FlexibleConfigError
 from peelsum.flexible.events import GainChanged
 from peelsum.flexible.front import pareto_front
 
