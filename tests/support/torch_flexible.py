@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import pickle
 import time
@@ -61,48 +60,14 @@ def scripted(script: Script | None) -> Iterator[None]:
 
 
 def hooked(over: Any, **settings: Any) -> tuple[Any, SwitchAllreduceState, torch.optim.Optimizer]:
-    """A small model in several buckets, with a strategy."""
-    ddp = model()
-    names = list(ddp.module.named_parameters())
-    state = SwitchAllreduceState(over=over, names=names, **{"strategy": Flexible(), **settings})
-    ddp.register_comm_hook(state, hook)
-    return ddp, state, torch.optim.SGD(ddp.parameters(), lr=0.1)
+    """See `torch_compressed.hooked`; with a strategy unless the settings have others."""
+    return compressed.hooked(over, **{"strategy": Flexible(), **settings})
 
 
 def audited(rank: int, over: str, script: Script | None, steps: int, restart_at: int) -> dict[str, Any]:
-    """Train, with books closed after every step; at `restart_at` go on from a checkpoint.
-
-    After every step, averages are compared with those of what all ranks sent. The buckets are rebuilt after
-    the first step.
-    """
-    watched = patch("peelsum.torch.settings.CompressedSum", compressed.Watched)
-    used = []
-    with patch("peelsum.torch.settings.Memory", Books), watched, scripted(script):
-        ddp, state, optimizer = hooked(over)
-        for step in range(steps):
-            if step == restart_at:
-                ddp, state, optimizer = restored(ddp, state, over)
-            optimizer.zero_grad()
-            step_loss(ddp, rank, step).backward()
-            plan = state.stats().strategy.plan
-            used.append((plan.method, plan.ratio))
-            compressed._check(ddp, state, balance=step < restart_at)
-            optimizer.step()
-        outcome = {"parameters": parameters(ddp), "used": used, "stats": state.stats()}
-        state.close()
-    return outcome
-
-
-def restored(ddp: Any, state: SwitchAllreduceState, over: str) -> tuple[Any, Any, Any]:
-    """Return another model and state from saved values."""
-    file = io.BytesIO()
-    torch.save({"weights": ddp.state_dict(), "state": state.state_dict()}, file)
-    state.close()
-    values = torch.load(io.BytesIO(file.getvalue()))
-    ddp, state, optimizer = hooked(over)
-    ddp.load_state_dict(values["weights"])
-    state.load_state_dict(values["state"])
-    return ddp, state, optimizer
+    """See `torch_compressed.audited`; with a strategy."""
+    with scripted(script):
+        return compressed.audited(rank, Flexible(), over, steps, restart_at)
 
 
 def trained(rank: int, over: Any, script: Script | None, steps: int, **settings: Any) -> dict[str, Any]:
