@@ -221,23 +221,6 @@ def test_segments_cells_and_signs_are_spread() -> None:
     np.testing.assert_allclose(load.reshape(2, -1).sum(axis=1), 6000, atol=300)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", ["uniform", "half the columns dead", "rows of 64"])
-def test_default_size_peels_a_bucket_to_the_end(seed: int, kind: str) -> None:
-    rng, n = np.random.default_rng(seed), 1 << 20
-    chosen = rng.random(n) < 0.01
-    if kind == "half the columns dead":
-        chosen = (rng.random(n) < 0.02) & (np.arange(n) % 256 < 128)
-    elif kind == "rows of 64":
-        chosen = np.repeat(rng.random(n // 64) < 0.01, 64)
-    where = np.flatnonzero(chosen)
-    values = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
-    layout = SketchLayout.sized(where.size, seed)
-    got, sketch = np.empty(where.size, np.int32), encoded(kernels(), layout, where, values)
-    assert kernels().sketch_decode(layout, sketch, where, got).size == 0
-    np.testing.assert_array_equal(got, values)
-
-
 @pytest.mark.parametrize(
     ("candidates", "size", "segments", "width"),
     [

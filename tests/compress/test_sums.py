@@ -81,9 +81,9 @@ def test_densities_of_a_sum(form):
             assert each.density_worker == len(each.sent.positions) / max(each.elements, 1)
 
 
-@pytest.mark.parametrize("settings", [{"forms": "dense", "values": "compact"}], ids=str)
-def test_restored_memories_go_on_bit_for_bit_in_other_calls(settings):
+def test_restored_memories_go_on_bit_for_bit_in_other_calls():
     """If forms and scales do not depend on earlier steps. Calls differ as DDP's buckets do."""
+    settings = {"forms": "dense", "values": "compact"}
     rng, through = np.random.default_rng(4), Workers(TopK(0.5), 2, kind=Memory, allreduce=settings)
     spread = {"many": (3000,), "more": (700,), "few": (60,)}
     steps = [

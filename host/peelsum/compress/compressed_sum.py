@@ -41,9 +41,8 @@ from peelsum.allreduce.rounds import Note, Span, unnoted
 from peelsum.compress.arguments import CompressConfigError, CompressError
 from peelsum.compress.collectives import Collectives, SummationCollectives, Wire
 from peelsum.compress.compressor import Compressor, Floats, TensorState, seed_of
-from peelsum.compress.exchange import Unit, exchange_additive, exchange_gathered
-from peelsum.compress.indexed import exchange_indexed
-from peelsum.compress.memory import Exact, Grown, Memory, finite_of
+from peelsum.compress.exchange import Unit, exchange_additive, exchange_gathered, exchange_indexed
+from peelsum.compress.memory import Exact, Memory, finite_of
 from peelsum.compress.result import CompressedResult, CompressedTensor
 from peelsum.summation import Part, Summation, Words
 
@@ -138,7 +137,9 @@ class CompressedSum:
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         with wire.timed("encode"):
             flat = {name: np.ascontiguousarray(tensor).reshape(-1) for name, tensor in tensors.items()}
-            grown = self._grown(flat) if feedback else None
+            clip = self._compressor.clip
+            most = None if clip is None else clip / math.sqrt(self._workers)
+            grown = self._memory.grown(flat, self._compressor.momentum, most) if feedback else None
             offered = flat if grown is None else flat | grown.offer()
             finite = set(finite_of(flat)) if grown is None else grown.keys()
             units = self._units(offered, shapes, finite, step)
@@ -152,11 +153,6 @@ class CompressedSum:
             offered_energy=_energy([offered[name] for name in sent]),
             sent_energy=Exact.joined(list(sent.values()), [0] * len(sent)).energy,
         )
-
-    def _grown(self, flat: Mapping[str, Floats]) -> Grown:
-        clip = self._compressor.clip
-        most = None if clip is None else clip / math.sqrt(self._workers)
-        return self._memory.grown(flat, self._compressor.momentum, most)
 
     def _exchanged(
         self,

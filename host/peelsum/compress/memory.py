@@ -104,16 +104,12 @@ class Residual:
     @property
     def sound(self) -> bool:
         """Whether its arrays have the types, the one size and the ranges that the compiled loops rely on."""
-        arrays: list[tuple[NDArray[Any] | None, type]] = [
-            (self.numbers, np.int64),
-            (self.scales, np.int16),
-            (self.velocity, np.int64),
-        ]
-        shape = (self.numbers.size,)
-        if not all(one is None or (one.dtype == kind and one.shape == shape) for one, kind in arrays):
-            return False
-        numbers = [one for one in (self.numbers, self.velocity) if one is not None and one.size]
-        most = max((max(int(one.max()), -int(one.min())) for one in numbers), default=0)
+        numbers = [one for one in (self.numbers, self.velocity) if one is not None]
+        arrays: list[tuple[NDArray[Any], type]] = [(one, np.int64) for one in numbers]
+        for one, kind in [*arrays, (self.scales, np.int16)]:
+            if one.dtype != kind or one.shape != (self.numbers.size,):
+                return False
+        most = max(max(int(one.max(initial=0)), -int(one.min(initial=0))) for one in numbers)
         finest = int(np.abs(self.scales.astype(int)).max(initial=0))
         return most <= 1 << loops.MOST_BITS and finest <= _FINEST
 
