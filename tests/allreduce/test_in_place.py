@@ -61,27 +61,16 @@ def test_an_array_that_cannot_take_the_sum_is_refused(make_workers: Any, out: An
 
 
 Places = dict[str, tuple[int, int, int]]
+APART: Places = {"g": (0, 6, 1), "h": (6, 12, 1)}
 
 
 @pytest.mark.parametrize(
     ("tensors", "out", "pair"),
     [
-        (
-            {"g": (0, 6, 1), "h": (6, 12, 1)},
-            {"g": (12, 18, 1), "h": (12, 18, 1)},
-            "'g' shares memory with 'h'",
-        ),
-        (
-            {"g": (0, 6, 1), "h": (6, 12, 1)},
-            {"g": (12, 18, 1), "h": (17, 23, 1)},
-            "'g' shares memory with 'h'",
-        ),
-        ({"g": (0, 6, 1), "h": (6, 12, 1)}, {"g": (6, 12, 1)}, "'g' shares memory with 'h'"),
-        (
-            {"g": (0, 6, 1), "h": (6, 12, 1)},
-            {"h": (5, 11, 1), "g": (12, 18, 1)},
-            "'h' shares memory with 'g'",
-        ),
+        (APART, {"g": (12, 18, 1), "h": (12, 18, 1)}, "'g' shares memory with 'h'"),
+        (APART, {"g": (12, 18, 1), "h": (17, 23, 1)}, "'g' shares memory with 'h'"),
+        (APART, {"g": (6, 12, 1)}, "'g' shares memory with 'h'"),
+        (APART, {"h": (5, 11, 1), "g": (12, 18, 1)}, "'h' shares memory with 'g'"),
         ({"g": (0, 6, 1), "h": (20, 24, 1)}, {"g": (5, 11, 1)}, "'g' shares memory with 'g'"),
         ({"g": (12, 18, 1), "h": (0, 24, 4)}, {"g": (18, 24, 1)}, "'g' shares memory with 'h'"),
     ],
