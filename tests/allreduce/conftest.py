@@ -2,81 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
-
 import pytest
+from allreduce_workers import Echo, Workers
 from poison import poisoned_memory
 
-from peelsum.allreduce import Allreduce, LocalSummation, Part
-
 __all__ = ["echo", "make_workers", "poisoned_memory"]
-
-T = TypeVar("T")
-#: The parts of each exchange of a worker: op, words, and whether they are the agreement's.
-Calls = list[list[tuple[str, Any, bool]]]
-
-
-def recorded(summation: Any) -> Calls:
-    """Return a list to which all exchanges of a backend are appended from now on."""
-    calls: Calls = []
-    original = summation.sum_words
-
-    def spy(parts: Sequence[Part]) -> Any:
-        calls.append([(part.op, part.words.copy(), part.check is not None) for part in parts])
-        return original(parts)
-
-    summation.sum_words = spy
-    return calls
-
-
-class Workers:
-    """A group of workers that run each step concurrently, one thread each."""
-
-    def __init__(self, count: int, lanes: int = 8, timeout_s: float = 30.0, **settings: Any) -> None:
-        self.summations = LocalSummation.group(count, lanes, timeout_s)
-        #: What each worker has sent.
-        self.calls = [recorded(one) for one in self.summations]
-        kinds = settings.pop("implementations", [settings.pop("implementation", "cpu")] * count)
-        self.reduces = [
-            Allreduce(summation, implementation=kind, **settings)
-            for summation, kind in zip(self.summations, kinds, strict=True)
-        ]
-
-    def take(self) -> Calls:
-        """Return the first worker's exchanges since the last call."""
-        taken = [*self.calls[0]]
-        self.calls[0].clear()
-        return taken
-
-    def each(self, work: Callable[[int, Allreduce], T]) -> list[T]:
-        """Run work(worker_id, its Allreduce) on every worker at once; raise the first worker's error."""
-        with ThreadPoolExecutor(len(self.reduces)) as pool:
-            return list(pool.map(work, range(len(self.reduces)), self.reduces))
-
-    def sum(self, inputs: Sequence[Any]) -> list[Any]:
-        """Run one step with these inputs, one per worker."""
-        return self.each(lambda worker_id, reduce: reduce.sum(inputs[worker_id]))
-
-    def failures(self, inputs: Sequence[Any]) -> list[Exception]:
-        """Run one step in which every worker must fail; return their errors."""
-
-        def attempt(worker_id: int, reduce: Allreduce) -> Exception:
-            with pytest.raises(Exception) as raised:  # noqa: PT011 - the caller looks at it
-                reduce.sum(inputs[worker_id])
-            return raised.value
-
-        return self.each(attempt)
-
-
-class Echo:
-    """A backend of one worker, whose sums are copies of its own words."""
-
-    lanes, workers, worker_id = 256, 1, 0
-
-    def sum_words(self, parts: Sequence[Part]) -> list[Any]:
-        return [part.words.copy() for part in parts]
 
 
 @pytest.fixture
@@ -86,6 +16,6 @@ def echo() -> Echo:
 
 
 @pytest.fixture
-def make_workers() -> Callable[..., Workers]:
-    """Return the class `Workers`; tests cannot import it from here."""
+def make_workers() -> type[Workers]:
+    """Return the class `Workers`."""
     return Workers

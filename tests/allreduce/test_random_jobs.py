@@ -166,10 +166,12 @@ def run(job: Job, group: Any) -> list[Any]:
             check_tally(result)
             for name, own in outs[worker].items():
                 assert own.tobytes() == np.ascontiguousarray(result[name].values).tobytes()
+                assert not own.size or np.shares_memory(own, result[name].values)
             for name, tensor in given[worker].items():
-                kept = meant[name][worker]
-                if not np.shares_memory(getattr(tensor, "bits", tensor), result[name].values):
-                    assert typed_back(tensor).tobytes() == kept.tobytes()
+                written = over[worker] and name not in outs[worker] and replaceable(tensor)
+                assert np.shares_memory(getattr(tensor, "bits", tensor), result[name].values) == written
+                if not written:
+                    assert typed_back(tensor).tobytes() == meant[name][worker].tobytes()
     return group.calls
 
 
@@ -193,6 +195,16 @@ def check_tally(result: Any) -> None:
             sent = len(one.positions) if fixed and one.index else np.count_nonzero(one.total)
             size = max(one.elements, 1)
             assert numbers[:2] == (sent / size, np.count_nonzero(one.quantized) / size)
+
+
+def replaceable(tensor: Any) -> bool:
+    """Whether the sum in place can be written over a tensor that has elements."""
+    return (
+        isinstance(tensor, np.ndarray)
+        and tensor.dtype == np.float32
+        and tensor.flags.carray
+        and tensor.size > 0
+    )
 
 
 def typed_back(tensor: Any) -> Any:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Allreduce
 from peelsum.codec import SketchLayout, kernels
 
 SEEDS = 100
@@ -71,21 +68,3 @@ def test_one_in_a_hundred_sketches_may_have_left_over(count: int) -> None:
             large += layout.cells + left > 1.32 * where.size
     assert sum(failed.values()) <= 0.01 * seeds * len(KINDS), failed
     assert large <= 0.01 * seeds * len(KINDS)
-
-
-@pytest.mark.parametrize("kind", ["uniform", "rows of 1024", "full rows"])
-@pytest.mark.parametrize("seed", range(3))
-def test_segments_of_default_size_peel_to_the_end(echo: Any, kind: str, seed: int) -> None:
-    rng, n = np.random.default_rng(seed), 2**22
-    chosen = rng.random(n) < 0.05
-    if kind == "rows of 1024":
-        chosen = np.repeat(rng.random(n // 1024) < 0.05, 1024)
-    elif kind == "full rows":
-        chosen[: 2**17] = np.repeat(rng.random(2**7) < 0.6, 1024)
-    values = np.where(chosen, rng.standard_normal(n), 0).astype(np.float32)
-    reduce = Allreduce(echo, forms="sparse", values="sketch")
-    for _ in range(2):
-        tensor = reduce.sum({"g": values})["g"]
-    np.testing.assert_array_equal(tensor.total, tensor.quantized)
-    index = -(-n // 32) + 1 + -(-n // tensor.fixed.block)  # of a bitmap, the largest, and of scales
-    assert tensor.words_sent <= 1.3 * 1.01 * len(tensor.positions) + index

@@ -13,12 +13,14 @@ from peelsum.codec import (
     NON_FINITE,
     CodecError,
     FixedPoint,
+    Kernels,
     kernels,
     scale_for,
 )
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 FAN_IN = st.integers(1, 2**31 - 1)
+CPU, REFERENCE = kernels("cpu"), kernels("reference")
 
 
 def bits_of(value: float) -> int:
@@ -34,11 +36,10 @@ def test_scale_is_the_largest_that_cannot_overflow(field: int, fan_in: int) -> N
     assert fan_in * round(largest * Fraction(2) ** (scale + 1)) > 2**31 - 1
 
 
-@pytest.mark.parametrize("implementation", ["reference", "cpu"])
+@pytest.mark.parametrize("ops", [REFERENCE, CPU], ids=["reference", "cpu"])
 @settings(deadline=None, derandomize=True)
 @given(values=st.lists(FINITE, min_size=1, max_size=8))
-def test_sum_of_quantised_values_fits_and_keeps_the_bound(implementation: str, values: list[float]) -> None:
-    ops = kernels(implementation)  # type: ignore[arg-type]
+def test_sum_of_quantised_values_fits_and_keeps_the_bound(ops: Kernels, values: list[float]) -> None:
     scale = scale_for(max(map(bits_of, values)) >> 23, len(values))
     quantized = np.empty(len(values), np.int32)
     ops.quantize(np.array(values, np.float32), FixedPoint(scale), quantized)
@@ -51,8 +52,7 @@ def test_sum_of_quantised_values_fits_and_keeps_the_bound(implementation: str, v
 def test_subnormals_are_quantised_exactly() -> None:
     values = np.array([1e-45, -3e-45, 1.1754942e-38, 0.0], np.float32)
     scale = scale_for(0, 4)
-    for name in ("reference", "cpu"):
-        ops = kernels(name)  # type: ignore[arg-type]
+    for ops in (REFERENCE, CPU):
         quantized = np.empty(4, np.int32)
         ops.quantize(values, FixedPoint(scale), quantized)
         np.testing.assert_array_equal(np.ldexp(quantized.astype(np.float64), -scale), values)
@@ -62,3 +62,35 @@ def test_subnormals_are_quantised_exactly() -> None:
 def test_impossible_scales_are_refused(field: int, fan_in: int) -> None:
     with pytest.raises(CodecError, match="use "):
         scale_for(field, fan_in)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 31, 32, 33, 97, 1009, 8191, 8192, 8193, 3 * 8192 + 17, 65537])
+def test_quantize(n: int) -> None:
+    rng, scale = np.random.default_rng(n), 11
+    sample = (rng.normal(size=n) * 10.0 ** rng.integers(-6, 3, n) * (rng.random(n) < 0.9)).astype(np.float32)
+    expected = [round(float(value) * 2.0**scale) for value in sample]
+    for ops in (CPU, REFERENCE):
+        out = np.empty(n, np.int32)
+        ops.quantize(sample, FixedPoint(scale), out)
+        np.testing.assert_array_equal(out, np.array(expected, np.int32))
+
+
+def test_half_goes_to_even() -> None:
+    halves = np.array([0.5, 1.5, 2.5, -0.5, -1.5, -2.5], np.float32)
+    for ops in (CPU, REFERENCE):
+        out = np.empty(6, np.int32)
+        ops.quantize(halves, FixedPoint(0), out)
+        np.testing.assert_array_equal(out, [0, 2, 2, 0, -2, -2])
+
+
+def test_read_only_and_foreign_memory_is_read() -> None:
+    sample = np.frombuffer(np.linspace(-9, 9, 97, dtype=np.float32).tobytes(), np.float32)
+    assert not sample.flags.writeable
+    out = np.empty(97, np.int32)
+    CPU.quantize(sample, FixedPoint(3), out)
+    np.testing.assert_array_equal(out, np.rint(sample.astype(np.float64) * 8).astype(np.int32))
+
+
+def test_unknown_implementation_is_refused() -> None:
+    with pytest.raises(CodecError, match="'gpux' is unknown; use one of cpu, reference"):
+        kernels("gpux")  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from allreduce_workers import Workers
 from gpu_device import DEVICE, bits, needs_device
 from gpu_indexes import INDEXES, chosen
 from gpu_order import shuffled
@@ -32,21 +33,9 @@ FORMS: list[dict[str, Any]] = [
 Arrays = Mapping[str, NDArray[np.float32]]
 
 
-class Mixed:
+def mixed(workers: int = 2, **settings: Any) -> Workers:
     """A group whose worker 0 has tensors on the device; the others have arrays on the host."""
-
-    def __init__(self, workers: int = 2, **settings: Any) -> None:
-        group = LocalSummation.group(workers, 32)
-        self.reduces = [Allreduce(one, implementation="cpu", **settings) for one in group[1:]]
-        self.reduces.insert(0, Allreduce(group[0], implementation="gpu", **settings))
-
-    def sum(self, inputs: Sequence[Any], **options: Any) -> list[StepResult]:
-        with ThreadPoolExecutor(len(inputs)) as pool:
-            tasks = [
-                pool.submit(reduce.sum, one, **options)
-                for reduce, one in zip(self.reduces, inputs, strict=True)
-            ]
-            return [task.result() for task in tasks]
+    return Workers(workers, 32, implementations=["gpu", *["cpu"] * (workers - 1)], **settings)
 
 
 def gradients(step: int, workers: int = 2, sizes: Mapping[str, int] = SIZES) -> list[Arrays]:
@@ -90,15 +79,15 @@ def test_the_same_bits_as_without_a_device(
     if settings["forms"] == "dense" and index is not None:
         pytest.skip("dense tensors have no index")
     chosen(monkeypatch, index)
-    group = Mixed(**settings)
+    group = mixed(**settings)
     for step in range(3):
         inputs = gradients(step)
         ours, out = tensors(inputs[0]), tensors(inputs[0]) if step == 2 else None
         theirs = {name: array.copy() for name, array in inputs[1].items()}
         options = [{"in_place": step == 1, "out": out}, {"in_place": step == 1}]
-        with ThreadPoolExecutor(2) as pool, shuffled(step):
-            made = zip(group.reduces, (ours, theirs), options, strict=True)
-            results = list(pool.map(lambda one: one[0].sum(one[1], **one[2]), made))
+        with shuffled(step):
+            made = (ours, theirs), options
+            results = group.each(lambda w, reduce: reduce.sum(made[0][w], **made[1][w]))  # noqa: B023
         into = [None, ours, out][step]
         for name, n in SIZES.items():
             if name == "bad":
@@ -115,7 +104,7 @@ def test_the_same_bits_as_without_a_device(
 
 def test_densities_that_change() -> None:
     """The same forms and indexes follow as without a device."""
-    group, forms = Mixed(3), set()
+    group, forms = mixed(3), set()
     for step, density in enumerate([0.003, 0.9, 0.9, 0.9, 0.01, 0.01]):
         rng = np.random.default_rng(step)
         drawn = ((rng.random((3, N)) < density) * rng.normal(size=(3, N))).astype(np.float32)
@@ -141,7 +130,7 @@ def test_narrow_floats_and_shapes(form: Any) -> None:
         "brain": brain.to(DEVICE)
     }
     narrow = BFloat16(brain.view(torch.int16).numpy().view(np.uint16))
-    results = Mixed(forms=form).sum([ours, theirs | {"brain": narrow}])
+    results = mixed(forms=form).sum([ours, theirs | {"brain": narrow}])
     for name, own in ours.items():
         agree(results, name)
         assert results[0][name].values.shape == own.shape
@@ -185,7 +174,7 @@ def test_sums_of_what_the_callers_stream_has_still_to_write() -> None:
     """The sum waits for the gradient's kernels without any synchronization by the caller."""
     sizes = {"g": 2**20}
     side, inputs = torch.cuda.Stream(), gradients(0, sizes=sizes)
-    group, ours, fresh = Mixed(forms="sparse", values="sketch"), tensors(inputs[1]), tensors(inputs[0])
+    group, ours, fresh = mixed(forms="sparse", values="sketch"), tensors(inputs[1]), tensors(inputs[0])
     torch.cuda.synchronize()
 
     def on_side() -> StepResult:

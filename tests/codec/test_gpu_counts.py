@@ -5,18 +5,17 @@ The counts are of one worker, in the third step: the device has the rows of the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from allreduce_workers import Echo
 from gpu_counts import Counts, counted
 from gpu_device import DEVICE
 from gpu_indexes import INDEXES, chosen
 
 from peelsum.allreduce import Allreduce
-from peelsum.summation import Part, Words
 
 N = 1500
 #: Copies of a new table, whose three arrays are staged, and of dense places, if a dense tensor is zero.
@@ -24,18 +23,9 @@ _COPIED_TABLE = 8
 _SPARSE, _BLOCKS, _REFINED, _BLOOM, _REFINED_BLOOM = INDEXES
 
 
-class Alone:
-    """A backend for one worker."""
-
-    lanes, workers, worker_id = 32, 1, 0
-
-    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        return [part.words.copy() for part in parts]
-
-
 def third_step(n: int, tensors: int, density: float = 0.02, **settings: Any) -> Counts:
     """Return the counts of the third step with tensors of random numbers."""
-    reduce = Allreduce(Alone(), implementation="gpu", **settings)
+    reduce = Allreduce(Echo(), implementation="gpu", **settings)
     for step in range(3):
         rng = np.random.default_rng(step)
         arrays = [(rng.random(n) < density) * rng.normal(size=n) for _ in range(tensors)]

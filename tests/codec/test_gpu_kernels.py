@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from gpu_device import DEVICE, REAL, bits, needs_device, on_device, poisoned
+from gpu_device import DEVICE, REAL, bits, needs_device, on_device, poisoned, poisoned_allocations, same
 from gpu_order import shuffled
 from gpu_probe import bloom_row_kernel
 from hypothesis import given, settings
@@ -25,17 +22,11 @@ from peelsum.codec import (
     reference,
 )
 
+__all__ = ["poisoned_allocations"]
+
 SIZES = [0, 1, 32, 33, 1009, 4096, 9001]
 #: A first element far beyond 2**31, so that large element numbers are tested without large tensors.
 FAR = 2**40 + 32
-
-
-@pytest.fixture(autouse=True)
-def poisoned_allocations() -> Iterator[None]:
-    """Let torch.empty fill memory with garbage, so that elements that no kernel writes are found."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def values(n: int, density: float = 0.1, seed: int = 0) -> NDArray[np.float32]:
@@ -50,11 +41,6 @@ def bitmap(n: int, density: float = 0.1, seed: int = 0) -> NDArray[np.uint32]:
     out = np.empty(index_words(n), np.uint32)
     reference.index(values(n, density, seed), out)
     return out
-
-
-def same(ours: torch.Tensor, truth: NDArray[Any]) -> None:
-    truth = truth.view(np.uint32) if truth.itemsize == 4 else truth
-    np.testing.assert_array_equal(bits(ours), truth)
 
 
 @pytest.mark.covering(1)

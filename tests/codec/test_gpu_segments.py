@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gpu_device import DEVICE, bits, on_device, poisoned
+from gpu_device import DEVICE, bits, on_device, poisoned, poisoned_allocations, same
 from gpu_order import shuffled
 from numpy.typing import NDArray
 
@@ -18,6 +18,8 @@ from peelsum.codec import NON_FINITE, ROW, gpu_launch
 from peelsum.codec.gpu_segments import GpuSegments
 from peelsum.codec.reference_segments import ReferenceSegments
 from peelsum.codec.segments import Segment, Table
+
+__all__ = ["poisoned_allocations"]
 
 WORKERS, TILE = 2, 64 * ROW
 SIZES = [1, 31, 32, 33, TILE - 1, TILE, TILE + 1]
@@ -31,14 +33,6 @@ TABLES = {
     "both, many": [Segment(1 + m * 7 % 100, sparse=m > 40, block=ROW << m % 4) for m in range(90)],
 }
 PLACES = ["over, end to end", "over", "into", "new", "some of each"]
-
-
-@pytest.fixture(autouse=True)
-def poisoned_allocations() -> Iterator[None]:
-    """Let torch.empty fill memory with garbage, so that elements that no kernel writes are found."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def values(table: Table, worker: int) -> list[Floats]:
@@ -71,10 +65,6 @@ def placed(arrays: Sequence[Floats], where: str) -> tuple[list[torch.Tensor], li
     each = [tensors, fresh, [None] * len(arrays)]
     kind = {"over": 0, "into": 1, "new": 2}.get(where.split(",")[0])
     return tensors, [each[m % 3 if kind is None else kind][m] for m in range(len(arrays))]
-
-
-def same(ours: torch.Tensor, truth: NDArray[Any], chosen: Any = slice(None)) -> None:
-    np.testing.assert_array_equal(bits(ours)[chosen], truth.view(np.uint32)[chosen])
 
 
 @pytest.mark.parametrize("where", PLACES)

@@ -1,97 +1,202 @@
-"""Every index form is OR-homomorphic, loses no element, and has the same bits in every implementation."""
+"""Index forms and their loops: OR-homomorphic, without loss, with the same bits in every implementation.
+
+Loops that handle several elements at once must be right where a vector, word or chunk ends. Outputs lie
+between guards, which must survive. NumPy computes what is expected.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import runpy
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from poison import Guarded
 
-from peelsum.codec import BLOCK_SIZES, BloomLayout, CodecError, Kernels, block_words, index_words, kernels
+from peelsum.codec import (
+    BLOCK_SIZES,
+    BloomLayout,
+    CodecError,
+    FixedPoint,
+    Kernels,
+    block_words,
+    cpu_index_loops,
+    index_words,
+    kernels,
+    reference,
+    threads,
+)
 from peelsum.codec.layout import MIX_STEP, mix
 
-Support = Callable[[np.random.Generator, int, int], NDArray[np.int64]]
 Words = NDArray[np.uint32]
-ALL = [kernels("reference"), kernels("cpu")]
+CPU, REFERENCE = kernels("cpu"), kernels("reference")
+ALL = [REFERENCE, CPU]
 IMPLEMENTATIONS = pytest.mark.parametrize("ops", ALL, ids=["reference", "cpu"])
-BLOCKS = [2, 4, 8, 16, 32, 64, 128, 4096]
-SIZES = [0, 1, 31, 32, 33, 97, 4097, 20011]
+#: Sizes around a word, 32 words (1,024 elements), a block of floats and a chunk of 1,024 words.
+ENDS = [0, 1, 31, 32, 33, 63, 64, 65, 1023, 1024, 1025, 2079, 8191, 8192, 8193, 32767, 32768, 32769, 65569]
+#: None, few, just below and above a bit in 32, many and all.
+DENSITIES = [0.0, 0.001, 0.03, 0.04, 0.3, 1.0]
 
 
-def bitmap(elements: int, where: NDArray[np.int64]) -> Words:
+def drawn(n: int, density: float) -> NDArray[np.float32]:
+    """Return floats, some of which are not zero; with a density, the first and the last two are such."""
+    rng = np.random.default_rng([n, int(1000 * density)])
+    chosen = rng.random(n) < density
+    if density:
+        chosen[:1] = chosen[-2:] = True
+    return np.where(chosen, rng.standard_normal(n), rng.choice([0.0, -0.0], n)).astype(np.float32)
+
+
+def packed(chosen: NDArray[np.bool_]) -> Words:
     """Return the expected bitmap by NumPy's own packing, little-endian in bits and bytes."""
-    bits = np.zeros(32 * index_words(elements), np.uint8)
-    bits[where] = 1
-    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+    octets = np.zeros(4 * index_words(chosen.size), np.uint8)
+    octets[: -(-chosen.size // 8)] = np.packbits(chosen, bitorder="little")
+    return octets.view("<u4").astype(np.uint32)
 
 
 def set_bits(words: Words) -> list[int]:
     return np.flatnonzero(np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little")).tolist()
 
 
-def blank(words: int) -> Words:
-    """Return an array of garbage that a kernel must overwrite."""
-    return np.full(words, 0xA5A5A5A5, np.uint32)
-
-
 def filtered(ops: Kernels, layout: BloomLayout, index: Words, elements: int, first: int = 0) -> Words:
-    words, out = blank(layout.words), blank(index.size)
-    ops.bloom_encode(layout, index, words, first)
-    ops.bloom_decode(layout, words, elements, out, first)
-    return out
+    """Return what passes a filter of an index; the guards of both arrays must survive."""
+    words, out = Guarded(layout.words), Guarded(index.size)
+    ops.bloom_encode(layout, index, words.array, first)
+    ops.bloom_decode(layout, words.array, elements, out.array, first)
+    words.check(words.array)
+    out.check(out.array)
+    return out.array
+
+
+@pytest.mark.parametrize("n", ENDS)
+@pytest.mark.parametrize("density", DENSITIES)
+def test_bitmap(n: int, density: float) -> None:
+    sample, out = drawn(n, density), Guarded(index_words(n))
+    magnitude = cpu_index_loops.pack(sample.view(np.uint32), 0, n, out.array)
+    out.check(packed(sample != 0))
+    assert magnitude == np.abs(sample).max(initial=0).view(np.uint32)
+    truth = np.empty(index_words(n), np.uint32)
+    assert reference.index(sample, truth) == magnitude
+    np.testing.assert_array_equal(truth, out.array)
+
+
+def test_bit_order_is_least_significant_first() -> None:
+    sample = np.zeros(70, np.float32)
+    sample[[0, 33, 69]] = [1.0, np.nan, -2.0]
+    ours, truth = np.empty(3, np.uint32), np.empty(3, np.uint32)
+    cpu_index_loops.pack(sample.view(np.uint32), 0, 70, ours)
+    reference.index(sample, truth)
+    for out in (ours, truth):
+        np.testing.assert_array_equal(out, [1 << 0, 1 << 1, 1 << 5])
+
+
+@pytest.mark.parametrize("n", ENDS)
+@pytest.mark.parametrize("density", DENSITIES)
+@pytest.mark.parametrize("first", [0, 2**40])
+def test_positions(n: int, density: float, first: int) -> None:
+    where = np.flatnonzero(drawn(n, density))
+    out = Guarded(where.size, np.int64)
+    words = packed(np.isin(np.arange(n), where))
+    if n % 32:
+        words[-1] |= np.uint32(0xFFFFFFFF << n % 32 & 0xFFFFFFFF)  # bits beyond the last element are ignored
+    cpu_index_loops.positions(words, n, first, out.array)
+    out.check(first + where)
+    for ops in ALL:
+        np.testing.assert_array_equal(ops.positions(np.append(words, ~words[:1]), n, first), first + where)
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 39, 40, 41, 63, 64, 65])
+@pytest.mark.parametrize("gap", [1, 2, 5, 31, 32])
+def test_the_last_positions_are_written_one_by_one(count: int, gap: int) -> None:
+    where = gap * np.arange(count)
+    n, out = int(where[-1]) + 1, Guarded(count, np.int64)
+    cpu_index_loops.positions(packed(np.isin(np.arange(n), where)), n, 0, out.array)
+    out.check(where)
+
+
+@pytest.mark.parametrize("count", range(1, 33))
+def test_the_last_word_may_have_any_number_of_bits(count: int) -> None:
+    out = Guarded(96 + count, np.int64)
+    cpu_index_loops.positions(packed(np.arange(128) < 96 + count), 128, 0, out.array)
+    out.check(np.arange(96 + count))
 
 
 @IMPLEMENTATIONS
-@pytest.mark.parametrize("n", SIZES)
-def test_blocks_hold_what_they_say(ops: Kernels, support: Support, n: int) -> None:
-    where = support(np.random.default_rng(n), n, 32)
-    for block in BLOCKS:
-        blocks, out = blank(block_words(n, block)), blank(index_words(n))
-        ops.block_encode(bitmap(n, where), n, block, blocks)
-        assert set_bits(blocks) == sorted(set((where // block).tolist()))
-        ops.block_decode(blocks, n, block, out)
-        expected = np.isin(np.arange(n) // block, where // block)
-        np.testing.assert_array_equal(out, bitmap(n, np.flatnonzero(expected)))
+@pytest.mark.parametrize("n", ENDS)
+@pytest.mark.parametrize("block", [2, 4, 8, 16, 32, 64, 128, 1024, 4096])
+@pytest.mark.parametrize("density", [0.0, 0.001, 0.1, 1.0])
+def test_blocks(ops: Kernels, n: int, block: int, density: float) -> None:
+    where = np.flatnonzero(drawn(n, density))
+    blocks, out = Guarded(block_words(n, block)), Guarded(index_words(n))
+    ops.block_encode(packed(np.isin(np.arange(n), where)), n, block, blocks.array)
+    used = np.isin(np.arange(-(-n // block)), where // block)
+    blocks.check(packed(used))
+    ops.block_decode(blocks.array, n, block, out.array)
+    out.check(packed(used[np.arange(n) // block]))
 
 
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("base", [0, 2**33])
-def test_occupied_blocks_are_counted(ops: Kernels, support: Support, base: int) -> None:
-    for n in SIZES:
-        where = support(np.random.default_rng(n), n, 32) + base
+@pytest.mark.parametrize("density", DENSITIES)
+def test_occupied_blocks_are_counted(ops: Kernels, density: float, base: int) -> None:
+    for n in ENDS[:-3]:
+        where = np.flatnonzero(drawn(n, density)) + base
         counted = ops.occupied(where).tolist()
         assert counted == [len({int(i) // 2**b for i in where}) for b in range(BLOCK_SIZES)]
 
 
 @IMPLEMENTATIONS
-@pytest.mark.parametrize("n", SIZES)
-def test_gathered_bits_scatter_back(ops: Kernels, support: Support, n: int) -> None:
-    rng = np.random.default_rng(n)
-    mask_at = support(rng, n, 32)
-    chosen = rng.random(mask_at.size) < 0.4
-    index, mask = bitmap(n, rng.permutation(n)[: n // 3]), bitmap(n, mask_at)
-    both = bitmap(n, mask_at[chosen]) | (index & ~mask)
-    bits, out = blank(index_words(mask_at.size)), blank(index_words(n))
-    ops.gather_bits(both, mask, bits)
-    assert set_bits(bits) == np.flatnonzero(chosen).tolist()
-    ops.scatter_bits(bits, mask, out)
-    np.testing.assert_array_equal(out, both & mask)
+@pytest.mark.parametrize("n", ENDS)
+@pytest.mark.parametrize("density", DENSITIES)
+def test_bits_of_candidates(ops: Kernels, n: int, density: float) -> None:
+    mask, chosen = drawn(n, density) != 0, np.random.default_rng(n).random(n) < 0.5
+    gathered_and_scattered(ops, mask, chosen)
+
+
+def gathered_and_scattered(ops: Kernels, mask: NDArray[np.bool_], chosen: NDArray[np.bool_]) -> None:
+    bits, out = Guarded(index_words(int(mask.sum()))), Guarded(index_words(mask.size))
+    ops.gather_bits(packed(chosen), packed(mask), bits.array)
+    bits.check(packed(chosen[mask]))
+    ops.scatter_bits(bits.array, packed(mask), out.array)
+    out.check(packed(chosen & mask))
 
 
 @IMPLEMENTATIONS
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("hashes", [1, 2, 5, 32])
-def test_a_filter_lets_everything_pass_that_is_in_it(
-    ops: Kernels, support: Support, n: int, hashes: int
-) -> None:
-    where = support(np.random.default_rng(n), n, 32)
-    index = bitmap(n, where)
-    passed = filtered(ops, BloomLayout.sized(where.size, hashes, n), index, n)
+@pytest.mark.parametrize("words", [1, 2, 3, 31, 1023, 1024, 1025, 3073])
+@pytest.mark.parametrize("density", [0.01, 0.4, 0.6, 0.9, 1.0])
+def test_the_last_word_may_have_any_number_of_candidates(ops: Kernels, words: int, density: float) -> None:
+    rng = np.random.default_rng(words)
+    for last_bits in range(1, 33):
+        mask = rng.random(32 * words) < density
+        mask[-32:] = np.arange(32) < last_bits
+        gathered_and_scattered(ops, mask, rng.random(32 * words) < 0.5)
+
+
+@pytest.mark.parametrize("n", ENDS)
+@pytest.mark.parametrize("density", [0.0, 0.001, 0.1])
+@pytest.mark.parametrize("hashes", [1, 2, 7, 32])
+def test_a_filter_lets_everything_pass_that_is_in_it(n: int, density: float, hashes: int) -> None:
+    where, first = np.flatnonzero(drawn(n, density)), 64
+    layout, index = BloomLayout.sized(where.size, hashes, n), packed(np.isin(np.arange(n), where))
+    truth = np.empty(layout.words, np.uint32)
+    REFERENCE.bloom_encode(layout, index, truth, first)
+    passed = filtered(REFERENCE, layout, index, n, first)
+    words, out = Guarded(layout.words), Guarded(index_words(n))
+    CPU.bloom_encode(layout, index, words.array, first)
+    words.check(truth)
+    CPU.bloom_decode(layout, truth, n, out.array, first)
+    out.check(passed)
     assert not (index & ~passed).any()
     assert all(element < n for element in set_bits(passed))
+
+
+def blank(words: int) -> Words:
+    """Return an array of garbage that a kernel must overwrite."""
+    return np.full(words, 0xA5A5A5A5, np.uint32)
 
 
 def test_false_positives_are_as_rare_as_promised() -> None:
@@ -100,16 +205,16 @@ def test_false_positives_are_as_rare_as_promised() -> None:
         where = np.flatnonzero(chosen)
         for hashes in (1, 4, 8):
             layout = BloomLayout.sized(where.size, hashes, 9)
-            passed = len(set_bits(filtered(ALL[1], layout, bitmap(n, where), n))) - where.size
+            passed = len(set_bits(filtered(CPU, layout, packed(chosen), n))) - where.size
             assert passed / n == pytest.approx(2.0**-hashes, rel=0.1)
 
 
 @IMPLEMENTATIONS
 def test_a_filter_too_small_lets_all_pass(ops: Kernels) -> None:
     n = 10_007
-    index = bitmap(n, np.arange(0, n, 3))
+    index = packed(np.arange(n) % 3 == 0)
     passed = filtered(ops, BloomLayout(3, 1, 7), index, n)
-    np.testing.assert_array_equal(passed, bitmap(n, np.arange(n)))
+    np.testing.assert_array_equal(passed, packed(np.ones(n, np.bool_)))
     bits, out = blank(index_words(n)), blank(index_words(n))
     ops.gather_bits(index, passed, bits)
     ops.scatter_bits(bits, passed, out)
@@ -144,9 +249,7 @@ def test_forms_are_homomorphic_and_alike(data: st.DataObject) -> None:
     n = data.draw(st.integers(0, 3000))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     density = data.draw(st.sampled_from([0.0, 0.003, 0.05, 0.5, 1.0]))
-    workers = [
-        bitmap(n, np.flatnonzero(rng.random(n) < density)) for _ in range(data.draw(st.integers(1, 4)))
-    ]
+    workers = [packed(rng.random(n) < density) for _ in range(data.draw(st.integers(1, 4)))]
     union = np.bitwise_or.reduce(workers)
     block = 1 << data.draw(st.integers(1, 9))
     rows = data.draw(st.integers(1, 40))
@@ -164,8 +267,33 @@ def test_forms_are_homomorphic_and_alike(data: st.DataObject) -> None:
             np.testing.assert_array_equal(np.bitwise_or.reduce(parts), whole)
             masks.append(whole)
         masks.append(filtered(ops, layout, union, n))
-    for reference, cpu in zip(masks[:3], masks[3:], strict=True):
-        np.testing.assert_array_equal(reference, cpu)
+    for ours, truth in zip(masks[3:], masks[:3], strict=True):
+        np.testing.assert_array_equal(ours, truth)
+
+
+@pytest.mark.parametrize("n", [3 * 8192 + 17, 65537, 131072])
+def test_cores_share_the_work_and_change_nothing(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed = FixedPoint(12)
+    sample, first = drawn(n, 0.5), 2**33
+    where, bloom = np.flatnonzero(sample), BloomLayout(3, 500, n)
+    outcomes = []
+    for cores in (1, 3):
+        monkeypatch.setattr(threads, "PER_CORE", 8192)
+        monkeypatch.setattr(threads, "_CORES", cores)
+        bitmap, passed = np.empty(index_words(n), np.uint32), np.empty(index_words(n), np.uint32)
+        filtered = np.empty(bloom.words, np.uint32)
+        whole = np.empty(n, np.int32)
+        blocks, filled = np.empty(index_words(-(-n // 4)), np.uint32), np.empty_like(bitmap)
+        reference.index(sample, bitmap)
+        CPU.quantize(sample, fixed, whole)
+        CPU.block_encode(bitmap, n, 4, blocks)
+        CPU.block_decode(blocks, n, 4, filled)
+        CPU.bloom_encode(bloom, bitmap, filtered, first)
+        CPU.bloom_decode(bloom, filtered, n, passed, first)
+        outcomes.append((bitmap, passed, whole, blocks, filled, filtered))
+        np.testing.assert_array_equal(CPU.positions(bitmap, n, first), where + first)
+    for one, several in zip(*outcomes, strict=True):
+        np.testing.assert_array_equal(one, several)
 
 
 @pytest.mark.parametrize(
@@ -186,3 +314,17 @@ def test_filters_for_any_number_of_candidates_can_be_laid_out() -> None:
 def test_impossible_blocks_are_refused(block: int) -> None:
     with pytest.raises(CodecError, match=r"^block: .*; use a power of 2"):
         block_words(100, block)
+
+
+def test_code_is_compiled_again_after_a_change_of_what_it_contains(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: set[str] = set()
+
+    def compiler(sources: Iterable[Path], options: object) -> Callable[[object], object]:
+        given.update(source.name for source in sources)
+        return lambda function: function
+
+    monkeypatch.setattr("peelsum.wire.compiled.compiler", compiler)
+    runpy.run_path(str(cpu_index_loops.__file__))
+    loops = {"cpu_segment_loops.py", "cpu_index_loops.py", "cpu_loops.py", "cpu_sketch_loops.py"}
+    assert given >= loops | {"cpu_prefetch.py", "cpu_vectors.py"}
+    assert given >= {"block_scales.py", "fixed_point.py", "layout.py"}

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from poison import Guarded
 
 from peelsum.codec import cpu_segment_loops, cpu_segments, segment_codec, threads
 from peelsum.codec.cpu_vectors import PACKS_FLOATS
 from peelsum.codec.reference_segments import ReferenceSegments
-from peelsum.codec.segments import ROW, Segment, Table, ends
+from peelsum.codec.segments import ROW, Segment, Table
 
 #: Around a row, a word of rows, a block of floats, and a vector.
 SIZES = [1, 15, 16, 17, 31, 32, 33, 64, 65, 1023, 1024, 1025, 4095, 4097, 8191, 8192, 8193, 20_001]
 DENSITIES = [0.0, 0.001, 0.02, 0.04, 0.3, 1.0]
-SENTINEL = np.float32(77)
 
 
 def tables(rng: np.random.Generator) -> Table:
@@ -34,69 +33,52 @@ def drawn(n: int, rng: np.random.Generator) -> Any:
     return values.astype(np.float32)
 
 
-class Run:
-    """A step of one worker among several: all that its codec writes, between guards."""
-
-    def __init__(self, codecs: Any, table: Table, seed: int, workers: int) -> None:
-        rng = np.random.default_rng(seed)
-        values = [drawn(one.elements, rng) for one in table.segments]
-        # Where results go: an array of the caller's between guards, over the values, or a new array.
-        self.rooms = [np.full(one.elements + 128, SENTINEL) for one in table.segments]
-        out: list[Any] = []
-        for own, room in zip(values, self.rooms, strict=True):
-            out.append([own, room[64:-64], None][rng.integers(3)])
-        codec = codecs(table, values, out, workers)
-        words = np.full(table.scale_words, 0xA5A5A5A5, np.uint32)
-        bitmap = codec.write_scales(words)
-        for s in range(table.dense, len(table)):  # other workers have non-zeros elsewhere
-            first, end = table.first_words[s - table.dense :][:2]
-            others = rng.random(int(end - first) * ROW) < rng.choice([0, 0.01, 0.5])
-            others[table.elements[s] :] = False
-            bitmap[first:end] |= np.packbits(others, bitorder="little").view(np.uint32)
-        codec.read_scales(words)
-        dense, sparse = codec.place(bitmap)
-        numbers = np.full(64 + dense + sparse + 64, 0x5A5A5A5A, np.int32)
-        own = numbers[64:-64]
-        codec.write_dense(own[:dense])
-        codec.gather(own[dense:])
-        finite = np.repeat(codec.fields != 255, [*np.diff(self._places(codec, table, bitmap))])
-        own[~finite] = 0  # numbers of a segment that is not finite are undefined
-        assert (numbers[:64] == 0x5A5A5A5A).all()
-        assert (numbers[-64:] == 0x5A5A5A5A).all()
-        sums = own.copy()
-        sums[rng.random(sums.size) < rng.choice([0.2, 0.9])] = 0  # as if another worker had the opposite
-        some = np.flatnonzero(rng.random(int(table.begins[-1])) < rng.choice([0, 0.01, 0.5]))
-        found_at = codec.values_at(some)  # -0.0 may be 0.0 by now
-        wide = some[rng.random(some.size) < 0.5]
-        given = rng.standard_normal(wide.size).astype(np.float32)
-        results = codec.read(sums[:dense], sums[dense:], workers, (wide, given) if seed % 2 else None)
-        for result, asked, before in zip(results, out, values, strict=True):
-            assert asked is None or result is asked
-            assert result.size == before.size
-        for room in self.rooms:
-            assert (room[:64] == SENTINEL).all()
-            assert (room[-64:] == SENTINEL).all()
-        counts = codec.counts(sums[:dense], sums[dense:], (own[:dense], own[dense:]))
-        if not finite.all():
-            counts = counts._replace(own=np.where(codec.fields == 255, 0, counts.own))
-        wanted = (np.arange(len(table)) % 3 > 0).astype(np.int64)
-        occupied = codec.occupied(sums[dense:], wanted)
-        results = [np.where(np.isnan(one), np.float32(np.nan), one) for one in results]
-        self.found = [words, bitmap, codec.fields, codec.scales, own, *counts, occupied]
-        self.found += [one.view(np.uint32) for one in [found_at + np.float32(0), *results]]
-
-    @staticmethod
-    def _places(codec: Any, table: Table, bitmap: Any) -> Any:
-        sent = [0 if codec.fields[s] in (-1, 255) else int(table.elements[s]) for s in range(table.dense)]
-        cuts = table.first_words.tolist()
-        sent += [int(np.bitwise_count(bitmap[a:b]).sum()) for a, b in pairwise(cuts)]
-        return ends(np.array(sent, np.int64))
+def run(codecs: Any, table: Table, seed: int, workers: int) -> list[Any]:
+    """Go through a step of one worker among several; return all that its codec writes, between guards."""
+    rng = np.random.default_rng(seed)
+    values = [drawn(one.elements, rng) for one in table.segments]
+    # Where results go: an array of the caller's between guards, over the values, or a new array.
+    rooms = [Guarded(one.elements, np.float32) for one in table.segments]
+    out = [[own, room.array, None][rng.integers(3)] for own, room in zip(values, rooms, strict=True)]
+    codec = codecs(table, values, out, workers)
+    words = np.full(table.scale_words, 0xA5A5A5A5, np.uint32)
+    bitmap = codec.write_scales(words)
+    for s in range(table.dense, len(table)):  # other workers have non-zeros elsewhere
+        first, end = table.first_words[s - table.dense :][:2]
+        others = rng.random(int(end - first) * ROW) < rng.choice([0, 0.01, 0.5])
+        others[table.elements[s] :] = False
+        bitmap[first:end] |= np.packbits(others, bitorder="little").view(np.uint32)
+    codec.read_scales(words)
+    dense, sparse = codec.place(bitmap)
+    numbers = Guarded(dense + sparse, np.int32)
+    own = numbers.array
+    codec.write_dense(own[:dense])
+    codec.gather(own[dense:])
+    finite = np.repeat(codec.fields != 255, codec.sent)
+    own[~finite] = 0  # numbers of a segment that is not finite are undefined
+    sums = own.copy()
+    sums[rng.random(sums.size) < rng.choice([0.2, 0.9])] = 0  # as if another worker had the opposite
+    some = np.flatnonzero(rng.random(int(table.begins[-1])) < rng.choice([0, 0.01, 0.5]))
+    found_at = codec.values_at(some) + np.float32(0)  # -0.0 may be 0.0 by now
+    wide = some[rng.random(some.size) < 0.5]
+    given = rng.standard_normal(wide.size).astype(np.float32)
+    results = codec.read(sums[:dense], sums[dense:], workers, (wide, given) if seed % 2 else None)
+    for result, asked, before in zip(results, out, values, strict=True):
+        assert asked is None or result is asked
+        assert result.size == before.size
+    for one in (numbers, *rooms):
+        one.check(one.array)
+    counts = codec.counts(sums[:dense], sums[dense:], (own[:dense], own[dense:]))
+    counts = counts._replace(own=np.where(codec.fields == 255, 0, counts.own))
+    occupied = codec.occupied(sums[dense:], (np.arange(len(table)) % 3 > 0).astype(np.int64))
+    results = [np.where(np.isnan(one), np.float32(np.nan), one) for one in [found_at, *results]]
+    results = [one.view(np.uint32) for one in results]
+    return [words, bitmap, codec.fields, codec.scales, codec.sent, own, *counts, occupied, *results]
 
 
 def compare(table: Table, seed: int, workers: int) -> None:
-    ours, wanted = (Run(codecs, table, seed, workers) for codecs in (segment_codec("cpu"), ReferenceSegments))
-    assert len(ours.found) == len(wanted.found)
-    for one, other in zip(ours.found, wanted.found, strict=True):
+    ours, wanted = (run(codecs, table, seed, workers) for codecs in (segment_codec("cpu"), ReferenceSegments))
+    for one, other in zip(ours, wanted, strict=True):
         np.testing.assert_array_equal(one, other)
 
 

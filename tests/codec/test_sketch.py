@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from poison import Guarded
 
-from peelsum.codec import SUB_TABLES, CodecError, Kernels, SketchLayout, kernels
+from peelsum.codec import SUB_TABLES, CodecError, Kernels, SketchLayout, kernels, reference, threads
 from peelsum.codec.layout import MIX_STEP, mix
 
 Support = Callable[[np.random.Generator, int, int], NDArray[np.int64]]
 INT32 = st.integers(-(2**31), 2**31 - 1)
-IMPLEMENTATIONS = pytest.mark.parametrize(
-    "ops", [kernels("cpu"), kernels("reference")], ids=["cpu", "reference"]
-)
+CPU, REFERENCE = kernels("cpu"), kernels("reference")
+IMPLEMENTATIONS = pytest.mark.parametrize("ops", [CPU, REFERENCE], ids=["cpu", "reference"])
 
 
 def encoded(
@@ -142,12 +142,59 @@ def test_any_support_any_size_any_seed(
     where = np.array(sorted(elements), np.int64)
     values = np.array([elements[i] for i in sorted(elements)], np.int32)
     layout = SketchLayout(width if segments < 2**13 else min(width, 40), seed, segments)
-    sketches = [encoded(kernels(name), layout, where, values) for name in ("cpu", "reference")]
+    sketches = [encoded(ops, layout, where, values) for ops in (CPU, REFERENCE)]
     np.testing.assert_array_equal(sketches[0], sketches[1])
-    for name in ("cpu", "reference"):
-        got, left = decoded_with_left_over_round(kernels(name), layout, sketches[0], where, values)
+    for ops in (CPU, REFERENCE):
+        got, left = decoded_with_left_over_round(ops, layout, sketches[0], where, values)
         np.testing.assert_array_equal(got, values)
         assert left.tolist() == two_core(layout, where)
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000, 6554])
+@pytest.mark.parametrize("cells_per_candidate", [0.2, 1.1, 1.4])
+def test_ends_of_peeling(count: int, cells_per_candidate: float) -> None:
+    """Peeled candidates have their values. The left-over is the reference's, with values of 0."""
+    rng, where = np.random.default_rng(count), 5 * np.arange(count)
+    numbers = rng.integers(-(2**31), 2**31, count).astype(np.int32)
+    layout = SketchLayout.sized(count, count, cells_per_candidate)
+    sketch = np.empty(layout.cells, np.uint32)
+    CPU.sketch_encode(layout, where, numbers, sketch)
+    wanted = numbers.copy()
+    left = REFERENCE.sketch_decode(layout, sketch, where, np.empty_like(wanted))
+    wanted[left] = 0
+    out = Guarded(count, np.int32)
+    np.testing.assert_array_equal(CPU.sketch_decode(layout, sketch, where, out.array), left)
+    out.check(wanted)
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+@pytest.mark.parametrize(("segments", "width"), [(1, 200), (2, 90), (16, 6), (128, 2)])
+def test_segments(segments: int, width: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_CORES", cores)
+    monkeypatch.setattr(threads, "PER_CORE", 1)
+    rng = np.random.default_rng(segments)
+    where = np.sort(rng.choice(5000, 389, replace=False)).astype(np.int64)
+    numbers = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
+    layout = SketchLayout(width, 9, segments)
+    sketches = [np.full(layout.cells, 7, np.uint32) for _ in range(3)]
+    decoded = [np.full(where.size, 7, np.int32) for _ in range(3)]
+    left = []
+    for i, ops in enumerate((CPU, REFERENCE)):
+        ops.sketch_encode(layout, where, numbers, sketches[i])
+        left.append(ops.sketch_decode(layout, sketches[i], where, decoded[i]))
+    # Independently: every segment is a sketch of its own.
+    alone, parts = SketchLayout(width, 9), []
+    owners = reference.places(layout, where)[0][:, 0] // alone.cells
+    for s in range(segments):
+        part = np.flatnonzero(owners == s)
+        cells, values = sketches[2][s * alone.cells : (s + 1) * alone.cells], np.empty(part.size, np.int32)
+        REFERENCE.sketch_encode(alone, where[part], numbers[part], cells)
+        parts.append(part[REFERENCE.sketch_decode(alone, cells, where[part], values)])
+        decoded[2][part] = values
+    left.append(np.sort(np.concatenate(parts)))
+    for results in (sketches, decoded, left):
+        np.testing.assert_array_equal(results[0], results[2])
+        np.testing.assert_array_equal(results[1], results[2])
 
 
 @IMPLEMENTATIONS
@@ -172,23 +219,6 @@ def test_segments_cells_and_signs_are_spread() -> None:
     assert load.max() < 20  # 2,000 balls in 500 cells of each sub-table: 4 expected in each
     assert np.count_nonzero(load) > 0.97 * layout.cells
     np.testing.assert_allclose(load.reshape(2, -1).sum(axis=1), 6000, atol=300)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", ["uniform", "half the columns dead", "rows of 64"])
-def test_default_size_peels_a_bucket_to_the_end(seed: int, kind: str) -> None:
-    rng, n = np.random.default_rng(seed), 1 << 20
-    chosen = rng.random(n) < 0.01
-    if kind == "half the columns dead":
-        chosen = (rng.random(n) < 0.02) & (np.arange(n) % 256 < 128)
-    elif kind == "rows of 64":
-        chosen = np.repeat(rng.random(n // 64) < 0.01, 64)
-    where = np.flatnonzero(chosen)
-    values = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
-    layout = SketchLayout.sized(where.size, seed)
-    got, sketch = np.empty(where.size, np.int32), encoded(kernels(), layout, where, values)
-    assert kernels().sketch_decode(layout, sketch, where, got).size == 0
-    np.testing.assert_array_equal(got, values)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from peelsum.compress import (
     VarTopK,
 )
 from peelsum.compress.arithmetic import code_of, pack, rounded_up, unpack, value_of
-from peelsum.compress.rotation import rotated, rotated_back
+from peelsum.compress.methods.packed import rotated, rotated_back
 
 PAGE = Path(__file__).parents[2] / "docs/reference/compressors.md"
 DRAWS, Z = 1000, 5.0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from peelsum.flexible import Measurement
-from peelsum.flexible.errors import FlexibleConfigError
+from peelsum.flexible.collectives import FlexibleConfigError
 
 LEAST = ("group_small_s", "switch_small_s", "group_probe_s", "switch_probe_s", "exchange_s", "gain")
 

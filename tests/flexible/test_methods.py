@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,7 +11,6 @@ import pytest
 from compressors import Workers
 
 from peelsum.compress import Compressor, Dense, Memory, StarTopK, TopK, VarTopK
-from peelsum.compress.collectives import SummationCollectives
 from peelsum.flexible import (
     AXES,
     COLLECTIVES,
@@ -25,9 +24,7 @@ from peelsum.flexible import (
     costs,
     crossovers,
 )
-from peelsum.flexible.collectives import direct, directly, reduced
-from peelsum.flexible.errors import FlexibleConfigError
-from peelsum.summation import Part, Words
+from peelsum.flexible.collectives import FlexibleConfigError, directly, reduced
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
 LINK = LinkModel(1e-3, 0.1)
@@ -72,6 +69,9 @@ def simulated(name: str, workers: int, words: float) -> float:
         clocks.tree(words, down=False)
     if name in ("all_reduce_tree", "broadcast"):
         clocks.tree(words, down=True)
+    if name == "direct":
+        for other in range(1, workers):
+            clocks.round([(0, other)], words)
     return max(clocks.at)
 
 
@@ -97,7 +97,7 @@ def test_an_exchange_costs_its_messages_and_its_words_on_the_busiest_link(worker
     for network, (messages, sent) in (
         (COLLECTIVES["all_reduce_ring"], reduced(workers, words)),
         (COLLECTIVES["all_reduce_tree"], reduced(workers, words, tree=True)),
-        (direct, reduced(workers, words, few=True)),
+        (COLLECTIVES["direct"], reduced(workers, words, few=True)),
     ):
         seconds = messages * LINK.latency_s + sent * WORD_S
         assert network(LINK, workers).seconds(words, 1) == pytest.approx(seconds, rel=1e-9)
@@ -151,17 +151,6 @@ def test_every_sum_has_its_latency_and_headers(method: str) -> None:
     assert more_s == pytest.approx(exchange_s.get(method, 0.0))
 
 
-class Counted(SummationCollectives):
-    """Collectives that count exchanges and their words."""
-
-    exchanges = words = 0
-
-    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        self.exchanges += 1
-        self.words += sum(part.words.size for part in parts)
-        return super().sum_words(parts)
-
-
 @pytest.mark.parametrize("elements", [2000, 20_000])
 @pytest.mark.parametrize("ratio", [0.1, 0.001])
 @pytest.mark.parametrize(
@@ -178,18 +167,16 @@ def test_the_switch_s_exchanges_and_words_are_those_of_a_sum(
 ) -> None:
     """Four workers' second sum, as in the hook; VAR-Topk elects in an exchange more."""
     workers = Workers(compressor(ratio), 4, kind=Memory)
-    counted = [Counted(one) for one in workers.summations]
     for seed in range(2):
-        for one, collectives in zip(workers.sums, counted, strict=True):
-            one._collectives = one.allreduce._summation = collectives
-            collectives.exchanges = collectives.words = 0
         rng = np.random.default_rng(seed)
-        workers.step([{"x": rng.standard_normal(elements, np.float32)} for _ in range(4)])
-    step = Step(elements, ratio, 4, LinkModel(1.0, 1.0), headers=1)
-    model, (first, *others) = cost(method, step), counted
-    assert first.exchanges == model.latency_s / 2 + election
-    assert first.words == pytest.approx(model.words, rel=0.02, abs=130)
-    assert all((one.exchanges, one.words) == (first.exchanges, first.words) for one in others)
+        first, *others = workers.recorded(
+            [{"x": rng.standard_normal(elements, np.float32)} for _ in range(4)]
+        )
+    model = cost(method, Step(elements, ratio, 4, LinkModel(1.0, 1.0), headers=1))
+    assert len(first) == model.latency_s / 2 + election
+    words = sum(size for parts in first for _, size in parts)
+    assert words == pytest.approx(model.words, rel=0.02, abs=130)
+    assert all(one == first for one in others)
 
 
 def test_one_worker_s_index_is_shorter_than_the_union_of_all() -> None:

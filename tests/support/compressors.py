@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from peelsum.allreduce import Allreduce, LocalSummation
+from peelsum.allreduce import Allreduce, LocalSummation, Part
 from peelsum.compress import (
     DGC,
     QSGD,
@@ -25,6 +25,7 @@ from peelsum.compress import (
     Residual,
     Single,
     StarTopK,
+    SummationCollectives,
     TensorState,
     TernGrad,
     Threshold,
@@ -33,7 +34,8 @@ from peelsum.compress import (
     registered,
 )
 from peelsum.compress.arithmetic import code_of, value_of
-from peelsum.compress.sparsifier import Elected
+from peelsum.compress.methods.ar_top_k import Elected
+from peelsum.summation import Words
 
 #: The compressors of the package, without those that tests declare.
 KINDS = {name: kind for name, kind in registered().items() if kind.__module__.startswith("peelsum.")}
@@ -146,6 +148,19 @@ class Books(Memory):
             assert [a + b for a, b in pairs] == self.accumulated[name], name
 
 
+class Recorded(SummationCollectives):
+    """Collectives that note the operations and lengths of every exchange."""
+
+    def __init__(self, summation: LocalSummation) -> None:
+        super().__init__(summation)
+        self.exchanges: list[list[tuple[str, int]]] = []
+
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        """Note the parts, and sum them."""
+        self.exchanges.append([(part.op, part.words.size) for part in parts])
+        return super().sum_words(parts)
+
+
 class Workers:
     """A group of workers that sum compressed tensors, a thread each, and keep books.
 
@@ -180,3 +195,11 @@ class Workers:
         with ThreadPoolExecutor(len(self.sums)) as pool:
             pairs = zip(self.sums, tensors, strict=True)
             return list(pool.map(lambda pair: pair[0].sum(pair[1], step), pairs))
+
+    def recorded(self, tensors: list[dict[str, np.ndarray]]) -> list[list[list[tuple[str, int]]]]:
+        """Every worker's exchanges of one step: the operation and length of each part."""
+        collectives = [Recorded(one) for one in self.summations]
+        for one, recorded in zip(self.sums, collectives, strict=True):
+            one._collectives = one.allreduce._summation = recorded
+        self.step(tensors)
+        return [one.exchanges for one in collectives]

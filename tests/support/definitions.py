@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from peelsum.compress.rotation import block_of
+from peelsum.compress.methods.packed import block_of
 
 Numbers = Sequence[float]
 _INT32_MAX = 2**31 - 1

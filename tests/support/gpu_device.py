@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -41,3 +42,17 @@ def bits(tensor: torch.Tensor) -> NDArray[Any]:
     """Return the bit patterns of floats or words in device memory: uint32, or int64."""
     array: NDArray[Any] = tensor.cpu().numpy()
     return array.view(np.uint32) if array.itemsize == 4 else array
+
+
+def same(ours: torch.Tensor, truth: NDArray[Any], chosen: Any = slice(None)) -> None:
+    """Require the bits of `truth`, at all elements or the chosen ones."""
+    truth = truth.view(np.uint32) if truth.itemsize == 4 else truth
+    np.testing.assert_array_equal(bits(ours)[chosen], truth[chosen])
+
+
+@pytest.fixture(autouse=True)
+def poisoned_allocations() -> Iterator[None]:
+    """Let torch.empty fill memory with garbage, so that elements that no kernel writes are found."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -1,4 +1,4 @@
-"""Memory poisoned before anyone may write to it: a fixture that conftest.py imports for its whole folder."""
+"""Poisoned memory: a fixture that conftest.py imports for its whole folder, and arrays between guards."""
 
 from __future__ import annotations
 
@@ -32,6 +32,21 @@ class PoisonedNumPy:
         if array.flags.c_contiguous and array.nbytes:
             array.reshape(-1).view(np.uint8)[:] = 0xA5
         return array
+
+
+class Guarded:
+    """An array of garbage between guards, which `check` requires to be intact."""
+
+    def __init__(self, count: int, dtype: type[np.generic] = np.uint32) -> None:
+        self._all = np.full(128 + count, 0xA5A5A5A5, np.int64).astype(dtype)
+        self._intact = self._all[:64].copy()
+        self.array = self._all[64:-64]
+
+    def check(self, expected: NDArray[Any]) -> None:
+        """Require that the array is as expected, and that nothing beside it was written."""
+        np.testing.assert_array_equal(self.array, expected)
+        np.testing.assert_array_equal(self._all[:64], self._intact)
+        np.testing.assert_array_equal(self._all[-64:], self._intact)
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from compressors import Books, fractions
 from torch_training import model, parameters, step_loss
 
 from peelsum.compress import CompressedSum, Compressor
+from peelsum.flexible import Flexible
 from peelsum.torch import SwitchAllreduceState, hook
 from peelsum.torch.backends import connect
 
@@ -28,27 +29,34 @@ class Watched(CompressedSum):
         return result
 
 
-def audited(rank: int, compressor: Compressor, over: str, steps: int, restart_at: int) -> dict[str, Any]:
-    """Train with error feedback; at `restart_at` another state and module go on from a checkpoint.
+def audited(
+    rank: int, chosen: Compressor | Flexible, over: str, steps: int, restart_at: int
+) -> dict[str, Any]:
+    """Train with error feedback by a compressor or a strategy.
 
-    After every step, averages are compared with those of what all ranks sent.
+    At `restart_at` another state and module go on from a checkpoint.
+
+    After every step, averages are compared with those of what all ranks sent, and books closed; after a
+    restore, they begin with what was kept. The buckets are rebuilt after the first step.
     """
+    used, settings = [], {"strategy": chosen}
+    if isinstance(chosen, Compressor):
+        settings = {"compressor": chosen, "error_feedback": True}
     with (
         patch("peelsum.torch.settings.Memory", Books),
         patch("peelsum.torch.settings.CompressedSum", Watched),
     ):
-        ddp, state = _hooked(compressor, over)
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        ddp, state, optimizer = hooked(over, **settings)
         for step in range(steps):
             if step == restart_at:
-                ddp, state = _restored(ddp, state, compressor, over)
-                optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+                ddp, state, optimizer = restored(ddp, state, over, **settings)
             optimizer.zero_grad()
             step_loss(ddp, rank, step).backward()
-            if step != restart_at - 1:  # after a restore, books begin with what was kept
-                _check(ddp, state, balance=step < restart_at)
+            if (strategy := state.stats().strategy) is not None:
+                used.append((strategy.plan.method, strategy.plan.ratio))
+            _check(ddp, state, balance=step < restart_at)
             optimizer.step()
-        outcome = {"parameters": parameters(ddp), "stats": state.stats()}
+        outcome = {"parameters": parameters(ddp), "used": used, "stats": state.stats()}
         state.close()
     return outcome
 
@@ -65,30 +73,31 @@ def _check(ddp: torch.nn.Module, state: SwitchAllreduceState, *, balance: bool) 
         np.testing.assert_array_equal(parameter.grad.numpy().ravel(), np.array(expected), name)
 
 
-def _hooked(compressor: Compressor, over: str) -> tuple[Any, SwitchAllreduceState]:
+def hooked(over: Any, **settings: Any) -> tuple[Any, SwitchAllreduceState, torch.optim.Optimizer]:
+    """A small model in several buckets, with its hook's state and an optimizer."""
     ddp = model()
-    names = ddp.module.named_parameters()
-    state = SwitchAllreduceState(over=over, names=names, compressor=compressor, error_feedback=True)
+    state = SwitchAllreduceState(over=over, names=list(ddp.module.named_parameters()), **settings)
     ddp.register_comm_hook(state, hook)
-    return ddp, state
+    return ddp, state, torch.optim.SGD(ddp.parameters(), lr=0.1)
 
 
-def _restored(ddp: Any, state: SwitchAllreduceState, *settings: Any) -> tuple[Any, SwitchAllreduceState]:
+def restored(
+    ddp: Any, state: SwitchAllreduceState, over: str, **settings: Any
+) -> tuple[Any, SwitchAllreduceState, torch.optim.Optimizer]:
+    """Another model, state and optimizer, which go on from saved values."""
     file = io.BytesIO()
     torch.save({"weights": ddp.state_dict(), "state": state.state_dict()}, file)
     state.close()
     values = torch.load(io.BytesIO(file.getvalue()))
-    ddp, state = _hooked(*settings)
+    ddp, state, optimizer = hooked(over, **settings)
     ddp.load_state_dict(values["weights"])
     state.load_state_dict(values["state"])
-    return ddp, state
+    return ddp, state, optimizer
 
 
 def not_finite(rank: int, compressor: Compressor, over: str) -> list[list[bool]]:
     """Train three steps, the second with an infinite gradient on rank 1; return which averages are finite."""
-    ddp = model()
-    state = SwitchAllreduceState(over=over, compressor=compressor)
-    ddp.register_comm_hook(state, hook)
+    ddp, state, _ = hooked(over, compressor=compressor)
     outcome = []
     for step in range(3):
         ddp.zero_grad()

@@ -1,12 +1,11 @@
-"""Ranks that train with a strategy: by a script of methods, or over links that a schedule slows down."""
+"""Ranks that train with a strategy: by a script of methods, or over a star that a schedule slows down."""
 
 from __future__ import annotations
 
-import io
 import logging
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,13 +19,12 @@ from numpy.typing import NDArray
 from patience import PATIENCE_S
 from torch_training import model, parameters, step_loss
 
-from peelsum.flexible import DENSE, Decider, Flexible, LinkModel, SwitchPath
+from peelsum.flexible import DENSE, Decider, Flexible, LinkModel
 from peelsum.flexible.collectives import reduced
 from peelsum.summation import Part, Words
 from peelsum.torch import ProcessGroupSummation, SwitchAllreduceState, TopK, hook
 from peelsum.torch.backends import connect
 from peelsum.torch.process_group_summation import By
-from peelsum.torch.routes import switch_words
 
 #: What each step of a script does: a method and a ratio.
 Script = Sequence[tuple[str, float]]
@@ -61,48 +59,14 @@ def scripted(script: Script | None) -> Iterator[None]:
 
 
 def hooked(over: Any, **settings: Any) -> tuple[Any, SwitchAllreduceState, torch.optim.Optimizer]:
-    """A small model in several buckets, with a strategy."""
-    ddp = model()
-    names = list(ddp.module.named_parameters())
-    state = SwitchAllreduceState(over=over, names=names, **{"strategy": Flexible(), **settings})
-    ddp.register_comm_hook(state, hook)
-    return ddp, state, torch.optim.SGD(ddp.parameters(), lr=0.1)
+    """See `torch_compressed.hooked`; with a strategy unless the settings have others."""
+    return compressed.hooked(over, **{"strategy": Flexible(), **settings})
 
 
 def audited(rank: int, over: str, script: Script | None, steps: int, restart_at: int) -> dict[str, Any]:
-    """Train, with books closed after every step; at `restart_at` go on from a checkpoint.
-
-    After every step, averages are compared with those of what all ranks sent. The buckets are rebuilt after
-    the first step.
-    """
-    watched = patch("peelsum.torch.settings.CompressedSum", compressed.Watched)
-    used = []
-    with patch("peelsum.torch.settings.Memory", Books), watched, scripted(script):
-        ddp, state, optimizer = hooked(over)
-        for step in range(steps):
-            if step == restart_at:
-                ddp, state, optimizer = restored(ddp, state, over)
-            optimizer.zero_grad()
-            step_loss(ddp, rank, step).backward()
-            plan = state.stats().strategy.plan
-            used.append((plan.method, plan.ratio))
-            compressed._check(ddp, state, balance=step < restart_at)
-            optimizer.step()
-        outcome = {"parameters": parameters(ddp), "used": used, "stats": state.stats()}
-        state.close()
-    return outcome
-
-
-def restored(ddp: Any, state: SwitchAllreduceState, over: str) -> tuple[Any, Any, Any]:
-    """Return another model and state from saved values."""
-    file = io.BytesIO()
-    torch.save({"weights": ddp.state_dict(), "state": state.state_dict()}, file)
-    state.close()
-    values = torch.load(io.BytesIO(file.getvalue()))
-    ddp, state, optimizer = hooked(over)
-    ddp.load_state_dict(values["weights"])
-    state.load_state_dict(values["state"])
-    return ddp, state, optimizer
+    """See `torch_compressed.audited`; with a strategy."""
+    with scripted(script):
+        return compressed.audited(rank, Flexible(), over, steps, restart_at)
 
 
 def trained(rank: int, over: Any, script: Script | None, steps: int, **settings: Any) -> dict[str, Any]:
@@ -137,73 +101,27 @@ def same_methods(rank: int, over: str, methods: Sequence[str], steps: int) -> li
     return found
 
 
-class Links:
-    """Links whose latency and rate depend on the training's step; an exchange over them sleeps."""
+@contextmanager
+def slowed(link: LinkModel) -> Iterator[None]:
+    """Slow down every process group of this process: an exchange sleeps as long as it takes over `link`."""
 
-    def __init__(
-        self, group: Callable[[int], LinkModel], switch: Callable[[int], LinkModel] | None = None
-    ) -> None:
-        self._by = {"group": group, "switch": switch}
-        self.step = 0
-
-    def sleep(self, carrier: str, messages: float, words: float) -> None:
-        """Take as long as an exchange over the link of `carrier` in this step."""
-        of = self._by[carrier]
-        assert of is not None
-        link = of(self.step)
+    def sleep(messages: float, words: float) -> None:
         time.sleep(messages * link.latency_s + 32 * words / (link.gbps * 1e9))
 
-    @contextmanager
-    def slowing(self) -> Iterator[None]:
-        """Slow down every process group of this process."""
-        links = self
+    class Slowed(ProcessGroupSummation):
+        def sum_words(self, parts: Sequence[Part], *, by: By | None = None) -> list[Words]:
+            for part in parts:
+                size, few = part.words.size, by is None and part.words.size <= self.few_words
+                sleep(*reduced(self.workers, size, tree=by == "tree", few=few))
+            return super().sum_words(parts, by=by)
 
-        class Slowed(ProcessGroupSummation):
-            def sum_words(self, parts: Sequence[Part], *, by: By | None = None) -> list[Words]:
-                for part in parts:
-                    size, few = part.words.size, by is None and part.words.size <= self.few_words
-                    links.sleep("group", *reduced(self.workers, size, tree=by == "tree", few=few))
-                return super().sum_words(parts, by=by)
+        def gather_equal(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+            others = self.workers - 1
+            sleep(others, others * data.size / 4)
+            return super().gather_equal(data)
 
-            def gather_equal(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-                others = self.workers - 1
-                links.sleep("group", others, others * data.size / 4)
-                return super().gather_equal(data)
-
-        with patch("peelsum.torch.backends.ProcessGroupSummation", Slowed):
-            yield
-
-
-class SlowSwitch:
-    """A backend over a process group that does not show it: it stands for a switch with the given `links`."""
-
-    def __init__(self, links: Links) -> None:
-        self._inner, self._links = ProcessGroupSummation("gloo"), links
-        self.lanes, self.workers, self.worker_id = 256, self._inner.workers, self._inner.worker_id
-
-    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        self._links.sleep("switch", 2, switch_words(SwitchPath(lanes=self.lanes), parts))
-        return self._inner.sum_words(parts)
-
-
-def over_changing_links(rank: int, changes: Sequence[int], strategy: Flexible) -> dict[str, Any]:
-    """Train over a switch whose links are ten times as slow between the two `changes`."""
-    torch.set_num_threads(1)
-    fast, slow, steady = LinkModel(1e-4, 0.2), LinkModel(1e-4, 0.02), LinkModel(1e-4, 0.06)
-    links = Links(lambda step: steady, lambda step: slow if changes[0] <= step < changes[1] else fast)
-    with links.slowing():
-        layer = torch.nn.Linear(256, 256)
-        ddp = torch.nn.parallel.DistributedDataParallel(layer)
-        state = SwitchAllreduceState(over=SlowSwitch(links), strategy=strategy)
-        ddp.register_comm_hook(state, hook)
-        generator = torch.Generator().manual_seed(rank)
-        for step in range(changes[1] + 20):
-            links.step = step
-            ddp.zero_grad()
-            ddp(torch.randn(4, 256, generator=generator)).pow(2).sum().backward()
-        strategy_stats = state.stats().strategy
-        state.close()
-    return {"strategy": strategy_stats}
+    with patch("peelsum.torch.backends.ProcessGroupSummation", Slowed):
+        yield
 
 
 def timed_over_switch(rank: int, seconds: float, strategy: Flexible) -> dict[str, Any]:
@@ -212,9 +130,8 @@ def timed_over_switch(rank: int, seconds: float, strategy: Flexible) -> dict[str
     The process group, which does not go through the star, is slowed down to 60 Mbit/s and 5 ms.
     """
     torch.set_num_threads(1)
-    links = Links(lambda step: LinkModel(5e-3, 0.06))
     began: list[float] = []
-    with links.slowing():
+    with slowed(LinkModel(5e-3, 0.06)):
         torch.manual_seed(0)
         layer = torch.nn.Linear(256, 256)
         ddp = torch.nn.parallel.DistributedDataParallel(layer)

@@ -114,25 +114,6 @@ def switched_within(stats, begin, ten, carrier):
 
 @pytest.mark.system
 @tried_again
-def test_a_rate_that_falls_tenfold_changes_the_carrier_within_ten_steps_and_back():
-    strategy = Flexible(ratios=(0.5,), methods=METHODS, prefer=0.0, explore_steps=2)
-    fall, rise = 12, 36
-    first, second = (
-        one["strategy"] for one in run_ranks(2, flexible.over_changing_links, (fall, rise), strategy)
-    )
-    assert first == second
-    by = [carrier_of(one.method) for one in first.history]
-    assert by[fall - 1] == "switch"
-    left = switched_within(first, fall, 10, "group")
-    # A busy machine may hold one link up for a few steps, as a busy network does.
-    assert by[left:rise].count("switch") <= 3
-    back = switched_within(first, rise, 10, "switch")
-    assert by[back:].count("group") <= 3
-    assert any(isinstance(one, LinkChanged) and one.carrier == "switch" for one in first.events)
-
-
-@pytest.mark.system
-@tried_again
 def test_a_switch_with_a_schedule_of_links_is_left_within_ten_steps_and_used_again(tmp_path):
     schedule = tmp_path / "links.csv"
     fall_s, rise_s, end_s = 6.0, 12.0, 18.0
@@ -153,6 +134,7 @@ def test_a_switch_with_a_schedule_of_links_is_left_within_ten_steps_and_used_aga
     assert {carrier_of(one.method) for one in stats.history[left : rise - 1]} == {"group"}
     assert stats.history[left + 10].links["switch"].latency_s > 0.015
     switched_within(stats, rise, 10, "switch")
+    assert any(isinstance(one, LinkChanged) and one.carrier == "switch" for one in stats.events)
 
 
 @pytest.mark.parametrize("pickled", [False, True])

@@ -8,7 +8,13 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from peelsum.compress.errors import CompressConfigError
+
+class CompressError(Exception):
+    """Base of this package's errors."""
+
+
+class CompressConfigError(CompressError, ValueError):
+    """An argument, a tensor or a restored value that a compressor or a memory cannot use."""
 
 
 @dataclass(frozen=True)

@@ -38,14 +38,12 @@ from numpy.typing import NDArray
 from peelsum.allreduce import Allreduce, PlanMismatchError
 from peelsum.allreduce.plan import agreed, agreement_words
 from peelsum.allreduce.rounds import Note, Span, unnoted
-from peelsum.compress.collectives import Collectives, SummationCollectives
+from peelsum.compress.arguments import CompressConfigError, CompressError
+from peelsum.compress.collectives import Collectives, SummationCollectives, Wire
 from peelsum.compress.compressor import Compressor, Floats, TensorState, seed_of
-from peelsum.compress.errors import CompressConfigError, CompressError
-from peelsum.compress.exchange import Unit, exchange_additive, exchange_gathered
-from peelsum.compress.indexed import exchange_indexed
-from peelsum.compress.memory import Exact, Grown, Memory, finite_of
+from peelsum.compress.exchange import Unit, exchange_additive, exchange_gathered, exchange_indexed
+from peelsum.compress.memory import Exact, Memory, finite_of
 from peelsum.compress.result import CompressedResult, CompressedTensor
-from peelsum.compress.wire import Wire
 from peelsum.summation import Part, Summation, Words
 
 #: Smaller sums of squares are computed in float64, because squares may have become zero in float32.
@@ -139,7 +137,9 @@ class CompressedSum:
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         with wire.timed("encode"):
             flat = {name: np.ascontiguousarray(tensor).reshape(-1) for name, tensor in tensors.items()}
-            grown = self._grown(flat) if feedback else None
+            clip = self._compressor.clip
+            most = None if clip is None else clip / math.sqrt(self._workers)
+            grown = self._memory.grown(flat, self._compressor.momentum, most) if feedback else None
             offered = flat if grown is None else flat | grown.offer()
             finite = set(finite_of(flat)) if grown is None else grown.keys()
             units = self._units(offered, shapes, finite, step)
@@ -153,11 +153,6 @@ class CompressedSum:
             offered_energy=_energy([offered[name] for name in sent]),
             sent_energy=Exact.joined(list(sent.values()), [0] * len(sent)).energy,
         )
-
-    def _grown(self, flat: Mapping[str, Floats]) -> Grown:
-        clip = self._compressor.clip
-        most = None if clip is None else clip / math.sqrt(self._workers)
-        return self._memory.grown(flat, self._compressor.momentum, most)
 
     def _exchanged(
         self,
@@ -175,15 +170,12 @@ class CompressedSum:
             exchange_gathered(one, units, wire, _digest(request))
         else:
             exchange_additive(one, units, wire, lambda number: self._agreement(f"{request}/{number}"))
+        divisor = self._workers if self._average else 1
         with wire.timed("decode"):
-            flat = (
-                unit.result(one.kind, self._workers if self._average else 1, feedback=feedback)
-                for unit in units
-            )
             return [
                 tensor
-                for unit, result in zip(units, flat, strict=True)
-                for tensor in result.cut({name: shapes[name] for name in unit.names})
+                for unit in units
+                for tensor in unit.results(shapes, one.kind, divisor, feedback=feedback)
             ]
 
     def _requested(self, tensors: Mapping[str, NDArray[np.float32]], wire: Wire) -> str:

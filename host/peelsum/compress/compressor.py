@@ -18,8 +18,7 @@ from typing import Any, ClassVar, Literal, dataclass_transform
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.compress.arguments import Argument, arguments_of
-from peelsum.compress.errors import CompressConfigError
+from peelsum.compress.arguments import Argument, CompressConfigError, arguments_of
 from peelsum.summation import Words
 
 #: One tensor's or bucket's gradient, flat: float32[n], finite.

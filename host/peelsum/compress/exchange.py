@@ -1,21 +1,23 @@
-"""The exchanges of additive and of gathered payloads: all tensors of a step in common rounds."""
+"""The exchanges of a step's payloads, by their kind: all tensors of a step in common rounds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
+from peelsum import kept_pages
+from peelsum.allreduce import Allreduce
+from peelsum.compress.arguments import CompressError
 from peelsum.compress.arithmetic import arrays_of, bytes_of, code_of, value_of
-from peelsum.compress.collectives import cut, joined
+from peelsum.compress.collectives import Wire, cut, joined
 from peelsum.compress.compressor import Compressor, Floats, Kind, Payload, TensorState, Values
-from peelsum.compress.errors import CompressError
 from peelsum.compress.memory import Exact
-from peelsum.compress.result import FlatSum
-from peelsum.compress.sparsifier import Elected
-from peelsum.compress.wire import Wire
+from peelsum.compress.methods.ar_top_k import Elected
+from peelsum.compress.result import CompressedTensor
 from peelsum.summation import Part, Words
 
 #: The length, in a gathered message, of a payload of a tensor that is not finite.
@@ -54,15 +56,34 @@ class Unit:
         """Whether it has anything to sum: it is finite and not zero on all workers."""
         return self.finite and self.state.bound > 0
 
-    def result(self, form: Kind, divisor: int, *, feedback: bool) -> FlatSum:
-        """Return the sum, divided by `divisor`, and what this worker sent for it."""
+    def results(
+        self, shapes: Mapping[str, tuple[int, ...]], kind: Kind, divisor: int, *, feedback: bool
+    ) -> list[CompressedTensor]:
+        """Return each tensor's part of the sum, divided by `divisor`, and what this worker sent for it."""
         n = self.tensor.size
         total, own = (np.zeros(n) if one is None else one for one in (self.total, self.own))
         with np.errstate(over="ignore"):
             values = (total / divisor).astype(np.float32) if self.finite else np.full(n, np.nan, np.float32)
         sent = Exact.of(own) if feedback and self.finite else None
-        at = np.flatnonzero(own) if sent is None else sent.positions
-        return FlatSum(form, values, self.finite, np.flatnonzero(total), at, sent)
+        support, chosen = np.flatnonzero(total), np.flatnonzero(own) if sent is None else sent.positions
+        ends = np.cumsum(self.lengths, dtype=np.int64)
+        counts = [np.diff(np.searchsorted(one, ends), prepend=0).tolist() for one in (support, chosen)]
+        tensors, begin, first = [], 0, 0
+        for name, end, in_sum, in_own in zip(self.names, ends.tolist(), *counts, strict=True):
+            elements = max(end - begin, 1)
+            tensors.append(
+                CompressedTensor(
+                    name=name,
+                    form=kind,
+                    values=values[begin:end].reshape(shapes[name]),
+                    finite=self.finite,
+                    sent=None if sent is None else sent.part(first, first + in_own, begin),
+                    density=in_sum / elements if self.finite else math.nan,
+                    density_worker=in_own / elements if self.finite else math.nan,
+                )
+            )
+            begin, first = end, first + in_own
+        return tensors
 
 
 def exchange_additive(
@@ -161,3 +182,61 @@ def exchange_gathered(compressor: Compressor, units: Sequence[Unit], wire: Wire,
                     unit.own = values if worker == wire.worker_id else unit.own
                     unit.total = values if unit.total is None else unit.total + values
                 begin = end
+
+
+def exchange_indexed(
+    compressor: Compressor,
+    units: Sequence[Unit],
+    offered: Mapping[str, Floats],
+    shapes: Mapping[str, tuple[int, ...]],
+    wire: Wire,
+    allreduce: Allreduce,
+    *,
+    feedback: bool,
+) -> list[CompressedTensor]:
+    """Return the sums of the elements that `compressor` chooses; of a tensor that is not finite, of all."""
+    with wire.timed("encode"):
+        ends = np.cumsum([0, *(one.size for one in offered.values())], dtype=np.int64)
+        begins = dict(zip(offered, ends[:-1].tolist(), strict=True))
+        whole = kept_pages.zeros(int(ends[-1]), np.float32)
+        sparse = {name: whole[begin : begin + offered[name].size] for name, begin in begins.items()}
+        for unit in units:
+            if unit.finite:
+                payload, chosen = compressor.compress(unit.tensor, unit.state), unit.state.positions
+                assert chosen is not None
+                wire.payload_bytes += payload.nbytes + 4 * chosen.size
+                if len(unit.names) == 1:
+                    sparse[unit.names[0]][chosen] = payload
+                    continue
+                lengths = np.array(unit.lengths, np.int64)
+                bounds = lengths.cumsum()
+                moved = np.array([begins[name] for name in unit.names], np.int64) - bounds + lengths
+                whole[chosen + moved[np.searchsorted(bounds, chosen, side="right")]] = payload
+        for name in offered.keys() - set(chain.from_iterable(one.names for one in units if one.finite)):
+            sparse[name][:] = offered[name]
+    result = allreduce.sum(sparse, in_place=True)
+    wire.add(result)
+    with wire.timed("decode"):
+        told, words = result.tally.tensors(), result.tally.words_sent()
+        contributed = result.contributions() if feedback else {}
+        tensors = []
+        for name, values in sparse.items():
+            one, finite, sent = told[name], not math.isnan(told[name].density), None
+            if finite and feedback:
+                positions, numbers, scales = contributed[name]
+                sent = Exact(positions, numbers, scales.astype(np.int16))
+            tensors.append(
+                CompressedTensor(
+                    name=name,
+                    form=one.form,
+                    values=values.reshape(shapes[name]),
+                    finite=finite,
+                    sent=sent,
+                    density=one.density,
+                    density_worker=one.density_worker,
+                    index=one.index,
+                    error_bound=one.error_bound,
+                    words_sent=words[name],
+                )
+            )
+    return tensors

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from peelsum import kept_pages
 from peelsum.compress import loops
+from peelsum.compress.arguments import CompressConfigError
 from peelsum.compress.compressor import Floats, Positions, Values
-from peelsum.compress.errors import CompressConfigError
 
 Numbers = NDArray[np.int64]
 Scales = NDArray[np.int16]
@@ -66,6 +66,13 @@ class Exact:
         numbers, scales = [one.numbers for one in some], [one.scales for one in some]
         return cls(np.concatenate(moved), np.concatenate(numbers), np.concatenate(scales))
 
+    def part(self, first: int, end: int, begin: int) -> Exact:
+        """Return those from the `first` one to before `end`, of a tensor that begins at element `begin`."""
+        positions = self.positions[first:end]
+        return Exact(
+            positions - begin if begin else positions, self.numbers[first:end], self.scales[first:end]
+        )
+
     @classmethod
     def of(cls, values: Values) -> Exact:
         """Return the non-zeros of float64[n], each in the coarsest units that it is a multiple of."""
@@ -97,16 +104,12 @@ class Residual:
     @property
     def sound(self) -> bool:
         """Whether its arrays have the types, the one size and the ranges that the compiled loops rely on."""
-        arrays: list[tuple[NDArray[Any] | None, type]] = [
-            (self.numbers, np.int64),
-            (self.scales, np.int16),
-            (self.velocity, np.int64),
-        ]
-        shape = (self.numbers.size,)
-        if not all(one is None or (one.dtype == kind and one.shape == shape) for one, kind in arrays):
-            return False
-        numbers = [one for one in (self.numbers, self.velocity) if one is not None and one.size]
-        most = max((max(int(one.max()), -int(one.min())) for one in numbers), default=0)
+        numbers = [one for one in (self.numbers, self.velocity) if one is not None]
+        arrays: list[tuple[NDArray[Any], type]] = [(one, np.int64) for one in numbers]
+        for one, kind in [*arrays, (self.scales, np.int16)]:
+            if one.dtype != kind or one.shape != (self.numbers.size,):
+                return False
+        most = max(max(int(one.max(initial=0)), -int(one.min(initial=0))) for one in numbers)
         finest = int(np.abs(self.scales.astype(int)).max(initial=0))
         return most <= 1 << loops.MOST_BITS and finest <= _FINEST
 

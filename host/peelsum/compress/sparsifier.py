@@ -10,19 +10,16 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import field, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
 from peelsum import kept_pages
-from peelsum.codec import index_words, kernels
 from peelsum.compress import loops
-from peelsum.compress.arguments import Momentum, Norm, Share, Steps
+from peelsum.compress.arguments import CompressConfigError, Momentum, Norm, Share, Steps
 from peelsum.compress.arithmetic import arrays_of, bytes_of
 from peelsum.compress.compressor import Compressor, Floats, Kind, Payload, Positions, TensorState, Values
-from peelsum.compress.errors import CompressConfigError
-from peelsum.compress.methods.dense import Dense
-from peelsum.summation import Words
+from peelsum.compress.methods.packed import Dense
 
 #: Who chooses: each worker for itself, all the same, or one worker for all.
 Choice = Literal["own", "shared", "elected"]
@@ -155,59 +152,6 @@ class Ratio(Sparsifier, abstract=True):
     def count(self, elements: int, step: int) -> int:
         """Return how many of `elements` elements `step` sends."""
         return min(elements, math.ceil(self.ratio_at(step) * elements))
-
-
-class Elected(Ratio, abstract=True):
-    """AR-Topk (Tyagi and Swany, arXiv 2312.02493): one worker's top-k decides the positions of all.
-
-    All workers send their values at its k positions, so the values add up in an all_reduce or a switch, and
-    residuals keep the others. The elected worker alone writes the index, which is OR-ed or broadcast.
-    """
-
-    #: Whether the worker of the largest merit decides, not the one whose turn it is.
-    by_merit: ClassVar[bool] = False
-
-    @property
-    def choice(self) -> Choice:
-        """One worker chooses for all."""
-        return "elected"
-
-    def choose(self, tensor: Floats, state: TensorState) -> Positions:
-        return largest(tensor, self.count(tensor.size, state.step))
-
-    def turn(self, state: TensorState) -> int:
-        """Return the worker whose turn it is."""
-        return state.step % state.workers
-
-    def merit(self, tensor: Floats, state: TensorState) -> float:
-        """Return a number, at least 0; the first of the workers with the largest decides."""
-        raise NotImplementedError
-
-    def encode(self, tensor: Floats, state: TensorState) -> Words:
-        """Return the positions that this worker would decide: a list of k, or a bitmap if that is shorter."""
-        positions, words = self.own(tensor, state), self.words(state)
-        if words < index_words(state.elements):
-            return positions.astype(np.uint32)
-        bitmap = np.zeros(words, np.uint32)
-        np.bitwise_or.at(bitmap, positions // 32, np.uint32(1) << (positions % 32).astype(np.uint32))
-        return bitmap
-
-    def decode(self, words: Words, state: TensorState) -> Positions:
-        """Return int64[k], ascending: the positions in a worker's words."""
-        if len(words) < index_words(state.elements):
-            return words.astype(np.int64)
-        return kernels("cpu").positions(words, state.elements)
-
-    def words(self, state: TensorState) -> int:
-        """Return the number of words of an index, the same on all workers."""
-        return min(self.count(state.elements, state.step), index_words(state.elements))
-
-    def own(self, tensor: Floats, state: TensorState) -> Positions:
-        """Return this worker's own choice, ascending."""
-        if "own" not in state.scratch:
-            state.scratch["own"] = self._chosen(tensor, state)
-        positions: Positions = state.scratch["own"]
-        return positions
 
 
 def largest(floats: Floats, count: int) -> Positions:

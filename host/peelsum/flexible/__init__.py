@@ -6,8 +6,8 @@ The idea comes from "Flexible Communication for Optimal Distributed Learning ove
 
 from peelsum.flexible.agreement import Measurement
 from peelsum.flexible.collectives import COLLECTIVES, LinkModel, SwitchPath
-from peelsum.flexible.drawing import draw
 from peelsum.flexible.events import (
+    DecidedStep,
     Event,
     ExplorationEnded,
     ExplorationStarted,
@@ -15,9 +15,10 @@ from peelsum.flexible.events import (
     MethodChosen,
     Next,
     Traffic,
+    draw,
+    told,
 )
 from peelsum.flexible.front import Candidate, chosen, loss
-from peelsum.flexible.history import DecidedStep, told
 from peelsum.flexible.methods import (
     AXES,
     CARRIERS,

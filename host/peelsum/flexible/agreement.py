@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from peelsum.flexible.errors import FlexibleConfigError
+from peelsum.flexible.collectives import FlexibleConfigError
 from peelsum.flexible.methods import Carrier
 from peelsum.summation import Words
 

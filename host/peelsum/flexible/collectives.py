@@ -10,12 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from peelsum.allreduce import NetworkModel
-from peelsum.flexible.errors import within
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
 _WORD_BITS = 32
+
+
+class FlexibleConfigError(ValueError):
+    """A value out of range. The message names field, value and remedy in one line."""
+
+
+def within(name: str, value: float, least: float, most: float) -> None:
+    """Raise FlexibleConfigError, which names the field, unless least <= value <= most."""
+    if not least <= value <= most:
+        raise FlexibleConfigError(f"{name}: {value:g} is out of range; use {least:g} to {most:g}")
 
 
 @dataclass(frozen=True)
@@ -69,16 +79,38 @@ def rounds(workers: int) -> int:
     return math.ceil(math.log2(workers))
 
 
+#: By collective and number of workers: messages in a row, and how often the words cross the busiest link.
+_COUNTS: dict[str, Callable[[int], tuple[float, float]]] = {
+    "all_reduce_ring": lambda n: (2 * (n - 1), 2 * (n - 1) / n),
+    "all_reduce_tree": lambda n: (2 * rounds(n), 2 * rounds(n)),
+    "reduce_scatter": lambda n: (n - 1, (n - 1) / n),
+    "all_gather": lambda n: (n - 1, n - 1),
+    "broadcast": lambda n: (rounds(n), rounds(n)),
+    "direct": lambda n: (1, n - 1),
+}
+
+
+def network_of(collective: str, link: LinkModel, workers: int) -> NetworkModel:
+    """Return the cost of a collective of `COLLECTIVES`, one exchange of which is the whole of it."""
+    within("workers", workers, 2, 1 << 30)
+    messages, sent = _COUNTS[collective](workers)
+    return NetworkModel(link.gbps / sent, messages * link.latency_s)
+
+
+#: The collectives by the name that torch.distributed gives them, with the algorithm where there are two; and
+#: "direct", by which all send all words to all others at once.
+COLLECTIVES: dict[str, Callable[[LinkModel, int], NetworkModel]] = {
+    name: partial(network_of, name) for name in _COUNTS
+}
+
+
 def reduced(workers: int, words: float, *, tree: bool = False, few: bool = False) -> tuple[float, float]:
     """Return the messages in a row of an all_reduce, and the words on its busiest link.
 
     few: whether direct messages to all others take the place of ring and tree.
     """
-    if few:
-        return 1, (workers - 1) * words
-    if tree:
-        return 2 * rounds(workers), 2 * rounds(workers) * words
-    return 2 * (workers - 1), 2 * (workers - 1) / workers * words
+    messages, sent = _COUNTS["direct" if few else "all_reduce_tree" if tree else "all_reduce_ring"](workers)
+    return messages, sent * words
 
 
 def directly(workers: int, words: float, few_words: int) -> tuple[float, float]:
@@ -89,48 +121,3 @@ def directly(workers: int, words: float, few_words: int) -> tuple[float, float]:
     if words <= few_words:
         return reduced(workers, words, few=True)
     return 2, 2 * (workers - 1) / workers * words
-
-
-def all_reduce_ring(link: LinkModel, workers: int) -> NetworkModel:
-    """Return the cost of a ring all_reduce: 2 (n - 1) messages, each an n-th of the words."""
-    return NetworkModel.ring(workers, link.gbps, link.latency_s)
-
-
-def all_reduce_tree(link: LinkModel, workers: int) -> NetworkModel:
-    """Return the cost of a reduce and a broadcast by binomial trees: twice the rounds, all words in each."""
-    return _in_messages(link, 2 * rounds(workers), 2 * rounds(workers))
-
-
-def reduce_scatter(link: LinkModel, workers: int) -> NetworkModel:
-    """Return the cost of a ring reduce_scatter: n - 1 messages, each an n-th of the words."""
-    return _in_messages(link, workers - 1, (workers - 1) / workers)
-
-
-def direct(link: LinkModel, workers: int) -> NetworkModel:
-    """Return the cost of sending all words to every other worker at once: the latency of one message."""
-    return _in_messages(link, 1, workers - 1)
-
-
-def all_gather(link: LinkModel, workers: int) -> NetworkModel:
-    """Return the cost of a ring all_gather: n - 1 messages, each with all words of one worker."""
-    return _in_messages(link, workers - 1, workers - 1)
-
-
-def broadcast(link: LinkModel, workers: int) -> NetworkModel:
-    """Return the cost of a broadcast by a binomial tree: all words in every round."""
-    return _in_messages(link, rounds(workers), rounds(workers))
-
-
-#: The collectives by the name that torch.distributed gives them, with the algorithm where there are two.
-COLLECTIVES: dict[str, Callable[[LinkModel, int], NetworkModel]] = {
-    "all_reduce_ring": all_reduce_ring,
-    "all_reduce_tree": all_reduce_tree,
-    "reduce_scatter": reduce_scatter,
-    "all_gather": all_gather,
-    "broadcast": broadcast,
-}
-
-
-def _in_messages(link: LinkModel, messages: int, sent: float) -> NetworkModel:
-    """Return the cost of `messages` in a row that carry the words `sent` times in all."""
-    return NetworkModel(link.gbps / sent, messages * link.latency_s)

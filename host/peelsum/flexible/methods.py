@@ -19,9 +19,7 @@ from peelsum.allreduce import NetworkModel, Settings
 from peelsum.allreduce.costs import Candidate, Seen, candidates
 from peelsum.allreduce.plan import AGREEMENT_WORDS, Form
 from peelsum.codec import index_words
-from peelsum.flexible import collectives
-from peelsum.flexible.collectives import LinkModel, SwitchPath
-from peelsum.flexible.errors import within
+from peelsum.flexible.collectives import COLLECTIVES, LinkModel, SwitchPath, within
 
 Method = Literal[
     "dense_ring",
@@ -39,7 +37,6 @@ Carrier = Literal["group", "switch"]
 CARRIERS: tuple[Carrier, ...] = get_args(Carrier)
 #: The methods that send every element.
 DENSE: tuple[Method, ...] = ("dense_ring", "dense_tree", "dense_switch")
-_Reduce = Callable[[LinkModel, int], NetworkModel]
 #: Nanoseconds per element to select the largest; `TopK` took 6 to 22.
 _SELECT_NS = 10.0
 
@@ -140,29 +137,29 @@ def _over(
     return Cost(method, words, latency_s, transfer_s, codec_s)
 
 
-def _reduced(reduce: _Reduce, step: Step, words: float) -> NetworkModel:
+def _reduced(reduce: str, step: Step, words: float) -> NetworkModel:
     """Return the network of sums that have `words` words in all the step: `reduce`, or direct if few."""
     few = words < step.sums * step.few_words
-    return (collectives.direct if few else reduce)(step.link, step.workers)
+    return COLLECTIVES["direct" if few else reduce](step.link, step.workers)
 
 
-def _dense(method: Method, reduce: _Reduce, step: Step) -> Cost:
+def _dense(method: Method, reduce: str, step: Step) -> Cost:
     sum_all = _reduced(reduce, step, step.elements), step.elements
     return _over(step, method, _reduced(reduce, step, 0), sum_all)
 
 
 def _all_gather(step: Step) -> Cost:
     """Return the cost of sending every worker's positions and values to every other worker."""
-    gather = collectives.all_gather(step.link, step.workers)
+    gather = COLLECTIVES["all_gather"](step.link, step.workers)
     return _over(step, "top_k_all_gather", gather, (gather, 2 * step.sent), codec_s=step.compress_s)
 
 
-def _ar_top_k(method: Method, reduce: _Reduce, step: Step) -> Cost:
+def _ar_top_k(method: Method, reduce: str, step: Step) -> Cost:
     return _over(
         step,
         method,
         _reduced(reduce, step, 0),
-        (collectives.broadcast(step.link, step.workers), step.sent),
+        (COLLECTIVES["broadcast"](step.link, step.workers), step.sent),
         (_reduced(reduce, step, step.sent), step.sent),
         codec_s=step.compress_s,
     )
@@ -207,13 +204,13 @@ def _forms(elements: int, density: float, forms: tuple[Form, ...]) -> tuple[Cand
 _DENSE_FORMS: tuple[Form, ...] = ("dense",)
 _SPARSE_FORMS: tuple[Form, ...] = ("compact", "sketch")
 _COSTS: dict[Method, Callable[[Step], Cost]] = {
-    "dense_ring": partial(_dense, "dense_ring", collectives.all_reduce_ring),
-    "dense_tree": partial(_dense, "dense_tree", collectives.all_reduce_tree),
+    "dense_ring": partial(_dense, "dense_ring", "all_reduce_ring"),
+    "dense_tree": partial(_dense, "dense_tree", "all_reduce_tree"),
     "dense_switch": _dense_through_switch,
     "top_k_all_gather": _all_gather,
     "top_k_switch": _top_k_through_switch,
-    "ar_top_k_ring": partial(_ar_top_k, "ar_top_k_ring", collectives.all_reduce_ring),
-    "ar_top_k_tree": partial(_ar_top_k, "ar_top_k_tree", collectives.all_reduce_tree),
+    "ar_top_k_ring": partial(_ar_top_k, "ar_top_k_ring", "all_reduce_ring"),
+    "ar_top_k_tree": partial(_ar_top_k, "ar_top_k_tree", "all_reduce_tree"),
     "ar_top_k_switch": _ar_top_k_through_switch,
 }
 

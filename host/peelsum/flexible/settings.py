@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peelsum.flexible.errors import FlexibleConfigError, within
+from peelsum.flexible.collectives import FlexibleConfigError, within
 from peelsum.flexible.front import Preference
 from peelsum.flexible.methods import DENSE, METHODS, Carrier, Method, carrier_of
 
@@ -53,5 +53,6 @@ class Flexible:
             raise FlexibleConfigError("methods: has none that selects; give one, e.g. 'ar_top_k_ring'")
 
     def over(self, carriers: Sequence[Carrier]) -> tuple[Method, ...]:
-        """Return the methods to choose from over `carriers`."""
-        return tuple(one for one in self.methods or METHODS if carrier_of(one) in carriers)
+        """Return the methods to choose from over `carriers`, in the order of METHODS."""
+        wanted = self.methods or METHODS
+        return tuple(one for one in METHODS if one in wanted and carrier_of(one) in carriers)

@@ -23,8 +23,7 @@ from statistics import median
 from typing import Any
 
 from peelsum.flexible.agreement import Measurement
-from peelsum.flexible.collectives import LinkModel, SwitchPath, directly, reduced
-from peelsum.flexible.errors import FlexibleConfigError
+from peelsum.flexible.collectives import FlexibleConfigError, LinkModel, SwitchPath, directly, reduced
 from peelsum.flexible.events import (
     Event,
     ExplorationEnded,
@@ -45,7 +44,6 @@ from peelsum.flexible.methods import (
     Step,
     carrier_of,
     cost,
-    costs,
 )
 from peelsum.flexible.probing import LinkEstimate, Timed, moved
 from peelsum.flexible.settings import Flexible
@@ -101,7 +99,8 @@ class Decider:
         few_words: int = 0,
     ) -> None:
         self._settings, self._methods = settings, settings.over(carriers)
-        if set(self._methods) <= set(DENSE):
+        self._sparse = [method for method in self._methods if method not in DENSE]
+        if not self._sparse:
             raise FlexibleConfigError(f"methods: none that selects goes over {', '.join(carriers)}; add one")
         path = path or SwitchPath()
         link = LinkModel(1e-4, 1.0)
@@ -255,7 +254,10 @@ class Decider:
         known = self._known
         known.links = {carrier: (link.latency_s, link.gbps) for carrier, link in self.links.items()}
         candidates = tuple(self._candidates())
-        before = None if known.chosen is None else self._now(*known.chosen)
+        before = None
+        if known.chosen is not None:
+            method, ratio = known.chosen
+            before = self._candidate([method], ratio)
         best = chosen(candidates, self._settings.prefer, before, self._settings.margin)
         known.recent_gain.clear()
         if before is not None and (best.method, best.ratio) == (before.method, before.ratio):
@@ -265,33 +267,27 @@ class Decider:
 
     def _candidates(self) -> list[Candidate]:
         """Return the fastest method of each ratio, and the fastest that sends everything."""
-        sparse = [method for method in self._methods if method not in DENSE]
         dense = [method for method in self._methods if method in DENSE]
-        found = [self._candidate(self._fastest(ratio, sparse), ratio) for ratio in self._settings.ratios]
-        return [*found, self._candidate(self._fastest(1.0, dense), 1.0)] if dense else found
+        found = [self._candidate(self._sparse, ratio) for ratio in self._settings.ratios]
+        return [*found, self._candidate(dense, 1.0)] if dense else found
 
-    def _now(self, method: Method, ratio: float) -> Candidate:
-        return self._candidate(cost(method, self._at(ratio, self._link_of(method))), ratio)
-
-    def _candidate(self, one: Cost, ratio: float) -> Candidate:
+    def _candidate(self, methods: Sequence[Method], ratio: float) -> Candidate:
+        """Return the candidate of the fastest method."""
+        one = self._fastest(ratio, methods)
         gain = 1.0 if one.method in DENSE else self._known.gains[ratio]
         return Candidate(one.method, ratio, one.seconds + median(self._known.compute_s), gain)
 
     def _fastest(self, ratio: float, methods: Sequence[Method]) -> Cost:
         """Return the cost of the fastest method, each over its carrier's link."""
-        found = (
-            costs(self._at(ratio, self.links.get(carrier)), mine)[0]
-            for carrier in CARRIERS
-            if (mine := [one for one in methods if carrier_of(one) == carrier])
-        )
-        return min(found, key=lambda one: one.seconds)
-
-    def _link_of(self, method: Method) -> LinkModel | None:
-        return self.links.get(carrier_of(method))
-
-    def _at(self, ratio: float, link: LinkModel | None) -> Step:
         select_s = median(self._known.select_s) if self._known.select_s else None
-        return replace(self._step, ratio=ratio, link=link or self._step.link, select_s=select_s)
+        steps = {
+            carrier: replace(
+                self._step, ratio=ratio, link=estimate.link or self._step.link, select_s=select_s
+            )
+            for carrier, estimate in self._estimates.items()
+        }
+        found = (cost(method, steps[carrier_of(method)]) for method in methods)
+        return min(found, key=lambda one: one.seconds)
 
     def _planned(self) -> Next:
         wanted = {carrier: one.wanted(self._known.step_s) for carrier, one in self._estimates.items()}
@@ -299,8 +295,7 @@ class Decider:
         small = frozenset(carrier for carrier, (_, also) in wanted.items() if also)
         if self._known.left:
             ratio = self._to_explore()
-            sparse = [method for method in self._methods if method not in DENSE]
-            return Next(self._fastest(ratio, sparse).method, ratio, True, probes, small)
+            return Next(self._fastest(ratio, self._sparse).method, ratio, True, probes, small)
         assert self._known.chosen is not None
         return Next(*self._known.chosen, False, probes, small)
 

@@ -5,7 +5,6 @@
 
 from peelsum.traces.files import SUFFIX, VERSION, read, read_folder, write
 from peelsum.traces.recorder import Recorder
-from peelsum.traces.supports import TraceError
-from peelsum.traces.trace import Trace
+from peelsum.traces.trace import Trace, TraceError
 
 __all__ = ["SUFFIX", "VERSION", "Recorder", "Trace", "TraceError", "read", "read_folder", "write"]

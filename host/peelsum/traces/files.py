@@ -12,20 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.traces.supports import TraceError
-from peelsum.traces.trace import Trace
+from peelsum.traces.trace import Trace, TraceError
 
-VERSION = 1
+VERSION = 2
 SUFFIX = ".trace.npz"
-_MOST_ELEMENTS = 1 << 34
+_MOST_ELEMENTS = 1 << 32
 _FORMAT = "peelsum trace"
 _ARRAYS = {
     "bucket": (np.int32, 2),
     "ready_s": (np.float64, 2),
     "exponent": (np.uint8, 2),
     "count": (np.int64, 2),
-    "form": (np.uint8, 2),
-    "size": (np.int64, 2),
     "supports": (np.uint8, 1),
 }
 _VALUES = (np.float32, 1)
@@ -128,14 +125,14 @@ def _check(trace: Trace) -> None:
         raise TraceError("shapes: have a negative length; record the trace again")
     if sum(trace.elements) > _MOST_ELEMENTS:
         raise TraceError(f"shapes: have more than {_MOST_ELEMENTS:,} elements; trace a smaller model")
-    for name in ("bucket", "exponent", "count", "form", "size"):
+    for name in ("bucket", "exponent", "count"):
         if getattr(trace, name).shape != (trace.steps, tensors):
             raise TraceError(f"{name}: is not of {trace.steps} steps and {tensors} tensors")
     if len(trace.ready_s) != trace.steps or trace.bucket.max(initial=-1) >= trace.ready_s.shape[1]:
         raise TraceError("ready_s: does not fit the buckets; record the trace again")
     if (trace.count < 0).any() or (trace.count > np.array(trace.elements, np.int64)).any():
         raise TraceError("count: is out of range; record the trace again")
-    if (trace.size < 0).any() or trace.size.sum() != trace.supports.size:
-        raise TraceError("size: does not fit the supports; record the trace again")
+    if trace.sizes.sum() != trace.supports.size:
+        raise TraceError("supports: do not fit the counts; record the trace again")
     if trace.values is not None and trace.count.sum() != trace.values.size:
         raise TraceError("values: do not fit the counts; record the trace again")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.traces.supports import encode
-from peelsum.traces.trace import NO_EXPONENT, Trace
+from peelsum.traces.trace import Trace, encode
 
 
 @dataclass
@@ -17,15 +16,8 @@ class _Tensor:
     bucket: int
     exponent: int
     count: int
-    form: int
     support: NDArray[np.uint8]
     values: NDArray[np.float32]
-
-
-@dataclass
-class _Step:
-    ready_s: list[float] = field(default_factory=list)
-    tensors: dict[int, _Tensor] = field(default_factory=dict)
 
 
 class Recorder:
@@ -35,13 +27,13 @@ class Recorder:
         """values: whether to record values, 4 bytes for each non-zero."""
         self._name, self._worker, self._workers, self._keep = name, worker, workers, values
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._steps: list[_Step] = []
-        self._now = _Step()
+        #: Of each step, when its buckets were ready, and its tensors by number; the last has not ended.
+        self._steps: list[tuple[list[float], dict[int, _Tensor]]] = [([], {})]
 
     @property
     def steps(self) -> int:
         """Number of steps that have ended."""
-        return len(self._steps)
+        return len(self._steps) - 1
 
     def add(
         self,
@@ -51,60 +43,51 @@ class Recorder:
         ready_s: float,
     ) -> None:
         """Add the next bucket of a step: flat gradients, `ready_s` seconds after the step's begin."""
-        bucket = len(self._now.ready_s)
-        self._now.ready_s.append(ready_s)
+        ready, tensors = self._steps[-1]
         for name, shape, gradient in zip(names, shapes, gradients, strict=True):
             self._shapes.setdefault(name, tuple(shape))
             number = list(self._shapes).index(name)
-            self._now.tensors[number] = self._tensor(bucket, gradient.reshape(-1))
+            tensors[number] = self._tensor(len(ready), gradient.reshape(-1))
+        ready.append(ready_s)
 
     def end_step(self) -> None:
         """End a step."""
-        self._steps.append(self._now)
-        self._now = _Step()
+        self._steps.append(([], {}))
 
     def trace(self) -> Trace:
         """Return the trace of all steps that have ended."""
-        shape = (len(self._steps), len(self._shapes))
-        bucket, form = np.full(shape, -1, np.int32), np.ones(shape, np.uint8)
-        exponent, count, size = (
-            np.zeros(shape, np.uint8),
-            np.zeros(shape, np.int64),
-            np.zeros(shape, np.int64),
-        )
-        buckets = max((len(step.ready_s) for step in self._steps), default=0)
-        ready_s = np.full((shape[0], buckets), np.nan)
+        shape, steps = (self.steps, len(self._shapes)), self._steps[:-1]
+        bucket, exponent = np.full(shape, -1, np.int32), np.zeros(shape, np.uint8)
+        count = np.zeros(shape, np.int64)
+        ready_s = np.full((shape[0], max((len(ready) for ready, _ in steps), default=0)), np.nan)
         found: list[_Tensor] = []
-        for number, step in enumerate(self._steps):
-            ready_s[number, : len(step.ready_s)] = step.ready_s
-            for tensor, one in sorted(step.tensors.items()):
+        for number, (ready, tensors) in enumerate(steps):
+            ready_s[number, : len(ready)] = ready
+            for tensor, one in sorted(tensors.items()):
                 at = number, tensor
                 bucket[at], exponent[at], count[at] = one.bucket, one.exponent, one.count
-                form[at], size[at] = one.form, one.support.size
                 found.append(one)
         supports = np.concatenate([np.empty(0, np.uint8), *(one.support for one in found)])
         values = np.concatenate([np.empty(0, np.float32), *(one.values for one in found)])
         return Trace(
-            self._name,
-            self._worker,
-            self._workers,
-            tuple(self._shapes),
-            tuple(self._shapes.values()),
-            bucket,
-            ready_s,
-            exponent,
-            count,
-            form,
-            size,
-            supports,
-            values if self._keep else None,
+            name=self._name,
+            worker=self._worker,
+            workers=self._workers,
+            names=tuple(self._shapes),
+            shapes=tuple(self._shapes.values()),
+            bucket=bucket,
+            ready_s=ready_s,
+            exponent=exponent,
+            count=count,
+            supports=supports,
+            values=values if self._keep else None,
         )
 
     def _tensor(self, bucket: int, gradient: NDArray[np.float32]) -> _Tensor:
         positions = np.flatnonzero(gradient)
         values = gradient[positions]
-        form, support = encode(positions, gradient.size)
-        magnitudes = np.abs(values).view(np.int32)
-        exponent = int(magnitudes.max()) >> 23 if magnitudes.size else NO_EXPONENT
-        kept = values.copy() if self._keep else np.empty(0, np.float32)
-        return _Tensor(bucket, exponent, int(positions.size), form, support, kept)
+        # As an int32, a float's bits are its exponent field and its fraction.
+        exponent = int(np.abs(values).view(np.int32).max(initial=0)) >> 23
+        support = encode(positions, gradient.size)
+        kept = values if self._keep else np.empty(0, np.float32)
+        return _Tensor(bucket, exponent, positions.size, support, kept)

@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.traces.supports import decode
 
-#: The exponent field of a tensor with only zeros.
-NO_EXPONENT = 0
+class TraceError(ValueError):
+    """A trace that cannot be read or written. The message names file, fault and remedy in one line."""
+
+
+def encode(positions: NDArray[np.int64], elements: int) -> NDArray[np.uint8]:
+    """Return positions int64[k], ascending, of a tensor with so many elements, as bytes.
+
+    Nothing if none or all are there; differences of uint32, or a bitmap if that is shorter.
+    """
+    if positions.size in (0, elements):
+        return np.empty(0, np.uint8)
+    if 32 * positions.size < elements:
+        return np.diff(positions, prepend=0).astype("<u4").view(np.uint8)
+    bits = np.zeros(elements, bool)
+    bits[positions] = True
+    return np.packbits(bits)
+
+
+def decode(data: NDArray[np.uint8], count: int, elements: int) -> NDArray[np.int64]:
+    """Return the positions int64[count]. Raises TraceError if the bytes are not of such a support."""
+    if count in (0, elements):
+        return np.arange(count)
+    if 32 * count < elements:
+        found = np.cumsum(data.copy().view("<u4"), dtype=np.int64)
+        right = found.size == count and bool((np.diff(found) > 0).all())
+    else:
+        found = np.flatnonzero(np.unpackbits(data))
+        right = found.size == count
+    if not right or found[-1] >= elements:
+        raise TraceError(f"support: is not of {count} among {elements} elements; record the trace again")
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +73,8 @@ class Trace:
     """uint8[steps, tensors]: the exponent field of the largest magnitude, as in a float32; 0 for zeros."""
     count: NDArray[np.int64]
     """int64[steps, tensors]: the non-zero elements."""
-    form: NDArray[np.uint8]
-    """uint8[steps, tensors]: how the support is encoded; see `peelsum.traces.supports`."""
-    size: NDArray[np.int64]
-    """int64[steps, tensors]: bytes of the encoded support."""
     supports: NDArray[np.uint8]
-    """All supports' bytes, step by step, tensor by tensor."""
+    """All supports' bytes, step by step, tensor by tensor; see `docs/reference/traces.md`."""
     values: NDArray[np.float32] | None
     """All non-zero values in the order of the supports; None if they were not recorded."""
 
@@ -63,12 +88,18 @@ class Trace:
         """The tensors' numbers of elements."""
         return [int(np.prod(shape, dtype=np.int64)) for shape in self.shapes]
 
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """int64[steps, tensors]: bytes of the encoded supports."""
+        elements = np.array(self.elements, np.int64)
+        sizes = np.where(32 * self.count < elements, 4 * self.count, -(-elements // 8))
+        return np.where(self.count == elements, 0, sizes)
+
     def positions(self, step: int, tensor: int) -> NDArray[np.int64]:
         """Return the non-zero elements of a tensor in a step, ascending, int64[k]. Raises TraceError."""
-        begin = self._before(self.size, step, tensor)
-        data = self.supports[begin : begin + int(self.size[step, tensor])]
-        count, elements = int(self.count[step, tensor]), self.elements[tensor]
-        return decode(int(self.form[step, tensor]), data, count, elements)
+        begin = self._before(self.sizes, step, tensor)
+        data = self.supports[begin : begin + int(self.sizes[step, tensor])]
+        return decode(data, int(self.count[step, tensor]), self.elements[tensor])
 
     def gradient(self, step: int, *, seed: int = 0) -> NDArray[np.float32]:
         """Return a step's gradient, all tensors one after the other, float32[sum of elements].

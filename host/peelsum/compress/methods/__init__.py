@@ -1,1 +1,1 @@
-"""The compressors, one in each file; `peelsum.compress` exports them."""
+"""The compressors; `peelsum.compress` exports them."""

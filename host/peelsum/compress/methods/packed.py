@@ -12,15 +12,41 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.compress.arguments import Seed
-from peelsum.compress.arithmetic import field_bits, levels, pack, rounded_up, unpack
+from peelsum.compress.arguments import CompressConfigError, Seed
+from peelsum.compress.arithmetic import (
+    field_bits,
+    fixed_values,
+    fixed_words,
+    levels,
+    pack,
+    rounded_up,
+    unpack,
+)
 from peelsum.compress.compressor import Compressor, Floats, Payload, TensorState, Values
-from peelsum.compress.errors import CompressConfigError
-from peelsum.compress.rotation import padded, rotated, rotated_back
+from peelsum.summation import Words
 
 _MOST_WORKERS = 2**16
 #: Significant bits of a unit; a rotation adds up to 16 bits to what its multiples need.
 _UNIT_BITS = 12
+#: Elements that a rotation mixes, at most.
+_MOST_IN_BLOCK = 4096
+
+
+class Dense(Compressor):
+    """Every element, rounded to fixed point with one scale for the tensor.
+
+    With error feedback it sends all that an earlier compressor has left, and keeps what it rounds off.
+    """
+
+    name = "fixed-point"
+    kind = "additive"
+    needs_feedback = False
+
+    def compress(self, tensor: Floats, state: TensorState) -> Payload:
+        return fixed_words(tensor, state.bound, state.workers)
+
+    def decompress(self, payload: Payload, state: TensorState, added: int = 1) -> Values:
+        return fixed_values(payload, state.bound, state.workers)
 
 
 class Packed(Compressor, abstract=True):
@@ -157,3 +183,48 @@ class SignSGD(Packed):
 
     def values(self, sums: NDArray[np.int64], added: int, state: TensorState) -> Values:
         return np.sign(sums).astype(np.float64) * added
+
+
+# The randomized Hadamard transform spreads a block's energy evenly over its elements: y = H D x, where D has
+# random signs and H has entries 1 and -1; H H = n, so x = D H y / n. Blocks have a power of two of elements,
+# up to 4,096; the last one is padded with zeros.
+
+
+def block_of(elements: int) -> int:
+    """Return the number of elements in a block: the power of two from `elements` on, at most 4,096."""
+    return min(_MOST_IN_BLOCK, 1 << max(elements - 1, 0).bit_length())
+
+
+def padded(elements: int) -> int:
+    """Return the number of elements of whole blocks."""
+    block = block_of(elements)
+    return -(-elements // block) * block
+
+
+def rotated(tensor: Floats, random: Words) -> Values:
+    """Return float64[padded(n)]: H D x of every block; the signs are the top bits of random[padded(n)]."""
+    values = np.zeros(len(random))
+    values[: tensor.size] = tensor
+    return _hadamard(values * _signs(random), block_of(tensor.size))
+
+
+def rotated_back(levels: NDArray[np.int64], unit: float, random: Words, elements: int) -> Values:
+    """Return float64[elements]: D H (levels * unit) / n, exact for units of few bits."""
+    block = block_of(elements)
+    values = _hadamard(levels.astype(np.float64), block) * _signs(random) * (unit / block)
+    return np.asarray(values[:elements])
+
+
+def _signs(random: Words) -> Values:
+    return 1.0 - 2.0 * (random >> np.uint32(31)).astype(np.float64)
+
+
+def _hadamard(values: Values, block: int) -> Values:
+    """Return H x of every block, by butterflies; H_2n = [[H_n, H_n], [H_n, -H_n]]."""
+    values, half = values.copy(), 1
+    while half < block:
+        pairs = values.reshape(-1, 2, half)
+        sums, differences = pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]
+        pairs[:, 0], pairs[:, 1] = sums, differences
+        half *= 2
+    return values

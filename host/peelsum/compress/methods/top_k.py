@@ -1,16 +1,17 @@
-"""The largest elements: exactly, or by a sampled threshold as in Deep Gradient Compression."""
+"""Sparsifiers: the largest elements, those above a threshold, or some at random."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import field
+from typing import Literal
 
 import numpy as np
 
 from peelsum import kept_pages
-from peelsum.compress.arguments import Seed, Share, Steps
+from peelsum.compress.arguments import Level, Seed, Share, Steps
 from peelsum.compress.compressor import Floats, Positions, TensorState
-from peelsum.compress.sparsifier import Ratio, largest
+from peelsum.compress.sparsifier import Choice, Ratio, Sparsifier, largest
 
 #: A sampled threshold may let this many times too many through before it is corrected.
 _TOO_MANY = 2
@@ -50,3 +51,39 @@ class DGC(TopK):
     name = "dgc"
     sample: Share | None = field(default=0.01, kw_only=True)
     warm_up_steps: Steps = field(default=1000, kw_only=True)
+
+
+class Threshold(Sparsifier):
+    """The elements of at least magnitude `value`, above 0 (Strom, Interspeech'15; here without quantizing).
+
+    What it leaves out is below `value` in each element: an absolute bound, and no contraction.
+    """
+
+    name = "threshold"
+    value: Level = 0.01
+
+    def choose(self, tensor: Floats, state: TensorState) -> Positions:
+        return np.flatnonzero(np.abs(tensor, out=kept_pages.empty(tensor.size, np.float32)) >= self.value)
+
+
+class RandomK(Ratio):
+    """Elements at random, by `seed`: rand_k(x) of Stich et al. (NeurIPS'18, section 2).
+
+    With `seeds="shared"` all workers choose the same elements, so that their values add up without an index.
+    With "own" every worker chooses for itself, and n/k as many elements are non-zero in the sum. Contraction,
+    in the mean: E |x - rand_k(x)|^2 = (1 - k/n) |x|^2.
+    """
+
+    name = "random-k"
+    seeds: Literal["shared", "own"] = "shared"
+    seed: Seed = 0
+
+    @property
+    def choice(self) -> Choice:
+        """Whether the choice is the same on all workers."""
+        return self.seeds
+
+    def choose(self, tensor: Floats, state: TensorState) -> Positions:
+        generator = state.generator(self.seed, own=self.seeds == "own")
+        count = self.count(tensor.size, state.step)
+        return generator.choice(tensor.size, count, replace=False, shuffle=False)
