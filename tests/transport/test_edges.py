@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_adapters import CONFIG as UDP_CONFIG
-from test_adapters import PORT
-from test_endpoint import CONFIG as WORKER_CONFIG
-from test_endpoint import all_of, lossy_start, result
-from test_server import CONFIG, LANES, partial, sent
+from job_hosts import CONFIG, LANES, WORKER_CONFIG, partial, result, sent
+from test_endpoint import lossy_start
+from udp_switch import CONFIG as UDP_CONFIG
 from udp_switch import UdpSwitch
 
 from peelsum.transport import (
@@ -24,11 +22,11 @@ from peelsum.transport import (
     TransportError,
     WorkerEndpoint,
     job_config,
-    udp,
+    joining,
 )
 from peelsum.transport.congestion import CongestionWindow
+from peelsum.transport.joining import JoiningSum
 from peelsum.transport.layout import unwrap
-from peelsum.transport.udp import JoiningSum
 from peelsum.wire import Flag, Kind, unpack
 
 RUN = 5000
@@ -43,7 +41,7 @@ def sending(chunks: int, **changed: Any) -> WorkerEndpoint:
     """Return a new worker that has sent its first window of a sum of `chunks` chunks of zeros."""
     worker = new_worker(**changed)
     worker.submit(np.zeros(chunks * LANES, np.uint32), "add")
-    assert len(all_of(worker)) == min(chunks, worker.stats().window)
+    assert len(sent(worker)) == min(chunks, worker.stats().window)
     return worker
 
 
@@ -64,12 +62,12 @@ def test_a_first_sum_that_is_incomplete_is_waited_for_until_a_run_is_on() -> Non
     server = AggregationServer(CONFIG)
     server.receive(partial(0, 0b001, 1, sender=0), 0.0)
     server.receive(partial(RUN, 0b010, 1, sender=1), 0.0)
-    stand = server.progress()
-    assert (stand.oldest_chunk, stand.chunks_incomplete, stand.missing_workers) == (0, 2, (1, 2))
+    stand = server.stalled(0.0)
+    assert (stand.oldest_chunk, stand.missing_workers) == (0, (1, 2))
     server.expire(CONFIG.timers.need)
     assert set(chunks_of(sent(server))) == {0, RUN}
     server.receive(partial(RUN, 0b111, 1), 1.0)
-    assert server.progress().oldest_chunk is None
+    assert server.stalled(1.0) is None
     server.expire(10.0)
     assert [int(packet["kind"]) for packet in sent(server)] == [Kind.RESULT]
 
@@ -100,7 +98,7 @@ def test_what_was_just_sent_is_not_asked_for_with_the_oldest() -> None:
     worker.expire(0.0051)
     assert chunks_of(unpack(worker.to_send(0.0051).copy(), LANES)) == [6]
     worker.receive(result(6), 0.0055)
-    assert {int(packet["kind"]) for packet in all_of(worker, 0.006)} == {Kind.CONTRIBUTION}
+    assert {int(packet["kind"]) for packet in sent(worker, 0.006)} == {Kind.CONTRIBUTION}
     worker.expire(0.0096)
     assert chunks_of(unpack(worker.to_send(0.0096).copy(), LANES)) == [7]
 
@@ -109,9 +107,9 @@ def test_what_is_answered_before_it_is_resent_is_not_resent() -> None:
     worker = sending(2)
     due = let_expire(worker)
     worker.receive(result(0), due)
-    assert all_of(worker, due) == []
+    assert sent(worker, due) == []
     worker.receive(result(0, kind=Kind.NEED, bitmap=1), due)
-    assert chunks_of(all_of(worker, due)) == [0]
+    assert chunks_of(sent(worker, due)) == [0]
 
 
 @pytest.mark.parametrize(("after", "again"), [(0.0004, []), (0.0007, [5])])
@@ -120,9 +118,9 @@ def test_a_resend_is_lost_when_later_packets_are_answered_after_half_a_round_tri
 ) -> None:
     worker = lossy_start([5])  # resent at 1 ms; a round trip is 1 ms
     worker.receive(result(32), 0.0012)
-    (latest, *_) = all_of(worker, 0.00121)
+    (latest, *_) = sent(worker, 0.00121)
     worker.receive(result(int(latest["chunk_id"])), 0.001 + after)
-    resent = chunks_of(all_of(worker, 0.001 + after), Kind.RETRY, Kind.RESEND)
+    resent = chunks_of(sent(worker, 0.001 + after), Kind.RETRY, Kind.RESEND)
     assert [chunk for chunk in resent if chunk == 5] == again
 
 
@@ -131,13 +129,13 @@ def test_backing_off_starts_small_after_an_idle_hour() -> None:
     worker = sending(1, timers=timers)
     worker.receive(result(0), 0.001)
     worker.submit(np.zeros(1, np.uint32), "add")
-    all_of(worker, 3600.0)
+    sent(worker, 3600.0)
     pauses, now = [], 3600.0
     for _ in range(4):
         due = let_expire(worker)
         pauses.append(due - now)
         now = due
-        assert len(all_of(worker, now)) == 1
+        assert len(sent(worker, now)) == 1
     # The second is half of T: four round trips of 1 ms. Then each is as long as the silence before it.
     assert pauses == pytest.approx([0.125, 0.002, 0.127, 0.254])
 
@@ -154,10 +152,10 @@ def test_who_was_missing_from_a_chunk_that_is_there_is_not_named_for_the_next() 
 def test_a_worker_that_has_left_sends_no_second_last_chunk() -> None:
     worker = new_worker()
     worker.finish(0.0)
-    (fin,) = all_of(worker)
+    (fin,) = sent(worker)
     assert (fin["kind"], fin["flags"], fin["lanes"].any()) == (Kind.CONTRIBUTION, Flag.FIN, False)
     assert len(worker.receive(result(0, flags=Flag.FIN), 0.1)) == 1
-    assert (worker.outstanding, all_of(worker, 0.1), worker.next_timer()) == (0, [], None)
+    assert (worker.outstanding, sent(worker, 0.1), worker.next_timer()) == (0, [], None)
 
 
 @pytest.mark.parametrize(("lost", "cuts"), [(64, 0), (65, 1)])
@@ -192,15 +190,14 @@ def test_the_number_that_a_worker_joins_with_is_not_zero(
         assert drawn < below
         return drawn
 
-    monkeypatch.setattr(udp.secrets, "randbelow", randbelow)
+    monkeypatch.setattr(joining.secrets, "randbelow", randbelow)
     assert JoiningSum(UDP_CONFIG, 1).words.tolist() == [0, number, 0]
 
 
 def test_a_worker_whose_own_code_fails_leaves_without_a_last_chunk() -> None:
     with UdpSwitch(8) as switch:
-        switch.admit(UDP_CONFIG, PORT)
-        address = switch.worker_address(UDP_CONFIG, PORT, 0)
-        with pytest.raises(ZeroDivisionError), SwitchSummation(UDP_CONFIG, 0, address) as summation:
+        switch.admit(UDP_CONFIG)
+        with pytest.raises(ZeroDivisionError), SwitchSummation(UDP_CONFIG, 0, switch.address(0)) as summation:
             raise ZeroDivisionError
         assert summation.stats().contributions == 0
         with pytest.raises(TransportError, match="this connection is closed"):
@@ -249,23 +246,23 @@ def test_an_admission_that_no_switch_can_have_is_refused(changed: dict[str, obje
 
 def test_a_worker_that_waits_for_nothing_never_stalls() -> None:
     worker = new_worker(timers=Timers(stall=2.0))
-    assert (all_of(worker, 5.0), worker.next_timer(), worker.expire(100.0)) == ([], None, [])
+    assert (sent(worker, 5.0), worker.next_timer(), worker.expire(100.0)) == ([], None, [])
     worker.submit(np.zeros(1, np.uint32), "add")
-    assert len(all_of(worker, 200.0)) == 1
+    assert len(sent(worker, 200.0)) == 1
     worker.receive(result(0), 200.1)
-    assert (all_of(worker, 201.0), worker.next_timer(), worker.expire(300.0)) == ([], None, [])
+    assert (sent(worker, 201.0), worker.next_timer(), worker.expire(300.0)) == ([], None, [])
 
 
 def in_a_run() -> tuple[WorkerEndpoint, int]:
     """Return a worker that has joined by chunk 0 and sent two chunks of its run, and the first one's id."""
     worker = new_worker(1)
     worker.submit(np.full(1, 77, np.uint32), "add")
-    assert len(all_of(worker)) == 1
+    assert len(sent(worker)) == 1
     worker.receive(result(0, kind=Kind.NEED, bitmap=0b100), 0.0)
     worker.receive(result(0), 0.0)
     worker.start_run(5)
     worker.submit(np.full(2 * LANES, 88, np.uint32), "add")
-    first, second = chunks_of(all_of(worker))
+    first, second = chunks_of(sent(worker))
     assert second == first + 1
     return worker, first
 
@@ -284,11 +281,11 @@ def test_a_need_for_the_first_sum_or_for_the_first_chunk_of_the_run_is_heeded() 
     worker, first = in_a_run()
     for chunk, word in ((0, 77), (first, 88), (first + 1, 88)):
         worker.receive(result(chunk, kind=Kind.NEED, bitmap=0b010), 0.1)
-        (packet,) = all_of(worker, 0.1)
+        (packet,) = sent(worker, 0.1)
         assert (packet["kind"], packet["chunk_id"], packet["lanes"][0]) == (Kind.RESEND, chunk, word)
     for chunk in (1, first - 1, first + 2):
         worker.receive(result(chunk, kind=Kind.NEED, bitmap=0b010), 0.1)
-    assert all_of(worker, 0.1) == []
+    assert sent(worker, 0.1) == []
 
 
 def test_a_need_for_the_first_sum_is_heeded_until_the_run_is_a_window_on() -> None:
@@ -297,9 +294,9 @@ def test_a_need_for_the_first_sum_is_heeded_until_the_run_is_a_window_on() -> No
     window = WORKER_CONFIG.window
     worker.submit(np.zeros(window * LANES, np.uint32), "add")
     for done in range(window + 1):
-        all_of(worker, 0.1)
+        sent(worker, 0.1)
         worker.receive(result(0, kind=Kind.NEED, bitmap=0b010), 0.1)
-        resent = chunks_of(all_of(worker, 0.1))
+        resent = chunks_of(sent(worker, 0.1))
         assert resent == ([0] if done <= window - 1 else [])
         worker.receive(result(first + done), 0.1)
 
@@ -309,23 +306,12 @@ def test_who_was_missing_when_the_workers_joined_is_not_named_for_the_run() -> N
     assert worker.stalled(0.2).missing_workers == ()
 
 
-def test_a_run_is_begun_once_and_not_before_the_first_sum() -> None:
-    worker = new_worker(1)
-    with pytest.raises(TransportConfigError, match="join with one sum"):
-        worker.start_run(5)
-    worker, first = in_a_run()
-    worker.receive(np.concatenate([result(first), result(first + 1)]), 0.1)
-    assert worker.outstanding == 0
-    with pytest.raises(TransportConfigError, match="join with one sum"):
-        worker.start_run(5)
-
-
 def test_a_need_is_heeded_though_the_chunk_was_to_be_resent_and_is_answered_before_that() -> None:
     worker = sending(2)
     due = let_expire(worker)
     worker.receive(result(0, kind=Kind.NEED, bitmap=1), due)
     worker.receive(result(0), due)
-    assert chunks_of(all_of(worker, due)) == [0]
+    assert chunks_of(sent(worker, due)) == [0]
 
 
 def test_packets_of_a_chunk_do_not_put_its_first_request_off() -> None:
@@ -352,7 +338,7 @@ def test_a_new_server_keeps_what_is_less_than_two_windows_behind_the_latest(behi
     server = AggregationServer(CONFIG)
     for chunk in (RUN - behind, RUN):
         server.receive(partial(chunk, 0b001, 1, sender=0), 0.0)
-    assert server.progress().oldest_chunk == (RUN - behind if kept else RUN)
+    assert server.stalled(0.0).oldest_chunk == (RUN - behind if kept else RUN)
 
 
 @pytest.mark.parametrize(("after", "again"), [(0.0002, []), (0.0008, [5])])
@@ -362,24 +348,24 @@ def test_the_answer_to_a_resend_shows_what_was_lost_before_it_if_it_can_be_the_a
     """An answer within half a round trip is to the packet that was sent first."""
     worker = lossy_start([5])  # resent at 1 ms; a round trip is 1 ms
     worker.receive(np.concatenate([result(chunk) for chunk in (33, 34, 35)]), 0.002)
-    resent = chunks_of(all_of(worker, 0.002), Kind.RETRY, Kind.RESEND)
+    resent = chunks_of(sent(worker, 0.002), Kind.RETRY, Kind.RESEND)
     assert resent == [32]
     worker.receive(result(32), 0.002 + after)
-    assert chunks_of(all_of(worker, 0.002 + after), Kind.RETRY, Kind.RESEND) == again
+    assert chunks_of(sent(worker, 0.002 + after), Kind.RETRY, Kind.RESEND) == again
 
 
 def test_an_older_answer_in_the_same_batch_hides_no_loss() -> None:
     worker = lossy_start([5])
     worker.receive(result(32), 0.0012)
-    (latest, *_) = all_of(worker, 0.00121)
+    (latest, *_) = sent(worker, 0.00121)
     worker.receive(np.concatenate([result(int(latest["chunk_id"])), result(33)]), 0.0018)
-    assert (Kind.RETRY, 5) in [(packet["kind"], packet["chunk_id"]) for packet in all_of(worker, 0.0018)]
+    assert (Kind.RETRY, 5) in [(packet["kind"], packet["chunk_id"]) for packet in sent(worker, 0.0018)]
 
 
 def test_an_older_result_in_the_same_batch_hides_no_loss() -> None:
     worker = sending(5)
     worker.receive(np.concatenate([result(3), result(1)]), 0.001)
-    packets = all_of(worker, 0.001)
+    packets = sent(worker, 0.001)
     assert [(int(packet["kind"]), int(packet["chunk_id"])) for packet in packets] == [(Kind.RETRY, 0)]
 
 
@@ -388,7 +374,7 @@ def test_only_the_oldest_chunk_and_what_was_resent_have_a_timer() -> None:
     worker.receive(np.concatenate([result(chunk) for chunk in (0, 1, 2, 3, 4, 7)]), 0.001)  # T is 4 ms
     assert worker.next_timer() == pytest.approx(0.005)
     worker.expire(0.00501)
-    assert chunks_of(all_of(worker, 0.00501)) == [5]
+    assert chunks_of(sent(worker, 0.00501)) == [5]
     due = worker.next_timer()
     assert due is not None
     assert due > 0.00501
@@ -400,7 +386,7 @@ def test_silence_does_not_count_as_loss_so_the_window_stays() -> None:
     answered.receive(result(1), 0.001)
     for worker in (silent, answered):
         worker.expire(0.2)
-        assert all_of(worker, 0.2)[0]["kind"] == Kind.RETRY
+        assert sent(worker, 0.2)[0]["kind"] == Kind.RETRY
     assert (silent.stats().window, answered.stats().window) == (64, 32)
 
 

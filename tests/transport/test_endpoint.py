@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from job_hosts import LANES, WORKER_CONFIG, result, sent
 
 from peelsum.transport import (
     AggregationServer,
@@ -17,59 +18,43 @@ from peelsum.transport import (
     TransportConfigError,
     WorkerEndpoint,
 )
-from peelsum.wire import EVERYONE, Flag, Kind, fields_of, pack, unpack
-
-LANES = 4
-CONFIG = JobConfig(job_id=9, generation=77, workers=3, lanes=LANES, window=8, first_chunk=0xFFFFFFFE)
-
-
-def all_of(endpoint: WorkerEndpoint, now: float = 0.0) -> list[np.void]:
-    """Return every packet that the endpoint sends now, unpacked."""
-    packets: list[np.void] = []
-    while len(batch := endpoint.to_send(now)):
-        packets.extend(unpack(batch.copy(), LANES))
-    return packets
-
-
-def result(chunk: int, value: int = 0, *, kind: Kind = Kind.RESULT, **fields: int) -> np.ndarray:
-    header = {"job_id": 9, "generation": 77, "sender": EVERYONE, "bitmap": 7, "chunk_id": chunk & 0xFFFFFFFF}
-    return pack(np.full((1, LANES), value, np.uint32), kind=kind, **{**header, **fields})
+from peelsum.wire import Flag, Kind, fields_of
 
 
 def test_contributions_carry_identity_lanes_and_padding_across_the_chunk_id_wrap() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 2)
+    endpoint = WorkerEndpoint(WORKER_CONFIG, 2)
     words = np.arange(10, dtype=np.uint32) + 0x01020304
     endpoint.submit(words, "or")
-    packets = all_of(endpoint)
+    packets = sent(endpoint)
     assert [int(p["chunk_id"]) for p in packets] == [0xFFFFFFFE, 0xFFFFFFFF, 0]
     np.testing.assert_array_equal(np.concatenate([p["lanes"] for p in packets]), [*words, 0, 0])
     for packet in packets:
         assert (packet["kind"], packet["flags"], packet["job_id"]) == (Kind.CONTRIBUTION, Flag.OR, 9)
         assert (packet["generation"], packet["sender"], packet["bitmap"]) == (77, 2, 4)
-    assert all_of(endpoint) == []
+    assert sent(endpoint) == []
 
 
 def test_tensors_complete_in_any_order_and_only_once() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)
+    endpoint = WorkerEndpoint(WORKER_CONFIG, 0)
     first = endpoint.submit(np.zeros(5, np.uint32), "add")
     second = endpoint.submit(np.zeros(3, np.uint32), "add")
-    assert len(all_of(endpoint)) == 3
+    assert len(sent(endpoint)) == 3
     assert endpoint.receive(result(-2, 10), 1.0) == []
     (event,) = endpoint.receive(result(0, 30), 1.0)
     assert isinstance(event, TensorCompleted)
     assert (event.ticket, event.words.tolist()) == (second, [30] * 3)
-    (event,) = endpoint.receive(np.concatenate([result(-1, 20)] * 2), 1.0)
+    (event,) = endpoint.receive(np.concatenate([result(-1, 20), result(-1, 99), result(-2, 99)]), 1.0)
     assert isinstance(event, TensorCompleted)
     assert (event.ticket, event.words.tolist()) == (first, [10, 10, 10, 10, 20])
     assert endpoint.outstanding == 0
-    assert endpoint.stats().duplicates == 1
+    assert endpoint.stats().duplicates == 2, "which replace nothing"
     assert endpoint.next_timer() is None
 
 
 def test_an_empty_tensor_completes_without_a_packet() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)
+    endpoint = WorkerEndpoint(WORKER_CONFIG, 0)
     ticket = endpoint.submit(np.zeros(0, np.uint32), "add")
-    assert all_of(endpoint) == []
+    assert sent(endpoint) == []
     assert endpoint.next_timer() == 0.0
     (event,) = endpoint.expire(0.0)
     assert isinstance(event, TensorCompleted)
@@ -77,13 +62,13 @@ def test_an_empty_tensor_completes_without_a_packet() -> None:
 
 
 def test_no_more_than_the_window_is_outstanding() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)
+    endpoint = WorkerEndpoint(WORKER_CONFIG, 0)
     endpoint.submit(np.zeros(100 * LANES, np.uint32), "add")
-    assert len(all_of(endpoint)) == CONFIG.window
+    assert len(sent(endpoint)) == WORKER_CONFIG.window
     endpoint.receive(result(-1), 0.1)
-    assert all_of(endpoint) == []
+    assert sent(endpoint) == []
     endpoint.receive(result(-2), 0.1)
-    assert [int(p["chunk_id"]) for p in all_of(endpoint)] == [6, 7]
+    assert [int(p["chunk_id"]) for p in sent(endpoint)] == [6, 7]
 
 
 @pytest.mark.parametrize(
@@ -92,16 +77,22 @@ def test_no_more_than_the_window_is_outstanding() -> None:
         (result(-2, version=9), "malformed"),
         (result(-2, job_id=8), "foreign_job"),
         (result(-2, generation=76), "wrong_generation"),
-        (result(-2, kind=Kind.BYPASS), "unexpected_kind"),
+        (result(-2, flags=0x80), "malformed"),
+        *(
+            (result(-2, kind=kind), "unexpected_kind")
+            for kind in Kind
+            if kind not in (Kind.RESULT, Kind.NEED)
+        ),
         (result(1), "out_of_window"),
         (result(-2 - 8 - 1), "out_of_window"),
         (result(1 << 31), "out_of_window"),
+        (result(-2 - (1 << 31)), "out_of_window"),
     ],
 )
 def test_what_is_not_for_this_worker_is_dropped_and_counted(packet: np.ndarray, reason: str) -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)
+    endpoint = WorkerEndpoint(WORKER_CONFIG, 0)
     endpoint.submit(np.zeros(3 * LANES, np.uint32), "add")
-    all_of(endpoint)
+    sent(endpoint)
     assert endpoint.receive(packet, 0.1) == []
     dropped = endpoint.stats().dropped
     assert dropped[reason] == 1
@@ -110,9 +101,9 @@ def test_what_is_not_for_this_worker_is_dropped_and_counted(packet: np.ndarray, 
 
 
 def test_random_bytes_change_nothing() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)
+    endpoint = WorkerEndpoint(WORKER_CONFIG, 0)
     endpoint.submit(np.zeros(3 * LANES, np.uint32), "add")
-    all_of(endpoint)
+    sent(endpoint)
     numbers = np.random.default_rng(3)
     noise = numbers.integers(0, 256, (20_000, 16 + 4 * LANES), dtype=np.uint8)
     noise[::2, 0] = 1
@@ -121,18 +112,18 @@ def test_random_bytes_change_nothing() -> None:
     noise[::4, 8] |= 1
     assert endpoint.receive(noise, 0.1) == []
     assert sum(endpoint.stats().dropped.values()) == 20_000
-    assert all_of(endpoint) == []
+    assert sent(endpoint) == []
 
 
 def test_while_all_is_silent_only_the_oldest_chunk_asks() -> None:
-    endpoint = WorkerEndpoint(replace(CONFIG, timers=Timers(first_answer=0.5)), 1)
+    endpoint = WorkerEndpoint(replace(WORKER_CONFIG, timers=Timers(first_answer=0.5)), 1)
     endpoint.submit(np.zeros(5 * LANES, np.uint32), "add")
-    all_of(endpoint, 10.0)
+    sent(endpoint, 10.0)
     assert endpoint.next_timer() == 10.5
     assert endpoint.expire(10.4) == []
-    assert all_of(endpoint, 10.4) == []
+    assert sent(endpoint, 10.4) == []
     endpoint.expire(10.5)
-    (packet,) = all_of(endpoint, 10.5)
+    (packet,) = sent(endpoint, 10.5)
     assert (packet["kind"], packet["chunk_id"], packet["bitmap"]) == (Kind.RETRY, 0xFFFFFFFE, 2)
     again = endpoint.next_timer()
     assert again is not None
@@ -141,11 +132,11 @@ def test_while_all_is_silent_only_the_oldest_chunk_asks() -> None:
 
 def test_back_off_ends_at_the_cap() -> None:
     timers = Timers(first_answer=0.5, resend_most=0.8)
-    endpoint = WorkerEndpoint(replace(CONFIG, timers=timers), 1)
+    endpoint = WorkerEndpoint(replace(WORKER_CONFIG, timers=timers), 1)
     endpoint.submit(np.zeros(1, np.uint32), "add")
     now, pauses = 0.0, []
     for _ in range(12):
-        all_of(endpoint, now)
+        sent(endpoint, now)
         due = endpoint.next_timer()
         assert due is not None
         pauses.append(due - now)
@@ -157,40 +148,40 @@ def test_back_off_ends_at_the_cap() -> None:
 
 
 def test_a_chunk_overtaken_by_three_is_resent_at_once() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)
+    endpoint = WorkerEndpoint(WORKER_CONFIG, 0)
     words = np.arange(8 * LANES, dtype=np.uint32)
     endpoint.submit(words, "add")
-    all_of(endpoint)
+    sent(endpoint)
     endpoint.receive(np.concatenate([result(-1), result(0)]), 0.001)
-    assert all_of(endpoint, 0.001) == []
+    assert sent(endpoint, 0.001) == []
     endpoint.receive(result(1), 0.001)
-    (packet,) = all_of(endpoint, 0.001)
+    (packet,) = sent(endpoint, 0.001)
     assert (packet["kind"], packet["chunk_id"]) == (Kind.RETRY, 0xFFFFFFFE)
     np.testing.assert_array_equal(packet["lanes"], words[:LANES])
     endpoint.receive(result(2), 0.001)
-    assert all_of(endpoint, 0.001) == [], "the resend has had no time to be answered"
+    assert sent(endpoint, 0.001) == [], "the resend has had no time to be answered"
 
 
 def test_a_missing_chunk_holds_nothing_up_until_the_window_is_full() -> None:
-    endpoint = WorkerEndpoint(replace(CONFIG, window=256, initial_window=64, first_chunk=0), 0)
+    endpoint = WorkerEndpoint(replace(WORKER_CONFIG, window=256, initial_window=64, first_chunk=0), 0)
     endpoint.submit(np.zeros(400 * LANES, np.uint32), "add")
-    sent = len(all_of(endpoint))
+    count = len(sent(endpoint))
     for chunk in range(1, 256):
-        assert sent > chunk
+        assert count > chunk
         endpoint.receive(result(chunk), 0.1)
-        sent += sum(p["kind"] == Kind.CONTRIBUTION for p in all_of(endpoint, 0.1))
-    assert sent == 256
+        count += sum(p["kind"] == Kind.CONTRIBUTION for p in sent(endpoint, 0.1))
+    assert count == 256
     endpoint.receive(result(0), 0.1)
-    assert all_of(endpoint, 0.1)[0]["chunk_id"] == 256
+    assert sent(endpoint, 0.1)[0]["chunk_id"] == 256
 
 
 def lossy_start(lost: list[int]) -> WorkerEndpoint:
     """Send 32 chunks at 0; at 0.001, answer all but the lost ones, which are resent. The timer is 4 ms."""
-    endpoint = WorkerEndpoint(replace(CONFIG, window=128, initial_window=32, first_chunk=0), 0)
+    endpoint = WorkerEndpoint(replace(WORKER_CONFIG, window=128, initial_window=32, first_chunk=0), 0)
     endpoint.submit(np.zeros(64 * LANES, np.uint32), "add")
-    assert len(all_of(endpoint)) == 32
+    assert len(sent(endpoint)) == 32
     endpoint.receive(np.concatenate([result(c) for c in range(32) if c not in lost]), 0.001)
-    resent = [int(p["chunk_id"]) for p in all_of(endpoint, 0.001) if p["kind"] == Kind.RETRY]
+    resent = [int(p["chunk_id"]) for p in sent(endpoint, 0.001) if p["kind"] == Kind.RETRY]
     assert resent == lost
     return endpoint
 
@@ -198,25 +189,25 @@ def lossy_start(lost: list[int]) -> WorkerEndpoint:
 def test_a_lost_resend_is_known_by_the_answer_to_what_was_sent_after_it() -> None:
     endpoint = lossy_start([5, 9])
     endpoint.receive(np.concatenate([result(c) for c in range(32, 40)]), 0.0015)
-    assert all_of(endpoint, 0.00151)[0]["kind"] == Kind.CONTRIBUTION, "sent at the same time, not after"
+    assert sent(endpoint, 0.00151)[0]["kind"] == Kind.CONTRIBUTION, "sent at the same time, not after"
     endpoint.receive(np.concatenate([result(c) for c in range(40, 63)]), 0.0025)
-    again = [(p["kind"], p["chunk_id"]) for p in all_of(endpoint, 0.0025) if p["kind"] != Kind.CONTRIBUTION]
+    again = [(p["kind"], p["chunk_id"]) for p in sent(endpoint, 0.0025) if p["kind"] != Kind.CONTRIBUTION]
     assert again == [(Kind.RETRY, 5), (Kind.RESEND, 9)], "chunk 9 is worker 0's to take out of the switch"
     assert endpoint.stats().lost == 2, "each once: only its first try tells of the network's room"
 
 
 @pytest.mark.parametrize("worker", [0, 1, 2])
 def test_the_second_time_one_worker_takes_the_sum_out_of_the_switch_then_all_may(worker: int) -> None:
-    endpoint = WorkerEndpoint(CONFIG, worker)
+    endpoint = WorkerEndpoint(WORKER_CONFIG, worker)
     endpoint.submit(np.zeros(5 * LANES, np.uint32), "add")
-    all_of(endpoint)
+    sent(endpoint)
     now, kinds = 0.0, []
     for _ in range(4):
         due = endpoint.next_timer()
         assert due is not None
         now = due + 10.0  # all have been silent long enough
         endpoint.expire(now)
-        kinds.append({int(p["chunk_id"]): Kind(p["kind"]) for p in all_of(endpoint, now)})
+        kinds.append({int(p["chunk_id"]): Kind(p["kind"]) for p in sent(endpoint, now)})
     oldest = 0xFFFFFFFE
     own_turn = oldest % 3 == worker
     second = Kind.RESEND if own_turn else Kind.RETRY
@@ -225,49 +216,49 @@ def test_the_second_time_one_worker_takes_the_sum_out_of_the_switch_then_all_may
 
 @pytest.mark.parametrize("worker", [0, 1, 2])
 def test_every_chunk_is_one_worker_s_turn(worker: int) -> None:
-    endpoint = WorkerEndpoint(replace(CONFIG, window=128, initial_window=32, first_chunk=0), worker)
+    endpoint = WorkerEndpoint(replace(WORKER_CONFIG, window=128, initial_window=32, first_chunk=0), worker)
     endpoint.submit(np.zeros(40 * LANES, np.uint32), "add")
-    all_of(endpoint)
+    sent(endpoint)
     endpoint.receive(result(31), 0.001)
-    assert {p["kind"] for p in all_of(endpoint, 0.001)[:29]} == {Kind.RETRY}
+    assert {p["kind"] for p in sent(endpoint, 0.001)[:29]} == {Kind.RETRY}
     endpoint.expire(1.0)
-    again = all_of(endpoint, 1.0)
+    again = sent(endpoint, 1.0)
     turns = [int(p["chunk_id"]) for p in again if p["kind"] == Kind.RESEND]
     assert turns == list(range(worker, 29, 3))
     assert {int(p["chunk_id"]) for p in again if p["kind"] == Kind.RETRY} >= set(range(29)) - set(turns)
 
 
 def test_a_need_is_answered_by_a_resend_whatever_was_tried_before() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 1)
+    endpoint = WorkerEndpoint(WORKER_CONFIG, 1)
     endpoint.submit(np.zeros(3 * LANES, np.uint32), "add")
-    all_of(endpoint)
+    sent(endpoint)
     for tries in range(3):
         endpoint.receive(result(0, kind=Kind.NEED, bitmap=0b010), 0.1 + tries)
-        assert [(p["kind"], p["chunk_id"]) for p in all_of(endpoint, 0.1 + tries)] == [(Kind.RESEND, 0)]
+        assert [(p["kind"], p["chunk_id"]) for p in sent(endpoint, 0.1 + tries)] == [(Kind.RESEND, 0)]
 
 
 def test_the_answer_to_a_need_counts_as_a_retransmission() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)  # chunk 2**32 - 2 is worker 2's turn
+    endpoint = WorkerEndpoint(WORKER_CONFIG, 0)  # chunk 2**32 - 2 is worker 2's turn
     endpoint.submit(np.zeros(LANES, np.uint32), "add")
-    all_of(endpoint)
+    sent(endpoint)
     endpoint.receive(result(-2, kind=Kind.NEED, bitmap=0b001), 0.1)
-    kinds = [all_of(endpoint, 0.1)[0]["kind"]]
+    kinds = [sent(endpoint, 0.1)[0]["kind"]]
     for now in (10.0, 20.0):
         endpoint.expire(now)
-        kinds.append(all_of(endpoint, now)[0]["kind"])
+        kinds.append(sent(endpoint, now)[0]["kind"])
     assert kinds == [Kind.RESEND, Kind.RETRY, Kind.RESEND]
 
 
 def test_a_resend_follows_a_retry_soon_even_in_silence() -> None:
-    endpoint = WorkerEndpoint(replace(CONFIG, timers=Timers(first_answer=0.5, resend_most=10.0)), 2)
+    endpoint = WorkerEndpoint(replace(WORKER_CONFIG, timers=Timers(first_answer=0.5, resend_most=10.0)), 2)
     endpoint.submit(np.zeros(LANES, np.uint32), "add")
-    all_of(endpoint)
+    sent(endpoint)
     waits = []
     for _ in range(4):
         due = endpoint.next_timer()
         assert due is not None
         endpoint.expire(due)
-        waits.append((round(due, 6), Kind(all_of(endpoint, due)[0]["kind"])))
+        waits.append((round(due, 6), Kind(sent(endpoint, due)[0]["kind"])))
     assert waits == [(0.5, Kind.RETRY), (0.75, Kind.RESEND), (1.5, Kind.RESEND), (3.0, Kind.RESEND)]
 
 
@@ -275,7 +266,7 @@ def test_what_is_known_to_be_lost_has_a_timer_each_of_half_the_usual_length() ->
     endpoint = lossy_start([5, 9])
     assert endpoint.next_timer() == pytest.approx(0.003)
     endpoint.expire(0.0031)
-    assert [(int(p["kind"]), int(p["chunk_id"])) for p in all_of(endpoint, 0.0031)] == [
+    assert [(int(p["kind"]), int(p["chunk_id"])) for p in sent(endpoint, 0.0031)] == [
         (Kind.RETRY, 5),
         (Kind.RESEND, 9),
     ]
@@ -284,15 +275,15 @@ def test_what_is_known_to_be_lost_has_a_timer_each_of_half_the_usual_length() ->
 
 def test_nothing_is_sent_again_while_a_queue_grows_and_results_flow() -> None:
     """A port that sends a chunk every 2 ms: round trips grow to 64 ms, faster than the measured timer."""
-    endpoint = WorkerEndpoint(replace(CONFIG, window=64, initial_window=32, first_chunk=0), 0)
+    endpoint = WorkerEndpoint(replace(WORKER_CONFIG, window=64, initial_window=32, first_chunk=0), 0)
     endpoint.submit(np.zeros(200 * LANES, np.uint32), "add")
-    all_of(endpoint)
+    sent(endpoint)
     now = 0.0
     for chunk in range(200):
         now += 0.002
         endpoint.expire(now)
         endpoint.receive(result(chunk), now)
-        assert all(packet["kind"] == Kind.CONTRIBUTION for packet in all_of(endpoint, now))
+        assert all(packet["kind"] == Kind.CONTRIBUTION for packet in sent(endpoint, now))
     stats = endpoint.stats()
     assert (stats.results, stats.resends, stats.timeouts) == (200, 0, 0)
     assert stats.rtt_most > 0.06
@@ -306,43 +297,44 @@ def test_silence_backs_off_by_its_own_length() -> None:
         pauses.append(due - now)
         now = due
         endpoint.expire(now)
-        assert len(all_of(endpoint, now)) == 1
+        assert len(sent(endpoint, now)) == 1
     assert pauses == pytest.approx([0.002, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.1])
 
 
 def test_need_is_heeded_even_for_an_answered_chunk_but_only_if_it_names_me() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 1)
+    endpoint = WorkerEndpoint(WORKER_CONFIG, 1)
     words = np.arange(3 * LANES, dtype=np.uint32)
     endpoint.submit(words, "add")
-    all_of(endpoint)
+    sent(endpoint)
     endpoint.receive(np.concatenate([result(chunk) for chunk in (-2, -1, 0)]), 0.1)
     endpoint.receive(result(-1, kind=Kind.NEED, bitmap=0b101), 0.2)
-    assert all_of(endpoint) == []
+    assert sent(endpoint) == []
     endpoint.receive(np.concatenate([result(-1, kind=Kind.NEED, bitmap=0b010)] * 2), 0.2)
-    (packet,) = all_of(endpoint)
+    (packet,) = sent(endpoint)
     assert (packet["kind"], packet["chunk_id"], packet["sender"]) == (Kind.RESEND, 0xFFFFFFFF, 1)
     np.testing.assert_array_equal(packet["lanes"], words[LANES : 2 * LANES])
-    endpoint.receive(result(1, kind=Kind.NEED, bitmap=0b010), 0.2)
-    assert all_of(endpoint) == [], "never sent"
+    for chunk in (1, -3, 1 << 31):
+        endpoint.receive(result(chunk, kind=Kind.NEED, bitmap=0b010), 0.2)
+    assert sent(endpoint) == [], "never sent"
 
 
 def test_contributions_are_kept_a_window_behind_and_no_further() -> None:
-    endpoint = WorkerEndpoint(replace(CONFIG, first_chunk=0), 0)
+    endpoint = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
     words = np.arange(20 * LANES, dtype=np.uint32)
     endpoint.submit(words, "add")
     for chunk in range(20):
-        all_of(endpoint)
+        sent(endpoint)
         endpoint.receive(result(chunk), 0.1)
     endpoint.receive(np.concatenate([result(chunk, kind=Kind.NEED, bitmap=1) for chunk in range(20)]), 0.2)
-    packets = all_of(endpoint)
+    packets = sent(endpoint)
     assert [int(p["chunk_id"]) for p in packets] == list(range(12, 20))
     np.testing.assert_array_equal(np.concatenate([p["lanes"] for p in packets]), words[12 * LANES :])
 
 
 def test_a_stall_names_job_chunk_and_the_workers_the_server_misses() -> None:
-    endpoint = WorkerEndpoint(replace(CONFIG, timers=Timers(stall=2.0)), 0)
+    endpoint = WorkerEndpoint(replace(WORKER_CONFIG, timers=Timers(stall=2.0)), 0)
     endpoint.submit(np.zeros(1, np.uint32), "add")
-    all_of(endpoint, 5.0)
+    sent(endpoint, 5.0)
     assert endpoint.expire(6.9) == []
     endpoint.receive(result(-2, kind=Kind.NEED, bitmap=0b110), 6.9)
     (event,) = endpoint.expire(7.0)
@@ -354,14 +346,14 @@ def test_a_stall_names_job_chunk_and_the_workers_the_server_misses() -> None:
 
 
 def test_finish_waits_for_the_results_then_for_the_fin_chunk() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)
+    endpoint = WorkerEndpoint(WORKER_CONFIG, 0)
     endpoint.submit(np.zeros(LANES, np.uint32), "add")
-    all_of(endpoint)
+    sent(endpoint)
     endpoint.finish(0.1)
-    assert all_of(endpoint) == []
+    assert sent(endpoint) == []
     (event,) = endpoint.receive(result(-2), 0.2)
     assert isinstance(event, TensorCompleted)
-    (fin,) = all_of(endpoint, 0.2)
+    (fin,) = sent(endpoint, 0.2)
     assert (fin["kind"], fin["flags"], fin["chunk_id"]) == (Kind.CONTRIBUTION, Flag.FIN, 0xFFFFFFFF)
     assert endpoint.receive(result(-1, flags=Flag.FIN), 0.3) == [JobFinished(9, confirmed=True)]
     assert endpoint.finished
@@ -369,9 +361,9 @@ def test_finish_waits_for_the_results_then_for_the_fin_chunk() -> None:
 
 
 def test_finish_gives_up_after_a_bounded_wait() -> None:
-    endpoint = WorkerEndpoint(replace(CONFIG, timers=Timers(linger=3.0)), 0)
+    endpoint = WorkerEndpoint(replace(WORKER_CONFIG, timers=Timers(linger=3.0)), 0)
     endpoint.finish(1.0)
-    all_of(endpoint, 1.0)
+    sent(endpoint, 1.0)
     endpoint.expire(3.9)
     assert not endpoint.finished
     assert JobFinished(9, confirmed=False) in endpoint.expire(4.0)
@@ -379,24 +371,24 @@ def test_finish_gives_up_after_a_bounded_wait() -> None:
 
 
 def test_congestion_marks_halve_the_window_once_per_window() -> None:
-    endpoint = WorkerEndpoint(replace(CONFIG, window=64, first_chunk=0), 0)
+    endpoint = WorkerEndpoint(replace(WORKER_CONFIG, window=64, first_chunk=0), 0)
     endpoint.submit(np.zeros(200 * LANES, np.uint32), "add")
-    assert len(all_of(endpoint)) == 64
+    assert len(sent(endpoint)) == 64
     marked = np.concatenate([result(chunk, flags=Flag.CE) for chunk in range(32)])
     for packet in marked:
         endpoint.receive(packet[None, :], 0.1)
     assert (endpoint.stats().window, endpoint.stats().window_cuts, endpoint.stats().marked) == (32, 1, 32)
-    assert all_of(endpoint) == []
+    assert sent(endpoint) == []
     endpoint.receive(result(32), 0.1)
-    assert len(all_of(endpoint)) == 1
+    assert len(sent(endpoint)) == 1
 
 
 def test_round_trips_of_resent_chunks_are_not_measured() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)
+    endpoint = WorkerEndpoint(WORKER_CONFIG, 0)
     endpoint.submit(np.zeros(2 * LANES, np.uint32), "add")
-    all_of(endpoint, 0.0)
+    sent(endpoint, 0.0)
     endpoint.expire(0.1)
-    all_of(endpoint, 0.1)
+    sent(endpoint, 0.1)
     endpoint.receive(result(-2), 0.101)
     assert endpoint.stats().rtt_mean is None
     endpoint.receive(result(-1), 0.102)
@@ -404,9 +396,9 @@ def test_round_trips_of_resent_chunks_are_not_measured() -> None:
 
 
 def test_what_the_caller_can_get_wrong() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)
+    endpoint = WorkerEndpoint(WORKER_CONFIG, 0)
     with pytest.raises(TransportConfigError, match=r"worker_id: 3 .*0 to 2"):
-        WorkerEndpoint(CONFIG, 3)
+        WorkerEndpoint(WORKER_CONFIG, 3)
     with pytest.raises(TransportConfigError, match="op: 'max'"):
         endpoint.submit(np.zeros(1, np.uint32), "max")
     with pytest.raises(TransportConfigError, match="words: int32"):
@@ -429,7 +421,7 @@ def test_what_the_caller_can_get_wrong() -> None:
 )
 def test_a_job_out_of_range_names_field_value_and_remedy(field: str, value: int) -> None:
     with pytest.raises(TransportConfigError, match=rf"{field}: {value} .*give a number from"):
-        replace(CONFIG, **{field: value})
+        replace(WORKER_CONFIG, **{field: value})
 
 
 def test_timers_are_checked() -> None:

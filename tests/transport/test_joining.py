@@ -20,7 +20,6 @@ from peelsum.transport import (
 )
 from peelsum.transport.joining import JoinWait, join_limit_s
 
-PORT = 50
 WORKERS = 3
 CONFIG = JobConfig(job_id=1, generation=4, workers=WORKERS, lanes=8, window=64)
 
@@ -57,7 +56,7 @@ def test_a_worker_may_start_later_than_the_others_stall(monkeypatch, told) -> No
         def work(worker: int) -> list[np.ndarray]:
             if worker == 2:
                 assert told.some.wait(PATIENCE_S)
-            address = switch.worker_address(CONFIG, PORT, worker)
+            address = switch.address(worker)
             with SwitchSummation(CONFIG, worker, address, timeout_s=timeout_s) as summation:
                 return summation.sum_words([Part(np.full(5, 1 << worker, np.uint32), "add")])
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_endpoint import CONFIG, LANES, all_of, result
+from job_hosts import LANES, WORKER_CONFIG, result, sent
 
 from peelsum.transport import Timers, WorkerEndpoint
 from peelsum.transport.endpoint_state import Clock
@@ -16,12 +16,12 @@ TIMERS = Timers(first_answer=0.3, resend_least=0.002, resend_most=0.1)
 
 def after(round_trips: list[float]) -> WorkerEndpoint:
     """Return a worker whose chunks had these round-trip times, one after the other."""
-    worker = WorkerEndpoint(replace(CONFIG, first_chunk=0, timers=TIMERS), 0)
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0, timers=TIMERS), 0)
     worker.submit(np.zeros(100 * LANES, np.uint32), "add")
     now = 0.0
     worker.limit_window(1)
     for chunk, round_trip in enumerate(round_trips):
-        assert len(all_of(worker, now)) == 1
+        assert len(sent(worker, now)) == 1
         now += round_trip
         worker.receive(result(chunk), now)
     return worker

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import wait
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from patience import PATIENCE_S
-from test_adapters import CONFIG as UDP_CONFIG
-from test_adapters import assert_sums, expected, work
-from test_endpoint import CONFIG as WORKER_CONFIG
-from test_endpoint import all_of, result
-from test_server import CONFIG, LANES, partial, sent
-from udp_switch import served
+from job_hosts import CONFIG, LANES, WORKER_CONFIG, partial, result, sent
 
 from peelsum.transport import (
     AggregationServer,
-    Event,
-    JobFinished,
-    TensorCompleted,
     Timers,
-    TransportConfigError,
     WorkerEndpoint,
 )
 from peelsum.transport.endpoint_state import Cursor
 from peelsum.transport.layout import run_start
-from peelsum.wire import EVERYONE, Flag, Kind, pack
+from peelsum.wire import EVERYONE, Flag, Kind
 
 WINDOW = CONFIG.window
 ROWS = 2 * WINDOW
@@ -132,10 +119,10 @@ def test_a_short_chunk_is_padded_with_zeros_though_its_row_held_a_full_one() -> 
     full = np.full(2 * WORKER_CONFIG.window * LANES, 0xFFFFFFFF, np.uint32)
     worker.submit(full, "add")
     for chunk in range(2 * WORKER_CONFIG.window):
-        assert all((packet["lanes"] == 0xFFFFFFFF).all() for packet in all_of(worker))
+        assert all((packet["lanes"] == 0xFFFFFFFF).all() for packet in sent(worker))
         worker.receive(result(chunk), 0.0)
     worker.submit(np.array([7], np.uint32), "or")
-    (packet,) = all_of(worker)
+    (packet,) = sent(worker)
     assert packet["lanes"].tolist() == [7] + [0] * (LANES - 1)
     assert (packet["flags"], packet["chunk_id"]) == (Flag.OR, 2 * WORKER_CONFIG.window)
 
@@ -144,12 +131,12 @@ def test_a_chunk_in_a_reused_row_has_neither_tries_nor_an_answer() -> None:
     worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0, timers=Timers(first_answer=0.5)), 0)
     rows = 2 * WORKER_CONFIG.window
     worker.submit(np.zeros((rows + 1) * LANES, np.uint32), "add")
-    all_of(worker, 0.0)
+    sent(worker, 0.0)
     worker.expire(0.5)
-    assert [int(packet["chunk_id"]) for packet in all_of(worker, 0.5)] == [0]
+    assert [int(packet["chunk_id"]) for packet in sent(worker, 0.5)] == [0]
     for chunk in range(rows):
         worker.receive(result(chunk), 1.0)
-        all_of(worker, 1.0)
+        sent(worker, 1.0)
     before = worker.stats()
     assert worker.outstanding == 1
     worker.receive(result(rows), 1.25)
@@ -167,7 +154,7 @@ def test_a_result_just_a_window_behind_is_a_duplicate_and_one_before_it_out_of_t
     worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
     worker.submit(np.zeros(20 * LANES, np.uint32), "add")
     for chunk in range(20):
-        all_of(worker)
+        sent(worker)
         worker.receive(result(chunk), 0.0)
     worker.receive(result(20 - WORKER_CONFIG.window - further), 0.0)
     stats = worker.stats()
@@ -177,7 +164,7 @@ def test_a_result_just_a_window_behind_is_a_duplicate_and_one_before_it_out_of_t
 def test_a_result_of_the_next_chunk_to_send_is_out_of_the_window() -> None:
     worker = WorkerEndpoint(replace(WORKER_CONFIG, first_chunk=0), 0)
     worker.submit(np.zeros(20 * LANES, np.uint32), "add")
-    sent_chunks = len(all_of(worker))
+    sent_chunks = len(sent(worker))
     worker.receive(result(sent_chunks), 0.0)
     assert worker.stats().dropped["out_of_window"] == 1
     worker.receive(result(sent_chunks - 1), 0.0)
@@ -189,7 +176,7 @@ def probing() -> tuple[WorkerEndpoint, int]:
     config = replace(WORKER_CONFIG, window=32, initial_window=32, first_chunk=0)
     worker = WorkerEndpoint(config, 0)
     worker.submit(np.zeros(32 * LANES, np.uint32), "add")
-    assert len(all_of(worker)) == 32
+    assert len(sent(worker)) == 32
     worker.receive(np.concatenate([result(chunk) for chunk in range(8)]), 0.001)
     return worker, 8
 
@@ -199,7 +186,7 @@ def asked(worker: WorkerEndpoint) -> tuple[list[int], float]:
     due = worker.next_timer()
     assert due is not None
     worker.expire(due)
-    return [int(packet["chunk_id"]) for packet in all_of(worker, due)], due
+    return [int(packet["chunk_id"]) for packet in sent(worker, due)], due
 
 
 def test_twice_as_many_chunks_are_asked_for_each_time_that_asking_helped() -> None:
@@ -259,92 +246,3 @@ def test_where_runs_start(window: int) -> None:
     ):
         assert run_start(joined, number, window) == joined + ring * rings
     assert run_start(joined, ways - 1, window) - joined <= (1 << 31) - 2 * ring
-
-
-def test_a_run_starts_only_behind_a_sum_whose_results_are_all_there() -> None:
-    worker = WorkerEndpoint(WORKER_CONFIG, 1)
-    worker.submit(np.zeros(2 * LANES, np.uint32), "add")
-    first, second = (int(packet["chunk_id"]) for packet in all_of(worker))
-    worker.receive(result(second), 0.0)
-    with pytest.raises(TransportConfigError, match="wait for its result"):
-        worker.start_run(1)
-    worker.receive(result(first), 0.0)
-    worker.start_run(1)
-    worker.submit(np.zeros(1, np.uint32), "add")
-    (packet,) = all_of(worker)
-    assert packet["chunk_id"] == (second + 1 + 2 * 2 * WORKER_CONFIG.window) & 0xFFFFFFFF
-    worker.receive(result(first), 0.0)
-    assert worker.stats().dropped["out_of_window"] == 1
-    (event,) = worker.receive(result(int(packet["chunk_id"])), 0.0)
-    assert isinstance(event, TensorCompleted)
-
-
-def test_a_service_goes_on_until_the_last_of_its_jobs_has_finished() -> None:
-    """Its first job has long finished, and been quiet, when the second begins."""
-    first = replace(UDP_CONFIG, timers=Timers(linger=0.2))
-    second = replace(first, job_id=2, workers=2, first_chunk=5)
-    finished, heard = threading.Event(), []
-
-    def note(event: object) -> None:
-        heard.append(event)
-        finished.set()
-
-    with served(first, second, runs=False) as (switch, service, pool, _):
-        serving = pool.submit(service.run, note)
-        for one in [pool.submit(work, switch, first, worker, 1) for worker in range(3)]:
-            assert_sums(one.result(), expected(3, 1))
-        assert finished.wait(PATIENCE_S)
-        for _ in range(5):
-            assert not wait([serving], 0.1).done
-            service._link.wake()
-        assert {job: one.chunks_complete for job, one in service.progress().items()}[2] == 0
-        for one in [pool.submit(work, switch, second, worker, 1) for worker in range(2)]:
-            assert_sums(one.result(), expected(2, 1))
-        stats = serving.result(PATIENCE_S)
-    assert heard == [JobFinished(1, confirmed=True), JobFinished(2, confirmed=True)]
-    assert sorted(stats) == [1, 2]
-    assert not any(sum(one.dropped.values()) for one in stats.values())
-    assert min(one.chunks_in_switch + one.chunks_at_server for one in stats.values()) > 1
-
-
-@pytest.mark.parametrize("others", [[], [0.5], [5.0, 0.5]], ids=str)
-def test_a_service_stays_until_it_has_been_quiet_for_so_long(
-    others: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Jobs finish at 100 s; a late packet comes at 104 s, and then none for 5 s, the longest `linger`."""
-    config = replace(UDP_CONFIG, timers=Timers(linger=5.0))
-    configs = [config] + [
-        replace(config, job_id=2 + number, timers=Timers(linger=linger))
-        for number, linger in enumerate(others)
-    ]
-    turns = iter([(100.0, True), (103.0, False), (104.0, True), (108.9, False), (109.0, False)])
-    now = [0.0]
-    with served(*configs, runs=False) as (_, service, _, _):
-
-        def turn(_: float) -> tuple[list[Event], bool]:
-            now[0], heard = next(turns)
-            for server in service._servers.values():
-                server.finished = True
-            return [], heard
-
-        monkeypatch.setattr(service, "_turn", turn)
-        monkeypatch.setattr("peelsum.transport.service.time", SimpleNamespace(monotonic=lambda: now[0]))
-        assert len(service.run()) == len(configs)
-    assert next(turns, None) is None
-
-
-def test_a_service_says_when_its_next_timer_is_for_all_its_jobs() -> None:
-    first = replace(UDP_CONFIG, timers=Timers(linger=3.0, need=0.25, need_most=0.5))
-    second = replace(first, job_id=2)
-    with served(first, second, runs=False) as (_, service, _, _):
-        assert service._next_timer(10.0) is None
-        one, other = service._servers[1], service._servers[2]
-        lanes = np.zeros((1, 8), np.uint32)
-        part = {"kind": Kind.BYPASS, "generation": 4, "chunk_id": 0xFFFFFFE0, "sender": EVERYONE}
-        one.receive(pack(lanes, job_id=1, bitmap=1, **part), 5.0)
-        other.receive(pack(lanes, job_id=2, bitmap=1, **part), 4.0)
-        assert service._next_timer(10.0) == pytest.approx(4.25)
-        one.finished = True
-        assert service._next_timer(1.0) == pytest.approx(4.25)
-        other.finished = True
-        assert service._next_timer(1.0) == pytest.approx(4.0)

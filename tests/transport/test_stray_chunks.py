@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_server import CONFIG, LANES, partial, sent
+from job_hosts import CONFIG, LANES, partial, result, sent
 
 from peelsum.transport import AggregationServer, JobConfig, Timers, WorkerEndpoint
 from peelsum.transport.layout import run_start
-from peelsum.wire import EVERYONE, Flag, Kind, pack
+from peelsum.wire import Flag, Kind
 
 WINDOW = CONFIG.window
 RUN = 5000
@@ -66,7 +66,7 @@ def test_one_stray_packet_neither_stalls_a_job_nor_names_anybody(far: int, quiet
     for _ in range(3):  # the network may repeat it
         server.receive(partial(RUN + far, 0b001, 99, sender=0), quiet)
     assert server.next_timer() is None
-    assert server.progress(quiet).oldest_chunk is None
+    assert server.stalled(quiet) is None
     assert server.expire(quiet + 100) == []
     assert sent(server) == []
     chunks = range(RUN + 1, RUN + 1 + 5 * WINDOW)
@@ -121,11 +121,11 @@ def test_a_stray_packet_takes_no_row_from_a_server_that_knows_nothing(stray: int
     server.receive(partial(RUN, 0b001, 1, sender=0), 0.0)
     server.receive(partial(stray, 0b001, 99, sender=0), 0.001)
     server.receive(partial(RUN, 0b010, 2, sender=1), 0.002)
-    assert server.progress().oldest_chunk == RUN
+    assert server.stalled(0.002).oldest_chunk == RUN
     server.receive(partial(RUN, 0b001, 1, sender=0), 0.003)
     server.receive(partial(RUN, 0b100, 3, sender=2), 0.004)
-    (result,) = [packet for packet in sent(server) if packet["kind"] == Kind.RESULT]
-    assert (result["chunk_id"], result["lanes"].tolist()) == (RUN, [6] * LANES)
+    (complete,) = [packet for packet in sent(server) if packet["kind"] == Kind.RESULT]
+    assert (complete["chunk_id"], complete["lanes"].tolist()) == (RUN, [6] * LANES)
     chunks = range(RUN + 1, RUN + 100)
     assert sums_of(server, chunks, 0.005) == list(chunks)
 
@@ -139,8 +139,8 @@ def test_a_stray_packet_between_joining_and_the_run_neither_stalls_nor_names_any
         server.receive(partial(RUN, 1 << worker, 1, sender=worker), 0.002)
     for chunk in range(RUN + 1, RUN + 4):
         server.receive(partial(chunk, 0b001, 1, sender=0), 0.002)
-    stand = server.progress(1.0)
-    assert (stand.oldest_chunk, stand.missing_workers, stand.chunks_incomplete) == (RUN, (2,), 4)
+    stand = server.stalled(1.0)
+    assert (stand.oldest_chunk, stand.missing_workers) == (RUN, (2,))
     due = server.next_timer()
     assert due is not None
     server.expire(due + 1)
@@ -169,8 +169,8 @@ def test_who_does_not_join_is_named_though_a_stray_packet_came() -> None:
     server.receive(partial(RUN, 0b001, 1, sender=0), 0.001)
     server.receive(partial(-RUN, 0b001, 1, sender=0), 0.002)
     server.receive(partial(0, 0b010, 1, sender=1), 0.003)
-    stand = server.progress(1.0)
-    assert (stand.oldest_chunk, stand.missing_workers, stand.chunks_incomplete) == (0, (2,), 1)
+    stand = server.stalled(1.0)
+    assert (stand.oldest_chunk, stand.missing_workers) == (0, (2,))
     server.receive(partial(0, 0b100, 1, sender=2), 0.004)
     assert [int(packet["kind"]) for packet in sent(server)] == [Kind.RESULT]
     chunks = range(RUN + 1, RUN + 100)
@@ -216,7 +216,8 @@ def test_the_job_is_not_followed_while_it_is_heard_of_where_it_was(heard: str) -
         else:
             server.receive(partial(far, 0b001, 99, sender=0), now)
     assert server.stats().dropped["ahead_of_window"] == (9 if heard == "near" else 19)
-    assert server.progress().oldest_chunk == (RUN + 1 if heard == "near" else None)
+    stand = server.stalled(now)
+    assert (stand and stand.oldest_chunk) == (RUN + 1 if heard == "near" else None)
 
 
 def test_a_late_copy_of_the_first_sum_stalls_no_run_near_half_of_all_chunk_ids() -> None:
@@ -262,7 +263,7 @@ def test_a_first_sum_that_nobody_can_need_any_more_is_not_begun_again() -> None:
     server.receive(partial(RUN, 0b111, 1), 0.0)
     sent(server)
     server.receive(partial(0, 0b010, 1, sender=1), 0.0)
-    assert (server.stats().dropped["out_of_window"], server.progress().oldest_chunk) == (1, None)
+    assert (server.stats().dropped["out_of_window"], server.stalled(0.0)) == (1, None)
 
 
 def test_a_chunk_is_asked_for_so_often_and_again_when_a_packet_of_it_comes() -> None:
@@ -292,10 +293,10 @@ def test_two_levels_drop_what_is_far_ahead_too() -> None:
     assert server.stats().dropped["ahead_of_window"] == 2
     server.receive(partial(RUN + 1, 0b01, 1, sender=0, flags=Flag.SPINE), 0.0)
     server.receive(partial(RUN + 1, 0b110, 2, sender=33), 0.0)
-    assert server.progress().missing_workers == (32,)
+    assert server.stalled(0.0).missing_workers == (32,)
     server.receive(partial(RUN + 1, 0b001, 3, sender=32), 0.0)
-    (result,) = sent(server)
-    assert (result["chunk_id"], result["lanes"].tolist()) == (RUN + 1, [6] * LANES)
+    (complete,) = sent(server)
+    assert (complete["chunk_id"], complete["lanes"].tolist()) == (RUN + 1, [6] * LANES)
 
 
 def test_a_worker_names_only_those_missing_from_its_oldest_chunk() -> None:
@@ -305,8 +306,7 @@ def test_a_worker_names_only_those_missing_from_its_oldest_chunk() -> None:
     worker.to_send(0.0)
 
     def need(chunk: int, missing: int) -> np.ndarray:
-        header = {"kind": Kind.NEED, "job_id": 9, "generation": 77, "sender": EVERYONE, "flags": 0}
-        return pack(np.zeros((1, LANES), np.uint32), chunk_id=chunk, bitmap=missing, **header)
+        return result(chunk, kind=Kind.NEED, bitmap=missing)
 
     worker.receive(need(2**30, 0b110), 0.1)
     worker.receive(need(1, 0b010), 0.1)
@@ -323,7 +323,6 @@ def test_after_a_restart_all_chunks_count_that_workers_can_be_at_together(last: 
     server = AggregationServer(CONFIG)
     for chunk in (RUN, RUN + 2 * WINDOW - 1, last):
         server.receive(partial(chunk, 0b001, 1, sender=0), 0.0)
-    stand = server.progress()
-    assert (stand.chunks_incomplete, stand.oldest_chunk) == (2, RUN)
+    assert server.stalled(0.0).oldest_chunk == RUN
     server.expire(CONFIG.timers.need)
     assert {int(packet["chunk_id"]) for packet in sent(server)} == {RUN, RUN + 2 * WINDOW - 1}

@@ -274,7 +274,11 @@ def test_what_a_rack_gives_up_reaches_the_server() -> None:
 
     # Something of the chunk has to come for the server to ask: worker 1's contribution, once more by hand.
     network.at(0.001, bypass)
-    network.run_until(lambda: server.progress().missing_workers == (33,), seconds=0.02, packets=200)
+    network.run_until(
+        lambda: (stall := server.stalled(network.now)) is not None and stall.missing_workers == (33,),
+        seconds=0.02,
+        packets=200,
+    )
     assert all(actor.machine.stats().resends == 0 for actor in actors)
     # ... and tells everybody whom it waits for.
     network.run_until(

@@ -1,10 +1,13 @@
-"""The compiled loop between a worker's endpoints and their sockets: Python runs once an exchange.
+"""The compiled loops between endpoints or a server and their sockets: Python runs once an exchange.
 
-Theory of operation. A worker has an endpoint and a socket in every plane. A turn does the same in each of
-them: it sends the endpoint's packets, receives those that have arrived, and retransmits due chunks. If
-nothing arrived, the loop waits for all sockets at once. A datagram that the kernel segments holds up to 64
-packets. The loop returns when all results or an urgent one are there, or another worker has left. It also
-returns when a system call fails, and at the latest at `until`.
+Theory of operation. `exchange` is a worker's loop. A worker has an endpoint and a socket in every plane. A
+turn does the same in each of them: it sends the endpoint's packets, receives those that have arrived, and
+retransmits due chunks. If nothing arrived, the loop waits for all sockets at once. A datagram that the kernel
+segments holds up to 64 packets. The loop returns when all results or an urgent one are there, or another
+worker has left. It also returns when a system call fails, and at the latest at `until`.
+
+`serve` is a server's loop. It does the same at one socket, and returns when the job finishes, a timer has run
+out, or the waker wakes.
 """
 
 from __future__ import annotations
@@ -14,10 +17,22 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.transport import server_kernels, server_state
 from peelsum.transport.endpoint_kernels import begin, contribute, expire, gather, next_due, resend, take
 from peelsum.transport.endpoint_state import Count, Cursor, Identity, Limits, WorkerState
 from peelsum.transport.layout import compiled
-from peelsum.transport.wire_kernels import BATCH, BURST, NOTHING, Unsent, Wire, expected, received, sent
+from peelsum.transport.server_state import JobState, Waits
+from peelsum.transport.wire_kernels import (
+    BATCH,
+    BURST,
+    NOTHING,
+    Unsent,
+    Wire,
+    expected,
+    received,
+    sent,
+    waited,
+)
 from peelsum.wire.system_calls import poll, seconds
 
 
@@ -111,5 +126,61 @@ def _receive_all(state: WorkerState, identity: Identity, limits: Limits, wire: W
             break
         rows = wire.received[: count * words].reshape((count, words))
         take(state, rows, identity, wire.heard_at[0], limits)
+        total += count
+    return total
+
+
+@compiled
+def serve(
+    state: JobState, identity: server_state.Identity, window: int, waits: Waits, wire: Wire, until: float
+) -> int:
+    """Receive and send until the job finishes, a timer has run out, the waker wakes, or `until`.
+
+    Return 0, or the error number of a system call.
+    """
+    finished = state.cursors[server_state.Cursor.FINISHED]
+    while True:
+        problem = _send_results(state, wire)
+        if problem:
+            return problem
+        arrived = _receive_parts(state, identity, window, waits, wire)
+        if arrived < 0:
+            return -arrived
+        now = seconds(wire.clock)
+        due = min(server_kernels.next_due(state), until)
+        if now >= due or state.cursors[server_state.Cursor.FINISHED] != finished:
+            return 0
+        if not arrived and not waited(wire, due - now):
+            return 0
+
+
+@compiled
+def _send_results(state: JobState, wire: Wire) -> int:
+    """Send until the server has nothing more or the kernel's buffer is full; return 0 or an error."""
+    wire.unsent[Unsent.SCRATCH] = 1
+    while True:
+        problem = sent(wire, wire.scratch)
+        if problem or wire.unsent[Unsent.COUNT]:
+            return problem
+        count = server_kernels.send(state, wire.scratch)
+        if not count:
+            return 0
+        wire.unsent[Unsent.FIRST], wire.unsent[Unsent.COUNT] = 0, count
+
+
+@compiled
+def _receive_parts(
+    state: JobState, identity: server_state.Identity, window: int, waits: Waits, wire: Wire
+) -> int:
+    """Process arrived packets, up to about BURST of them; return how many, or an error, negative."""
+    words, total = state.packets.shape[1], 0
+    while total < BURST:
+        count = received(wire)
+        if count < NOTHING:
+            return count - NOTHING
+        if count == NOTHING:
+            break
+        rows = wire.received[: count * words].reshape((count, words))
+        server_kernels.take(state, rows, identity, window, wire.heard_at[0], waits)
         total += count
     return total
