@@ -11,12 +11,13 @@ from random import Random
 import numpy as np
 import pytest
 from rigs import SoftswitchRig
-from virtual_network import Actor, Faults, VirtualNetwork
+from rounds import TIMERS, Round, check, submit_all
+from virtual_network import Faults, VirtualNetwork
 
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import load
 from peelsum.spec import SpecSwitch
-from peelsum.transport import AggregationServer, JobConfig, Timers
+from peelsum.transport import AggregationServer, JobConfig
 from peelsum.wire import EVERYONE, Kind, fields_of
 from peelsum.wire.clock import NEVER_TICKS
 
@@ -25,9 +26,6 @@ SERVER_PORT = {VICTIM: 100, HERS: 120}
 HER_PORTS = (120, 121, 122, 140)
 LANES = 32
 UPWARDS = [Kind.CONTRIBUTION, Kind.RETRY, Kind.RESEND, Kind.BYPASS]
-TIMERS = Timers(
-    first_answer=0.02, resend_least=0.002, resend_most=0.1, need=0.004, need_most=0.1, linger=1.0, stall=50.0
-)
 
 
 class BuggedSwitch:
@@ -86,21 +84,6 @@ def admit_hers(network: VirtualNetwork, generation: int) -> None:
     network.actors[SERVER_PORT[HERS]].alive = False
 
 
-def play(network: VirtualNetwork, workers: list[Actor], tensors: int) -> list[np.ndarray]:
-    """Let every worker submit the same number of tensors; return the expected results."""
-    numbers = np.random.default_rng(network.random.randrange(1 << 32))
-    expected = []
-    for _ in range(tensors):
-        size = int(numbers.integers(1, 12 * LANES))
-        inputs = numbers.integers(0, 1 << 32, (len(workers), size), dtype=np.uint32)
-        expected.append(inputs.astype(np.uint64).sum(axis=0).astype(np.uint32))
-        for worker, words in zip(workers, inputs, strict=True):
-            worker.machine.submit(words, "add")
-    for worker in workers:
-        network.poke(worker)
-    return expected
-
-
 def withstand(seed: int, switch: SpecSwitch | SoftswitchRig) -> VirtualNetwork:
     """Play the victim's job on a network with Mallory in it, and compare every worker's sums."""
     random = Random(seed)
@@ -125,13 +108,14 @@ def withstand(seed: int, switch: SpecSwitch | SoftswitchRig) -> VirtualNetwork:
     )
     workers = network.admit(config, SERVER_PORT[VICTIM])
     admit_hers(network, generation)
-    expected = play(network, workers, 6)
+    numbers = np.random.default_rng(seed)
+    shapes = [(3, int(numbers.integers(1, 12 * LANES))) for _ in range(6)]
+    rounds = [Round("add", list(numbers.integers(0, 1 << 32, shape, np.uint32))) for shape in shapes]
+    submit_all(network, workers, rounds)
     network.run_until(
-        lambda: all(len(worker.sums) == len(expected) for worker in workers), seconds=30.0, packets=50_000
+        lambda: all(len(worker.sums) == len(rounds) for worker in workers), seconds=30.0, packets=50_000
     )
-    for worker in workers:
-        for ticket, words in enumerate(expected):
-            np.testing.assert_array_equal(worker.sums[ticket], words)
+    check(workers, rounds)
     assert bugged.injected > 20
     return network
 

@@ -19,14 +19,9 @@ def job(rig):
     return Job(rig, job_id=1, ports=(1, 2, 3), server_port=SERVER)
 
 
-def test_first_contribution_claims_and_is_absorbed(job):
-    assert job.contribute(0, chunk=5, value=10) == []
-    assert job.verdicts() == {Verdict.ABSORBED: 1}
-
-
 def test_last_contribution_completes_and_the_sum_goes_up(job):
-    job.contribute(0, chunk=5, value=10)
-    job.contribute(2, chunk=5, value=300)
+    assert job.contribute(0, chunk=5, value=10) == []
+    assert job.contribute(2, chunk=5, value=300) == []
     ((port, packet),) = job.contribute(1, chunk=5, value=2000)
     assert port == SERVER
     assert packet.kind == Kind.BYPASS
@@ -51,20 +46,14 @@ def test_or_combines_bits(job):
     assert packet.flags == OR | FIN
 
 
-def test_duplicate_is_dropped(job):
+def test_duplicate_is_dropped_until_the_result(job):
     job.contribute(0, chunk=5, value=10)
     assert job.contribute(0, chunk=5, value=10) == []
     job.contribute(1, chunk=5, value=1)
     ((_, packet),) = job.contribute(2, chunk=5, value=1)
     assert packet.lanes == lanes_of(10, 1, 1, like=packet)
-    assert job.verdicts()[Verdict.DUPLICATE] == 1
-
-
-def test_duplicate_of_a_complete_sum_is_dropped_until_the_result(job):
-    for worker in range(3):
-        job.contribute(worker, chunk=5, value=1)
     assert job.contribute(1, chunk=5, value=1) == []
-    assert job.verdicts()[Verdict.DUPLICATE] == 1
+    assert job.verdicts()[Verdict.DUPLICATE] == 2
 
 
 def test_result_frees_the_slot_and_reaches_every_worker(job):
@@ -82,12 +71,8 @@ def test_result_frees_the_slot_and_reaches_every_worker(job):
 def test_result_for_one_worker_goes_to_its_port_alone(job):
     ((port, packet),) = job.result(chunk=5, value=3, sender=2)
     assert (port, packet.sender) == (3, 2)
-    assert job.verdicts() == {Verdict.RESULT_RETURNED: 1}
-
-
-def test_result_for_a_stranger_is_dropped(job):
     assert job.result(chunk=5, value=3, sender=9) == []
-    assert job.verdicts() == {Verdict.NO_RETURN_PATH: 1}
+    assert job.verdicts() == {Verdict.RESULT_RETURNED: 1, Verdict.NO_RETURN_PATH: 1}
 
 
 def test_result_of_another_chunk_leaves_the_slot_alone(job):
@@ -126,49 +111,31 @@ def test_expired_slot_still_belongs_to_its_chunk(job, rig):
     assert packet.lanes == lanes_of(10, 20, 30, like=packet)
 
 
-def test_resend_takes_the_partial_sum_with_it(job):
-    job.contribute(0, chunk=5, value=10)
-    ((port, packet),) = job.resend(1, chunk=5, value=20)
-    assert port == SERVER
-    assert (packet.kind, packet.bitmap) == (Kind.BYPASS, 0b011)
-    assert packet.lanes == lanes_of(10, 20, like=packet)
-    assert job.verdicts() == {Verdict.ABSORBED: 1, Verdict.RESENT: 1}
-
-
-def test_resend_of_or(job):
-    job.contribute(0, chunk=5, value=0b01, flags=OR)
-    ((_, packet),) = job.resend(1, chunk=5, value=0b10, flags=OR)
-    assert set(packet.lanes) == {0b11}
-
-
-def test_resend_of_who_is_in_already_only_reads(job):
-    job.contribute(0, chunk=5, value=10)
-    ((_, packet),) = job.resend(0, chunk=5, value=10)
-    assert packet.bitmap == 0b001
-    assert packet.lanes == lanes_of(10, like=packet)
-
-
-def test_resend_recovers_a_complete_sum(job):
-    for worker in range(3):
-        job.contribute(worker, chunk=5, value=1)
-    ((_, packet),) = job.resend(2, chunk=5, value=1)
-    assert packet.bitmap == 0b111
-    assert packet.lanes == lanes_of(1, 1, 1, like=packet)
-
-
-def test_resend_to_a_slot_that_holds_nothing_passes_alone(job):
-    ((port, packet),) = job.resend(1, chunk=5, value=20)
-    assert port == SERVER
-    assert packet.bitmap == 0b010
-    assert packet.lanes == lanes_of(20, like=packet)
-    assert job.verdicts() == {Verdict.RESEND_PASSED: 1}
-
-
-def test_resend_to_another_chunks_slot_passes_alone(job):
-    job.contribute(0, chunk=5, value=10)
-    ((_, packet),) = job.resend(1, chunk=5 + job.slots, value=20)
-    assert packet.bitmap == 0b010
-    assert packet.lanes == lanes_of(20, like=packet)
+@pytest.mark.parametrize("flags", [ADD, OR])
+@pytest.mark.parametrize(
+    ("held", "worker", "turns", "taken"),
+    [
+        pytest.param((0,), 1, 0, (0, 1), id="takes the partial sum with it"),
+        pytest.param((0,), 0, 0, (0,), id="of who is in already only reads"),
+        pytest.param((0, 1, 2), 2, 0, (0, 1, 2), id="recovers a complete sum"),
+        pytest.param((), 1, 0, (1,), id="where nothing is held passes alone"),
+        pytest.param((0,), 1, 1, (1,), id="of another chunk passes alone"),
+    ],
+)
+def test_resend(job, held, worker, turns, taken, flags):
+    values = (1, 10, 100)
+    for other in held:
+        job.contribute(other, chunk=5, value=values[other], flags=flags)
+    before = job.verdicts()
+    ((port, packet),) = job.resend(worker, 5 + turns * job.slots, values[worker], flags=flags)
+    assert (port, packet.kind, packet.flags) == (SERVER, Kind.BYPASS, flags)
+    assert packet.bitmap == sum(1 << one for one in taken)
+    if flags == OR:
+        assert set(packet.lanes) == {1 * (0 in taken) | 10 * (1 in taken) | 100 * (2 in taken)}
+    else:
+        assert packet.lanes == lanes_of(*(values[one] for one in taken), like=packet)
+    verdict = Verdict.RESENT if held and not turns else Verdict.RESEND_PASSED
+    assert job.verdicts() == {**before, verdict: 1}
 
 
 def test_tombstone_passes_contributions_up(job):

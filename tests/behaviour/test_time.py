@@ -5,10 +5,9 @@ BMv2 is not among the targets: its clock cannot be set.
 
 import numpy as np
 import pytest
-from peelsum_packets import OR, Job, lanes_of
+from peelsum_packets import OR, Job, admit_two_jobs, lanes_of, random_packet
 from rig_fixtures import _fresh_rig
 from rigs import SpecRig
-from test_agreement import admit_two_jobs, random_packet
 
 from peelsum.wire import CPU_PORT, Kind, Level, Verdict
 from peelsum.wire.clock import EPOCH_TICKS, NEVER_TICKS, TICK_US

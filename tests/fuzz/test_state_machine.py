@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from restarts import (
     LONGEST_RTO,
-    TIMERS,
     FailingNetwork,
     FailingRacks,
     JobUnderTest,
@@ -23,7 +22,7 @@ from restarts import (
     SpecUnderTest,
     UnderTest,
 )
-from rounds import Round
+from rounds import TIMERS, Round
 from virtual_network import Faults
 
 from peelsum.pipelines import pipeline

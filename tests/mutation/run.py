@@ -55,8 +55,8 @@ AREAS = {
         tuple(
             f"tests/transport/test_{name}.py"
             for name in (
-                *("endpoint", "server", "stray_chunks", "edges", "round_trips", "rows_reused", "congestion"),
-                *("two_levels_at_hosts", "well_formed", "virtual_network"),
+                *("endpoint", "retransmission", "server", "server_rows", "congestion"),
+                *("two_levels_at_hosts", "virtual_network"),
             )
         ),
     ),

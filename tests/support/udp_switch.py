@@ -15,7 +15,8 @@ from patience import PATIENCE_S
 from peelsum_packets import Job
 
 from peelsum.spec import SpecSwitch
-from peelsum.transport import AggregationService, JobConfig, Timers
+from peelsum.summation import Part
+from peelsum.transport import AggregationService, JobConfig, SwitchSummation, Timers
 from peelsum.transport.stats import ServerStats
 from peelsum.wire import packet_bytes
 from peelsum.wire.datagrams import Address, BatchSocket
@@ -109,3 +110,32 @@ def served(
                 service.stop()
             if serving is not None:
                 serving.result(PATIENCE_S)
+
+
+def drawn(worker: int, step: int, length: int) -> np.ndarray:
+    return np.random.default_rng((worker, step)).integers(0, 1 << 32, length, dtype=np.uint32)
+
+
+def steps(summation: SwitchSummation, count: int) -> list[list[np.ndarray]]:
+    """Sum an ADD part, an empty one and an OR part, `count` times."""
+    mine = summation.worker_id
+    return [
+        summation.sum_words(
+            [
+                Part(drawn(mine, step, 1000 + step), "add"),
+                Part(drawn(0, 0, 0), "add"),
+                Part(drawn(mine, step + 100, 33), "or"),
+            ]
+        )
+        for step in range(count)
+    ]
+
+
+def check_steps(got: list[list[np.ndarray]], workers: int) -> None:
+    for step, (added, empty, united) in enumerate(got):
+        inputs = [[drawn(w, step, 1000 + step), drawn(w, step + 100, 33)] for w in range(workers)]
+        np.testing.assert_array_equal(
+            added, np.sum([one for one, _ in inputs], 0, np.uint64).astype(np.uint32)
+        )
+        np.testing.assert_array_equal(united, np.bitwise_or.reduce([one for _, one in inputs]))
+        assert empty.size == 0

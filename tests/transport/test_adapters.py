@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from patience import PATIENCE_S, with_longer_timeouts
-from udp_switch import CONFIG, UdpSwitch, served
+from udp_switch import CONFIG, UdpSwitch, check_steps, drawn, served, steps
 
 from peelsum.summation import Part
 from peelsum.transport import (
@@ -37,35 +37,6 @@ LOOPS = {
     exchange_kernels: ["exchange", "serve"],
     server_kernels: ["take", "next_due", "expire", "send"],
 }
-
-
-def drawn(worker: int, step: int, length: int) -> np.ndarray:
-    return np.random.default_rng((worker, step)).integers(0, 1 << 32, length, dtype=np.uint32)
-
-
-def steps(summation: SwitchSummation, count: int) -> list[list[np.ndarray]]:
-    """Sum an ADD part, an empty one and an OR part, `count` times."""
-    mine = summation.worker_id
-    return [
-        summation.sum_words(
-            [
-                Part(drawn(mine, step, 1000 + step), "add"),
-                Part(drawn(0, 0, 0), "add"),
-                Part(drawn(mine, step + 100, 33), "or"),
-            ]
-        )
-        for step in range(count)
-    ]
-
-
-def check_steps(got: list[list[np.ndarray]], workers: int) -> None:
-    for step, (added, empty, united) in enumerate(got):
-        inputs = [[drawn(w, step, 1000 + step), drawn(w, step + 100, 33)] for w in range(workers)]
-        np.testing.assert_array_equal(
-            added, np.sum([one for one, _ in inputs], 0, np.uint64).astype(np.uint32)
-        )
-        np.testing.assert_array_equal(united, np.bitwise_or.reduce([one for _, one in inputs]))
-        assert empty.size == 0
 
 
 def test_a_missing_worker_is_named_by_the_others() -> None:
@@ -227,3 +198,13 @@ def test_a_forked_child_is_refused_and_leaves_the_job_to_its_parent() -> None:
         left.pop_all()
         check_steps(steps(summation, 1), 1)
         summation.close()
+
+
+def test_a_worker_whose_own_code_fails_leaves_without_a_last_chunk() -> None:
+    with UdpSwitch(8) as switch:
+        switch.admit(CONFIG)
+        with pytest.raises(ZeroDivisionError), SwitchSummation(CONFIG, 0, switch.address(0)) as summation:
+            raise ZeroDivisionError
+        assert summation.stats().contributions == 0
+        with pytest.raises(TransportError, match="this connection is closed"):
+            summation.sum_words([])

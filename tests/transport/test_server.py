@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from job_hosts import CONFIG, LANES, partial, sent
 
-from peelsum.transport import AggregationServer, JobFinished, Stalled
+from peelsum.transport import AggregationServer, JobFinished, Stalled, Timers
 from peelsum.wire import EVERYONE, Flag, Kind
 
 
@@ -71,7 +71,8 @@ def test_a_late_packet_gets_its_sender_the_kept_result_at_a_limited_rate() -> No
     for now in (0.001, 0.0015, 0.0025):
         server.receive(partial(0, 0b010, 1, sender=1), now)
     server.receive(partial(0, 0b100, 1, sender=2), 0.0025)
-    server.receive(partial(0, 0b100, 1, sender=EVERYONE), 0.0025)
+    for nobody in (EVERYONE, 3, 31, 32, 1000):
+        server.receive(partial(0, 0b100, 1, sender=nobody), 0.0025)
     packets = sent(server)
     assert [int(p["sender"]) for p in packets] == [1, 2]
     assert all(p["kind"] == Kind.RESULT and p["lanes"].tolist() == [42] * LANES for p in packets)
@@ -144,15 +145,6 @@ def test_chunk_ids_wrap() -> None:
     assert sorted(int(p["lanes"][0]) for p in sent(server)) == [chunk + 100 for chunk in kept]
     server.receive(partial(-1, 0b001, 0), 0.0)
     assert server.stats().dropped["out_of_window"] == 1
-
-
-def test_results_leave_before_their_rows_are_needed_again() -> None:
-    server = AggregationServer(CONFIG)
-    got = []
-    for chunk in range(-20, 20):
-        server.receive(partial(chunk, 0b111, chunk + 100), 0.0)
-        got += [int(p["lanes"][0]) for p in sent(server)]
-    assert got == [chunk + 100 for chunk in range(-20, 20)]
 
 
 def test_a_revived_old_chunk_is_forgotten_not_asked_for() -> None:
@@ -250,16 +242,32 @@ def test_random_bytes_never_raise_and_memory_stays_bounded() -> None:
     assert len(sent(server)) == 0
 
 
-def test_who_joins_late_is_answered_with_the_numbers_of_those_who_joined_before() -> None:
-    server = AggregationServer(replace(CONFIG, first_chunk=7))
-    server.receive(partial(7, 0b111, 42), 0.0)
-    far = 7 + (1 << 30)
-    for chunk in range(far, far + 100):
-        server.receive(partial(chunk, 0b111, chunk), 0.0)
+def test_a_worker_is_answered_again_when_just_reply_gap_has_passed() -> None:
+    server = AggregationServer(replace(CONFIG, timers=Timers(reply_gap=0.25)))
+    server.receive(partial(0, 0b111, 1), 0.0)
     sent(server)
-    server.receive(partial(7, 0b010, 1, sender=1), 1.0)
-    (packet,) = sent(server)
-    assert (packet["chunk_id"], packet["sender"], packet["lanes"].tolist()) == (7, 1, [42] * LANES)
+    for now, answers in ((1.0, 1), (1.125, 0), (1.25, 1), (1.375, 0), (1.5, 1)):
+        server.receive(partial(0, 0b001, 1, sender=0), now)
+        assert len(sent(server)) == answers
+
+
+def test_a_stall_counts_from_a_chunk_s_first_part_and_is_reported_again() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b001, 1, sender=0), 1.0)
+    server.receive(partial(0, 0b010, 1, sender=1), 4.0)
+    (stall,) = server.expire(6.0)
+    assert stall.seconds == 5.0
+    assert server.expire(10.9) == []
+    (stall,) = server.expire(11.0)
+    assert (stall.seconds, stall.missing_workers) == (10.0, (2,))
+
+
+def test_packets_of_a_chunk_do_not_put_its_first_request_off() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b001, 1, sender=0), 1.0)
+    server.receive(partial(0, 0b010, 1, sender=1), 1.008)
+    server.receive(partial(0, 0b010, 1, sender=1), 1.009)
+    assert server.next_timer() == 1.0 + CONFIG.timers.need
 
 
 def listed(packet: np.void) -> list[int]:

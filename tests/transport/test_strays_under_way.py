@@ -7,15 +7,12 @@ from random import Random
 import numpy as np
 import pytest
 from patience import PATIENCE_S, until
-from rounds import Round
-from test_adapters import check_steps, steps
-from test_virtual_network import SLOTS, check, drawn_config, drawn_rounds
-from udp_switch import CONFIG, served
-from virtual_network import Actor, Faults, VirtualNetwork
+from rounds import Round, check, drawn_config, drawn_network, drawn_rounds
+from udp_switch import CONFIG, check_steps, served, steps
+from virtual_network import Actor, VirtualNetwork
 
 from peelsum.transport import JobConfig, SwitchSummation
 from peelsum.wire import Kind, pack
-from peelsum.wire.clock import NEVER_TICKS
 from peelsum.wire.datagrams import BatchSocket
 
 SERVER_PORT, LANES = 100, 4
@@ -57,8 +54,7 @@ def play(seed: int, *, worst: float, restart: bool) -> VirtualNetwork:
     """A job of one to five workers, and twenty strays from its ports, within 50 ms."""
     random = Random(seed)
     config = drawn_config(random, 1, first_chunk=random.choice([0, 1000, 2**32 - 2]))
-    faults, age = Faults.drawn(random, worst), random.choice([0, 40, 15_625, NEVER_TICKS])
-    network = VirtualNetwork(seed, lanes=LANES, slots=SLOTS, faults=faults, age_limit=age)
+    network = drawn_network(random, seed, worst)
     actors, rounds = network.admit(config, SERVER_PORT), drawn_rounds(random, config.workers)
     numbers = np.random.default_rng(seed).integers(1, 1 << 32, config.workers, dtype=np.uint32)
     for actor in actors:

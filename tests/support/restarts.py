@@ -11,17 +11,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from frames import frame
 from rigs import SoftswitchRig
-from rounds import Round
+from rounds import TIMERS, Round
 from virtual_network import Actor, Faults, VirtualNetwork
 
 from peelsum.spec import SpecSwitch
-from peelsum.transport import AggregationServer, JobConfig, Timers, WorkerEndpoint
+from peelsum.transport import AggregationServer, JobConfig, WorkerEndpoint
 from peelsum.wire import CPU_PORT, MAX_WORKERS, Kind, Verdict, pack
 from peelsum.wire.clock import TICK_US
 
-TIMERS = Timers(
-    first_answer=0.02, resend_least=0.002, resend_most=0.1, need=0.004, need_most=0.1, linger=1.0, stall=50.0
-)
 LONGEST_RTO = TIMERS.resend_most
 #: Everything dropped: a cut.
 CUT = Faults(drop=1.0)

@@ -1,4 +1,7 @@
-"""Packets of chunks outside all windows: the server drops them, asks for nothing and names no worker."""
+"""Which chunks a server takes, and what of a row's last chunk is left when the row is reused: nothing.
+
+Packets of chunks outside all windows are dropped: the server asks for nothing and names no worker.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from job_hosts import CONFIG, LANES, partial, result, sent
+from job_hosts import CONFIG, LANES, chunks_of, let_expire, partial, sent
 
-from peelsum.transport import AggregationServer, JobConfig, Timers, WorkerEndpoint
+from peelsum.transport import AggregationServer, JobConfig
 from peelsum.transport.layout import run_start
-from peelsum.wire import Flag, Kind
+from peelsum.wire import EVERYONE, Flag, Kind
 
 WINDOW = CONFIG.window
+ROWS = 2 * WINDOW
 RUN = 5000
 #: Longer than the server waits before it follows what it hears far from where the job was.
 PATIENCE = CONFIG.timers.need_most
@@ -299,24 +303,6 @@ def test_two_levels_drop_what_is_far_ahead_too() -> None:
     assert (complete["chunk_id"], complete["lanes"].tolist()) == (RUN + 1, [6] * LANES)
 
 
-def test_a_worker_names_only_those_missing_from_its_oldest_chunk() -> None:
-    config = replace(CONFIG, window=4, timers=Timers(stall=2.0))
-    worker = WorkerEndpoint(config, 0)
-    worker.submit(np.zeros(2 * LANES, np.uint32), "add")
-    worker.to_send(0.0)
-
-    def need(chunk: int, missing: int) -> np.ndarray:
-        return result(chunk, kind=Kind.NEED, bitmap=missing)
-
-    worker.receive(need(2**30, 0b110), 0.1)
-    worker.receive(need(1, 0b010), 0.1)
-    assert worker.stalled(0.2).missing_workers == ()
-    worker.receive(need(0, 0b100), 0.1)
-    for chunk in (1, 2, 2**30, 2**32 - 1):
-        worker.receive(need(chunk, 0b010), 0.2)
-    assert worker.stalled(0.2).missing_workers == (2,)
-
-
 @pytest.mark.parametrize("last", [RUN, RUN + 2 * WINDOW - 1])
 def test_after_a_restart_all_chunks_count_that_workers_can_be_at_together(last: int) -> None:
     """The oldest that one worker waits for, and the newest that another has sent, are within 2 W."""
@@ -326,3 +312,126 @@ def test_after_a_restart_all_chunks_count_that_workers_can_be_at_together(last: 
     assert server.stalled(0.0).oldest_chunk == RUN
     server.expire(CONFIG.timers.need)
     assert {int(packet["chunk_id"]) for packet in sent(server)} == {RUN, RUN + 2 * WINDOW - 1}
+
+
+def test_a_first_sum_that_is_incomplete_is_waited_for_until_a_run_is_on() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b001, 1, sender=0), 0.0)
+    server.receive(partial(RUN, 0b010, 1, sender=1), 0.0)
+    stand = server.stalled(0.0)
+    assert (stand.oldest_chunk, stand.missing_workers) == (0, (1, 2))
+    server.expire(CONFIG.timers.need)
+    assert set(chunks_of(sent(server))) == {0, RUN}
+    server.receive(partial(RUN, 0b111, 1), 1.0)
+    assert server.stalled(1.0) is None
+    server.expire(10.0)
+    assert [int(packet["kind"]) for packet in sent(server)] == [Kind.RESULT]
+
+
+@pytest.mark.parametrize(("behind", "kept"), [(2 * CONFIG.window - 1, True), (2 * CONFIG.window, False)])
+def test_a_new_server_keeps_what_is_less_than_two_windows_behind_the_latest(behind: int, kept: bool) -> None:
+    server = AggregationServer(CONFIG)
+    for chunk in (RUN - behind, RUN):
+        server.receive(partial(chunk, 0b001, 1, sender=0), 0.0)
+    assert server.stalled(0.0).oldest_chunk == (RUN - behind if kept else RUN)
+
+
+def server_at(newest: int) -> AggregationServer:
+    """Return a server with this newest complete chunk."""
+    server = AggregationServer(CONFIG)
+    server.receive(partial(newest, 0b111, 1), 0.0)
+    assert len(sent(server)) == 1
+    return server
+
+
+def test_a_chunk_in_the_row_of_one_that_was_asked_for_is_asked_of_the_switch_first() -> None:
+    server = server_at(100)
+    server.receive(partial(101, 0b001, 1, sender=0), 0.0)
+    for _ in range(3):
+        let_expire(server)
+    assert {int(packet["kind"]) for packet in sent(server)} == {Kind.RESEND, Kind.NEED}
+    server.receive(partial(101, 0b111, 1), 1.0)
+    server.receive(partial(101 + WINDOW, 0b111, 1), 1.0)
+    sent(server)
+    server.receive(partial(101 + ROWS, 0b001, 1, sender=0), 2.0)
+    assert server.next_timer() == 2.0 + CONFIG.timers.need
+    server.expire(2.0 + CONFIG.timers.need)
+    assert [(int(p["kind"]), int(p["chunk_id"])) for p in sent(server)] == [(Kind.RESEND, 101 + ROWS)]
+    assert server.next_timer() == pytest.approx(2.0 + 2 * CONFIG.timers.need)
+
+
+@pytest.mark.parametrize(("bitmap", "to"), [(0b010, 1), (0b110, EVERYONE)])
+def test_a_chunk_in_the_row_of_one_that_was_answered_is_answered_at_once(bitmap: int, to: int) -> None:
+    server = server_at(100)
+    server.receive(partial(100, bitmap, 1, sender=1), 1.0)
+    assert [int(packet["sender"]) for packet in sent(server)] == [to]
+    server.receive(partial(100 + WINDOW, 0b111, 1), 1.0)
+    server.receive(partial(100 + ROWS, 0b111, 7), 1.0)
+    assert len(sent(server)) == 2
+    server.receive(partial(100 + ROWS, bitmap, 1, sender=1), 1.0)
+    (answer,) = sent(server)
+    assert (answer["sender"], answer["chunk_id"], answer["lanes"].tolist()) == (to, 100 + ROWS, [7] * LANES)
+    assert server.stats().replies_withheld == 0
+
+
+def test_a_chunk_in_the_row_of_an_incomplete_one_starts_from_nothing() -> None:
+    server = server_at(100)
+    server.receive(partial(101, 0b011, 50, sender=0, flags=Flag.CE), 0.0)
+    for chunk in (100 + WINDOW, 101 + WINDOW):
+        server.receive(partial(chunk, 0b111, 1), 0.0)
+    assert len(sent(server)) == 2
+    for worker in range(3):
+        server.receive(partial(101 + ROWS, 1 << worker, 1, sender=worker), 1.0)
+    (answer,) = sent(server)
+    assert (answer["chunk_id"], answer["flags"], answer["lanes"].tolist()) == (101 + ROWS, 0, [3] * LANES)
+
+
+def test_what_a_row_owed_is_not_sent_for_the_chunk_that_has_it_next() -> None:
+    server = server_at(100)
+    server.receive(partial(101, 0b111, 1), 0.0)
+    server.receive(partial(101 + WINDOW, 0b111, 1), 0.0)
+    server.receive(partial(101 + ROWS, 0b001, 1, sender=0), 0.0)
+    assert [int(packet["chunk_id"]) for packet in sent(server)] == [101 + WINDOW]
+
+
+def test_a_stall_counts_from_when_the_chunk_came_not_the_one_before_it() -> None:
+    server = server_at(100)
+    server.receive(partial(101, 0b001, 1, sender=0), 0.0)
+    server.receive(partial(101, 0b110, 1), 1.0)
+    server.receive(partial(101 + WINDOW, 0b111, 1), 1.0)
+    server.receive(partial(101 + ROWS, 0b001, 1, sender=0), 100.0)
+    assert server.expire(100.0 + CONFIG.timers.stall - 0.1) == []
+    assert len(server.expire(100.0 + CONFIG.timers.stall)) == 1
+
+
+def test_an_older_chunk_that_completes_after_a_newer_one_moves_nothing_back() -> None:
+    server = server_at(100)
+    server.receive(partial(104, 0b111, 4), 0.0)
+    server.receive(partial(101, 0b111, 1), 0.0)
+    assert [int(packet["chunk_id"]) for packet in sent(server)] == [104, 101]
+    server.receive(partial(104 + WINDOW, 0b111, 5), 0.0)
+    assert [int(packet["chunk_id"]) for packet in sent(server)] == [104 + WINDOW]
+    server.receive(partial(104, 0b001, 1), 0.0)
+    assert server.stats().dropped["out_of_window"] == 1
+
+
+def test_a_newer_chunk_in_the_same_row_after_an_older_one_completes_late() -> None:
+    """Chunk 101 completes when 101 + WINDOW has; its row is free for 101 + ROWS all the same."""
+    server = server_at(100)
+    server.receive(partial(101, 0b001, 1, sender=0), 0.0)
+    server.receive(partial(100 + WINDOW, 0b111, 9), 0.0)
+    server.receive(partial(101, 0b110, 1), 0.0)
+    assert sorted(int(packet["chunk_id"]) for packet in sent(server)) == [101, 100 + WINDOW]
+    server.receive(partial(101 + WINDOW, 0b111, 9), 0.0)
+    server.receive(partial(101 + ROWS, 0b111, 3), 0.0)
+    assert [int(packet["chunk_id"]) for packet in sent(server)] == [101 + WINDOW, 101 + ROWS]
+
+
+def test_a_chunk_in_the_row_of_one_that_was_waited_for_is_waited_for_again() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(100, 0b111, 1), 0.0)
+    server.receive(partial(101, 0b001, 1, sender=0), 0.0)
+    server.receive(partial(100 + CONFIG.window, 0b111, 1), 0.001)
+    server.receive(partial(101 + CONFIG.window, 0b111, 1), 0.001)
+    server.receive(partial(101 + 2 * CONFIG.window, 0b001, 1, sender=0), 0.005)
+    assert server.next_timer() == pytest.approx(0.005 + CONFIG.timers.need)
