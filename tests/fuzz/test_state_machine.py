@@ -6,28 +6,15 @@ sum must be exact, every slot must become free in the end, and the number of pac
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from restarts import (
-    LONGEST_RTO,
-    FailingNetwork,
-    FailingRacks,
-    JobUnderTest,
-    SoftswitchUnderTest,
-    SpecUnderTest,
-    UnderTest,
-)
+from restarts import LONGEST_RTO, FailingNetwork, FailingRacks, JobUnderTest
 from rounds import TIMERS, Round
 from virtual_network import Faults
 
-from peelsum.pipelines import pipeline
-from peelsum.softswitch import load
-from peelsum.softswitch.program.model import Program
 from peelsum.transport import JobConfig
 from peelsum.wire import Kind
 from peelsum.wire.clock import NEVER_TICKS
@@ -43,19 +30,10 @@ SERVER_PORTS = {1: 10, 2: 100}
 GAPS = st.floats(0, 0.3)
 
 
-@cache
-def program() -> Program:
-    return load(pipeline(32).json_path)
-
-
 class Failures(RuleBasedStateMachine):
     """All events, in any order, on one level."""
 
     network_class = FailingNetwork
-
-    @staticmethod
-    def make_switch() -> UnderTest:
-        return SpecUnderTest(4, 256)
 
     @staticmethod
     def racks_of(workers: int) -> tuple[int, ...]:
@@ -81,7 +59,7 @@ class Failures(RuleBasedStateMachine):
     ) -> None:
         """Admit two jobs whose first chunks have different ids but the same slot."""
         faults = Faults(drop=worst, repeat=worst, reorder=worst, delay=worst / 4)
-        self.network = self.network_class(seed, self.make_switch, faults, age)
+        self.network = self.network_class(seed, faults, age)
         self.numbers = np.random.default_rng(seed)
         for job_id in (1, 2):
             ahead = 77 * (job_id - 1)
@@ -166,30 +144,9 @@ class FailuresOfRacks(Failures):
         return (workers // 3 + 1, workers - workers // 3 - 1)
 
 
-class FailuresAroundTheCompiledPipeline(Failures):
-    """One level, with the softswitch in place of the specification."""
-
-    @staticmethod
-    def make_switch() -> UnderTest:
-        return SoftswitchUnderTest(program(), "numba")
-
-
-class FailuresOfRacksAroundTheCompiledPipeline(FailuresOfRacks):
-    """Two levels, with three softswitches in place of the specification."""
-
-    @staticmethod
-    def make_switch() -> UnderTest:
-        return SoftswitchUnderTest(program(), "numba")
-
-
 @pytest.mark.parametrize(
     ("machine", "examples"),
-    [
-        (Failures, 40),
-        (FailuresOfRacks, 16),
-        (FailuresAroundTheCompiledPipeline, 10),
-        (FailuresOfRacksAroundTheCompiledPipeline, 6),
-    ],
+    [(Failures, 50), (FailuresOfRacks, 22)],
 )
 def test_whatever_fails_sums_stay_exact(machine: type[Failures], examples: int) -> None:
     run_state_machine_as_test(

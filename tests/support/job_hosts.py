@@ -81,3 +81,12 @@ def lossy_start(lost: list[int]) -> WorkerEndpoint:
     endpoint.receive(np.concatenate([result(c) for c in range(32) if c not in lost]), 0.001)
     assert chunks_of(sent(endpoint, 0.001), Kind.RETRY) == lost
     return endpoint
+
+
+def server_at(newest: int, value: int = 1) -> AggregationServer:
+    """Return a server whose newest complete chunk has this sum, which it has sent to all."""
+    server = AggregationServer(CONFIG)
+    server.receive(partial(newest, 0b111, value), 0.0)
+    (packet,) = sent(server)
+    assert (packet["kind"], packet["sender"], packet["lanes"][0]) == (Kind.RESULT, EVERYONE, value)
+    return server

@@ -173,7 +173,7 @@ def test_every_plane_gets_its_share() -> None:
         counts = []
         for parts in calls:
             summation.sum_words([Part(np.ones(chunks * LANES, np.uint32), "add") for chunks in parts])
-            counts.append([one.contributions for one in summation.stats_by_plane()])
+            counts.append([one.stats().contributions for one in summation._endpoints])
         return counts
 
     with planes(3) as made:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from job_hosts import CONFIG, LANES, partial, sent
+from job_hosts import CONFIG, LANES, partial, sent, server_at
 
 from peelsum.transport import AggregationServer, JobFinished, Stalled, Timers
 from peelsum.wire import EVERYONE, Flag, Kind
@@ -65,9 +65,7 @@ def test_congestion_and_the_end_stick_to_the_sum_whichever_part_has_them(flag: F
 
 
 def test_a_late_packet_gets_its_sender_the_kept_result_at_a_limited_rate() -> None:
-    server = AggregationServer(CONFIG)
-    server.receive(partial(0, 0b111, 42), 0.0)
-    assert len(sent(server)) == 1
+    server = server_at(0, 42)
     for now in (0.001, 0.0015, 0.0025):
         server.receive(partial(0, 0b010, 1, sender=1), now)
     server.receive(partial(0, 0b100, 1, sender=2), 0.0025)
@@ -103,9 +101,7 @@ def test_all_get_the_result_again_if_a_switch_still_held_a_sum_of_several() -> N
 
 
 def test_a_result_to_all_does_not_count_against_the_reply_to_its_sender() -> None:
-    server = AggregationServer(CONFIG)
-    server.receive(partial(0, 0b111, 42), 0.0)
-    sent(server)
+    server = server_at(0, 42)
     for bitmap in (0b110, 0b010):
         server.receive(partial(0, bitmap, 1, sender=1), 0.0001)
     assert sorted(int(p["sender"]) for p in sent(server)) == [1, EVERYONE]

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from job_hosts import CONFIG, LANES, chunks_of, let_expire, partial, sent
+from job_hosts import CONFIG, LANES, chunks_of, let_expire, partial, sent, server_at
 
 from peelsum.transport import AggregationServer, JobConfig
 from peelsum.transport.layout import run_start
@@ -135,9 +135,7 @@ def test_a_stray_packet_takes_no_row_from_a_server_that_knows_nothing(stray: int
 
 
 def test_a_stray_packet_between_joining_and_the_run_neither_stalls_nor_names_anybody() -> None:
-    server = AggregationServer(CONFIG)
-    server.receive(partial(0, 0b111, 42), 0.0)
-    assert [int(packet["kind"]) for packet in sent(server)] == [Kind.RESULT]
+    server = server_at(0, 42)
     server.receive(partial(RUN + 2**30, 0b001, 99, sender=0), 0.001)
     for worker in range(2):
         server.receive(partial(RUN, 1 << worker, 1, sender=worker), 0.002)
@@ -263,9 +261,7 @@ def test_who_joins_late_is_told_so_for_every_chunk_of_the_first_sum_however_far_
 
 def test_a_first_sum_that_nobody_can_need_any_more_is_not_begun_again() -> None:
     """After a restart, when the run is on, all workers have joined: one that joins is not waited with."""
-    server = AggregationServer(CONFIG)
-    server.receive(partial(RUN, 0b111, 1), 0.0)
-    sent(server)
+    server = server_at(RUN, 1)
     server.receive(partial(0, 0b010, 1, sender=1), 0.0)
     assert (server.stats().dropped["out_of_window"], server.stalled(0.0)) == (1, None)
 
@@ -334,14 +330,6 @@ def test_a_new_server_keeps_what_is_less_than_two_windows_behind_the_latest(behi
     for chunk in (RUN - behind, RUN):
         server.receive(partial(chunk, 0b001, 1, sender=0), 0.0)
     assert server.stalled(0.0).oldest_chunk == (RUN - behind if kept else RUN)
-
-
-def server_at(newest: int) -> AggregationServer:
-    """Return a server with this newest complete chunk."""
-    server = AggregationServer(CONFIG)
-    server.receive(partial(newest, 0b111, 1), 0.0)
-    assert len(sent(server)) == 1
-    return server
 
 
 def test_a_chunk_in_the_row_of_one_that_was_asked_for_is_asked_of_the_switch_first() -> None:

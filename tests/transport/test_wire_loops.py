@@ -18,9 +18,8 @@ from udp_switch import served
 
 from peelsum.summation import Part
 from peelsum.transport import AggregationServer, JobConfig, SwitchSummation
-from peelsum.transport.exchange_kernels import serve
+from peelsum.transport.exchange_kernels import NOTHING, Wire, new_wire, received, sent, serve
 from peelsum.transport.warming import warm_up
-from peelsum.transport.wire_kernels import NOTHING, Wire, new_wire, received, sent
 from peelsum.wire import Kind, fields_of, pack, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
 from peelsum.wire.system_calls import seconds

@@ -10,10 +10,9 @@ import numpy as np
 from peelsum.transport.endpoint import WorkerEndpoint
 from peelsum.transport.errors import in_plane
 from peelsum.transport.events import Event
-from peelsum.transport.exchange_kernels import Station, exchange
+from peelsum.transport.exchange_kernels import Station, Unsent, Wire, exchange, new_wire
 from peelsum.transport.layout import Words
 from peelsum.transport.link import PortLink
-from peelsum.transport.wire_kernels import Unsent, Wire, new_wire
 
 #: The longest that a loop runs in seconds, as Python handles signals in between.
 _SLICE = 0.1

@@ -12,12 +12,11 @@ from typing import Self
 from peelsum.transport.config import JobConfig
 from peelsum.transport.events import Event
 from peelsum.transport.exchange import settled
-from peelsum.transport.exchange_kernels import serve
+from peelsum.transport.exchange_kernels import new_wire, serve
 from peelsum.transport.link import PortLink, Wire
 from peelsum.transport.server import AggregationServer
 from peelsum.transport.stats import ServerStats
 from peelsum.transport.warming import warm_up
-from peelsum.transport.wire_kernels import new_wire
 from peelsum.wire import packet_bytes
 from peelsum.wire.datagrams import Address
 

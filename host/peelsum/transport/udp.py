@@ -256,15 +256,13 @@ class SwitchSummation:
 
     def stats(self) -> WorkerStats:
         """Return the counts since the start, in all planes."""
-        return added(self.stats_by_plane())
-
-    def stats_by_plane(self) -> list[WorkerStats]:
-        """Return what was counted since the start in each plane."""
         stats = [endpoint.stats() for endpoint in self._endpoints]
-        return [
-            replace(one, dropped=one.dropped | {"wrong_size": self._exchange.odd(plane)})
-            for plane, one in enumerate(stats)
-        ]
+        return added(
+            [
+                replace(one, dropped=one.dropped | {"wrong_size": self._exchange.odd(plane)})
+                for plane, one in enumerate(stats)
+            ]
+        )
 
     @property
     def _inherited(self) -> bool:
