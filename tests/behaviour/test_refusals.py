@@ -54,15 +54,14 @@ def test_long_packet(job, rig):
     assert job.verdicts() == {Verdict.BAD_LENGTH: 1}
 
 
-@pytest.mark.parametrize("kind", [Kind.CONTRIBUTION, Kind.BYPASS, Kind.RESET])
-def test_server_port_may_not_send(job, rig, kind):
-    assert rig.process(SERVER, job.packet(kind, chunk=5, sender=EVERYONE)) == []
-    assert job.verdicts() == {Verdict.FOREIGN_PORT: 1}
-
-
-@pytest.mark.parametrize("kind", [k for k in Kind if k is not Kind.RESET])
-def test_controller_port_may_only_reset(job, rig, kind):
-    assert rig.process(CPU_PORT, job.packet(kind, chunk=5, sender=0)) == []
+@pytest.mark.parametrize(
+    ("port", "kind"),
+    [(SERVER, kind) for kind in (Kind.CONTRIBUTION, Kind.BYPASS, Kind.RESET)]
+    + [(CPU_PORT, kind) for kind in Kind if kind is not Kind.RESET],
+)
+def test_the_server_s_and_the_controller_s_port_may_not_send(job, rig, port, kind):
+    sender = EVERYONE if port == SERVER else 0
+    assert rig.process(port, job.packet(kind, chunk=5, sender=sender)) == []
     assert job.verdicts() == {Verdict.FOREIGN_PORT: 1}
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from rounds import LANES, SLOTS, TIMERS, Round
+from rounds import LANES, SLOTS, TIMERS, Round, stray
 from virtual_network import Actor, Faults, VirtualNetwork
 
 from peelsum.spec import SpecSwitch
 from peelsum.transport import AggregationServer, JobConfig, WorkerEndpoint
-from peelsum.wire import MAX_WORKERS, Kind, Verdict, pack
+from peelsum.wire import Kind, Verdict, pack
 from peelsum.wire.clock import TICK_US
 
 LONGEST_RTO = TIMERS.resend_most
@@ -100,15 +100,11 @@ class FailingNetwork(VirtualNetwork):
         return job.packets_before + sum(map(_sent_by, [server, *(a.machine for a in job.workers)]))
 
     def stray(self, job: JobUnderTest, worker: int, kind: Kind, far: int) -> None:
-        """Return a packet from one of the job's ports, with a chunk id `far` from all of the job's."""
+        """Send a packet from one of the job's ports, with a chunk id `far` from all of the job's."""
         job.strays += 1
-        config, actor = job.config, job.workers[worker % len(job.workers)]
-        number = actor.machine.worker_id
-        header = {"job_id": config.job_id, "generation": config.generation, "sender": number}
-        chunk, place = (config.first_chunk + far) % 2**32, 1 << number % MAX_WORKERS
-        lanes = np.full((1, self.lanes), 0x5EED5EED, np.uint32)
-        (packet,) = pack(lanes, kind=kind, chunk_id=chunk, bitmap=place, **header)
-        self.send(actor.port, packet.tobytes())
+        actor = job.workers[worker % len(job.workers)]
+        packet = stray(job.config, actor.machine.worker_id, job.config.first_chunk + far, kind)
+        self.send(actor.port, packet)
 
     # -- failures --------------------------------------------------------------------------------------
 

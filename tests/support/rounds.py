@@ -16,6 +16,7 @@ from virtual_network import Actor, Faults, VirtualNetwork
 from peelsum.summation import Op, Words
 from peelsum.transport import JobConfig, Timers, WorkerEndpoint
 from peelsum.transport.endpoint_state import GATHER, SCATTER, SUM
+from peelsum.wire import MAX_WORKERS, Kind, pack
 from peelsum.wire.clock import NEVER_TICKS
 
 LANES, SLOTS = 4, 256
@@ -142,3 +143,10 @@ def check(actors: Sequence[Actor], rounds: Sequence[Round]) -> None:
         assert sorted(actor.sums) == list(range(len(rounds)))
         for ticket, one in enumerate(rounds):
             np.testing.assert_array_equal(actor.sums[ticket], one.expected_at(worker))
+
+
+def stray(config: JobConfig, worker: int, chunk: int, kind: Kind) -> bytes:
+    """Return a packet from `worker`, of a chunk outside its window."""
+    header = {"job_id": config.job_id, "generation": config.generation, "sender": worker}
+    lanes, place = np.full((1, config.lanes), 0x5EED5EED, np.uint32), 1 << worker % MAX_WORKERS
+    return pack(lanes, kind=kind, chunk_id=chunk & 0xFFFFFFFF, bitmap=place, **header).tobytes()

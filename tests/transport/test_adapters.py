@@ -30,7 +30,7 @@ from peelsum.transport.errors import StalledError, SwitchUnreachableError
 from peelsum.transport.events import Event
 from peelsum.transport.warming import warm_up
 from peelsum.wire import Flag, Kind, pack
-from peelsum.wire.datagrams import Address, BatchSocket
+from peelsum.wire.datagrams import Address
 
 LOOPS = {
     endpoint_kernels: ["contribute", "take", "next_due", "expire", "resend"],
@@ -58,18 +58,6 @@ def test_a_missing_worker_is_named_by_the_others() -> None:
             assert service._server.stalled(time.monotonic()).missing_workers == (2,)
 
     with_longer_timeouts(named)
-
-
-def test_without_a_server_the_stall_says_so() -> None:
-    config = replace(CONFIG, workers=1)
-    with UdpSwitch(8) as switch:
-        switch.admit(config)
-        address = switch.address(0)
-        with (
-            SwitchSummation(config, 0, address, timeout_s=0.2) as summation,
-            pytest.raises(StalledError, match=r"server has not answered; .* has the job in generation"),
-        ):
-            summation.sum_words([Part(drawn(0, 0, 5), "add")])
 
 
 def test_a_service_ends_without_the_fin_of_a_worker_that_left() -> None:
@@ -146,17 +134,6 @@ def test_a_switch_that_forgot_its_peers_meets_them_again() -> None:
             check_steps([first], 3)
             check_steps([second], 3)
         serving.result()
-
-
-def test_nobody_at_the_switch_address() -> None:
-    with BatchSocket.bind(("127.0.0.1", 0), 48) as silent:
-        warm_up(CONFIG.lanes)
-        started = time.monotonic()
-        with pytest.raises(
-            SwitchUnreachableError, match=rf"127\.0\.0\.1:{silent.address[1]}: no answer in 0\.3 s"
-        ):
-            SwitchSummation(CONFIG, 0, silent.address, hello_s=0.3)
-        assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("address", [("a" * 64, 5), ("127.0.0.1", 99999)])

@@ -120,9 +120,7 @@ def test_a_need_is_answered_by_a_resend_whatever_was_tried_before() -> None:
 
 
 def test_the_answer_to_a_need_counts_as_a_retransmission() -> None:
-    endpoint = WorkerEndpoint(WRAPPING, 0)  # chunk 2**32 - 2 is worker 2's turn
-    endpoint.submit(np.zeros(LANES, np.uint32), "add")
-    sent(endpoint)
+    endpoint = sending(1, first_chunk=WRAP)  # chunk 2**32 - 2 is worker 2's turn
     endpoint.receive(result(-2, kind=Kind.NEED, bitmap=0b001), 0.1)
     kinds = [sent(endpoint, 0.1)[0]["kind"]]
     for now in (10.0, 20.0):
@@ -174,9 +172,7 @@ def test_silence_backs_off_by_its_own_length() -> None:
 
 
 def test_round_trips_of_resent_chunks_are_not_measured() -> None:
-    endpoint = WorkerEndpoint(WRAPPING, 0)
-    endpoint.submit(np.zeros(2 * LANES, np.uint32), "add")
-    sent(endpoint, 0.0)
+    endpoint = sending(2, first_chunk=WRAP)
     endpoint.expire(0.1)
     sent(endpoint, 0.1)
     endpoint.receive(result(-2), 0.101)

@@ -25,6 +25,7 @@ from rounds import (
     drawn_rounds,
     play,
     quiet,
+    stray,
     submit_all,
 )
 from virtual_network import Actor, Faults, VirtualNetwork
@@ -32,6 +33,8 @@ from virtual_network import Actor, Faults, VirtualNetwork
 from peelsum.transport import JobConfig, Timers
 from peelsum.wire import Kind, Verdict
 from peelsum.wire.clock import NEVER_TICKS
+
+STRAY_KINDS = (Kind.CONTRIBUTION, Kind.RETRY, Kind.RESEND, Kind.BYPASS)
 
 
 def run(
@@ -230,3 +233,59 @@ def test_what_a_rack_gives_up_reaches_the_server() -> None:
     network.run_until(
         lambda: actors[0].machine.stalled(network.now).missing_workers == (33,), seconds=1.0, packets=400
     )
+
+
+def join_and_sum(network: VirtualNetwork, actor: Actor, rounds: list[Round], numbers: np.ndarray) -> None:
+    """Join with `numbers`, go to the run's start, and submit each round after the previous results."""
+    machine, worker = actor.machine, actor.machine.worker_id
+    mine = np.where(np.arange(len(numbers)) == worker, numbers, 0).astype(np.uint32)
+    tickets = [machine.submit(mine, "add")]
+    network.poke(actor)
+
+    def look() -> None:
+        if tickets[-1] in actor.sums:
+            if len(tickets) == 1:
+                np.testing.assert_array_equal(actor.sums.pop(0), numbers)
+                machine.start_run(int(np.bitwise_xor.reduce(numbers)))
+            if len(tickets) > len(rounds):
+                machine.finish(network.now)
+                network.poke(actor)
+                return
+            one = rounds[len(tickets) - 1]
+            tickets.append(machine.submit(one.inputs[worker], one.op))
+            network.poke(actor)
+        network.at(network.now + 1e-3, look)
+
+    network.at(0.0, look)
+
+
+def run_with_strays(seed: int, *, worst: float, restart: bool) -> VirtualNetwork:
+    """A job of one to five workers, and twenty strays from its ports, within 50 ms."""
+    random = Random(seed)
+    config = drawn_config(random, 1, first_chunk=random.choice([0, 1000, 2**32 - 2]))
+    network = drawn_network(random, seed, worst)
+    actors, rounds = network.admit(config, SERVER_PORT[1]), drawn_rounds(random, config.workers)
+    numbers = np.random.default_rng(seed).integers(1, 1 << 32, config.workers, dtype=np.uint32)
+    for actor in actors:
+        join_and_sum(network, actor, rounds, numbers)
+    for _ in range(20):
+        actor, chunk, kind = random.choice(actors), random.randrange(1 << 32), random.choice(STRAY_KINDS)
+        packet = stray(config, actor.machine.worker_id, chunk, kind)
+        for _ in range(random.choice([1, 1, 2])):
+            at = random.uniform(0, 0.05)
+            network.at(at, lambda port=actor.port, packet=packet: network.inject(port, packet))
+    if restart:
+        network.at(random.uniform(0, 0.05), lambda: network.restart_server(SERVER_PORT[1]))
+    network.run_until(lambda: all(not actor.alive for actor in actors), seconds=30.0, packets=30_000)
+    for actor in actors:
+        actor.sums = {ticket - 1: words for ticket, words in actor.sums.items()}
+    check(actors, rounds)
+    return network
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("worst", [0.0, 0.2])
+@pytest.mark.parametrize("block", range(5))
+def test_sums_are_exact_whatever_strays_come(block: int, worst: float, restart: bool) -> None:
+    for seed in range(block * 10, block * 10 + 10):
+        run_with_strays(seed, worst=worst, restart=restart)
