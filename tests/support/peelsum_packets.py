@@ -20,6 +20,8 @@ def lanes_of(*values: int, like: Packet) -> list[int]:
 class Job:
     """A job admitted to a rig; member w, a worker or under a spine a rack, sits behind `ports[w]`."""
 
+    now_us = 0
+
     def __init__(self, rig, job_id, ports, server_port, generation=7, salt=0, level=Level.ONLY):
         self.rig, self.job_id, self.ports, self.server_port = rig, job_id, ports, server_port
         self.generation, self.salt, self.slots, self.level = generation, salt, rig.slots, level
@@ -76,7 +78,7 @@ class Job:
         lanes = [value] * self.rig.lanes if flags & OR else pattern(value, self.rig.lanes)
         sender = self.sender_of(worker)
         packet = self.packet(kind, chunk, lanes=lanes, flags=flags, sender=sender, bitmap=1 << worker)
-        return self._parsed(self.rig.process(self.ports[worker], packet))
+        return self._processed(self.ports[worker], packet)
 
     def contribute(self, worker, chunk, value, flags=ADD):
         return self.send(worker, Kind.CONTRIBUTION, chunk, value, flags)
@@ -90,7 +92,7 @@ class Job:
     def send_from_server(self, kind, chunk, *, value=0, sender=EVERYONE, bitmap=0, flags=ADD):
         lanes = [value] * self.rig.lanes
         packet = self.packet(kind, chunk, lanes=lanes, sender=sender, bitmap=bitmap, flags=flags)
-        return self._parsed(self.rig.process(self.server_port, packet))
+        return self._processed(self.server_port, packet)
 
     def result(self, chunk, value, sender=EVERYONE):
         return self.send_from_server(
@@ -104,8 +106,9 @@ class Job:
         """Packets counted since the rig was made ready, by verdict."""
         return self.rig.verdicts()
 
-    def _parsed(self, outputs):
-        return [(port, Packet.parse(payload, self.rig.lanes)) for port, payload in outputs]
+    def _processed(self, port, packet):
+        outputs = self.rig.process(port, packet, self.now_us)
+        return [(out, Packet.parse(payload, self.rig.lanes)) for out, payload in outputs]
 
 
 def admit_two_jobs(rig, age_limit, level):
