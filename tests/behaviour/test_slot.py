@@ -12,6 +12,14 @@ from peelsum.wire.clock import NEVER_TICKS
 SERVER = 8
 
 
+def goes_up(outputs, bitmap, *values):
+    """The only packet that left is these workers' sum, for the server; return it."""
+    ((port, packet),) = outputs
+    assert (port, packet.kind, packet.bitmap) == (SERVER, Kind.BYPASS, bitmap)
+    assert packet.lanes == lanes_of(*values, like=packet)
+    return packet
+
+
 @pytest.fixture
 def job(rig):
     """A job of three workers behind ports 1 to 3, its server behind port 8; slots never expire."""
@@ -34,8 +42,7 @@ def test_last_contribution_completes_and_the_sum_goes_up(job):
 def test_sums_wrap_modulo_2_to_the_32(job):
     for worker in (0, 1):
         job.contribute(worker, chunk=0, value=2**31 - 1)
-    ((_, packet),) = job.contribute(2, chunk=0, value=2**31 + 5)
-    assert packet.lanes == lanes_of(2**31 - 1, 2**31 - 1, 2**31 + 5, like=packet)
+    goes_up(job.contribute(2, chunk=0, value=2**31 + 5), 0b111, 2**31 - 1, 2**31 - 1, 2**31 + 5)
 
 
 def test_or_combines_bits(job):
@@ -50,8 +57,7 @@ def test_duplicate_is_dropped_until_the_result(job):
     job.contribute(0, chunk=5, value=10)
     assert job.contribute(0, chunk=5, value=10) == []
     job.contribute(1, chunk=5, value=1)
-    ((_, packet),) = job.contribute(2, chunk=5, value=1)
-    assert packet.lanes == lanes_of(10, 1, 1, like=packet)
+    goes_up(job.contribute(2, chunk=5, value=1), 0b111, 10, 1, 1)
     assert job.contribute(1, chunk=5, value=1) == []
     assert job.verdicts()[Verdict.DUPLICATE] == 2
 
@@ -85,13 +91,9 @@ def test_result_of_another_chunk_leaves_the_slot_alone(job):
 
 def test_collision_goes_up_unsummed_and_leaves_the_slot_unchanged(job):
     job.contribute(0, chunk=5, value=10)
-    ((port, packet),) = job.contribute(1, chunk=5 + job.slots, value=99)
-    assert port == SERVER
-    assert (packet.kind, packet.bitmap) == (Kind.BYPASS, 0b010)
-    assert packet.lanes == lanes_of(99, like=packet)
+    goes_up(job.contribute(1, chunk=5 + job.slots, value=99), 0b010, 99)
     job.contribute(1, chunk=5, value=1)
-    ((_, packet),) = job.contribute(2, chunk=5, value=1)
-    assert packet.lanes == lanes_of(10, 1, 1, like=packet)
+    goes_up(job.contribute(2, chunk=5, value=1), 0b111, 10, 1, 1)
 
 
 def test_expired_slot_is_claimed_by_another_chunk(job, rig):
@@ -99,16 +101,14 @@ def test_expired_slot_is_claimed_by_another_chunk(job, rig):
     job.contribute(0, chunk=5, value=10)
     assert job.contribute(1, chunk=5 + job.slots, value=99) == []
     job.contribute(0, chunk=5 + job.slots, value=1)
-    ((_, packet),) = job.contribute(2, chunk=5 + job.slots, value=1)
-    assert packet.lanes == lanes_of(99, 1, 1, like=packet)
+    goes_up(job.contribute(2, chunk=5 + job.slots, value=1), 0b111, 99, 1, 1)
 
 
 def test_expired_slot_still_belongs_to_its_chunk(job, rig):
     rig.set_age_limit(0)
     job.contribute(0, chunk=5, value=10)
     job.contribute(1, chunk=5, value=20)
-    ((_, packet),) = job.contribute(2, chunk=5, value=30)
-    assert packet.lanes == lanes_of(10, 20, 30, like=packet)
+    goes_up(job.contribute(2, chunk=5, value=30), 0b111, 10, 20, 30)
 
 
 @pytest.mark.parametrize("flags", [ADD, OR])
@@ -141,9 +141,7 @@ def test_resend(job, held, worker, turns, taken, flags):
 def test_tombstone_passes_contributions_up(job):
     job.contribute(0, chunk=5, value=10)
     job.resend(0, chunk=5, value=10)
-    ((_, packet),) = job.contribute(1, chunk=5, value=20)
-    assert packet.bitmap == 0b010
-    assert packet.lanes == lanes_of(20, like=packet)
+    goes_up(job.contribute(1, chunk=5, value=20), 0b010, 20)
     ((_, packet),) = job.resend(2, chunk=5, value=30)
     assert packet.bitmap == 0b100
     assert job.verdicts() == {
@@ -166,10 +164,7 @@ def test_tombstone_keeps_colliders_out_until_the_result(job):
 def test_retry_joins_the_partial_sum_and_stays(job):
     job.contribute(0, chunk=5, value=10)
     assert job.retry(1, chunk=5, value=20) == []
-    ((port, packet),) = job.contribute(2, chunk=5, value=30)
-    assert port == SERVER
-    assert (packet.kind, packet.bitmap) == (Kind.BYPASS, 0b111)
-    assert packet.lanes == lanes_of(10, 20, 30, like=packet)
+    goes_up(job.contribute(2, chunk=5, value=30), 0b111, 10, 20, 30)
     assert job.verdicts() == {Verdict.ABSORBED: 2, Verdict.COMPLETED: 1}
 
 
@@ -201,9 +196,7 @@ def test_retry_leaves_a_complete_sum_for_a_resend(job):
         job.contribute(worker, chunk=5, value=1)
     for worker in range(3):
         assert job.retry(worker, chunk=5, value=1) == []
-    ((_, packet),) = job.resend(2, chunk=5, value=1)
-    assert packet.bitmap == 0b111
-    assert packet.lanes == lanes_of(1, 1, 1, like=packet)
+    goes_up(job.resend(2, chunk=5, value=1), 0b111, 1, 1, 1)
     assert job.verdicts()[Verdict.DUPLICATE] == 3
 
 
@@ -222,10 +215,7 @@ def test_retry_claims_no_slot_and_passes_alone(job, rig, taken):
     if taken:
         rig.set_age_limit(0)  # expired at once: a contribution would claim it
         job.contribute(0, chunk=5 + job.slots, value=10)
-    ((port, packet),) = job.retry(1, chunk=5, value=20)
-    assert port == SERVER
-    assert (packet.kind, packet.bitmap) == (Kind.BYPASS, 0b010)
-    assert packet.lanes == lanes_of(20, like=packet)
+    goes_up(job.retry(1, chunk=5, value=20), 0b010, 20)
     assert job.verdicts() == {Verdict.RESEND_PASSED: 1} | ({Verdict.ABSORBED: 1} if taken else {})
     rig.set_age_limit(NEVER_TICKS)
     if taken:
@@ -238,10 +228,7 @@ def test_retry_claims_no_slot_and_passes_alone(job, rig, taken):
 def test_server_asks_for_what_is_held(job):
     job.contribute(0, chunk=5, value=10)
     job.contribute(2, chunk=5, value=30)
-    ((port, packet),) = job.give_up(chunk=5)
-    assert port == SERVER
-    assert (packet.kind, packet.bitmap) == (Kind.BYPASS, 0b101)
-    assert packet.lanes == lanes_of(10, 30, like=packet)
+    goes_up(job.give_up(chunk=5), 0b101, 10, 30)
 
 
 def test_server_asks_for_what_is_not_there(job):
@@ -251,13 +238,9 @@ def test_server_asks_for_what_is_not_there(job):
 
 def test_bypass_touches_nothing(job):
     job.contribute(0, chunk=5, value=10)
-    ((port, packet),) = job.send(1, Kind.BYPASS, chunk=5, value=20)
-    assert port == SERVER
-    assert packet.bitmap == 0b010
-    assert packet.lanes == lanes_of(20, like=packet)
+    goes_up(job.send(1, Kind.BYPASS, chunk=5, value=20), 0b010, 20)
     job.contribute(1, chunk=5, value=20)
-    ((_, packet),) = job.contribute(2, chunk=5, value=30)
-    assert packet.lanes == lanes_of(10, 20, 30, like=packet)
+    goes_up(job.contribute(2, chunk=5, value=30), 0b111, 10, 20, 30)
 
 
 def test_need_reaches_everyone_or_one(job):
