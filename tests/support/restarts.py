@@ -53,13 +53,10 @@ class JobUnderTest:
 
 
 class FailingNetwork(VirtualNetwork):
-    """One switch with two or more jobs, and failures."""
+    """One switch, or racks below a spine, with two or more jobs, and failures."""
 
-    #: How many racks there are, and how many switches a contribution passes.
-    racks, levels = 0, 1
-
-    def __init__(self, seed: int, faults: Faults, age: int) -> None:
-        super().__init__(seed, lanes=LANES, slots=SLOTS, faults=faults, age_limit=age, racks=self.racks)
+    def __init__(self, seed: int, faults: Faults, age: int, racks: int) -> None:
+        super().__init__(seed, lanes=LANES, slots=SLOTS, faults=faults, age_limit=age, racks=racks)
         self.age_limit = age
         self.jobs: list[JobUnderTest] = []
         self.outage = 0.0
@@ -201,12 +198,6 @@ class FailingNetwork(VirtualNetwork):
         for packet in batch:
             switch.process(PROBER_PORT, packet.tobytes(), now_us)
         return switch.verdicts[Verdict.ABSORBED] - before
-
-
-class FailingRacks(FailingNetwork):
-    """Two racks below a spine, with failures."""
-
-    racks, levels = 2, 2
 
 
 def _first_missing(actor: Actor) -> int:

@@ -60,9 +60,7 @@ class Wire(NamedTuple):
     polled: NDArray[np.int64]  # [2]: struct pollfd, of the socket and of the waker
     clock: NDArray[np.int64]  # [2]: struct timespec
     unsent: NDArray[np.int64]  # [Unsent]
-    heard_at: NDArray[
-        np.float64
-    ]  # [2]: when the last datagram and the last packets were received, in seconds
+    heard_at: NDArray[np.float64]  # [2]: seconds when the last datagram, and the last packets, came
     odd: NDArray[np.int64]  # [1]: packets of another size, which were dropped
 
 
@@ -127,7 +125,7 @@ def exchange(stations: tuple[Station, ...], polled: NDArray[np.int64], until: fl
             if station_due <= now:
                 expire(state, now, limits)
             due = min(due, station_due)
-        if now >= until or (due > now and not arrived and not _waited(polled, min(due, until) - now)):
+        if now >= until or (due > now and not arrived and not waited_for(polled, min(due, until) - now)):
             return 0, 0
 
 
@@ -139,12 +137,6 @@ def _told(stations: tuple[Station, ...]) -> int:
         counts = stations[i].state.counts
         total += counts[Count.URGENT] + counts[Count.DEPARTED]
     return total
-
-
-@compiled
-def _waited(polled: NDArray[np.int64], patience: float) -> bool:
-    """Wait for a socket up to `patience` seconds; return False if a signal ended the wait."""
-    return int(poll(polled.ctypes.data, len(polled), int(np.ceil(1000 * max(0.0, patience))))) >= 0
 
 
 @compiled
@@ -298,5 +290,10 @@ def waited(wire: Wire, patience: float) -> bool:
     """Wait for the socket up to `patience` seconds; return False if a signal or the waker ended the wait."""
     wire.polled[0] = expected(wire)
     wire.polled[1] = (wire.waker & 0xFFFFFFFF) | _IN << 32
-    ready = poll(wire.polled.ctypes.data, 2, int(np.ceil(1000 * max(0.0, patience))))
-    return int(ready) >= 0 and not wire.polled[1] >> _RETURNED
+    return waited_for(wire.polled, patience) and not wire.polled[1] >> _RETURNED
+
+
+@compiled
+def waited_for(polled: NDArray[np.int64], patience: float) -> bool:
+    """Wait for any of struct pollfd[n] up to `patience` seconds; return False if a signal ended the wait."""
+    return int(poll(polled.ctypes.data, len(polled), int(np.ceil(1000 * max(0.0, patience))))) >= 0

@@ -97,11 +97,6 @@ class PortLink:
                 self.socket.send_hello()
         return self._heard_at + _SILENCE
 
-    @property
-    def room(self) -> int:
-        """Approximate number of packets that the receive buffer holds."""
-        return self.socket.room
-
     def close(self) -> None:
         """Free the port."""
         self.socket.close()

@@ -114,7 +114,7 @@ class SwitchSummation:
                         interface=interfaces[plane] if interfaces else "",
                     )
                 self._links.append(opened.enter_context(link))
-                self._endpoints[plane].limit_window(link.room)
+                self._endpoints[plane].limit_window(link.socket.room)
             self._open = opened.pop_all()
         self._exchange = Exchange(list(zip(self._endpoints, self._links, strict=True)))
         self._held = held or ExitStack()
