@@ -6,48 +6,40 @@ admitted port she later replays packets that the port sent before.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
-from rigs import SoftswitchRig
-from virtual_network import Actor, Faults, VirtualNetwork
+from rounds import LANES, QUIET, SLOTS, TIMERS, Round, check, submit_all
+from virtual_network import Faults, VirtualNetwork
 
-from peelsum.pipelines import pipeline
-from peelsum.softswitch import load
 from peelsum.spec import SpecSwitch
-from peelsum.transport import AggregationServer, JobConfig, Timers
+from peelsum.transport import JobConfig
 from peelsum.wire import EVERYONE, Kind, fields_of
 from peelsum.wire.clock import NEVER_TICKS
 
 VICTIM, HERS = 1, 2
 SERVER_PORT = {VICTIM: 100, HERS: 120}
 HER_PORTS = (120, 121, 122, 140)
-LANES = 32
 UPWARDS = [Kind.CONTRIBUTION, Kind.RETRY, Kind.RESEND, Kind.BYPASS]
-TIMERS = Timers(
-    first_answer=0.02, resend_least=0.002, resend_most=0.1, need=0.004, need_most=0.1, linger=1.0, stall=50.0
-)
 
 
-class BuggedSwitch:
+class BuggedSwitch(SpecSwitch):
     """A switch that records all packets and processes Mallory's after some; all their outputs travel."""
 
-    def __init__(self, seed: int, switch: SpecSwitch | SoftswitchRig) -> None:
-        self._switch, self.slots = switch, switch.slots
+    def __init__(self, seed: int) -> None:
+        super().__init__(LANES, SLOTS)
         self.mallory = Random(seed + 1)
         self.overheard: list[tuple[int, bytes]] = []
         self.injected = 0
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._switch, name)
-
     def process(self, port: int, payload: bytes, now_us: int) -> list[tuple[int, bytes]]:
         self.overheard.append((port, payload))
-        out = list(self._switch.process(port, payload, now_us))
+        out = list(super().process(port, payload, now_us))
         if self.mallory.random() < 0.4:
             self.injected += 1
-            out += self._switch.process(*self._attack(), now_us)
+            out += super().process(*self._attack(), now_us)
         return out
 
     def _attack(self) -> tuple[int, bytes]:
@@ -86,72 +78,30 @@ def admit_hers(network: VirtualNetwork, generation: int) -> None:
     network.actors[SERVER_PORT[HERS]].alive = False
 
 
-def play(network: VirtualNetwork, workers: list[Actor], tensors: int) -> list[np.ndarray]:
-    """Let every worker submit the same number of tensors; return the expected results."""
-    numbers = np.random.default_rng(network.random.randrange(1 << 32))
-    expected = []
-    for _ in range(tensors):
-        size = int(numbers.integers(1, 12 * LANES))
-        inputs = numbers.integers(0, 1 << 32, (len(workers), size), dtype=np.uint32)
-        expected.append(inputs.astype(np.uint64).sum(axis=0).astype(np.uint32))
-        for worker, words in zip(workers, inputs, strict=True):
-            worker.machine.submit(words, "add")
-    for worker in workers:
-        network.poke(worker)
-    return expected
-
-
-def withstand(seed: int, switch: SpecSwitch | SoftswitchRig) -> VirtualNetwork:
-    """Play the victim's job on a network with Mallory in it, and compare every worker's sums."""
-    random = Random(seed)
-    bugged = BuggedSwitch(seed, switch)
+@pytest.mark.parametrize("seed", range(33))
+def test_sums_stay_exact(seed: int) -> None:
+    """Play the victim's job on a network with Mallory in it."""
+    random, switch = Random(seed), BuggedSwitch(seed)
+    faults = Faults.drawn(random, 0.1)
     network = VirtualNetwork(
-        seed,
-        lanes=LANES,
-        slots=switch.slots,
-        faults=Faults.drawn(random, 0.1),
-        age_limit=NEVER_TICKS,
-        make_switch=lambda: bugged,
+        seed, lanes=LANES, slots=SLOTS, faults=faults, age_limit=NEVER_TICKS, make_switch=lambda: switch
     )
-    generation = random.randrange(1, 1 << 16)
-    config = JobConfig(
-        job_id=VICTIM,
-        generation=generation,
-        workers=3,
-        lanes=LANES,
+    config = replace(
+        QUIET,
+        generation=random.randrange(1, 1 << 16),
         window=random.choice([4, 16]),
         first_chunk=random.choice([0, 2**32 - 5]),
-        timers=TIMERS,
     )
     workers = network.admit(config, SERVER_PORT[VICTIM])
-    admit_hers(network, generation)
-    expected = play(network, workers, 6)
+    admit_hers(network, config.generation)
+    numbers = np.random.default_rng(seed)
+    shapes = [(3, int(numbers.integers(1, 12 * LANES))) for _ in range(6)]
+    rounds = [Round("add", list(numbers.integers(0, 1 << 32, shape, np.uint32))) for shape in shapes]
+    submit_all(network, workers, rounds)
     network.run_until(
-        lambda: all(len(worker.sums) == len(expected) for worker in workers), seconds=30.0, packets=50_000
+        lambda: all(len(worker.sums) == len(rounds) for worker in workers), seconds=30.0, packets=50_000
     )
-    for worker in workers:
-        for ticket, words in enumerate(expected):
-            np.testing.assert_array_equal(worker.sums[ticket], words)
-    assert bugged.injected > 20
-    return network
-
-
-@pytest.mark.parametrize("seed", range(25))
-def test_sums_stay_exact(seed: int) -> None:
-    switch = SpecSwitch(LANES, 256)
-    network = withstand(seed, switch)
-    server = network.actors[SERVER_PORT[VICTIM]].machine
-    assert isinstance(server, AggregationServer)
-    dropped = server.stats().dropped
+    check(workers, rounds)
+    assert switch.injected > 20
+    dropped = network.actors[SERVER_PORT[VICTIM]].machine.stats().dropped
     assert dropped["foreign_job"] == dropped["wrong_generation"] == dropped["foreign_worker"] == 0
-
-
-@pytest.fixture(scope="module")
-def softswitch() -> SoftswitchRig:
-    return SoftswitchRig(load(pipeline(LANES).json_path), "numba")
-
-
-@pytest.mark.parametrize("seed", range(25, 33))
-def test_sums_stay_exact_through_the_compiled_pipeline(seed: int, softswitch: SoftswitchRig) -> None:
-    softswitch.fresh()
-    withstand(seed, softswitch)

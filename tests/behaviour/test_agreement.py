@@ -3,53 +3,15 @@
 import numpy as np
 import pytest
 from frames import frame, payload_of
-from peelsum_packets import Job
+from peelsum_packets import Job, admit_two_jobs, random_packet
 from rigs import SpecRig
 
 from peelsum.spec.packet import Packet
-from peelsum.wire import CPU_PORT, EVERYONE, Kind, Level, Verdict
+from peelsum.wire import EVERYONE, Kind, Level, Verdict
 from peelsum.wire.clock import NEVER_TICKS
 
 PACKETS = 400
 SEEDS = range(3)
-
-
-def admit_two_jobs(rig, age_limit, level):
-    rig.set_age_limit(age_limit)
-    return [
-        Job(rig, job_id=1, ports=(1, 2, 3), server_port=8, level=level),
-        Job(rig, job_id=2, ports=(4, 5), server_port=7, salt=3),
-    ]
-
-
-def random_packet(rng, jobs, slots, lanes):
-    """Draw a port and a packet: mostly one that a member may send, sometimes another."""
-    job = jobs[rng.integers(2)]
-    kind = rng.choice(list(Kind), p=[0.45, 0.1, 0.05, 0.2, 0.05, 0.05, 0.1])
-    chunk = int(rng.integers(3)) + slots * int(rng.integers(2))
-    worker = int(rng.integers(len(job.ports)))
-    port, sender = job.ports[worker], job.sender_of(worker)
-    if kind in (Kind.RESULT, Kind.NEED) or rng.random() < 0.1:
-        port, sender = job.server_port, EVERYONE if rng.random() < 0.7 else sender
-    elif kind == Kind.RESET:
-        port = CPU_PORT
-    packet = Packet(
-        kind=int(kind),
-        flags=int(rng.integers(16)),
-        job_id=job.job_id,
-        generation=job.generation,
-        sender=sender,
-        chunk_id=chunk,
-        bitmap=int(rng.integers(8)),
-        lanes=[int(v) for v in rng.integers(0, 2**32, lanes)],
-    )
-    if rng.random() < 0.1:
-        # A lie: another port, sender, job or generation. Only resets may come from the controller.
-        port = int(rng.choice([1, 4, 6, 8])) if kind != Kind.RESET else port
-        packet.sender = int(rng.integers(4))
-        packet.job_id = int(rng.integers(4))
-        packet.generation += int(rng.integers(2))
-    return port, packet.build()
 
 
 @pytest.mark.parametrize("age_limit", [0, NEVER_TICKS])

@@ -12,6 +12,14 @@ from peelsum.wire.clock import NEVER_TICKS
 SERVER = 8
 
 
+def goes_up(outputs, bitmap, *values):
+    """The only packet that left is these workers' sum, for the server; return it."""
+    ((port, packet),) = outputs
+    assert (port, packet.kind, packet.bitmap) == (SERVER, Kind.BYPASS, bitmap)
+    assert packet.lanes == lanes_of(*values, like=packet)
+    return packet
+
+
 @pytest.fixture
 def job(rig):
     """A job of three workers behind ports 1 to 3, its server behind port 8; slots never expire."""
@@ -19,14 +27,9 @@ def job(rig):
     return Job(rig, job_id=1, ports=(1, 2, 3), server_port=SERVER)
 
 
-def test_first_contribution_claims_and_is_absorbed(job):
-    assert job.contribute(0, chunk=5, value=10) == []
-    assert job.verdicts() == {Verdict.ABSORBED: 1}
-
-
 def test_last_contribution_completes_and_the_sum_goes_up(job):
-    job.contribute(0, chunk=5, value=10)
-    job.contribute(2, chunk=5, value=300)
+    assert job.contribute(0, chunk=5, value=10) == []
+    assert job.contribute(2, chunk=5, value=300) == []
     ((port, packet),) = job.contribute(1, chunk=5, value=2000)
     assert port == SERVER
     assert packet.kind == Kind.BYPASS
@@ -39,8 +42,7 @@ def test_last_contribution_completes_and_the_sum_goes_up(job):
 def test_sums_wrap_modulo_2_to_the_32(job):
     for worker in (0, 1):
         job.contribute(worker, chunk=0, value=2**31 - 1)
-    ((_, packet),) = job.contribute(2, chunk=0, value=2**31 + 5)
-    assert packet.lanes == lanes_of(2**31 - 1, 2**31 - 1, 2**31 + 5, like=packet)
+    goes_up(job.contribute(2, chunk=0, value=2**31 + 5), 0b111, 2**31 - 1, 2**31 - 1, 2**31 + 5)
 
 
 def test_or_combines_bits(job):
@@ -51,20 +53,13 @@ def test_or_combines_bits(job):
     assert packet.flags == OR | FIN
 
 
-def test_duplicate_is_dropped(job):
+def test_duplicate_is_dropped_until_the_result(job):
     job.contribute(0, chunk=5, value=10)
     assert job.contribute(0, chunk=5, value=10) == []
     job.contribute(1, chunk=5, value=1)
-    ((_, packet),) = job.contribute(2, chunk=5, value=1)
-    assert packet.lanes == lanes_of(10, 1, 1, like=packet)
-    assert job.verdicts()[Verdict.DUPLICATE] == 1
-
-
-def test_duplicate_of_a_complete_sum_is_dropped_until_the_result(job):
-    for worker in range(3):
-        job.contribute(worker, chunk=5, value=1)
+    goes_up(job.contribute(2, chunk=5, value=1), 0b111, 10, 1, 1)
     assert job.contribute(1, chunk=5, value=1) == []
-    assert job.verdicts()[Verdict.DUPLICATE] == 1
+    assert job.verdicts()[Verdict.DUPLICATE] == 2
 
 
 def test_result_frees_the_slot_and_reaches_every_worker(job):
@@ -82,12 +77,8 @@ def test_result_frees_the_slot_and_reaches_every_worker(job):
 def test_result_for_one_worker_goes_to_its_port_alone(job):
     ((port, packet),) = job.result(chunk=5, value=3, sender=2)
     assert (port, packet.sender) == (3, 2)
-    assert job.verdicts() == {Verdict.RESULT_RETURNED: 1}
-
-
-def test_result_for_a_stranger_is_dropped(job):
     assert job.result(chunk=5, value=3, sender=9) == []
-    assert job.verdicts() == {Verdict.NO_RETURN_PATH: 1}
+    assert job.verdicts() == {Verdict.RESULT_RETURNED: 1, Verdict.NO_RETURN_PATH: 1}
 
 
 def test_result_of_another_chunk_leaves_the_slot_alone(job):
@@ -100,13 +91,9 @@ def test_result_of_another_chunk_leaves_the_slot_alone(job):
 
 def test_collision_goes_up_unsummed_and_leaves_the_slot_unchanged(job):
     job.contribute(0, chunk=5, value=10)
-    ((port, packet),) = job.contribute(1, chunk=5 + job.slots, value=99)
-    assert port == SERVER
-    assert (packet.kind, packet.bitmap) == (Kind.BYPASS, 0b010)
-    assert packet.lanes == lanes_of(99, like=packet)
+    goes_up(job.contribute(1, chunk=5 + job.slots, value=99), 0b010, 99)
     job.contribute(1, chunk=5, value=1)
-    ((_, packet),) = job.contribute(2, chunk=5, value=1)
-    assert packet.lanes == lanes_of(10, 1, 1, like=packet)
+    goes_up(job.contribute(2, chunk=5, value=1), 0b111, 10, 1, 1)
 
 
 def test_expired_slot_is_claimed_by_another_chunk(job, rig):
@@ -114,69 +101,47 @@ def test_expired_slot_is_claimed_by_another_chunk(job, rig):
     job.contribute(0, chunk=5, value=10)
     assert job.contribute(1, chunk=5 + job.slots, value=99) == []
     job.contribute(0, chunk=5 + job.slots, value=1)
-    ((_, packet),) = job.contribute(2, chunk=5 + job.slots, value=1)
-    assert packet.lanes == lanes_of(99, 1, 1, like=packet)
+    goes_up(job.contribute(2, chunk=5 + job.slots, value=1), 0b111, 99, 1, 1)
 
 
 def test_expired_slot_still_belongs_to_its_chunk(job, rig):
     rig.set_age_limit(0)
     job.contribute(0, chunk=5, value=10)
     job.contribute(1, chunk=5, value=20)
-    ((_, packet),) = job.contribute(2, chunk=5, value=30)
-    assert packet.lanes == lanes_of(10, 20, 30, like=packet)
+    goes_up(job.contribute(2, chunk=5, value=30), 0b111, 10, 20, 30)
 
 
-def test_resend_takes_the_partial_sum_with_it(job):
-    job.contribute(0, chunk=5, value=10)
-    ((port, packet),) = job.resend(1, chunk=5, value=20)
-    assert port == SERVER
-    assert (packet.kind, packet.bitmap) == (Kind.BYPASS, 0b011)
-    assert packet.lanes == lanes_of(10, 20, like=packet)
-    assert job.verdicts() == {Verdict.ABSORBED: 1, Verdict.RESENT: 1}
-
-
-def test_resend_of_or(job):
-    job.contribute(0, chunk=5, value=0b01, flags=OR)
-    ((_, packet),) = job.resend(1, chunk=5, value=0b10, flags=OR)
-    assert set(packet.lanes) == {0b11}
-
-
-def test_resend_of_who_is_in_already_only_reads(job):
-    job.contribute(0, chunk=5, value=10)
-    ((_, packet),) = job.resend(0, chunk=5, value=10)
-    assert packet.bitmap == 0b001
-    assert packet.lanes == lanes_of(10, like=packet)
-
-
-def test_resend_recovers_a_complete_sum(job):
-    for worker in range(3):
-        job.contribute(worker, chunk=5, value=1)
-    ((_, packet),) = job.resend(2, chunk=5, value=1)
-    assert packet.bitmap == 0b111
-    assert packet.lanes == lanes_of(1, 1, 1, like=packet)
-
-
-def test_resend_to_a_slot_that_holds_nothing_passes_alone(job):
-    ((port, packet),) = job.resend(1, chunk=5, value=20)
-    assert port == SERVER
-    assert packet.bitmap == 0b010
-    assert packet.lanes == lanes_of(20, like=packet)
-    assert job.verdicts() == {Verdict.RESEND_PASSED: 1}
-
-
-def test_resend_to_another_chunks_slot_passes_alone(job):
-    job.contribute(0, chunk=5, value=10)
-    ((_, packet),) = job.resend(1, chunk=5 + job.slots, value=20)
-    assert packet.bitmap == 0b010
-    assert packet.lanes == lanes_of(20, like=packet)
+@pytest.mark.parametrize("flags", [ADD, OR])
+@pytest.mark.parametrize(
+    ("held", "worker", "turns", "taken"),
+    [
+        pytest.param((0,), 1, 0, (0, 1), id="takes the partial sum with it"),
+        pytest.param((0,), 0, 0, (0,), id="of who is in already only reads"),
+        pytest.param((0, 1, 2), 2, 0, (0, 1, 2), id="recovers a complete sum"),
+        pytest.param((), 1, 0, (1,), id="where nothing is held passes alone"),
+        pytest.param((0,), 1, 1, (1,), id="of another chunk passes alone"),
+    ],
+)
+def test_resend(job, held, worker, turns, taken, flags):
+    values = (1, 10, 100)
+    for other in held:
+        job.contribute(other, chunk=5, value=values[other], flags=flags)
+    before = job.verdicts()
+    ((port, packet),) = job.resend(worker, 5 + turns * job.slots, values[worker], flags=flags)
+    assert (port, packet.kind, packet.flags) == (SERVER, Kind.BYPASS, flags)
+    assert packet.bitmap == sum(1 << one for one in taken)
+    if flags == OR:
+        assert set(packet.lanes) == {1 * (0 in taken) | 10 * (1 in taken) | 100 * (2 in taken)}
+    else:
+        assert packet.lanes == lanes_of(*(values[one] for one in taken), like=packet)
+    verdict = Verdict.RESENT if held and not turns else Verdict.RESEND_PASSED
+    assert job.verdicts() == {**before, verdict: 1}
 
 
 def test_tombstone_passes_contributions_up(job):
     job.contribute(0, chunk=5, value=10)
     job.resend(0, chunk=5, value=10)
-    ((_, packet),) = job.contribute(1, chunk=5, value=20)
-    assert packet.bitmap == 0b010
-    assert packet.lanes == lanes_of(20, like=packet)
+    goes_up(job.contribute(1, chunk=5, value=20), 0b010, 20)
     ((_, packet),) = job.resend(2, chunk=5, value=30)
     assert packet.bitmap == 0b100
     assert job.verdicts() == {
@@ -199,10 +164,7 @@ def test_tombstone_keeps_colliders_out_until_the_result(job):
 def test_retry_joins_the_partial_sum_and_stays(job):
     job.contribute(0, chunk=5, value=10)
     assert job.retry(1, chunk=5, value=20) == []
-    ((port, packet),) = job.contribute(2, chunk=5, value=30)
-    assert port == SERVER
-    assert (packet.kind, packet.bitmap) == (Kind.BYPASS, 0b111)
-    assert packet.lanes == lanes_of(10, 20, 30, like=packet)
+    goes_up(job.contribute(2, chunk=5, value=30), 0b111, 10, 20, 30)
     assert job.verdicts() == {Verdict.ABSORBED: 2, Verdict.COMPLETED: 1}
 
 
@@ -234,9 +196,7 @@ def test_retry_leaves_a_complete_sum_for_a_resend(job):
         job.contribute(worker, chunk=5, value=1)
     for worker in range(3):
         assert job.retry(worker, chunk=5, value=1) == []
-    ((_, packet),) = job.resend(2, chunk=5, value=1)
-    assert packet.bitmap == 0b111
-    assert packet.lanes == lanes_of(1, 1, 1, like=packet)
+    goes_up(job.resend(2, chunk=5, value=1), 0b111, 1, 1, 1)
     assert job.verdicts()[Verdict.DUPLICATE] == 3
 
 
@@ -255,10 +215,7 @@ def test_retry_claims_no_slot_and_passes_alone(job, rig, taken):
     if taken:
         rig.set_age_limit(0)  # expired at once: a contribution would claim it
         job.contribute(0, chunk=5 + job.slots, value=10)
-    ((port, packet),) = job.retry(1, chunk=5, value=20)
-    assert port == SERVER
-    assert (packet.kind, packet.bitmap) == (Kind.BYPASS, 0b010)
-    assert packet.lanes == lanes_of(20, like=packet)
+    goes_up(job.retry(1, chunk=5, value=20), 0b010, 20)
     assert job.verdicts() == {Verdict.RESEND_PASSED: 1} | ({Verdict.ABSORBED: 1} if taken else {})
     rig.set_age_limit(NEVER_TICKS)
     if taken:
@@ -271,10 +228,7 @@ def test_retry_claims_no_slot_and_passes_alone(job, rig, taken):
 def test_server_asks_for_what_is_held(job):
     job.contribute(0, chunk=5, value=10)
     job.contribute(2, chunk=5, value=30)
-    ((port, packet),) = job.give_up(chunk=5)
-    assert port == SERVER
-    assert (packet.kind, packet.bitmap) == (Kind.BYPASS, 0b101)
-    assert packet.lanes == lanes_of(10, 30, like=packet)
+    goes_up(job.give_up(chunk=5), 0b101, 10, 30)
 
 
 def test_server_asks_for_what_is_not_there(job):
@@ -284,13 +238,9 @@ def test_server_asks_for_what_is_not_there(job):
 
 def test_bypass_touches_nothing(job):
     job.contribute(0, chunk=5, value=10)
-    ((port, packet),) = job.send(1, Kind.BYPASS, chunk=5, value=20)
-    assert port == SERVER
-    assert packet.bitmap == 0b010
-    assert packet.lanes == lanes_of(20, like=packet)
+    goes_up(job.send(1, Kind.BYPASS, chunk=5, value=20), 0b010, 20)
     job.contribute(1, chunk=5, value=20)
-    ((_, packet),) = job.contribute(2, chunk=5, value=30)
-    assert packet.lanes == lanes_of(10, 20, 30, like=packet)
+    goes_up(job.contribute(2, chunk=5, value=30), 0b111, 10, 20, 30)
 
 
 def test_need_reaches_everyone_or_one(job):

@@ -5,10 +5,9 @@ BMv2 is not among the targets: its clock cannot be set.
 
 import numpy as np
 import pytest
-from peelsum_packets import OR, Job, lanes_of
+from peelsum_packets import OR, Job, admit_two_jobs, lanes_of, random_packet
 from rig_fixtures import _fresh_rig
 from rigs import SpecRig
-from test_agreement import admit_two_jobs, random_packet
 
 from peelsum.wire import CPU_PORT, Kind, Level, Verdict
 from peelsum.wire.clock import EPOCH_TICKS, NEVER_TICKS, TICK_US
@@ -34,24 +33,10 @@ def clocked(request, made_rigs, tmp_path_factory):
 class JobInTime(Job):
     """A job whose packets arrive at `now_us`."""
 
-    now_us = 0
-
-    def __init__(self, rig, **settings):
-        self._process = rig.process
-        super().__init__(rig, **settings)
-
     def at(self, ticks, base_us):
         """Set the next packets' time: this many ticks after a time in microseconds."""
         self.now_us = base_us + ticks * TICK_US
         return self
-
-    def send(self, worker, kind, chunk, value, flags=0):
-        lanes = [(value + lane) & 0xFFFFFFFF for lane in range(self.rig.lanes)]
-        packet = self.packet(kind, chunk, lanes=lanes, flags=flags, sender=worker, bitmap=1 << worker)
-        return self._parsed(self.rig.process(self.ports[worker], packet, self.now_us))
-
-    def from_server(self, kind, chunk):
-        return self.rig.process(self.server_port, self.packet(kind, chunk), self.now_us)
 
     def reset(self, slot):
         packet = self.packet(Kind.RESET, slot, job_id=0)
@@ -60,7 +45,7 @@ class JobInTime(Job):
     def claims(self, chunk):
         """Return whether another chunk of slot `chunk`, of worker 1, can claim it now."""
         before = dict(self.verdicts())
-        self.send(1, Kind.CONTRIBUTION, chunk + self.slots, 77)
+        self.contribute(1, chunk + self.slots, 77)
         after = self.verdicts()
         (verdict,) = [v for v in after if after[v] != before.get(v, 0)]
         assert verdict in (Verdict.ABSORBED, Verdict.COLLIDED)
@@ -99,7 +84,7 @@ def test_a_chunk_may_be_claimed_from_the_age_limit_on_and_no_sooner(clocked, sta
     job = job_of_three(clocked, limit)
     for chunk in range(5, 8):
         job.at(0, start_us).reset(chunk)
-        job.send(0, Kind.CONTRIBUTION, chunk, 1)
+        job.contribute(0, chunk, 1)
     if limit:
         assert not job.at(limit - 1, start_us).claims(5)
         assert not job.at(limit - 1, start_us).claims(5), "a packet that is not taken does not refresh"
@@ -109,37 +94,35 @@ def test_a_chunk_may_be_claimed_from_the_age_limit_on_and_no_sooner(clocked, sta
 
 
 @pytest.mark.parametrize("start_us", STARTS)
-@pytest.mark.parametrize("kind", ["absorbed", "duplicate", "tombstoned"])
-def test_every_contribution_that_a_slot_takes_refreshes_it(clocked, start_us, kind):
+@pytest.mark.parametrize(
+    ("packet", "refreshes"),
+    [
+        *((name, True) for name in ("absorbed", "duplicate", "tombstoned")),
+        *((name, False) for name in ("resend", "retry", "give up", "need", "other result")),
+    ],
+)
+def test_every_contribution_that_a_slot_takes_refreshes_it_and_nothing_else(
+    clocked, start_us, packet, refreshes
+):
     job, limit = job_of_three(clocked, 1000), 1000
     job.at(0, start_us).reset(5)
-    job.send(0, Kind.CONTRIBUTION, 5, 1)
-    if kind == "tombstoned":
-        job.send(0, Kind.RESEND, 5, 1)
-    job.at(600, start_us).send(1 if kind == "absorbed" else 0, Kind.CONTRIBUTION, 5, 1)
-    assert not job.at(600 + limit - 1, start_us).claims(5)
-    assert job.at(600 + limit, start_us).claims(5)
-
-
-@pytest.mark.parametrize("start_us", STARTS)
-@pytest.mark.parametrize("packet", ["resend", "retry", "give up", "need", "other result"])
-def test_what_a_slot_does_not_take_leaves_its_age(clocked, start_us, packet):
-    job, limit = job_of_three(clocked, 1000), 1000
-    job.at(0, start_us).reset(5)
-    job.send(0, Kind.CONTRIBUTION, 5, 1)
+    job.contribute(0, 5, 1)
+    if packet == "tombstoned":
+        job.resend(0, 5, 1)
     job.at(600, start_us)
-    if packet == "resend":
-        job.send(1, Kind.RESEND, 5, 1)
-    elif packet == "retry":
-        job.send(1, Kind.RETRY, 5, 1)
-    elif packet == "give up":
-        job.from_server(Kind.RESEND, 5)
-    elif packet == "need":
-        job.from_server(Kind.NEED, 5)
-    else:
-        job.from_server(Kind.RESULT, 5 + job.slots)
-    assert not job.at(limit - 1, start_us).claims(5)
-    assert job.at(limit, start_us).claims(5)
+    {
+        "absorbed": lambda: job.contribute(1, 5, 1),
+        "duplicate": lambda: job.contribute(0, 5, 1),
+        "tombstoned": lambda: job.contribute(0, 5, 1),
+        "resend": lambda: job.resend(1, 5, 1),
+        "retry": lambda: job.retry(1, 5, 1),
+        "give up": lambda: job.give_up(5),
+        "need": lambda: job.send_from_server(Kind.NEED, 5),
+        "other result": lambda: job.result(5 + job.slots, 0),
+    }[packet]()
+    since = 600 * refreshes
+    assert not job.at(since + limit - 1, start_us).claims(5)
+    assert job.at(since + limit, start_us).claims(5)
 
 
 @pytest.mark.parametrize("start_us", STARTS)
@@ -156,10 +139,10 @@ def test_a_freed_slot_may_be_claimed_at_once_and_for_the_time_said(clocked, star
         clocked.fresh()
         job = job_of_three(clocked, limit)
         job.at(0, start_us).reset(5)
-        job.send(0, Kind.CONTRIBUTION, 5, 1)
+        job.contribute(0, 5, 1)
         job.at(3, start_us)
         if freed_by == "result":
-            job.from_server(Kind.RESULT, 5)
+            job.result(5, 0)
         else:
             job.reset(5)
         assert job.at(3 + wait, start_us).claims(5) == claimed, f"{wait} ticks later"
@@ -167,11 +150,11 @@ def test_a_freed_slot_may_be_claimed_at_once_and_for_the_time_said(clocked, star
 
 def test_a_claimed_slot_holds_the_new_chunk_alone(clocked):
     job = job_of_three(clocked, 10)
-    job.at(0, 0).send(0, Kind.CONTRIBUTION, 5, 1000, flags=OR)
-    job.send(1, Kind.CONTRIBUTION, 5, 1000, flags=OR)
-    job.at(10, 0).send(1, Kind.CONTRIBUTION, 5 + job.slots, 1)
-    job.send(0, Kind.CONTRIBUTION, 5 + job.slots, 2)
-    ((port, packet),) = job.send(2, Kind.CONTRIBUTION, 5 + job.slots, 3)
+    job.at(0, 0).contribute(0, 5, 1000, flags=OR)
+    job.contribute(1, 5, 1000, flags=OR)
+    job.at(10, 0).contribute(1, 5 + job.slots, 1)
+    job.contribute(0, 5 + job.slots, 2)
+    ((port, packet),) = job.contribute(2, 5 + job.slots, 3)
     assert (port, packet.bitmap, packet.lanes) == (SERVER, 0b111, lanes_of(1, 2, 3, like=packet))
 
 
@@ -179,6 +162,6 @@ def test_a_tick_is_64_microseconds(clocked):
     job = job_of_three(clocked, 1)
     for chunk, wait_us, claimed in ((5, 63, False), (6, 64, True)):
         job.now_us = 640_000
-        job.send(0, Kind.CONTRIBUTION, chunk, 1)
+        job.contribute(0, chunk, 1)
         job.now_us += wait_us
         assert job.claims(chunk) == claimed

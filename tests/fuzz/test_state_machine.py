@@ -6,29 +6,15 @@ sum must be exact, every slot must become free in the end, and the number of pac
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from restarts import (
-    LONGEST_RTO,
-    TIMERS,
-    FailingNetwork,
-    FailingRacks,
-    JobUnderTest,
-    SoftswitchUnderTest,
-    SpecUnderTest,
-    UnderTest,
-)
-from rounds import Round
+from restarts import LONGEST_RTO, FailingNetwork, JobUnderTest
+from rounds import TIMERS, Round
 from virtual_network import Faults
 
-from peelsum.pipelines import pipeline
-from peelsum.softswitch import load
-from peelsum.softswitch.program.model import Program
 from peelsum.transport import JobConfig
 from peelsum.wire import Kind
 from peelsum.wire.clock import NEVER_TICKS
@@ -44,24 +30,10 @@ SERVER_PORTS = {1: 10, 2: 100}
 GAPS = st.floats(0, 0.3)
 
 
-@cache
-def program() -> Program:
-    return load(pipeline(32).json_path)
-
-
 class Failures(RuleBasedStateMachine):
     """All events, in any order, on one level."""
 
-    network_class = FailingNetwork
-
-    @staticmethod
-    def make_switch() -> UnderTest:
-        return SpecUnderTest(4, 256)
-
-    @staticmethod
-    def racks_of(workers: int) -> tuple[int, ...]:
-        """Return the number of workers in each rack; empty for one level."""
-        return ()
+    racks = 0
 
     @initialize(
         seed=st.integers(0, 2**32 - 1),
@@ -82,17 +54,17 @@ class Failures(RuleBasedStateMachine):
     ) -> None:
         """Admit two jobs whose first chunks have different ids but the same slot."""
         faults = Faults(drop=worst, repeat=worst, reorder=worst, delay=worst / 4)
-        self.network = self.network_class(seed, self.make_switch, faults, age)
+        self.network = FailingNetwork(seed, faults, age, self.racks)
         self.numbers = np.random.default_rng(seed)
         for job_id in (1, 2):
-            ahead = 77 * (job_id - 1)
+            ahead, of_first = 77 * (job_id - 1), workers[job_id - 1] // 3 + 1
             config = JobConfig(
                 job_id=job_id,
                 generation=0xFFFE,
                 workers=workers[job_id - 1],
                 lanes=self.network.lanes,
                 window=windows[job_id - 1],
-                racks=self.racks_of(workers[job_id - 1]),
+                racks=(of_first, workers[job_id - 1] - of_first) if self.racks else (),
                 first_chunk=(first + ahead) % 2**32,
                 timers=TIMERS,
             )
@@ -150,7 +122,7 @@ class Failures(RuleBasedStateMachine):
         for job in network.jobs:
             hosts = job.config.workers + 1
             waited = 1 + network.outage / LONGEST_RTO
-            storm = network.levels * STORM[network.faults.drop] * job.chunks * hosts
+            storm = min(2, 1 + self.racks) * STORM[network.faults.drop] * job.chunks * hosts
             strays = job.strays * ASKED_FOR_A_STRAY * (1 + len(job.config.racks))
             assert job.packets_before <= storm + waited * job.config.window * hosts + strays
         if network.age_limit != NEVER_TICKS:
@@ -160,37 +132,12 @@ class Failures(RuleBasedStateMachine):
 class FailuresOfRacks(Failures):
     """All events, with two racks below a spine."""
 
-    network_class = FailingRacks
-
-    @staticmethod
-    def racks_of(workers: int) -> tuple[int, ...]:
-        return (workers // 3 + 1, workers - workers // 3 - 1)
-
-
-class FailuresAroundTheCompiledPipeline(Failures):
-    """One level, with the softswitch in place of the specification."""
-
-    @staticmethod
-    def make_switch() -> UnderTest:
-        return SoftswitchUnderTest(program(), "numba")
-
-
-class FailuresOfRacksAroundTheCompiledPipeline(FailuresOfRacks):
-    """Two levels, with three softswitches in place of the specification."""
-
-    @staticmethod
-    def make_switch() -> UnderTest:
-        return SoftswitchUnderTest(program(), "numba")
+    racks = 2
 
 
 @pytest.mark.parametrize(
     ("machine", "examples"),
-    [
-        (Failures, 40),
-        (FailuresOfRacks, 16),
-        (FailuresAroundTheCompiledPipeline, 10),
-        (FailuresOfRacksAroundTheCompiledPipeline, 6),
-    ],
+    [(Failures, 50), (FailuresOfRacks, 22)],
 )
 def test_whatever_fails_sums_stay_exact(machine: type[Failures], examples: int) -> None:
     run_state_machine_as_test(

@@ -58,8 +58,7 @@ AREAS = {
         ("tests/transport",),
         _tests(
             "transport",
-            "endpoint server stray_chunks edges round_trips rows_reused congestion two_levels_at_hosts "
-            "well_formed virtual_network",
+            "endpoint retransmission server server_rows congestion two_levels_at_hosts virtual_network",
         ),
     ),
     "control": Area("control_plane/peelsum/control/*.py", ("tests/control",)),

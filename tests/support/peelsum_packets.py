@@ -1,7 +1,7 @@
 """A job as tests speak of it: workers, chunks and values instead of packets and tables."""
 
 from peelsum.spec.packet import Packet
-from peelsum.wire import EVERYONE, Flag, Kind, Level
+from peelsum.wire import CPU_PORT, EVERYONE, Flag, Kind, Level
 
 ADD, OR, SPINE, CE, FIN = (int(f) for f in (Flag.NONE, Flag.OR, Flag.SPINE, Flag.CE, Flag.FIN))
 
@@ -19,6 +19,8 @@ def lanes_of(*values: int, like: Packet) -> list[int]:
 
 class Job:
     """A job admitted to a rig; member w, a worker or under a spine a rack, sits behind `ports[w]`."""
+
+    now_us = 0
 
     def __init__(self, rig, job_id, ports, server_port, generation=7, salt=0, level=Level.ONLY):
         self.rig, self.job_id, self.ports, self.server_port = rig, job_id, ports, server_port
@@ -76,7 +78,7 @@ class Job:
         lanes = [value] * self.rig.lanes if flags & OR else pattern(value, self.rig.lanes)
         sender = self.sender_of(worker)
         packet = self.packet(kind, chunk, lanes=lanes, flags=flags, sender=sender, bitmap=1 << worker)
-        return self._parsed(self.rig.process(self.ports[worker], packet))
+        return self._processed(self.ports[worker], packet)
 
     def contribute(self, worker, chunk, value, flags=ADD):
         return self.send(worker, Kind.CONTRIBUTION, chunk, value, flags)
@@ -90,7 +92,7 @@ class Job:
     def send_from_server(self, kind, chunk, *, value=0, sender=EVERYONE, bitmap=0, flags=ADD):
         lanes = [value] * self.rig.lanes
         packet = self.packet(kind, chunk, lanes=lanes, sender=sender, bitmap=bitmap, flags=flags)
-        return self._parsed(self.rig.process(self.server_port, packet))
+        return self._processed(self.server_port, packet)
 
     def result(self, chunk, value, sender=EVERYONE):
         return self.send_from_server(
@@ -104,5 +106,44 @@ class Job:
         """Packets counted since the rig was made ready, by verdict."""
         return self.rig.verdicts()
 
-    def _parsed(self, outputs):
-        return [(port, Packet.parse(payload, self.rig.lanes)) for port, payload in outputs]
+    def _processed(self, port, packet):
+        outputs = self.rig.process(port, packet, self.now_us)
+        return [(out, Packet.parse(payload, self.rig.lanes)) for out, payload in outputs]
+
+
+def admit_two_jobs(rig, age_limit, level):
+    rig.set_age_limit(age_limit)
+    return [
+        Job(rig, job_id=1, ports=(1, 2, 3), server_port=8, level=level),
+        Job(rig, job_id=2, ports=(4, 5), server_port=7, salt=3),
+    ]
+
+
+def random_packet(rng, jobs, slots, lanes):
+    """Draw a port and a packet: mostly one that a member may send, sometimes another."""
+    job = jobs[rng.integers(2)]
+    kind = rng.choice(list(Kind), p=[0.45, 0.1, 0.05, 0.2, 0.05, 0.05, 0.1])
+    chunk = int(rng.integers(3)) + slots * int(rng.integers(2))
+    worker = int(rng.integers(len(job.ports)))
+    port, sender = job.ports[worker], job.sender_of(worker)
+    if kind in (Kind.RESULT, Kind.NEED) or rng.random() < 0.1:
+        port, sender = job.server_port, EVERYONE if rng.random() < 0.7 else sender
+    elif kind == Kind.RESET:
+        port = CPU_PORT
+    packet = Packet(
+        kind=int(kind),
+        flags=int(rng.integers(16)),
+        job_id=job.job_id,
+        generation=job.generation,
+        sender=sender,
+        chunk_id=chunk,
+        bitmap=int(rng.integers(8)),
+        lanes=[int(v) for v in rng.integers(0, 2**32, lanes)],
+    )
+    if rng.random() < 0.1:
+        # A lie: another port, sender, job or generation. Only resets may come from the controller.
+        port = int(rng.choice([1, 4, 6, 8])) if kind != Kind.RESET else port
+        packet.sender = int(rng.integers(4))
+        packet.job_id = int(rng.integers(4))
+        packet.generation += int(rng.integers(2))
+    return port, packet.build()

@@ -1,15 +1,31 @@
-"""Tensors that all workers of a job sum, with results computed independently."""
+"""Tensors that all workers of a job sum, with results computed independently, and jobs of a virtual network.
+
+Jobs are drawn by a seed; workers submit their tensors at their own times, or all at once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Literal
 
 import numpy as np
+from virtual_network import Actor, Faults, VirtualNetwork
 
 from peelsum.summation import Op, Words
-from peelsum.transport import WorkerEndpoint
+from peelsum.transport import JobConfig, Timers, WorkerEndpoint
 from peelsum.transport.endpoint_state import GATHER, SCATTER, SUM
+from peelsum.wire import MAX_WORKERS, Kind, pack
+from peelsum.wire.clock import NEVER_TICKS
+
+LANES, SLOTS = 4, 256
+TIMERS = Timers(
+    first_answer=0.02, resend_least=0.002, resend_most=0.1, need=0.004, need_most=0.1, linger=3.0, stall=50.0
+)
+QUIET = JobConfig(job_id=1, generation=3, workers=3, lanes=LANES, window=8, timers=TIMERS)
+#: By job.
+SERVER_PORT = {1: 10, 2: 150}
 
 
 @dataclass
@@ -45,3 +61,92 @@ class Round:
         """Return tensors with other values for a restart, so that remains of the old ones change a sum."""
         changed = [words ^ np.uint32(0x5A5A5A5A + len(self.inputs)) for words in self.inputs]
         return replace(self, inputs=changed)
+
+
+def drawn_rounds(random: Random, workers: int, *, collectives: bool = False) -> list[Round]:
+    """One to four tensors, about 40 chunks in all, of any length from nothing up; more for collectives."""
+    numbers = np.random.default_rng(random.randrange(1 << 32))
+    rounds = []
+    for _ in range(random.randint(1, 5 if collectives else 4)):
+        kind = random.choice(["sum", "scatter", "gather", "gather"]) if collectives else "sum"
+        size = random.choice([0, 1, LANES, random.randint(2, (60 if collectives else 20) * LANES)])
+        length = size * workers if kind == "scatter" else size
+        inputs = [numbers.integers(0, 1 << 32, length, dtype=np.uint32) for _ in range(workers)]
+        op = {"sum": random.choice(["add", "add", "or"]), "scatter": "add", "gather": "or"}[kind]
+        root = random.choice([None, random.randrange(workers)]) if kind == "gather" else None
+        rounds.append(Round(op, inputs, kind, root))
+    return rounds
+
+
+def drawn_config(
+    random: Random, job_id: int, first_chunk: int, racks: int = 0, windows: Sequence[int] = (1, 3, 8, 16)
+) -> JobConfig:
+    sizes = tuple(random.randint(1, 3) for _ in range(racks))
+    window = random.choice(windows)
+    return JobConfig(
+        job_id=job_id,
+        generation=random.randrange(1 << 16),
+        workers=sum(sizes) or random.randint(1, 5),
+        lanes=LANES,
+        window=window,
+        first_chunk=first_chunk,
+        initial_window=random.choice([1, 4, window]),
+        racks=sizes,
+        timers=TIMERS,
+    )
+
+
+def drawn_network(random: Random, seed: int, worst: float, racks: int = 0) -> VirtualNetwork:
+    """Return a network with faults of at most these probabilities, and some age limit of slots."""
+    faults, age = Faults.drawn(random, worst), random.choice([0, 40, 15_625, NEVER_TICKS])
+    return VirtualNetwork(seed, lanes=LANES, slots=SLOTS, racks=racks, faults=faults, age_limit=age)
+
+
+def quiet(seed: int, *, slots: int = SLOTS, racks: int = 0, drop: float = 0.0) -> VirtualNetwork:
+    """Return a network that at most loses packets, with slots that do not age."""
+    faults = Faults(drop=drop)
+    return VirtualNetwork(seed, lanes=LANES, slots=slots, racks=racks, faults=faults, age_limit=NEVER_TICKS)
+
+
+def play(network: VirtualNetwork, actors: list[Actor], rounds: list[Round]) -> None:
+    """Let each worker submit its tensors at its own times, some at once and some after a result."""
+    for worker, actor in enumerate(actors):
+        start = network.random.choice([0.0, network.random.uniform(0, 0.05)])
+        network.at(start, lambda worker=worker, actor=actor: submit_next(network, actor, worker, rounds, 0))
+
+
+def submit_next(network: VirtualNetwork, actor: Actor, worker: int, rounds: list[Round], number: int) -> None:
+    """Submit round `number` and schedule the next one."""
+    if number == len(rounds):
+        actor.machine.finish(network.now)
+    elif number == 0 or network.random.random() < 0.5 or number - 1 in actor.sums:
+        assert rounds[number].submit(actor.machine, worker) == number
+        number += 1
+    network.poke(actor)
+    if actor.machine._finishing:
+        return
+    pause = network.random.choice([1e-4, 5e-3])
+    network.at(network.now + pause, lambda: submit_next(network, actor, worker, rounds, number))
+
+
+def submit_all(network: VirtualNetwork, actors: Sequence[Actor], rounds: Sequence[Round]) -> None:
+    """Let all workers submit all their tensors now."""
+    for worker, actor in enumerate(actors):
+        for one in rounds:
+            one.submit(actor.machine, worker)
+        network.poke(actor)
+
+
+def check(actors: Sequence[Actor], rounds: Sequence[Round]) -> None:
+    """Assert that every worker has every result, and that all are exact."""
+    for worker, actor in enumerate(actors):
+        assert sorted(actor.sums) == list(range(len(rounds)))
+        for ticket, one in enumerate(rounds):
+            np.testing.assert_array_equal(actor.sums[ticket], one.expected_at(worker))
+
+
+def stray(config: JobConfig, worker: int, chunk: int, kind: Kind) -> bytes:
+    """Return a packet from `worker`, of a chunk outside its window."""
+    header = {"job_id": config.job_id, "generation": config.generation, "sender": worker}
+    lanes, place = np.full((1, config.lanes), 0x5EED5EED, np.uint32), 1 << worker % MAX_WORKERS
+    return pack(lanes, kind=kind, chunk_id=chunk & 0xFFFFFFFF, bitmap=place, **header).tobytes()

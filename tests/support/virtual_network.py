@@ -221,11 +221,10 @@ class VirtualNetwork:
 
     def reset_slots(self) -> None:
         """Free every slot in-band, as a controller does when it raises a job's generation."""
-        reset = pack(
-            np.zeros((self.slots, self.lanes), np.uint32), kind=Kind.RESET, chunk_id=range(self.slots)
-        )
-        for packet in reset:
-            assert self.switch.process(CPU_PORT, packet.tobytes(), int(self.now * 1e6))
+        lanes = np.zeros((self.slots, self.lanes), np.uint32)
+        for packet in pack(lanes, kind=Kind.RESET, chunk_id=range(self.slots)):
+            for switch in self.switches:
+                assert switch.process(CPU_PORT, packet.tobytes(), int(self.now * 1e6))
 
     def restart_server(self, port: int) -> None:
         """Replace the server by one without state."""

@@ -14,105 +14,29 @@ from typing import Any
 import numpy as np
 import pytest
 from patience import PATIENCE_S, with_longer_timeouts
-from udp_switch import UdpSwitch, served
+from udp_switch import CONFIG, UdpSwitch, check_steps, drawn, served, steps
 
 from peelsum.summation import Part
 from peelsum.transport import (
-    AggregationService,
-    JobConfig,
     JobFinished,
     SwitchSummation,
     Timers,
-    TransportConfigError,
     TransportError,
     endpoint_kernels,
     exchange_kernels,
     server_kernels,
-    service_kernels,
 )
 from peelsum.transport.errors import StalledError, SwitchUnreachableError
 from peelsum.transport.events import Event
 from peelsum.transport.warming import warm_up
 from peelsum.wire import Flag, Kind, pack
-from peelsum.wire.datagrams import Address, BatchSocket
+from peelsum.wire.datagrams import Address
 
-PORT = 50
-CONFIG = JobConfig(
-    job_id=1, generation=4, workers=3, lanes=8, window=64, first_chunk=0xFFFFFFE0, timers=Timers(linger=1.0)
-)
 LOOPS = {
     endpoint_kernels: ["contribute", "take", "next_due", "expire", "resend"],
-    exchange_kernels: ["exchange"],
-    service_kernels: ["serve"],
+    exchange_kernels: ["exchange", "serve"],
     server_kernels: ["take", "next_due", "expire", "send"],
 }
-
-
-def drawn(worker: int, step: int, length: int) -> np.ndarray:
-    return np.random.default_rng((worker, step)).integers(0, 1 << 32, length, dtype=np.uint32)
-
-
-def steps(summation: SwitchSummation, count: int) -> list[list[np.ndarray]]:
-    """Sum an ADD part, an empty one and an OR part, `count` times."""
-    return [
-        summation.sum_words(
-            [
-                Part(drawn(summation.worker_id, step, 1000 + step), "add"),
-                Part(drawn(0, 0, 0), "add"),
-                Part(drawn(summation.worker_id, step + 100, 33), "or"),
-            ]
-        )
-        for step in range(count)
-    ]
-
-
-def expected(workers: int, count: int) -> list[list[np.ndarray]]:
-    added = [
-        np.sum([drawn(w, step, 1000 + step) for w in range(workers)], 0, np.uint64).astype(np.uint32)
-        for step in range(count)
-    ]
-    united = [
-        np.bitwise_or.reduce([drawn(w, step + 100, 33) for w in range(workers)]) for step in range(count)
-    ]
-    return [[a, np.zeros(0, np.uint32), b] for a, b in zip(added, united, strict=True)]
-
-
-def work(switch: UdpSwitch, config: JobConfig, worker: int, count: int) -> list[list[np.ndarray]]:
-    with SwitchSummation(
-        config, worker, switch.worker_address(config, PORT, worker), timeout_s=120
-    ) as summation:
-        return steps(summation, count)
-
-
-def assert_sums(got: list[list[np.ndarray]], wanted: list[list[np.ndarray]]) -> None:
-    for ours, theirs in zip(got, wanted, strict=True):
-        for a, b in zip(ours, theirs, strict=True):
-            np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize("loss", [0.0, 0.05])
-def test_sums_over_sockets_are_exact(loss: float) -> None:
-    with served(CONFIG, loss=loss, seed=7) as (switch, _service, pool, serving):
-        working = [pool.submit(work, switch, CONFIG, worker, 3) for worker in range(3)]
-        for one in working:
-            assert_sums(one.result(), expected(3, 3))
-        stats = serving.result()[1]
-    if not loss:
-        joining_and_fin = 2
-        chunks = sum(-(-(1000 + step) // 8) + -(-33 // 8) for step in range(3)) + joining_and_fin
-        assert stats.chunks_in_switch + stats.chunks_at_server == chunks
-
-
-def test_two_jobs_share_one_server_process_and_its_port() -> None:
-    other = replace(CONFIG, job_id=2, workers=2, first_chunk=5)
-    with served(CONFIG, other) as (switch, _service, pool, serving):
-        first = [pool.submit(work, switch, CONFIG, worker, 2) for worker in range(3)]
-        second = [pool.submit(work, switch, other, worker, 2) for worker in range(2)]
-        for one in first:
-            assert_sums(one.result(), expected(3, 2))
-        for one in second:
-            assert_sums(one.result(), expected(2, 2))
-        assert sorted(serving.result()) == [1, 2]
 
 
 def test_a_missing_worker_is_named_by_the_others() -> None:
@@ -122,7 +46,7 @@ def test_a_missing_worker_is_named_by_the_others() -> None:
         with served(config) as (switch, service, pool, _serving):
 
             def wait_in_vain(worker: int) -> None:
-                address = switch.worker_address(config, PORT, worker)
+                address = switch.address(worker)
                 with SwitchSummation(config, worker, address, timeout_s=timeout_s, join_s=0.0) as summation:
                     with pytest.raises(StalledError, match=r"job 1: .*chunk 4294967264 .*worker 2"):
                         summation.sum_words([Part(drawn(worker, 0, 5), "add")])
@@ -131,42 +55,37 @@ def test_a_missing_worker_is_named_by_the_others() -> None:
 
             for one in [pool.submit(wait_in_vain, worker) for worker in (0, 1)]:
                 one.result()
-            assert service.progress()[1].missing_workers == (2,)
+            assert service._server.stalled(time.monotonic()).missing_workers == (2,)
 
     with_longer_timeouts(named)
 
 
-def test_without_a_server_the_stall_says_so() -> None:
-    config = replace(CONFIG, workers=1)
-    with UdpSwitch(8) as switch:
-        switch.admit(config, PORT)
-        address = switch.worker_address(config, PORT, 0)
-        with (
-            SwitchSummation(config, 0, address, timeout_s=0.2) as summation,
-            pytest.raises(StalledError, match=r"server has not answered; .* has the job in generation"),
-        ):
-            summation.sum_words([Part(drawn(0, 0, 5), "add")])
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_service_ends_without_the_fin_of_a_worker_that_left(jobs: int) -> None:
-    timers = Timers(linger=0.1, stall=0.2)
-    configs = [replace(CONFIG, job_id=number + 1, workers=2, timers=timers) for number in range(jobs)]
-    header = {
-        "kind": Kind.BYPASS,
-        "generation": 4,
-        "chunk_id": 9,
-        "sender": 0,
-        "bitmap": 1,
-        "flags": Flag.FIN,
-    }
-    with served(*configs, runs=False) as (_, service, pool, _):
-        for job_id, server in service._servers.items():
-            server.receive(pack(np.zeros((1, 8), np.uint32), job_id=job_id, **header), time.monotonic())
+def test_a_service_ends_without_the_fin_of_a_worker_that_left() -> None:
+    config = replace(CONFIG, workers=2, timers=Timers(linger=0.1, stall=0.2))
+    with served(config, runs=False) as (_, service, pool, _):
+        header = {"kind": Kind.BYPASS, "job_id": 1, "generation": 4, "chunk_id": 9, "bitmap": 1}
+        part = pack(np.zeros((1, 8), np.uint32), flags=Flag.FIN, **header)
+        service._server.receive(part, time.monotonic())
         heard: list[Event] = []
-        serving = pool.submit(service.run, heard.append)
-        serving.result(PATIENCE_S)
+        pool.submit(service.run, heard.append).result(PATIENCE_S)
     assert JobFinished(1, confirmed=False) in heard
+
+
+def test_a_service_stays_until_it_has_been_quiet_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job finishes at 100 s; a late packet comes at 104 s, and then none for 5 s, its `linger`."""
+    turns = iter([(100.0, True), (103.0, False), (104.0, True), (108.9, False), (109.0, False)])
+    now = [0.0]
+    with served(replace(CONFIG, timers=Timers(linger=5.0)), runs=False) as (_, service, _, _):
+
+        def turn() -> tuple[list[Event], bool]:
+            now[0], heard = next(turns)
+            service._server.finished = True
+            return [], heard
+
+        monkeypatch.setattr(service, "_turn", turn)
+        monkeypatch.setattr("peelsum.transport.service.time", SimpleNamespace(monotonic=lambda: now[0]))
+        service.run()
+    assert next(turns, None) is None
 
 
 def test_results_that_came_while_a_worker_had_no_processor_are_no_stall(
@@ -191,7 +110,7 @@ def test_results_that_came_while_a_worker_had_no_processor_are_no_stall(
         return time.monotonic() + (late_by[0] if of_worker else 0.0)
 
     with served(config, runs=False) as (switch, service, pool, _):
-        address = switch.worker_address(config, PORT, 0)
+        address = switch.address(0)
         monkeypatch.setattr("peelsum.transport.exchange.exchange", kept_waiting)
         monkeypatch.setattr("peelsum.transport.exchange.time", SimpleNamespace(monotonic=now))
         with SwitchSummation(config, 0, address) as summation:
@@ -199,45 +118,22 @@ def test_results_that_came_while_a_worker_had_no_processor_are_no_stall(
         np.testing.assert_array_equal(result, drawn(0, 0, 5))
 
 
-def test_what_a_check_raises_ends_the_sum() -> None:
-    config = replace(CONFIG, workers=1)
-    with served(config) as (switch, _service, _pool, _):
-
-        def refuse(words: np.ndarray) -> None:
-            raise ValueError(f"{len(words)} words")
-
-        with SwitchSummation(config, 0, switch.worker_address(config, PORT, 0)) as summation:
-            with pytest.raises(ValueError, match="5 words"):
-                summation.sum_words([Part(drawn(0, 0, 5), "add", refuse)])
-            with pytest.raises(TransportError, match="out of step"):
-                summation.sum_words([])
-
-
 def test_a_switch_that_forgot_its_peers_meets_them_again() -> None:
     with served(CONFIG) as (switch, _service, pool, serving):
         met = threading.Barrier(3, action=switch.forget_peers)
 
         def worker(number: int) -> list[list[np.ndarray]]:
-            address = switch.worker_address(CONFIG, PORT, number)
+            address = switch.address(number)
             with SwitchSummation(CONFIG, number, address, timeout_s=120) as summation:
                 first = steps(summation, 1)
                 met.wait()
                 return first + steps(summation, 1)
 
         for one in [pool.submit(worker, number) for number in range(3)]:
-            assert_sums(one.result(), expected(3, 1) * 2)
+            first, second = one.result()
+            check_steps([first], 3)
+            check_steps([second], 3)
         serving.result()
-
-
-def test_nobody_at_the_switch_address() -> None:
-    with BatchSocket.bind(("127.0.0.1", 0), 48) as silent:
-        warm_up(CONFIG.lanes)
-        started = time.monotonic()
-        with pytest.raises(
-            SwitchUnreachableError, match=rf"127\.0\.0\.1:{silent.address[1]}: no answer in 0\.3 s"
-        ):
-            SwitchSummation(CONFIG, 0, silent.address, hello_s=0.3)
-        assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("address", [("a" * 64, 5), ("127.0.0.1", 99999)])
@@ -246,20 +142,14 @@ def test_an_address_that_is_none_is_named(address: Address) -> None:
         SwitchSummation(CONFIG, 0, address)
 
 
-def test_jobs_that_cannot_share_a_server() -> None:
-    with pytest.raises(TransportConfigError, match="job_id"):
-        AggregationService([CONFIG, CONFIG], ("127.0.0.1", 9))
-    with pytest.raises(TransportConfigError, match="lanes"):
-        AggregationService([CONFIG, replace(CONFIG, job_id=2, lanes=4)], ("127.0.0.1", 9))
-
-
 def test_after_warm_up_nothing_is_compiled_any_more() -> None:
     config = replace(CONFIG, workers=1)
     warm_up(config.lanes)
     loops = [getattr(module, name) for module, names in LOOPS.items() for name in names]
     before = [len(loop.signatures) for loop in loops]
-    with served(config, loss=0.1, seed=3) as (switch, _service, pool, serving):
-        assert_sums(pool.submit(work, switch, config, 0, 1).result(), expected(1, 1))
+    with served(config, loss=0.1, seed=3) as (switch, _service, _pool, serving):
+        with SwitchSummation(config, 0, switch.address(0)) as summation:
+            check_steps(steps(summation, 1), 1)
         serving.result()
     assert [len(loop.signatures) for loop in loops] == before
     assert min(before) > 0
@@ -269,7 +159,7 @@ def test_a_forked_child_is_refused_and_leaves_the_job_to_its_parent() -> None:
     """It sends nothing, and closes only its own descriptors."""
     config, left = replace(CONFIG, workers=1), ExitStack()
     with served(config) as (switch, _service, _pool, _):
-        summation = SwitchSummation(config, 0, switch.worker_address(config, PORT, 0), held=left)
+        summation = SwitchSummation(config, 0, switch.address(0), held=left)
         left.callback(lambda: os._exit(9))
         steps(summation, 1)
         heard, say = os.pipe()
@@ -283,5 +173,15 @@ def test_a_forked_child_is_refused_and_leaves_the_job_to_its_parent() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         assert b"this process was forked from the one that is connected" in os.read(heard, 1000)
         left.pop_all()
-        assert_sums(steps(summation, 1), expected(1, 1))
+        check_steps(steps(summation, 1), 1)
         summation.close()
+
+
+def test_a_worker_whose_own_code_fails_leaves_without_a_last_chunk() -> None:
+    with UdpSwitch(8) as switch:
+        switch.admit(CONFIG)
+        with pytest.raises(ZeroDivisionError), SwitchSummation(CONFIG, 0, switch.address(0)) as summation:
+            raise ZeroDivisionError
+        assert summation.stats().contributions == 0
+        with pytest.raises(TransportError, match="this connection is closed"):
+            summation.sum_words([])

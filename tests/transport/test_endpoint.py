@@ -1,11 +1,14 @@
-"""The worker's end of the protocol, row by row of its table."""
+"""The worker's end of the protocol, row by row of its table, and its configuration."""
 
 from __future__ import annotations
 
+import itertools
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from job_hosts import CONFIG, LANES, WORKER_CONFIG, WRAP, WRAPPING, chunks_of, result, sending, sent
 
 from peelsum.transport import (
     AggregationServer,
@@ -16,60 +19,46 @@ from peelsum.transport import (
     Timers,
     TransportConfigError,
     WorkerEndpoint,
+    job_config,
 )
-from peelsum.wire import EVERYONE, Flag, Kind, fields_of, pack, unpack
-
-LANES = 4
-CONFIG = JobConfig(job_id=9, generation=77, workers=3, lanes=LANES, window=8, first_chunk=0xFFFFFFFE)
-
-
-def all_of(endpoint: WorkerEndpoint, now: float = 0.0) -> list[np.void]:
-    """Return every packet that the endpoint sends now, unpacked."""
-    packets: list[np.void] = []
-    while len(batch := endpoint.to_send(now)):
-        packets.extend(unpack(batch.copy(), LANES))
-    return packets
-
-
-def result(chunk: int, value: int = 0, *, kind: Kind = Kind.RESULT, **fields: int) -> np.ndarray:
-    header = {"job_id": 9, "generation": 77, "sender": EVERYONE, "bitmap": 7, "chunk_id": chunk & 0xFFFFFFFF}
-    return pack(np.full((1, LANES), value, np.uint32), kind=kind, **{**header, **fields})
+from peelsum.transport.layout import rows_of, run_start, unwrap, well_formed
+from peelsum.wire import Flag, Kind, empty, fields_of, malformed
 
 
 def test_contributions_carry_identity_lanes_and_padding_across_the_chunk_id_wrap() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 2)
+    endpoint = WorkerEndpoint(WRAPPING, 2)
     words = np.arange(10, dtype=np.uint32) + 0x01020304
     endpoint.submit(words, "or")
-    packets = all_of(endpoint)
+    packets = sent(endpoint)
     assert [int(p["chunk_id"]) for p in packets] == [0xFFFFFFFE, 0xFFFFFFFF, 0]
     np.testing.assert_array_equal(np.concatenate([p["lanes"] for p in packets]), [*words, 0, 0])
     for packet in packets:
         assert (packet["kind"], packet["flags"], packet["job_id"]) == (Kind.CONTRIBUTION, Flag.OR, 9)
         assert (packet["generation"], packet["sender"], packet["bitmap"]) == (77, 2, 4)
-    assert all_of(endpoint) == []
+    assert sent(endpoint) == []
 
 
 def test_tensors_complete_in_any_order_and_only_once() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)
+    endpoint = WorkerEndpoint(WRAPPING, 0)
     first = endpoint.submit(np.zeros(5, np.uint32), "add")
     second = endpoint.submit(np.zeros(3, np.uint32), "add")
-    assert len(all_of(endpoint)) == 3
+    assert len(sent(endpoint)) == 3
     assert endpoint.receive(result(-2, 10), 1.0) == []
     (event,) = endpoint.receive(result(0, 30), 1.0)
     assert isinstance(event, TensorCompleted)
     assert (event.ticket, event.words.tolist()) == (second, [30] * 3)
-    (event,) = endpoint.receive(np.concatenate([result(-1, 20)] * 2), 1.0)
+    (event,) = endpoint.receive(np.concatenate([result(-1, 20), result(-1, 99), result(-2, 99)]), 1.0)
     assert isinstance(event, TensorCompleted)
     assert (event.ticket, event.words.tolist()) == (first, [10, 10, 10, 10, 20])
     assert endpoint.outstanding == 0
-    assert endpoint.stats().duplicates == 1
+    assert endpoint.stats().duplicates == 2, "which replace nothing"
     assert endpoint.next_timer() is None
 
 
 def test_an_empty_tensor_completes_without_a_packet() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)
+    endpoint = WorkerEndpoint(WORKER_CONFIG, 0)
     ticket = endpoint.submit(np.zeros(0, np.uint32), "add")
-    assert all_of(endpoint) == []
+    assert sent(endpoint) == []
     assert endpoint.next_timer() == 0.0
     (event,) = endpoint.expire(0.0)
     assert isinstance(event, TensorCompleted)
@@ -77,13 +66,11 @@ def test_an_empty_tensor_completes_without_a_packet() -> None:
 
 
 def test_no_more_than_the_window_is_outstanding() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)
-    endpoint.submit(np.zeros(100 * LANES, np.uint32), "add")
-    assert len(all_of(endpoint)) == CONFIG.window
+    endpoint = sending(100, first_chunk=WRAP)
     endpoint.receive(result(-1), 0.1)
-    assert all_of(endpoint) == []
+    assert sent(endpoint) == []
     endpoint.receive(result(-2), 0.1)
-    assert [int(p["chunk_id"]) for p in all_of(endpoint)] == [6, 7]
+    assert [int(p["chunk_id"]) for p in sent(endpoint)] == [6, 7]
 
 
 @pytest.mark.parametrize(
@@ -92,16 +79,20 @@ def test_no_more_than_the_window_is_outstanding() -> None:
         (result(-2, version=9), "malformed"),
         (result(-2, job_id=8), "foreign_job"),
         (result(-2, generation=76), "wrong_generation"),
-        (result(-2, kind=Kind.BYPASS), "unexpected_kind"),
+        (result(-2, flags=0x80), "malformed"),
+        *(
+            (result(-2, kind=kind), "unexpected_kind")
+            for kind in Kind
+            if kind not in (Kind.RESULT, Kind.NEED)
+        ),
         (result(1), "out_of_window"),
         (result(-2 - 8 - 1), "out_of_window"),
         (result(1 << 31), "out_of_window"),
+        (result(-2 - (1 << 31)), "out_of_window"),
     ],
 )
 def test_what_is_not_for_this_worker_is_dropped_and_counted(packet: np.ndarray, reason: str) -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)
-    endpoint.submit(np.zeros(3 * LANES, np.uint32), "add")
-    all_of(endpoint)
+    endpoint = sending(3, first_chunk=WRAP)
     assert endpoint.receive(packet, 0.1) == []
     dropped = endpoint.stats().dropped
     assert dropped[reason] == 1
@@ -110,9 +101,7 @@ def test_what_is_not_for_this_worker_is_dropped_and_counted(packet: np.ndarray, 
 
 
 def test_random_bytes_change_nothing() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)
-    endpoint.submit(np.zeros(3 * LANES, np.uint32), "add")
-    all_of(endpoint)
+    endpoint = sending(3, first_chunk=WRAP)
     numbers = np.random.default_rng(3)
     noise = numbers.integers(0, 256, (20_000, 16 + 4 * LANES), dtype=np.uint8)
     noise[::2, 0] = 1
@@ -121,228 +110,30 @@ def test_random_bytes_change_nothing() -> None:
     noise[::4, 8] |= 1
     assert endpoint.receive(noise, 0.1) == []
     assert sum(endpoint.stats().dropped.values()) == 20_000
-    assert all_of(endpoint) == []
-
-
-def test_while_all_is_silent_only_the_oldest_chunk_asks() -> None:
-    endpoint = WorkerEndpoint(replace(CONFIG, timers=Timers(first_answer=0.5)), 1)
-    endpoint.submit(np.zeros(5 * LANES, np.uint32), "add")
-    all_of(endpoint, 10.0)
-    assert endpoint.next_timer() == 10.5
-    assert endpoint.expire(10.4) == []
-    assert all_of(endpoint, 10.4) == []
-    endpoint.expire(10.5)
-    (packet,) = all_of(endpoint, 10.5)
-    assert (packet["kind"], packet["chunk_id"], packet["bitmap"]) == (Kind.RETRY, 0xFFFFFFFE, 2)
-    again = endpoint.next_timer()
-    assert again is not None
-    assert again > 10.5
-
-
-def test_back_off_ends_at_the_cap() -> None:
-    timers = Timers(first_answer=0.5, resend_most=0.8)
-    endpoint = WorkerEndpoint(replace(CONFIG, timers=timers), 1)
-    endpoint.submit(np.zeros(1, np.uint32), "add")
-    now, pauses = 0.0, []
-    for _ in range(12):
-        all_of(endpoint, now)
-        due = endpoint.next_timer()
-        assert due is not None
-        pauses.append(due - now)
-        now = due
-        endpoint.expire(now)
-    assert pauses[:2] == pytest.approx([0.5, 0.25]), "a RESEND follows the RETRY soon"
-    assert np.diff(pauses[1:]).min() > -1e-9
-    assert pauses[-1] == pytest.approx(0.8)
-
-
-def test_a_chunk_overtaken_by_three_is_resent_at_once() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)
-    words = np.arange(8 * LANES, dtype=np.uint32)
-    endpoint.submit(words, "add")
-    all_of(endpoint)
-    endpoint.receive(np.concatenate([result(-1), result(0)]), 0.001)
-    assert all_of(endpoint, 0.001) == []
-    endpoint.receive(result(1), 0.001)
-    (packet,) = all_of(endpoint, 0.001)
-    assert (packet["kind"], packet["chunk_id"]) == (Kind.RETRY, 0xFFFFFFFE)
-    np.testing.assert_array_equal(packet["lanes"], words[:LANES])
-    endpoint.receive(result(2), 0.001)
-    assert all_of(endpoint, 0.001) == [], "the resend has had no time to be answered"
-
-
-def test_a_missing_chunk_holds_nothing_up_until_the_window_is_full() -> None:
-    endpoint = WorkerEndpoint(replace(CONFIG, window=256, initial_window=64, first_chunk=0), 0)
-    endpoint.submit(np.zeros(400 * LANES, np.uint32), "add")
-    sent = len(all_of(endpoint))
-    for chunk in range(1, 256):
-        assert sent > chunk
-        endpoint.receive(result(chunk), 0.1)
-        sent += sum(p["kind"] == Kind.CONTRIBUTION for p in all_of(endpoint, 0.1))
-    assert sent == 256
-    endpoint.receive(result(0), 0.1)
-    assert all_of(endpoint, 0.1)[0]["chunk_id"] == 256
-
-
-def lossy_start(lost: list[int]) -> WorkerEndpoint:
-    """Send 32 chunks at 0; at 0.001, answer all but the lost ones, which are resent. The timer is 4 ms."""
-    endpoint = WorkerEndpoint(replace(CONFIG, window=128, initial_window=32, first_chunk=0), 0)
-    endpoint.submit(np.zeros(64 * LANES, np.uint32), "add")
-    assert len(all_of(endpoint)) == 32
-    endpoint.receive(np.concatenate([result(c) for c in range(32) if c not in lost]), 0.001)
-    resent = [int(p["chunk_id"]) for p in all_of(endpoint, 0.001) if p["kind"] == Kind.RETRY]
-    assert resent == lost
-    return endpoint
-
-
-def test_a_lost_resend_is_known_by_the_answer_to_what_was_sent_after_it() -> None:
-    endpoint = lossy_start([5, 9])
-    endpoint.receive(np.concatenate([result(c) for c in range(32, 40)]), 0.0015)
-    assert all_of(endpoint, 0.00151)[0]["kind"] == Kind.CONTRIBUTION, "sent at the same time, not after"
-    endpoint.receive(np.concatenate([result(c) for c in range(40, 63)]), 0.0025)
-    again = [(p["kind"], p["chunk_id"]) for p in all_of(endpoint, 0.0025) if p["kind"] != Kind.CONTRIBUTION]
-    assert again == [(Kind.RETRY, 5), (Kind.RESEND, 9)], "chunk 9 is worker 0's to take out of the switch"
-    assert endpoint.stats().lost == 2, "each once: only its first try tells of the network's room"
-
-
-@pytest.mark.parametrize("worker", [0, 1, 2])
-def test_the_second_time_one_worker_takes_the_sum_out_of_the_switch_then_all_may(worker: int) -> None:
-    endpoint = WorkerEndpoint(CONFIG, worker)
-    endpoint.submit(np.zeros(5 * LANES, np.uint32), "add")
-    all_of(endpoint)
-    now, kinds = 0.0, []
-    for _ in range(4):
-        due = endpoint.next_timer()
-        assert due is not None
-        now = due + 10.0  # all have been silent long enough
-        endpoint.expire(now)
-        kinds.append({int(p["chunk_id"]): Kind(p["kind"]) for p in all_of(endpoint, now)})
-    oldest = 0xFFFFFFFE
-    own_turn = oldest % 3 == worker
-    second = Kind.RESEND if own_turn else Kind.RETRY
-    assert [one[oldest] for one in kinds] == [Kind.RETRY, second, Kind.RESEND, Kind.RESEND]
-
-
-@pytest.mark.parametrize("worker", [0, 1, 2])
-def test_every_chunk_is_one_worker_s_turn(worker: int) -> None:
-    endpoint = WorkerEndpoint(replace(CONFIG, window=128, initial_window=32, first_chunk=0), worker)
-    endpoint.submit(np.zeros(40 * LANES, np.uint32), "add")
-    all_of(endpoint)
-    endpoint.receive(result(31), 0.001)
-    assert {p["kind"] for p in all_of(endpoint, 0.001)[:29]} == {Kind.RETRY}
-    endpoint.expire(1.0)
-    again = all_of(endpoint, 1.0)
-    turns = [int(p["chunk_id"]) for p in again if p["kind"] == Kind.RESEND]
-    assert turns == list(range(worker, 29, 3))
-    assert {int(p["chunk_id"]) for p in again if p["kind"] == Kind.RETRY} >= set(range(29)) - set(turns)
-
-
-def test_a_need_is_answered_by_a_resend_whatever_was_tried_before() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 1)
-    endpoint.submit(np.zeros(3 * LANES, np.uint32), "add")
-    all_of(endpoint)
-    for tries in range(3):
-        endpoint.receive(result(0, kind=Kind.NEED, bitmap=0b010), 0.1 + tries)
-        assert [(p["kind"], p["chunk_id"]) for p in all_of(endpoint, 0.1 + tries)] == [(Kind.RESEND, 0)]
-
-
-def test_the_answer_to_a_need_counts_as_a_retransmission() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)  # chunk 2**32 - 2 is worker 2's turn
-    endpoint.submit(np.zeros(LANES, np.uint32), "add")
-    all_of(endpoint)
-    endpoint.receive(result(-2, kind=Kind.NEED, bitmap=0b001), 0.1)
-    kinds = [all_of(endpoint, 0.1)[0]["kind"]]
-    for now in (10.0, 20.0):
-        endpoint.expire(now)
-        kinds.append(all_of(endpoint, now)[0]["kind"])
-    assert kinds == [Kind.RESEND, Kind.RETRY, Kind.RESEND]
-
-
-def test_a_resend_follows_a_retry_soon_even_in_silence() -> None:
-    endpoint = WorkerEndpoint(replace(CONFIG, timers=Timers(first_answer=0.5, resend_most=10.0)), 2)
-    endpoint.submit(np.zeros(LANES, np.uint32), "add")
-    all_of(endpoint)
-    waits = []
-    for _ in range(4):
-        due = endpoint.next_timer()
-        assert due is not None
-        endpoint.expire(due)
-        waits.append((round(due, 6), Kind(all_of(endpoint, due)[0]["kind"])))
-    assert waits == [(0.5, Kind.RETRY), (0.75, Kind.RESEND), (1.5, Kind.RESEND), (3.0, Kind.RESEND)]
-
-
-def test_what_is_known_to_be_lost_has_a_timer_each_of_half_the_usual_length() -> None:
-    endpoint = lossy_start([5, 9])
-    assert endpoint.next_timer() == pytest.approx(0.003)
-    endpoint.expire(0.0031)
-    assert [(int(p["kind"]), int(p["chunk_id"])) for p in all_of(endpoint, 0.0031)] == [
-        (Kind.RETRY, 5),
-        (Kind.RESEND, 9),
-    ]
-    assert endpoint.stats().lost == 2
-
-
-def test_nothing_is_sent_again_while_a_queue_grows_and_results_flow() -> None:
-    """A port that sends a chunk every 2 ms: round trips grow to 64 ms, faster than the measured timer."""
-    endpoint = WorkerEndpoint(replace(CONFIG, window=64, initial_window=32, first_chunk=0), 0)
-    endpoint.submit(np.zeros(200 * LANES, np.uint32), "add")
-    all_of(endpoint)
-    now = 0.0
-    for chunk in range(200):
-        now += 0.002
-        endpoint.expire(now)
-        endpoint.receive(result(chunk), now)
-        assert all(packet["kind"] == Kind.CONTRIBUTION for packet in all_of(endpoint, now))
-    stats = endpoint.stats()
-    assert (stats.results, stats.resends, stats.timeouts) == (200, 0, 0)
-    assert stats.rtt_most > 0.06
-
-
-def test_silence_backs_off_by_its_own_length() -> None:
-    endpoint, now, pauses = lossy_start([5]), 0.001, []
-    for _ in range(8):
-        due = endpoint.next_timer()
-        assert due is not None
-        pauses.append(due - now)
-        now = due
-        endpoint.expire(now)
-        assert len(all_of(endpoint, now)) == 1
-    assert pauses == pytest.approx([0.002, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.1])
+    assert sent(endpoint) == []
 
 
 def test_need_is_heeded_even_for_an_answered_chunk_but_only_if_it_names_me() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 1)
+    endpoint = WorkerEndpoint(WRAPPING, 1)
     words = np.arange(3 * LANES, dtype=np.uint32)
     endpoint.submit(words, "add")
-    all_of(endpoint)
+    sent(endpoint)
     endpoint.receive(np.concatenate([result(chunk) for chunk in (-2, -1, 0)]), 0.1)
     endpoint.receive(result(-1, kind=Kind.NEED, bitmap=0b101), 0.2)
-    assert all_of(endpoint) == []
+    assert sent(endpoint) == []
     endpoint.receive(np.concatenate([result(-1, kind=Kind.NEED, bitmap=0b010)] * 2), 0.2)
-    (packet,) = all_of(endpoint)
+    (packet,) = sent(endpoint)
     assert (packet["kind"], packet["chunk_id"], packet["sender"]) == (Kind.RESEND, 0xFFFFFFFF, 1)
     np.testing.assert_array_equal(packet["lanes"], words[LANES : 2 * LANES])
-    endpoint.receive(result(1, kind=Kind.NEED, bitmap=0b010), 0.2)
-    assert all_of(endpoint) == [], "never sent"
-
-
-def test_contributions_are_kept_a_window_behind_and_no_further() -> None:
-    endpoint = WorkerEndpoint(replace(CONFIG, first_chunk=0), 0)
-    words = np.arange(20 * LANES, dtype=np.uint32)
-    endpoint.submit(words, "add")
-    for chunk in range(20):
-        all_of(endpoint)
-        endpoint.receive(result(chunk), 0.1)
-    endpoint.receive(np.concatenate([result(chunk, kind=Kind.NEED, bitmap=1) for chunk in range(20)]), 0.2)
-    packets = all_of(endpoint)
-    assert [int(p["chunk_id"]) for p in packets] == list(range(12, 20))
-    np.testing.assert_array_equal(np.concatenate([p["lanes"] for p in packets]), words[12 * LANES :])
+    for chunk in (1, -3, 1 << 31):
+        endpoint.receive(result(chunk, kind=Kind.NEED, bitmap=0b010), 0.2)
+    assert sent(endpoint) == [], "never sent"
 
 
 def test_a_stall_names_job_chunk_and_the_workers_the_server_misses() -> None:
-    endpoint = WorkerEndpoint(replace(CONFIG, timers=Timers(stall=2.0)), 0)
+    endpoint = WorkerEndpoint(replace(WRAPPING, timers=Timers(stall=2.0)), 0)
     endpoint.submit(np.zeros(1, np.uint32), "add")
-    all_of(endpoint, 5.0)
+    sent(endpoint, 5.0)
     assert endpoint.expire(6.9) == []
     endpoint.receive(result(-2, kind=Kind.NEED, bitmap=0b110), 6.9)
     (event,) = endpoint.expire(7.0)
@@ -354,24 +145,23 @@ def test_a_stall_names_job_chunk_and_the_workers_the_server_misses() -> None:
 
 
 def test_finish_waits_for_the_results_then_for_the_fin_chunk() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)
-    endpoint.submit(np.zeros(LANES, np.uint32), "add")
-    all_of(endpoint)
+    endpoint = sending(1, first_chunk=WRAP)
     endpoint.finish(0.1)
-    assert all_of(endpoint) == []
+    assert sent(endpoint) == []
     (event,) = endpoint.receive(result(-2), 0.2)
     assert isinstance(event, TensorCompleted)
-    (fin,) = all_of(endpoint, 0.2)
+    (fin,) = sent(endpoint, 0.2)
     assert (fin["kind"], fin["flags"], fin["chunk_id"]) == (Kind.CONTRIBUTION, Flag.FIN, 0xFFFFFFFF)
+    assert not fin["lanes"].any()
     assert endpoint.receive(result(-1, flags=Flag.FIN), 0.3) == [JobFinished(9, confirmed=True)]
     assert endpoint.finished
-    assert endpoint.next_timer() is None
+    assert (endpoint.outstanding, sent(endpoint, 0.3), endpoint.next_timer()) == (0, [], None)
 
 
 def test_finish_gives_up_after_a_bounded_wait() -> None:
-    endpoint = WorkerEndpoint(replace(CONFIG, timers=Timers(linger=3.0)), 0)
+    endpoint = WorkerEndpoint(replace(WORKER_CONFIG, timers=Timers(linger=3.0)), 0)
     endpoint.finish(1.0)
-    all_of(endpoint, 1.0)
+    sent(endpoint, 1.0)
     endpoint.expire(3.9)
     assert not endpoint.finished
     assert JobFinished(9, confirmed=False) in endpoint.expire(4.0)
@@ -379,34 +169,20 @@ def test_finish_gives_up_after_a_bounded_wait() -> None:
 
 
 def test_congestion_marks_halve_the_window_once_per_window() -> None:
-    endpoint = WorkerEndpoint(replace(CONFIG, window=64, first_chunk=0), 0)
-    endpoint.submit(np.zeros(200 * LANES, np.uint32), "add")
-    assert len(all_of(endpoint)) == 64
+    endpoint = sending(200, window=64)
     marked = np.concatenate([result(chunk, flags=Flag.CE) for chunk in range(32)])
     for packet in marked:
         endpoint.receive(packet[None, :], 0.1)
     assert (endpoint.stats().window, endpoint.stats().window_cuts, endpoint.stats().marked) == (32, 1, 32)
-    assert all_of(endpoint) == []
+    assert sent(endpoint) == []
     endpoint.receive(result(32), 0.1)
-    assert len(all_of(endpoint)) == 1
-
-
-def test_round_trips_of_resent_chunks_are_not_measured() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)
-    endpoint.submit(np.zeros(2 * LANES, np.uint32), "add")
-    all_of(endpoint, 0.0)
-    endpoint.expire(0.1)
-    all_of(endpoint, 0.1)
-    endpoint.receive(result(-2), 0.101)
-    assert endpoint.stats().rtt_mean is None
-    endpoint.receive(result(-1), 0.102)
-    assert endpoint.stats().rtt_mean == pytest.approx(0.102)
+    assert len(sent(endpoint)) == 1
 
 
 def test_what_the_caller_can_get_wrong() -> None:
-    endpoint = WorkerEndpoint(CONFIG, 0)
+    endpoint = WorkerEndpoint(WORKER_CONFIG, 0)
     with pytest.raises(TransportConfigError, match=r"worker_id: 3 .*0 to 2"):
-        WorkerEndpoint(CONFIG, 3)
+        WorkerEndpoint(WORKER_CONFIG, 3)
     with pytest.raises(TransportConfigError, match="op: 'max'"):
         endpoint.submit(np.zeros(1, np.uint32), "max")
     with pytest.raises(TransportConfigError, match="words: int32"):
@@ -429,7 +205,7 @@ def test_what_the_caller_can_get_wrong() -> None:
 )
 def test_a_job_out_of_range_names_field_value_and_remedy(field: str, value: int) -> None:
     with pytest.raises(TransportConfigError, match=rf"{field}: {value} .*give a number from"):
-        replace(CONFIG, **{field: value})
+        replace(WORKER_CONFIG, **{field: value})
 
 
 def test_timers_are_checked() -> None:
@@ -445,12 +221,257 @@ def test_window_stays_within_what_the_sockets_hold() -> None:
     worker, server = WorkerEndpoint(config, 0), AggregationServer(config)
     worker.limit_window(10)
     worker.submit(np.arange(4 * 200, dtype=np.uint32), "add")
-    sent = 0
+    count = 0
     while worker.outstanding:
         batch = worker.to_send(0.0).copy()
         assert 0 < len(batch) <= 10
-        sent += len(batch)
+        count += len(batch)
         fields_of(batch, 4)["kind"] = Kind.BYPASS
         server.receive(batch, 0.0)
         worker.receive(server.to_send(0.0), 0.0)
-    assert sent == 200
+    assert count == 200
+
+
+def test_a_short_chunk_is_padded_with_zeros_though_its_row_held_a_full_one() -> None:
+    worker = WorkerEndpoint(WORKER_CONFIG, 0)
+    full = np.full(2 * WORKER_CONFIG.window * LANES, 0xFFFFFFFF, np.uint32)
+    worker.submit(full, "add")
+    for chunk in range(2 * WORKER_CONFIG.window):
+        assert all((packet["lanes"] == 0xFFFFFFFF).all() for packet in sent(worker))
+        worker.receive(result(chunk), 0.0)
+    worker.submit(np.array([7], np.uint32), "or")
+    (packet,) = sent(worker)
+    assert packet["lanes"].tolist() == [7] + [0] * (LANES - 1)
+    assert (packet["flags"], packet["chunk_id"]) == (Flag.OR, 2 * WORKER_CONFIG.window)
+
+
+def test_contributions_and_results_are_known_a_window_behind_and_no_further() -> None:
+    worker, window = WorkerEndpoint(WORKER_CONFIG, 0), WORKER_CONFIG.window
+    words = np.arange(20 * LANES, dtype=np.uint32)
+    worker.submit(words, "add")
+    for chunk in range(20):
+        sent(worker)
+        worker.receive(result(chunk), 0.1)
+    worker.receive(result(20 - window), 0.1)
+    assert (worker.stats().duplicates, worker.stats().dropped["out_of_window"]) == (1, 0)
+    worker.receive(result(20 - window - 1), 0.1)
+    assert (worker.stats().duplicates, worker.stats().dropped["out_of_window"]) == (1, 1)
+    worker.receive(np.concatenate([result(chunk, kind=Kind.NEED, bitmap=1) for chunk in range(20)]), 0.2)
+    packets = sent(worker)
+    assert chunks_of(packets) == list(range(20 - window, 20))
+    np.testing.assert_array_equal(
+        np.concatenate([p["lanes"] for p in packets]), words[(20 - window) * LANES :]
+    )
+
+
+def test_a_result_of_the_next_chunk_to_send_is_out_of_the_window() -> None:
+    worker = sending(20)
+    worker.receive(result(WORKER_CONFIG.window), 0.0)
+    assert worker.stats().dropped["out_of_window"] == 1
+    worker.receive(result(WORKER_CONFIG.window - 1), 0.0)
+    assert worker.stats().results == 1
+
+
+@pytest.mark.parametrize("window", [1, 8, 512, 1 << 16])
+def test_where_runs_start(window: int) -> None:
+    ring, joined = 2 * window, (1 << 32) + 100
+    ways = (1 << 31) // ring - 2
+    for number, rings in (
+        (0, 1),
+        (1, 2),
+        (ways - 1, ways),
+        (ways, 1),
+        (ways + 1, 2),
+        ((1 << 32) - 1, 1 + ((1 << 32) - 1) % ways),
+    ):
+        assert run_start(joined, number, window) == joined + ring * rings
+    assert run_start(joined, ways - 1, window) - joined <= (1 << 31) - 2 * ring
+
+
+def test_a_worker_names_only_those_missing_from_its_oldest_chunk() -> None:
+    config = replace(CONFIG, window=4, timers=Timers(stall=2.0))
+    worker = WorkerEndpoint(config, 0)
+    worker.submit(np.zeros(2 * LANES, np.uint32), "add")
+    worker.to_send(0.0)
+
+    def need(chunk: int, missing: int) -> np.ndarray:
+        return result(chunk, kind=Kind.NEED, bitmap=missing)
+
+    worker.receive(need(2**30, 0b110), 0.1)
+    worker.receive(need(1, 0b010), 0.1)
+    assert worker.stalled(0.2).missing_workers == ()
+    worker.receive(need(0, 0b100), 0.1)
+    for chunk in (1, 2, 2**30, 2**32 - 1):
+        worker.receive(need(chunk, 0b010), 0.2)
+    assert worker.stalled(0.2).missing_workers == (2,)
+
+
+def test_who_was_missing_from_a_chunk_that_is_there_is_not_named_for_the_next() -> None:
+    worker = sending(2)
+    worker.receive(result(0, kind=Kind.NEED, bitmap=0b110), 0.1)
+    assert worker.stalled(0.2).missing_workers == (1, 2)
+    worker.receive(result(0), 0.2)
+    assert worker.stalled(0.3).missing_workers == ()
+    assert re.search(r"server has not answered; .* has the job in generation 77\.", str(worker.stalled(0.3)))
+
+
+@pytest.mark.parametrize("near", [1 << 32, (1 << 32) + 7, (5 << 32) - 1])
+def test_positions_reach_half_of_all_chunk_ids_back_and_one_less_ahead(near: int) -> None:
+    for away in (-(1 << 31), 1 - (1 << 31), -1, 0, 1, (1 << 31) - 1):
+        assert unwrap(near + away & 0xFFFFFFFF, near) == near + away
+
+
+ADMISSION = {
+    "job_id": 1,
+    "generation": 2,
+    "workers": 2,
+    "lanes": 32,
+    "window": 64,
+    "timeout_s": 30,
+    "slots": 128,
+    "worker_ports": [0, 510],
+    "server_port": 510,
+    "news": "for others",
+}
+
+
+def test_an_admission_may_use_half_of_the_slots_and_every_port_of_a_switch() -> None:
+    job = job_config(ADMISSION)
+    assert (job.window, job.timers.stall, job.first_chunk) == (64, 30.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"slots": 127}, "window: 64 is more than half of the switch's 127 slots"),
+        ({"worker_ports": [0, 511]}, "port 511 is not a switch port"),
+        ({"worker_ports": [-1, 5]}, "port -1 is not a switch port"),
+        ({"server_port": 511}, "port 511 is not a switch port"),
+        ({"worker_ports": [1]}, "worker_ports: 1 ports for 2 workers"),
+        ({"racks": 5}, "racks: 5 is not a list of integers"),
+        ({"racks": [1, "x"]}, r"racks\[1\]: 'x' is not an integer"),
+        ({"window": [64]}, r"window: \[64\] is not an integer"),
+        ({"job_id": 1.5}, "job_id: 1.5 is not an integer"),
+        ({"lanes": None}, "lanes: None is not an integer"),
+        ({"window": 0}, "window: 0 is out of range"),
+        ({"timers": {}}, "timers: belong to each host"),
+        ({"timeout_s": "30"}, "timeout_s: '30' is not a number of seconds"),
+        ({"timeout_s": None}, "timeout_s is missing"),
+        ({"timeout_s": 0}, "timeout_s: 0 is not a number of seconds"),
+        ({"timeout_s": float("inf")}, "timeout_s: inf is not a number of seconds"),
+        ({"lanes": True}, "lanes: True is not an integer"),
+    ],
+)
+def test_an_admission_that_no_switch_can_have_is_refused(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(TransportConfigError, match=message):
+        job_config({**ADMISSION, **changed})
+
+
+@pytest.mark.parametrize("admission", [None, [], "{}"])
+def test_an_admission_that_is_not_an_object_is_refused(admission: object) -> None:
+    with pytest.raises(
+        TransportConfigError, match=r"^admission: .* is not a JSON object; give what `peelsum"
+    ):
+        job_config(admission)  # type: ignore[arg-type]
+
+
+def test_a_worker_that_waits_for_nothing_never_stalls() -> None:
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, timers=Timers(stall=2.0)), 0)
+    assert (sent(worker, 5.0), worker.next_timer(), worker.expire(100.0)) == ([], None, [])
+    worker.submit(np.zeros(1, np.uint32), "add")
+    assert len(sent(worker, 200.0)) == 1
+    worker.receive(result(0), 200.1)
+    assert (sent(worker, 201.0), worker.next_timer(), worker.expire(300.0)) == ([], None, [])
+
+
+def in_a_run() -> tuple[WorkerEndpoint, int]:
+    """Return a worker that has joined by chunk 0 and sent two chunks of its run, and the first one's id."""
+    worker = WorkerEndpoint(WORKER_CONFIG, 1)
+    worker.submit(np.full(1, 77, np.uint32), "add")
+    assert len(sent(worker)) == 1
+    worker.receive(result(0, kind=Kind.NEED, bitmap=0b100), 0.0)
+    worker.receive(result(0), 0.0)
+    worker.start_run(5)
+    worker.submit(np.full(2 * LANES, 88, np.uint32), "add")
+    first, second = chunks_of(sent(worker))
+    assert second == first + 1
+    return worker, first
+
+
+@pytest.mark.parametrize("before", [1, 2, WORKER_CONFIG.window])
+def test_a_result_of_a_chunk_between_the_first_sum_and_the_run_is_not_taken(before: int) -> None:
+    worker, first = in_a_run()
+    assert worker.receive(result(first - before, 5), 0.1) == []
+    (event,) = worker.receive(np.concatenate([result(first, 7), result(first + 1, 9)]), 0.1)
+    assert isinstance(event, TensorCompleted)
+    assert event.words.tolist() == [7] * LANES + [9] * LANES
+    assert (worker.stats().results, worker.stats().duplicates) == (3, 1)
+
+
+def test_a_need_for_the_first_sum_or_for_the_first_chunk_of_the_run_is_heeded() -> None:
+    worker, first = in_a_run()
+    for chunk, word in ((0, 77), (first, 88), (first + 1, 88)):
+        worker.receive(result(chunk, kind=Kind.NEED, bitmap=0b010), 0.1)
+        (packet,) = sent(worker, 0.1)
+        assert (packet["kind"], packet["chunk_id"], packet["lanes"][0]) == (Kind.RESEND, chunk, word)
+    for chunk in (1, first - 1, first + 2):
+        worker.receive(result(chunk, kind=Kind.NEED, bitmap=0b010), 0.1)
+    assert sent(worker, 0.1) == []
+
+
+def test_a_need_for_the_first_sum_is_heeded_until_the_run_is_a_window_on() -> None:
+    """The first sum's only chunk counts as the one just before the run's first."""
+    worker, first = in_a_run()
+    window = WORKER_CONFIG.window
+    worker.submit(np.zeros(window * LANES, np.uint32), "add")
+    for done in range(window + 1):
+        sent(worker, 0.1)
+        worker.receive(result(0, kind=Kind.NEED, bitmap=0b010), 0.1)
+        resent = chunks_of(sent(worker, 0.1))
+        assert resent == ([0] if done <= window - 1 else [])
+        worker.receive(result(first + done), 0.1)
+
+
+def test_who_was_missing_when_the_workers_joined_is_not_named_for_the_run() -> None:
+    worker, _ = in_a_run()
+    assert worker.stalled(0.2).missing_workers == ()
+
+
+@pytest.mark.parametrize("workers_words", [3, 3 * LANES])
+def test_a_run_goes_on_far_from_where_it_joined_and_others_may_still_join(workers_words: int) -> None:
+    """A server that lost its state asks for the joining chunks again, until the run is a window ahead."""
+    endpoint = WorkerEndpoint(WRAPPING, 1)
+    with pytest.raises(TransportConfigError, match="start_run: join with one sum"):
+        endpoint.start_run(5)
+    numbers = np.arange(1, 1 + workers_words, dtype=np.uint32)
+    endpoint.submit(numbers, "add")
+    with pytest.raises(TransportConfigError, match="start_run: join with one sum"):
+        endpoint.start_run(5)
+    joining = [int(packet["chunk_id"]) for packet in sent(endpoint)]
+    endpoint.receive(np.concatenate([result(chunk) for chunk in joining]), 0.1)
+    endpoint.start_run(5)
+    with pytest.raises(TransportConfigError, match="start_run: join with one sum"):
+        endpoint.start_run(5)
+    endpoint.submit(np.zeros(40 * LANES, np.uint32), "add")
+    first = joining[-1] + 1 + 2 * WRAPPING.window * (1 + 5)
+    for step in range(2):
+        chunks = [first + step * WRAPPING.window + n & 0xFFFFFFFF for n in range(WRAPPING.window)]
+        assert [int(packet["chunk_id"]) for packet in sent(endpoint)] == chunks
+        need = np.concatenate([result(chunk, kind=Kind.NEED, bitmap=0b010) for chunk in joining])
+        endpoint.receive(need, 0.2)
+        again = sent(endpoint, 0.2)
+        assert [int(packet["chunk_id"]) for packet in again] == (joining if step == 0 else [])
+        if again:
+            resent = np.concatenate([packet["lanes"] for packet in again])[:workers_words]
+            np.testing.assert_array_equal(resent, numbers)
+        endpoint.receive(np.concatenate([result(chunk) for chunk in chunks]), 0.3)
+
+
+def test_the_compiled_check_accepts_what_the_wire_format_accepts() -> None:
+    versions, kinds, jobs = (0, 1, 2, 255), (*range(9), 255), (0, 1, 255)
+    headers = np.array(list(itertools.product(versions, kinds, range(256), jobs)), np.uint8)
+    batch = empty(len(headers), 1)
+    batch[:, :4] = headers
+    valid = [bool(well_formed(row)) for row in rows_of(batch)]
+    assert valid == (~malformed(batch, 1)).tolist()
+    assert 0 < sum(valid) < len(valid)

@@ -16,11 +16,11 @@ from peelsum.transport import (
     Stalled,
     SwitchSummation,
     TransportConfigError,
+    TransportError,
     joining,
 )
-from peelsum.transport.joining import JoinWait, join_limit_s
+from peelsum.transport.joining import JoiningSum, JoinWait, join_limit_s
 
-PORT = 50
 WORKERS = 3
 CONFIG = JobConfig(job_id=1, generation=4, workers=WORKERS, lanes=8, window=64)
 
@@ -57,7 +57,7 @@ def test_a_worker_may_start_later_than_the_others_stall(monkeypatch, told) -> No
         def work(worker: int) -> list[np.ndarray]:
             if worker == 2:
                 assert told.some.wait(PATIENCE_S)
-            address = switch.worker_address(CONFIG, PORT, worker)
+            address = switch.address(worker)
             with SwitchSummation(CONFIG, worker, address, timeout_s=timeout_s) as summation:
                 return summation.sum_words([Part(np.full(5, 1 << worker, np.uint32), "add")])
 
@@ -108,3 +108,25 @@ def test_the_limit_is_of_the_environment(monkeypatch) -> None:
         monkeypatch.setenv("PEELSUM_JOIN_S", given)
         with pytest.raises(TransportConfigError, match=f"PEELSUM_JOIN_S: '{given}' is not a time to wait"):
             join_limit_s()
+
+
+@pytest.mark.parametrize(("word", "value"), [(0, 0), (2, 0), (1, 0), (1, 1), (1, 0xFFFFFFFF)])
+def test_a_run_that_was_answered_with_other_numbers_is_refused(word: int, value: int) -> None:
+    part = JoiningSum(CONFIG, 1)
+    numbers = np.array([5, part.words[1], 7], np.uint32)
+    part.check(numbers)
+    numbers[word] = value if value != part.words[1] else value ^ 2
+    with pytest.raises(TransportError, match="generation 4 has run before; admit the job and start"):
+        part.check(numbers)
+
+
+@pytest.mark.parametrize(("drawn", "number"), [(0, 1), ((1 << 32) - 2, (1 << 32) - 1)])
+def test_the_number_that_a_worker_joins_with_is_not_zero(
+    monkeypatch: pytest.MonkeyPatch, drawn: int, number: int
+) -> None:
+    def randbelow(below: int) -> int:
+        assert drawn < below
+        return drawn
+
+    monkeypatch.setattr(joining.secrets, "randbelow", randbelow)
+    assert JoiningSum(CONFIG, 1).words.tolist() == [0, number, 0]

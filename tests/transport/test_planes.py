@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
 from patience import PATIENCE_S, with_longer_timeouts
-from udp_switch import UdpSwitch
+from udp_switch import PORT, UdpSwitch, served
 
 from peelsum.summation import Part
 from peelsum.transport import (
@@ -30,7 +31,7 @@ from peelsum.transport.stats import ServerStats, WorkerStats, added
 from peelsum.wire import Flag, fields_of
 from peelsum.wire.datagrams import BatchSocket
 
-LANES, WORKERS, PORT = 8, 3, 50
+LANES, WORKERS = 8, 3
 #: Words of the smallest share.
 SHARE = 64 * LANES
 #: Jobs of the planes: what one plane counts, the others do not.
@@ -44,40 +45,20 @@ CONFIGS = [
 class Planes:
     """Switches of the specification with their servers, and the workers in all of them."""
 
-    def __init__(self, count: int, loss: float, timers: Timers) -> None:
-        self.configs = [replace(one, timers=timers) for one in CONFIGS[:count]]
-        self._stack = ExitStack()
-        self._pool = self._stack.enter_context(ThreadPoolExecutor(count + WORKERS))
-        self.switches: list[UdpSwitch] = []
-        self._serving: dict[int, tuple[AggregationService, Future[dict[int, ServerStats]]]] = {}
-        for plane, config in enumerate(self.configs):
-            switch = self._stack.enter_context(UdpSwitch(LANES, loss=loss, seed=plane))
-            switch.admit(config, PORT)
-            self.switches.append(switch)
-            self.serve(plane)
-
-    def serve(self, plane: int) -> None:
-        """Start a server, with an empty state."""
-        at = self.switches[plane].server_address(PORT)
-        service = self._stack.enter_context(AggregationService([self.configs[plane]], at))
-        self._serving[plane] = service, self._pool.submit(service.run)
+    def __init__(self, served: Sequence[Any], configs: Sequence[JobConfig]) -> None:
+        self.switches: list[UdpSwitch] = [switch for switch, *_ in served]
+        self.configs, self._served = configs, served
 
     def stop(self, plane: int) -> ServerStats:
         """End a plane's server, unless it has ended; return its statistics."""
-        service, serving = self._serving[plane]
+        _, service, _, serving = self._served[plane]
         service.stop()
-        return serving.result(PATIENCE_S)[self.configs[plane].job_id]
+        return serving.result(PATIENCE_S)
 
     def places(self, worker: int) -> list[tuple[JobConfig, tuple[str, int]]]:
         """The job and the worker's port in every plane."""
-        return [
-            (config, switch.worker_address(config, PORT, worker))
-            for config, switch in zip(self.configs, self.switches, strict=True)
-        ]
-
-    def worker(self, worker: int, timeout_s: float = PATIENCE_S) -> SwitchSummation:
-        (job, address), *more = self.places(worker)
-        return SwitchSummation(job, worker, address, timeout_s=timeout_s, more_planes=more)
+        at = [switch.address(worker) for switch in self.switches]
+        return list(zip(self.configs, at, strict=True))
 
     def on_all(
         self, work: Callable[[SwitchSummation], object], timeout_s: float = PATIENCE_S
@@ -85,27 +66,28 @@ class Planes:
         """What `work` returned or raised, by worker."""
 
         def run(worker: int) -> object:
+            (job, address), *more = self.places(worker)
             try:
-                with self.worker(worker, timeout_s) as summation:
+                with SwitchSummation(
+                    job, worker, address, timeout_s=timeout_s, more_planes=more
+                ) as summation:
                     return work(summation)
             except Exception as error:
                 return error
 
-        return list(self._pool.map(run, range(WORKERS)))
-
-    def close(self) -> None:
-        for plane in self._serving:
-            self.stop(plane)
-        self._stack.close()
+        with ThreadPoolExecutor(WORKERS) as pool:
+            return list(pool.map(run, range(WORKERS)))
 
 
 @contextmanager
 def planes(count: int, loss: float = 0.0, timers: Timers | None = None) -> Iterator[Planes]:
-    made = Planes(count, loss, timers or Timers(linger=PATIENCE_S))
-    try:
-        yield made
-    finally:
-        made.close()
+    timers = timers or Timers(linger=PATIENCE_S)
+    configs = [replace(one, timers=timers) for one in CONFIGS[:count]]
+    with ExitStack() as stack:
+        played = [
+            stack.enter_context(served(config, loss=loss, seed=plane)) for plane, config in enumerate(configs)
+        ]
+        yield Planes(played, configs)
 
 
 def drawn(worker: int, number: int, length: int) -> np.ndarray:
@@ -138,7 +120,7 @@ LENGTHS = [
 ]
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("loss", [0.0, 0.03])
 def test_sums_are_those_of_pythons_integers(count: int, loss: float) -> None:
     ops = ("add", "or")
@@ -173,7 +155,7 @@ def test_every_plane_gets_its_share() -> None:
         counts = []
         for parts in calls:
             summation.sum_words([Part(np.ones(chunks * LANES, np.uint32), "add") for chunks in parts])
-            counts.append([one.contributions for one in summation.stats_by_plane()])
+            counts.append([one.stats().contributions for one in summation._endpoints])
         return counts
 
     with planes(3) as made:
@@ -292,9 +274,10 @@ def test_a_server_that_lost_its_state_is_helped_by_workers_that_sum_in_another_p
                 ahead.wait(PATIENCE_S)
         return [one.tolist() for one in results]
 
-    with planes(2, timers=Timers(linger=PATIENCE_S, need=0.005, need_most=0.02)) as made:
+    timers = Timers(linger=PATIENCE_S, need=0.005, need_most=0.02)
+    with planes(2, timers=timers) as made, ExitStack() as stack:
         spec, restarted = made.switches[1].spec, threading.Event()
-        process, port = spec.process, PORT + 10 * made.configs[1].job_id
+        process, port = spec.process, PORT + 1
 
         def lossy(ingress: int, payload: bytes, now: int) -> list[tuple[int, bytes]]:
             out = process(ingress, payload, now)
@@ -302,7 +285,11 @@ def test_a_server_that_lost_its_state_is_helped_by_workers_that_sum_in_another_p
 
         def restart() -> None:
             made.stop(1)
-            made.serve(1)
+            again = stack.enter_context(AggregationService(made.configs[1], made.switches[1].address()))
+            serving = threading.Thread(target=again.run)
+            serving.start()
+            stack.callback(serving.join)
+            stack.callback(again.stop)
             restarted.set()
 
         joined = threading.Barrier(WORKERS, action=lambda: setattr(spec, "process", lossy))
@@ -313,7 +300,9 @@ def test_a_server_that_lost_its_state_is_helped_by_workers_that_sum_in_another_p
 def test_a_plane_without_a_switch_is_named() -> None:
     with planes(1) as made, BatchSocket.bind(("127.0.0.1", 0), 48) as silent:
         ((job, address),) = made.places(0)
-        with pytest.raises(SwitchUnreachableError, match=rf"^plane 1: .*:{silent.address[1]}: no answer"):
+        with pytest.raises(
+            SwitchUnreachableError, match=rf"^plane 1: .*:{silent.address[1]}: no answer in 0\.3 s; "
+        ):
             SwitchSummation(job, 0, address, hello_s=0.3, more_planes=[(CONFIGS[1], silent.address)])
 
 

@@ -6,26 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from job_hosts import CONFIG, LANES, partial, sent, server_at
 
-from peelsum.transport import AggregationServer, JobConfig, JobFinished, Stalled, Timers
-from peelsum.wire import EVERYONE, Flag, Kind, pack, unpack
-
-LANES = 4
-TIMERS = Timers(need=0.01, need_most=0.04, reply_gap=0.001, stall=5.0)
-CONFIG = JobConfig(job_id=9, generation=77, workers=3, lanes=LANES, window=8, timers=TIMERS)
-
-
-def sent(server: AggregationServer, now: float = 0.0) -> list[np.void]:
-    """Return every packet that the server sends now, unpacked."""
-    packets: list[np.void] = []
-    while len(batch := server.to_send(now, limit=2)):
-        packets.extend(unpack(batch.copy(), LANES))
-    return packets
-
-
-def partial(chunk: int, workers: int, value: int, **fields: int) -> np.ndarray:
-    header = {"kind": Kind.BYPASS, "job_id": 9, "generation": 77, "chunk_id": chunk & 0xFFFFFFFF}
-    return pack(np.full((1, LANES), value, np.uint32), bitmap=workers, **{**header, **fields})
+from peelsum.transport import AggregationServer, JobFinished, Stalled, Timers
+from peelsum.wire import EVERYONE, Flag, Kind
 
 
 def test_a_complete_sum_becomes_everybody_s_result_untouched() -> None:
@@ -44,7 +28,7 @@ def test_a_complete_sum_becomes_everybody_s_result_untouched() -> None:
     [
         ([(0b001, 0xFFFFFFFF), (0b010, 5), (0b100, 0x80000000)], 0x80000004, 0),
         ([(0b001, 100), (0b011, 11), (0b100, 1)], 12, 0),
-        ([(0b011, 11), (0b001, 1), (0b011, 11), (0b100, 1)], 12, 2),
+        ([(0b011, 11), (0b001, 9), (0b011, 99), (0b100, 1)], 12, 2),
     ],
     ids=["disjoint, modulo 2**32", "one that contains the sum replaces it", "those in the sum are dropped"],
 )
@@ -81,13 +65,12 @@ def test_congestion_and_the_end_stick_to_the_sum_whichever_part_has_them(flag: F
 
 
 def test_a_late_packet_gets_its_sender_the_kept_result_at_a_limited_rate() -> None:
-    server = AggregationServer(CONFIG)
-    server.receive(partial(0, 0b111, 42), 0.0)
-    assert len(sent(server)) == 1
+    server = server_at(0, 42)
     for now in (0.001, 0.0015, 0.0025):
         server.receive(partial(0, 0b010, 1, sender=1), now)
     server.receive(partial(0, 0b100, 1, sender=2), 0.0025)
-    server.receive(partial(0, 0b100, 1, sender=EVERYONE), 0.0025)
+    for nobody in (EVERYONE, 3, 31, 32, 1000):
+        server.receive(partial(0, 0b100, 1, sender=nobody), 0.0025)
     packets = sent(server)
     assert [int(p["sender"]) for p in packets] == [1, 2]
     assert all(p["kind"] == Kind.RESULT and p["lanes"].tolist() == [42] * LANES for p in packets)
@@ -118,9 +101,7 @@ def test_all_get_the_result_again_if_a_switch_still_held_a_sum_of_several() -> N
 
 
 def test_a_result_to_all_does_not_count_against_the_reply_to_its_sender() -> None:
-    server = AggregationServer(CONFIG)
-    server.receive(partial(0, 0b111, 42), 0.0)
-    sent(server)
+    server = server_at(0, 42)
     for bitmap in (0b110, 0b010):
         server.receive(partial(0, bitmap, 1, sender=1), 0.0001)
     assert sorted(int(p["sender"]) for p in sent(server)) == [1, EVERYONE]
@@ -162,15 +143,6 @@ def test_chunk_ids_wrap() -> None:
     assert server.stats().dropped["out_of_window"] == 1
 
 
-def test_results_leave_before_their_rows_are_needed_again() -> None:
-    server = AggregationServer(CONFIG)
-    got = []
-    for chunk in range(-20, 20):
-        server.receive(partial(chunk, 0b111, chunk + 100), 0.0)
-        got += [int(p["lanes"][0]) for p in sent(server)]
-    assert got == [chunk + 100 for chunk in range(-20, 20)]
-
-
 def test_a_revived_old_chunk_is_forgotten_not_asked_for() -> None:
     server = AggregationServer(CONFIG)
     server.receive(partial(1, 0b001, 1), 0.0)
@@ -179,17 +151,14 @@ def test_a_revived_old_chunk_is_forgotten_not_asked_for() -> None:
     server.expire(0.01)
     assert sent(server) == []
     assert server.next_timer() is None
-    assert server.progress().oldest_chunk is None
+    assert server.stalled(0.01) is None
 
 
-def test_progress_and_stall_name_the_oldest_chunk_and_who_is_missing() -> None:
+def test_a_stall_names_the_oldest_chunk_and_who_is_missing() -> None:
     server = AggregationServer(CONFIG)
     server.receive(partial(0, 0b111, 1), 0.0)
     server.receive(partial(2, 0b100, 1), 1.0)
     server.receive(partial(1, 0b010, 1), 2.0)
-    progress = server.progress()
-    assert (progress.oldest_chunk, progress.missing_workers, progress.chunks_incomplete) == (1, (0, 2), 2)
-    assert "oldest 1 waits for worker 0 (last seen 2.0 s ago), 2 (last seen 1.0 s ago)" in str(progress)
     assert server.expire(6.9) == []
     (stall,) = server.expire(7.0)
     assert stall == Stalled(9, 1, (0, 2), 5.0, last_seen=(7.0, 6.0))
@@ -202,11 +171,11 @@ def test_who_was_never_heard_of_is_said_to_be_so() -> None:
     server = AggregationServer(CONFIG)
     server.receive(partial(0, 0b010, 1), 1.0)
     server.receive(partial(0, 0b001, 1), 2.0)
-    assert server.progress(5.0).last_seen == (None,)
-    assert str(server.progress(5.0)).endswith("waits for worker 2 (never seen)")
+    assert server.stalled(5.0).last_seen == (None,)
+    assert "still waiting for worker 2 (never seen); see" in str(server.stalled(5.0))
     server.receive(partial(1, 0b001, 1), 3.0)
     server.receive(partial(0, 0b100, 1), 4.0)
-    assert (server.progress(5.0).missing_workers, server.progress(5.0).last_seen) == ((1, 2), (4.0, 1.0))
+    assert (server.stalled(5.0).missing_workers, server.stalled(5.0).last_seen) == ((1, 2), (4.0, 1.0))
 
 
 def test_the_fin_chunk_finishes_the_job_once() -> None:
@@ -269,16 +238,32 @@ def test_random_bytes_never_raise_and_memory_stays_bounded() -> None:
     assert len(sent(server)) == 0
 
 
-def test_who_joins_late_is_answered_with_the_numbers_of_those_who_joined_before() -> None:
-    server = AggregationServer(replace(CONFIG, first_chunk=7))
-    server.receive(partial(7, 0b111, 42), 0.0)
-    far = 7 + (1 << 30)
-    for chunk in range(far, far + 100):
-        server.receive(partial(chunk, 0b111, chunk), 0.0)
+def test_a_worker_is_answered_again_when_just_reply_gap_has_passed() -> None:
+    server = AggregationServer(replace(CONFIG, timers=Timers(reply_gap=0.25)))
+    server.receive(partial(0, 0b111, 1), 0.0)
     sent(server)
-    server.receive(partial(7, 0b010, 1, sender=1), 1.0)
-    (packet,) = sent(server)
-    assert (packet["chunk_id"], packet["sender"], packet["lanes"].tolist()) == (7, 1, [42] * LANES)
+    for now, answers in ((1.0, 1), (1.125, 0), (1.25, 1), (1.375, 0), (1.5, 1)):
+        server.receive(partial(0, 0b001, 1, sender=0), now)
+        assert len(sent(server)) == answers
+
+
+def test_a_stall_counts_from_a_chunk_s_first_part_and_is_reported_again() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b001, 1, sender=0), 1.0)
+    server.receive(partial(0, 0b010, 1, sender=1), 4.0)
+    (stall,) = server.expire(6.0)
+    assert stall.seconds == 5.0
+    assert server.expire(10.9) == []
+    (stall,) = server.expire(11.0)
+    assert (stall.seconds, stall.missing_workers) == (10.0, (2,))
+
+
+def test_packets_of_a_chunk_do_not_put_its_first_request_off() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b001, 1, sender=0), 1.0)
+    server.receive(partial(0, 0b010, 1, sender=1), 1.008)
+    server.receive(partial(0, 0b010, 1, sender=1), 1.009)
+    assert server.next_timer() == 1.0 + CONFIG.timers.need
 
 
 def listed(packet: np.void) -> list[int]:

@@ -6,41 +6,30 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from job_hosts import CONFIG as ONE_LEVEL
+from job_hosts import LANES, partial, result, sent
 
 from peelsum.transport import (
     AggregationServer,
     JobConfig,
     Stalled,
-    Timers,
     TransportConfigError,
     WorkerEndpoint,
 )
-from peelsum.wire import EVERYONE, Flag, Kind, pack, unpack
+from peelsum.wire import EVERYONE, Flag, Kind, fields_of
 
-LANES = 4
-TIMERS = Timers(first_answer=0.1, need=0.01, need_most=0.04, reply_gap=0.001, stall=5.0)
-CONFIG = JobConfig(job_id=9, generation=77, workers=6, lanes=LANES, window=8, racks=(3, 1, 2), timers=TIMERS)
+CONFIG = replace(ONE_LEVEL, workers=6, racks=(3, 1, 2))
 OF_RACK, OF_RACKS = Flag.NONE, Flag.SPINE
 
 
-def sent(machine: AggregationServer | WorkerEndpoint, now: float = 0.0) -> list[np.void]:
-    packets: list[np.void] = []
-    while len(batch := machine.to_send(now, limit=2)):
-        packets.extend(unpack(batch.copy(), LANES))
-    return packets
-
-
 def up(chunk: int, bitmap: int, value: int, flags: Flag = OF_RACK, sender: int = 0) -> np.ndarray:
-    header = {"kind": Kind.BYPASS, "job_id": 9, "generation": 77, "chunk_id": chunk}
-    lanes = np.full((1, LANES), value, np.uint32)
-    return pack(lanes, bitmap=bitmap, flags=flags, sender=sender, **header)
+    return partial(chunk, bitmap, value, flags=flags, sender=sender)
 
 
 def need(chunk: int, flags: Flag, bitmap: int, *lanes: int) -> np.ndarray:
-    words = np.zeros((1, LANES), np.uint32)
-    words[0, : len(lanes)] = lanes
-    header = {"kind": Kind.NEED, "job_id": 9, "generation": 77, "sender": EVERYONE}
-    return pack(words, flags=flags, bitmap=bitmap, chunk_id=chunk, **header)
+    batch = result(chunk, kind=Kind.NEED, flags=flags, bitmap=bitmap)
+    fields_of(batch, LANES)["lanes"][0, : len(lanes)] = lanes
+    return batch
 
 
 def test_workers_are_numbered_by_rack_and_place() -> None:
@@ -59,13 +48,13 @@ def test_workers_are_numbered_by_rack_and_place() -> None:
 )
 def test_racks_that_make_no_job(racks: tuple[int, ...], message: str) -> None:
     with pytest.raises(TransportConfigError, match=message):
-        JobConfig(job_id=9, generation=77, workers=6, lanes=LANES, racks=racks)
+        replace(ONE_LEVEL, workers=6, racks=racks)
 
 
 def test_only_with_racks_there_are_more_than_32_workers() -> None:
-    assert len(JobConfig(job_id=1, generation=0, workers=64, lanes=4, racks=(32, 32)).worker_ids) == 64
+    assert len(replace(ONE_LEVEL, workers=64, racks=(32, 32)).worker_ids) == 64
     with pytest.raises(TransportConfigError, match="workers: 64 is out of range"):
-        JobConfig(job_id=1, generation=0, workers=64, lanes=4)
+        replace(ONE_LEVEL, workers=64)
 
 
 def test_a_complete_sum_of_racks_becomes_everybody_s_result() -> None:
@@ -109,11 +98,11 @@ def test_equal_bits_of_different_racks_do_not_overlap_and_those_of_one_are_not_a
     server.receive(up(0, 0b001, 1, sender=0), 0.0)
     server.receive(up(0, 0b01, 1, sender=64), 0.0)
     assert (server.stats().merged, server.stats().duplicates) == (1, 0)
-    assert server.progress().missing_workers == (1, 2, 32, 65)
+    assert server.stalled(0.0).missing_workers == (1, 2, 32, 65)
     server.receive(up(0, 0b101, 1, OF_RACKS), 0.0)  # contains both
     server.receive(up(0, 0b110, 1, OF_RACKS), 0.0)  # overlaps in rack 2, brings rack 1
     assert server.stats().overlaps == 1
-    assert server.progress().missing_workers == (32,)
+    assert server.stalled(0.0).missing_workers == (32,)
 
 
 def test_both_levels_are_asked_and_workers_are_named_by_rack() -> None:
@@ -167,19 +156,7 @@ def test_a_worker_takes_its_turn_among_its_rack() -> None:
         endpoint = WorkerEndpoint(CONFIG, worker)
         endpoint.submit(np.zeros(8 * LANES, np.uint32), "add")
         sent(endpoint)
-        endpoint.receive(
-            pack(
-                np.zeros((1, LANES), np.uint32),
-                kind=Kind.RESULT,
-                job_id=9,
-                generation=77,
-                sender=EVERYONE,
-                bitmap=7,
-                flags=OF_RACKS,
-                chunk_id=7,
-            ),
-            0.001,
-        )
+        endpoint.receive(result(7, flags=OF_RACKS), 0.001)
         assert {p["kind"] for p in sent(endpoint, 0.001)} == {Kind.RETRY}
         endpoint.expire(1.0)
         assert [int(p["chunk_id"]) for p in sent(endpoint, 1.0) if p["kind"] == Kind.RESEND] == chunks
@@ -202,7 +179,7 @@ def test_only_the_sender_gets_a_late_answer() -> None:
         (CONFIG, 0b10, OF_RACK, 32),
         (CONFIG, 0b1, OF_RACK, 96),
         (CONFIG, 1, OF_RACK, EVERYONE),
-        (JobConfig(job_id=9, generation=77, workers=3, lanes=LANES), 0b111, OF_RACKS, 0),  # one level
+        (ONE_LEVEL, 0b111, OF_RACKS, 0),  # one level
     ],
 )
 def test_racks_and_workers_that_the_job_lacks_are_refused(
@@ -258,7 +235,7 @@ def test_a_worker_resends_only_when_its_rack_s_lane_names_it() -> None:
 
 
 def test_a_worker_of_one_level_heeds_no_need_of_racks() -> None:
-    worker = WorkerEndpoint(JobConfig(job_id=9, generation=77, workers=3, lanes=LANES), 0)
+    worker = WorkerEndpoint(ONE_LEVEL, 0)
     worker.submit(np.zeros(LANES, np.uint32), "add")
     sent(worker)
     worker.receive(need(0, Flag.SPINE, 0b1, 0b1), 0.01)

@@ -1,113 +1,60 @@
-"""Every worker gets the exact sums in bounded time, under any losses, repeats, reordering and restarts.
+"""Every worker gets its exact words in bounded time, under any losses, repeats, reordering and restarts.
 
 With racks, leaves below a spine sum, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
-from rounds import Round
+from rounds import (
+    LANES,
+    QUIET,
+    SERVER_PORT,
+    SLOTS,
+    TIMERS,
+    Round,
+    check,
+    drawn_config,
+    drawn_network,
+    drawn_rounds,
+    play,
+    quiet,
+    stray,
+    submit_all,
+)
 from virtual_network import Actor, Faults, VirtualNetwork
 
 from peelsum.transport import JobConfig, Timers
 from peelsum.wire import Kind, Verdict
 from peelsum.wire.clock import NEVER_TICKS
 
-LANES, SLOTS = 4, 256
-TIMERS = Timers(
-    first_answer=0.02, resend_least=0.002, resend_most=0.1, need=0.004, need_most=0.1, linger=3.0, stall=50.0
-)
-QUIET = JobConfig(job_id=1, generation=3, workers=3, lanes=LANES, window=8, timers=TIMERS)
-SERVER_PORT = {1: 10, 2: 150}
-
-
-def drawn_rounds(random: Random, workers: int) -> list[Round]:
-    """One to four tensors, about 40 chunks in all, of any length from nothing up."""
-    numbers = np.random.default_rng(random.randrange(1 << 32))
-    rounds = []
-    for _ in range(random.randint(1, 4)):
-        length = random.choice([0, 1, LANES, random.randint(2, 20 * LANES)])
-        inputs = [numbers.integers(0, 1 << 32, length, dtype=np.uint32) for _ in range(workers)]
-        rounds.append(Round(random.choice(["add", "add", "or"]), inputs))
-    return rounds
-
-
-def play(network: VirtualNetwork, actors: list[Actor], rounds: list[Round]) -> None:
-    """Let each worker submit its tensors at its own times, some at once and some after a result."""
-    for worker, actor in enumerate(actors):
-        start = network.random.choice([0.0, network.random.uniform(0, 0.05)])
-        network.at(start, lambda worker=worker, actor=actor: submit_next(network, actor, worker, rounds, 0))
-
-
-def submit_next(network: VirtualNetwork, actor: Actor, worker: int, rounds: list[Round], number: int) -> None:
-    """Submit round `number` and schedule the next one."""
-    if number == len(rounds):
-        actor.machine.finish(network.now)
-    elif number == 0 or network.random.random() < 0.5 or number - 1 in actor.sums:
-        assert rounds[number].submit(actor.machine, worker) == number
-        number += 1
-    network.poke(actor)
-    if actor.machine._finishing:
-        return
-    pause = network.random.choice([1e-4, 5e-3])
-    network.at(network.now + pause, lambda: submit_next(network, actor, worker, rounds, number))
-
-
-def quiet(seed: int, *, slots: int = SLOTS, racks: int = 0, drop: float = 0.0) -> VirtualNetwork:
-    """Return a network that at most loses packets, with slots that do not age."""
-    faults = Faults(drop=drop)
-    return VirtualNetwork(seed, lanes=LANES, slots=slots, racks=racks, faults=faults, age_limit=NEVER_TICKS)
-
-
-def summing(network: VirtualNetwork, config: JobConfig, chunks: int) -> list[Actor]:
-    """Admit a job of three workers that sum 1, 2 and 4."""
-    actors = network.admit(config, SERVER_PORT[1])
-    for worker, actor in enumerate(actors):
-        actor.machine.submit(np.full(chunks * LANES, 1 << worker, np.uint32), "add")
-        network.poke(actor)
-    return actors
-
-
-def check(actors: list[Actor], rounds: list[Round]) -> None:
-    for worker, actor in enumerate(actors):
-        assert sorted(actor.sums) == list(range(len(rounds)))
-        for ticket, one in enumerate(rounds):
-            np.testing.assert_array_equal(actor.sums[ticket], one.expected_at(worker))
-
-
-def drawn_config(random: Random, job_id: int, first_chunk: int, racks: int = 0) -> JobConfig:
-    sizes = tuple(random.randint(1, 3) for _ in range(racks))
-    window = random.choice([1, 3, 8, 16])
-    return JobConfig(
-        job_id=job_id,
-        generation=random.randrange(1 << 16),
-        workers=sum(sizes) or random.randint(1, 5),
-        lanes=LANES,
-        window=window,
-        first_chunk=first_chunk,
-        initial_window=random.choice([1, 4, window]),
-        racks=sizes,
-        timers=TIMERS,
-    )
+STRAY_KINDS = (Kind.CONTRIBUTION, Kind.RETRY, Kind.RESEND, Kind.BYPASS)
 
 
 def run(
-    seed: int, *, worst: float = 0.3, racks: int = 0, jobs: int = 1, restarts: bool = False
+    seed: int,
+    *,
+    worst: float = 0.3,
+    racks: int = 0,
+    jobs: int = 1,
+    restarts: bool = False,
+    collectives: bool = False,
 ) -> VirtualNetwork:
     random = Random(seed)
-    faults = Faults.drawn(random, worst)
-    age = random.choice([0, 40, 15_625, NEVER_TICKS])
-    network = VirtualNetwork(seed, lanes=LANES, slots=SLOTS, racks=racks, faults=faults, age_limit=age)
+    network = drawn_network(random, seed, worst, racks)
+    windows = (1, 3, 16, 64, 64, 128) if collectives else (1, 3, 8, 16)
     played = []
-    start = random.choice([0, 1000, (1 << 32) - random.randint(1, 40)])
+    start = random.choice([0, 1000, (1 << 32) - random.randint(1, 80)])
     for job_id in range(1, jobs + 1):
-        config = drawn_config(random, job_id, start, racks)
+        config = drawn_config(random, job_id, start, racks, windows)
         actors = network.admit(config, SERVER_PORT[job_id])
-        rounds = drawn_rounds(random, config.workers)
+        rounds = drawn_rounds(random, config.workers, collectives=collectives)
         play(network, actors, rounds)
         played.append((actors, rounds))
     if restarts:
@@ -116,59 +63,56 @@ def run(
             network.at(random.uniform(0, 0.05), lambda number=number: network.restart_switch(number))
     network.run_until(
         lambda: all(not actor.alive for actors, _ in played for actor in actors),
-        seconds=30.0,
-        packets=20_000 * (jobs if racks else 1),
+        seconds=60.0 if collectives else 30.0,
+        packets=(300_000 if collectives else 20_000) * (max(jobs, 1 + collectives) if racks else 1),
     )
     for actors, rounds in played:
         check(actors, rounds)
     return network
 
 
-def blocks(first: int, count: int, of: int = 10) -> pytest.MarkDecorator:
-    """Run a test with `count` blocks of seeds."""
-    each = [range(first + of * number, first + of * (number + 1)) for number in range(count)]
-    return pytest.mark.parametrize("seeds", each, ids=lambda seeds: f"from {seeds.start}")
+#: The first of ten seeds for each test, and the settings of a seed.
+SCENES: dict[str, tuple[range, Callable[[int], dict[str, Any]]]] = {
+    "sums": (range(0, 150, 10), lambda seed: {}),
+    "restarts": (range(1000, 1080, 10), lambda seed: {"restarts": True}),
+    "two jobs": (range(2000, 2050, 10), lambda seed: {"jobs": 2}),
+    "racks": (range(4000, 4060, 10), lambda seed: {"worst": 0.25, "racks": 2}),
+    "racks restart": (range(5000, 5050, 10), lambda seed: {"worst": 0.25, "racks": 2, "restarts": True}),
+    "any racks": (
+        range(6000, 6010, 10),
+        lambda seed: {"worst": 0.25, "racks": 1 + seed % 4, "restarts": True},
+    ),
+}
+#: The same for reduce-scatters, all-gathers and broadcasts beside sums.
+COLLECTIVES: dict[str, tuple[range, Callable[[int], dict[str, Any]]]] = {
+    "collectives": (range(0, 120, 10), lambda seed: {}),
+    "collectives restart": (range(1000, 1080, 10), lambda seed: {"restarts": True}),
+    "collectives over racks": (
+        range(2000, 2040, 10),
+        lambda seed: {"racks": 1 + seed % 3, "restarts": seed % 2 == 0},
+    ),
+}
 
 
-@blocks(0, 15)
-def test_sums_are_exact_whatever_the_network_does(seeds: range) -> None:
-    for seed in seeds:
-        run(seed)
+@pytest.mark.parametrize(("scene", "first"), [(name, n) for name in SCENES for n in SCENES[name][0]])
+def test_sums_are_exact_whatever_the_network_does(scene: str, first: int) -> None:
+    for seed in range(first, first + 10):
+        run(seed, **SCENES[scene][1](seed))
 
 
-@blocks(1000, 8)
-def test_sums_are_exact_when_server_and_switch_restart(seeds: range) -> None:
-    for seed in seeds:
-        run(seed, restarts=True)
+@pytest.mark.parametrize(
+    ("scene", "first"), [(name, n) for name in COLLECTIVES for n in COLLECTIVES[name][0]]
+)
+def test_collectives_are_exact_whatever_the_network_does(scene: str, first: int) -> None:
+    for seed in range(first, first + 10):
+        run(seed, worst=0.2, collectives=True, **COLLECTIVES[scene][1](seed))
 
 
-@blocks(2000, 5)
-def test_sums_are_exact_when_two_jobs_share_the_slots(seeds: range) -> None:
-    for seed in seeds:
-        run(seed, jobs=2)
-
-
-@blocks(4000, 6)
-def test_sums_of_racks_are_exact_whatever_the_network_does(seeds: range) -> None:
-    for seed in seeds:
-        run(seed, worst=0.25, racks=2)
-
-
-@blocks(5000, 5)
-def test_sums_are_exact_when_leaves_spine_and_server_restart(seeds: range) -> None:
-    for seed in seeds:
-        run(seed, worst=0.25, racks=2, restarts=True)
-
-
-@blocks(6000, 1)
-def test_any_number_of_racks(seeds: range) -> None:
-    for seed in seeds:
-        run(seed, worst=0.25, racks=1 + seed % 4, restarts=True)
-
-
-@blocks(7000, 3, of=5)
-def test_sums_are_exact_when_two_jobs_share_the_slots_of_both_levels(seeds: range) -> None:
-    networks = [run(seed, worst=0.25, racks=2, jobs=2, restarts=seed % 2 == 0) for seed in seeds]
+@pytest.mark.parametrize("first", [7000, 7005, 7010])
+def test_sums_are_exact_when_two_jobs_share_the_slots_of_both_levels(first: int) -> None:
+    networks = [
+        run(seed, worst=0.25, racks=2, jobs=2, restarts=seed % 2 == 0) for seed in range(first, first + 5)
+    ]
     assert sum(one.verdicts[Verdict.COLLIDED] for network in networks for one in network.switches)
 
 
@@ -192,9 +136,9 @@ def rejoin(seed: int) -> None:
     check(actors, rounds)
 
 
-@blocks(3000, 4)
-def test_a_new_generation_is_not_touched_by_the_old_one_s_packets(seeds: range) -> None:
-    for seed in seeds:
+@pytest.mark.parametrize("first", [3000, 3010, 3020, 3030])
+def test_a_new_generation_is_not_touched_by_the_old_one_s_packets(first: int) -> None:
+    for seed in range(first, first + 10):
         rejoin(seed)
 
 
@@ -206,11 +150,9 @@ def test_a_quiet_network_sums_every_chunk_in_the_switches(racks: tuple[int, ...]
     config = replace(QUIET, workers=sum(racks) or 3, racks=racks, first_chunk=0xFFFFFFF0)
     actors = network.admit(config, SERVER_PORT[1])
     rounds = drawn_rounds(network.random, config.workers)
-    for worker, actor in enumerate(actors):
-        for one in rounds:
-            actor.machine.submit(one.inputs[worker], one.op)
+    submit_all(network, actors, rounds)
+    for actor in actors:
         actor.machine.finish(0.0)
-        network.poke(actor)
     network.run_until(
         lambda: not any(actor.alive for actor in actors), seconds=1.0, packets=10_000 if racks else 5000
     )
@@ -221,6 +163,13 @@ def test_a_quiet_network_sums_every_chunk_in_the_switches(racks: tuple[int, ...]
     assert network.switch.verdicts[Verdict.BYPASSED] == 0
     assert all(actor.machine.stats().resends == 0 and actor.confirmed for actor in actors)
     assert all(slot.tag == 0 for one in network.switches for slot in one.state)
+
+
+def summing(network: VirtualNetwork, config: JobConfig, chunks: int) -> list[Actor]:
+    """Admit a job of three workers that sum 1, 2 and 4."""
+    actors = network.admit(config, SERVER_PORT[1])
+    submit_all(network, actors, [Round("add", [np.full(chunks * LANES, n, np.uint32) for n in (1, 2, 4)])])
+    return actors
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -274,9 +223,69 @@ def test_what_a_rack_gives_up_reaches_the_server() -> None:
 
     # Something of the chunk has to come for the server to ask: worker 1's contribution, once more by hand.
     network.at(0.001, bypass)
-    network.run_until(lambda: server.progress().missing_workers == (33,), seconds=0.02, packets=200)
+    network.run_until(
+        lambda: (stall := server.stalled(network.now)) is not None and stall.missing_workers == (33,),
+        seconds=0.02,
+        packets=200,
+    )
     assert all(actor.machine.stats().resends == 0 for actor in actors)
     # ... and tells everybody whom it waits for.
     network.run_until(
         lambda: actors[0].machine.stalled(network.now).missing_workers == (33,), seconds=1.0, packets=400
     )
+
+
+def join_and_sum(network: VirtualNetwork, actor: Actor, rounds: list[Round], numbers: np.ndarray) -> None:
+    """Join with `numbers`, go to the run's start, and submit each round after the previous results."""
+    machine, worker = actor.machine, actor.machine.worker_id
+    mine = np.where(np.arange(len(numbers)) == worker, numbers, 0).astype(np.uint32)
+    tickets = [machine.submit(mine, "add")]
+    network.poke(actor)
+
+    def look() -> None:
+        if tickets[-1] in actor.sums:
+            if len(tickets) == 1:
+                np.testing.assert_array_equal(actor.sums.pop(0), numbers)
+                machine.start_run(int(np.bitwise_xor.reduce(numbers)))
+            if len(tickets) > len(rounds):
+                machine.finish(network.now)
+                network.poke(actor)
+                return
+            one = rounds[len(tickets) - 1]
+            tickets.append(machine.submit(one.inputs[worker], one.op))
+            network.poke(actor)
+        network.at(network.now + 1e-3, look)
+
+    network.at(0.0, look)
+
+
+def run_with_strays(seed: int, *, worst: float, restart: bool) -> VirtualNetwork:
+    """A job of one to five workers, and twenty strays from its ports, within 50 ms."""
+    random = Random(seed)
+    config = drawn_config(random, 1, first_chunk=random.choice([0, 1000, 2**32 - 2]))
+    network = drawn_network(random, seed, worst)
+    actors, rounds = network.admit(config, SERVER_PORT[1]), drawn_rounds(random, config.workers)
+    numbers = np.random.default_rng(seed).integers(1, 1 << 32, config.workers, dtype=np.uint32)
+    for actor in actors:
+        join_and_sum(network, actor, rounds, numbers)
+    for _ in range(20):
+        actor, chunk, kind = random.choice(actors), random.randrange(1 << 32), random.choice(STRAY_KINDS)
+        packet = stray(config, actor.machine.worker_id, chunk, kind)
+        for _ in range(random.choice([1, 1, 2])):
+            at = random.uniform(0, 0.05)
+            network.at(at, lambda port=actor.port, packet=packet: network.inject(port, packet))
+    if restart:
+        network.at(random.uniform(0, 0.05), lambda: network.restart_server(SERVER_PORT[1]))
+    network.run_until(lambda: all(not actor.alive for actor in actors), seconds=30.0, packets=30_000)
+    for actor in actors:
+        actor.sums = {ticket - 1: words for ticket, words in actor.sums.items()}
+    check(actors, rounds)
+    return network
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("worst", [0.0, 0.2])
+@pytest.mark.parametrize("block", range(5))
+def test_sums_are_exact_whatever_strays_come(block: int, worst: float, restart: bool) -> None:
+    for seed in range(block * 10, block * 10 + 10):
+        run_with_strays(seed, worst=worst, restart=restart)

@@ -3,6 +3,7 @@
 import logging
 import socket
 import threading
+from unittest.mock import Mock
 
 import pytest
 from patience import PATIENCE_S
@@ -41,36 +42,19 @@ def controller(answers: threading.Event):
 
 def test_a_controller_that_takes_its_time_is_talked_of(monkeypatch):
     monkeypatch.setattr(lease, "_TELL_AFTER_S", 0.01)
-    answers, told = threading.Event(), []
-
-    class Log:
-        def warning(self, *message):
-            told.append(message)
-            answers.set()
-
-    monkeypatch.setattr(lease, "_log", Log())
+    answers = threading.Event()
+    log = Mock(warning=Mock(side_effect=lambda *_: answers.set()))
+    monkeypatch.setattr(lease, "_log", log)
     host, port = controller(answers)
     Lease((host, port), 60.0).close()
-    assert told == [("controller %s:%d: admits the job; waiting up to %g s", host, port, 60.0)]
+    log.warning.assert_called_once_with(
+        "controller %s:%d: admits the job; waiting up to %g s", host, port, 60.0
+    )
 
 
 def test_a_controller_that_answers_at_once_is_not(monkeypatch):
-    answers = threading.Event()
+    answers, timer = threading.Event(), Mock()
     answers.set()
-    timer = _Timer()
     monkeypatch.setattr(lease.threading, "Timer", lambda *_: timer)
     Lease(controller(answers), 60.0).close()
-    assert timer.cancelled
-
-
-class _Timer:
-    """Notes whether it was cancelled."""
-
-    daemon = False
-    cancelled = False
-
-    def start(self):
-        pass
-
-    def cancel(self):
-        self.cancelled = True
+    timer.cancel.assert_called_once_with()

@@ -1,6 +1,9 @@
 """The packet format: golden vectors both ways, every field at every value, and bytes that are not packets."""
 
+import itertools
+import re
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -142,6 +145,30 @@ def test_malformed_agrees_with_unpack_packet_by_packet():
         except wire.WireError:
             assert is_malformed
     assert 0 < marked.sum() < 4096
+
+
+def test_the_page_has_the_fields_and_the_packets_that_receivers_drop():
+    page = (Path(__file__).parents[2] / "docs/reference/protocol.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| `(\w+)` \|", page, re.MULTILINE)
+    sizes = [field.bits // 8 for field in wire.FIELDS]
+    offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+    names = [field.name for field in wire.FIELDS]
+    assert rows == [tuple(map(str, row)) for row in zip(offsets, sizes, names, strict=True)]
+    headers = np.array(list(itertools.product(range(4), range(9), range(256), range(3))), np.uint8)
+    batch = wire.empty(len(headers), 1)
+    batch[:, :4] = headers
+    version, kind, flags, job_id = headers.T
+    dropped = (version != 1) | (flags & 0xE0 != 0) | (kind < 1) | (kind > 7) | ((job_id == 0) & (kind != 6))
+    np.testing.assert_array_equal(wire.malformed(batch, 1), dropped)
+
+
+def test_constants_are_those_of_the_page():
+    assert (wire.UDP_PORT, wire.VERSION, wire.EVERYONE, wire.ALL_FLAGS) == (20563, 1, 0xFFFF, 0x1F)
+    assert " ".join(kind.name for kind in wire.Kind) == "CONTRIBUTION RESEND BYPASS RESULT NEED RESET RETRY"
+    assert [int(kind) for kind in wire.Kind] == list(range(1, 8))
+    assert {flag.name: int(flag) for flag in wire.Flag if flag} == {
+        name: 1 << bit for bit, name in enumerate(["OR", "SPINE", "CE", "FIN", "OWNED"])
+    }
 
 
 def test_slot_and_tag_identify_every_chunk():

@@ -7,6 +7,7 @@ workers and servers as threads.
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,11 +25,14 @@ from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts
 from peelsum.summation import Part
 from peelsum.topology.errors import TopologyError
 from peelsum.topology.processes import Child
-from peelsum.transport import AggregationService, JobConfig, SwitchSummation, TransportError, job_config
-from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
-from peelsum.wire.datagrams import Address
+from peelsum.transport import AggregationServer, JobConfig, SwitchSummation, TransportError, job_config
+from peelsum.transport.warming import warm_up
+from peelsum.wire import FRAME_HEADER_BYTES, fields_of, packet_bytes
+from peelsum.wire.datagrams import Address, BatchSocket
 
 _STALL_S = 30.0
+#: Longest wait between hellos of a server that receives nothing.
+_HELLO_GAP_S = 0.1
 #: Delay of a link in microseconds, in addition to its rate.
 HOP_US = 10.0
 #: More sums than a scene has time for.
@@ -220,14 +224,39 @@ def _played(
 @contextmanager
 def _served(configs: Sequence[JobConfig], address: Address) -> Iterator[None]:
     """Run the servers of all jobs, behind one port, during the body."""
-    with AggregationService(configs, address) as service:
-        thread = threading.Thread(target=service.run)
+    lanes = configs[0].lanes
+    warm_up(lanes)
+    ended = threading.Event()
+    with BatchSocket.bind(("127.0.0.1", 0), packet_bytes(lanes)) as sock:
+        sock.connect(address)
+        servers = {config.job_id: AggregationServer(config) for config in configs}
+        thread = threading.Thread(target=_serve, args=(servers, lanes, sock, ended))
         thread.start()
         try:
             yield
         finally:
-            service.stop()
+            ended.set()
             thread.join()
+
+
+def _serve(
+    servers: Mapping[int, AggregationServer], lanes: int, sock: BatchSocket, ended: threading.Event
+) -> None:
+    """Give each server its job's packets; what the kernel's buffer does not take is lost."""
+    while not ended.is_set():
+        timers = [due for one in servers.values() if (due := one.next_timer()) is not None]
+        wait = min(timers, default=np.inf) - time.monotonic()
+        if not select.select([sock], [], [], max(0.0, min(wait, _HELLO_GAP_S)))[0]:
+            sock.send_hello()  # a switch sends to a port's host once it has heard of it
+        now = time.monotonic()
+        while (burst := sock.receive()) is not None:
+            job_ids = fields_of(burst.packets, lanes)["job_id"]
+            for job_id, server in servers.items():
+                server.receive(np.ascontiguousarray(burst.packets[job_ids == job_id]), now)
+        for server in servers.values():
+            server.expire(now)
+            while len(batch := server.to_send(now)):
+                sock.send(batch)
 
 
 class _Job:

@@ -70,11 +70,11 @@ def run(
         known = {"job": config.job_id, "generation": config.generation}
         tell = logged(log_format, "server", print_event, **known)
         service = stack.enter_context(
-            AggregationService([config], host_and_port, wire="ethernet" if ethernet else "udp-port")
+            AggregationService(config, host_and_port, wire="ethernet" if ethernet else "udp-port")
         )
 
         def read() -> Values:
-            return server_values({job: asdict(stats) for job, stats in service.stats().items()})
+            return server_values({config.job_id: asdict(service.stats())})
 
         url = serve_metrics(stack, metrics, "server", read, tls, json)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -83,7 +83,7 @@ def run(
             say(job_id=config.job_id, switch=switch, **url)
         else:
             print(f"job {config.job_id}: serving at {switch}", flush=True)
-        (stats,) = service.run(report).values()
+        stats = service.run(report)
     values = asdict(stats)
     if json:
         say(**values)

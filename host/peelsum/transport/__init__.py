@@ -4,13 +4,13 @@ The worker's endpoint and the aggregation server are state machines over batches
 them to sockets and clocks.
 """
 
-from peelsum.transport.admission import job_config
 from peelsum.transport.config import JobConfig, Timers
 from peelsum.transport.endpoint import WorkerEndpoint
 from peelsum.transport.errors import TransportConfigError, TransportError
 from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted
+from peelsum.transport.seats import job_config
 from peelsum.transport.server import AggregationServer
-from peelsum.transport.service import AggregationService, serve
+from peelsum.transport.service import AggregationService
 from peelsum.transport.udp import SwitchSummation
 
 __all__ = [
@@ -27,5 +27,4 @@ __all__ = [
     "TransportError",
     "WorkerEndpoint",
     "job_config",
-    "serve",
 ]

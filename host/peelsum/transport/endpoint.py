@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,30 +52,17 @@ from peelsum.transport.endpoint_state import (
 )
 from peelsum.transport.errors import TransportConfigError
 from peelsum.transport.events import Event, JobFinished, Stalled, TensorCompleted, WorkerLeft
-from peelsum.transport.layout import SERIAL_BASE, header_row, rows_of, run_start
-from peelsum.transport.stats import WorkerStats
-from peelsum.wire import MAX_WORKERS, Batch, Flag, Kind, packet_bytes
+from peelsum.transport.layout import rows_of, run_start
+from peelsum.transport.stats import WorkerStats, counted
+from peelsum.wire import MAX_WORKERS, Batch, Flag, packet_bytes
 
 #: Packets per batch: a socket sends as many in one system call.
 BATCH = 64
 #: All workers contribute one in so many chunks of a GATHER: see `endpoint_kernels.gather`.
 PACE = 16
 _FLAGS = {"add": Flag.NONE, "or": Flag.OR}
-_DROPS = (
-    Count.MALFORMED,
-    Count.FOREIGN_JOB,
-    Count.WRONG_GENERATION,
-    Count.UNEXPECTED_KIND,
-    Count.OUT_OF_WINDOW,
-)
-
-
-class _Whose(NamedTuple):
-    """Who has which piece of a tensor: see `Column`."""
-
-    collective: int
-    pieces: int
-    mine: int
+_COUNTS = [one for one in Count if one < Count.MALFORMED]
+_DROPS = [one for one in Count if Count.MALFORMED <= one <= Count.OUT_OF_WINDOW]
 
 
 @dataclass(eq=False)
@@ -101,29 +87,16 @@ class WorkerEndpoint:
             raise TransportConfigError(f"worker_id: {worker_id} is not one of the job's workers; give {have}")
         self.config = config
         self.worker_id = worker_id
-        first, racks = SERIAL_BASE + config.first_chunk, len(config.rack_masks)
         rack, place = divmod(worker_id, MAX_WORKERS)
         self._mine = config.worker_ids.index(worker_id)
-        self._mask = 1 << place
         timers = config.timers
         #: The worker and its job, as packets name them.
-        self.identity = Identity(config.job_id, config.generation, rack if config.racks else -1, self._mask)
+        self.identity = Identity(config.job_id, config.generation, rack if config.racks else -1, 1 << place)
         #: The job's window, and times in seconds.
         self.limits = Limits(config.window, timers.resend_least, timers.resend_most, timers.first_answer)
         self._window = CongestionWindow(config.window, config.initial_window)
-        header = header_row(
-            kind=Kind.CONTRIBUTION,
-            job_id=config.job_id,
-            generation=config.generation,
-            sender=worker_id,
-            bitmap=self._mask,
-        )
         #: The numbers that compiled loops change.
-        self.state: WorkerState = new_state(
-            self.limits, config.lanes, racks, first, self._window.numbers, header
-        )
-        self.state.cursors[Cursor.PLACE] = place
-        self.state.cursors[Cursor.PLACES] = config.rack_masks[rack].bit_count()
+        self.state: WorkerState = new_state(config, worker_id, self._window.numbers)
         self._tensors: deque[_Tensor] = deque()
         self._tickets = 0
         self._scratch = np.zeros((BATCH, packet_bytes(config.lanes) // 4), np.uint32)
@@ -196,8 +169,7 @@ class WorkerEndpoint:
         if result is None:
             result = kept_pages.empty(size * pieces if collective == GATHER else size, np.uint32)
         mine = self._mine if root is None else 0 if root == self._mine else -1
-        whose = _Whose(collective, pieces, mine)
-        tensor = self._append(words, result, size, _FLAGS[op], urgent, whose)
+        tensor = self._append(words, result, size, _FLAGS[op], urgent, collective, pieces, mine)
         if tensor.number < 0:
             self._pending.append(TensorCompleted(tensor.ticket, tensor.result))
         return tensor.ticket
@@ -298,17 +270,10 @@ class WorkerEndpoint:
         counts, clock = self.state.counts, self.state.clock
         measured = clock[Clock.RTT_SAMPLES] > 0
         return WorkerStats(
-            contributions=int(counts[Count.CONTRIBUTIONS]),
-            resends=int(counts[Count.RESENDS]),
-            results=int(counts[Count.RESULTS]),
-            duplicates=int(counts[Count.DUPLICATES]),
-            lost=int(counts[Count.LOST]),
-            timeouts=int(counts[Count.TIMEOUTS]),
-            needs=int(counts[Count.NEEDS]),
-            marked=int(counts[Count.MARKED]),
+            **counted(counts, _COUNTS),
             window=self._window.size,
             window_cuts=self._window.cuts,
-            dropped={reason.name.lower(): int(counts[reason]) for reason in _DROPS},
+            dropped=counted(counts, _DROPS),
             rtt_mean=float(clock[Clock.RTT_SUM] / clock[Clock.RTT_SAMPLES]) if measured else None,
             rtt_least=float(clock[Clock.RTT_LEAST]) if measured else None,
             rtt_most=float(clock[Clock.RTT_MOST]) if measured else None,
@@ -320,11 +285,14 @@ class WorkerEndpoint:
         result: NDArray[np.uint32],
         size: int,
         flags: Flag,
-        urgent: bool,
-        whose: _Whose,
+        urgent: bool = False,
+        collective: int = SUM,
+        pieces: int = 1,
+        mine: int = 0,
     ) -> _Tensor:
+        """Append a tensor to those to be sent; the last three are as in `Column`."""
         tensor = _Tensor(self._tickets, -1, words, result)
-        chunks = whose.pieces * max(-(-size // self.config.lanes), int(bool(flags & Flag.FIN)))
+        chunks = pieces * max(-(-size // self.config.lanes), int(bool(flags & Flag.FIN)))
         self._tickets += 1
         if not chunks:
             return tensor
@@ -334,13 +302,13 @@ class WorkerEndpoint:
         addresses = words.ctypes.data, tensor.result.ctypes.data
         serial, window = start & 0xFFFFFFFF, self.config.window
         # A chunk's id gives its owner, so ids must not wrap within the tensor.
-        if whose.collective == SCATTER and not self.config.racks and serial + chunks <= 1 << 32:
+        if collective == SCATTER and not self.config.racks and serial + chunks <= 1 << 32:
             flags |= Flag.OWNED
         pace = PACE if window >= 4 * PACE else 1
         reach = window // 2 - pace if pace > 1 else window
-        turn = serial % whose.pieces
-        row = start, start + chunks, chunks, flags, size, *addresses, urgent, *whose, turn, pace, reach
-        state.tensors[tensor.number % len(state.tensors)] = row
+        turn = serial % pieces
+        row = start, start + chunks, chunks, flags, size, *addresses, urgent, collective, pieces, mine, turn
+        state.tensors[tensor.number % len(state.tensors)] = (*row, pace, reach)
         cursors[Cursor.END] += chunks
         cursors[Cursor.TENSOR_END] += 1
         self._tensors.append(tensor)
@@ -356,5 +324,5 @@ class WorkerEndpoint:
         """Submit the FIN chunk once every result is there. Its result means that all workers have theirs."""
         if self._finishing and self._leave_at is None and not self.outstanding:
             none = np.zeros(0, np.uint32)
-            self._append(none, none, 0, Flag.FIN, False, _Whose(SUM, 1, 0))
+            self._append(none, none, 0, Flag.FIN)
             self._leave_at = now + self.config.timers.linger

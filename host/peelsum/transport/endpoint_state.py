@@ -12,7 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.transport.layout import HEADER_WORDS, Words
+from peelsum.transport.config import JobConfig
+from peelsum.transport.layout import HEADER_WORDS, SERIAL_BASE, rows_of
+from peelsum.wire import MAX_WORKERS, Kind, pack
 
 #: Tensors for which a new state has room.
 _TENSORS = 16
@@ -53,7 +55,7 @@ class Count(IntEnum):
     LOST = 5  # contributions overtaken by later results
     TIMEOUTS = 6
     NEEDS = 7
-    MALFORMED = 8
+    MALFORMED = 8  # from here to OUT_OF_WINDOW: packets dropped
     FOREIGN_JOB = 9
     WRONG_GENERATION = 10
     UNEXPECTED_KIND = 11
@@ -138,37 +140,42 @@ class WorkerState(NamedTuple):
     tensors: NDArray[np.int64]  # [room, Column]: a ring; tensor t has row t % room
 
 
-def new_state(
-    limits: Limits, lanes: int, racks: int, first: int, congestion: NDArray[np.float64], header: Words
-) -> WorkerState:
-    """Return the state of a worker that has sent nothing.
-
-    racks: 1 with one level. first: a position.
-    """
-    rows = 2 * limits.window
+def new_state(config: JobConfig, worker_id: int, congestion: NDArray[np.float64]) -> WorkerState:
+    """Return the state of a worker that has sent nothing. congestion: the numbers of its window."""
+    rows, first = 2 * config.window, SERIAL_BASE + config.first_chunk
+    rack, place = divmod(worker_id, MAX_WORKERS)
+    header = pack(
+        np.zeros((1, 0), np.uint32),
+        kind=Kind.CONTRIBUTION,
+        job_id=config.job_id,
+        generation=config.generation,
+        sender=worker_id,
+        bitmap=1 << place,
+    )
     cursors = np.zeros(len(Cursor), np.int64)
     cursors[[Cursor.FIRST, Cursor.BASE, Cursor.NEXT, Cursor.JOINED, Cursor.RUN, Cursor.END]] = first
     cursors[[Cursor.HIGHEST, Cursor.NEEDED]] = first - 1
     cursors[Cursor.PROBES] = 1
+    cursors[Cursor.PLACE], cursors[Cursor.PLACES] = place, config.rack_masks[rack].bit_count()
     clock = np.zeros(len(Clock))
     clock[[Clock.QUIET_SINCE, Clock.ANSWERED]] = -np.inf
     clock[Clock.USUAL] = -1.0
-    clock[Clock.TIMEOUT] = limits.patience
+    clock[Clock.TIMEOUT] = config.timers.first_answer
     clock[[Clock.RTT_LEAST, Clock.MOVED]] = np.inf
     return WorkerState(
-        packets=np.zeros((rows, HEADER_WORDS + lanes), np.uint32),
+        packets=np.zeros((rows, HEADER_WORDS + config.lanes), np.uint32),
         answered=np.zeros(rows, np.bool_),
         early=np.zeros(rows, np.int64),
         queued=np.zeros(rows, np.uint8),
         tries=np.zeros(rows, np.int64),
         sent_at=np.zeros(rows),
         queue=np.zeros(rows, np.int64),
-        missing=np.zeros(racks, np.int64),
+        missing=np.zeros(len(config.rack_masks), np.int64),
         cursors=cursors,
         counts=np.zeros(len(Count), np.int64),
         clock=clock,
         congestion=congestion,
-        header=header,
+        header=rows_of(header)[0],
         tensors=np.zeros((_TENSORS, len(Column)), np.int64),
     )
 

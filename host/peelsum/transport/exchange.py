@@ -1,4 +1,4 @@
-"""Runs a worker's endpoints and an aggregation server on their links, by the compiled loops."""
+"""Runs a worker's endpoints on their links, by the compiled loop."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import numpy as np
 from peelsum.transport.endpoint import WorkerEndpoint
 from peelsum.transport.errors import in_plane
 from peelsum.transport.events import Event
-from peelsum.transport.exchange_kernels import Station, exchange
+from peelsum.transport.exchange_kernels import Station, Unsent, Wire, exchange, new_wire
 from peelsum.transport.layout import Words
 from peelsum.transport.link import PortLink
-from peelsum.transport.server import AggregationServer
-from peelsum.transport.service_kernels import serve
-from peelsum.transport.wire_kernels import Unsent, Wire, new_wire
 
 #: The longest that a loop runs in seconds, as Python handles signals in between.
 _SLICE = 0.1
@@ -50,7 +47,7 @@ class Exchange:
         for i, (endpoint, link) in enumerate(self._planes):
             failure = problem if i == failed else 0
             with in_plane(i, len(self._planes)):
-                self._wires[i] = _settled(self._wires[i], link, failure, endpoint.state.packets)
+                self._wires[i] = settled(self._wires[i], link, failure, endpoint.state.packets)
         now = time.monotonic()
         events: list[tuple[int, Event]] = []
         for i, (endpoint, _) in enumerate(self._planes):
@@ -62,36 +59,7 @@ class Exchange:
         return events
 
 
-class Serving:
-    """An aggregation server on its link."""
-
-    def __init__(self, server: AggregationServer, link: PortLink) -> None:
-        self._server, self._link = server, link
-        self._wire = new_wire(link.socket, server.state.packets.shape[1], link.waker)
-
-    @property
-    def odd(self) -> int:
-        """Packets of another size that arrived; they were dropped."""
-        return int(self._wire.odd[0])
-
-    def run(self) -> tuple[list[Event], bool]:
-        """Receive and send until there are events, or for a while; return them, and whether packets arrived.
-
-        Raises SwitchUnreachableError.
-        """
-        server, link, heard_at = self._server, self._link, self._wire.heard_at[1]
-        began = time.monotonic()
-        until = min(began + _SLICE, link.greet(began))
-        problem = serve(server.state, server.identity, server.config.window, server.waits, self._wire, until)
-        heard = bool(self._wire.heard_at[1] > heard_at)
-        self._wire = _settled(self._wire, link, problem, self._wire.scratch)
-        events = server.collect(time.monotonic()) if heard else []
-        timer = server.next_timer()
-        # As at a worker: packets that have come to the socket since are received first.
-        return events if timer is None or timer > began else events + server.expire(began), heard
-
-
-def _settled(wire: Wire, link: PortLink, problem: int, own: Words) -> Wire:
+def settled(wire: Wire, link: PortLink, problem: int, own: Words) -> Wire:
     """Return the wire for the next loop, after one that ended with an error number or 0.
 
     Packets that could not be sent are sent again, which may reduce the size of sends. Raises

@@ -1,13 +1,18 @@
-"""The wait for workers that still start, e.g. compile, before the job's first sum: longer than a stall."""
+"""A job's first sum, with which workers join: it waits longer than a stall, for those that still start."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
+import secrets
 from dataclasses import replace
 
-from peelsum.transport.errors import TransportConfigError
+import numpy as np
+
+from peelsum.summation import Words
+from peelsum.transport.config import JobConfig
+from peelsum.transport.errors import TransportConfigError, TransportError
 from peelsum.transport.events import Stalled, named
 
 #: Environment variable with the seconds that workers wait for each other at a start.
@@ -32,6 +37,28 @@ def join_limit_s() -> float:
     if not 0 < limit_s < math.inf:
         raise TransportConfigError(f"{JOIN}: {given!r} is not a time to wait; give seconds above 0")
     return limit_s
+
+
+class JoiningSum:
+    """The first sum of a connection: one word per worker, in which it sends a random number.
+
+    A worker that gets another number back was answered from an earlier run of the generation, whose sums the
+    server still keeps. Without this sum, the worker would take them for this run's.
+    """
+
+    def __init__(self, config: JobConfig, worker_id: int) -> None:
+        self._config, self._mine = config, config.worker_ids.index(worker_id)
+        self._number = secrets.randbelow((1 << 32) - 1) + 1
+        self.words = np.zeros(config.workers, np.uint32)
+        self.words[self._mine] = self._number
+
+    def check(self, result: Words) -> None:
+        """Raise TransportError if `result` is from an earlier run."""
+        if result[self._mine] != self._number or not result.all():
+            raise TransportError(
+                f"job {self._config.job_id}: generation {self._config.generation} has run before; "
+                "admit the job and start its server again, then all workers"
+            )
 
 
 class JoinWait:

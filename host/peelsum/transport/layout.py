@@ -6,12 +6,11 @@ The places of the header fields in a row are derived from the wire format.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.wire import FIELDS, HEADER_BYTES, RESERVED_JOB_ID, Batch, Kind, datagrams, pack, system_calls
+from peelsum.wire import FIELDS, HEADER_BYTES, RESERVED_JOB_ID, Batch, Kind, datagrams, system_calls
 from peelsum.wire import VERSION as WIRE_VERSION
 from peelsum.wire import format as wire_format
 from peelsum.wire.compiled import compiler
@@ -63,12 +62,6 @@ def rows_of(batch: Batch) -> Words:
     """Return a batch uint8[n, packet_bytes] as raw words uint32[n, packet_bytes / 4], sharing memory."""
     rows = np.ascontiguousarray(batch).view(np.uint32)
     return rows if rows.flags.aligned else rows.copy()
-
-
-def header_row(**fields: Any) -> Words:
-    """Return the raw header words of a packet with these fields, uint32[HEADER_WORDS]."""
-    row: Words = pack(np.zeros((1, 0), np.uint32), **fields).view(np.uint32)[0]
-    return row
 
 
 @compiled

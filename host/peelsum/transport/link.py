@@ -1,4 +1,4 @@
-"""A host's UDP link to its switch port: hello, batches in and out, waiting.
+"""A host's UDP link to its switch port: its socket, hellos, and errors that name the switch.
 
 If the switch port is a UDP socket (`udp-port`), the host says hello with an empty datagram, and the switch
 answers with one. The host repeats its hello when nothing has arrived for a while, so that a restarted switch
@@ -11,12 +11,11 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import selectors
-import socket
+import select
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Literal, Protocol, Self
+from contextlib import contextmanager
+from typing import Literal, Self
 
 from peelsum.forks import keep_from_children
 from peelsum.transport.errors import SwitchUnreachableError
@@ -33,15 +32,7 @@ _HELLO_GAP = 0.1
 _TELL_AFTER = 2.0
 #: Seconds without a datagram after which to say hello again.
 _SILENCE = 1.0
-
-
 _log = logging.getLogger("peelsum")
-
-
-class Machine(Protocol):
-    """A sender of batches: a worker's endpoint or an aggregation server."""
-
-    def to_send(self, now: float, limit: int = ...) -> Batch: ...
 
 
 class PortLink:
@@ -65,16 +56,10 @@ class PortLink:
         self._address = address
         self._greets = wire == "udp-port"
         self._heard_at = time.monotonic()
-        self._unsent: Batch | None = None
-        self._writing = False
-        self._selector = selectors.DefaultSelector()
-        self._woken, self._waker = socket.socketpair()
-        self._woken.setblocking(False)
         try:
             self.socket = self._bind(packet_bytes, interface)
             keep_from_children(self.socket)
         except OSError as error:
-            self._close_waiting()
             raise SwitchUnreachableError(str(error)) from error
         try:
             with self._blaming_the_network():
@@ -84,30 +69,11 @@ class PortLink:
                 if why is not None:
                     raise SwitchUnreachableError(why)
                 self.socket.connect(address)
-                self._selector.register(self.socket, selectors.EVENT_READ)
-                self._selector.register(self._woken, selectors.EVENT_READ)
                 if self._greets:
                     self._say_hello(hello_s)
         except BaseException:
             self.close()
             raise
-
-    def receive(self) -> Batch | None:
-        """Return packets that have arrived, uint8[n, packet_bytes], valid until the next call, or None."""
-        with self._blaming_the_network():
-            while (burst := self.socket.receive()) is not None:
-                self._heard_at = time.monotonic()
-                if not burst.hello:
-                    return burst.packets
-        return None
-
-    def send_from(self, machine: Machine, now: float) -> None:
-        """Send the machine's packets until the kernel's buffer is full; the rest goes first next time."""
-        while self._unsent is None or self._flushed():
-            batch = machine.to_send(now)
-            if not len(batch):
-                return
-            self._unsent = batch
 
     def send(self, batch: Batch) -> int:
         """Send packets; return how many the kernel took."""
@@ -118,16 +84,6 @@ class PortLink:
         """Raise SwitchUnreachableError for a system call's error number."""
         with self._blaming_the_network():
             raise OSError(number, os.strerror(number))
-
-    @property
-    def waker(self) -> int:
-        """The descriptor that is readable after `wake`."""
-        return self._woken.fileno()
-
-    def clear_wakes(self) -> None:
-        """Forget earlier calls of `wake`."""
-        with suppress(BlockingIOError):
-            self._woken.recv(64)
 
     def heard(self, at: float) -> None:
         """Note that a datagram was received at the time `at`."""
@@ -141,34 +97,8 @@ class PortLink:
                 self.socket.send_hello()
         return self._heard_at + _SILENCE
 
-    def wait(self, until: float | None) -> None:
-        """Wait for a packet, for room to send the rest, for `wake`, or until the time `until`."""
-        now = time.monotonic()
-        latest = self.greet(now)
-        latest = latest if until is None else min(latest, until)
-        self._watch(writing=self._unsent is not None)
-        for key, _ in self._selector.select(max(0.0, latest - now)):
-            if key.fileobj is self._woken:
-                self._woken.recv(64)
-
-    def wake(self) -> None:
-        """Make `wait` return. Callable from any thread or signal handler."""
-        with suppress(OSError):
-            self._waker.send(b"\0")
-
-    @property
-    def room(self) -> int:
-        """Approximate number of packets that the receive buffer holds."""
-        return self.socket.room
-
-    @property
-    def overruns(self) -> int:
-        """Packets that the kernel dropped because the receive buffer was full."""
-        return self.socket.overruns
-
     def close(self) -> None:
         """Free the port."""
-        self._close_waiting()
         self.socket.close()
 
     def __enter__(self) -> Self:
@@ -208,29 +138,12 @@ class PortLink:
                 f"switch address {where}: {getattr(error, 'strerror', None) or error}; check host and port"
             ) from error
 
-    def _close_waiting(self) -> None:
-        self._selector.close()
-        self._woken.close()
-        self._waker.close()
-
-    def _watch(self, *, writing: bool) -> None:
-        """Set whether the selector also reports room for sending."""
-        if writing != self._writing:
-            self._writing = writing
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
-            self._selector.modify(self.socket, events)
-
-    def _flushed(self) -> bool:
-        """Send the unsent rest; return whether all of it was sent."""
-        assert self._unsent is not None
-        left = self._unsent[self.send(self._unsent) :]
-        self._unsent = left if len(left) else None
-        return self._unsent is None
-
     def _say_hello(self, patience: float) -> None:
         started = time.monotonic()
         give_up_at, tell_at = started + patience, started + _TELL_AFTER
         say_at = 0.0
+        arrived = select.poll()
+        arrived.register(self.socket, select.POLLIN)
         while (now := time.monotonic()) < give_up_at:
             if now >= tell_at:
                 tell_at = give_up_at
@@ -239,7 +152,7 @@ class PortLink:
             if now >= say_at:
                 self.socket.send_hello()
                 say_at = now + _HELLO_GAP
-            self._selector.select(min(say_at, give_up_at) - now)
+            arrived.poll(1000 * (min(say_at, give_up_at) - now))
             while (burst := self.socket.receive()) is not None:
                 if burst.hello:
                     self._heard_at = time.monotonic()

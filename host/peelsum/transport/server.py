@@ -40,30 +40,14 @@ import numpy as np
 from peelsum.transport import server_kernels as kernels
 from peelsum.transport.config import JobConfig, numbers_of
 from peelsum.transport.events import Event, JobFinished, Stalled
-from peelsum.transport.layout import SERIAL_BASE, rows_of
-from peelsum.transport.server_state import (
-    Clock,
-    CompleteSum,
-    Count,
-    Cursor,
-    Identity,
-    JoiningChunks,
-    Waits,
-    new_state,
-)
-from peelsum.transport.stats import Progress, ServerStats
-from peelsum.wire import Batch, Flag, packet_bytes
+from peelsum.transport.layout import rows_of
+from peelsum.transport.server_state import Clock, Count, Cursor, Identity, Waits, new_state
+from peelsum.transport.stats import ServerStats, counted
+from peelsum.wire import Batch, packet_bytes
 
 BATCH = 64
-_DROPS = (
-    Count.MALFORMED,
-    Count.FOREIGN_JOB,
-    Count.WRONG_GENERATION,
-    Count.UNEXPECTED_KIND,
-    Count.FOREIGN_WORKER,
-    Count.OUT_OF_WINDOW,
-    Count.AHEAD_OF_WINDOW,
-)
+_COUNTS = [one for one in Count if one < Count.MALFORMED]
+_DROPS = [one for one in Count if one >= Count.MALFORMED]
 
 
 class AggregationServer:
@@ -71,25 +55,21 @@ class AggregationServer:
 
     def __init__(self, config: JobConfig) -> None:
         self.config = config
-        complete = CompleteSum(config.expected_mask, int(Flag.SPINE) if config.racks else 0)
-        joining = JoiningChunks(SERIAL_BASE + config.first_chunk, config.joining_chunks)
-        self.state = new_state(config.window, config.lanes, config.rack_masks, complete, joining)
+        self.state = new_state(config)
         self.identity = Identity(config.job_id, config.generation)
         timers = config.timers
         self.waits = Waits(timers.need, timers.need_most, timers.reply_gap)
         self._scratch = np.zeros((BATCH, packet_bytes(config.lanes) // 4), np.uint32)
         self._report_at = -np.inf
-        self._now = -np.inf
         self.finished = False
 
     def receive(self, batch: Batch, now: float) -> list[Event]:
         """Process received packets, uint8[n, packet_bytes] of any content; return the events."""
         kernels.take(self.state, rows_of(batch), self.identity, self.config.window, now, self.waits)
-        return self.collect(now)
+        return self.collect()
 
-    def collect(self, now: float) -> list[Event]:
-        """Return the events of packets processed since the last call; `now` is when the last one was."""
-        self._now = now
+    def collect(self) -> list[Event]:
+        """Return the events of packets processed since the last call."""
         if self.state.cursors[Cursor.FINISHED] and not self.finished:
             self.finished = True
             return [JobFinished(self.config.job_id, confirmed=True)]
@@ -108,69 +88,43 @@ class AggregationServer:
     def expire(self, now: float) -> list[Event]:
         """Request missing parts, report a stall or finish, if due. Call once `next_timer` has passed."""
         timers = self.config.timers
-        self._now = now
         kernels.expire(self.state, now, self.config.window, timers.need, timers.need_most)
         if now >= self._gives_up_at():
             self.finished = True
             return [JobFinished(self.config.job_id, confirmed=False)]
         if now < self._report_at:
             return []
-        incomplete, row = kernels.oldest_incomplete(self.state, self.config.window)
-        waited = now - self.state.since[row] if incomplete else 0.0
-        if waited < timers.stall:
+        stall = self.stalled(now)
+        if stall is None or stall.seconds < timers.stall:
             return []
         self._report_at = now + timers.stall
-        stand = self.progress(now)
-        return [
-            Stalled(
-                self.config.job_id,
-                stand.oldest_chunk or 0,
-                stand.missing_workers,
-                float(waited),
-                last_seen=stand.last_seen,
-                racks=len(self.config.racks),
-            )
-        ]
+        return [stall]
 
     def next_timer(self) -> float | None:
         """Return the time at which to call `expire` if no packet arrives before, or None for never."""
         due = min(kernels.next_due(self.state), self._gives_up_at())
         return due if due < np.inf else None
 
-    def progress(self, now: float | None = None) -> Progress:
-        """Return the job's progress as of `now`, by default the time of the last packet or timer."""
+    def stalled(self, now: float) -> Stalled | None:
+        """Return a `Stalled` event that describes the wait for the oldest incomplete chunk, or None."""
         state = self.state
-        incomplete, row = kernels.oldest_incomplete(state, self.config.window)
-        missing = numbers_of(state.expected & ~state.have[row]) if incomplete else ()
-        return Progress(
-            job_id=self.config.job_id,
-            chunks_complete=self._complete(),
-            chunks_incomplete=incomplete,
-            oldest_chunk=int(state.position[row]) & 0xFFFFFFFF if incomplete else None,
-            missing_workers=missing,
-            last_seen=tuple(
-                self._unseen_for(worker, self._now if now is None else now) for worker in missing
-            ),
+        row = kernels.oldest_incomplete(state, self.config.window)
+        if row < 0:
+            return None
+        missing = numbers_of(state.expected & ~state.have[row])
+        return Stalled(
+            self.config.job_id,
+            int(state.position[row]) & 0xFFFFFFFF,
+            missing,
+            float(now - state.since[row]),
+            last_seen=tuple(self._unseen_for(worker, now) for worker in missing),
             racks=len(self.config.racks),
         )
 
     def stats(self) -> ServerStats:
         """Return the counts since the start."""
         counts = self.state.counts
-        return ServerStats(
-            chunks_in_switch=int(counts[Count.IN_SWITCH]),
-            chunks_at_server=int(counts[Count.AT_SERVER]),
-            packets=int(counts[Count.PACKETS]),
-            merged=int(counts[Count.MERGED]),
-            duplicates=int(counts[Count.DUPLICATES]),
-            overlaps=int(counts[Count.OVERLAPS]),
-            results=int(counts[Count.RESULTS]),
-            replies=int(counts[Count.REPLIES]),
-            replies_withheld=int(counts[Count.WITHHELD]),
-            resends=int(counts[Count.RESENDS]),
-            needs=int(counts[Count.NEEDS]),
-            dropped={reason.name.lower(): int(counts[reason]) for reason in _DROPS},
-        )
+        return ServerStats(**counted(counts, _COUNTS), dropped=counted(counts, _DROPS))
 
     def _gives_up_at(self) -> float:
         """Return when to stop waiting for workers whose FIN has not come; infinity for never.
@@ -184,7 +138,3 @@ class AggregationServer:
         """Return the seconds since a worker's last contribution, or None if there was none."""
         seen_at = float(max(self.state.heard_at[worker], self.state.heard_at[-1]))
         return max(0.0, now - seen_at) if seen_at > -np.inf else None
-
-    def _complete(self) -> int:
-        counts = self.state.counts
-        return int(counts[Count.IN_SWITCH] + counts[Count.AT_SERVER])

@@ -121,7 +121,7 @@ def _answer(state: JobState, row: int, sender: int, who: Members, now: float, ga
     to_all = _several(who, state.expected)
     number = state.answered_at.shape[1] - 1 if to_all else sender
     if now - state.answered_at[row, number] < gap:
-        counts[Count.WITHHELD] += 1
+        counts[Count.REPLIES_WITHHELD] += 1
         return
     state.answered_at[row, number] = now
     owe(state, row, rack, OWE_ALL if to_all else 1 << worker)
@@ -241,7 +241,7 @@ def _complete(state: JobState, row: int, in_switch: bool, now: float) -> None:
     put(packet, SENDER, EVERYONE)
     put(packet, BITMAP, state.cursors[Cursor.SUM_BITMAP])
     put(packet, FLAGS, get(packet, FLAGS) & ~SPINE | state.cursors[Cursor.SUM_FLAG])
-    state.counts[Count.IN_SWITCH if in_switch else Count.AT_SERVER] += 1
+    state.counts[Count.CHUNKS_IN_SWITCH if in_switch else Count.CHUNKS_AT_SERVER] += 1
     state.done[row] = True
     state.deadline[row] = np.inf
     cursors[Cursor.ANCHOR] = max(cursors[Cursor.ANCHOR], state.position[row])
@@ -300,16 +300,16 @@ def expire(state: JobState, now: float, window: int, need: float, most: float) -
 
 
 @compiled
-def oldest_incomplete(state: JobState, window: int) -> tuple[int, int]:
-    """Return the number of incomplete chunks, and the row of the oldest one or -1."""
-    incomplete, oldest = 0, -1
+def oldest_incomplete(state: JobState, window: int) -> int:
+    """Return the row of the oldest incomplete chunk, or -1."""
+    oldest = -1
     for row in range(state.position.shape[0]):
-        counted = current(state.cursors, state.position[row], window)
-        if counted and not state.done[row] and state.have[row].any():
-            incomplete += 1
-            if oldest < 0 or state.position[row] < state.position[oldest]:
-                oldest = row
-    return incomplete, oldest
+        position = state.position[row]
+        older = oldest < 0 or position < state.position[oldest]
+        incomplete = state.have[row].any() and not state.done[row]
+        if older and incomplete and current(state.cursors, position, window):
+            oldest = row
+    return oldest
 
 
 @compiled

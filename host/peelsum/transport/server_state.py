@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.transport.layout import HEADER_WORDS
-from peelsum.wire import MAX_WORKERS
+from peelsum.transport.config import JobConfig
+from peelsum.transport.layout import HEADER_WORDS, SERIAL_BASE
+from peelsum.wire import MAX_WORKERS, Flag
 
 
 class Cursor(IntEnum):
@@ -37,18 +38,18 @@ class Cursor(IntEnum):
 class Count(IntEnum):
     """Indices of counters in `JobState.counts`."""
 
-    IN_SWITCH = 0
-    AT_SERVER = 1
+    CHUNKS_IN_SWITCH = 0
+    CHUNKS_AT_SERVER = 1
     PACKETS = 2
     MERGED = 3
     DUPLICATES = 4
     OVERLAPS = 5
     RESULTS = 6
     REPLIES = 7
-    WITHHELD = 8
+    REPLIES_WITHHELD = 8
     RESENDS = 9
     NEEDS = 10
-    MALFORMED = 11
+    MALFORMED = 11  # from here on: packets dropped
     FOREIGN_JOB = 12
     WRONG_GENERATION = 13
     UNEXPECTED_KIND = 14
@@ -88,20 +89,6 @@ class Members(NamedTuple):
     rack: int
 
 
-class CompleteSum(NamedTuple):
-    """The header of a complete sum."""
-
-    bitmap: int
-    flag: int  # SPINE in two levels, else 0
-
-
-class JoiningChunks(NamedTuple):
-    """The chunks of the generation's first sum, with which workers join."""
-
-    first: int  # position of the first
-    chunks: int
-
-
 class JobState(NamedTuple):
     """One array per property of a chunk, one row per chunk kept; the job's own constants and cursors."""
 
@@ -125,22 +112,19 @@ class JobState(NamedTuple):
     clock: NDArray[np.float64]  # [Clock]
 
 
-def new_state(
-    window: int,
-    lanes: int,
-    rack_masks: tuple[int, ...],
-    complete: CompleteSum,
-    joining: JoiningChunks,
-) -> JobState:
+def new_state(config: JobConfig) -> JobState:
     """Return the state of a server that has received nothing."""
-    rows, racks = 2 * window + joining.chunks, len(rack_masks)
-    numbers = (racks - 1) * MAX_WORKERS + rack_masks[-1].bit_length()
+    masks = config.rack_masks
+    rows, racks = 2 * config.window + config.joining_chunks, len(masks)
+    numbers = (racks - 1) * MAX_WORKERS + masks[-1].bit_length()
+    first = SERIAL_BASE + config.first_chunk
     cursors = np.zeros(len(Cursor), np.int64)
-    cursors[[Cursor.SUM_BITMAP, Cursor.SUM_FLAG]] = complete
-    cursors[[Cursor.ANCHOR, Cursor.FIRST]] = joining.first
-    cursors[Cursor.RUN] = joining.first + joining.chunks
+    cursors[Cursor.SUM_BITMAP] = config.expected_mask
+    cursors[Cursor.SUM_FLAG] = Flag.SPINE if config.racks else 0
+    cursors[[Cursor.ANCHOR, Cursor.FIRST]] = first
+    cursors[Cursor.RUN] = first + config.joining_chunks
     return JobState(
-        packets=np.zeros((rows, HEADER_WORDS + lanes), np.uint32),
+        packets=np.zeros((rows, HEADER_WORDS + config.lanes), np.uint32),
         position=np.zeros(rows, np.int64),
         have=np.zeros((rows, racks), np.int64),
         done=np.zeros(rows, np.bool_),
@@ -152,7 +136,7 @@ def new_state(
         queued=np.zeros(rows, np.bool_),
         queue=np.zeros(rows, np.int64),
         heard_at=np.full(numbers + 1, -np.inf),
-        expected=np.array(rack_masks, np.int64),
+        expected=np.array(masks, np.int64),
         cursors=cursors,
         counts=np.zeros(len(Count), np.int64),
         clock=np.full(len(Clock), -np.inf),

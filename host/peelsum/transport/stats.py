@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from enum import IntEnum
 
-from peelsum.transport.events import named
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -95,30 +97,6 @@ class ServerStats:
     """Packets dropped, by reason."""
 
 
-@dataclass(frozen=True)
-class Progress:
-    """A job's progress at its server."""
-
-    job_id: int
-    """The job."""
-    chunks_complete: int
-    """Chunks completed so far."""
-    chunks_incomplete: int
-    """Chunks of which some workers are missing."""
-    oldest_chunk: int | None
-    """Chunk id of the oldest incomplete chunk; None if there is none."""
-    missing_workers: tuple[int, ...]
-    """Numbers of the workers missing from the oldest incomplete chunk."""
-    last_seen: tuple[float | None, ...] = ()
-    """Seconds since each missing worker's last contribution, None for never."""
-    racks: int = 0
-    """Number of racks; 0 with one level."""
-
-    def __str__(self) -> str:
-        done = f"job {self.job_id}: {self.chunks_complete} chunks summed"
-        if self.oldest_chunk is None:
-            return done
-        who = named(self.missing_workers, self.last_seen, self.racks)
-        return (
-            f"{done}, {self.chunks_incomplete} incomplete; oldest {self.oldest_chunk} waits for worker {who}"
-        )
+def counted(counts: NDArray[np.int64], names: Iterable[IntEnum]) -> dict[str, int]:
+    """Return the named counters by their names, as the fields of statistics are called."""
+    return {name.name.lower(): int(counts[name]) for name in names}

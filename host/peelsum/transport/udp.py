@@ -11,7 +11,6 @@ meanwhile, they wait for that call, too.
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -29,34 +28,12 @@ from peelsum.transport.endpoint_state import GATHER, SCATTER, SUM
 from peelsum.transport.errors import StalledError, TransportConfigError, TransportError, in_plane
 from peelsum.transport.events import Stalled, TensorCompleted, WorkerLeft
 from peelsum.transport.exchange import Exchange
-from peelsum.transport.joining import JoinWait, join_limit_s
+from peelsum.transport.joining import JoiningSum, JoinWait, join_limit_s
 from peelsum.transport.link import PortLink, Wire
 from peelsum.transport.stats import WorkerStats, added
 from peelsum.transport.warming import warm_up
 from peelsum.wire import packet_bytes
 from peelsum.wire.datagrams import Address
-
-
-class JoiningSum:
-    """The first sum of a connection: one word per worker, in which it sends a random number.
-
-    A worker that gets another number back was answered from an earlier run of the generation, whose sums the
-    server still keeps. Without this sum, the worker would take them for this run's.
-    """
-
-    def __init__(self, config: JobConfig, worker_id: int) -> None:
-        self._config, self._mine = config, config.worker_ids.index(worker_id)
-        self._number = secrets.randbelow((1 << 32) - 1) + 1
-        self.words = np.zeros(config.workers, np.uint32)
-        self.words[self._mine] = self._number
-
-    def check(self, result: Words) -> None:
-        """Raise TransportError if `result` is from an earlier run."""
-        if result[self._mine] != self._number or not result.all():
-            raise TransportError(
-                f"job {self._config.job_id}: generation {self._config.generation} has run before; "
-                "admit the job and start its server again, then all workers"
-            )
 
 
 @dataclass
@@ -137,7 +114,7 @@ class SwitchSummation:
                         interface=interfaces[plane] if interfaces else "",
                     )
                 self._links.append(opened.enter_context(link))
-                self._endpoints[plane].limit_window(link.room)
+                self._endpoints[plane].limit_window(link.socket.room)
             self._open = opened.pop_all()
         self._exchange = Exchange(list(zip(self._endpoints, self._links, strict=True)))
         self._held = held or ExitStack()
@@ -279,20 +256,13 @@ class SwitchSummation:
 
     def stats(self) -> WorkerStats:
         """Return the counts since the start, in all planes."""
-        return added(self.stats_by_plane())
-
-    def stats_by_plane(self) -> list[WorkerStats]:
-        """Return what was counted since the start in each plane."""
         stats = [endpoint.stats() for endpoint in self._endpoints]
-        return [
-            replace(one, dropped=one.dropped | {"wrong_size": self._exchange.odd(plane)})
-            for plane, one in enumerate(stats)
-        ]
-
-    @property
-    def overruns(self) -> int:
-        """Packets that the kernel dropped because this process did not read them in time."""
-        return sum(link.overruns for link in self._links)
+        return added(
+            [
+                replace(one, dropped=one.dropped | {"wrong_size": self._exchange.odd(plane)})
+                for plane, one in enumerate(stats)
+            ]
+        )
 
     @property
     def _inherited(self) -> bool:

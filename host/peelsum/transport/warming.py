@@ -9,11 +9,9 @@ import numpy as np
 from peelsum.compiled_once import cache_of, first_alone
 from peelsum.transport.config import JobConfig
 from peelsum.transport.endpoint import WorkerEndpoint
-from peelsum.transport.exchange_kernels import Station, exchange
+from peelsum.transport.exchange_kernels import Station, exchange, new_wire, serve
 from peelsum.transport.layout import get
 from peelsum.transport.server import AggregationServer
-from peelsum.transport.service_kernels import serve
-from peelsum.transport.wire_kernels import new_wire
 from peelsum.wire import Kind, fields_of, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
 

@@ -228,17 +228,16 @@ class BatchSocket:
         """Send one empty datagram, which is lost if the kernel's buffer is full."""
         self._send(memoryview(b""), address)
 
-    def receive(self, limit: int | None = None) -> Burst | None:
-        """Return up to about `limit` packets that have arrived from one source, or None.
+    def receive(self) -> Burst | None:
+        """Return up to about `burst` packets that have arrived from one source, or None.
 
         A hello is a burst of its own. Never blocks. Call it until it returns None before waiting for the
         descriptor: it may hold a burst that it has read behind another.
         """
-        limit = self._burst if limit is None else min(limit, self._burst)
         count, source = self._take_held()
         if source is not None and not count:
             return Burst(self._rows(0), source)
-        while count < limit and (got := self._take(count)) is not None:
+        while count < self._burst and (got := self._take(count)) is not None:
             more, whence = got
             if source not in (None, whence) or (count and not more):
                 # Another source, or a hello: it waits behind this burst for the next call.

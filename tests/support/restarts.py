@@ -5,90 +5,21 @@ Plays the controller after each failure, computes each job's expected sums, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from frames import frame
-from rigs import SoftswitchRig
-from rounds import Round
+from rounds import LANES, SLOTS, TIMERS, Round, stray
 from virtual_network import Actor, Faults, VirtualNetwork
 
 from peelsum.spec import SpecSwitch
-from peelsum.transport import AggregationServer, JobConfig, Timers, WorkerEndpoint
-from peelsum.wire import CPU_PORT, MAX_WORKERS, Kind, Verdict, pack
+from peelsum.transport import AggregationServer, JobConfig, WorkerEndpoint
+from peelsum.wire import Kind, Verdict, pack
 from peelsum.wire.clock import TICK_US
 
-TIMERS = Timers(
-    first_answer=0.02, resend_least=0.002, resend_most=0.1, need=0.004, need_most=0.1, linger=1.0, stall=50.0
-)
 LONGEST_RTO = TIMERS.resend_most
 #: Everything dropped: a cut.
 CUT = Faults(drop=1.0)
 PROBER, PROBER_PORT = 99, 253
-
-
-class SpecUnderTest(SpecSwitch):
-    """The specification, with a power failure and a controller's actions."""
-
-    def withdraw(self, job_id: int) -> None:
-        """Remove a job's row."""
-        self.jobs.pop(job_id, None)
-
-    def lose_everything(self) -> None:
-        """Clear registers and tables, as at power-up."""
-        limit = self.age_limit
-        self.__init__(self.lanes, self.slots)  # type: ignore[misc]
-        self.set_age_limit(limit)
-
-    def reset_all(self, now_us: int) -> None:
-        """Free every slot, one PacketOut each."""
-        for packet in resets(self.lanes, self.slots):
-            assert self.process(CPU_PORT, packet.tobytes(), now_us)
-
-    def absorbed(self) -> int:
-        """Return the number of contributions absorbed."""
-        return self.verdicts[Verdict.ABSORBED]
-
-
-class SoftswitchUnderTest(SoftswitchRig):
-    """The compiled pipeline, with the same failures."""
-
-    age_limit = 15_625
-
-    def set_age_limit(self, ticks: int) -> None:
-        """Set the age limit, which this model keeps across a power failure as an operator would."""
-        self.age_limit = ticks
-        super().set_age_limit(ticks)
-
-    def withdraw(self, job_id: int) -> None:
-        """Remove a job's row."""
-        if ("jobs", (job_id,)) in self._written:
-            self._named(self.switch.tables, "jobs").delete((job_id,))
-            self._written.discard(("jobs", (job_id,)))
-
-    def lose_everything(self) -> None:
-        """Clear registers and tables, as at power-up."""
-        self.fresh()
-        self.set_age_limit(self.age_limit)
-
-    def reset_all(self, now_us: int) -> None:
-        """Free every slot, all in one batch."""
-        frames = [(CPU_PORT, frame(packet.tobytes())) for packet in resets(self.lanes, self.slots)]
-        assert len(self.process_frames(frames, now_us)) == self.slots
-
-    def absorbed(self) -> int:
-        """Return the number of contributions absorbed."""
-        return self.verdicts().get(Verdict.ABSORBED, 0)
-
-
-UnderTest = SpecUnderTest | SoftswitchUnderTest
-MakeSwitch = Callable[[], UnderTest]
-
-
-def resets(lanes: int, slots: int) -> np.ndarray:
-    """Return a RESET for every slot."""
-    return pack(np.zeros((slots, lanes), np.uint32), kind=Kind.RESET, chunk_id=range(slots))
 
 
 @dataclass
@@ -122,23 +53,10 @@ class JobUnderTest:
 
 
 class FailingNetwork(VirtualNetwork):
-    """One switch with two or more jobs, and failures."""
+    """One switch, or racks below a spine, with two or more jobs, and failures."""
 
-    #: How many racks there are, and how many switches a contribution passes.
-    racks, levels = 0, 1
-
-    def __init__(self, seed: int, make_switch: MakeSwitch, faults: Faults, age: int) -> None:
-        made = [make_switch() for _ in range(1 + self.racks)]
-        lanes, slots = made[0].lanes, made[0].slots
-        super().__init__(
-            seed,
-            lanes=lanes,
-            slots=slots,
-            faults=faults,
-            age_limit=age,
-            racks=self.racks,
-            make_switch=made.pop,
-        )
+    def __init__(self, seed: int, faults: Faults, age: int, racks: int) -> None:
+        super().__init__(seed, lanes=LANES, slots=SLOTS, faults=faults, age_limit=age, racks=racks)
         self.age_limit = age
         self.jobs: list[JobUnderTest] = []
         self.outage = 0.0
@@ -179,15 +97,11 @@ class FailingNetwork(VirtualNetwork):
         return job.packets_before + sum(map(_sent_by, [server, *(a.machine for a in job.workers)]))
 
     def stray(self, job: JobUnderTest, worker: int, kind: Kind, far: int) -> None:
-        """Return a packet from one of the job's ports, with a chunk id `far` from all of the job's."""
+        """Send a packet from one of the job's ports, with a chunk id `far` from all of the job's."""
         job.strays += 1
-        config, actor = job.config, job.workers[worker % len(job.workers)]
-        number = actor.machine.worker_id
-        header = {"job_id": config.job_id, "generation": config.generation, "sender": number}
-        chunk, place = (config.first_chunk + far) % 2**32, 1 << number % MAX_WORKERS
-        lanes = np.full((1, self.lanes), 0x5EED5EED, np.uint32)
-        (packet,) = pack(lanes, kind=kind, chunk_id=chunk, bitmap=place, **header)
-        self.send(actor.port, packet.tobytes())
+        actor = job.workers[worker % len(job.workers)]
+        packet = stray(job.config, actor.machine.worker_id, job.config.first_chunk + far, kind)
+        self.send(actor.port, packet)
 
     # -- failures --------------------------------------------------------------------------------------
 
@@ -211,10 +125,9 @@ class FailingNetwork(VirtualNetwork):
         for actor in (self.actors[job.server_port], *job.workers):
             actor.alive = False
         for switch in self.switches:
-            switch.withdraw(job.config.job_id)
+            switch.jobs.pop(job.config.job_id, None)
         self.pass_outage(gap)
-        for switch in self.switches:
-            switch.reset_all(int(self.now * 1e6))
+        self.reset_slots()
         self.pass_outage(gap)
         job.rounds = [one.recomputed() for one in job.rounds[min(map(_first_missing, job.workers)) :]]
         job.chunks += sum(job.chunks_of(one) for one in job.rounds)
@@ -234,7 +147,9 @@ class FailingNetwork(VirtualNetwork):
 
     def fail_switch(self, which: int, gap: float) -> None:
         """Restart a switch empty; the controller restores its tables later."""
-        self.switches[which % len(self.switches)].lose_everything()
+        switch = self.switches[which % len(self.switches)]
+        switch.__init__(self.lanes, self.slots)  # type: ignore[misc]
+        switch.set_age_limit(self.age_limit)
         self.pass_outage(gap)
         for job in self.jobs:
             self._put_back(job)
@@ -269,7 +184,7 @@ class FailingNetwork(VirtualNetwork):
         """Return whether every slot takes a new job's contribution once the age limit has passed."""
         return all(self._claimable_slots(switch) == self.slots for switch in self.switches)
 
-    def _claimable_slots(self, switch: UnderTest) -> int:
+    def _claimable_slots(self, switch: SpecSwitch) -> int:
         switch.admit_job(PROBER, generation=0, salt=0, expected_mask=3, up_port=PROBER_PORT, group=PROBER)
         switch.admit_worker(PROBER, PROBER_PORT, worker_mask=1, worker_id=0)
         batch = pack(
@@ -278,17 +193,11 @@ class FailingNetwork(VirtualNetwork):
             job_id=PROBER,
             chunk_id=range(self.slots),
         )
-        before = switch.absorbed()
+        before = switch.verdicts[Verdict.ABSORBED]
         now_us = int(self.now * 1e6) + (self.age_limit + 1) * TICK_US
         for packet in batch:
             switch.process(PROBER_PORT, packet.tobytes(), now_us)
-        return switch.absorbed() - before
-
-
-class FailingRacks(FailingNetwork):
-    """Two racks below a spine, with failures."""
-
-    racks, levels = 2, 2
+        return switch.verdicts[Verdict.ABSORBED] - before
 
 
 def _first_missing(actor: Actor) -> int:

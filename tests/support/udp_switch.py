@@ -12,15 +12,20 @@ from random import Random
 
 import numpy as np
 from patience import PATIENCE_S
+from peelsum_packets import Job
 
 from peelsum.spec import SpecSwitch
-from peelsum.transport import AggregationService, JobConfig
+from peelsum.summation import Part
+from peelsum.transport import AggregationService, JobConfig, SwitchSummation, Timers
 from peelsum.transport.stats import ServerStats
 from peelsum.wire import packet_bytes
 from peelsum.wire.datagrams import Address, BatchSocket
 
-#: The servers' port of the switch.
+#: The server's port of the switch. Workers' ports follow it.
 PORT = 50
+CONFIG = JobConfig(
+    job_id=1, generation=4, workers=3, lanes=8, window=64, first_chunk=0xFFFFFFE0, timers=Timers(linger=1.0)
+)
 
 
 class UdpSwitch:
@@ -37,37 +42,21 @@ class UdpSwitch:
         self._selector.register(self._stopped, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._run)
 
-    def admit(self, config: JobConfig, server_port: int) -> None:
-        """Admit a job: its server at `server_port` (shared with other jobs or not), workers after it."""
-        ports = [server_port + 10 * config.job_id + worker for worker in range(config.workers)]
-        group = config.job_id
-        self.spec.admit_job(
-            config.job_id,
-            generation=config.generation,
-            salt=0,
-            expected_mask=config.expected_mask,
-            up_port=server_port,
-            group=group,
-        )
-        self.spec.admit_server(config.job_id, server_port)
-        self.spec.set_group(group, ports)
-        for worker, port in enumerate(ports):
-            self.spec.admit_worker(config.job_id, port, worker_mask=1 << worker, worker_id=worker)
-            self.spec.return_to(config.job_id, worker, port)
-        for port in [server_port, *ports]:
-            if port not in self._ports:
-                self._ports[port] = BatchSocket.bind(("127.0.0.1", 0), self._size)
-                self._selector.register(self._ports[port], selectors.EVENT_READ, port)
+    def admit(self, config: JobConfig) -> None:
+        """Admit a job."""
+        ports = [PORT + 1 + worker for worker in range(config.workers)]
+        Job(self.spec, config.job_id, ports, PORT, config.generation)
+        for port in [PORT, *ports]:
+            self._ports[port] = BatchSocket.bind(("127.0.0.1", 0), self._size)
+            self._selector.register(self._ports[port], selectors.EVENT_READ, port)
 
-    def server_address(self, server_port: int) -> Address:
-        return self._ports[server_port].address
+    def address(self, worker: int = -1) -> Address:
+        """Return where a worker connects, or by default the server."""
+        return self._ports[PORT + 1 + worker].address
 
-    def worker_address(self, config: JobConfig, server_port: int, worker: int) -> Address:
-        return self._ports[server_port + 10 * config.job_id + worker].address
-
-    def send_raw(self, port: int, data: bytes, address: Address) -> None:
-        """Send a datagram, shorter than a packet, that no switch would."""
-        self._ports[port]._send(memoryview(data), address)
+    def send_raw(self, data: bytes, worker: int = -1) -> None:
+        """Send a worker, or by default the server, a datagram that no switch would."""
+        self._ports[PORT + 1 + worker]._send(memoryview(data), self._peers[PORT + 1 + worker])
 
     def forget_peers(self) -> None:
         """Forget all hosts, as a restarted switch process does."""
@@ -105,19 +94,15 @@ class UdpSwitch:
 
 @contextmanager
 def served(
-    *configs: JobConfig, loss: float = 0.0, seed: int = 0, runs: bool = True
-) -> Iterator[tuple[UdpSwitch, AggregationService, ThreadPoolExecutor, Future[dict[int, ServerStats]]]]:
-    """Yield a switch with these jobs, their server, threads, and the server's run; then end them.
+    config: JobConfig = CONFIG, *, loss: float = 0.0, seed: int = 0, runs: bool = True
+) -> Iterator[tuple[UdpSwitch, AggregationService, ThreadPoolExecutor, Future[ServerStats]]]:
+    """Yield a switch with a job, its server, threads, and the server's run; then end them.
 
     Without `runs`, the test starts the server, and the run is None.
     """
-    with UdpSwitch(configs[0].lanes, loss=loss, seed=seed) as switch:
-        for config in configs:
-            switch.admit(config, PORT)
-        with (
-            AggregationService(configs, switch.server_address(PORT)) as service,
-            ThreadPoolExecutor(8) as pool,
-        ):
+    with UdpSwitch(config.lanes, loss=loss, seed=seed) as switch:
+        switch.admit(config)
+        with AggregationService(config, switch.address()) as service, ThreadPoolExecutor(8) as pool:
             serving = pool.submit(service.run) if runs else None
             try:
                 yield switch, service, pool, serving
@@ -125,3 +110,32 @@ def served(
                 service.stop()
             if serving is not None:
                 serving.result(PATIENCE_S)
+
+
+def drawn(worker: int, step: int, length: int) -> np.ndarray:
+    return np.random.default_rng((worker, step)).integers(0, 1 << 32, length, dtype=np.uint32)
+
+
+def steps(summation: SwitchSummation, count: int) -> list[list[np.ndarray]]:
+    """Sum an ADD part, an empty one and an OR part, `count` times."""
+    mine = summation.worker_id
+    return [
+        summation.sum_words(
+            [
+                Part(drawn(mine, step, 1000 + step), "add"),
+                Part(drawn(0, 0, 0), "add"),
+                Part(drawn(mine, step + 100, 33), "or"),
+            ]
+        )
+        for step in range(count)
+    ]
+
+
+def check_steps(got: list[list[np.ndarray]], workers: int) -> None:
+    for step, (added, empty, united) in enumerate(got):
+        inputs = [[drawn(w, step, 1000 + step), drawn(w, step + 100, 33)] for w in range(workers)]
+        np.testing.assert_array_equal(
+            added, np.sum([one for one, _ in inputs], 0, np.uint64).astype(np.uint32)
+        )
+        np.testing.assert_array_equal(united, np.bitwise_or.reduce([one for _, one in inputs]))
+        assert empty.size == 0

@@ -1,4 +1,7 @@
-"""Packets of chunks outside all windows: the server drops them, asks for nothing and names no worker."""
+"""Which chunks a server takes, and what of a row's last chunk is left when the row is reused: nothing.
+
+Packets of chunks outside all windows are dropped: the server asks for nothing and names no worker.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_server import CONFIG, LANES, partial, sent
+from job_hosts import CONFIG, LANES, chunks_of, let_expire, partial, sent, server_at
 
-from peelsum.transport import AggregationServer, JobConfig, Timers, WorkerEndpoint
+from peelsum.transport import AggregationServer, JobConfig
 from peelsum.transport.layout import run_start
-from peelsum.wire import EVERYONE, Flag, Kind, pack
+from peelsum.wire import EVERYONE, Flag, Kind
 
 WINDOW = CONFIG.window
+ROWS = 2 * WINDOW
 RUN = 5000
 #: Longer than the server waits before it follows what it hears far from where the job was.
 PATIENCE = CONFIG.timers.need_most
@@ -66,7 +70,7 @@ def test_one_stray_packet_neither_stalls_a_job_nor_names_anybody(far: int, quiet
     for _ in range(3):  # the network may repeat it
         server.receive(partial(RUN + far, 0b001, 99, sender=0), quiet)
     assert server.next_timer() is None
-    assert server.progress(quiet).oldest_chunk is None
+    assert server.stalled(quiet) is None
     assert server.expire(quiet + 100) == []
     assert sent(server) == []
     chunks = range(RUN + 1, RUN + 1 + 5 * WINDOW)
@@ -121,26 +125,24 @@ def test_a_stray_packet_takes_no_row_from_a_server_that_knows_nothing(stray: int
     server.receive(partial(RUN, 0b001, 1, sender=0), 0.0)
     server.receive(partial(stray, 0b001, 99, sender=0), 0.001)
     server.receive(partial(RUN, 0b010, 2, sender=1), 0.002)
-    assert server.progress().oldest_chunk == RUN
+    assert server.stalled(0.002).oldest_chunk == RUN
     server.receive(partial(RUN, 0b001, 1, sender=0), 0.003)
     server.receive(partial(RUN, 0b100, 3, sender=2), 0.004)
-    (result,) = [packet for packet in sent(server) if packet["kind"] == Kind.RESULT]
-    assert (result["chunk_id"], result["lanes"].tolist()) == (RUN, [6] * LANES)
+    (complete,) = [packet for packet in sent(server) if packet["kind"] == Kind.RESULT]
+    assert (complete["chunk_id"], complete["lanes"].tolist()) == (RUN, [6] * LANES)
     chunks = range(RUN + 1, RUN + 100)
     assert sums_of(server, chunks, 0.005) == list(chunks)
 
 
 def test_a_stray_packet_between_joining_and_the_run_neither_stalls_nor_names_anybody() -> None:
-    server = AggregationServer(CONFIG)
-    server.receive(partial(0, 0b111, 42), 0.0)
-    assert [int(packet["kind"]) for packet in sent(server)] == [Kind.RESULT]
+    server = server_at(0, 42)
     server.receive(partial(RUN + 2**30, 0b001, 99, sender=0), 0.001)
     for worker in range(2):
         server.receive(partial(RUN, 1 << worker, 1, sender=worker), 0.002)
     for chunk in range(RUN + 1, RUN + 4):
         server.receive(partial(chunk, 0b001, 1, sender=0), 0.002)
-    stand = server.progress(1.0)
-    assert (stand.oldest_chunk, stand.missing_workers, stand.chunks_incomplete) == (RUN, (2,), 4)
+    stand = server.stalled(1.0)
+    assert (stand.oldest_chunk, stand.missing_workers) == (RUN, (2,))
     due = server.next_timer()
     assert due is not None
     server.expire(due + 1)
@@ -169,8 +171,8 @@ def test_who_does_not_join_is_named_though_a_stray_packet_came() -> None:
     server.receive(partial(RUN, 0b001, 1, sender=0), 0.001)
     server.receive(partial(-RUN, 0b001, 1, sender=0), 0.002)
     server.receive(partial(0, 0b010, 1, sender=1), 0.003)
-    stand = server.progress(1.0)
-    assert (stand.oldest_chunk, stand.missing_workers, stand.chunks_incomplete) == (0, (2,), 1)
+    stand = server.stalled(1.0)
+    assert (stand.oldest_chunk, stand.missing_workers) == (0, (2,))
     server.receive(partial(0, 0b100, 1, sender=2), 0.004)
     assert [int(packet["kind"]) for packet in sent(server)] == [Kind.RESULT]
     chunks = range(RUN + 1, RUN + 100)
@@ -216,7 +218,8 @@ def test_the_job_is_not_followed_while_it_is_heard_of_where_it_was(heard: str) -
         else:
             server.receive(partial(far, 0b001, 99, sender=0), now)
     assert server.stats().dropped["ahead_of_window"] == (9 if heard == "near" else 19)
-    assert server.progress().oldest_chunk == (RUN + 1 if heard == "near" else None)
+    stand = server.stalled(now)
+    assert (stand and stand.oldest_chunk) == (RUN + 1 if heard == "near" else None)
 
 
 def test_a_late_copy_of_the_first_sum_stalls_no_run_near_half_of_all_chunk_ids() -> None:
@@ -258,11 +261,9 @@ def test_who_joins_late_is_told_so_for_every_chunk_of_the_first_sum_however_far_
 
 def test_a_first_sum_that_nobody_can_need_any_more_is_not_begun_again() -> None:
     """After a restart, when the run is on, all workers have joined: one that joins is not waited with."""
-    server = AggregationServer(CONFIG)
-    server.receive(partial(RUN, 0b111, 1), 0.0)
-    sent(server)
+    server = server_at(RUN, 1)
     server.receive(partial(0, 0b010, 1, sender=1), 0.0)
-    assert (server.stats().dropped["out_of_window"], server.progress().oldest_chunk) == (1, None)
+    assert (server.stats().dropped["out_of_window"], server.stalled(0.0)) == (1, None)
 
 
 def test_a_chunk_is_asked_for_so_often_and_again_when_a_packet_of_it_comes() -> None:
@@ -292,29 +293,10 @@ def test_two_levels_drop_what_is_far_ahead_too() -> None:
     assert server.stats().dropped["ahead_of_window"] == 2
     server.receive(partial(RUN + 1, 0b01, 1, sender=0, flags=Flag.SPINE), 0.0)
     server.receive(partial(RUN + 1, 0b110, 2, sender=33), 0.0)
-    assert server.progress().missing_workers == (32,)
+    assert server.stalled(0.0).missing_workers == (32,)
     server.receive(partial(RUN + 1, 0b001, 3, sender=32), 0.0)
-    (result,) = sent(server)
-    assert (result["chunk_id"], result["lanes"].tolist()) == (RUN + 1, [6] * LANES)
-
-
-def test_a_worker_names_only_those_missing_from_its_oldest_chunk() -> None:
-    config = replace(CONFIG, window=4, timers=Timers(stall=2.0))
-    worker = WorkerEndpoint(config, 0)
-    worker.submit(np.zeros(2 * LANES, np.uint32), "add")
-    worker.to_send(0.0)
-
-    def need(chunk: int, missing: int) -> np.ndarray:
-        header = {"kind": Kind.NEED, "job_id": 9, "generation": 77, "sender": EVERYONE, "flags": 0}
-        return pack(np.zeros((1, LANES), np.uint32), chunk_id=chunk, bitmap=missing, **header)
-
-    worker.receive(need(2**30, 0b110), 0.1)
-    worker.receive(need(1, 0b010), 0.1)
-    assert worker.stalled(0.2).missing_workers == ()
-    worker.receive(need(0, 0b100), 0.1)
-    for chunk in (1, 2, 2**30, 2**32 - 1):
-        worker.receive(need(chunk, 0b010), 0.2)
-    assert worker.stalled(0.2).missing_workers == (2,)
+    (complete,) = sent(server)
+    assert (complete["chunk_id"], complete["lanes"].tolist()) == (RUN + 1, [6] * LANES)
 
 
 @pytest.mark.parametrize("last", [RUN, RUN + 2 * WINDOW - 1])
@@ -323,7 +305,121 @@ def test_after_a_restart_all_chunks_count_that_workers_can_be_at_together(last: 
     server = AggregationServer(CONFIG)
     for chunk in (RUN, RUN + 2 * WINDOW - 1, last):
         server.receive(partial(chunk, 0b001, 1, sender=0), 0.0)
-    stand = server.progress()
-    assert (stand.chunks_incomplete, stand.oldest_chunk) == (2, RUN)
+    assert server.stalled(0.0).oldest_chunk == RUN
     server.expire(CONFIG.timers.need)
     assert {int(packet["chunk_id"]) for packet in sent(server)} == {RUN, RUN + 2 * WINDOW - 1}
+
+
+def test_a_first_sum_that_is_incomplete_is_waited_for_until_a_run_is_on() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(0, 0b001, 1, sender=0), 0.0)
+    server.receive(partial(RUN, 0b010, 1, sender=1), 0.0)
+    stand = server.stalled(0.0)
+    assert (stand.oldest_chunk, stand.missing_workers) == (0, (1, 2))
+    server.expire(CONFIG.timers.need)
+    assert set(chunks_of(sent(server))) == {0, RUN}
+    server.receive(partial(RUN, 0b111, 1), 1.0)
+    assert server.stalled(1.0) is None
+    server.expire(10.0)
+    assert [int(packet["kind"]) for packet in sent(server)] == [Kind.RESULT]
+
+
+@pytest.mark.parametrize(("behind", "kept"), [(2 * CONFIG.window - 1, True), (2 * CONFIG.window, False)])
+def test_a_new_server_keeps_what_is_less_than_two_windows_behind_the_latest(behind: int, kept: bool) -> None:
+    server = AggregationServer(CONFIG)
+    for chunk in (RUN - behind, RUN):
+        server.receive(partial(chunk, 0b001, 1, sender=0), 0.0)
+    assert server.stalled(0.0).oldest_chunk == (RUN - behind if kept else RUN)
+
+
+def test_a_chunk_in_the_row_of_one_that_was_asked_for_is_asked_of_the_switch_first() -> None:
+    server = server_at(100)
+    server.receive(partial(101, 0b001, 1, sender=0), 0.0)
+    for _ in range(3):
+        let_expire(server)
+    assert {int(packet["kind"]) for packet in sent(server)} == {Kind.RESEND, Kind.NEED}
+    server.receive(partial(101, 0b111, 1), 1.0)
+    server.receive(partial(101 + WINDOW, 0b111, 1), 1.0)
+    sent(server)
+    server.receive(partial(101 + ROWS, 0b001, 1, sender=0), 2.0)
+    assert server.next_timer() == 2.0 + CONFIG.timers.need
+    server.expire(2.0 + CONFIG.timers.need)
+    assert [(int(p["kind"]), int(p["chunk_id"])) for p in sent(server)] == [(Kind.RESEND, 101 + ROWS)]
+    assert server.next_timer() == pytest.approx(2.0 + 2 * CONFIG.timers.need)
+
+
+@pytest.mark.parametrize(("bitmap", "to"), [(0b010, 1), (0b110, EVERYONE)])
+def test_a_chunk_in_the_row_of_one_that_was_answered_is_answered_at_once(bitmap: int, to: int) -> None:
+    server = server_at(100)
+    server.receive(partial(100, bitmap, 1, sender=1), 1.0)
+    assert [int(packet["sender"]) for packet in sent(server)] == [to]
+    server.receive(partial(100 + WINDOW, 0b111, 1), 1.0)
+    server.receive(partial(100 + ROWS, 0b111, 7), 1.0)
+    assert len(sent(server)) == 2
+    server.receive(partial(100 + ROWS, bitmap, 1, sender=1), 1.0)
+    (answer,) = sent(server)
+    assert (answer["sender"], answer["chunk_id"], answer["lanes"].tolist()) == (to, 100 + ROWS, [7] * LANES)
+    assert server.stats().replies_withheld == 0
+
+
+def test_a_chunk_in_the_row_of_an_incomplete_one_starts_from_nothing() -> None:
+    server = server_at(100)
+    server.receive(partial(101, 0b011, 50, sender=0, flags=Flag.CE), 0.0)
+    for chunk in (100 + WINDOW, 101 + WINDOW):
+        server.receive(partial(chunk, 0b111, 1), 0.0)
+    assert len(sent(server)) == 2
+    for worker in range(3):
+        server.receive(partial(101 + ROWS, 1 << worker, 1, sender=worker), 1.0)
+    (answer,) = sent(server)
+    assert (answer["chunk_id"], answer["flags"], answer["lanes"].tolist()) == (101 + ROWS, 0, [3] * LANES)
+
+
+def test_what_a_row_owed_is_not_sent_for_the_chunk_that_has_it_next() -> None:
+    server = server_at(100)
+    server.receive(partial(101, 0b111, 1), 0.0)
+    server.receive(partial(101 + WINDOW, 0b111, 1), 0.0)
+    server.receive(partial(101 + ROWS, 0b001, 1, sender=0), 0.0)
+    assert [int(packet["chunk_id"]) for packet in sent(server)] == [101 + WINDOW]
+
+
+def test_a_stall_counts_from_when_the_chunk_came_not_the_one_before_it() -> None:
+    server = server_at(100)
+    server.receive(partial(101, 0b001, 1, sender=0), 0.0)
+    server.receive(partial(101, 0b110, 1), 1.0)
+    server.receive(partial(101 + WINDOW, 0b111, 1), 1.0)
+    server.receive(partial(101 + ROWS, 0b001, 1, sender=0), 100.0)
+    assert server.expire(100.0 + CONFIG.timers.stall - 0.1) == []
+    assert len(server.expire(100.0 + CONFIG.timers.stall)) == 1
+
+
+def test_an_older_chunk_that_completes_after_a_newer_one_moves_nothing_back() -> None:
+    server = server_at(100)
+    server.receive(partial(104, 0b111, 4), 0.0)
+    server.receive(partial(101, 0b111, 1), 0.0)
+    assert [int(packet["chunk_id"]) for packet in sent(server)] == [104, 101]
+    server.receive(partial(104 + WINDOW, 0b111, 5), 0.0)
+    assert [int(packet["chunk_id"]) for packet in sent(server)] == [104 + WINDOW]
+    server.receive(partial(104, 0b001, 1), 0.0)
+    assert server.stats().dropped["out_of_window"] == 1
+
+
+def test_a_newer_chunk_in_the_same_row_after_an_older_one_completes_late() -> None:
+    """Chunk 101 completes when 101 + WINDOW has; its row is free for 101 + ROWS all the same."""
+    server = server_at(100)
+    server.receive(partial(101, 0b001, 1, sender=0), 0.0)
+    server.receive(partial(100 + WINDOW, 0b111, 9), 0.0)
+    server.receive(partial(101, 0b110, 1), 0.0)
+    assert sorted(int(packet["chunk_id"]) for packet in sent(server)) == [101, 100 + WINDOW]
+    server.receive(partial(101 + WINDOW, 0b111, 9), 0.0)
+    server.receive(partial(101 + ROWS, 0b111, 3), 0.0)
+    assert [int(packet["chunk_id"]) for packet in sent(server)] == [101 + WINDOW, 101 + ROWS]
+
+
+def test_a_chunk_in_the_row_of_one_that_was_waited_for_is_waited_for_again() -> None:
+    server = AggregationServer(CONFIG)
+    server.receive(partial(100, 0b111, 1), 0.0)
+    server.receive(partial(101, 0b001, 1, sender=0), 0.0)
+    server.receive(partial(100 + CONFIG.window, 0b111, 1), 0.001)
+    server.receive(partial(101 + CONFIG.window, 0b111, 1), 0.001)
+    server.receive(partial(101 + 2 * CONFIG.window, 0b001, 1, sender=0), 0.005)
+    assert server.next_timer() == pytest.approx(0.005 + CONFIG.timers.need)

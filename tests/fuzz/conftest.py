@@ -1,6 +1,0 @@
-"""Let the tests beside this file import the virtual network."""
-
-import sys
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "transport")]

@@ -1,0 +1,404 @@
+"""When a worker retransmits, as docs/reference/protocol.md says, and how it measures round trips."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from job_hosts import (
+    LANES,
+    WORKER_CONFIG,
+    WRAP,
+    WRAPPING,
+    chunks_of,
+    let_expire,
+    lossy_start,
+    result,
+    sending,
+    sent,
+)
+
+from peelsum.transport import Timers, WorkerEndpoint
+from peelsum.transport.endpoint_state import Clock, Cursor
+from peelsum.wire import Kind, unpack
+
+
+def test_while_all_is_silent_only_the_oldest_chunk_asks() -> None:
+    endpoint = WorkerEndpoint(replace(WRAPPING, timers=Timers(first_answer=0.5)), 1)
+    endpoint.submit(np.zeros(5 * LANES, np.uint32), "add")
+    sent(endpoint, 10.0)
+    assert endpoint.next_timer() == 10.5
+    assert endpoint.expire(10.4) == []
+    assert sent(endpoint, 10.4) == []
+    endpoint.expire(10.5)
+    (packet,) = sent(endpoint, 10.5)
+    assert (packet["kind"], packet["chunk_id"], packet["bitmap"]) == (Kind.RETRY, 0xFFFFFFFE, 2)
+    again = endpoint.next_timer()
+    assert again is not None
+    assert again > 10.5
+
+
+def test_back_off_ends_at_the_cap() -> None:
+    endpoint = sending(1, 1, timers=Timers(first_answer=0.5, resend_most=0.8))
+    times = [0.0]
+    for _ in range(12):
+        times.append(let_expire(endpoint))
+        sent(endpoint, times[-1])
+    pauses = np.diff(times)
+    assert pauses[:2] == pytest.approx([0.5, 0.25]), "a RESEND follows the RETRY soon"
+    assert np.diff(pauses[1:]).min() > -1e-9
+    assert pauses[-1] == pytest.approx(0.8)
+
+
+def test_a_chunk_overtaken_by_three_is_resent_at_once() -> None:
+    endpoint = WorkerEndpoint(WRAPPING, 0)
+    words = np.arange(8 * LANES, dtype=np.uint32)
+    endpoint.submit(words, "add")
+    sent(endpoint)
+    endpoint.receive(np.concatenate([result(-1), result(0)]), 0.001)
+    assert sent(endpoint, 0.001) == []
+    endpoint.receive(result(1), 0.001)
+    (packet,) = sent(endpoint, 0.001)
+    assert (packet["kind"], packet["chunk_id"]) == (Kind.RETRY, 0xFFFFFFFE)
+    np.testing.assert_array_equal(packet["lanes"], words[:LANES])
+    endpoint.receive(result(2), 0.001)
+    assert sent(endpoint, 0.001) == [], "the resend has had no time to be answered"
+
+
+def test_a_missing_chunk_holds_nothing_up_until_the_window_is_full() -> None:
+    endpoint = WorkerEndpoint(replace(WORKER_CONFIG, window=256, initial_window=64), 0)
+    endpoint.submit(np.zeros(400 * LANES, np.uint32), "add")
+    count = len(sent(endpoint))
+    for chunk in range(1, 256):
+        assert count > chunk
+        endpoint.receive(result(chunk), 0.1)
+        count += sum(p["kind"] == Kind.CONTRIBUTION for p in sent(endpoint, 0.1))
+    assert count == 256
+    endpoint.receive(result(0), 0.1)
+    assert sent(endpoint, 0.1)[0]["chunk_id"] == 256
+
+
+def test_a_lost_resend_is_known_by_the_answer_to_what_was_sent_after_it() -> None:
+    endpoint = lossy_start([5, 9])
+    endpoint.receive(np.concatenate([result(c) for c in range(32, 40)]), 0.0015)
+    assert sent(endpoint, 0.00151)[0]["kind"] == Kind.CONTRIBUTION, "sent at the same time, not after"
+    endpoint.receive(np.concatenate([result(c) for c in range(40, 63)]), 0.0025)
+    again = [(p["kind"], p["chunk_id"]) for p in sent(endpoint, 0.0025) if p["kind"] != Kind.CONTRIBUTION]
+    assert again == [(Kind.RETRY, 5), (Kind.RESEND, 9)], "chunk 9 is worker 0's to take out of the switch"
+    assert endpoint.stats().lost == 2, "each once: only its first try tells of the network's room"
+
+
+@pytest.mark.parametrize("worker", [0, 1, 2])
+def test_the_second_time_one_worker_takes_the_sum_out_of_the_switch_then_all_may(worker: int) -> None:
+    endpoint, kinds = sending(5, worker, first_chunk=WRAP), []
+    for _ in range(4):
+        now = endpoint.next_timer() + 10.0  # all have been silent long enough
+        endpoint.expire(now)
+        kinds.append({int(p["chunk_id"]): Kind(p["kind"]) for p in sent(endpoint, now)})
+    second = Kind.RESEND if worker == WRAP % 3 else Kind.RETRY
+    assert [one[WRAP] for one in kinds] == [Kind.RETRY, second, Kind.RESEND, Kind.RESEND]
+
+
+@pytest.mark.parametrize("worker", [0, 1, 2])
+def test_every_chunk_is_one_worker_s_turn(worker: int) -> None:
+    endpoint = sending(40, worker, window=128, initial_window=32)
+    endpoint.receive(result(31), 0.001)
+    assert {p["kind"] for p in sent(endpoint, 0.001)[:29]} == {Kind.RETRY}
+    endpoint.expire(1.0)
+    again = sent(endpoint, 1.0)
+    turns = [int(p["chunk_id"]) for p in again if p["kind"] == Kind.RESEND]
+    assert turns == list(range(worker, 29, 3))
+    assert {int(p["chunk_id"]) for p in again if p["kind"] == Kind.RETRY} >= set(range(29)) - set(turns)
+
+
+def test_a_need_is_answered_by_a_resend_whatever_was_tried_before() -> None:
+    endpoint = sending(3, 1, first_chunk=WRAP)
+    for tries in range(3):
+        endpoint.receive(result(0, kind=Kind.NEED, bitmap=0b010), 0.1 + tries)
+        assert [(p["kind"], p["chunk_id"]) for p in sent(endpoint, 0.1 + tries)] == [(Kind.RESEND, 0)]
+
+
+def test_the_answer_to_a_need_counts_as_a_retransmission() -> None:
+    endpoint = sending(1, first_chunk=WRAP)  # chunk 2**32 - 2 is worker 2's turn
+    endpoint.receive(result(-2, kind=Kind.NEED, bitmap=0b001), 0.1)
+    kinds = [sent(endpoint, 0.1)[0]["kind"]]
+    for now in (10.0, 20.0):
+        endpoint.expire(now)
+        kinds.append(sent(endpoint, now)[0]["kind"])
+    assert kinds == [Kind.RESEND, Kind.RETRY, Kind.RESEND]
+
+
+def test_a_resend_follows_a_retry_soon_even_in_silence() -> None:
+    endpoint = sending(1, 2, first_chunk=WRAP, timers=Timers(first_answer=0.5, resend_most=10.0))
+    waits = []
+    for _ in range(4):
+        due = let_expire(endpoint)
+        waits.append((round(due, 6), Kind(sent(endpoint, due)[0]["kind"])))
+    assert waits == [(0.5, Kind.RETRY), (0.75, Kind.RESEND), (1.5, Kind.RESEND), (3.0, Kind.RESEND)]
+
+
+def test_what_is_known_to_be_lost_has_a_timer_each_of_half_the_usual_length() -> None:
+    endpoint = lossy_start([5, 9])
+    assert endpoint.next_timer() == pytest.approx(0.003)
+    endpoint.expire(0.0031)
+    assert [(int(p["kind"]), int(p["chunk_id"])) for p in sent(endpoint, 0.0031)] == [
+        (Kind.RETRY, 5),
+        (Kind.RESEND, 9),
+    ]
+    assert endpoint.stats().lost == 2
+
+
+def test_nothing_is_sent_again_while_a_queue_grows_and_results_flow() -> None:
+    """A port that sends a chunk every 2 ms: round trips grow to 64 ms, faster than the measured timer."""
+    endpoint = sending(200, window=64, initial_window=32)
+    now = 0.0
+    for chunk in range(200):
+        now += 0.002
+        endpoint.expire(now)
+        endpoint.receive(result(chunk), now)
+        assert all(packet["kind"] == Kind.CONTRIBUTION for packet in sent(endpoint, now))
+    stats = endpoint.stats()
+    assert (stats.results, stats.resends, stats.timeouts) == (200, 0, 0)
+    assert stats.rtt_most > 0.06
+
+
+def test_silence_backs_off_by_its_own_length() -> None:
+    endpoint, times = lossy_start([5]), [0.001]
+    for _ in range(8):
+        times.append(let_expire(endpoint))
+        assert len(sent(endpoint, times[-1])) == 1
+    assert np.diff(times) == pytest.approx([0.002, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.1])
+
+
+def test_round_trips_of_resent_chunks_are_not_measured() -> None:
+    endpoint = sending(2, first_chunk=WRAP)
+    endpoint.expire(0.1)
+    sent(endpoint, 0.1)
+    endpoint.receive(result(-2), 0.101)
+    assert endpoint.stats().rtt_mean is None
+    endpoint.receive(result(-1), 0.102)
+    assert endpoint.stats().rtt_mean == pytest.approx(0.102)
+
+
+def test_what_was_just_sent_is_not_asked_for_with_the_oldest() -> None:
+    worker = sending(32, window=32, initial_window=8)
+    worker.receive(np.concatenate([result(chunk) for chunk in range(6)]), 0.001)  # T is 4 ms
+    worker.expire(0.0051)
+    assert chunks_of(unpack(worker.to_send(0.0051).copy(), LANES)) == [6]
+    worker.receive(result(6), 0.0055)
+    assert {int(packet["kind"]) for packet in sent(worker, 0.006)} == {Kind.CONTRIBUTION}
+    worker.expire(0.0096)
+    assert chunks_of(unpack(worker.to_send(0.0096).copy(), LANES)) == [7]
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_what_is_answered_before_it_is_resent_is_resent_only_if_it_is_needed(needed: bool) -> None:
+    worker = sending(2)
+    due = let_expire(worker)
+    if needed:
+        worker.receive(result(0, kind=Kind.NEED, bitmap=1), due)
+    worker.receive(result(0), due)
+    assert chunks_of(sent(worker, due)) == ([0] if needed else [])
+    worker.receive(result(0, kind=Kind.NEED, bitmap=1), due)
+    assert chunks_of(sent(worker, due)) == [0]
+
+
+@pytest.mark.parametrize(("after", "again"), [(0.0004, []), (0.0007, [5])])
+def test_a_resend_is_lost_when_later_packets_are_answered_after_half_a_round_trip(
+    after: float, again: list[int]
+) -> None:
+    worker = lossy_start([5])  # resent at 1 ms; a round trip is 1 ms
+    worker.receive(result(32), 0.0012)
+    (latest, *_) = sent(worker, 0.00121)
+    worker.receive(result(int(latest["chunk_id"])), 0.001 + after)
+    resent = chunks_of(sent(worker, 0.001 + after), Kind.RETRY, Kind.RESEND)
+    assert [chunk for chunk in resent if chunk == 5] == again
+
+
+def test_backing_off_starts_small_after_an_idle_hour() -> None:
+    timers = Timers(first_answer=0.125, resend_most=1000.0)
+    worker = sending(1, timers=timers)
+    worker.receive(result(0), 0.001)
+    worker.submit(np.zeros(1, np.uint32), "add")
+    sent(worker, 3600.0)
+    pauses, now = [], 3600.0
+    for _ in range(4):
+        due = let_expire(worker)
+        pauses.append(due - now)
+        now = due
+        assert len(sent(worker, now)) == 1
+    # The second is half of T: four round trips of 1 ms. Then each is as long as the silence before it.
+    assert pauses == pytest.approx([0.125, 0.002, 0.127, 0.254])
+
+
+@pytest.mark.parametrize(("after", "again"), [(0.0002, []), (0.0008, [5])])
+def test_the_answer_to_a_resend_shows_what_was_lost_before_it_if_it_can_be_the_answer(
+    after: float, again: list[int]
+) -> None:
+    """An answer within half a round trip is to the packet that was sent first."""
+    worker = lossy_start([5])  # resent at 1 ms; a round trip is 1 ms
+    worker.receive(np.concatenate([result(chunk) for chunk in (33, 34, 35)]), 0.002)
+    resent = chunks_of(sent(worker, 0.002), Kind.RETRY, Kind.RESEND)
+    assert resent == [32]
+    worker.receive(result(32), 0.002 + after)
+    assert chunks_of(sent(worker, 0.002 + after), Kind.RETRY, Kind.RESEND) == again
+
+
+def test_an_older_answer_in_the_same_batch_hides_no_loss() -> None:
+    worker = lossy_start([5])
+    worker.receive(result(32), 0.0012)
+    (latest, *_) = sent(worker, 0.00121)
+    worker.receive(np.concatenate([result(int(latest["chunk_id"])), result(33)]), 0.0018)
+    assert (Kind.RETRY, 5) in [(packet["kind"], packet["chunk_id"]) for packet in sent(worker, 0.0018)]
+
+
+def test_an_older_result_in_the_same_batch_hides_no_loss() -> None:
+    worker = sending(5)
+    worker.receive(np.concatenate([result(3), result(1)]), 0.001)
+    packets = sent(worker, 0.001)
+    assert [(int(packet["kind"]), int(packet["chunk_id"])) for packet in packets] == [(Kind.RETRY, 0)]
+
+
+def test_only_the_oldest_chunk_and_what_was_resent_have_a_timer() -> None:
+    worker = sending(8)
+    worker.receive(np.concatenate([result(chunk) for chunk in (0, 1, 2, 3, 4, 7)]), 0.001)  # T is 4 ms
+    assert worker.next_timer() == pytest.approx(0.005)
+    worker.expire(0.00501)
+    assert chunks_of(sent(worker, 0.00501)) == [5]
+    due = worker.next_timer()
+    assert due is not None
+    assert due > 0.00501
+
+
+def test_silence_does_not_count_as_loss_so_the_window_stays() -> None:
+    """Others may still be computing. A result that came meanwhile shows that the chunk was lost."""
+    silent, answered = (sending(128, window=128, initial_window=64) for _ in range(2))
+    answered.receive(result(1), 0.001)
+    for worker in (silent, answered):
+        worker.expire(0.2)
+        assert sent(worker, 0.2)[0]["kind"] == Kind.RETRY
+    assert (silent.stats().window, answered.stats().window) == (64, 32)
+
+
+def test_a_chunk_in_a_reused_row_has_neither_tries_nor_an_answer() -> None:
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, timers=Timers(first_answer=0.5)), 0)
+    rows = 2 * WORKER_CONFIG.window
+    worker.submit(np.zeros((rows + 1) * LANES, np.uint32), "add")
+    sent(worker, 0.0)
+    worker.expire(0.5)
+    assert [int(packet["chunk_id"]) for packet in sent(worker, 0.5)] == [0]
+    for chunk in range(rows):
+        worker.receive(result(chunk), 1.0)
+        sent(worker, 1.0)
+    before = worker.stats()
+    assert worker.outstanding == 1
+    worker.receive(result(rows), 1.25)
+    assert worker.outstanding == 0
+    after = worker.stats()
+    assert (after.results, after.duplicates) == (before.results + 1, before.duplicates)
+    assert after.rtt_most == pytest.approx(1.0), "measured, as it was sent once"
+    assert worker.state.clock[6] == before.results, "all but the one that was resent, and this one"
+
+
+def probing() -> tuple[WorkerEndpoint, int]:
+    """Return a worker that has sent 32 chunks and got the results of the first 8, at 1 ms."""
+    worker = sending(32, window=32, initial_window=32)
+    worker.receive(np.concatenate([result(chunk) for chunk in range(8)]), 0.001)
+    return worker, 8
+
+
+def asked(worker: WorkerEndpoint) -> tuple[list[int], float]:
+    """Return the chunks that the worker resends when its timer runs out, and that time."""
+    due = let_expire(worker)
+    return chunks_of(sent(worker, due)), due
+
+
+def test_twice_as_many_chunks_are_asked_for_each_time_that_asking_helped() -> None:
+    worker, oldest = probing()
+    for count in (1, 2, 4, 8):
+        chunks, due = asked(worker)
+        assert chunks == list(range(oldest, oldest + count))
+        worker.receive(np.concatenate([result(chunk) for chunk in chunks]), due + 0.0005)
+        oldest += count
+    assert worker.stats().resends == 15
+
+
+def test_one_chunk_is_asked_for_while_asking_does_not_help() -> None:
+    worker, oldest = probing()
+    for _ in range(6):
+        assert asked(worker)[0] == [oldest]
+
+
+@pytest.mark.parametrize(("came", "again"), [(2, [2, 3]), (3, [3])])
+def test_twice_what_was_asked_for_may_come_and_still_count_as_help(came: int, again: list[int]) -> None:
+    """If more comes, the chunks that the timer took for lost were late: the others are on their way."""
+    worker, oldest = probing()
+    _, due = asked(worker)
+    worker.receive(np.concatenate([result(oldest + n) for n in range(came)]), due + 0.0005)
+    assert asked(worker)[0] == [oldest + n for n in again]
+
+
+def test_no_more_chunks_are_asked_for_than_rows_remember() -> None:
+    worker, _ = probing()
+    cursors = worker.state.cursors
+    cursors[Cursor.PROBES] = len(worker.state.answered)
+    cursors[Cursor.RESULTS_BEFORE] = worker.state.counts[2] - 1
+    chunks, _ = asked(worker)
+    assert len(chunks) == 24
+    assert cursors[Cursor.PROBES] == len(worker.state.answered)
+
+
+TIMERS = Timers(first_answer=0.3, resend_least=0.002, resend_most=0.1)
+
+
+def after(round_trips: list[float]) -> WorkerEndpoint:
+    """Return a worker whose chunks had these round-trip times, one after the other."""
+    worker = WorkerEndpoint(replace(WORKER_CONFIG, timers=TIMERS), 0)
+    worker.submit(np.zeros(100 * LANES, np.uint32), "add")
+    now = 0.0
+    worker.limit_window(1)
+    for chunk, round_trip in enumerate(round_trips):
+        assert len(sent(worker, now)) == 1
+        now += round_trip
+        worker.receive(result(chunk), now)
+    return worker
+
+
+def average(round_trips: list[float]) -> float:
+    """Return the timer by the page's formula."""
+    first, *others = round_trips
+    usual = first
+    for one in others:
+        usual += (one - usual) / 8 if one < usual else (min(one, 2 * usual) - usual) / 128
+    return usual
+
+
+@pytest.mark.parametrize(
+    "round_trips",
+    [
+        [0.01],
+        [0.01, 0.002],
+        [0.01, 0.015],
+        [0.01, 0.9],
+        [0.01, 0.002, 0.05, 0.004, 0.004, 0.02],
+        [0.0001, 0.0001],
+        [0.2, 0.1],
+    ],
+)
+def test_the_timer_is_four_times_the_average_within_its_bounds(round_trips: list[float]) -> None:
+    clock = after(round_trips).state.clock
+    usual = average(round_trips)
+    assert clock[Clock.USUAL] == pytest.approx(usual, rel=1e-9)
+    assert clock[Clock.TIMEOUT] == pytest.approx(min(0.1, max(0.002, 4 * usual)), rel=1e-9)
+    assert clock[Clock.RTT_LEAST] == pytest.approx(min(round_trips))
+    assert clock[Clock.RTT_MOST] == pytest.approx(max(round_trips))
+
+
+def test_before_the_first_sample_the_timer_is_the_patience_for_the_first_answer() -> None:
+    assert after([]).state.clock[Clock.TIMEOUT] == TIMERS.first_answer
+
+
+def test_statistics_have_the_mean_of_all_round_trips() -> None:
+    stats = after([0.01, 0.002, 0.05]).stats()
+    assert (stats.rtt_mean, stats.rtt_least, stats.rtt_most) == pytest.approx((0.062 / 3, 0.002, 0.05))
