@@ -21,6 +21,34 @@ CPU, REFERENCE = kernels("cpu"), kernels("reference")
 IMPLEMENTATIONS = pytest.mark.parametrize("ops", [CPU, REFERENCE], ids=["cpu", "reference"])
 
 
+def uniform(rng: np.random.Generator, n: int, lanes: int) -> NDArray[np.int64]:
+    return np.flatnonzero(rng.random(n) < 0.07)
+
+
+def rows(rng: np.random.Generator, n: int, lanes: int) -> NDArray[np.int64]:
+    return np.flatnonzero(np.repeat(rng.random(n // 64 + 1) < 0.05, 64)[:n])
+
+
+def dead_columns(rng: np.random.Generator, n: int, lanes: int) -> NDArray[np.int64]:
+    alive = np.arange(n) % lanes < max(1, lanes // 2)
+    return np.flatnonzero(alive & (rng.random(n) < 0.1))
+
+
+def all_zero(rng: np.random.Generator, n: int, lanes: int) -> NDArray[np.int64]:
+    return np.empty(0, np.int64)
+
+
+def all_dense(rng: np.random.Generator, n: int, lanes: int) -> NDArray[np.int64]:
+    return np.arange(n)
+
+
+def single(rng: np.random.Generator, n: int, lanes: int) -> NDArray[np.int64]:
+    return rng.integers(0, n, 1 if n else 0)
+
+
+SUPPORTS = pytest.mark.parametrize("support", [uniform, rows, dead_columns, all_zero, all_dense, single])
+
+
 def encoded(
     ops: Kernels, layout: SketchLayout, where: NDArray[np.int64], values: NDArray[np.int32]
 ) -> NDArray[np.uint32]:
@@ -66,6 +94,7 @@ def cells_of(layout: SketchLayout, element: int) -> list[int]:
 
 
 @IMPLEMENTATIONS
+@SUPPORTS
 @pytest.mark.parametrize("n", [0, 1, 31, 997, 4096])
 @pytest.mark.parametrize("cells_per_candidate", [1.6, 1.4, 0.14])
 def test_decode_inverts_encode_for_any_support(
@@ -83,6 +112,7 @@ def test_decode_inverts_encode_for_any_support(
 
 
 @IMPLEMENTATIONS
+@SUPPORTS
 @pytest.mark.parametrize("workers", [1, 2, 4, 7])
 def test_encoding_is_linear_over_the_union(ops: Kernels, support: Support, workers: int) -> None:
     rng, n = np.random.default_rng(workers), 2003
