@@ -115,7 +115,7 @@ AREAS = {
             f"tests/softswitch/test_{name}.py"
             for name in (
                 *("arithmetic", "expressions", "programs", "replication", "stacks", "state", "table_entries"),
-                *("hashes", "limbs", "loader", "lookup_model", "queues"),
+                *("hashes", "limbs", "loader", "lookup_model", "packets_again", "queues"),
                 *("router", "widths"),
             )
         ),
