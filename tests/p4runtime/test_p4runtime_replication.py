@@ -1,4 +1,4 @@
-"""Multicast groups over P4Runtime: replicas by number, their forms and their bounds."""
+"""Multicast groups and clone sessions over P4Runtime: replicas by number, their forms and their bounds."""
 
 import pytest
 from finsy.proto import p4r
@@ -10,13 +10,22 @@ from peelsum.softswitch.runtime.device import Device
 
 
 def group(number, *replicas, older=(), **fields):
-    """Return a group; replicas are (port, instance), those in `older` with the older field `egress_port`."""
     entry = p4r.MulticastGroupEntry(multicast_group_id=number, **fields)
+    return p4r.PacketReplicationEngineEntry(multicast_group_entry=filled(entry, replicas, older))
+
+
+def session(number, *replicas, older=(), **fields):
+    entry = p4r.CloneSessionEntry(session_id=number, **fields)
+    return p4r.PacketReplicationEngineEntry(clone_session_entry=filled(entry, replicas, older))
+
+
+def filled(entry, replicas, older):
+    """Add replicas, each (port, instance); those in `older` have the older field `egress_port`."""
     for port, instance in replicas:
         entry.replicas.add(port=bytes([port]), instance=instance)
     for port, instance in older:
         entry.replicas.add(egress_port=port, instance=instance)
-    return p4r.PacketReplicationEngineEntry(multicast_group_entry=entry)
+    return entry
 
 
 def refused(client, kind, entry):
@@ -31,34 +40,48 @@ def read(client, entry):
     return client.read(packet_replication_engine_entry=entry)
 
 
-def test_one_comes_changes_and_goes(client, device):
-    wanted = group(5, (1, 0), (2, 0), (2, 7), metadata=b"kept")
+either = pytest.mark.parametrize("of", [group, session])
+
+
+@either
+def test_one_comes_changes_and_goes(client, device, of):
+    wanted = of(5, (1, 0), (2, 0), (2, 7), **({"metadata": b"kept"} if of is group else {}))
     write(client, "INSERT", wanted)
-    write(client, "INSERT", group(100, (3, 0)))
-    assert list(device.switch.groups.get(5)) == [(1, 0), (2, 0), (2, 7)]
+    write(client, "INSERT", of(100, (3, 0)))
+    kept = device.switch.groups if of is group else device.switch.sessions
+    assert list(kept.get(5)) == [(1, 0), (2, 0), (2, 7)]
     assert refused(client, "INSERT", wanted)[0] == "ALREADY_EXISTS"
-    assert read(client, group(5)) == [wanted]
-    write(client, "MODIFY", group(5, (9, 1)))
-    write(client, "INSERT", group(4))
-    assert read(client, group(0)) == [group(4), group(5, (9, 1)), group(100, (3, 0))]
-    write(client, "DELETE", group(5))
-    assert (read(client, group(5)), read(client, group(0))) == ([], [group(4), group(100, (3, 0))])
+    assert read(client, of(5)) == [wanted]
+    write(client, "MODIFY", of(5, (9, 1)))
+    write(client, "INSERT", of(4))
+    assert read(client, of(0)) == [of(4), of(5, (9, 1)), of(100, (3, 0))]
+    write(client, "DELETE", of(5))
+    assert (read(client, of(5)), read(client, of(0))) == ([], [of(4), of(100, (3, 0))])
     for kind in ("MODIFY", "DELETE"):
         assert refused(client, kind, wanted)[0] == "NOT_FOUND"
 
 
-def test_one_is_read_back_in_the_form_it_was_last_written_in(client):
-    old, new = group(3, older=[(300, 1), (2, 0)]), group(3, (3, 0), (4, 1))
+def test_sessions_and_groups_are_numbered_on_their_own(client, device):
+    entries = group(5, (4, 0)), session(5, older=[(1, 0)])
+    for entry in entries:
+        write(client, "INSERT", entry)
+    assert [read(client, entry) for entry in (group(0), session(0))] == [[entry] for entry in entries]
+    assert (device.switch.groups.get(5), device.switch.sessions.get(5)) == (((4, 0),), ((1, 0),))
+
+
+@either
+def test_one_is_read_back_in_the_form_it_was_last_written_in(client, of):
+    old, new = of(3, older=[(300, 1), (2, 0)]), of(3, (3, 0), (4, 1))
     write(client, "INSERT", old)
-    assert read(client, group(3)) == [old]
+    assert read(client, of(3)) == [old]
     write(client, "MODIFY", new)
-    assert read(client, group(3)) == [new]
+    assert read(client, of(3)) == [new]
     write(client, "MODIFY", old)
-    assert refused(client, "MODIFY", group(3, (1, 1 << 16)))[0] == "INVALID_ARGUMENT"
-    assert read(client, group(3)) == [old]
+    assert refused(client, "MODIFY", of(3, (1, 1 << 16)))[0] == "INVALID_ARGUMENT"
+    assert read(client, of(3)) == [old]
     write(client, "DELETE", old)
     write(client, "INSERT", new)
-    assert read(client, group(3)) == [new]
+    assert read(client, of(3)) == [new]
 
 
 def test_the_form_and_metadata_of_one_group_are_not_anothers(client):
@@ -74,14 +97,17 @@ def test_the_form_and_metadata_of_one_group_are_not_anothers(client):
 NO_PORT = p4r.MulticastGroupEntry(multicast_group_id=1, replicas=[p4r.Replica(instance=1)])
 BACKUP = p4r.Replica(port=b"\1", backup_replicas=[p4r.BackupReplica(port=b"\2")])
 WITH_BACKUP = p4r.MulticastGroupEntry(multicast_group_id=1, replicas=[BACKUP])
-SESSION = p4r.PacketReplicationEngineEntry(clone_session_entry=p4r.CloneSessionEntry(session_id=1))
 
 
 @pytest.mark.parametrize(
     ("entry", "code", "named"),
     [
-        (SESSION, "UNIMPLEMENTED", "clone_session_entry"),
-        (p4r.PacketReplicationEngineEntry(), "INVALID_ARGUMENT", "give a multicast group"),
+        (session(0, (1, 0)), "INVALID_ARGUMENT", "session_id: 0"),
+        (session(1 << 15, (1, 0)), "INVALID_ARGUMENT", "session_id: 32768"),
+        (session(1, (1, 0), (1, 0)), "INVALID_ARGUMENT", "clone session 1: port 1 instance 0 appears twice"),
+        (session(1, (1, 0), packet_length_bytes=64), "UNIMPLEMENTED", "clone session 1: packet_length_bytes"),
+        (session(1, (1, 0), class_of_service=1), "UNIMPLEMENTED", "clone session 1: class_of_service"),
+        (p4r.PacketReplicationEngineEntry(), "INVALID_ARGUMENT", "give a multicast group or a clone session"),
         (group(0, (1, 0)), "INVALID_ARGUMENT", "multicast_group_id: 0"),
         (group(1 << 16, (1, 0)), "INVALID_ARGUMENT", "multicast_group_id: 65536"),
         (group(1, (1, 0), (1, 0)), "INVALID_ARGUMENT", "multicast group 1: port 1 instance 0 appears twice"),
@@ -93,13 +119,13 @@ def test_what_is_refused(client, entry, code, named):
     found, message = refused(client, "INSERT", entry)
     assert found == code
     assert named in message
-    assert read(client, group(0)) == []
+    assert read(client, session(0)) + read(client, group(0)) == []
 
 
-@pytest.mark.parametrize("number", [1, 65535])
-def test_the_numbers_at_the_ends_are_taken(client, number):
-    write(client, "INSERT", group(number, (1, 0)))
-    assert read(client, group(0)) == [group(number, (1, 0))]
+@pytest.mark.parametrize("entry", [group(1, (1, 0)), group(65535, (1, 0)), session(32767, (1, 0))])
+def test_the_numbers_at_the_ends_are_taken(client, entry):
+    write(client, "INSERT", entry)
+    assert read(client, group(0)) + read(client, session(0)) == [entry]
 
 
 @pytest.mark.parametrize("number", [0, 1 << 16])

@@ -6,7 +6,7 @@ import random
 import shutil
 
 import pytest
-from program_frames import GROUPS, MADE, P4, PORTS, TAIL, by_port, switch_of
+from program_frames import GROUPS, MADE, P4, PORTS, SESSIONS, TAIL, by_port, switch_of
 
 from peelsum.softswitch import Frames
 
@@ -21,6 +21,7 @@ pytestmark = [
 #: For each program, a frame that leaves once.
 MARKERS = {
     "stack": bytes(8),
+    "again": bytes(8),
     "hashes": bytes([9]) + bytes(47),
     "widths": b"",
     "limbs": bytes(50),
@@ -53,6 +54,8 @@ def test_a_program_does_what_bmv2_makes_it_do(name, tmp_path):
     try:
         for number, replicas in GROUPS.items():
             bmv2.set_group(number, replicas)
+        for number, replicas in SESSIONS.items():
+            bmv2.set_session(number, replicas)
         for turn, made in enumerate(MADE[name](random.Random(1))):
             raw = MARKERS[name] + b"marker%06d" % turn + TAIL
             ((back, answer),) = switch.process(Frames.of([(7, raw)]), 0).pairs()

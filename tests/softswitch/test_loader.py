@@ -60,6 +60,11 @@ def test_names_are_those_of_the_program(program_of):
         ("extern_instances", {"name": "psa"}, "extern instance psa"),
         ("learn_lists", {"name": "macs"}, "digest macs"),
         ("header_unions", {"name": "u"}, "header union u"),
+        (
+            "field_lists",
+            {"name": "kept", "id": 1, "elements": [{"type": "payload"}]},
+            "field list kept: holds a payload",
+        ),
     ],
 )
 def test_sections_that_are_not_run_are_refused_by_name(document, section, item, message):
@@ -102,7 +107,6 @@ REFUSED = [
     (in_drop("assign", WIDE, of("+", WIDE, ONE)), r"operator \+: may be .* past 64 bits"),
     (in_drop("assign", TTL, of("rotate", TTL, TTL)), "operator rotate"),
     (in_drop("truncate"), "action RouterIngress.drop: primitive truncate"),
-    (in_drop("clone_ingress_pkt_to_egress"), "primitive clone_ingress_pkt_to_egress: not supported"),
     (in_drop("generate_digest"), "action RouterIngress.drop: primitive generate_digest"),
     (lambda d: acl(d).update(type="indirect_ws"), "table RouterIngress.acl: of type indirect_ws"),
     (lambda d: acl(d).update(support_timeout=True), "table RouterIngress.acl: idle timeout"),
@@ -139,6 +143,7 @@ def test_constructs_are_refused_by_name(document, change, message):
         lambda d: d["parsers"][0].update(init_state="nowhere"),
         lambda d: table(d, "RouterIngress.acl").update(default_entry=None),
         in_drop("add_header", ("header", "nowhere")),
+        in_drop("resubmit", ("hexstr", "0x9")),
         in_drop("pop", ("header_stack", "nowhere"), ONE),
         in_drop("assign", ("field", ["ipv4", "nowhere"]), ONE),
         in_drop("register_write", ("register_array", "nowhere"), ONE, ONE),

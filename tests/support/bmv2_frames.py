@@ -1,7 +1,7 @@
 """BMv2 with any program in a network namespace of its own, one veth pair a port: frames in, frames out.
 
-Needs root. Written for programs without tables that control fills: BMv2 gets the JSON, and groups over
-P4Runtime, without any P4Info.
+Needs root. Written for programs without tables that control fills: BMv2 gets the JSON, and groups and clone
+sessions over P4Runtime, without any P4Info.
 """
 
 import os
@@ -73,10 +73,17 @@ class Bmv2Frames:
 
     def set_group(self, number, replicas):
         entry = p4r.MulticastGroupEntry(multicast_group_id=number)
+        self._replicate(entry, replicas, "multicast_group_entry")
+
+    def set_session(self, number, replicas):
+        entry = p4r.CloneSessionEntry(session_id=number)
+        self._replicate(entry, replicas, "clone_session_entry")
+
+    def _replicate(self, entry, replicas, kind):
         for port, instance in replicas:
             entry.replicas.add(egress_port=port, instance=instance)
         request = p4r.WriteRequest(device_id=1, election_id=p4r.Uint128(low=1))
-        replication = p4r.PacketReplicationEngineEntry(multicast_group_entry=entry)
+        replication = p4r.PacketReplicationEngineEntry(**{kind: entry})
         request.updates.add(
             type=p4r.Update.INSERT, entity=p4r.Entity(packet_replication_engine_entry=replication)
         )

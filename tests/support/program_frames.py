@@ -1,4 +1,4 @@
-"""Programs of the softswitch's tests: frames for each, and groups."""
+"""Programs of the softswitch's tests: frames for each, groups, and sessions of clones."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ PORTS = range(1, 10)
 #: Shortest frame sent: ports do not carry shorter ones.
 TAIL = bytes(range(60))
 GROUPS = {3: [(1, 21), (2, 22)], 6: [(1, 1), (2, 2), (3, 3)]}
+SESSIONS = {100: [(4, 11), (5, 12)], 101: [(6, 0)]}
 
 
 def switch_of(name: str, mode: str) -> Switch:
-    """Return a switch that runs a program, with groups."""
+    """Return a switch that runs a program, with groups and sessions."""
     switch = Switch(load(P4 / f"{name}.json"), mode)
     for number, replicas in GROUPS.items():
         switch.groups.set(number, replicas)
+    for number, replicas in SESSIONS.items():
+        switch.sessions.set(number, replicas)
     return switch
 
 
@@ -38,6 +41,16 @@ def stack_frames(rng: random.Random) -> Iterator[bytes]:
                 count
             )
     yield struct.pack(">BBHI", 1, 0, 0, 0) + labels(2)[:4]
+
+
+def again_frames(rng: random.Random) -> Iterator[bytes]:
+    for kind in (0, 1, 2, 3, 4, 5, 7, 16, 17, 18, 21, 22, 23, 25, 26, 27):
+        for times in (0, 200, 203):
+            for session in (100, 101, 99):
+                group = rng.choice([0, 3])
+                if kind != 21 or times == 0:
+                    yield struct.pack(">BBHHH", kind, times, session, group, rng.getrandbits(12))
+    yield struct.pack(">BBHHH", 24, 150, 0, 0, 5) + b"\0\xff"
 
 
 def hash_frames(rng: random.Random) -> Iterator[bytes]:
@@ -64,6 +77,7 @@ def limb_frames(rng: random.Random) -> Iterator[bytes]:
 
 MADE = {
     "stack": stack_frames,
+    "again": again_frames,
     "hashes": hash_frames,
     "widths": width_frames,
     "limbs": limb_frames,

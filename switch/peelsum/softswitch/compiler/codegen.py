@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from peelsum.softswitch.compiler.emit_again import MOST_ITEMS, AgainWriter, goes_again
 from peelsum.softswitch.compiler.emit_registers import Places
 from peelsum.softswitch.compiler.emit_switch import Blocks, SwitchWriter, architecture_fields
 from peelsum.softswitch.compiler.emitter import Emitter
@@ -16,7 +17,15 @@ from peelsum.softswitch.compiler.layout import TablePlan, plan_counters, plan_re
 from peelsum.softswitch.compiler.reroll import Roller
 from peelsum.softswitch.compiler.storage import Storage
 from peelsum.softswitch.program.model import Program
-from peelsum.softswitch.program.operations import HASHES, AddHeader, CopyHeader, CopyStack, Push, walk
+from peelsum.softswitch.program.operations import (
+    HASHES,
+    AddHeader,
+    CopyHeader,
+    CopyStack,
+    Push,
+    Recirculate,
+    walk,
+)
 
 #: Names that generated code takes from `plain` or `native`.
 RUNTIME = (
@@ -37,6 +46,8 @@ class Generated:
     places: Places
     growth: int
     """Most bytes by which a packet can grow."""
+    again: int = 0
+    """Words of memory for packets that go through the switch again; 0 if none can."""
 
 
 @lru_cache(maxsize=8)
@@ -62,8 +73,13 @@ def generate(program: Program, roll: bool = True, queued: bool = False) -> Gener
     tables = plan_tables(program)
     storage = Storage(program, blocks, spans, architecture_fields(program))
     emit = Emitter(program, storage, tables)
-    source = SwitchWriter(emit, places, blocks, queued).source()
-    return Generated(source, tables, places, _growth(program, blocks))
+    growth = _growth(program, blocks)
+    if not goes_again(blocks):
+        return Generated(SwitchWriter(emit, places, blocks, queued).source(), tables, places, growth)
+    writer = AgainWriter(emit, places, blocks, queued)
+    if any(isinstance(node, Recirculate) for node in walk(blocks.egress)):
+        growth *= MOST_ITEMS + 1
+    return Generated(writer.source(), tables, places, growth, writer.words())
 
 
 def _growth(program: Program, blocks: Blocks) -> int:

@@ -37,10 +37,6 @@ from peelsum.softswitch.program.operations import (
 )
 from peelsum.wire import DROP_PORT
 
-_HEAD = (
-    "def run(data, stride, length, port, first, end, now, out, out_stride, out_length, out_port, out_leave, "
-    "room, copies, memory, regs, wide, counts, groups, queues):"
-)
 _EGRESS_SPEC = FieldRef("standard_metadata", "egress_spec")
 #: standard_metadata.instance_type of a multicast copy.
 _REPLICA = 5
@@ -63,6 +59,11 @@ def architecture_fields(program: Program) -> list[FieldRef]:
 class SwitchWriter:
     """Writes the function of one program; `queued` says whether any port has a queue."""
 
+    arguments = (
+        "data, stride, length, port, first, end, now, out, out_stride, out_length, out_port, out_leave, "
+        "room, copies, memory, regs, wide, counts, groups, queues"
+    )
+
     def __init__(self, emit: Emitter, places: Places, blocks: Blocks, queued: bool) -> None:
         self._program = program = emit.program
         self._storage = emit.storage
@@ -80,7 +81,7 @@ class SwitchWriter:
     def source(self) -> str:
         """Return the whole text: constants, then the function."""
         emit = self._emit
-        with emit.block(_HEAD):
+        with emit.block(f"def run({self.arguments}):"):
             self._start()
             with emit.block("while frame < end:"):
                 with emit.block("if sent + copies > room:"):
@@ -112,23 +113,36 @@ class SwitchWriter:
 
     def _packet(self) -> None:
         emit = self._emit
-        zero = emit.constant(0)
         emit.line("size = number(length[frame])")
         emit.line(f"{CURRENT_SIZE} = size")
         emit.line("base = frame * stride")
+        self._parse()
+        self._ingress()
+        self._choose()
+        with emit.block("for _ in range(replicas):"):
+            self._copy()
+
+    def _parse(self) -> None:
+        emit = self._emit
+        zero = emit.constant(0)
         emit.line(f"off = {zero}")
         emit.line("left = size")
         emit.line(f"parser_error = {zero}")
         self._clear()
+        self._arrival()
+        self._once(self._blocks.parser, "while True:")
+        self._clear_unparsed()
+
+    def _arrival(self) -> None:
+        """Set what the architecture knows of a packet that arrives."""
         self._set_intrinsic("standard_metadata.ingress_port", "number(port[frame])", mask=True)
         self._set_intrinsic("standard_metadata.packet_length", "size")
         self._set_intrinsic("intrinsic_metadata.ingress_global_timestamp", "now", mask=True)
-        self._once(self._blocks.parser, "while True:")
-        self._clear_unparsed()
+
+    def _ingress(self) -> None:
         self._verify_checksums()
         self._set_intrinsic("standard_metadata.parser_error", "parser_error", mask=True)
         self._once(self._blocks.ingress, "while True:" if self._exits(self._blocks.ingress) else None)
-        self._replicate()
 
     def _clear(self) -> None:
         """Set metadata and headers to 0 and make headers invalid."""
@@ -191,9 +205,7 @@ class SwitchWriter:
         condition = "True" if item.condition is None else self._emit.expressions.condition(item.condition)
         return f"if {self._emit.validity(item.target.header)} and {condition}:"
 
-    # --- once per copy ----------------------------------------------------------------------------
-
-    def _replicate(self) -> None:
+    def _choose(self) -> None:
         """Choose the copies to send: multicast takes precedence over unicast, as in simple_switch."""
         emit = self._emit
         zero, one, two = map(emit.constant, (0, 1, 2))
@@ -214,21 +226,12 @@ class SwitchWriter:
             with emit.block(f"if {emit.place(ref)} != {zero}:"):
                 emit.line(f"replicas = {zero}")
         emit.line(f"unicast_port = {spec}")
-        with emit.block("for _ in range(replicas):"):
-            self._copy()
+
+    # --- once per copy ----------------------------------------------------------------------------
 
     def _copy(self) -> None:
         emit = self._emit
-        zero, one, two = map(emit.constant, (0, 1, 2))
-        with emit.block(f"if group != {zero}:"):
-            emit.line(f"egress_port = groups[replica] & {emit.constant(0x1FF)}")
-            emit.line(f"egress_rid = groups[replica + {one}]")
-            emit.line(f"replica = replica + {two}")
-            emit.line(f"instance = {emit.constant(_REPLICA)}")
-        with emit.block("else:"):
-            emit.line("egress_port = unicast_port")
-            emit.line(f"egress_rid = {self._kept_rid()}")
-            emit.line(f"instance = {zero}")
+        self._destination()
         if self._queued:
             emit.line("depth = enqueue(queues, egress_port, now)")
             with emit.block(f"if depth == {emit.constant(FULL)}:"):
@@ -236,10 +239,27 @@ class SwitchWriter:
         emit.copied = self._copied_names()
         self._take_copies()
         self._egress_intrinsics()
-        self._once(self._blocks.egress, "while True:" if self._exits(self._blocks.egress) else None)
+        self._egress()
         with emit.block(f"if {emit.place(_EGRESS_SPEC)} != {emit.constant(DROP_PORT)}:"):
             self._send()
         emit.copied = frozenset()
+
+    def _destination(self, members: str = "groups") -> None:
+        """Write code for a copy's port; `members` is the array that lists where copies go."""
+        emit = self._emit
+        zero, one, two = map(emit.constant, (0, 1, 2))
+        with emit.block(f"if group != {zero}:"):
+            emit.line(f"egress_port = {members}[replica] & {emit.constant(0x1FF)}")
+            emit.line(f"egress_rid = {members}[replica + {one}]")
+            emit.line(f"replica = replica + {two}")
+            emit.line(f"instance = {emit.constant(_REPLICA)}")
+        with emit.block("else:"):
+            emit.line("egress_port = unicast_port")
+            emit.line(f"egress_rid = {self._kept_rid()}")
+            emit.line(f"instance = {zero}")
+
+    def _egress(self) -> None:
+        self._once(self._blocks.egress, "while True:" if self._exits(self._blocks.egress) else None)
 
     def _kept_rid(self) -> str:
         rid = self._program.intrinsic("intrinsic_metadata.egress_rid")
@@ -312,6 +332,11 @@ class SwitchWriter:
         for header in self._program.deparser:
             deparse(emit, header)
         emit.line("copy(out, to, data, base + off, left)")
+        self._leave()
+
+    def _leave(self) -> None:
+        """Send the packet that was written to the output."""
+        emit = self._emit
         emit.line("out_length[sent] = to + left - sent * out_stride")
         emit.line("out_port[sent] = egress_port")
         if self._queued:

@@ -165,7 +165,7 @@ class Storage:
 
 def _used(program: Program, blocks: Iterable[Any], roots: Iterable[FieldRef]) -> set[tuple[str, str]]:
     """Return (type, field) of all fields that the program names."""
-    refs = set(roots)
+    refs = set(roots).union(*program.field_lists.values())
     for block in blocks:
         refs.update(node for node in walk(block) if isinstance(node, FieldRef))
     for table in program.tables.values():

@@ -26,6 +26,7 @@ from peelsum.softswitch.program.operations import (
     AddHeader,
     Assign,
     AssignChosen,
+    Clone,
     Const,
     CopyHeader,
     CopyStack,
@@ -42,7 +43,9 @@ from peelsum.softswitch.program.operations import (
     Primitive,
     Push,
     ReadRegister,
+    Recirculate,
     RemoveHeader,
+    Resubmit,
     WriteRegister,
     walk,
 )
@@ -85,6 +88,12 @@ def load_primitive(item: Mapping[str, Any], scope: Scope, where: str, number: in
             return Push(scope.stack(args[0]["value"]), _constant(args[1], where))
         case "pop":
             return Pop(scope.stack(args[0]["value"]), _constant(args[1], where))
+        case "clone_ingress_pkt_to_egress" | "clone_egress_pkt_to_egress":
+            return Clone(scope.expression(args[0]), _constant(args[1], where))
+        case "resubmit":
+            return Resubmit(_constant(args[0], where))
+        case "recirculate":
+            return Recirculate(_constant(args[0], where))
         case "modify_field_with_hash_based_offset":
             return _hash(args, scope, where)
         case "mark_to_drop" | "drop":

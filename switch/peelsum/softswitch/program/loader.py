@@ -25,10 +25,13 @@ from peelsum.softswitch.program.model import (
 )
 from peelsum.softswitch.program.operations import (
     AddHeader,
+    Clone,
     CountAt,
     FieldRef,
     ReadRegister,
+    Recirculate,
     RemoveHeader,
+    Resubmit,
     WriteRegister,
     walk,
 )
@@ -79,6 +82,7 @@ def read(document: Mapping[str, Any], name: str) -> Program:
         errors=_errors(document),
         aliases={alias: FieldRef(*target) for alias, target in document.get("field_aliases", ())},
         stacks=scope.stacks,
+        field_lists={int(item["id"]): _fields(item, scope) for item in document.get("field_lists", ())},
     )
     _check(program)
     return program
@@ -121,6 +125,15 @@ def _stacks(document: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         item["name"]: tuple(names[number] for number in item["header_ids"])
         for item in document.get("header_stacks", ())
     }
+
+
+def _fields(item: Mapping[str, Any], scope: Scope) -> tuple[FieldRef, ...]:
+    """Return the metadata in a field list. Copies of a packet parse its headers again or keep them all."""
+    for part in item["elements"]:
+        if part["type"] != "field":
+            raise UnsupportedConstruct(f"field list {item['name']}: holds a {part['type']}; use fields only")
+    refs = [scope.field(part["value"]) for part in item["elements"]]
+    return tuple(ref for ref in refs if scope.headers[ref.header].metadata)
 
 
 def _registers(document: Mapping[str, Any]) -> dict[str, RegisterArray]:
@@ -216,6 +229,8 @@ def _check_state(program: Program) -> None:
             raise BadProgram(f"header {node.header}: is metadata, in no packet; compile the program again")
         if isinstance(node, CountAt) and node.counter not in program.counters:
             raise BadProgram(f"counter {node.counter}: is not declared; compile the program again")
+        if isinstance(node, (Clone, Resubmit, Recirculate)) and node.fields not in program.field_lists:
+            raise BadProgram(f"field list {node.fields}: is not declared; compile the program again")
 
 
 def _check_tables(program: Program) -> None:

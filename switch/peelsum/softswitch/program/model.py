@@ -239,6 +239,8 @@ class Program:
     aliases: Mapping[str, FieldRef] = field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The headers of each header stack, first element first."""
+    field_lists: Mapping[int, tuple[FieldRef, ...]] = field(default_factory=dict)
+    """The metadata that a packet's copies keep, by the field list's number."""
 
     @property
     def tables(self) -> dict[str, Table]:

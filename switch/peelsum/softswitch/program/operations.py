@@ -245,6 +245,31 @@ class CopyStack:
 
 
 @dataclass(frozen=True, slots=True)
+class Clone:
+    """Send a copy of the packet to the ports of clone session `session` at the end of the pipeline.
+
+    The copy keeps the metadata of field list number `fields`. Only the last call in a pipeline takes effect.
+    """
+
+    session: Expr
+    fields: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resubmit:
+    """Send the packet as it arrived through parser and ingress again, with a field list's metadata."""
+
+    fields: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recirculate:
+    """Send the packet that egress wrote through the switch again, with a field list's metadata."""
+
+    fields: int
+
+
+@dataclass(frozen=True, slots=True)
 class MarkToDrop:
     """Drop the packet, unless a later statement sets an egress port."""
 
@@ -282,6 +307,9 @@ Primitive: TypeAlias = (
     | Push
     | Pop
     | CopyStack
+    | Clone
+    | Resubmit
+    | Recirculate
     | MarkToDrop
     | Exit
     | Jump

@@ -102,7 +102,8 @@ def through_numba(generated: Generated, cache: Path | None = None) -> Callable[.
 
 def _module_text(generated: Generated) -> str:
     wanted = ", ".join(RUNTIME)
-    foot = "CACHED = True\nrun = compiler(CACHED)(run)\n"
+    options = "CACHED, again=True" if generated.again else "CACHED"
+    foot = f"CACHED = True\nrun = compiler({options})(run)\n"
     return f"from peelsum.softswitch.runtime.native import {wanted}, compiler\n\n{generated.source}\n\n{foot}"
 
 

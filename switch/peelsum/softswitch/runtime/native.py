@@ -63,11 +63,13 @@ SIGNATURE = types.UniTuple(types.uint64, 2)(
     *(_U8, _N, _I32, _I32, _N, _N, _N, _U8, _N, _I32, _I32, _U64, _N, _N),
     *(_U64, _U32, _U64, _U64, _U64, _U64),
 )
+#: If packets may go through the switch again, then also: clone sessions, waiting items, their bytes.
+SIGNATURE_AGAIN = SIGNATURE.return_type(*SIGNATURE.args, _U64, _U64, _U8)
 
 
-def compiler(cached: bool) -> Callable[[Any], Any]:
+def compiler(cached: bool, again: bool = False) -> Callable[[Any], Any]:
     """Return the decorator that compiles the generated function."""
-    compile_it: Callable[[Any], Any] = njit(SIGNATURE, cache=cached, **_OPTIONS)
+    compile_it: Callable[[Any], Any] = njit(SIGNATURE_AGAIN if again else SIGNATURE, cache=cached, **_OPTIONS)
     return compile_it
 
 
@@ -75,7 +77,7 @@ class Entry(types.WrapperAddressProtocol):  # type: ignore[misc]
     """A compiled program as a function pointer: a loop that calls it is not compiled for that program."""
 
     def __init__(self, run: Any) -> None:
-        """Take what `compiler` has made of a program."""
+        """Take what `compiler` has made of a program whose packets go through it once."""
         self._run = run  # keeps the code in memory
         made = run.get_compile_result(SIGNATURE)
         self._address = made.library.get_pointer_to_function(made.fndesc.llvm_cfunc_wrapper_name)

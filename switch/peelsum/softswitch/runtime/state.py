@@ -77,16 +77,15 @@ class Counter:
 
 
 class Groups:
-    """Multicast groups: each is a list of (port, instance), served in the order given.
+    """Multicast groups or clone sessions: each is a list of (port, instance), served in the order given.
 
     Generated code reads `memory`: for group g, elements 2 g and 2 g + 1 hold the index of its first replica
     and their number. Replicas are pairs of port and instance.
     """
 
-    #: All numbers are below it.
-    limit = 1 << 16
-
-    def __init__(self, lock: FairLock) -> None:
+    def __init__(self, lock: FairLock, what: str = "multicast group", limit: int = 1 << 16) -> None:
+        """what: the noun for one in errors. limit: all numbers are below it."""
+        self.what, self.limit = what, limit
         self._groups: dict[int, tuple[tuple[int, int], ...]] = {}
         self._sizes: Tally[int] = Tally()
         self._lock = lock
@@ -98,10 +97,10 @@ class Groups:
     def set(self, group: int, replicas: Sequence[tuple[int, int]]) -> None:
         """Create or replace a group. Raises InvalidEntry for a number, port or instance out of range."""
         if not 0 < group < self.limit:
-            raise InvalidEntry(f"multicast group: {group} is not in 1..{self.limit - 1}")
+            raise InvalidEntry(f"{self.what}: {group} is not in 1..{self.limit - 1}")
         for port, instance in replicas:
             if not 0 <= port < 1 << 16 or not 0 <= instance < 1 << 16:
-                raise InvalidEntry(f"multicast group {group}: ({port}, {instance}) does not fit 16 bits each")
+                raise InvalidEntry(f"{self.what} {group}: ({port}, {instance}) does not fit 16 bits each")
         with self._lock:
             self._forget(group)
             self._groups[group] = tuple((port, instance) for port, instance in replicas)
@@ -120,7 +119,7 @@ class Groups:
         """Return a group's replicas. Raises NoSuchEntry."""
         with self._lock:
             if group not in self._groups:
-                raise NoSuchEntry(f"multicast group {group}: does not exist; create it first")
+                raise NoSuchEntry(f"{self.what} {group}: does not exist; create it first")
             return self._groups[group]
 
     def __contains__(self, group: int) -> bool:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.softswitch.compiler.codegen import generate
+from peelsum.softswitch.compiler.emit_again import MOST_ITEMS, REFUSED
 from peelsum.softswitch.errors import InvalidEntry, SoftswitchError, UnsupportedConstruct
 from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.runtime.compiled import as_it_is, machine_code
@@ -85,13 +86,17 @@ class Switch:
         for name, plan in places.direct.items():
             self.tables[name].attach_counts(self._counts[plan.base : plan.base + 2 * plan.size])
         self.groups = Groups(self.lock)
+        #: Clone sessions, which have numbers of their own.
+        self.sessions = Groups(self.lock, "clone session", 1 << 15)
+        self._again = np.zeros(generated.again, np.uint64)
+        self._again_bytes = np.zeros(0, np.uint8)
         self._queues = (queues or Queues({})).memory
         self._out = Room()
         code = machine_code(generated, program.name, cache) if mode == "numba" else None
         self.mode = "python" if code is None else "numba"
         self._run = as_it_is(generated) if code is None else code
-        #: For compiled loops; None if the program is not compiled.
-        self.entry = None if code is None else Entry(code)
+        #: For compiled loops; None if the program is not compiled, or packets may go through it again.
+        self.entry = None if code is None or generated.again else Entry(code)
         #: The most bytes by which a frame grows.
         self.growth = generated.growth
 
@@ -106,7 +111,7 @@ class Switch:
         out_stride = stride + self.growth
         with self.lock:
             room = self._out
-            copies = self.groups.most_copies
+            copies = max(self.groups.most_copies, self.sessions.most_copies)
             room.prepare(max(count, copies), out_stride)
             done = sent = 0
             while True:
@@ -115,7 +120,7 @@ class Switch:
                     room.data[sent * out_stride :], out_stride, room.length[sent:], room.port[sent:],
                     room.leave[sent:], room.rows - sent, copies,
                     self._memory, self._regs, self._wide, self._counts, self.groups.memory,
-                    self._queues,
+                    self._queues, *self._state_again(out_stride),
                 )  # fmt: skip
                 done, sent = int(done), sent + int(more)
                 if done >= count:
@@ -127,6 +132,19 @@ class Switch:
         """The state, to be used only while `lock` is held: a change of groups may replace their memory."""
         groups = self.groups.memory
         return State(self._memory, self._regs, self._wide, self._counts, groups, self._queues)
+
+    def _state_again(self, stride: int) -> tuple[NDArray[Any], ...]:
+        """Return the further arguments of code whose packets may go through the switch again."""
+        if not self._generated.again:
+            return ()
+        if self._again_bytes.size < MOST_ITEMS * stride:
+            self._again_bytes = np.zeros(MOST_ITEMS * stride, np.uint8)
+        return self.sessions.memory, self._again, self._again_bytes
+
+    @property
+    def cut_short(self) -> int:
+        """How many clones, resubmits and recirculations were refused: their frame had made too many."""
+        return int(self._again[REFUSED]) if self._generated.again else 0
 
     @property
     def source(self) -> str:
