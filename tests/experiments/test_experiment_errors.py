@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from command_line import peelsum
 
-from peelsum.experiments import ExperimentError, loading
-
 CHANGES = {
     "name": ('name="squares"', 'name="Squares!"', "name: 'Squares!' cannot be used"),
     "measure": ("measure=measure", "measure=None", "measure: None cannot be used"),
@@ -104,13 +102,3 @@ def test_a_missing_package_is_one_line(mine: Path, monkeypatch: pytest.MonkeyPat
     assert one_line("run", str(mine)).endswith(
         "matplotlib: is not installed; run: pip install 'peelsum[plots]'"
     )
-
-
-def test_a_file_of_the_catalogue_has_its_experiments_name(
-    mine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise the list would name one that nothing finds."""
-    monkeypatch.setattr(loading, "known", lambda: ["areas"])
-    monkeypatch.setattr(loading, "find", lambda name: loading.Source(f"{name}.py", mine.read_text()))
-    with pytest.raises(ExperimentError, match=r"areas\.py: EXPERIMENT: name is 'squares'; leave it out"):
-        list(loading.catalogue())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 
 from peelsum.allreduce import BlockIndex, BloomIndex, Choice, Index, NetworkModel, Settings
 from peelsum.allreduce.costs import Candidate, expected
@@ -269,12 +269,10 @@ def _measured(request: Request, found: Sequence[Candidate]) -> list[Measured]:
 
 def _checked(row: Row, measured: Measured) -> Row:
     size, codec_ms = 4 * measured.words, 1e3 * measured.codec_s
-    return Row(
-        **{
-            **asdict(row),
-            "measured_bytes": size,
-            "measured_codec_ms": round(codec_ms, 4),
-            "bytes_error": round(row.bytes / size - 1, 4),
-            "codec_error": round(row.codec_ms / codec_ms - 1, 4),
-        }
+    return replace(
+        row,
+        measured_bytes=size,
+        measured_codec_ms=round(codec_ms, 4),
+        bytes_error=round(row.bytes / size - 1, 4),
+        codec_error=round(row.codec_ms / codec_ms - 1, 4),
     )
