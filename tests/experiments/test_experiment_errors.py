@@ -64,7 +64,6 @@ def test_rows_with_other_columns_fail(mine: Path, tmp_path: Path, change: str, t
         (("run",), "NAME: is missing"),
         (("run", "unheard"), "unheard: is unknown; use one of"),
         (("run", "unheard.py"), "unheard.py: No such file or directory; pass the path"),
-        (("run", "unheard", "--quick", "--full"), "--quick: cannot be used with --full"),
         (("run", "unheard", "--calm", "2"), "--calm: 2 is out of range; use 0 to 1"),
         (("run", "unheard", "--attempts", "0"), "--attempts: 0 is out of range"),
         (("compare", "here", "there"), "here: No such file or directory; pass a file of rows"),
