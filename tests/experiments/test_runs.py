@@ -16,10 +16,10 @@ from command_line import peelsum
 from patience import PATIENCE_S
 
 from peelsum.experiments import measuring, running
+from peelsum.experiments.experiment import plan
 from peelsum.experiments.loading import find, load
 from peelsum.experiments.machine import Load, Watched
 from peelsum.experiments.measuring import Care, measure
-from peelsum.experiments.plan import plan
 from peelsum.experiments.running import Run
 from peelsum.experiments.store import RESERVED, read
 

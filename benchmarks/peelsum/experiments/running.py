@@ -14,11 +14,10 @@ from functools import partial
 from multiprocessing import active_children, get_context
 from pathlib import Path
 
-from peelsum.experiments.experiment import Experiment, Value
+from peelsum.experiments.experiment import Experiment, Task, Value, plan
 from peelsum.experiments.loading import Source, load
 from peelsum.experiments.machine import commit
 from peelsum.experiments.measuring import Care, measure
-from peelsum.experiments.plan import Task, plan
 from peelsum.experiments.store import Row, Store, complete, key, text, texts
 from peelsum.topology.processes import die_with_parent
 

@@ -53,9 +53,8 @@ def list_(
 ) -> None:
     """List what can be measured, with the rows of each size; or one, with its parameters and columns."""
     from peelsum.experiments import ExperimentError
-    from peelsum.experiments.experiment import SIZES
+    from peelsum.experiments.experiment import SIZES, plan
     from peelsum.experiments.loading import catalogue, find, load
-    from peelsum.experiments.plan import plan
 
     with measuring(ExperimentError, json=json):
         if name is not None:
