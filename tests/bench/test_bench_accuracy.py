@@ -18,8 +18,7 @@ import torch
 
 from peelsum.bench.accuracy.in_process import Traffic, WorkerThreads
 from peelsum.bench.accuracy.methods import METHODS, MethodError, parse
-from peelsum.bench.accuracy.network import fastest
-from peelsum.bench.accuracy.rows import compared
+from peelsum.bench.accuracy.rows import compared, fastest
 from peelsum.bench.accuracy.shares import SharesError, divide
 from peelsum.bench.accuracy.subjects import SUBJECTS, SubjectName, make_subject
 from peelsum.bench.accuracy.training import Run, Setting, train

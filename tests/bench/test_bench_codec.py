@@ -15,7 +15,7 @@ from peelsum.bench.codec import (
     Device,
     NotEnoughMemoryError,
     Support,
-    memory,
+    device,
     require_memory,
     tensor,
 )
@@ -94,11 +94,11 @@ def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         rows_of("columns", 0.6)
     with pytest.raises(bench.CodecBenchError, match=r"--density: .* no non-zeros; increase"):
         rows_of("uniform", 1e-6, elements=64)
-    monkeypatch.setattr(memory, "free_bytes", lambda: 2**30)
+    monkeypatch.setattr(device, "free_bytes", lambda: 2**30)
     require_memory(2**25, 0.01)
     with pytest.raises(NotEnoughMemoryError, match=r"--elements: 67,108,864 .* use at most 42,"):
         require_memory(2**26, 0.01)
-    monkeypatch.setattr(memory, "free_bytes", lambda: None)
+    monkeypatch.setattr(device, "free_bytes", lambda: None)
     require_memory(2**40, 1)
 
 

@@ -102,10 +102,3 @@ def test_a_point_that_lost_a_part_is_measured_again(mine: Path, tmp_path: Path) 
 def test_rows_of_a_point_need_all_columns(mine: Path) -> None:
     with pytest.raises(ExperimentError, match="measure: wrong: is missing"):
         checked(load(find(str(mine))), [{"share": 1, "area": 2}])
-
-
-def test_an_error_of_what_measures_is_one_line() -> None:
-    done = peelsum("bench", "codec_trace", "--trace", "nowhere")
-    assert (done.returncode, done.stdout) == (2, "")
-    told = "has no files *.trace.npz; pass a folder of `peelsum trace record`"
-    assert done.stderr == f"peelsum: nowhere: {told}\n"

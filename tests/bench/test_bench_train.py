@@ -24,14 +24,6 @@ from peelsum.bench.train.links import ShapedLan
 from peelsum.cli.app import app
 from peelsum.topology import TopologyError
 
-KEYS = {
-    *("model", "workers", "gbps", "path", "form", "density_worker", "density_union", "bytes_per_step"),
-    *("iteration_ms", "compute_ms", "encode_ms", "network_ms", "decode_ms"),
-    *("speedup_over_dense", "speedup_over_gloo", "exact"),
-    *("shaped_by", "iteration_least_ms", "iteration_most_ms"),
-    *("aggregation_ms", "aggregation_gbps", "aggregation_over_dense", "aggregation_over_gloo"),
-    *("cpu_ms", "switch_cpu_ms", "cpu_of_gloo"),
-}
 TRAIN = ("bench", "train")
 OPTIONS = {"model": "ncf", "small": True, "path": None, "seed": 0, "device": "cpu", "top_k": None}
 STEPS = {"steps": 2, "warm_ups": 1}
@@ -47,7 +39,6 @@ def test_json_rows_compare_all_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     done = peelsum(*TRAIN, "--workers", "2", "--gbps", "1", "--steps", "2", "--warm-ups", "1", "--json")
     assert done.returncode == 0, done.stderr
     rows = {row["path"]: row for row in json.loads(done.stdout)}
-    assert all(row.keys() > KEYS for row in rows.values())
     assert list(rows) == ["gloo", "hook-gloo", "fp16", "switch", "switch-dense"]
     switch, dense, gloo = rows["switch"], rows["switch-dense"], rows["gloo"]
     assert (switch["exact"], dense["exact"], gloo["exact"]) == (True, True, None)

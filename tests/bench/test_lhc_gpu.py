@@ -14,7 +14,7 @@ import torch
 from gpu_device import DEVICE, REAL, bits, on_device
 from gpu_order import shuffled
 
-from peelsum.bench.codec import Device, LhcLayout, NoDeviceError, lhc_best, lhc_step, tensor, timing
+from peelsum.bench.codec import Device, LhcLayout, NoDeviceError, lhc, lhc_step, tensor, timing
 from peelsum.bench.codec import rows as bench
 from peelsum.bench.codec.lhc_gpu import DeviceLhc
 from peelsum.codec import fixed_point
@@ -90,8 +90,8 @@ def test_decodes_the_exact_sum_of_workers() -> None:
 def test_rows_of_a_device_have_the_sizes_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     # Every run has its own seed, and sizes differ a little: one run makes the result deterministic.
     monkeypatch.setattr(timing, "REPEATS", 1)
-    monkeypatch.setattr(lhc_best, "SIZES", ())
-    monkeypatch.setattr(lhc_best, "MULTIPLES", ())
+    monkeypatch.setattr(lhc, "SIZES", ())
+    monkeypatch.setattr(lhc, "MULTIPLES", ())
     ways: list[tuple[bench.Form, str]] = [("lhc", ""), ("compact", "bitmap"), ("sketch", "bitmap")]
     rows = {}
     for device in ("cpu", "cuda"):

@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from peelsum.bench.codec import LARGEST_FAN_IN, Device, LhcLayout, lhc_step, peel, smallest_lhc, tensor
-from peelsum.bench.codec.lhc_best import TimedLhc, best_lhc, lhc_variants, published_lhc
+from peelsum.bench.codec.lhc import lhc_variants, published_lhc
+from peelsum.bench.codec.rows import TimedLhc, best_lhc
 from peelsum.bench.codec.timing import Measured, NotExactError
 from peelsum.codec import FixedPoint, fixed_point
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import ast
 import shlex
 import subprocess
-import sys
 from pathlib import Path
-
-import pytest
 
 from peelsum.cli.bench import _given, _split
 from peelsum.experiments.loading import find, load
@@ -49,12 +46,3 @@ def test_the_benchmarks_take_the_options_that_they_are_given() -> None:
         options.pop("out")
         for name in names:
             assert _given(load(find(name)), options).keys() or not options
-
-
-@pytest.mark.slow
-def test_pytest_collects_them() -> None:
-    paths = [str(path.relative_to(ROOT)) for path in named_tests()]
-    collect = [sys.executable, "-m", "pytest", "-q", "--collect-only", *paths]
-    done = subprocess.run(collect, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert all(f"{path}::" in done.stdout for path in paths)

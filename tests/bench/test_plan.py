@@ -1,9 +1,14 @@
-"""`peelsum plan`: the choice is an allreduce's, the reasons add up, and checks compare with what was sent."""
+"""`peelsum plan`: the choice is an allreduce's, the reasons add up, and checks compare with what was sent.
+
+Its cost model is compared with the packet level, in virtual time.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from itertools import product
+from statistics import median
 from typing import Any
 
 import pytest
@@ -13,8 +18,8 @@ from peelsum.allreduce import Choice, InvalidRequestError, NetworkModel, Setting
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.plan import Layout, TensorPlan
 from peelsum.bench.codec import seen, taught
-from peelsum.bench.methods import method_rows
-from peelsum.bench.plan import Request, plan
+from peelsum.bench.plan import Request, method_rows, plan
+from peelsum.experiments.catalogue import plan_simulated
 from peelsum.flexible import AXES, METHODS, LinkModel, Step, crossovers
 
 SLOW = Request(1 << 20, 0.01, 0.01, 1e-6, 4, "uniform")
@@ -182,3 +187,20 @@ def test_mistakes_are_one_line(arguments: tuple[str, ...], message: str) -> None
     assert done.returncode == 2, done.stdout
     (line,) = done.stderr.splitlines()
     assert message in line
+
+
+@pytest.mark.slow
+def test_the_median_error_is_below_15_percent_over_rates_delays_sizes_and_workers() -> None:
+    grid = product((2, 4), (0.1, 10.0), (10.0, 1000.0), (1_000, 25_000))
+    rows = [row for point in grid for row in plan_simulated.measure(0, *point)]
+    assert len(rows) == 16 * len(plan_simulated.SIMULATED)
+    assert not any(row["wrong"] for row in rows)
+    for collective in plan_simulated.SIMULATED.values():
+        assert median(abs(row["error"]) for row in rows if row["collective"] == collective) < 0.15
+
+
+def test_a_window_that_has_to_open_takes_longer_than_the_model_says() -> None:
+    """The page names this limit: on long, fast links the model lets a worker send a whole window at once."""
+    rows = plan_simulated.measure(0, 2, 10.0, 1000.0, 100_000)
+    switch = next(row for row in rows if row["collective"] == "switch")
+    assert switch["error"] == pytest.approx(-0.54, abs=0.1)

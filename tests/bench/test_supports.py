@@ -1,4 +1,4 @@
-"""The benchmarks' supports have the requested density and kind, and as many blocks as formulas predict."""
+"""The benchmarks' supports: their density and kind, as many blocks as formulas predict, what is recovered."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 
 from peelsum.bench.codec import SUPPORTS, Support, seen, tensor
 from peelsum.codec import kernels
+from peelsum.experiments.catalogue import recovery
 
 N = 1 << 20
 
@@ -32,3 +33,13 @@ def test_rows_and_columns_are_what_they_are_called() -> None:
     assert set(np.bincount(rows // 64, minlength=1).tolist()) == {0, 64}
     _, columns = tensor("columns", N, 0.05, 2)
     assert np.count_nonzero(np.bincount(columns % 256, minlength=256)) == 128
+
+
+def test_recovery_of_tight_and_of_roomy_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "ELEMENTS", 1 << 19)
+    monkeypatch.setattr(recovery, "AIM_ELEMENTS", 1 << 16)
+    for support in SUPPORTS:
+        tight, roomy = (recovery.left_over(support, 64, cells, seeds=1) for cells in (1.0, 4.0))
+        assert tight["ours"] > 0.1
+        assert roomy["ours"] == 0
+        assert 0 <= recovery.not_peeled(support, 0.01, seeds=2)["failed"] <= 2

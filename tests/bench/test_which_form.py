@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from peelsum.allreduce import Allreduce
 from peelsum.allreduce.plan import FORMS
 from peelsum.bench import which_form
+from peelsum.bench.alone import Alone
 from peelsum.bench.which_form import WINDOW, Point
 from peelsum.experiments.loading import find, load
 from peelsum.experiments.summaries import Group, summary
@@ -61,7 +62,7 @@ def test_every_step_has_other_non_zeros_at_the_same_density() -> None:
     "point", [POINT, Point(1 << 16, 0.5, 100.0, 1e-4), Point(1 << 16, 0.2, 0.1, 1e-4)], ids=str
 )
 def test_the_automatic_form_is_that_of_an_allreduce(point: Point) -> None:
-    reduce = Allreduce(which_form._Alone(), network=point.network)
+    reduce = Allreduce(Alone(), network=point.network)
     for number in range(3):
         (union,) = replace(point, workers=1).tensors(number)
         form = reduce.sum({"gradient": union})["gradient"].form

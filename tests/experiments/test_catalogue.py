@@ -18,7 +18,6 @@ from patience import PATIENCE_S
 
 from peelsum.experiments.catalogue.levels import topology_of
 from peelsum.experiments.catalogue.slots import Scene, Shares, share_slots, share_slots_atp
-from peelsum.experiments.catalogue.unpredictable import NETWORKS, fixed, flexible
 from peelsum.experiments.loading import CATALOGUE, find, known, load
 from peelsum.experiments.store import read
 
@@ -26,11 +25,9 @@ from peelsum.experiments.store import read
 MACHINES = {
     "gpu": "no GPU",
     "gpu_stages": "no GPU",
-    "plan": "root",
 }
 #: Whose quick size takes minutes of processor time.
 SLOW = ("density", "accuracy")
-SIZE = {"steps": 300, "elements": 1_000_000, "workers": 4}
 
 
 @pytest.mark.parametrize("jobs", [1, 4])
@@ -62,24 +59,6 @@ def test_with_all_chunks_under_way_one_in_a_hundred_slots_leaves_the_servers_nea
     assert few.at_server > 1 - 5 * 256 / 6400
     assert few.packets_to_servers == pytest.approx(1 + few.at_server, rel=0.01)
     assert plenty.at_server < (0.4 if share is share_slots_atp else 0.001)
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-def test_the_strategy_is_near_the_best_fixed_method_but_for_measuring(network: str) -> None:
-    ways = (("dense_switch", 1.0), ("dense_ring", 1.0), ("ar_top_k_ring", 0.01), ("top_k_switch", 0.01))
-    runs = [fixed(network, way, ratio, **SIZE) for way, ratio in ways]
-    one = flexible(network, seed=1, **SIZE)
-    assert one == flexible(network, seed=1, **SIZE)
-    best = min(run.seconds / run.gain for run in runs)
-    assert (one.seconds - one.measuring_s) / one.gain < 1.5 * best
-
-
-def test_measuring_takes_the_latency_of_a_carrier_every_few_steps() -> None:
-    near = flexible("steady_fast", seed=1, **SIZE)
-    assert 0 < near.measuring_s < near.seconds
-    # A probe at least every sixth step, of two latencies or more.
-    assert near.measuring_s >= SIZE["steps"] / 6 * 2 * NETWORKS["steady_fast"](0.0).latency_s
-    assert flexible("far", seed=1, **SIZE).measuring_s > 10 * near.measuring_s
 
 
 def test_trunks_have_rates_of_their_own() -> None:

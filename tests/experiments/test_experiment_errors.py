@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from command_line import peelsum
 
-from peelsum.experiments import ExperimentError, loading
-
 CHANGES = {
     "name": ('name="squares"', 'name="Squares!"', "name: 'Squares!' cannot be used"),
     "measure": ("measure=measure", "measure=None", "measure: None cannot be used"),
@@ -66,7 +64,6 @@ def test_rows_with_other_columns_fail(mine: Path, tmp_path: Path, change: str, t
         (("run",), "NAME: is missing"),
         (("run", "unheard"), "unheard: is unknown; use one of"),
         (("run", "unheard.py"), "unheard.py: No such file or directory; pass the path"),
-        (("run", "unheard", "--quick", "--full"), "--quick: cannot be used with --full"),
         (("run", "unheard", "--calm", "2"), "--calm: 2 is out of range; use 0 to 1"),
         (("run", "unheard", "--attempts", "0"), "--attempts: 0 is out of range"),
         (("compare", "here", "there"), "here: No such file or directory; pass a file of rows"),
@@ -96,25 +93,11 @@ def test_files_that_are_no_rows_are_one_line(mine: Path, tmp_path: Path) -> None
     assert "no_folder" in one_line("run", str(mine), "--out", str(mine / "no_folder"))
 
 
-@pytest.mark.parametrize(
-    ("module", "extra", "options"),
-    [("matplotlib", "plots", ()), ("distributed", "experiments", ("--scheduler", "x:1"))],
-)
-def test_a_missing_package_is_one_line(
-    mine: Path, monkeypatch: pytest.MonkeyPatch, module: str, extra: str, options: tuple[str, ...]
-) -> None:
+def test_a_missing_package_is_one_line(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else found(name))
-    assert one_line("run", str(mine), *options).endswith(
-        f"{module}: is not installed; run: pip install 'peelsum[{extra}]'"
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name)
     )
-
-
-def test_a_file_of_the_catalogue_has_its_experiments_name(
-    mine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise the list would name one that nothing finds."""
-    monkeypatch.setattr(loading, "known", lambda: ["areas"])
-    monkeypatch.setattr(loading, "find", lambda name: loading.Source(f"{name}.py", mine.read_text()))
-    with pytest.raises(ExperimentError, match=r"areas\.py: EXPERIMENT: name is 'squares'; leave it out"):
-        list(loading.catalogue())
+    assert one_line("run", str(mine)).endswith(
+        "matplotlib: is not installed; run: pip install 'peelsum[plots]'"
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import peelsum
 
-from peelsum.experiments.loading import find, load
+from peelsum.experiments.loading import find, known, load
 from peelsum.experiments.page import page as page_of
 from peelsum.experiments.page import plain
 from peelsum.experiments.results import rendered
@@ -114,6 +114,7 @@ def test_two_runs_are_compared_point_by_point(mine: Path, tmp_path: Path) -> Non
 
 def test_the_catalogue_is_listed() -> None:
     found = json.loads(peelsum("bench", "list", "--json").stdout)
+    assert [one["name"] for one in found] == known()
     for one in found:
         assert one.keys() == {"name", "title", "quick", "usual", "full"}
         assert 1 <= one["quick"] <= max(one["usual"], one["full"])

@@ -16,11 +16,10 @@ from command_line import peelsum
 from patience import PATIENCE_S
 
 from peelsum.experiments import measuring, running
+from peelsum.experiments.experiment import plan
 from peelsum.experiments.loading import find, load
-from peelsum.experiments.local_pool import on_this_machine
 from peelsum.experiments.machine import Load, Watched
 from peelsum.experiments.measuring import Care, measure
-from peelsum.experiments.plan import plan
 from peelsum.experiments.running import Run
 from peelsum.experiments.store import RESERVED, read
 
@@ -203,16 +202,18 @@ def test_only_rows_without_measured_times_are_side_by_side(timed: bool, mine: Pa
     (tmp_path / "theirs.py").write_text(
         theirs.replace("    modelled={", f"    timed={timed},\n    modelled={{")
     )
-    what, same = Run(find(str(tmp_path / "theirs.py"))), Run(find(str(mine)))
-    side_by_side = running.run(what, tmp_path / "rows.csv", on_this_machine(load(what.source)))
-    assert side_by_side.failed == []
-    one_by_one = running.run(same, tmp_path / "same.csv")
-    for name in ("area", "lost", "width", "way", "seed", "note"):
-        assert [row[name] for row in side_by_side.rows] == [row[name] for row in one_by_one.rows]
-    assert {row["way"] for row in side_by_side.rows if row["others"]} == ({"a"} if timed else set())
-    here = {row["way"] for row in side_by_side.rows if row["label"] == str(os.getpid())}
+    what = Run(find(str(tmp_path / "theirs.py")))
+    report = running.run(what, tmp_path / "rows.csv")
+    assert report.failed == []
+    planned = [(str(task.point["width"]), task.point["way"], str(task.seed)) for task in what.tasks]
+    assert [(row["width"], row["way"], row["seed"]) for row in report.rows] == planned
+    for row in report.rows:
+        assert int(row["area"]) == int(row["width"]) ** 2 + int(row["seed"])
+        assert (row["lost"], row["note"]) == (("", "b, has no loss") if row["way"] == "b" else ("0.5", ""))
+    assert {row["way"] for row in report.rows if row["others"]} == ({"a"} if timed else set())
+    here = {row["way"] for row in report.rows if row["label"] == str(os.getpid())}
     assert here == ({"a"} if timed else set())
-    assert len({row["label"] for row in side_by_side.rows}) > 1
+    assert len({row["label"] for row in report.rows}) > 1
 
 
 def test_rows_whose_process_ended_have_failed(mine: Path, tmp_path: Path) -> None:
@@ -223,24 +224,10 @@ def test_rows_whose_process_ended_have_failed(mine: Path, tmp_path: Path) -> Non
         .replace("    modelled={", "    timed=False,\n    modelled={")
     )
     what = Run(find(str(dying)))
-    report = running.run(what, tmp_path / "rows.csv", on_this_machine(load(what.source)))
+    report = running.run(what, tmp_path / "rows.csv")
     assert len(report.rows) + len(report.failed) == 21
     assert {"BrokenProcessPool"} == {one.error.partition(":")[0] for one in report.failed}
     assert {(4, "a"), (4, "b")} <= {(one.task.point["width"], one.task.point["way"]) for one in report.failed}
-
-
-def test_a_dask_cluster_measures_the_same_rows(mine: Path, tmp_path: Path) -> None:
-    distributed = pytest.importorskip("distributed", reason="distributed is not installed")
-    whole = running.run(Run(find(str(mine))), tmp_path / "whole.csv")
-    options = {"processes": False, "protocol": "tcp", "host": "127.0.0.1", "dashboard_address": None}
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, **options) as cluster:
-        done = peelsum(
-            *("bench", "run", str(mine), "--out", str(tmp_path)),
-            *("--scheduler", cluster.scheduler_address, "--json"),
-        )
-    assert done.returncode == 0, done.stderr
-    assert figures(tmp_path / "squares/rows.csv") == figures(tmp_path / "whole.csv")
-    assert len(json.loads(done.stdout)) == len(whole.rows)
 
 
 def test_every_row_says_where_and_when_it_was_measured(mine: Path, tmp_path: Path) -> None:

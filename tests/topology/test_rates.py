@@ -13,7 +13,6 @@ from patience import PATIENCE_S
 from peelsum.bench.devices import cpu_s
 from peelsum.bench.switch import forwarder, rates
 from peelsum.bench.switch import rows as bench_switch
-from peelsum.experiments.catalogue import planes
 from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.interfaces import InterfacePorts
 from peelsum.softswitch.ports.udp import frame_header
@@ -82,20 +81,6 @@ def test_a_forwarder_returns_every_frame(scene: str) -> None:
     if networks.REFUSAL:
         pytest.skip(networks.REFUSAL)
     assert networks.alone(__file__, scene) == {"bursts": 120, "same": 120}
-
-
-@pytest.mark.system
-def test_planes_share_one_load_and_each_takes_processor_time() -> None:
-    rows = planes.measured(2, 32, 2, 0.5)
-    assert [row["switches"] for row in rows] == [1, 2]
-    for row in rows:
-        assert row["packets_per_s"] > 0
-        assert row["packets_per_cpu_s"] > row["packets_per_s"] / row["switches"]
-        assert 0 < row["busy"] < 1.1
-    one, two = rows
-    for figure, ratio in (("packets_per_cpu_s", "cpu_to_one"), ("packets_per_s", "clock_to_one")):
-        assert one[ratio] == 1
-        assert two[ratio] == pytest.approx(two[figure] / one[figure], abs=0.01)
 
 
 def test_the_time_of_a_process_is_its_own() -> None:

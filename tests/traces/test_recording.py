@@ -138,16 +138,6 @@ def test_a_trace_is_shown(ncf: Path) -> None:
     assert "users.weight" in peelsum("trace", "show", str(ncf)).stdout
 
 
-def test_the_codec_is_measured_on_a_trace(ncf: Path, tmp_path: Path) -> None:
-    done = peelsum("bench", "codec_trace", "--trace", str(ncf), "--out", str(tmp_path), "--json")
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)
-    total = sum(trace.gradient(-1) for trace in read_folder(ncf))
-    for row in rows:
-        assert row["elements"] == 470_449
-        assert row["density"] == np.count_nonzero(total) / 470_449
-
-
 @pytest.mark.system
 def test_workers_sum_a_trace_over_the_switch(ncf: Path, tmp_path: Path) -> None:
     options = ("--trace", str(ncf), "--iterations", "1", "--warmups", "1", "--out", str(tmp_path))
@@ -169,7 +159,6 @@ def test_workers_sum_a_trace_over_the_switch(ncf: Path, tmp_path: Path) -> None:
         (("trace", "record", "--out", "t", "no-such-command"), "no-such-command: No such file or directory"),
         (("trace", "record", "--out", "t", "true"), "true: recorded nothing; its ranks must use"),
         (("trace", "show", "nowhere"), "nowhere: has no files"),
-        (("bench", "codec_trace", "--trace", "nowhere"), "nowhere: has no files"),
         (("bench", "allreduce", "--trace", "nowhere"), "nowhere: has no files"),
     ],
 )

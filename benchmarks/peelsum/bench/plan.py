@@ -1,27 +1,28 @@
 """Every way to send a tensor, with predicted bytes and time, the choice, and why.
 
 The formulas are those by which an allreduce chooses (`peelsum.allreduce.costs`), and those of the collectives
-(`peelsum.flexible`). A check runs every way as
-one worker on this machine, and puts what it took beside what was predicted.
+(`peelsum.flexible`). A check runs every way as one worker on this machine, and puts what it took beside what
+was predicted.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 
 from peelsum.allreduce import BlockIndex, BloomIndex, Choice, Index, NetworkModel, Settings
 from peelsum.allreduce.costs import Candidate, expected
 from peelsum.bench.codec import Device, Measured, Support, fastest, one_step, require_memory, seen, tensor
-from peelsum.bench.methods import MethodRow, advice, method_rows
 from peelsum.bench.which_form import FormTime, Point, chosen, predictions, simulated, ways
 from peelsum.codec import SketchLayout, scale_for
 from peelsum.codec.block_scales import MARGIN
-from peelsum.flexible import AXES, Crossover, LinkModel, Step, crossovers
+from peelsum.flexible import AXES, DENSE, Crossover, LinkModel, Step, costs, crossovers
 
 #: Exponent field of 1.0: error bounds are given for tensors whose largest value is from 1 to 2.
 _EXPONENT_FIELD = 127
+#: Sending everything is preferred while it takes at most this many times as long: it loses nothing.
+_WORTH = 1.05
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,23 @@ class Row:
     """`bytes` over `measured_bytes`, less 1."""
     codec_error: float | None = None
     """`codec_ms` over `measured_codec_ms`, less 1."""
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """One method, as predicted."""
+
+    method: str
+    """What is sent, and by which collective."""
+    sent_bytes: int
+    """Bytes on the busiest link, in one direction."""
+    latency_ms: float
+    """Milliseconds of messages that wait for each other."""
+    words_ms: float
+    """Milliseconds to send the bytes at the rate."""
+    codec_ms: float
+    """Milliseconds of selecting, encoding and decoding."""
+    total_ms: float
 
 
 @dataclass(frozen=True)
@@ -168,6 +186,41 @@ def _index_layout(index: Index) -> str:
     return ""
 
 
+def method_rows(step: Step) -> list[MethodRow]:
+    """Return what every method takes for a step, fastest first."""
+    return [
+        MethodRow(
+            method=one.method,
+            sent_bytes=round(4 * one.words),
+            latency_ms=round(1e3 * one.latency_s, 4),
+            words_ms=round(1e3 * one.transfer_s, 4),
+            codec_ms=round(1e3 * one.codec_s, 4),
+            total_ms=round(1e3 * one.seconds, 4),
+        )
+        for one in costs(step)
+    ]
+
+
+def advice(rows: Sequence[MethodRow]) -> str:
+    """Return a sentence that recommends one of the methods, of which the fastest is first.
+
+    It recommends sending everything where that takes at most 5 % longer.
+    """
+    if not rows:
+        return "One worker has nothing to sum."
+    dense = next(row for row in rows if row.method in DENSE)
+    sparse = next(row for row in rows if row.method not in DENSE)
+    if dense.total_ms <= _WORTH * sparse.total_ms:
+        return (
+            f"Do not compress: {dense.method} sends everything in {dense.total_ms:.3g} ms; "
+            f"{sparse.method}, the fastest that selects, takes {sparse.total_ms:.3g} ms."
+        )
+    return (
+        f"Compress: {sparse.method} takes {sparse.total_ms:.3g} ms; {dense.method}, the fastest that sends "
+        f"everything, takes {dense.total_ms:.3g} ms, {dense.total_ms / sparse.total_ms:.3g} times as long."
+    )
+
+
 def explanation(request: Request, best: Row, rows: Sequence[Row]) -> list[str]:
     """Return sentences about the best row: what it takes, and how much more each other form would take."""
     lines = [
@@ -216,12 +269,10 @@ def _measured(request: Request, found: Sequence[Candidate]) -> list[Measured]:
 
 def _checked(row: Row, measured: Measured) -> Row:
     size, codec_ms = 4 * measured.words, 1e3 * measured.codec_s
-    return Row(
-        **{
-            **asdict(row),
-            "measured_bytes": size,
-            "measured_codec_ms": round(codec_ms, 4),
-            "bytes_error": round(row.bytes / size - 1, 4),
-            "codec_error": round(row.codec_ms / codec_ms - 1, 4),
-        }
+    return replace(
+        row,
+        measured_bytes=size,
+        measured_codec_ms=round(codec_ms, 4),
+        bytes_error=round(row.bytes / size - 1, 4),
+        codec_error=round(row.codec_ms / codec_ms - 1, 4),
     )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from peelsum.allreduce import Allreduce, Form, LocalSummation
 from peelsum.bench.allreduce import settings_of, shared_tensor, wrong_elements
 from peelsum.bench.codec import Device, lhc_step, smallest_lhc
-from peelsum.bench.codec.lhc_best import lhc_variants
+from peelsum.bench.codec.lhc import lhc_variants
 from peelsum.bench.codec.lhc_bloom import BATCHES, FewestWords, fewest_words
 from peelsum.bench.codec.supports import Support, positions
 from peelsum.codec import fixed_point

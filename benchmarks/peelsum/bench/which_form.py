@@ -24,14 +24,13 @@ from peelsum.allreduce.costs import Candidate, Seen, candidates
 from peelsum.allreduce.history_loops import warm_up
 from peelsum.allreduce.plan import FORMS, Layout
 from peelsum.bench.allreduce import settings_of, shared_tensor, wrong_elements
+from peelsum.bench.alone import LANES, Alone
 from peelsum.bench.codec import Support, require_memory, seen, taught
 from peelsum.bench.codec.supports import positions
 from peelsum.simulation import Job, NetworkSection, Scenario, simulate
-from peelsum.summation import Part, Words
 from peelsum.topology import Star
 from peelsum.transport.seats import plug_in
 
-LANES = 256
 #: Chunks of a worker that may be under way.
 WINDOW = 1024
 #: Steps that are run, and the first that is timed.
@@ -136,26 +135,6 @@ def _simulated(point: Point, expected: FormTime) -> FormTime:
     return FormTime(expected.form, expected.predicted_ms, *times, step.wrong + int(wrong))
 
 
-class _Alone:
-    """A backend of one worker, in memory. It remembers its time, and the chunks of each exchange."""
-
-    workers, worker_id, lanes = 1, 0, LANES
-
-    def __init__(self) -> None:
-        self.spent_s, self.exchanges = 0.0, list[int]()
-
-    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        """See `Summation.sum_words`."""
-        started = time.process_time()
-        self.exchanges.append(sum(-(-part.words.size // LANES) for part in parts))
-        sums = [part.words.copy() for part in parts]
-        self.spent_s += time.process_time() - started
-        for part, result in zip(parts, sums, strict=True):
-            if part.check is not None:
-                part.check(result)
-        return sums
-
-
 @dataclass(frozen=True)
 class _InMemory:
     """A steady step of one worker."""
@@ -183,7 +162,7 @@ def _in_memory(point: Point, form: Form) -> _InMemory:
 
 
 def _run_in_memory(point: Point, form: Form) -> _InMemory:
-    backend, times, exchanges = _Alone(), [], []
+    backend, times, exchanges = Alone(), [], []
     reduce = Allreduce(backend, **settings_of(form), network=point.network, seed=point.seed)
     for number in range(_STEPS):
         (union,) = replace(point, workers=1).tensors(number)
@@ -191,7 +170,8 @@ def _run_in_memory(point: Point, form: Form) -> _InMemory:
         started = time.process_time()
         step = reduce.sum({"gradient": union})
         times.append(time.process_time() - started - backend.spent_s)
-        exchanges.append(tuple(backend.exchanges))
+        chunks = (sum(-(-part.words // LANES) for part in parts) for parts in backend.exchanges)
+        exchanges.append(tuple(chunks))
     wrong = wrong_elements(step["gradient"], [union])
     steady = sorted(exchanges[_STEADY:], key=lambda chunks: (len(chunks), sum(chunks)))
     return _InMemory(steady[len(steady) // 2], min(times[_STEADY:]), wrong)

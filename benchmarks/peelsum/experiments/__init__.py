@@ -1,7 +1,7 @@
 """Measurements: from a small Python file to rows, figures and a page.
 
 An experiment is a file that defines `EXPERIMENT`: parameters, a function that measures rows, and plots.
-`peelsum bench run` runs it. Figures need the extra `experiments`.
+`peelsum bench run` runs it. Figures need the extra `plots`.
 """
 
 from peelsum.experiments.experiment import (

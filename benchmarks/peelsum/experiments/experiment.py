@@ -1,4 +1,7 @@
-"""Definitions of experiments: parameters, a function that measures rows, plots, published figures."""
+"""Definitions of experiments: parameters, a function that measures rows, plots, published figures.
+
+The plan of a run has every point, several times, in a random order that a seed determines.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
+from random import Random
 from typing import Any, Literal
 
 #: A parameter, or a figure of a row; None where a figure is not available. `measure` gets a tuple as a whole.
@@ -193,6 +198,36 @@ class Experiment:
     def is_modelled(self, point: Point) -> bool:
         """Return whether the rows of a point are modelled."""
         return any(point.get(name) in values for name, values in self.modelled.items())
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row to be measured."""
+
+    point: Point
+    """The values of its parameters."""
+    repetition: int
+    """Which repetition of the point this is, from 0."""
+    seed: int
+    """The seed that `measure` gets."""
+
+
+def plan(
+    experiment: Experiment, size: str, seed: int, given: Mapping[str, Sequence[Value]] | None = None
+) -> list[Task]:
+    """Return the tasks of a run; equal arguments give equal plans. `given` replaces parameters' values.
+
+    Every repetition measures all points once, in another order. Points of one repetition have the same seed.
+    """
+    chosen, random, tasks = experiment.size(size), Random(seed), list[Task]()
+    parts = [{name: (given or {}).get(name, values) for name, values in part.items()} for part in chosen.grid]
+    found = (dict(zip(part, values, strict=True)) for part in parts for values in product(*part.values()))
+    once = {tuple(point.items()): point for point in found}
+    for repetition in range(chosen.repetitions):
+        order = list(once.values())
+        random.shuffle(order)
+        tasks += [Task(point, repetition, seed + repetition) for point in order]
+    return tasks
 
 
 def check(one: Experiment) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import sys
 import tomllib
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -54,13 +53,9 @@ def find(name: str) -> Source:
         raise ExperimentError(f"{name}: {reason}; pass the path of an experiment's file") from None
 
 
-def catalogue() -> Iterator[Experiment]:
-    """Yield all experiments of the catalogue. Raises ExperimentError if a name is not its file's."""
-    for name in known():
-        experiment = load(find(name))
-        if experiment.name != name:
-            raise ExperimentError(f"{name}.py: EXPERIMENT: name is {experiment.name!r}; leave it out")
-        yield experiment
+def catalogue() -> list[Experiment]:
+    """Return all experiments of the catalogue."""
+    return [load(find(name)) for name in known()]
 
 
 @cache

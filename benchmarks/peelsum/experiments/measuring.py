@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from peelsum.experiments.experiment import RESERVED, Experiment, ExperimentError, Value
+from peelsum.experiments.experiment import RESERVED, Experiment, ExperimentError, Task, Value
 from peelsum.experiments.loading import Source, load
 from peelsum.experiments.machine import Load, Watched, machine, versions
-from peelsum.experiments.plan import Task
 from peelsum.experiments.store import PART, Row, text, texts
 
 

@@ -1,19 +1,28 @@
-"""Runs an experiment's plan: skips rows that there are, measures the others, keeps each at once."""
+"""Runs an experiment's plan: skips rows that there are, measures the others, keeps each at once.
+
+Rows whose times are measured are alone. The others come first, as many at once as there are processors.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import active_children, get_context
 from pathlib import Path
-from typing import Any
 
-from peelsum.experiments.experiment import Value
+from peelsum.experiments.experiment import Experiment, Task, Value, plan
 from peelsum.experiments.loading import Source, load
 from peelsum.experiments.machine import commit
 from peelsum.experiments.measuring import Care, measure
-from peelsum.experiments.plan import Task, plan
 from peelsum.experiments.store import Row, Store, complete, key, text, texts
+from peelsum.topology.processes import die_with_parent
+
+#: Fewer rows are measured before other processes have started.
+_FEW = 8
 
 
 @dataclass(frozen=True)
@@ -26,8 +35,7 @@ class Failed:
 
 
 Measured = tuple[Task, list[Row] | Failed]
-#: Takes tasks and a function that measures one; yields each task's outcome, in any order.
-Execute = Callable[[Sequence[Task], Callable[[Task], list[Row]]], Iterator[Measured]]
+_MeasureOne = Callable[[Task], list[Row]]
 
 
 @dataclass(frozen=True)
@@ -71,38 +79,7 @@ class Watch:
         """Take a row, or what failed."""
 
 
-def one_after_the_other(
-    tasks: Sequence[Task], measure_one: Callable[[Task], list[Row]]
-) -> Iterator[Measured]:
-    """Measure tasks in this process, in order."""
-    for task in tasks:
-        yield task, outcome(task, measure_one)
-
-
-def outcome(task: Task, measure_one: Callable[[Task], list[Row]]) -> list[Row] | Failed:
-    """Return a task's rows, or what failed."""
-    try:
-        return measure_one(task)
-    except Exception as error:  # an experiment may raise anything; the other rows are measured nevertheless
-        return _failed(task, error)
-
-
-def ended(task: Task, future: Any) -> list[Row] | Failed:
-    """Return the result of a future of `outcome`, or what ended its process."""
-    error = future.exception()
-    if error is not None:
-        return _failed(task, error)
-    done: list[Row] | Failed = future.result()
-    return done
-
-
-def _failed(task: Task, error: BaseException) -> Failed:
-    # Our own errors say what to do; the names of others say what they are.
-    kind = "" if type(error).__module__.startswith("peelsum.") else f"{type(error).__name__}: "
-    return Failed(task, f"{kind}{' '.join(str(error).split())}")
-
-
-def run(what: Run, path: Path, execute: Execute = one_after_the_other, watch: Watch | None = None) -> Report:
+def run(what: Run, path: Path, watch: Watch | None = None) -> Report:
     """Measure what is missing among the rows of the file at `path`, and append it there.
 
     Rows count as measured if parameters, repetition, seed, commit and the experiment's file are the same.
@@ -118,7 +95,7 @@ def run(what: Run, path: Path, execute: Execute = one_after_the_other, watch: Wa
         watch.starts(len(missing))
         measure_one = partial(_measure, what.source, what.care, ours, what.size)
         failed = []
-        for done in execute(missing, measure_one):
+        for done in _execute(experiment, missing, measure_one):
             if isinstance(done[1], Failed):
                 failed.append(done[1])
             else:
@@ -135,6 +112,54 @@ def rows_of(what: Run, rows: Sequence[Row]) -> list[Row]:
     """Return the rows of a plan among others, in its order: the last of each, of whatever commit and file."""
     last = complete(load(what.source), rows, ignoring=2)
     return [row for task in what.tasks for row in last.get(_key(what, task)[:-2], ())]
+
+
+def _execute(experiment: Experiment, tasks: Sequence[Task], measure_one: _MeasureOne) -> Iterator[Measured]:
+    """Yield each task's outcome, in any order."""
+    timed = [task for task in tasks if experiment.timed and not experiment.is_modelled(task.point)]
+    others = [task for task in tasks if task not in timed]
+    if len(others) < _FEW:
+        timed, others = list(tasks), []
+    if others:
+        yield from _side_by_side(others, measure_one)
+    for task in timed:
+        yield task, _outcome(task, measure_one)
+
+
+def _side_by_side(tasks: Sequence[Task], measure_one: _MeasureOne) -> Iterator[Measured]:
+    """Yield outcomes as they come in; a row whose process ended has failed."""
+    others = set(active_children())
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), initializer=_begin) as pool:
+        of = {pool.submit(_outcome, task, measure_one): task for task in tasks}
+        try:
+            for future in as_completed(of):
+                error = future.exception()
+                yield of[future], _failed(of[future], error) if error else future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in set(active_children()) - others:
+                process.terminate()  # a row may take minutes
+            raise
+
+
+def _begin() -> None:
+    """End with the parent, and without words at Ctrl-C."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _outcome(task: Task, measure_one: _MeasureOne) -> list[Row] | Failed:
+    """Return a task's rows, or what failed."""
+    try:
+        return measure_one(task)
+    except Exception as error:  # an experiment may raise anything; the other rows are measured nevertheless
+        return _failed(task, error)
+
+
+def _failed(task: Task, error: BaseException) -> Failed:
+    # Our own errors say what to do; the names of others say what they are.
+    kind = "" if type(error).__module__.startswith("peelsum.") else f"{type(error).__name__}: "
+    return Failed(task, f"{kind}{' '.join(str(error).split())}")
 
 
 def _measure(source: Source, care: Care, ours: str, size: str, task: Task) -> list[Row]:

@@ -53,9 +53,8 @@ def list_(
 ) -> None:
     """List what can be measured, with the rows of each size; or one, with its parameters and columns."""
     from peelsum.experiments import ExperimentError
-    from peelsum.experiments.experiment import SIZES
+    from peelsum.experiments.experiment import SIZES, plan
     from peelsum.experiments.loading import catalogue, find, load
-    from peelsum.experiments.plan import plan
 
     with measuring(ExperimentError, json=json):
         if name is not None:
@@ -93,9 +92,6 @@ def run(
         int, typer.Option(help="How often a row is measured at most while others use more.")
     ] = 3,
     again: Annotated[bool, typer.Option("--again", help="Measure rows that there are, too.")] = False,
-    scheduler: Annotated[
-        str | None, typer.Option(help="Address of a Dask scheduler whose workers measure the rows.")
-    ] = None,
     json: Json = False,
 ) -> None:
     """Measure rows, print them, and write a page and figures.
@@ -125,7 +121,7 @@ def run(
             care = Care(calm, attempts)
             whats.append(Run(find(name), size, seed, care, given, again))
         reports = [
-            _measured(name, what, out, scheduler, tell, json=json, alone=len(whats) == 1)
+            _measured(name, what, out, tell, json=json, alone=len(whats) == 1)
             for name, what in zip(chosen, whats, strict=True)
         ]
         if json:
@@ -321,23 +317,20 @@ def _measured_last(
 
 
 def _measured(
-    name: str, what: Run, out: Path, scheduler: str | None, tell: Tell, *, json: bool, alone: bool
+    name: str, what: Run, out: Path, tell: Tell, *, json: bool, alone: bool
 ) -> list[dict[str, Value]]:
     """Measure, write page and figures, print the table unless `json`; return the rows.
 
     Raises ExperimentError if all rows failed, and there is no other measurement to go on with.
     """
     from peelsum.experiments import ExperimentError, running
-    from peelsum.experiments.dask_cluster import on_cluster
     from peelsum.experiments.loading import load
-    from peelsum.experiments.local_pool import on_this_machine
     from peelsum.experiments.page import objects, text_of
     from peelsum.experiments.results import ROWS, folder, write
 
     experiment = load(what.source)
-    execute = on_cluster(scheduler) if scheduler else on_this_machine(experiment)
     with _shown(experiment.name, tell) as watch:
-        report = running.run(what, folder(out, what) / ROWS, execute, watch)
+        report = running.run(what, folder(out, what) / ROWS, watch)
     page = write(what, report, name, out)
     if report.failed and not report.rows and alone:
         raise ExperimentError(report.failed[0].error)

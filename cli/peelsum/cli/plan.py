@@ -11,8 +11,7 @@ from peelsum.cli.options import Json, within
 from peelsum.cli.output import measuring, print_json
 
 if TYPE_CHECKING:
-    from peelsum.bench.methods import MethodRow
-    from peelsum.bench.plan import Row
+    from peelsum.bench.plan import MethodRow, Row
     from peelsum.bench.which_form import FormTime
     from peelsum.flexible import Crossover
 

@@ -1,7 +1,8 @@
 """What a compression method costs in accuracy, and on which links it pays, beside dense training.
 
 Training is measured, once for each setting, since its results do not depend on the link. The network's time
-is modelled for each link. Time to a target is steps times the seconds of computing, compressing, exchanging.
+is modelled for each link, by the cost model of `peelsum plan`, on the path on which compression and network
+together are fastest. Time to a target is steps times the seconds of computing, compressing, exchanging.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from dataclasses import dataclass
 from statistics import mean, median, stdev
 from typing import Any
 
+from peelsum.bench.accuracy.in_process import Traffic
 from peelsum.bench.accuracy.methods import DENSE
-from peelsum.bench.accuracy.network import fastest
 from peelsum.bench.accuracy.training import Run
-from peelsum.flexible import LinkModel
+from peelsum.flexible import LinkModel, SwitchPath, collectives
 
 #: The target is this share of what dense training improves, from the start to its last measurement.
 TARGET_SHARE = 0.95
@@ -23,6 +24,9 @@ TARGET_SHARE = 0.95
 _LATE = 0.8
 #: Rates among which the highest that pays is looked for, in Gbit/s, and how many for a factor of ten.
 _LEAST_GBPS, _MOST_GBPS, _PER_DECADE = 1e-3, 1e3, 20
+_WORD_BYTES = 4
+#: Reductions over a process group, by the path's name.
+_REDUCTIONS = {"ring": collectives.all_reduce_ring, "tree": collectives.all_reduce_tree}
 
 
 def compared(
@@ -136,3 +140,59 @@ def _spread(values: Sequence[float | None]) -> float | None:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
+
+
+@dataclass(frozen=True)
+class Path:
+    """One way to sum, and what a step takes on it. There is no overlap with computation."""
+
+    name: str
+    """By what words are summed: "switch", "ring" or "tree".
+
+    "float ring" and "float tree" sum dense gradients without encoding them. "all_gather" sends every worker's
+    values and positions to all others.
+    """
+    compress_s: float
+    """Measured seconds of encoding and decoding."""
+    network_s: float
+    """Modelled seconds of the exchanges."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of both."""
+        return self.compress_s + self.network_s
+
+
+def fastest(run: Run, link: LinkModel) -> Path:
+    """Return the fastest path of a run's steps, mean over steps."""
+    return min(_paths(run, link), key=lambda path: path.seconds)
+
+
+def _paths(run: Run, link: LinkModel) -> Iterator[Path]:
+    """Yield the paths on which a run's payloads can travel.
+
+    Dense gradients also travel as floats, without encoding. Values and positions can also be gathered.
+    """
+    traffic, workers = run.traffic, run.setting.workers
+    done = max(run.done, 1)
+    switch = SwitchPath().network(link)
+    words = traffic.summed_words + traffic.broadcast_words
+    gathered = _gathered_s(traffic, link, workers)
+    yield Path("switch", run.compress_s, (switch.seconds(words, traffic.exchanges) + gathered) / done)
+    for name, reduction in _REDUCTIONS.items():
+        network = reduction(link, workers)
+        broadcast = collectives.broadcast(link, workers)
+        seconds = network.seconds(traffic.summed_words, traffic.parts) + gathered
+        seconds += broadcast.seconds(traffic.broadcast_words, traffic.broadcasts)
+        yield Path(name, run.compress_s, seconds / done)
+        if run.kind == "dense":
+            yield Path(f"float {name}", 0.0, network.seconds(run.elements, 1))
+    if run.kind == "indexed":
+        gather = collectives.all_gather(link, workers)
+        yield Path("all_gather", run.compress_s, gather.seconds(run.payload_bytes / _WORD_BYTES / done, 1))
+
+
+def _gathered_s(traffic: Traffic, link: LinkModel, workers: int) -> float:
+    """Return the seconds of gathers, each of lengths and then of bytes."""
+    network = collectives.all_gather(link, workers)
+    return network.seconds(traffic.gathered_bytes / _WORD_BYTES, 2 * traffic.gathers)

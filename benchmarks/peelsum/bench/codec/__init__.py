@@ -3,9 +3,8 @@
 Only benchmarks and their tests import this package.
 """
 
-from peelsum.bench.codec.device import Device
+from peelsum.bench.codec.device import Device, NotEnoughMemoryError, require_memory
 from peelsum.bench.codec.lhc import LARGEST_FAN_IN, LHC_LANES, LhcLayout, smallest_lhc
-from peelsum.bench.codec.memory import NotEnoughMemoryError, require_memory
 from peelsum.bench.codec.peeling import Peeled, peel, peel_sketch
 from peelsum.bench.codec.supports import SUPPORTS, Support, seen, tensor
 from peelsum.bench.codec.timing import Measured, NotExactError, fastest, lhc_step, one_step, taught

@@ -1,10 +1,11 @@
-"""The devices on which the codec is measured: kernels, memory, and LHC's layout for each."""
+"""The devices on which the codec is measured: kernels, memory, and LHC's layout for each; free memory."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from peelsum.bench.codec.lhc import LhcLayout
 from peelsum.bench.devices import DEVICES, DeviceName, NoDeviceError
 from peelsum.codec import CodecError, Kernels, Memory, kernels, memory, segment_codec, warm_up
 from peelsum.codec.kernels import SegmentCodecs
+
+#: Peak use: the tensor, its random numbers and copies of sent words per element; peeling per candidate.
+_BYTES_PER_ELEMENT, _BYTES_PER_CANDIDATE = 24, 120
 
 
 @dataclass(frozen=True)
@@ -76,3 +80,27 @@ class Device:
             lambda values: torch.from_numpy(values).to(there),
             DeviceLhc,
         )
+
+
+class NotEnoughMemoryError(ValueError):
+    """A tensor is too large to be measured on this machine. The message says by how much."""
+
+
+def require_memory(elements: int, density: float, workers: int = 1) -> None:
+    """Raise NotEnoughMemoryError unless a tensor of `elements` elements of each worker can be measured."""
+    each, free = workers * (_BYTES_PER_ELEMENT + _BYTES_PER_CANDIDATE * density), free_bytes()
+    if free is not None and elements * each > free:
+        raise NotEnoughMemoryError(
+            f"--elements: {elements:,} at density {density:g} take about {elements * each / 2**30:,.1f} GiB, "
+            f"and {free / 2**30:.1f} are free; use at most {int(free / each):,}"
+        )
+
+
+def free_bytes() -> int | None:
+    """Return Linux's estimate of the available memory in bytes; None on other systems."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None

@@ -38,6 +38,11 @@ LARGEST_FAN_IN = 15
 #: Cores get lanes in multiples of this, by bits of the index, so that they share no word and no cache line.
 _STRIPS = {1: 32, 4: 16}
 _ROWS_STEP = 1.05
+#: Cells per non-zero of the paper's table, and of the others that are tried.
+PUBLISHED = 2.0
+SIZES = (1.5, 3.0, 4.0, 6.0, 8.0)
+#: Multiples of the smallest table that recovers everything.
+MULTIPLES = (1.0, 1.25, 1.5, 2.0)
 
 
 @dataclass(frozen=True)
@@ -185,3 +190,20 @@ def smallest_lhc(
             return layout
         rows = max(rows + 1, int(rows * _ROWS_STEP))
     return None
+
+
+def published_lhc(non_zeros: int) -> LhcLayout:
+    """Return LHC's layout of the published size, with the published index."""
+    return _sized(non_zeros, PUBLISHED)
+
+
+def lhc_variants(non_zeros: int, smallest: LhcLayout | None) -> list[LhcLayout]:
+    """Return the layouts to try: PUBLISHED, SIZES and MULTIPLES of the smallest, each with both indexes."""
+    tables = [_sized(non_zeros, cells) for cells in (PUBLISHED, *SIZES)]
+    if smallest is not None:
+        tables += (replace(smallest, rows=int(smallest.rows * multiple)) for multiple in MULTIPLES)
+    return [replace(one, index_bits=bits) for one in dict.fromkeys(tables) for bits in (4, 1)]
+
+
+def _sized(non_zeros: int, cells_per_non_zero: float) -> LhcLayout:
+    return LhcLayout(max(round(non_zeros * cells_per_non_zero / LhcLayout(1).lanes), 1))

@@ -6,9 +6,8 @@ NumPy's arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -29,9 +28,8 @@ from peelsum.bench.codec import (
     smallest_lhc,
     tensor,
 )
-from peelsum.bench.codec.lhc_best import best_lhc, lhc_variants, published_lhc, timed_lhc
+from peelsum.bench.codec.lhc import lhc_variants, published_lhc
 from peelsum.codec import FEWEST_CELLS, SketchLayout, fixed_point, kernels
-from peelsum.traces import read_folder
 
 Form = Literal["auto", "compact", "sketch", "lhc"]
 #: The forms to measure, each with its index. LHC's are LHC_FORMS, and `auto` chooses its own.
@@ -54,6 +52,17 @@ class CodecBenchError(ValueError):
 
 #: A tensor to warm up with: small, and so sparse that LHC's layout recovers everything and its loops run.
 WARM_UP: tuple[Support, int, float] = ("uniform", 2**14, 0.01)
+
+
+#: Number of LHC's tables that are measured again after one run of each.
+_FINALISTS = 3
+
+
+class TimedLhc(NamedTuple):
+    """A layout and its measurement."""
+
+    layout: LhcLayout
+    measured: Measured
 
 
 class _Tensor(NamedTuple):
@@ -90,24 +99,6 @@ def bench_codec(
     yield from _measured(there, *tensor(support, elements, density, seed), ways, cells_per_candidate)
 
 
-def bench_trace(folder: Path, *, seed: int = 0, device: str = "cpu") -> Iterator[dict[str, Any]]:
-    """Measure the sum of all workers' gradients in a trace's last step, one tensor, in every form.
-
-    Raises as `bench_codec` does, and TraceError.
-    """
-    traces = read_folder(folder)
-    if not traces[0].steps:
-        raise CodecBenchError(f"--trace: {folder} has no steps; record at least one")
-    there = Device.of(device)
-    list(_measured(there, *tensor(*WARM_UP, 0), WAYS, FEWEST_CELLS))
-    total = np.zeros(sum(traces[0].elements), np.float32)
-    for trace in traces:
-        total += trace.gradient(-1, seed=seed)
-    of_trace = {"elements": total.size, "density": np.count_nonzero(total) / max(total.size, 1)}
-    for row in _measured(there, total, np.flatnonzero(total), WAYS, FEWEST_CELLS):
-        yield {**of_trace, **row}
-
-
 def _measured(
     device: Device,
     values: NDArray[np.float32],
@@ -135,16 +126,35 @@ def _lhc(drawn: _Tensor) -> Iterator[dict[str, Any]]:
 
     count = drawn.positions.size
     smallest = smallest_lhc(drawn.positions, drawn.values.size)
-    measured = {"lhc_published": timed_lhc(published_lhc(count), step)}
+    measured = {"lhc_published": _timed_lhc(published_lhc(count), step)}
     if smallest is not None:
-        measured["lhc"] = timed_lhc(smallest, step)
+        measured["lhc"] = _timed_lhc(smallest, step)
     if drawn.device.name == "cuda":
-        measured[LHC_CUDA] = timed_lhc(replace(published_lhc(count), index_bits=1), step)
+        measured[LHC_CUDA] = _timed_lhc(replace(published_lhc(count), index_bits=1), step)
     measured["lhc_best"] = best_lhc(lhc_variants(count, smallest), step, *measured.values())
     for form, (layout, one) in measured.items():
         rounds = layout.peeled(drawn.positions).rounds
         row = _row(drawn, form, "bitmap" if layout.index_bits == 1 else "four_bit", one, rounds)
         yield {**row, "cells_per_non_zero": round(layout.cells / count, 3)}
+
+
+def best_lhc(variants: list[LhcLayout], step: Callable[[LhcLayout], Measured], *also: TimedLhc) -> TimedLhc:
+    """Return the fastest of the variants, and of those in `also`.
+
+    Each is run once, and the fastest few as often as the codec's forms.
+    """
+
+    def seconds(one: TimedLhc) -> float:
+        return one.measured.codec_s
+
+    once = sorted((TimedLhc(one, step(one)) for one in variants), key=seconds)
+    again = [_timed_lhc(one.layout, step) for one in once[:_FINALISTS]]
+    return min((*once, *again, *also), key=seconds)
+
+
+def _timed_lhc(layout: LhcLayout, step: Callable[[LhcLayout], Measured]) -> TimedLhc:
+    """Return the layout with its fastest run."""
+    return TimedLhc(layout, fastest(lambda _: step(layout)))
 
 
 def _compared(row: dict[str, Any], lhc: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from peelsum.wire import EVERYONE, Batch, Kind, fields_of, pack, packet_bytes
 
+#: Seconds of silence after which chunks count as lost, and the number of first sums that are compared.
+_PATIENCE_S, _CHECKED = 0.2, 2048
+
 
 class Hosts(Protocol):
     """A job's workers and its server, each behind a port of the switch."""
@@ -38,7 +41,7 @@ class Hosts(Protocol):
 
 
 class WrongSumError(AssertionError):
-    """The switch returned something other than the sum of the contributions."""
+    """A sum differs from that of the contributions."""
 
 
 @dataclass(frozen=True)
@@ -126,65 +129,34 @@ class Driven:
 
 
 def drive(
-    load: Load,
-    hosts: Hosts,
-    seconds: float,
-    clock: Callable[[], float],
-    *,
-    patience: float = 0.2,
-    first_within: float = 0.0,
-    chunks_checked: int = 2048,
+    load: Load, hosts: Hosts, seconds: float, clock: Callable[[], float], *, first_within: float = 0.0
 ) -> Driven:
     """Send contributions as sums come back, for `seconds`; return every complete sum as its result.
 
     If nothing has come back by then, the loop continues until something has, up to `first_within` seconds.
 
-    Half a window of chunks is sent whenever as many have come back. After `patience` seconds of silence, the
-    outstanding chunks are given up as lost, and others are sent. Raises WrongSumError if one of the first
-    `chunks_checked` sums is wrong.
+    Half a window of chunks is sent whenever as many have come back. After a silence, the outstanding chunks
+    are given up as lost, and others are sent. Raises WrongSumError if one of the first sums is wrong.
     """
-    loop = Loop(load, hosts, chunks_checked)
+    packets, half = [load.contributions(worker) for worker in range(load.workers)], load.window // 2
+    first = under_way = done = lost = 0
     started = clock()
-    while (now := clock()) < started + (seconds if loop.done else max(seconds, first_within)):
-        if not loop.turn(patience):
-            loop.give_up()
-    return Driven(loop.done, now - started, loop.lost)
-
-
-class Loop:
-    """The closed loop of `drive`, one turn at a time."""
-
-    def __init__(self, load: Load, hosts: Hosts, chunks_checked: int) -> None:
-        self._load, self._hosts, self._checked = load, hosts, chunks_checked
-        self._packets = [load.contributions(worker) for worker in range(load.workers)]
-        self._first = self._under_way = 0
-        #: Chunks summed in the switch, and chunks given up as lost.
-        self.done = self.lost = 0
-
-    def turn(self, patience: float) -> bool:
-        """Send what the window holds, and wait for sums, which are returned as results.
-
-        Returns False after `patience` seconds of silence. Raises WrongSumError.
-        """
-        load, hosts, half = self._load, self._hosts, self._load.window // 2
-        while self._under_way + half <= load.window:
-            _send_half(load, hosts, self._packets, self._first, half)
-            self._first, self._under_way = self._first + half, self._under_way + half
+    while (now := clock()) < started + (seconds if done else max(seconds, first_within)):
+        while under_way + half <= load.window:
+            _send_half(load, hosts, packets, first, half)
+            first, under_way = first + half, under_way + half
         hosts.receive_results(0, 0.0)
-        sums = hosts.receive_sums(patience)
+        sums = hosts.receive_sums(_PATIENCE_S)
         if sums is None:
-            return False
+            lost, under_way = lost + under_way, 0
+            continue
         complete = _complete(load, sums)
-        if self.done < self._checked:
+        if done < _CHECKED:
             load.check(complete)
-        hosts.send_results(_as_results(load, complete))
-        self.done += len(complete)
-        self._under_way = max(0, self._under_way - len(complete))
-        return True
-
-    def give_up(self) -> None:
-        """Count the outstanding chunks as lost."""
-        self.lost, self._under_way = self.lost + self._under_way, 0
+        hosts.send_results(as_results(complete, load.lanes.shape[2]))
+        done += len(complete)
+        under_way = max(0, under_way - len(complete))
+    return Driven(done, now - started, lost)
 
 
 @dataclass(frozen=True)
@@ -198,19 +170,12 @@ class Timed:
 
 
 def time_slots(
-    load: Load,
-    hosts: Hosts,
-    seconds: float,
-    clock: Callable[[], float],
-    *,
-    patience: float = 0.2,
-    first_within: float = 0.0,
+    load: Load, hosts: Hosts, seconds: float, clock: Callable[[], float], *, first_within: float = 0.0
 ) -> Timed:
     """Time single chunks for `seconds`: a packet from each worker, the sum, its result; then the next chunk.
 
-    Workers' packets are sent one by one; time counts from the last. Chunks that do not come back within
-    `patience` seconds are counted as lost. `first_within` is as for `drive`. Raises WrongSumError if a sum is
-    wrong.
+    Workers' packets are sent one by one; time counts from the last. Chunks that do not come back are counted
+    as lost. `first_within` is as for `drive`. Raises WrongSumError if a sum is wrong.
     """
     packets = [load.contributions(worker) for worker in range(load.workers)]
     chunk, lost = 0, 0
@@ -222,7 +187,7 @@ def time_slots(
             fields_of(batch[row : row + 1], load.lanes.shape[2])["chunk_id"] = chunk
             sent = clock()
             hosts.send(worker, batch[row : row + 1])
-        sums = hosts.receive_sums(patience)
+        sums = hosts.receive_sums(_PATIENCE_S)
         came = clock()
         chunk = (chunk + 1) & 0xFFFFFFFF
         if sums is None or not len(complete := _complete(load, sums)):
@@ -230,8 +195,8 @@ def time_slots(
             continue
         load.check(complete)
         taken.append(came - sent)
-        hosts.send_results(_as_results(load, complete))
-        hosts.receive_results(load.workers, patience)
+        hosts.send_results(as_results(complete, load.lanes.shape[2]))
+        hosts.receive_results(load.workers, _PATIENCE_S)
     return Timed(np.array(taken) * 1e6, lost)
 
 
@@ -249,8 +214,9 @@ def _complete(load: Load, sums: Batch) -> Batch:
     return sums if whole.all() else sums[whole]
 
 
-def _as_results(load: Load, sums: Batch) -> Batch:
-    fields = fields_of(sums, load.lanes.shape[2])
+def as_results(batch: Batch, lanes: int) -> Batch:
+    """Turn sums, or the contributions of a job's only worker, into results, in place; return them."""
+    fields = fields_of(batch, lanes)
     fields["kind"] = Kind.RESULT
     fields["sender"] = EVERYONE
-    return sums
+    return batch

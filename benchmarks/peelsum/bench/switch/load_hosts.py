@@ -60,10 +60,6 @@ class UdpHosts:
         """See `Hosts.send_results`."""
         self._sockets[-1].send(batch)
 
-    def fileno(self) -> int:
-        """Return the descriptor that is readable when sums have arrived."""
-        return self._sockets[-1].fileno()
-
     def receive_sums(self, timeout: float) -> Batch | None:
         """See `Hosts.receive_sums`."""
         select.select([self._sockets[-1]], [], [], timeout)

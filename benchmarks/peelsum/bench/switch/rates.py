@@ -5,13 +5,9 @@ Each function sets up one switch and one load. It changes its process, so call i
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -25,22 +21,21 @@ from peelsum.softswitch import Frames, Switch
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.ports.interfaces import Method
 from peelsum.softswitch.ports.udp import frame_header
-from peelsum.softswitch.process import Listening
-from peelsum.softswitch.process import run as run_switch
 from peelsum.softswitch.runtime.device import Device
 from peelsum.topology import bmv2, veth
 from peelsum.topology.errors import TopologyError
+from peelsum.topology.processes import Child
 from peelsum.wire import FRAME_HEADER_BYTES, Batch, packet_bytes
 
 #: Chunks per batch in memory; with 4 workers and the results, it has five times as many frames.
 _MEMORY_CHUNKS = 256
-UDP_WINDOW = 512
+_UDP_WINDOW = 512
 #: BMv2's queues hold 64 packets per port by default; it would drop more outstanding ones.
 _BMV2_WINDOW = 64
 #: Short, so that the slots of lost chunks are soon free for others.
 _AGE_LIMIT_MS = 100.0
 #: Seconds that a switch may take for the first chunk, even in a short measurement, on a slow machine.
-FIRST_CHUNK_S = 30.0
+_FIRST_CHUNK_S = 30.0
 
 
 def in_memory(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
@@ -48,7 +43,7 @@ def in_memory(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
     device = Device()
     server = serve(device, "127.0.0.1:0")
     try:
-        generation = admit(server.address, lanes, workers)
+        generation = _admit(server.address, lanes, workers)
         load = Load.random(workers=workers, window=_MEMORY_CHUNKS, lanes=lanes, generation=generation)
         if device.switch is None:
             raise TopologyError("switch: has no pipeline after one was loaded; see its log")
@@ -61,44 +56,46 @@ def in_memory(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
 
 def over_udp(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
     """Measure the softswitch in a separate process; this process plays all hosts behind its UDP ports."""
-    with switch_process(workers) as (at, pid):
-        generation = admit(f"{at.host}:{at.grpc_port}", lanes, workers)
-        load = Load.random(workers=workers, window=UDP_WINDOW, lanes=lanes, generation=generation)
-        with UdpHosts(at.host, at.udp_ports, workers, packet_bytes(lanes)) as hosts:
+    with _switch("--ports", str(workers + 1)) as (at, pid):
+        generation = _admit(f"{at['host']}:{at['grpc_port']}", lanes, workers)
+        load = Load.random(workers=workers, window=_UDP_WINDOW, lanes=lanes, generation=generation)
+        udp_ports = {int(port): udp for port, udp in at["udp_ports"].items()}
+        with UdpHosts(at["host"], udp_ports, workers, packet_bytes(lanes)) as hosts:
             timed = _timed(load, hosts, seconds)
             return _driven(load, hosts, seconds, timed, pid)
 
 
 def over_interfaces(lanes: int, workers: int, seconds: float, method: Method) -> dict[str, Any]:
     """Measure the softswitch on virtual Ethernet pairs; this process plays all hosts, by the same rings."""
-    veth.enter_own_namespace()
-    ports = _ports(workers)
-    for port in ports:
-        veth.add_wire(f"switch{port}", f"host{port}")
-    interfaces = {port: f"switch{port}" for port in ports}
-    with switch_process(workers, interfaces=interfaces, ports_by=method) as (at, pid):
-        generation = admit(f"{at.host}:{at.grpc_port}", lanes, workers)
-        load = Load.random(workers=workers, window=UDP_WINDOW, lanes=lanes, generation=generation)
-        wires = {port: f"host{port}" for port in ports}
-        with RingHosts(wires, workers, packet_bytes(lanes), method) as hosts:
+    switch_ends, host_ends = _wires(workers)
+    interfaces = (f"--interface={port}@{name}" for port, name in switch_ends.items())
+    with _switch(*interfaces, "--ports-by", method) as (at, pid):
+        generation = _admit(f"{at['host']}:{at['grpc_port']}", lanes, workers)
+        load = Load.random(workers=workers, window=_UDP_WINDOW, lanes=lanes, generation=generation)
+        with RingHosts(host_ends, workers, packet_bytes(lanes), method) as hosts:
             timed = _timed(load, hosts, seconds)
             return _driven(load, hosts, seconds, timed, pid)
 
 
 def bmv2_over_veth(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
     """Measure BMv2 on virtual Ethernet pairs; this process plays all hosts at their other ends."""
-    veth.enter_own_namespace()
-    ports = _ports(workers)
-    for port in ports:
-        veth.add_wire(f"switch{port}", f"host{port}")
-    with bmv2.running({port: f"switch{port}" for port in ports}) as address:
-        generation = admit(address, lanes, workers)
+    switch_ends, host_ends = _wires(workers)
+    with bmv2.running(switch_ends) as address:
+        generation = _admit(address, lanes, workers)
         load = Load.random(workers=workers, window=_BMV2_WINDOW, lanes=lanes, generation=generation)
-        wires = {port: f"host{port}" for port in ports}
-        with RawHosts(wires, workers, packet_bytes(lanes), one_by_one=True) as hosts:
+        with RawHosts(host_ends, workers, packet_bytes(lanes), one_by_one=True) as hosts:
             timed = _timed(load, hosts, seconds)
-        with RawHosts(wires, workers, packet_bytes(lanes)) as hosts:
+        with RawHosts(host_ends, workers, packet_bytes(lanes)) as hosts:
             return _driven(load, hosts, seconds, timed)
+
+
+def _wires(workers: int) -> tuple[dict[int, str], dict[int, str]]:
+    """Make virtual Ethernet pairs in a new namespace; return the switch's and the hosts' ends, by port."""
+    veth.enter_own_namespace()
+    for port in _ports(workers):
+        veth.add_wire(f"switch{port}", f"host{port}")
+    switch_ends, host_ends = ({port: f"{at}{port}" for port in _ports(workers)} for at in ("switch", "host"))
+    return switch_ends, host_ends
 
 
 def _ports(workers: int) -> range:
@@ -107,9 +104,9 @@ def _ports(workers: int) -> range:
 
 
 def _timed(load: Load, hosts: Hosts, seconds: float) -> Timed:
-    timed = time_slots(load, hosts, seconds, time.perf_counter, first_within=FIRST_CHUNK_S)
+    timed = time_slots(load, hosts, seconds, time.perf_counter, first_within=_FIRST_CHUNK_S)
     if not timed.sum_us.size:
-        waited = max(seconds, FIRST_CHUNK_S)
+        waited = max(seconds, _FIRST_CHUNK_S)
         raise TopologyError(f"switch: none of {timed.lost} chunks came back in {waited:g} s; is it running?")
     return timed
 
@@ -117,7 +114,7 @@ def _timed(load: Load, hosts: Hosts, seconds: float) -> Timed:
 def _driven(load: Load, hosts: Hosts, seconds: float, timed: Timed, pid: int | None = None) -> dict[str, Any]:
     """Drive a load. pid: of the switch's process, whose processor time is counted."""
     began = cpu_s(pid) if pid is not None else 0.0
-    driven = drive(load, hosts, seconds, time.perf_counter, first_within=FIRST_CHUNK_S)
+    driven = drive(load, hosts, seconds, time.perf_counter, first_within=_FIRST_CHUNK_S)
     contributions = driven.chunks * load.workers
     figures = _rate(timed, contributions / driven.seconds, driven.lost)
     if pid is not None:
@@ -197,7 +194,7 @@ def _packets(load: Load, frames: Frames) -> Batch:
     return np.ascontiguousarray(frames.data[:, FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + load.packet_bytes])
 
 
-def admit(address: str, lanes: int, workers: int) -> int:
+def _admit(address: str, lanes: int, workers: int) -> int:
     """Load the pipeline and admit the load's job; return its generation."""
     compiled = pipeline(lanes)
     job = JobDescription.model_validate(
@@ -216,25 +213,12 @@ def admit(address: str, lanes: int, workers: int) -> int:
 
 
 @contextmanager
-def switch_process(workers: int, **options: Any) -> Iterator[tuple[Listening, int]]:
-    """Run a switch in a separate process during the body; the value has the process's id, too.
-
-    options: of `peelsum.softswitch.process.run`.
-    """
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_be_switch, args=(theirs, workers + 1, options), daemon=True)
-    process.start()
-    theirs.close()
+def _switch(*options: str) -> Iterator[tuple[dict[str, Any], int]]:
+    """Run `peelsum switch run` during the body; yield what it says when it listens, and its process's id."""
+    switch = Child.peelsum(
+        "switch", "switch", "run", "--p4runtime", "127.0.0.1:0", *options, "--json", "--child"
+    )
     try:
-        yield ours.recv(), process.pid or 0
-    except EOFError:
-        raise TopologyError("switch process: ended before it listened; see its message above") from None
+        yield switch.ready(), switch.pid
     finally:
-        if process.pid is not None and process.is_alive():
-            os.kill(process.pid, signal.SIGTERM)
-        process.join()
-
-
-def _be_switch(connection: Connection, ports: int, options: dict[str, Any]) -> None:
-    run_switch(ports, grpc_address="127.0.0.1:0", announce=connection.send, **options)
+        switch.stop()

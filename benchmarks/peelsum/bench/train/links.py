@@ -36,15 +36,11 @@ class ShapedLan:
         try:
             self._start()
         except BaseException:
-            self.close()
+            self._stack.close()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the namespaces."""
         self._stack.close()
 
     def prefix(self, worker: int) -> list[str]:
@@ -66,26 +62,20 @@ class ShapedLan:
             raise TopologyError(f"{missing[0]}: not found on PATH; install iproute2 and util-linux")
         self._hub = self._hold()
         self._pids = [self._hold() for _ in range(self._workers)]
-        self._join_hub()
-        for worker, pid in enumerate(self._pids):
-            self._attach_host(worker, pid)
-
-    def _join_hub(self) -> None:
         self._run(self._hub, "ip", "link", "add", "bridge", "type", "bridge")
         self._run(self._hub, "ip", "link", "set", "bridge", "mtu", str(_MTU), "up")
+        for worker, pid in enumerate(self._pids):
+            self._join(worker, pid)
 
-    def _attach_host(self, worker: int, pid: int) -> None:
-        self._wire(worker, pid, _MTU)
-        self._run(self._hub, "ip", "link", "set", f"w{worker}", "master", "bridge")
-
-    def _wire(self, worker: int, pid: int, mtu: int, *peer: str) -> None:
-        """Join a worker's HOST_INTERFACE to `w<worker>` in the hub. peer: more of the host's end for `ip`."""
+    def _join(self, worker: int, pid: int) -> None:
+        """Join a worker's HOST_INTERFACE to the bridge."""
         name = f"w{worker}"
-        ends = ["type", "veth", "peer", "name", HOST_INTERFACE, *peer, "netns", str(pid)]
+        ends = ["type", "veth", "peer", "name", HOST_INTERFACE, "netns", str(pid)]
         self._run(self._hub, "ip", "link", "add", name, *ends)
-        self._run(self._hub, "ip", "link", "set", name, "mtu", str(mtu), "up")
+        self._run(self._hub, "ip", "link", "set", name, "mtu", str(_MTU), "up")
+        self._run(self._hub, "ip", "link", "set", name, "master", "bridge")
         self._run(pid, "ip", "address", "add", f"10.0.0.{worker + 1}/24", "dev", HOST_INTERFACE)
-        self._run(pid, "ip", "link", "set", HOST_INTERFACE, "mtu", str(mtu), "up")
+        self._run(pid, "ip", "link", "set", HOST_INTERFACE, "mtu", str(_MTU), "up")
         self._run(pid, "ip", "link", "set", "lo", "up")
 
     def _hold(self) -> int:

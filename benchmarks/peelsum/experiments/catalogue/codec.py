@@ -14,24 +14,6 @@ from peelsum.bench.codec import SUPPORTS
 from peelsum.bench.codec.rows import bench_codec
 from peelsum.experiments import Column, Experiment, Size
 
-#: The figures of all measurements of the codec.
-COLUMNS = {
-    "form": Column("`auto` (fewest words), `compact`, `sketch`, or one of LHC's"),
-    "index": Column("form of the index"),
-    "bits_per_element": Column("bits of all words that a worker sends, over the elements"),
-    "over_lower_bound": Column("`bits_per_element` over the lower bound, 32 rho + H(rho)"),
-    "recovered_by_peeling": Column("share of candidates that peeling recovers, if anything is peeled"),
-    "rounds": Column("rounds of parallel peeling"),
-    "encode_gbps": Column("gigabits of dense float32 gradient encoded per second"),
-    "decode_gbps": Column("gigabits of dense float32 gradient decoded per second"),
-    "codec_ms": Column("milliseconds of encoding and decoding together"),
-    "cells_per_non_zero": Column("size of LHC's table"),
-    "time_ratio_to_best": Column("`codec_ms` over that of LHC's fastest table and index"),
-    "size_ratio_to_best": Column("size over that of LHC's fastest table and index"),
-    "time_ratio_to_published": Column("`codec_ms` over that of LHC's published table and index"),
-    "size_ratio_to_published": Column("size over that of LHC's published table and index"),
-}
-
 
 def measure(seed: int, elements: int, density: float, support: Any, cells: float, device: str) -> Any:
     """Measure one tensor in every form, after compiling all loops."""
@@ -40,7 +22,22 @@ def measure(seed: int, elements: int, density: float, support: Any, cells: float
 
 EXPERIMENT = Experiment(
     measure=measure,
-    columns=COLUMNS,
+    columns={
+        "form": Column("`auto` (fewest words), `compact`, `sketch`, or one of LHC's"),
+        "index": Column("form of the index"),
+        "bits_per_element": Column("bits of all words that a worker sends, over the elements"),
+        "over_lower_bound": Column("`bits_per_element` over the lower bound, 32 rho + H(rho)"),
+        "recovered_by_peeling": Column("share of candidates that peeling recovers, if anything is peeled"),
+        "rounds": Column("rounds of parallel peeling"),
+        "encode_gbps": Column("gigabits of dense float32 gradient encoded per second"),
+        "decode_gbps": Column("gigabits of dense float32 gradient decoded per second"),
+        "codec_ms": Column("milliseconds of encoding and decoding together"),
+        "cells_per_non_zero": Column("size of LHC's table"),
+        "time_ratio_to_best": Column("`codec_ms` over that of LHC's fastest table and index"),
+        "size_ratio_to_best": Column("size over that of LHC's fastest table and index"),
+        "time_ratio_to_published": Column("`codec_ms` over that of LHC's published table and index"),
+        "size_ratio_to_published": Column("size over that of LHC's published table and index"),
+    },
     keys=("form", "index"),
     defaults={"support": SUPPORTS, "cells": 1.3, "device": "cpu"},
     sizes={

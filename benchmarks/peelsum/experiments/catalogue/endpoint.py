@@ -21,18 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Part
+from peelsum.bench.switch.load import WrongSumError, as_results
 from peelsum.experiments import Column, Experiment, Size
 from peelsum.transport import JobConfig, SwitchSummation, TensorCompleted, WorkerEndpoint
-from peelsum.wire import COMPILED_LANES, DEFAULT_LANES, EVERYONE, Batch, Kind, fields_of, pack, packet_bytes
+from peelsum.wire import COMPILED_LANES, DEFAULT_LANES, Batch, Kind, pack, packet_bytes
 from peelsum.wire.datagrams import Address, BatchSocket
 
 _TENSOR_CHUNKS = 4096
 _BATCH = 64
 _PATIENCE_S = 0.2
-
-
-class WrongSumError(AssertionError):
-    """A worker received a sum that differs from what it sent."""
 
 
 @dataclass(frozen=True)
@@ -127,14 +124,6 @@ def _sum_in_memory(endpoint: WorkerEndpoint, words: NDArray[np.uint32]) -> float
     spent += clock() - began
     _require_equal(result, words)
     return spent
-
-
-def as_results(batch: Batch, lanes: int) -> Batch:
-    """Turn contributions into the results of a job with one worker, in place; return them."""
-    fields = fields_of(batch, lanes)
-    fields["kind"] = Kind.RESULT
-    fields["sender"] = EVERYONE
-    return batch
 
 
 def _words(lanes: int) -> NDArray[np.uint32]:

@@ -11,9 +11,9 @@ from statistics import median
 from typing import Any
 
 from peelsum.allreduce import Allreduce
+from peelsum.bench.alone import Alone
 from peelsum.bench.devices import require_gpu
 from peelsum.experiments import Column, Experiment, Size
-from peelsum.experiments.catalogue.sequence import Alone
 
 _STEPS, _WARM_STEPS = 100, 5
 

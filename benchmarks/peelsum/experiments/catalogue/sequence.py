@@ -6,17 +6,17 @@ Ways: `auto`, and `sketch` (every step a sketch).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Allreduce, NetworkModel, Part, RequestedValues, TensorResult
+from peelsum.allreduce import Allreduce, NetworkModel, RequestedValues, TensorResult
 from peelsum.allreduce.costs import lower_bound_bits
+from peelsum.bench.alone import Alone
 from peelsum.bench.codec.timing import NotExactError
 from peelsum.experiments import Column, Experiment, Size
-from peelsum.summation import Words
 
 STEPS = 30
 #: The network models, and the ways to send: `values` of the allreduce.
@@ -24,22 +24,6 @@ NETWORKS = {"words": NetworkModel(gbps=1e-6, round_trip_s=0.0), "default": Netwo
 WAYS: tuple[RequestedValues, ...] = ("auto", "sketch")
 _BURST, _BURST_DENSITY = 1024, 0.003
 _MOST_DENSE = 0.2
-
-
-class Alone:
-    """A backend of one worker. It counts calls, and words of the first header after `first_or` is 0."""
-
-    lanes, workers, worker_id = 256, 1, 0
-
-    def __init__(self) -> None:
-        self.calls = self.first_or = 0
-
-    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        self.calls += 1
-        for part in parts:
-            if part.op == "or" and part.check is None:
-                self.first_or = self.first_or or part.words.size
-        return [part.words.copy() for part in parts]
 
 
 _THIRD = STEPS // 3
@@ -81,20 +65,23 @@ def measure(seed: int, elements: int, sequence: str, network: str, way: Requeste
     """Return the figures of one sequence. Raises NotExactError if a sum differs from the tensor."""
     backend = Alone()
     reduce = Allreduce(backend, values=way, network=NETWORKS[network])
-    words, bounds, count, worst, dense = 0, 0.0, 0, 0.0, 0
+    words, bounds, count, worst, dense, exchanges = 0, 0.0, 0, 0.0, 0, 0
     for where in supports(sequence, elements, seed):
-        backend.first_or = 0
+        backend.exchanges.clear()
         tensor = _summed(reduce, elements, where)
+        exchanges += len(backend.exchanges)
         bound = lower_bound_bits(elements, where.size) / 32
         words, bounds, count = words + tensor.words_sent, bounds + bound, count + where.size
         if where.size:
-            worst = max(worst, (tensor.words_sent - backend.first_or) / bound)
+            sent = (part for parts in backend.exchanges for part in parts)
+            index = next((one.words for one in sent if one.op == "or" and one.words and not one.checked), 0)
+            worst = max(worst, (tensor.words_sent - index) / bound)
         dense += tensor.form == "dense" and where.size < _MOST_DENSE * elements
     return {
         "density": round(count / elements / STEPS, 6),
         "over_lower_bound": round(words / bounds, 3),
         "worst_step": round(worst, 3),
-        "exchanges": round(backend.calls / STEPS, 2),
+        "exchanges": round(exchanges / STEPS, 2),
         "wrongly_dense": dense,
     }
 
