@@ -16,7 +16,7 @@ from typing import Any
 from peelsum.bench.accuracy.in_process import Traffic
 from peelsum.bench.accuracy.methods import DENSE
 from peelsum.bench.accuracy.training import Run
-from peelsum.flexible import LinkModel, SwitchPath, collectives
+from peelsum.flexible import COLLECTIVES, LinkModel, SwitchPath
 
 #: The target is this share of what dense training improves, from the start to its last measurement.
 TARGET_SHARE = 0.95
@@ -26,7 +26,7 @@ _LATE = 0.8
 _LEAST_GBPS, _MOST_GBPS, _PER_DECADE = 1e-3, 1e3, 20
 _WORD_BYTES = 4
 #: Reductions over a process group, by the path's name.
-_REDUCTIONS = {"ring": collectives.all_reduce_ring, "tree": collectives.all_reduce_tree}
+_REDUCTIONS = {"ring": COLLECTIVES["all_reduce_ring"], "tree": COLLECTIVES["all_reduce_tree"]}
 
 
 def compared(
@@ -181,18 +181,18 @@ def _paths(run: Run, link: LinkModel) -> Iterator[Path]:
     yield Path("switch", run.compress_s, (switch.seconds(words, traffic.exchanges) + gathered) / done)
     for name, reduction in _REDUCTIONS.items():
         network = reduction(link, workers)
-        broadcast = collectives.broadcast(link, workers)
+        broadcast = COLLECTIVES["broadcast"](link, workers)
         seconds = network.seconds(traffic.summed_words, traffic.parts) + gathered
         seconds += broadcast.seconds(traffic.broadcast_words, traffic.broadcasts)
         yield Path(name, run.compress_s, seconds / done)
         if run.kind == "dense":
             yield Path(f"float {name}", 0.0, network.seconds(run.elements, 1))
     if run.kind == "indexed":
-        gather = collectives.all_gather(link, workers)
+        gather = COLLECTIVES["all_gather"](link, workers)
         yield Path("all_gather", run.compress_s, gather.seconds(run.payload_bytes / _WORD_BYTES / done, 1))
 
 
 def _gathered_s(traffic: Traffic, link: LinkModel, workers: int) -> float:
     """Return the seconds of gathers, each of lengths and then of bytes."""
-    network = collectives.all_gather(link, workers)
+    network = COLLECTIVES["all_gather"](link, workers)
     return network.seconds(traffic.gathered_bytes / _WORD_BYTES, 2 * traffic.gathers)
