@@ -36,7 +36,7 @@ from peelsum.torch import (
     fsdp_hook,
     fsdp_reduce_scatter,
     hook,
-    ready,
+    starts,
 )
 from peelsum.torch.process_group_summation import OrBy
 
@@ -646,8 +646,8 @@ def compiling_late(rank: int, timeout_s: float) -> tuple[str, float]:
             store.set("waited", text % values)
 
     with (
-        patch.object(ready, "TELL_AFTER_S", 1.3 * timeout_s),
-        patch.object(ready, "_log", Log()),
+        patch.object(starts, "TELL_AFTER_S", 1.3 * timeout_s),
+        patch.object(starts, "_log", Log()),
         patch.object(bucket_sum, "warm_up", lambda _: rank == 0 or store.wait(["waited"])),
     ):
         state = SwitchAllreduceState(over="gloo", timeout_s=timeout_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from peelsum.torch.tree import all_reduce_tree
+from peelsum.torch.reductions import all_reduce_tree
 
 
 def sums(rank: int, elements: int) -> tuple[list[int], list[int], list[int]]:

@@ -15,8 +15,8 @@ import torch_training as training
 from torch_ranks import run_ranks
 
 from peelsum.summation import Part
-from peelsum.torch.direct_sum import DirectSum
 from peelsum.torch.process_group_summation import _together
+from peelsum.torch.reductions import DirectSum
 
 
 class Post:

@@ -14,8 +14,8 @@ import torch_training as training
 from torch.distributed import HashStore, PrefixStore
 from torch_ranks import run_ranks
 
-from peelsum.torch import HookError, ready
-from peelsum.torch.ready import when_all_are_ready
+from peelsum.torch import HookError, starts
+from peelsum.torch.starts import when_all_are_ready
 
 RANKS = 3
 
@@ -41,8 +41,8 @@ def test_nobody_goes_on_before_all_are_ready(monkeypatch):
             if len(lines) == RANKS - 1:
                 told.set()
 
-    monkeypatch.setattr(ready, "TELL_AFTER_S", 0.01)
-    monkeypatch.setattr(ready, "_log", Log())
+    monkeypatch.setattr(starts, "TELL_AFTER_S", 0.01)
+    monkeypatch.setattr(starts, "_log", Log())
 
     def work(rank):
         assert rank != 1 or told.wait(PATIENCE_S)

@@ -20,7 +20,7 @@ from patience import PATIENCE_S
 from torch.distributed import HashStore
 
 from peelsum.allreduce import LocalSummation
-from peelsum.torch import HookConfigError, SwitchOptions, SwitchProcessGroup, gloo_calls, process_group
+from peelsum.torch import HookConfigError, SwitchOptions, SwitchProcessGroup, calls, process_group
 
 R = dist.ReduceOp
 RANKS, FACTOR = 3, 0.25
@@ -255,7 +255,7 @@ def test_only_the_root_gets_what_is_reduced(ranks):
 
 def test_tensors_elsewhere_are_copied_and_copied_back(ranks, monkeypatch):
     """As for tensors on a GPU: here for all, since gloo seems to have no type."""
-    monkeypatch.setattr(gloo_calls, "_OF_GLOO", ())
+    monkeypatch.setattr(calls, "_OF_GLOO", ())
 
     def work(group):
         everybody = [torch.zeros(2) for _ in range(RANKS)]

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from peelsum.torch import HookConfigError
-from peelsum.torch.restarts import start_of
+from peelsum.torch.starts import start_of
 
 AGENTS = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
 

@@ -15,7 +15,7 @@ from patience import PATIENCE_S
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from peelsum.torch import HookConfigError, held_seats, switch_seat
+from peelsum.torch import HookConfigError, starts, switch_seat
 from peelsum.transport.errors import SwitchUnreachableError
 from peelsum.transport.lease import parsed_request
 
@@ -179,7 +179,7 @@ def test_nothing_said_and_a_file_that_is_not_there(plugged):
 
 def test_a_seat_is_held_once_in_a_process(plugged, job, held, monkeypatch):
     """A second connection to the seat waits a little for the first to leave."""
-    monkeypatch.setattr(held_seats, "_LEAVING_S", 0.0)
+    monkeypatch.setattr(starts, "_LEAVING_S", 0.0)
     source = job(ADMISSION) + "@h:7"
     plugged(source, 0)
     plugged(source, 1)
@@ -187,26 +187,26 @@ def test_a_seat_is_held_once_in_a_process(plugged, job, held, monkeypatch):
         HookConfigError, match="this process is worker 0 of job 1 at h:7 already; share one state between"
     ):
         plugged(source, 0)
-    monkeypatch.setattr(held_seats, "_LEAVING_S", 60.0)
+    monkeypatch.setattr(starts, "_LEAVING_S", 60.0)
     leaving, started = threading.Timer(1.0, held[0].close), time.monotonic()
     leaving.start()
     assert plugged(source, 0)[0] == 0
     leaving.join()
     assert time.monotonic() - started < 50.0, "was not told, but waited all of its time"
-    monkeypatch.setattr(held_seats, "_LEAVING_S", 0.0)
+    monkeypatch.setattr(starts, "_LEAVING_S", 0.0)
     with pytest.raises(HookConfigError, match="this process is worker 1 of job 1 at h:8 already"):
         plugged(source, 1)
 
 
 def test_a_seat_in_a_cycle_that_nobody_holds_is_free(monkeypatch):
-    monkeypatch.setattr(held_seats, "_LEAVING_S", 0.0)
+    monkeypatch.setattr(starts, "_LEAVING_S", 0.0)
     gc.disable()
     try:
-        cycle = [held_seats.only_here("a seat")]
+        cycle = [starts.only_here("a seat")]
         cycle[0].__enter__()
         cycle.append(cycle)
         del cycle
-        with held_seats.only_here("a seat"):
+        with starts.only_here("a seat"):
             pass
     finally:
         gc.enable()
@@ -214,7 +214,7 @@ def test_a_seat_in_a_cycle_that_nobody_holds_is_free(monkeypatch):
 
 def test_a_start_that_fails_leaves_its_seat(plugged, job, monkeypatch):
     """Even while the error, and with it all that was under way, is held."""
-    monkeypatch.setattr(held_seats, "_LEAVING_S", 0.0)
+    monkeypatch.setattr(starts, "_LEAVING_S", 0.0)
     source = job(ADMISSION) + "@h:7"
 
     def unreachable(*_, **__):
@@ -230,10 +230,10 @@ def test_a_start_that_fails_leaves_its_seat(plugged, job, monkeypatch):
 
 def test_a_controllers_job_is_held_once_in_a_process(plugged, monkeypatch):
     """All ranks get the error; the others would otherwise wait for rank 0."""
-    monkeypatch.setattr(held_seats, "_LEAVING_S", 0.0)
+    monkeypatch.setattr(starts, "_LEAVING_S", 0.0)
     store = Shared()
     with (
-        held_seats.only_here("rank 0 of the job of controller h:9"),
+        starts.only_here("rank 0 of the job of controller h:9"),
         pytest.raises(HookConfigError, match="this process is rank 0 of the job of controller h:9") as raised,
     ):
         plugged("//h:9", 0, store)

@@ -24,16 +24,13 @@ from peelsum.compress import CompressedResult, CompressedSum, Memory
 from peelsum.compress.loops import warm_up as warm_up_compressing
 from peelsum.flexible import Method, SwitchPath
 from peelsum.torch.backends import connect, gathering_group
-from peelsum.torch.collectives import collectives_of
-from peelsum.torch.decisions import Decisions
+from peelsum.torch.buckets import Bucket, Waiting, WaitingBuckets, summable
+from peelsum.torch.decisions import Decisions, FlexibleSum, compressor_of
 from peelsum.torch.errors import HookError
-from peelsum.torch.flexible_sum import FlexibleSum, compressor_of
-from peelsum.torch.host_memory import Bucket, summable
 from peelsum.torch.process_group_summation import ProcessGroupSummation
-from peelsum.torch.routes import Routes, backends_of, path_of
+from peelsum.torch.routes import Routes, backends_of, collectives_of, path_of
 from peelsum.torch.settings import Settings
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
-from peelsum.torch.waiting_buckets import Waiting, WaitingBuckets
 
 _log = logging.getLogger("peelsum.torch")
 

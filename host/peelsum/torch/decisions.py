@@ -3,7 +3,8 @@
 Theory of operation. Before the first sum of a step, and in its turn, each rank exchanges the probes that were
 asked for. Their times, and what it measured in the step before, go along with the first exchange of that sum.
 From what all ranks agree on so, every rank's decider derives the same method and ratio for the next step. The
-other sums of a step wait for its decision.
+other sums of a step wait for its decision. All methods share a memory, so that what one has not sent the next
+one sends.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from peelsum.allreduce import PlanMismatchError
 from peelsum.allreduce.plan import agreed, agreement_words
-from peelsum.compress import CompressedResult
+from peelsum.compress import CompressedResult, CompressedSum, Compressor, Dense, Single, StarTopK, TopK
 from peelsum.flexible import (
+    DENSE,
     Carrier,
     DecidedStep,
     Decider,
@@ -30,6 +33,7 @@ from peelsum.flexible import (
     Flexible,
     LinkChanged,
     Measurement,
+    Method,
     MethodChosen,
     Next,
     Traffic,
@@ -256,3 +260,30 @@ def check_saved(values: object) -> None:
     """Raise HookConfigError for values that `Decisions.saved` did not return."""
     if not isinstance(values, Mapping) or (values and not values.keys() >= {"of", "known", "estimates"}):
         raise HookConfigError("strategy: is not that of a saved state; give what state_dict returned")
+
+
+class FlexibleSum:
+    """The sum of a bucket; `make` returns its sum by a method at a ratio, each of which is kept."""
+
+    def __init__(self, decisions: Decisions, make: Callable[[Method, float], CompressedSum]) -> None:
+        self._decisions, self._make = decisions, make
+        self._sums: dict[tuple[Method, float], CompressedSum] = {}
+
+    def sum(self, tensors: Mapping[str, NDArray[np.float32]], step: int) -> CompressedResult:
+        """See `CompressedSum.sum`; the step's decision must have been made."""
+        plan = self._decisions.next
+        key = plan.method, plan.ratio
+        if key not in self._sums:
+            self._sums[key] = self._make(*key)
+        result = self._sums[key].sum(tensors, step)
+        self._decisions.add(result)
+        return result
+
+
+def compressor_of(method: Method, ratio: float) -> Compressor:
+    """Return the compressor of a method, which sends a share `ratio` of each tensor's elements."""
+    if method in DENSE:
+        return Dense()
+    if method == "top_k_all_gather":
+        return TopK(ratio, quantizer=Single())
+    return TopK(ratio) if method == "top_k_switch" else StarTopK(ratio)

@@ -24,8 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from peelsum.allreduce import Part, SummationStalledError
 from peelsum.summation import NotBegunError, Words
-from peelsum.torch.direct_sum import FEW_WORDS, MOST_WORDS, DirectSum
-from peelsum.torch.tree import all_reduce_tree
+from peelsum.torch.reductions import FEW_WORDS, MOST_WORDS, DirectSum, all_reduce_tree
 
 T = TypeVar("T")
 

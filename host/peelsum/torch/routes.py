@@ -1,4 +1,4 @@
-"""Routes of a bucket's words, by ring, tree or switch: the collectives of its sums, and what they take."""
+"""The collectives of a bucket's sum: over the queue's backend, a process group, or both, as a method asks."""
 
 from __future__ import annotations
 
@@ -240,3 +240,29 @@ def path_of(summation: Summation) -> SwitchPath:
 def switch_words(path: SwitchPath, parts: Sequence[Part]) -> float:
     """Return the words that whole packets of these parts take on a link, headers included."""
     return sum(path.words(len(part.words)) for part in parts)
+
+
+def collectives_of(summation: QueuedSummation, group: ProcessGroupSummation | None) -> Collectives:
+    """Return the collectives of `summation`; `group` gathers, and broadcasts if it is the backend."""
+    return SummationCollectives(summation) if group is None else _GroupCollectives(summation, group)
+
+
+class _GroupCollectives(SummationCollectives):
+    """Words over a queued backend; gathers, and over a process group broadcasts, by the group's own."""
+
+    def __init__(self, summation: QueuedSummation, group: ProcessGroupSummation) -> None:
+        super().__init__(summation)
+        self._queued, self._group = summation, group
+
+    def broadcast(
+        self, pieces: Sequence[Words], sources: Sequence[int], ahead: Sequence[Part] = ()
+    ) -> tuple[list[Words], list[Words]]:
+        """See `Collectives.broadcast`; over a process group, one broadcast for each source."""
+        if self._queued.backend is not self._group:
+            return super().broadcast(pieces, sources, ahead)
+        results = self.sum_words(ahead) if ahead else []
+        return results, self._queued.in_turn(lambda: self._group.broadcast(pieces, sources))
+
+    def gather(self, data: Bytes) -> list[Bytes]:
+        """See `Collectives.gather`."""
+        return self._queued.in_turn(lambda: self._group.gather(data))

@@ -22,16 +22,15 @@ from peelsum.flexible import Flexible
 from peelsum.torch.arguments import check_arguments
 from peelsum.torch.backward_pass import PassCounter, call_at_end, in_pass, this_pass, wait_at_end
 from peelsum.torch.bucket_sum import BucketSums
+from peelsum.torch.buckets import Bucket
 from peelsum.torch.checkpoint import loaded, saved
 from peelsum.torch.decisions import Decisions
 from peelsum.torch.errors import HookConfigError
-from peelsum.torch.futures import pass_on
-from peelsum.torch.host_memory import Bucket
 from peelsum.torch.parameter_names import ParameterNames
-from peelsum.torch.running_stats import RunningStats
 from peelsum.torch.settings import Settings
-from peelsum.torch.stats import HookStats
+from peelsum.torch.stats import HookStats, RunningStats
 from peelsum.torch.tracing import Tracing
+from peelsum.torch.works import pass_on
 
 _LOGGER = logging.getLogger(__name__)
 

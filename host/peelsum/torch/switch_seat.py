@@ -17,8 +17,7 @@ from peelsum.metrics import PARTS, MetricsError, MetricsServer, metrics_address,
 from peelsum.tls import Identity, TlsError, read_token
 from peelsum.tls.identity import tls_reason
 from peelsum.torch.errors import HookConfigError
-from peelsum.torch.held_seats import only_here
-from peelsum.torch.ready import Store, numbered
+from peelsum.torch.starts import Store, numbered, only_here
 from peelsum.transport import SwitchSummation, job_config
 from peelsum.transport.lease import Lease
 from peelsum.transport.seats import SEAT

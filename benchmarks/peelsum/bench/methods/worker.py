@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from peelsum.topology import hear, say
 from peelsum.topology.processes import die_with_parent
-from peelsum.torch.tree import all_reduce_tree
+from peelsum.torch.reductions import all_reduce_tree
 
 #: A tensor int32[words], whose values tell a wrong sum.
 _SMALL = 1 << 20

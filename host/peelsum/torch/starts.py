@@ -1,19 +1,26 @@
-"""Makes the ranks of a group wait for each other at a start, through the group's store.
+"""What ranks do at a start: wait for each other, hold their seats, and start again under torchrun.
 
 Ranks take different times: one compiles for minutes, others find compiled code. A sum that began before all
-are ready would take the slow rank for a dead one.
+are ready would take the slow rank for a dead one, so ranks wait for each other through the group's store.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 import sys
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
 
-from peelsum.torch.errors import HookError
+import torch.distributed as dist
+from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]  # not exported, but documented
+
+from peelsum.torch.errors import HookConfigError, HookError
 from peelsum.transport.joining import JOIN, TELL_AFTER_S, join_limit_s
 
 T = TypeVar("T")
@@ -89,3 +96,64 @@ def _missing(store: Store, keys: list[str]) -> str:
     if len(missing) > _NAMED:
         missing[_NAMED:] = [f"{len(missing) - _NAMED} more"]
     return f"rank {', '.join(missing)} {'is' if len(missing) == 1 else 'are'}"
+
+
+def init_process_group(backend: str | None = None, timeout: timedelta | None = None, **options: Any) -> None:
+    """Call `torch.distributed.init_process_group` by the environment, in a script that torchrun may restart.
+
+    Raises HookConfigError after a restart on one of several nodes that share the agent's store: their agents
+    count restarts differently, and ranks would meet dead ranks' addresses. Raises torch's errors, too.
+    """
+    given: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    start = start_of(os.environ)
+    store, rank, world_size = next(iter(rendezvous("env://", **given)))
+    dist.init_process_group(
+        backend,
+        store=PrefixStore(start, store) if start else store,
+        rank=rank,
+        world_size=world_size,
+        **given,
+        **options,
+    )
+
+
+def start_of(environment: Mapping[str, str]) -> str:
+    """Return the key prefix of this start in a store that outlives starts; "" if the store does not.
+
+    Raises HookConfigError if no prefix would be the same on all ranks.
+    """
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
+        return ""
+    restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if restarts != "0" and environment.get("GROUP_WORLD_SIZE", "1") != "1":
+        raise HookConfigError(
+            "torchrun: gives restarted ranks on several nodes the addresses of dead ranks; "
+            "use --rdzv-backend=c10d, and set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all nodes"
+        )
+    return f"start {restarts}"
+
+
+#: How long an unreferenced state may take to leave its seat, in seconds.
+_LEAVING_S = 5.0
+_held: set[str] = set()
+_left = threading.Condition()
+
+
+@contextmanager
+def only_here(seat: str) -> Iterator[None]:
+    """Hold a seat in the body. Raises HookConfigError if this process holds it already and keeps it."""
+    if seat in _held:
+        gc.collect()  # an unreferenced state can be in cycles
+    with _left:
+        if not _left.wait_for(lambda: seat not in _held, _LEAVING_S):
+            raise HookConfigError(
+                f"over: this process is {seat} already; share one state between modules, or close the other "
+                "state or process group first"
+            )
+        _held.add(seat)
+    try:
+        yield
+    finally:
+        with _left:
+            _held.discard(seat)
+            _left.notify_all()

@@ -1,0 +1,186 @@
+"""Calls of a process group by gloo, and reduce-scatter and all-gather over the switch.
+
+Gloo gets what it does not take itself (tensors on a GPU, other number types, averages) as copies in host
+memory, of a type that it has. Results are copied back when the call is waited for. Over the switch, words
+travel only to the rank that owns them, or from it. Torch has three forms of each such call: of one tensor, of
+several, and of lists with a tensor for each rank. Here each form becomes pairs of the tensors that are
+written and those that are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from peelsum.torch.tensor_sums import Reduction, check_device
+from peelsum.torch.works import Finished
+
+if TYPE_CHECKING:
+    from peelsum.torch.process_group import SwitchProcessGroup
+
+_R: Any = dist.ReduceOp.RedOpType
+_OF_GLOO = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64),
+)
+#: Types whose reductions are those of another type, modulo the type's size.
+_WIDER = {
+    **dict.fromkeys((torch.int16, torch.uint16), torch.int32),
+    **dict.fromkeys((torch.uint32, torch.uint64), torch.int64),
+}
+#: Reductions that are sums with a factor before or after.
+_SCALED = (_R.AVG, _R.PREMUL_SUM)
+#: How the names of calls begin whose works have no future with gloo.
+_WITHOUT_FUTURE = ("send", "recv", "reduce_scatter", "_reduce_scatter")
+
+
+def by_gloo(gloo: dist.ProcessGroup, name: str, *arguments: Any) -> Any:
+    """Call gloo's method `name`, whose first argument is what it writes; return its work, or `Finished`.
+
+    Raises HookConfigError, before anything is sent, if the tensors' type lacks the reduction, or for tensors
+    that are neither on cpu nor on cuda.
+    """
+    opts: Any = next((one for one in arguments if hasattr(one, "reduceOp")), None)
+    tensors = [one for one in tree_leaves(arguments) if isinstance(one, torch.Tensor)]
+    check_device(name, tensors)
+    reduction = Reduction.of(name, tensors, opts) if opts is not None else None
+    call = getattr(gloo, name)
+    if all(one.dtype in _OF_GLOO and one.device.type == "cpu" for one in tensors) and (
+        reduction is None or (opts.reduceOp == reduction.op and reduction.op not in _SCALED)
+    ):
+        work = call(*arguments)
+        return Finished(work, _written(name, arguments)) if name.startswith(_WITHOUT_FUTURE) else work
+    copies = tree_map_only(torch.Tensor, lambda one: _copy(one, reduction), arguments)
+    if reduction is None:
+        work = call(*copies)
+    else:
+        asked, opts.reduceOp = copy(opts.reduceOp), _R.SUM if reduction.op in _SCALED else reduction.op
+        try:
+            work = call(*copies)
+        finally:
+            opts.reduceOp = asked
+    written = _written(name, arguments)
+    divisor = gloo.size() if reduction is not None and reduction.op == _R.AVG else 1
+
+    def copy_back() -> None:
+        for tensor, near in zip(written, tree_leaves(copies[0]), strict=False):
+            _copy_back(near, tensor, divisor)
+
+    return Finished(work, written, copy_back)
+
+
+def _written(name: str, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Return the tensors that a call writes."""
+    return [] if name == "send" else tree_leaves(arguments[0])
+
+
+def _copy(tensor: torch.Tensor, reduction: Reduction | None) -> torch.Tensor:
+    """Return what gloo gets instead of a tensor: numbers to reduce, or else perhaps bytes."""
+    dtype = tensor.dtype
+    if reduction is None and dtype not in _OF_GLOO:
+        near = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        # Bytes in a dimension of their own, because a call may split the first one.
+        return near.unsqueeze(-1).view(torch.uint8).clone()
+    if dtype not in _OF_GLOO:
+        dtype = torch.float32 if dtype.is_floating_point else _WIDER[dtype]
+    near = tensor.detach().to("cpu", dtype, copy=True)
+    return near if reduction is None or reduction.factor is None else near.mul_(reduction.factor)
+
+
+def _copy_back(near: torch.Tensor, tensor: torch.Tensor, divisor: int) -> None:
+    if near.dim() > tensor.dim():
+        near = near.view(tensor.dtype).squeeze(-1)
+    if divisor > 1:
+        near = torch.div(near, divisor, rounding_mode=None if near.is_floating_point() else "trunc")
+    tensor.detach().copy_(near)
+
+
+Call = Callable[..., Any]
+
+
+def _tensors(given: Any) -> list[torch.Tensor]:
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _paired(first: Any, second: Any, *, lists: bool) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """Return the tensors that each result is written to, and those it is read from.
+
+    lists: `first` or `second` is a list of lists.
+    """
+    several = lists or isinstance(first, (list, tuple))
+    pairs = zip(first, second, strict=False) if several else [(first, second)]
+    return [(_tensors(out), _tensors(given)) for out, given in pairs]
+
+
+def _numel(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(one.numel() for one in tensors)
+
+
+def _even(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether tensors lie on one device as plain memory, and are alike in type and size."""
+    kinds = {(one.dtype, one.device, one.layout, one.numel()) for one in tensors}
+    return len(kinds) == 1 and tensors[0].layout == torch.strided
+
+
+def reduce_scatter(name: str, *, lists: bool = False) -> Call:
+    """Return torch's method `name`, which takes outputs and inputs; lists: inputs are lists of tensors."""
+
+    def call(self: SwitchProcessGroup, outputs: Any, inputs: Any, opts: Any) -> Any:
+        pairs = _paired(outputs, inputs, lists=lists)
+        reduction = Reduction.of(name, [one for _, given in pairs for one in given], opts)
+        if self._sums is None or not all(
+            reduction.by_switch(one) and _even(given) and _numel(given) == self.size() * _numel(out)
+            for out, given in pairs
+            for one in given
+        ):
+            return by_gloo(self._gloo, name, outputs, inputs, opts)
+        return self._submit_pieces(name, opts, pairs, partial(self._sums.scattered, reduction=reduction))
+
+    return call
+
+
+def all_gather(name: str, *, lists: bool = False) -> Call:
+    """Return torch's method `name`, which takes outputs and inputs; lists: outputs are lists of tensors."""
+
+    def call(self: SwitchProcessGroup, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        pairs, opts = _paired(outputs, inputs, lists=lists), opts or AllgatherOptions()
+        check_device(name, [one for pair in pairs for tensors in pair for one in tensors])
+        if self._sums is None or not all(
+            _even(out) and _even(given) and _numel(out) == self.size() * _numel(given) for out, given in pairs
+        ):
+            return by_gloo(self._gloo, name, outputs, inputs, opts)
+        return self._submit_pieces(name, opts, pairs, self._sums.gathered)
+
+    return call
+
+
+#: Methods by name, as versions of torch have them.
+CALLS: dict[str, Call] = {
+    **{
+        name: reduce_scatter(name)
+        for name in (
+            "_reduce_scatter_base",
+            "reduce_scatter_single",
+            "reduce_scatter_single_coalesced",
+            "reduce_scatter_tensor_coalesced",
+        )
+    },
+    "reduce_scatter": reduce_scatter("reduce_scatter", lists=True),
+    **{
+        name: all_gather(name)
+        for name in (
+            "_allgather_base",
+            "all_gather_single",
+            "all_gather_single_coalesced",
+            "allgather_into_tensor_coalesced",
+        )
+    },
+    "allgather": all_gather("allgather", lists=True),
+}
