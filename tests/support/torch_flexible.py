@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -256,25 +255,19 @@ def not_finite(rank: int, script: Script) -> list[tuple[list[bool], bool]]:
     return outcome
 
 
-def continued(rank: int, pickled: bool) -> dict[str, Any]:
-    """Decisions before and after a restore, by `state_dict` or a pickle, and after one of other settings."""
+def continued(rank: int) -> dict[str, Any]:
+    """Decisions before and after a restore, and after one of other settings."""
     settings = {"strategy": Flexible(ratios=(0.1,), explore_steps=2)}
     ddp, state, _ = hooked("gloo", **settings)
     for step in range(5):
         step_loss(ddp, rank, step).backward()
     before = state.stats().strategy
-    saved, copy = state.state_dict(), pickle.dumps(state)
+    saved = state.state_dict()
     state.close()
     plans = []
     for strategy in (settings["strategy"], Flexible(ratios=(0.2,))):
-        ddp = model()
-        if pickled and not plans:
-            state = pickle.loads(copy)
-            state.name(ddp.module.named_parameters())
-        else:
-            state = SwitchAllreduceState(over="gloo", names=ddp.module.named_parameters(), strategy=strategy)
-            state.load_state_dict(saved)
-        ddp.register_comm_hook(state, hook)
+        ddp, state, _ = hooked("gloo", strategy=strategy)
+        state.load_state_dict(saved)
         step_loss(ddp, rank, 5).backward()
         plans.append((state.stats().strategy.plan, state.stats().strategy.links))
         state.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import die
-from torch_training import Text, model, parameters, step_loss
+from torch_training import Text, descend, model, step_loss
 
 from peelsum.torch.tensor_sums import TensorSums
 
@@ -58,9 +59,7 @@ def in_pieces(rank: int) -> dict[str, Any]:
     return made
 
 
-def sharded_by_torch(
-    rank: int, steps: int, dims: tuple[int, ...], last: int | None = None
-) -> list[np.ndarray]:
+def sharded_by_torch(rank: int, steps: int, dims: tuple[int, ...], last: int | None = None) -> np.ndarray:
     """This rank's shards after steps of FSDP2, or of HSDP, whose calls go to the process group.
 
     The rank `last` is killed in its second step.
@@ -68,15 +67,15 @@ def sharded_by_torch(
     torch.manual_seed(7)
     names = ("replicate", "shard")[-len(dims) :]
     text = fully_shard(Text(), mesh=init_device_mesh("cpu", dims, mesh_dim_names=names))
-    optimizer = torch.optim.SGD(text.parameters(), lr=0.5)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss = step_loss(text, rank, step)
-        if step and rank == last:
-            die()
-        loss.backward()
-        optimizer.step()
-    return [one.to_local().detach().numpy() for one in text.parameters()]
+
+    def losses() -> Iterator[torch.Tensor]:
+        for step in range(steps):
+            loss = step_loss(text, rank, step)
+            if step and rank == last:
+                die()
+            yield loss
+
+    return descend(text, None, losses())
 
 
 def dies_in_shards(rank: int, dims: tuple[int, ...]) -> tuple[str, str, float]:
@@ -93,11 +92,7 @@ def by_zero(rank: int, steps: int) -> np.ndarray:
     """The parameters after steps of DDP whose optimizer's state is spread over the ranks (ZeRO-1)."""
     ddp: DistributedDataParallel = model()
     optimizer = ZeroRedundancyOptimizer(ddp.parameters(), optimizer_class=torch.optim.Adam, lr=0.01)
-    for step in range(steps):
-        optimizer.zero_grad()
-        step_loss(ddp, rank, step).backward()
-        optimizer.step()
-    return parameters(ddp)
+    return descend(ddp, None, (step_loss(ddp, rank, step) for step in range(steps)), optimizer=optimizer)
 
 
 def of_unequal_sizes(rank: int, call: str) -> str:

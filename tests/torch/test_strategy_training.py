@@ -155,10 +155,9 @@ def test_a_switch_with_a_schedule_of_links_is_left_within_ten_steps_and_used_aga
     switched_within(stats, rise, 10, "switch")
 
 
-@pytest.mark.parametrize("pickled", [False, True])
-def test_a_restored_state_goes_on_deciding(pickled):
+def test_a_restored_state_goes_on_deciding():
     """With other settings, it explores again."""
-    for one in run_ranks(2, flexible.continued, pickled):
+    for one in run_ranks(2, flexible.continued):
         plan, links = one["same"]
         assert not plan.exploring
         assert (plan.method, plan.ratio) == (one["before"].plan.method, one["before"].plan.ratio)

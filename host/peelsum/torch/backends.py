@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]  # not exported, but documented
 
 from peelsum.allreduce import Summation
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
-from peelsum.torch.starts import Store, when_all_are_ready
+from peelsum.torch.starts import when_all_are_ready
 from peelsum.torch.switch_seat import check_size, connect_group, connect_rank
 
 #: The name of the switch in `over`, alone or before a colon.

@@ -109,13 +109,9 @@ def _tensors(given: Any) -> list[torch.Tensor]:
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
-def _paired(first: Any, second: Any, *, lists: bool) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-    """Return the tensors that each result is written to, and those it is read from.
-
-    lists: `first` or `second` is a list of lists.
-    """
-    several = lists or isinstance(first, (list, tuple))
-    pairs = zip(first, second, strict=False) if several else [(first, second)]
+def _paired(first: Any, second: Any) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """Return the tensors that each result is written to, and those it is read from."""
+    pairs = zip(first, second, strict=False) if isinstance(first, (list, tuple)) else [(first, second)]
     return [(_tensors(out), _tensors(given)) for out, given in pairs]
 
 
@@ -129,11 +125,11 @@ def _even(tensors: Sequence[torch.Tensor]) -> bool:
     return len(kinds) == 1 and tensors[0].layout == torch.strided
 
 
-def reduce_scatter(name: str, *, lists: bool = False) -> Call:
-    """Return torch's method `name`, which takes outputs and inputs; lists: inputs are lists of tensors."""
+def _reduce_scatter(name: str) -> Call:
+    """Return torch's method `name`, which takes outputs and inputs."""
 
     def call(self: SwitchProcessGroup, outputs: Any, inputs: Any, opts: Any) -> Any:
-        pairs = _paired(outputs, inputs, lists=lists)
+        pairs = _paired(outputs, inputs)
         reduction = Reduction.of(name, [one for _, given in pairs for one in given], opts)
         if self._sums is None or not all(
             reduction.by_switch(one) and _even(given) and _numel(given) == self.size() * _numel(out)
@@ -146,11 +142,11 @@ def reduce_scatter(name: str, *, lists: bool = False) -> Call:
     return call
 
 
-def all_gather(name: str, *, lists: bool = False) -> Call:
-    """Return torch's method `name`, which takes outputs and inputs; lists: outputs are lists of tensors."""
+def _all_gather(name: str) -> Call:
+    """Return torch's method `name`, which takes outputs and inputs."""
 
     def call(self: SwitchProcessGroup, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        pairs, opts = _paired(outputs, inputs, lists=lists), opts or AllgatherOptions()
+        pairs, opts = _paired(outputs, inputs), opts or AllgatherOptions()
         check_device(name, [one for pair in pairs for tensors in pair for one in tensors])
         if self._sums is None or not all(
             _even(out) and _even(given) and _numel(out) == self.size() * _numel(given) for out, given in pairs
@@ -162,25 +158,21 @@ def all_gather(name: str, *, lists: bool = False) -> Call:
 
 
 #: Methods by name, as versions of torch have them.
+_SCATTERING = (
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+)
+_GATHERING = (
+    "allgather",
+    "_allgather_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "allgather_into_tensor_coalesced",
+)
 CALLS: dict[str, Call] = {
-    **{
-        name: reduce_scatter(name)
-        for name in (
-            "_reduce_scatter_base",
-            "reduce_scatter_single",
-            "reduce_scatter_single_coalesced",
-            "reduce_scatter_tensor_coalesced",
-        )
-    },
-    "reduce_scatter": reduce_scatter("reduce_scatter", lists=True),
-    **{
-        name: all_gather(name)
-        for name in (
-            "_allgather_base",
-            "all_gather_single",
-            "all_gather_single_coalesced",
-            "allgather_into_tensor_coalesced",
-        )
-    },
-    "allgather": all_gather("allgather", lists=True),
+    **{name: _reduce_scatter(name) for name in _SCATTERING},
+    **{name: _all_gather(name) for name in _GATHERING},
 }

@@ -98,9 +98,8 @@ class ProcessGroupSummation:
     def sum_words(self, parts: Sequence[Part], *, by: By | None = None) -> list[Words]:
         """See `Summation.sum_words`. Raises SummationStalledError naming the workers that are missing.
 
-        Raises NotBegunError if a device has no room for copies of the words and what is gathered.
-
-        Over NCCL, words may be tensors on `device`; their sums are on the device then, too.
+        Over NCCL, words may be tensors on `device`; their sums are on the device then, too. Raises
+        NotBegunError if the device has no room for copies of the words and what is gathered.
 
         by: "tree" reduces by `all_reduce_tree`, "ring" by the backend's all_reduce; None also takes direct
         messages for few words over gloo. The results are the same.
@@ -108,7 +107,11 @@ class ProcessGroupSummation:
         results: list[Words] = []
         if any(isinstance(part.words, torch.Tensor) for part in parts):
             self._open()
-            for copied in self._copies(parts):
+            try:
+                copies = [self._copied(part) for part in parts]  # before the first is sent
+            except torch.OutOfMemoryError as error:
+                raise NotBegunError(str(error)) from error
+            for copied in copies:
                 results += self._naming_the_missing(partial(self._finished, copied))
                 if copied.part.check is not None:
                     copied.part.check(results[-1])
@@ -138,7 +141,10 @@ class ProcessGroupSummation:
 
     def gather_equal(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
         """Return every worker's bytes, of which all have as many, in the order of workers."""
-        return self._naming_the_missing(partial(self._all_gathered, data))
+        own = torch.from_numpy(data).to(self.device)
+        everybody = [torch.empty_like(own) for _ in range(self.workers)]
+        self._naming_the_missing(lambda: dist.all_gather(everybody, own, self._open()))
+        return [one.cpu().numpy() for one in everybody]
 
     def close(self) -> None:
         """Free the group's connections, which gloo closes with the last reference to the group."""
@@ -153,13 +159,6 @@ class ProcessGroupSummation:
         if by is None and self._few and 0 < sum(part.words.size for part in parts) <= MOST_WORDS:
             return self._few.sum_words(parts)
         return [self._finished(self._copied(part))[0] for part in parts]
-
-    def _copies(self, parts: Sequence[Part]) -> list[_Copy]:
-        """Return copies of all parts, before the first is sent. Raises NotBegunError if there is no room."""
-        try:
-            return [self._copied(part) for part in parts]
-        except torch.OutOfMemoryError as error:
-            raise NotBegunError(str(error)) from error
 
     def _copied(self, part: Part) -> _Copy:
         """Copy words as int32, for want of uint32, to a tensor's device or the group's."""
@@ -217,13 +216,6 @@ class ProcessGroupSummation:
 
     def _broadcast(self, words: torch.Tensor, source: int) -> None:
         dist.broadcast(words, group=self._open(), group_src=source)
-
-    def _all_gathered(self, data: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return every worker's array; their sizes are equal."""
-        own = torch.from_numpy(data).to(self.device)
-        everybody = [torch.empty_like(own) for _ in range(self.workers)]
-        dist.all_gather(everybody, own, self._open())
-        return [one.cpu().numpy() for one in everybody]
 
     def _all_to_all(self, received: Words, sent: Words) -> None:
         into, out = (torch.from_numpy(one.view(np.int32).reshape(-1)) for one in (received, sent))

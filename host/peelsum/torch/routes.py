@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TypeVar
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from peelsum.compress import Collectives, SummationCollectives
 from peelsum.compress.collectives import Bytes, cut, joined
-from peelsum.flexible import Carrier, Method, SwitchPath, Timed, Traffic, carrier_of
+from peelsum.flexible import Method, SwitchPath, Timed, Traffic, carrier_of
 from peelsum.flexible.collectives import reduced, rounds
 from peelsum.summation import Part, Summation, Words
 from peelsum.torch.process_group_summation import By, ProcessGroupSummation, gathered
@@ -205,28 +204,6 @@ class Routes:
         if carrier_of(method) == "switch":
             return self._switch
         return self._group[method.endswith("_tree")]
-
-
-@dataclass(frozen=True)
-class Backends:
-    """The backends over which ranks decide, and sum."""
-
-    by_carrier: Mapping[Carrier, Summation]
-    """The backend of each carrier."""
-    first: Summation
-    """The backend over which the ranks first agree on their settings."""
-    path: SwitchPath
-    """The path through the switch, if that is one of them."""
-    few_words: int = 0
-    """That of the process group; 0 without one."""
-
-
-def backends_of(summation: Summation, group: ProcessGroupSummation | None, path: SwitchPath) -> Backends:
-    """Return the backends of a state that sums over `summation`, with or without a process group."""
-    by_carrier: dict[Carrier, Summation] = {} if group is None else {"group": group}
-    if summation is not group:
-        by_carrier["switch"] = summation
-    return Backends(by_carrier, summation, path, group.few_words if group else 0)
 
 
 def path_of(summation: Summation) -> SwitchPath:

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]  # not exported, but documented
+from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]  # not exported, but documented
 
 from peelsum.torch.errors import HookConfigError, HookError
 from peelsum.transport.joining import JOIN, TELL_AFTER_S, join_limit_s
@@ -28,15 +28,6 @@ _PAUSE_S = 0.05
 #: Most ranks that a message names.
 _NAMED = 8
 _log = logging.getLogger("peelsum")
-
-
-class Store(Protocol):
-    """A `torch.distributed.Store`, which all ranks of a group read and write."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def add(self, key: str, amount: int) -> int: ...
-    def check(self, keys: list[str]) -> bool: ...
 
 
 def numbered(store: Store, what: str, rank: int) -> str:

@@ -6,8 +6,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from peelsum.allreduce import StepResult
@@ -134,22 +133,10 @@ class HookStats:
         )
 
 
-def tensors_of(told: Callable[[], Mapping[str, TensorTally]]) -> dict[str, TensorStats]:
-    """Return the statistics of the parameters of a sum, by name."""
-    return {name: TensorStats(**vars(one)) for name, one in told().items()}
-
-
-def tensor_stats(tensor: CompressedTensor) -> TensorStats:
-    """Return the statistics of a parameter's compressed sum."""
-    return TensorStats(
-        elements=tensor.elements,
-        form=tensor.form,
-        index=tensor.index,
-        density=tensor.density,
-        density_worker=tensor.density_worker,
-        error_bound=tensor.error_bound,
-        scale_block=None,
-    )
+def _tensor_stats(one: TensorTally | CompressedTensor) -> TensorStats:
+    """Return the statistics of a parameter's sum; a compressed one has no `scale_block`."""
+    values: dict[str, Any] = {each.name: getattr(one, each.name, None) for each in fields(TensorStats)}
+    return TensorStats(**values)
 
 
 _LOGGER = logging.getLogger("peelsum.torch")
@@ -188,9 +175,9 @@ class RunningStats:
         if isinstance(result, StepResult):
             names, tally = result.tally.names, result.tally
             elements, non_finite = tally.elements, tally.non_finite
-            told = partial(tensors_of, tally.tensors)
+            told = lambda: {name: _tensor_stats(one) for name, one in tally.tensors().items()}  # noqa: E731
         else:
-            tensors = {tensor.name: tensor_stats(tensor) for tensor in result.tensors}
+            tensors = {tensor.name: _tensor_stats(tensor) for tensor in result.tensors}
             names, told = tuple(tensors), lambda: tensors
             elements = sum(tensor.elements for tensor in tensors.values())
             non_finite = sum(not tensor.finite for tensor in result.tensors)
