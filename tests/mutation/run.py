@@ -97,7 +97,7 @@ AREAS = {
         tuple(
             f"tests/torch/test_{name}.py"
             for name in (
-                *("arguments", "hook_training", "process_group_calls", "state", "sum_queue", "reductions"),
+                *("arguments", "hook_training", "process_group", "state", "sum_queue", "reductions"),
                 *("waiting_buckets", "switch_seat", "strategy_training", "kept_between_steps"),
             )
         ),

@@ -28,29 +28,34 @@ class Watched(CompressedSum):
         return result
 
 
-def audited(rank: int, compressor: Compressor, over: str, steps: int, restart_at: int) -> dict[str, Any]:
+def hooked(over: Any, **settings: Any) -> tuple[Any, SwitchAllreduceState, torch.optim.Optimizer]:
+    """A small model in several buckets, with the hook, and its optimizer."""
+    ddp = model()
+    state = SwitchAllreduceState(over=over, names=ddp.module.named_parameters(), **settings)
+    ddp.register_comm_hook(state, hook)
+    return ddp, state, torch.optim.SGD(ddp.parameters(), lr=0.1)
+
+
+def audited(rank: int, over: str, settings: dict[str, Any], steps: int, restart_at: int) -> dict[str, Any]:
     """Train with error feedback; at `restart_at` another state and module go on from a checkpoint.
 
-    After every step, averages are compared with those of what all ranks sent.
+    After every step, averages are compared with those of what all ranks sent. The buckets are rebuilt after
+    the first step. Returns parameters, statistics, and the plans of a strategy.
     """
-    with (
-        patch("peelsum.torch.settings.Memory", Books),
-        patch("peelsum.torch.settings.CompressedSum", Watched),
-    ):
-        ddp, state = _hooked(compressor, over)
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    plans = []
+    with patch("peelsum.torch.state.Memory", Books), patch("peelsum.torch.settings.CompressedSum", Watched):
+        ddp, state, optimizer = hooked(over, **settings)
         for step in range(steps):
             if step == restart_at:
-                ddp, state = _restored(ddp, state, compressor, over)
-                optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+                ddp, state, optimizer = _restored(ddp, state, over, **settings)
             optimizer.zero_grad()
             step_loss(ddp, rank, step).backward()
-            if step != restart_at - 1:  # after a restore, books begin with what was kept
-                _check(ddp, state, balance=step < restart_at)
+            _check(ddp, state, balance=step < restart_at)  # after a restore, books begin with what was kept
+            stats = state.stats()
+            plans.append(stats.strategy and stats.strategy.plan)
             optimizer.step()
-        outcome = {"parameters": parameters(ddp), "stats": state.stats()}
         state.close()
-    return outcome
+    return {"parameters": parameters(ddp), "stats": stats, "plans": plans}
 
 
 def _check(ddp: torch.nn.Module, state: SwitchAllreduceState, *, balance: bool) -> None:
@@ -65,30 +70,21 @@ def _check(ddp: torch.nn.Module, state: SwitchAllreduceState, *, balance: bool) 
         np.testing.assert_array_equal(parameter.grad.numpy().ravel(), np.array(expected), name)
 
 
-def _hooked(compressor: Compressor, over: str) -> tuple[Any, SwitchAllreduceState]:
-    ddp = model()
-    names = ddp.module.named_parameters()
-    state = SwitchAllreduceState(over=over, names=names, compressor=compressor, error_feedback=True)
-    ddp.register_comm_hook(state, hook)
-    return ddp, state
-
-
-def _restored(ddp: Any, state: SwitchAllreduceState, *settings: Any) -> tuple[Any, SwitchAllreduceState]:
+def _restored(ddp: Any, state: SwitchAllreduceState, over: str, **settings: Any) -> tuple[Any, Any, Any]:
+    """Return another model, state and optimizer, from saved values."""
     file = io.BytesIO()
     torch.save({"weights": ddp.state_dict(), "state": state.state_dict()}, file)
     state.close()
     values = torch.load(io.BytesIO(file.getvalue()))
-    ddp, state = _hooked(*settings)
+    ddp, state, optimizer = hooked(over, **settings)
     ddp.load_state_dict(values["weights"])
     state.load_state_dict(values["state"])
-    return ddp, state
+    return ddp, state, optimizer
 
 
 def not_finite(rank: int, compressor: Compressor, over: str) -> list[list[bool]]:
     """Train three steps, the second with an infinite gradient on rank 1; return which averages are finite."""
-    ddp = model()
-    state = SwitchAllreduceState(over=over, compressor=compressor)
-    ddp.register_comm_hook(state, hook)
+    ddp, state, _ = hooked(over, compressor=compressor)
     outcome = []
     for step in range(3):
         ddp.zero_grad()

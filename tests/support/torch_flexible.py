@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ import torch_compressed as compressed
 from compressors import Books
 from numpy.typing import NDArray
 from patience import PATIENCE_S
-from torch_training import model, parameters, step_loss
+from torch_training import descend, model, parameters, step_loss
 
 from peelsum.flexible import DENSE, Decider, Flexible, LinkModel, SwitchPath
 from peelsum.flexible.collectives import reduced
@@ -60,48 +59,15 @@ def scripted(script: Script | None) -> Iterator[None]:
 
 
 def hooked(over: Any, **settings: Any) -> tuple[Any, SwitchAllreduceState, torch.optim.Optimizer]:
-    """A small model in several buckets, with a strategy."""
-    ddp = model()
-    names = list(ddp.module.named_parameters())
-    state = SwitchAllreduceState(over=over, names=names, **{"strategy": Flexible(), **settings})
-    ddp.register_comm_hook(state, hook)
-    return ddp, state, torch.optim.SGD(ddp.parameters(), lr=0.1)
+    """See `torch_compressed.hooked`; with a strategy."""
+    return compressed.hooked(over, **{"strategy": Flexible(), **settings})
 
 
-def audited(rank: int, over: str, script: Script | None, steps: int, restart_at: int) -> dict[str, Any]:
-    """Train, with books closed after every step; at `restart_at` go on from a checkpoint.
-
-    After every step, averages are compared with those of what all ranks sent. The buckets are rebuilt after
-    the first step.
-    """
-    watched = patch("peelsum.torch.settings.CompressedSum", compressed.Watched)
-    used = []
-    with patch("peelsum.torch.settings.Memory", Books), watched, scripted(script):
-        ddp, state, optimizer = hooked(over)
-        for step in range(steps):
-            if step == restart_at:
-                ddp, state, optimizer = restored(ddp, state, over)
-            optimizer.zero_grad()
-            step_loss(ddp, rank, step).backward()
-            plan = state.stats().strategy.plan
-            used.append((plan.method, plan.ratio))
-            compressed._check(ddp, state, balance=step < restart_at)
-            optimizer.step()
-        outcome = {"parameters": parameters(ddp), "used": used, "stats": state.stats()}
-        state.close()
-    return outcome
-
-
-def restored(ddp: Any, state: SwitchAllreduceState, over: str) -> tuple[Any, Any, Any]:
-    """Return another model and state from saved values."""
-    file = io.BytesIO()
-    torch.save({"weights": ddp.state_dict(), "state": state.state_dict()}, file)
-    state.close()
-    values = torch.load(io.BytesIO(file.getvalue()))
-    ddp, state, optimizer = hooked(over)
-    ddp.load_state_dict(values["weights"])
-    state.load_state_dict(values["state"])
-    return ddp, state, optimizer
+def audited(rank: int, over: str, script: Script, steps: int, restart_at: int) -> dict[str, Any]:
+    """See `torch_compressed.audited`; `used` are the methods and ratios."""
+    with scripted(script):
+        outcome = compressed.audited(rank, over, {"strategy": Flexible()}, steps, restart_at)
+    return {**outcome, "used": [(plan.method, plan.ratio) for plan in outcome["plans"]]}
 
 
 def trained(rank: int, over: Any, script: Script | None, steps: int, **settings: Any) -> dict[str, Any]:
@@ -114,11 +80,9 @@ def trained(rank: int, over: Any, script: Script | None, steps: int, **settings:
     logger.setLevel(logging.INFO)
     with scripted(script):
         ddp, state, optimizer = hooked(over, **settings)
-        for step in range(steps):
-            optimizer.zero_grad()
-            step_loss(ddp, rank, step).backward()
-            optimizer.step()
-        outcome = {"parameters": parameters(ddp), "stats": state.stats(), "log": lines}
+        losses = (step_loss(ddp, rank, step) for step in range(steps))
+        trained = descend(ddp, None, losses, optimizer=optimizer)
+        outcome = {"parameters": trained, "stats": state.stats(), "log": lines}
         state.close()
     return outcome
 
@@ -240,7 +204,7 @@ def not_finite(rank: int, script: Script) -> list[tuple[list[bool], bool]]:
     Return for each step which averages are finite, and whether its books balance.
     """
     outcome = []
-    with patch("peelsum.torch.settings.Memory", Books), scripted(script):
+    with patch("peelsum.torch.state.Memory", Books), scripted(script):
         ddp, state, _ = hooked("gloo")
         for step in range(len(script)):
             ddp.zero_grad()
@@ -306,14 +270,11 @@ def two_modules(rank: int, script: Script) -> np.ndarray:
         state = SwitchAllreduceState(over="gloo", strategy=Flexible())
         for ddp in pair:
             ddp.register_comm_hook(state, hook)
-        optimizer = torch.optim.SGD([one for ddp in pair for one in ddp.parameters()], lr=0.1)
-        for step in range(8):
-            optimizer.zero_grad()
-            (step_loss(pair[0], rank, step) + step_loss(pair[1], rank, step + 100)).backward()
-            optimizer.step()
+        losses = (step_loss(pair[0], rank, n) + step_loss(pair[1], rank, n + 100) for n in range(8))
+        trained = descend(torch.nn.ModuleList(pair), None, losses)
         assert len(state.stats().strategy.history) == 6
         state.close()
-    return np.concatenate([parameters(ddp) for ddp in pair])
+    return trained
 
 
 def loses_a_rank(rank: int) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import json
 import multiprocessing
 import os
 import signal
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -49,6 +51,24 @@ def run_ranks(
         finally:
             for rank in ranks:
                 rank.end()
+
+
+def run_at_switch(
+    world: int,
+    work: Callable[..., Any],
+    *arguments: Any,
+    star: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> tuple[list[Any], Any]:
+    """`run_ranks` with each rank at a seat of a `Star`; return the results, and the star after its end.
+
+    star: the star's options, such as its loss.
+    """
+    from peelsum.topology import Star  # here, as ranks that import this module do not need it
+
+    with Star(world, **(star or {})) as made:
+        seats = [{"PEELSUM_SEAT": json.dumps(asdict(seat))} for seat in made.seats]
+        return run_ranks(world, work, *arguments, environments=seats, **options), made
 
 
 class _Rank:

@@ -1,4 +1,4 @@
-"""Training with the hook, as real processes over gloo: against DDP's own sums, and bit for bit."""
+"""Training with the hook, as processes over gloo: against DDP's and FSDP2's own sums, and bit for bit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 import torch_training as training
 from torch_ranks import run_ranks
+
+from peelsum.torch import HookConfigError, SwitchAllreduceState, TopK, fsdp_hook
 
 GLOO = {"over": "gloo"}
 OPTIONS = {
@@ -130,3 +132,24 @@ def test_gradients_in_torchs_sparse_form_are_refused():
     for error, message, _ in run_ranks(2, training.refused, GLOO, {"sparse": True}):
         assert error == "HookConfigError"
         assert "make the embedding with sparse=False" in message
+
+
+# FSDP2
+
+
+def test_replicas_train_as_by_torch():
+    ours, theirs = (run_ranks(4, training.sharded, hooked) for hooked in (True, False))
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(ours[:2], ours[2:])
+
+
+@pytest.mark.parametrize("factor", [None, 2.0])
+def test_what_is_no_average_over_the_state_s_ranks_is_refused(factor):
+    """Either FSDP divides by another factor, or it shards over two of the state's four ranks."""
+    for said in run_ranks(2 if factor else 4, training.sharded_otherwise, factor):
+        assert "give the state the mesh's group" in said
+
+
+def test_fsdp_takes_no_sparsifiers():
+    with pytest.raises(HookConfigError, match="compressor: is for DDP"):
+        fsdp_hook(SwitchAllreduceState(compressor=TopK(0.1)))(torch.zeros(3))

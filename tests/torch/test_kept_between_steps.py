@@ -355,7 +355,7 @@ def test_what_the_user_chose_reaches_the_all_reduce(monkeypatch):
         training.step(eighths(0), "ac", "b")
     _, first, second = made
     assert (first["forms"], second["forms"]) == ({"a": "sparse"}, {"b": "dense"})
-    for options in made:
+    for options in (first, second):
         assert options["values"] == "sketch"
         assert options["average"] is True
     stats = training.state.stats()

@@ -170,11 +170,30 @@ def test_as_many_ranks_as_workers(plugged, job, held, ranks, monkeypatch):
 def test_nothing_said_and_a_file_that_is_not_there(plugged):
     with pytest.raises(HookConfigError, match="neither PEELSUM_SEAT nor PEELSUM_JOB"):
         plugged("", 0)
-    with pytest.raises(HookConfigError, match="nowhere@h:7: No such file or directory; give the job's file"):
-        plugged("nowhere@h:7", 0)
-    for source in ("h:9560", "http://h:9560", "http://h:9560/", "/h:9560"):
-        with pytest.raises(HookConfigError, match=r"for a controller there, give //h:9560$"):
+    for source in ("nowhere@h:7", "job:json"):
+        with pytest.raises(HookConfigError, match=rf"^over: {source}: No such file .*; give the job's file$"):
             plugged(source, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [
+        ("127.0.0.1:9560", "//127.0.0.1:9560"),
+        ("http://h:9560", "//h:9560"),
+        ("http://h:9560/", "//h:9560"),
+        ("/h:9560", "//h:9560"),
+        ("tcp:h:9560", "//h:9560"),
+        ("tcp://h:1/x", "//h:1"),
+        ("[::1]:9560", "//[::1]:9560"),
+        ("tcp://[fe80::1]:9560/job", "//[fe80::1]:9560"),
+    ],
+)
+def test_a_controllers_address_in_another_form_is_told_the_right_one(plugged, given, right, monkeypatch):
+    monkeypatch.setenv(switch_seat.JOB, given)
+    with pytest.raises(HookConfigError) as raised:
+        plugged("", 0)
+    said = f"over: {given}: No such file or directory; for a controller there, give {right}"
+    assert str(raised.value) == said
 
 
 def test_a_seat_is_held_once_in_a_process(plugged, job, held, monkeypatch):
