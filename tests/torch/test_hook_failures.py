@@ -273,7 +273,7 @@ def test_a_group_is_closed_even_if_leaving_the_switch_fails(monkeypatch):
 
     group = Sums()
     monkeypatch.setattr(bucket_sum, "connect", lambda *_: Stuck())
-    monkeypatch.setattr(bucket_sum, "gathering_group", lambda *_: group)
+    monkeypatch.setattr(bucket_sum, "over_group", lambda *_: group)
     state = SwitchAllreduceState(over="switch", compressor=QSGD())
     state.connect()
     with pytest.raises(OSError, match="no way out"):

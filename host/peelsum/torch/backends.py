@@ -49,7 +49,7 @@ def connect(
         if name == SWITCH:
             seat = _seat if 1 < ranks < dist.get_world_size() else connect_rank
             return when_all_are_ready(store, rank, ranks, lambda: seat(source, rank, ranks, store, timeout_s))
-        return ProcessGroupSummation(over, group, timeout_s=_TIMEOUT_S if timeout_s is None else timeout_s)
+        return over_group(over, group, timeout_s)
     if over.lower() in dist.Backend.backend_list:
         raise HookConfigError(
             f"over: torch {torch.__version__} was built without {over!r}; use 'switch' or 'gloo', "
@@ -71,6 +71,8 @@ def _seat(source: str, rank: int, ranks: int, store: Store, timeout_s: float | N
         raise HookConfigError(f"{error}; these ranks get no job of their own, as {found}") from error
 
 
-def gathering_group(group: dist.ProcessGroup | None, timeout_s: float | None) -> ProcessGroupSummation:
-    """Return a new gloo group of the ranks of `group`, for what a switch cannot add up."""
-    return ProcessGroupSummation("gloo", group, timeout_s=_TIMEOUT_S if timeout_s is None else timeout_s)
+def over_group(
+    backend: str, group: dist.ProcessGroup | None, timeout_s: float | None
+) -> ProcessGroupSummation:
+    """Return a new group of a backend, of the ranks of `group`; without a timeout, the default one's."""
+    return ProcessGroupSummation(backend, group, timeout_s=_TIMEOUT_S if timeout_s is None else timeout_s)

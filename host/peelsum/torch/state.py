@@ -16,7 +16,7 @@ import torch.distributed as dist
 from peelsum.allreduce import History, NetworkModel, RequestedForm, RequestedValues, Summation
 from peelsum.compress import Compressor, Memory
 from peelsum.flexible import Flexible
-from peelsum.torch.backward_pass import PassCounter, call_at_end, in_pass, this_pass, wait_at_end
+from peelsum.torch.backward_pass import PassCounter, call_at_end, this_pass, wait_at_end
 from peelsum.torch.bucket_sum import BucketSums
 from peelsum.torch.buckets import Bucket
 from peelsum.torch.checkpoint import loaded, saved
@@ -231,7 +231,9 @@ class SwitchAllreduceState:
             self._tracing.end_step()
         if not self._stats.count_step():
             return
-        if in_pass():  # log after the pass has waited for all sums, those of other modules included
+        if (
+            this_pass() is not None
+        ):  # log after the pass has waited for all sums, those of other modules included
             call_at_end(partial(call_at_end, self._stats.log))
         else:
             self._stats.log()
