@@ -16,6 +16,7 @@ import torch_compressed as compressed
 from compressors import Books
 from numpy.typing import NDArray
 from patience import PATIENCE_S
+from torch_ranks import error_of
 from torch_training import descend, model, parameters, step_loss
 
 from peelsum.flexible import DENSE, Decider, Flexible, LinkModel, SwitchPath
@@ -255,12 +256,8 @@ def to_and_from_a_compressor(rank: int) -> list[dict[str, np.ndarray]]:
 
 def mismatched(rank: int, settings: Sequence[dict[str, Any]]) -> str:
     """The error of ranks that differ in their settings."""
-    try:
-        ddp, _, _ = hooked("gloo", timeout_s=PATIENCE_S, **settings[rank])
-        step_loss(ddp, rank, 0).backward()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
+    ddp, _, _ = hooked("gloo", timeout_s=PATIENCE_S, **settings[rank])
+    return ": ".join(error_of(step_loss(ddp, rank, 0).backward)[:2])
 
 
 def two_modules(rank: int, script: Script) -> np.ndarray:
@@ -279,13 +276,7 @@ def two_modules(rank: int, script: Script) -> np.ndarray:
 
 def loses_a_rank(rank: int) -> str:
     """The error of rank 0 when rank 1 has ended between two steps."""
-    ddp, state, _ = hooked("gloo", timeout_s=20.0)
-    for step in range(4):
-        if (rank, step) == (1, 3):
-            return ""
-        try:
-            step_loss(ddp, rank, step).backward()
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-    state.close()
-    return "nothing"
+    ddp, _, _ = hooked("gloo", timeout_s=20.0)
+    for step in range(3):
+        step_loss(ddp, rank, step).backward()
+    return "" if rank else ": ".join(error_of(step_loss(ddp, rank, 3).backward)[:2])

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -124,6 +125,16 @@ def _run(
     # End as a script does: run exit handlers, but no destructor, which could wait for other ranks.
     atexit._run_exitfuncs()
     os._exit(0)
+
+
+def error_of(work: Callable[[], Any]) -> tuple[str, str, float]:
+    """Name and message of the error that `work` raises, and the seconds until then; empty without one."""
+    began = time.monotonic()
+    try:
+        work()
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - began
+    return "", "", 0.0
 
 
 def die() -> None:

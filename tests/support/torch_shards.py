@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-from torch_ranks import die
+from torch_ranks import die, error_of
 from torch_training import Text, descend, model, step_loss
 
 from peelsum.torch.tensor_sums import TensorSums
@@ -80,12 +79,7 @@ def sharded_by_torch(rank: int, steps: int, dims: tuple[int, ...], last: int | N
 
 def dies_in_shards(rank: int, dims: tuple[int, ...]) -> tuple[str, str, float]:
     """Rank 3 is killed. Of the others: the error's name and message, and the seconds until it was raised."""
-    began = time.monotonic()
-    try:
-        sharded_by_torch(rank, 4, dims, last=3)
-    except Exception as error:
-        return type(error).__name__, str(error), time.monotonic() - began
-    return "", "", 0.0
+    return error_of(lambda: sharded_by_torch(rank, 4, dims, last=3))
 
 
 def by_zero(rank: int, steps: int) -> np.ndarray:
@@ -107,11 +101,7 @@ def of_unequal_sizes(rank: int, call: str) -> str:
         "all_gather": lambda: dist.all_gather_into_tensor(torch.zeros(2 * size), torch.ones(size)),
         "broadcast": lambda: dist.broadcast(torch.ones(size), 0),
     }
-    try:
-        calls[call]()
-    except Exception as error:
-        return str(error)
-    return ""
+    return error_of(calls[call])[1]
 
 
 #: Of a sum: kind, job, worker, what went in, what came out.

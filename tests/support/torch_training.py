@@ -22,13 +22,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch_ranks import die
+from torch_ranks import die, error_of
 
 from peelsum.allreduce import LocalSummation, NetworkModel, Part
 from peelsum.compress import Compressor
 from peelsum.torch import (
-    CallTimeoutError,
-    HookConfigError,
     HookStats,
     ProcessGroupSummation,
     SwitchAllreduceState,
@@ -252,14 +250,12 @@ def dies(rank: int, last: int, settings: dict[str, Any]) -> tuple[str, str, floa
         return hook(state, bucket)
 
     ddp.register_comm_hook(state, mortal)
-    started = 0.0
-    try:
-        for step in range(4):
-            started = time.monotonic()
-            step_loss(ddp, rank, step).backward()
-    except Exception as error:
-        return type(error).__name__, str(error), time.monotonic() - started
-    return "", "", 0.0
+    told = "", "", 0.0
+    for step in range(4):
+        told = error_of(step_loss(ddp, rank, step).backward)
+        if told[0]:
+            break
+    return told
 
 
 def dies_with_the_store(rank: int, ranks: int, settings: dict[str, Any]) -> tuple[str, str, float]:
@@ -281,11 +277,8 @@ def dies_with_the_store(rank: int, ranks: int, settings: dict[str, Any]) -> tupl
 
 def refused(rank: int, settings: dict[str, Any], options: dict[str, Any]) -> tuple[str, str, float]:
     """Return the error of a first step in which every rank has its own form."""
-    try:
-        train(rank, 1, SwitchAllreduceState(forms=("dense", "sparse")[rank], **settings), **options)
-    except Exception as error:
-        return type(error).__name__, str(error), 0.0
-    return "", "", 0.0
+    state = SwitchAllreduceState(forms=("dense", "sparse")[rank], **settings)
+    return error_of(lambda: train(rank, 1, state, **options))
 
 
 def by_or(rank: int, steps: int, or_by: OrBy) -> np.ndarray:
@@ -414,25 +407,16 @@ def in_their_time(rank: int) -> list[Any]:
         told = json.loads(store.get("told"))
         dist.barrier()
     else:
-        told = [_said_of(lambda: dist.barrier(timeout=timedelta(seconds=0.2)))]
+        told = [list(error_of(lambda: dist.barrier(timeout=timedelta(seconds=0.2)))[:2])]
     total = torch.ones(1)
     work = dist.all_reduce(total, async_op=True) if rank == 0 else None
     if work is None:
         dist.all_reduce(total)
     else:
-        told.append(_said_of(lambda: work.wait(timedelta(seconds=0.1))))
+        told.append(list(error_of(lambda: work.wait(timedelta(seconds=0.1)))[:2]))
         store.set("told", json.dumps(told))
         work.wait()
     return [*told, total.tolist()]
-
-
-def _said_of(call: Callable[[], Any]) -> str:
-    """The message of a CallTimeoutError."""
-    try:
-        call()
-    except CallTimeoutError as error:
-        return str(error)
-    return "nothing"
 
 
 def in_groups(rank: int) -> list[Any]:
@@ -458,12 +442,7 @@ def monitored(rank: int) -> list[str]:
     ]
     said = []
     for barrier in barriers:
-        try:
-            if rank != 2:
-                barrier()
-            said.append("")
-        except RuntimeError as error:
-            said.append(str(error))
+        said.append("" if rank == 2 else error_of(barrier)[1])
         dist.barrier()
     return [*said, _summed(torch.ones(1))]
 
@@ -491,11 +470,7 @@ def sharded_otherwise(rank: int, factor: float | None) -> str:
     text.set_custom_reduce_scatter(fsdp_reduce_scatter(SwitchAllreduceState(over="gloo")))
     if factor is not None:
         text.set_gradient_divide_factor(factor * 2)
-    try:
-        step_loss(text, rank, 0).backward()
-    except HookConfigError as error:
-        return str(error)
-    return ""
+    return " ".join(error_of(step_loss(text, rank, 0).backward)[:2])
 
 
 def restored(rank: int, sparsifier: Compressor | None) -> dict[str, Any]:
@@ -512,15 +487,10 @@ def restored(rank: int, sparsifier: Compressor | None) -> dict[str, Any]:
     return {"expected": expected, "restored": trained, "steps": kept[1]["steps"]}
 
 
-def unconnected(rank: int) -> list[str]:
+def unconnected(rank: int) -> list[tuple[str, str]]:
     """Return the errors for an unknown backend, and for a summation with more workers than ranks."""
-    messages = []
-    for over in ("avian", LocalSummation.group(3)[0]):
-        try:
-            SwitchAllreduceState(over=over).connect()
-        except HookConfigError as error:
-            messages.append(str(error))
-    return messages
+    backends = ("avian", LocalSummation.group(3)[0])
+    return [error_of(SwitchAllreduceState(over=over).connect)[:2] for over in backends]
 
 
 def leaves_early(rank: int, timeout_s: float) -> float:
@@ -638,11 +608,7 @@ def in_double(rank: int, settings: dict[str, Any]) -> str:
     ddp = DistributedDataParallel(nn.Linear(4, 3, dtype=torch.float64))
     state = SwitchAllreduceState(over="gloo", names=ddp.module.named_parameters(), **settings)
     ddp.register_comm_hook(state, hook)
-    try:
-        ddp(torch.full([2, 4], 1e300, dtype=torch.float64)).sum().backward()
-    except Exception as error:
-        return f"{type(error).__name__} {error}"
-    return "summed"
+    return " ".join(error_of(ddp(torch.full([2, 4], 1e300, dtype=torch.float64)).sum().backward)[:2])
 
 
 def over_a_measured_network(rank: int) -> tuple[str, float]:

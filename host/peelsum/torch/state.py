@@ -231,9 +231,8 @@ class SwitchAllreduceState:
             self._tracing.end_step()
         if not self._stats.count_step():
             return
-        if (
-            this_pass() is not None
-        ):  # log after the pass has waited for all sums, those of other modules included
+        if this_pass() is not None:
+            # Log after the pass has waited for all sums, those of other modules included.
             call_at_end(partial(call_at_end, self._stats.log))
         else:
             self._stats.log()
