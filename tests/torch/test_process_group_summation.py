@@ -22,8 +22,7 @@ from torch_ranks import run_ranks
 from peelsum.allreduce import SummationStalledError
 from peelsum.summation import Part
 from peelsum.torch import process_group_summation as summed
-from peelsum.torch.process_group_summation import _together
-from peelsum.torch.reductions import DirectSum
+from peelsum.torch.reductions import DirectSum, together
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -83,7 +82,7 @@ def test_nothing_goes_with_a_part_that_may_end_the_sum():
     few, many = np.zeros(4, np.uint32), np.zeros(2**18, np.uint32)
     check = lambda words: None  # noqa: E731
     parts = [Part(few, "or", check), Part(few, "or"), Part(few, "add"), Part(many, "add"), Part(few, "add")]
-    assert [len(some) for some in _together(parts)] == [1, 2, 1, 1]
+    assert [len(some) for some in together(parts)] == [1, 2, 1, 1]
 
 
 def test_few_and_many_words_over_gloo():

@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from peelsum.allreduce import Part, SummationStalledError
 from peelsum.summation import NotBegunError, Words
-from peelsum.torch.reductions import FEW_WORDS, MOST_WORDS, DirectSum, all_reduce_tree
+from peelsum.torch.reductions import FEW_WORDS, MOST_WORDS, DirectSum, all_reduce_tree, gathered, together
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ class ProcessGroupSummation:
         self.worker_id: int = group.rank()
         self._or_by: OrBy = or_by or _or_by(backend, self.workers)
         #: The device on which `sum_words` takes tensors, int32, as words; None if it takes arrays only.
-        self.device = _device_of(backend)
+        self.device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
         self._backend, self._timeout_s = backend, timeout_s
         direct = backend == "gloo" and or_by is None and self.workers > 1
         self._few = DirectSum(self.workers, self.worker_id, self._all_to_all) if direct else None
@@ -116,7 +116,7 @@ class ProcessGroupSummation:
                 if copied.part.check is not None:
                     copied.part.check(results[-1])
             return results
-        for some in _together(parts) if by is None and self._few else [[part] for part in parts]:
+        for some in together(parts) if by is None and self._few else [[part] for part in parts]:
             results += self._naming_the_missing(partial(self._summed, some, by))
             if some[-1].check is not None:
                 some[-1].check(results[-1])
@@ -266,16 +266,6 @@ class ProcessGroupSummation:
         return "every worker answered; check that all of them sum equally often"
 
 
-def gathered(
-    data: NDArray[np.uint8], equal: Callable[[NDArray[np.uint8]], list[NDArray[np.uint8]]]
-) -> list[NDArray[np.uint8]]:
-    """Return every worker's bytes by two gathers of equally many: of lengths, then of bytes."""
-    lengths = [int(one.view(np.int64)[0]) for one in equal(np.array([data.size], np.int64).view(np.uint8))]
-    padded = np.zeros(max(lengths), np.uint8)
-    padded[: data.size] = data
-    return [row[:length] for row, length in zip(equal(padded), lengths, strict=True)]
-
-
 class _RollCall(Thread):
     """Each worker whose sum failed reports to the store; `missing` are those that did not in time.
 
@@ -346,26 +336,6 @@ def _new_group(backend: str, ranks: Sequence[int], timeout: timedelta) -> dist.P
 
 def _here(worker: int) -> str:
     return f"peelsum/here/{worker}"
-
-
-def _together(parts: Sequence[Part]) -> list[list[Part]]:
-    """Divide parts into those that go together: few words in all, and none after one that has a check.
-
-    After a failed check the workers may have parts of different lengths, and must not exchange them.
-    """
-    groups: list[list[Part]] = []
-    words = 0
-    for part in parts:
-        words += part.words.size
-        if not groups or groups[-1][-1].check is not None or words > MOST_WORDS:
-            groups.append([])
-            words = part.words.size
-        groups[-1].append(part)
-    return groups
-
-
-def _device_of(backend: str) -> torch.device | None:
-    return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
 
 
 def _or_by(backend: str, workers: int) -> OrBy:

@@ -76,6 +76,22 @@ def combined(rows: Words, spans: Sequence[tuple[int, int, Op]], begin: int) -> W
     return out
 
 
+def together(parts: Sequence[Part]) -> list[list[Part]]:
+    """Divide parts into those that go together: few words in all, and none after one that has a check.
+
+    After a failed check the workers may have parts of different lengths, and must not exchange them.
+    """
+    groups: list[list[Part]] = []
+    words = 0
+    for part in parts:
+        words += part.words.size
+        if not groups or groups[-1][-1].check is not None or words > MOST_WORDS:
+            groups.append([])
+            words = part.words.size
+        groups[-1].append(part)
+    return groups
+
+
 def all_reduce_tree(tensor: torch.Tensor, group: dist.ProcessGroup | None = None, op: Op = "add") -> None:
     """Add or OR a contiguous tensor over the ranks of `group` (None: all), in place.
 
@@ -97,3 +113,13 @@ def all_reduce_tree(tensor: torch.Tensor, group: dist.ProcessGroup | None = None
                 tensor |= other
         distance *= 2
     dist.broadcast(tensor, ranks[0], group)
+
+
+def gathered(
+    data: NDArray[np.uint8], equal: Callable[[NDArray[np.uint8]], list[NDArray[np.uint8]]]
+) -> list[NDArray[np.uint8]]:
+    """Return every worker's bytes by two gathers of equally many: of lengths, then of bytes."""
+    lengths = [int(one.view(np.int64)[0]) for one in equal(np.array([data.size], np.int64).view(np.uint8))]
+    padded = np.zeros(max(lengths), np.uint8)
+    padded[: data.size] = data
+    return [row[:length] for row, length in zip(equal(padded), lengths, strict=True)]

@@ -14,7 +14,8 @@ from peelsum.compress.collectives import Bytes, cut, joined
 from peelsum.flexible import Method, SwitchPath, Timed, Traffic, carrier_of
 from peelsum.flexible.collectives import reduced, rounds
 from peelsum.summation import Part, Summation, Words
-from peelsum.torch.process_group_summation import By, ProcessGroupSummation, gathered
+from peelsum.torch.process_group_summation import By, ProcessGroupSummation
+from peelsum.torch.reductions import gathered
 from peelsum.torch.sum_queue import QueuedSummation
 from peelsum.transport import SwitchSummation
 
