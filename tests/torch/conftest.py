@@ -1,4 +1,4 @@
-"""Ranks of the `peelsum` backend as threads of one process, at seats that need no switch."""
+"""A rank alone, and ranks of the `peelsum` backend as threads of one process, at seats without a switch."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ class Seat(LocalSummation):
 
     def __exit__(self, *_):
         self.close()
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """This process as the only rank of torch.distributed."""
+    from torch_alone import group_of_one
+
+    with group_of_one():
+        yield
 
 
 @pytest.fixture

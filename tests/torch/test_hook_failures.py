@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 import torch_training as training
-from torch_alone import PATIENCE_S, Sums, group_of_one, hooked, in_time, layers, let_go, summing_threads
+from torch_alone import PATIENCE_S, Sums, hooked, in_time, layers, let_go, summing_threads
 from torch_ranks import run_at_switch, run_ranks
 
 from peelsum.compress import QSGD, Sparsifier
@@ -33,10 +33,7 @@ from peelsum.torch.process_group_summation import _or_by
 INPUT = torch.ones(2, 6)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def alone():
-    with group_of_one():
-        yield
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def backward(ddp):

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
-from torch_alone import Sums, group_of_one
+from torch_alone import Sums
 
 from peelsum.allreduce import Allreduce
 from peelsum.compress import CompressedSum, Memory, Residual, Sparsifier
@@ -21,10 +21,7 @@ from peelsum.torch import HookConfigError, RandomK, SwitchAllreduceState, Thresh
 SIZES = {"a": 6, "b": 11, "c": 3}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def alone():
-    with group_of_one():
-        yield
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 class Training:

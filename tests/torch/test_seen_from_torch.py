@@ -21,7 +21,7 @@ import torch_training as training
 from packaging.requirements import Requirement
 from patience import PATIENCE_S
 from torch.profiler import ProfilerActivity, profile
-from torch_alone import Sums, group_of_one, hooked, in_time, layers
+from torch_alone import Sums, hooked, in_time, layers
 from torch_ranks import run_ranks
 
 import peelsum.torch
@@ -32,12 +32,6 @@ from peelsum.torch.profiling import step_spans
 ROOT = Path(__file__).parents[2]
 COMPILING_S = 1200.0
 INPUT = torch.ones(2, 6)
-
-
-@pytest.fixture(scope="module")
-def alone():
-    with group_of_one():
-        yield
 
 
 # profiler
