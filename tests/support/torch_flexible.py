@@ -134,7 +134,10 @@ class Links:
                 links.sleep("group", others, others * data.size / 4)
                 return super().gather_equal(data)
 
-        with patch("peelsum.torch.backends.ProcessGroupSummation", Slowed):
+        with (
+            patch("peelsum.torch.backends.ProcessGroupSummation", Slowed),
+            patch("peelsum.torch.bucket_sum.ProcessGroupSummation", Slowed),
+        ):
             yield
 
 

@@ -283,7 +283,9 @@ def refused(rank: int, settings: dict[str, Any], options: dict[str, Any]) -> tup
 
 def by_or(rank: int, steps: int, or_by: OrBy) -> np.ndarray:
     """`train` over gloo, with OR had in this way."""
-    return train(rank, steps, SwitchAllreduceState(over=ProcessGroupSummation("gloo", or_by=or_by)))
+    summation = ProcessGroupSummation("gloo")
+    summation._few, summation._or_by = None, or_by
+    return train(rank, steps, SwitchAllreduceState(over=summation))
 
 
 def collectives(rank: int) -> dict[str, Any]:
@@ -529,11 +531,11 @@ def leaves(rank: int) -> list[tuple[int, bool]]:
 
 def words_over_gloo(rank: int, lengths: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Parts of these lengths, views, added and OR-ed by direct messages, and by gloo's all_reduce."""
-    ours, rings = ProcessGroupSummation("gloo"), ProcessGroupSummation("gloo", or_by="bor")
+    summation = ProcessGroupSummation("gloo")
     draw = np.random.default_rng(rank)
     words = [np.flip(draw.integers(0, 2**32, n, np.uint32)) for n in lengths]
     parts = [Part(one, op) for one in words for op in ("or", "add")]
-    return list(zip(ours.sum_words(parts), rings.sum_words(parts), strict=True))
+    return list(zip(summation.sum_words(parts), summation.sum_words(parts, by="ring"), strict=True))
 
 
 class Counted:

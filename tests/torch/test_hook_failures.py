@@ -268,26 +268,28 @@ def test_a_group_is_closed_even_if_leaving_the_switch_fails(monkeypatch):
         def close(self):
             raise OSError("no way out")
 
-    group = Sums()
+    made = []
+
+    class Group(Sums):
+        def __init__(self, *_, **__):
+            super().__init__()
+            made.append(self)
+
     monkeypatch.setattr(bucket_sum, "connect", lambda *_: Stuck())
-    monkeypatch.setattr(bucket_sum, "over_group", lambda *_: group)
+    monkeypatch.setattr(bucket_sum, "ProcessGroupSummation", Group)
     state = SwitchAllreduceState(over="switch", compressor=QSGD())
     state.connect()
     with pytest.raises(OSError, match="no way out"):
         state.close()
-    assert group.closed.is_set()
+    assert [one.closed.is_set() for one in made] == [True]
 
 
 @pytest.mark.parametrize(("given", "waits"), [(None, 30.0), (7.0, 7.0)])
-def test_how_long_a_backend_waits(given, waits, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        backends, "ProcessGroupSummation", lambda *_, **options: seen.append(options) or Sums()
-    )
+def test_how_long_a_backend_waits(given, waits):
     state = SwitchAllreduceState(over="gloo", timeout_s=given)
     state.connect()
+    assert state._sums._queue.summation._timeout_s == waits
     state.close()
-    assert seen == [{"timeout_s": waits}]
 
 
 def test_how_each_backend_has_or():

@@ -16,7 +16,6 @@ from peelsum.torch.switch_seat import check_size, connect_group, connect_rank
 
 #: The name of the switch in `over`, alone or before a colon.
 SWITCH = "switch"
-_TIMEOUT_S = 30.0
 
 
 def connect(
@@ -49,7 +48,7 @@ def connect(
         if name == SWITCH:
             seat = _seat if 1 < ranks < dist.get_world_size() else connect_rank
             return when_all_are_ready(store, rank, ranks, lambda: seat(source, rank, ranks, store, timeout_s))
-        return over_group(over, group, timeout_s)
+        return ProcessGroupSummation(over, group, timeout_s=timeout_s)
     if over.lower() in dist.Backend.backend_list:
         raise HookConfigError(
             f"over: torch {torch.__version__} was built without {over!r}; use 'switch' or 'gloo', "
@@ -69,10 +68,3 @@ def _seat(source: str, rank: int, ranks: int, store: Store, timeout_s: float | N
         return connect_rank(source, rank, ranks, store, timeout_s)
     except HookConfigError as error:
         raise HookConfigError(f"{error}; these ranks get no job of their own, as {found}") from error
-
-
-def over_group(
-    backend: str, group: dist.ProcessGroup | None, timeout_s: float | None
-) -> ProcessGroupSummation:
-    """Return a new group of a backend, of the ranks of `group`; without a timeout, the default one's."""
-    return ProcessGroupSummation(backend, group, timeout_s=_TIMEOUT_S if timeout_s is None else timeout_s)

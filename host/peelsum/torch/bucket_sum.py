@@ -23,7 +23,7 @@ from peelsum.codec import warm_up
 from peelsum.compress import CompressedResult, CompressedSum, Memory
 from peelsum.compress.loops import warm_up as warm_up_compressing
 from peelsum.flexible import Method, SwitchPath
-from peelsum.torch.backends import connect, over_group
+from peelsum.torch.backends import connect
 from peelsum.torch.buckets import Bucket, Waiting, WaitingBuckets, summable
 from peelsum.torch.decisions import Decisions, FlexibleSum, compressor_of
 from peelsum.torch.errors import HookError
@@ -135,7 +135,8 @@ class BucketSums:
         if isinstance(summation, ProcessGroupSummation):
             self._group = summation
         elif settings.needs_group:
-            self._group = over_group("gloo", group, settings.timeout_s)  # for what a switch cannot add up
+            # For what a switch cannot add up.
+            self._group = ProcessGroupSummation("gloo", group, timeout_s=settings.timeout_s)
         if settings.network == "measured":
             network = measured(summation, settings.beside(gradients).implementation or "cpu")
             self._settings = replace(settings, network=network)

@@ -39,6 +39,8 @@ _TAKEN_APART = 2**16
 _WITH_BOR = ("gloo", "mpi", "ucc")
 #: Up to this many workers, gathering all words takes fewer bytes than a ring's maximum of a byte per bit.
 _MOST_TO_GATHER = 16
+#: How long a sum may wait for a worker by default.
+_TIMEOUT_S = 30.0
 #: How long the next of the others may take to report after this worker's sum has failed, in seconds.
 _ROLL_CALL_S = 5.0
 _ROLL_CALL_PAUSE_S = 0.05
@@ -65,29 +67,30 @@ class ProcessGroupSummation:
     """A `Summation` over the ranks of `process_group` (None: all), by a new group of `backend`.
 
     All ranks must make it together, and each use it from one thread. `timeout_s`: how long a sum may wait for
-    a worker. `lanes`: words in a chunk, which determines byte counts and the layout of sketches.
-    `or_by`: None chooses by backend and number of workers.
+    a worker; None is 30 s.
     """
+
+    #: Determines byte counts and the layout of sketches, as if words were sent in chunks.
+    lanes = 256
 
     def __init__(
         self,
         backend: str,
         process_group: dist.ProcessGroup | None = None,
         *,
-        timeout_s: float = 30.0,
-        lanes: int = 256,
-        or_by: OrBy | None = None,
+        timeout_s: float | None = None,
     ) -> None:
+        timeout_s = _TIMEOUT_S if timeout_s is None else timeout_s
         ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
         group = _new_group(backend, ranks, timedelta(seconds=timeout_s))
         self._group: dist.ProcessGroup | None = group
-        self.lanes, self.workers = lanes, len(ranks)
+        self.workers = len(ranks)
         self.worker_id: int = group.rank()
-        self._or_by: OrBy = or_by or _or_by(backend, self.workers)
+        self._or_by = _or_by(backend, self.workers)
         #: The device on which `sum_words` takes tensors, int32, as words; None if it takes arrays only.
         self.device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
         self._backend, self._timeout_s = backend, timeout_s
-        direct = backend == "gloo" and or_by is None and self.workers > 1
+        direct = backend == "gloo" and self.workers > 1
         self._few = DirectSum(self.workers, self.worker_id, self._all_to_all) if direct else None
         #: Fewer words than these go whole to all workers, by direct messages; 0 if the backend has none.
         self.few_words = FEW_WORDS if direct else 0
