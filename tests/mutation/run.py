@@ -84,7 +84,7 @@ AREAS = {
         "host/peelsum/torch/*.py",
         _tests(
             "torch",
-            "arguments hook_training process_group_calls state sum_queue reductions waiting_buckets "
+            "arguments hook_training process_group state sum_queue reductions waiting_buckets "
             "switch_seat strategy_training kept_between_steps",
         ),
     ),

@@ -1,4 +1,4 @@
-"""The ranks of the tests of a group that is made again."""
+"""The ranks of the tests of sums over a process group."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from patience import PATIENCE_S
 
 from peelsum.allreduce import Part
 from peelsum.torch.process_group_summation import ProcessGroupSummation
+from peelsum.torch.reductions import all_reduce_tree
 
 #: How long the slow rank takes until it makes the group again.
 LATE_S = 1.0
@@ -46,3 +48,31 @@ def sums_in_two_worlds(rank: int, folder: Path) -> list[list[int]]:
             summation.close()
         dist.barrier()
     return sums
+
+
+def sums_by_tree(rank: int, elements: int) -> tuple[list[int], list[int], list[int]]:
+    """Return this rank's tensor, its sum by a tree, and its sum by the backend's all_reduce."""
+    own = torch.randint(-(2**31), 2**31, (elements,), generator=torch.Generator().manual_seed(rank))
+    own = own.to(torch.int32)
+    tree, ring = own.clone(), own.clone()
+    all_reduce_tree(tree)
+    dist.all_reduce(ring)
+    some, all_of_them = own.clone(), own.clone()
+    all_reduce_tree(some, op="or")
+    dist.all_reduce(all_of_them, dist.ReduceOp.BOR)
+    assert torch.equal(some, all_of_them)
+    pair = dist.new_group([0, dist.get_world_size() - 1])
+    if rank in (0, dist.get_world_size() - 1):
+        ends = own.clone()
+        all_reduce_tree(ends, pair)
+        assert ends[0] == _wrapped(dist.get_world_size() - 1, elements)
+    return own.tolist(), tree.tolist(), ring.tolist()
+
+
+def _wrapped(last: int, elements: int) -> torch.Tensor:
+    """Return the first element of the sum of the first and the last rank's tensors."""
+    both = [
+        torch.randint(-(2**31), 2**31, (elements,), generator=torch.Generator().manual_seed(rank))[0]
+        for rank in (0, last)
+    ]
+    return (both[0] + both[1]).to(torch.int32)

@@ -12,18 +12,22 @@ from peelsum.transport.lease import Lease
 
 #: How long a controller may take, in seconds.
 ASK_S = 60.0
-_OF_FOUR = """
+
+
+def described(switch, workers=2, *, job_id=1, lanes=32, spare=0, timeout_s=200.0):
+    """A description of a job at a `Switch`: workers at its first ports, then the server, then spare ports."""
+    return f"""
 [job]
-id = 255
-workers = 4
+id = {job_id}
+workers = {workers}
 timeout_s = {timeout_s}
 [switch]
-p4runtime = "{p4runtime}"
-pipeline_lanes = 32
+p4runtime = "{switch.p4runtime}"
+pipeline_lanes = {lanes}
 [ports]
-workers = [1, 2, 3, 4]
-server = 5
-spare = {spare}
+workers = {list(range(1, workers + 1))}
+server = {workers + 1}
+spare = {list(range(workers + 2, workers + 2 + spare))}
 """
 
 
@@ -67,6 +71,8 @@ class Controlling:
         self.child = Child.peelsum("controller", "job", "serve", str(description), *options)
         said = self.child.ready()
         self.address = (said["host"], said["port"])
+        #: What `PEELSUM_JOB` holds.
+        self.job = "//{host}:{port}".format_map(said)
 
     def close(self):
         self.child.stop()
@@ -94,7 +100,6 @@ def served_to_four(folder, *more, spare=12, timeout_s=200.0):
     spare: ports for further groups. more: the switch's options.
     """
     with closing(Switch(*more, ports=5 + spare)) as switch:
-        ports = list(range(6, 6 + spare))
-        described = _OF_FOUR.format(p4runtime=switch.p4runtime, spare=ports, timeout_s=timeout_s)
-        with closing(Controlling(folder, described, switch)) as controller:
-            yield switch, controller, {"PEELSUM_JOB": "//{}:{}".format(*controller.address)}
+        job = described(switch, 4, job_id=255, spare=spare, timeout_s=timeout_s)
+        with closing(Controlling(folder, job, switch)) as controller:
+            yield switch, controller, {"PEELSUM_JOB": controller.job}

@@ -29,36 +29,34 @@ class Watched(CompressedSum):
         return result
 
 
-def audited(
-    rank: int, chosen: Compressor | Flexible, over: str, steps: int, restart_at: int
-) -> dict[str, Any]:
-    """Train with error feedback by a compressor or a strategy.
+def hooked(over: Any, **settings: Any) -> tuple[Any, SwitchAllreduceState, torch.optim.Optimizer]:
+    """A small model in several buckets, with the hook, and its optimizer."""
+    ddp = model()
+    state = SwitchAllreduceState(over=over, names=ddp.module.named_parameters(), **settings)
+    ddp.register_comm_hook(state, hook)
+    return ddp, state, torch.optim.SGD(ddp.parameters(), lr=0.1)
 
-    At `restart_at` another state and module go on from a checkpoint.
 
-    After every step, averages are compared with those of what all ranks sent, and books closed; after a
-    restore, they begin with what was kept. The buckets are rebuilt after the first step.
+def audited(rank: int, over: str, settings: dict[str, Any], steps: int, restart_at: int) -> dict[str, Any]:
+    """Train with error feedback; at `restart_at` another state and module go on from a checkpoint.
+
+    After every step, averages are compared with those of what all ranks sent. The buckets are rebuilt after
+    the first step. Returns parameters, statistics, and the plans of a strategy.
     """
-    used, settings = [], {"strategy": chosen}
-    if isinstance(chosen, Compressor):
-        settings = {"compressor": chosen, "error_feedback": True}
-    with (
-        patch("peelsum.torch.settings.Memory", Books),
-        patch("peelsum.torch.settings.CompressedSum", Watched),
-    ):
+    plans = []
+    with patch("peelsum.torch.state.Memory", Books), patch("peelsum.torch.settings.CompressedSum", Watched):
         ddp, state, optimizer = hooked(over, **settings)
         for step in range(steps):
             if step == restart_at:
-                ddp, state, optimizer = restored(ddp, state, over, **settings)
+                ddp, state, optimizer = _restored(ddp, state, over, **settings)
             optimizer.zero_grad()
             step_loss(ddp, rank, step).backward()
-            if (strategy := state.stats().strategy) is not None:
-                used.append((strategy.plan.method, strategy.plan.ratio))
-            _check(ddp, state, balance=step < restart_at)
+            _check(ddp, state, balance=step < restart_at)  # after a restore, books begin with what was kept
+            stats = state.stats()
+            plans.append(stats.strategy and stats.strategy.plan)
             optimizer.step()
-        outcome = {"parameters": parameters(ddp), "used": used, "stats": state.stats()}
         state.close()
-    return outcome
+    return {"parameters": parameters(ddp), "stats": stats, "plans": plans}
 
 
 def _check(ddp: torch.nn.Module, state: SwitchAllreduceState, *, balance: bool) -> None:
@@ -73,18 +71,8 @@ def _check(ddp: torch.nn.Module, state: SwitchAllreduceState, *, balance: bool) 
         np.testing.assert_array_equal(parameter.grad.numpy().ravel(), np.array(expected), name)
 
 
-def hooked(over: Any, **settings: Any) -> tuple[Any, SwitchAllreduceState, torch.optim.Optimizer]:
-    """A small model in several buckets, with its hook's state and an optimizer."""
-    ddp = model()
-    state = SwitchAllreduceState(over=over, names=list(ddp.module.named_parameters()), **settings)
-    ddp.register_comm_hook(state, hook)
-    return ddp, state, torch.optim.SGD(ddp.parameters(), lr=0.1)
-
-
-def restored(
-    ddp: Any, state: SwitchAllreduceState, over: str, **settings: Any
-) -> tuple[Any, SwitchAllreduceState, torch.optim.Optimizer]:
-    """Another model, state and optimizer, which go on from saved values."""
+def _restored(ddp: Any, state: SwitchAllreduceState, over: str, **settings: Any) -> tuple[Any, Any, Any]:
+    """Return another model, state and optimizer, from saved values."""
     file = io.BytesIO()
     torch.save({"weights": ddp.state_dict(), "state": state.state_dict()}, file)
     state.close()

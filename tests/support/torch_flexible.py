@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,8 @@ import torch_compressed as compressed
 from compressors import Books
 from numpy.typing import NDArray
 from patience import PATIENCE_S
-from torch_training import model, parameters, step_loss
+from torch_ranks import error_of
+from torch_training import descend, model, parameters, step_loss
 
 from peelsum.flexible import DENSE, Decider, Flexible, LinkModel
 from peelsum.flexible.collectives import reduced
@@ -59,14 +59,15 @@ def scripted(script: Script | None) -> Iterator[None]:
 
 
 def hooked(over: Any, **settings: Any) -> tuple[Any, SwitchAllreduceState, torch.optim.Optimizer]:
-    """See `torch_compressed.hooked`; with a strategy unless the settings have others."""
+    """See `torch_compressed.hooked`; with a strategy."""
     return compressed.hooked(over, **{"strategy": Flexible(), **settings})
 
 
-def audited(rank: int, over: str, script: Script | None, steps: int, restart_at: int) -> dict[str, Any]:
-    """See `torch_compressed.audited`; with a strategy."""
+def audited(rank: int, over: str, script: Script, steps: int, restart_at: int) -> dict[str, Any]:
+    """See `torch_compressed.audited`; `used` are the methods and ratios."""
     with scripted(script):
-        return compressed.audited(rank, Flexible(), over, steps, restart_at)
+        outcome = compressed.audited(rank, over, {"strategy": Flexible()}, steps, restart_at)
+    return {**outcome, "used": [(plan.method, plan.ratio) for plan in outcome["plans"]]}
 
 
 def trained(rank: int, over: Any, script: Script | None, steps: int, **settings: Any) -> dict[str, Any]:
@@ -79,11 +80,9 @@ def trained(rank: int, over: Any, script: Script | None, steps: int, **settings:
     logger.setLevel(logging.INFO)
     with scripted(script):
         ddp, state, optimizer = hooked(over, **settings)
-        for step in range(steps):
-            optimizer.zero_grad()
-            step_loss(ddp, rank, step).backward()
-            optimizer.step()
-        outcome = {"parameters": parameters(ddp), "stats": state.stats(), "log": lines}
+        losses = (step_loss(ddp, rank, step) for step in range(steps))
+        trained = descend(ddp, None, losses, optimizer=optimizer)
+        outcome = {"parameters": trained, "stats": state.stats(), "log": lines}
         state.close()
     return outcome
 
@@ -120,7 +119,10 @@ def slowed(link: LinkModel) -> Iterator[None]:
             sleep(others, others * data.size / 4)
             return super().gather_equal(data)
 
-    with patch("peelsum.torch.backends.ProcessGroupSummation", Slowed):
+    with (
+        patch("peelsum.torch.backends.ProcessGroupSummation", Slowed),
+        patch("peelsum.torch.bucket_sum.ProcessGroupSummation", Slowed),
+    ):
         yield
 
 
@@ -158,7 +160,7 @@ def not_finite(rank: int, script: Script) -> list[tuple[list[bool], bool]]:
     Return for each step which averages are finite, and whether its books balance.
     """
     outcome = []
-    with patch("peelsum.torch.settings.Memory", Books), scripted(script):
+    with patch("peelsum.torch.state.Memory", Books), scripted(script):
         ddp, state, _ = hooked("gloo")
         for step in range(len(script)):
             ddp.zero_grad()
@@ -173,25 +175,19 @@ def not_finite(rank: int, script: Script) -> list[tuple[list[bool], bool]]:
     return outcome
 
 
-def continued(rank: int, pickled: bool) -> dict[str, Any]:
-    """Decisions before and after a restore, by `state_dict` or a pickle, and after one of other settings."""
+def continued(rank: int) -> dict[str, Any]:
+    """Decisions before and after a restore, and after one of other settings."""
     settings = {"strategy": Flexible(ratios=(0.1,), explore_steps=2)}
     ddp, state, _ = hooked("gloo", **settings)
     for step in range(5):
         step_loss(ddp, rank, step).backward()
     before = state.stats().strategy
-    saved, copy = state.state_dict(), pickle.dumps(state)
+    saved = state.state_dict()
     state.close()
     plans = []
     for strategy in (settings["strategy"], Flexible(ratios=(0.2,))):
-        ddp = model()
-        if pickled and not plans:
-            state = pickle.loads(copy)
-            state.name(ddp.module.named_parameters())
-        else:
-            state = SwitchAllreduceState(over="gloo", names=ddp.module.named_parameters(), strategy=strategy)
-            state.load_state_dict(saved)
-        ddp.register_comm_hook(state, hook)
+        ddp, state, _ = hooked("gloo", strategy=strategy)
+        state.load_state_dict(saved)
         step_loss(ddp, rank, 5).backward()
         plans.append((state.stats().strategy.plan, state.stats().strategy.links))
         state.close()
@@ -215,12 +211,8 @@ def to_and_from_a_compressor(rank: int) -> list[dict[str, np.ndarray]]:
 
 def mismatched(rank: int, settings: Sequence[dict[str, Any]]) -> str:
     """The error of ranks that differ in their settings."""
-    try:
-        ddp, _, _ = hooked("gloo", timeout_s=PATIENCE_S, **settings[rank])
-        step_loss(ddp, rank, 0).backward()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
+    ddp, _, _ = hooked("gloo", timeout_s=PATIENCE_S, **settings[rank])
+    return ": ".join(error_of(step_loss(ddp, rank, 0).backward)[:2])
 
 
 def two_modules(rank: int, script: Script) -> np.ndarray:
@@ -230,25 +222,16 @@ def two_modules(rank: int, script: Script) -> np.ndarray:
         state = SwitchAllreduceState(over="gloo", strategy=Flexible())
         for ddp in pair:
             ddp.register_comm_hook(state, hook)
-        optimizer = torch.optim.SGD([one for ddp in pair for one in ddp.parameters()], lr=0.1)
-        for step in range(8):
-            optimizer.zero_grad()
-            (step_loss(pair[0], rank, step) + step_loss(pair[1], rank, step + 100)).backward()
-            optimizer.step()
+        losses = (step_loss(pair[0], rank, n) + step_loss(pair[1], rank, n + 100) for n in range(8))
+        trained = descend(torch.nn.ModuleList(pair), None, losses)
         assert len(state.stats().strategy.history) == 6
         state.close()
-    return np.concatenate([parameters(ddp) for ddp in pair])
+    return trained
 
 
 def loses_a_rank(rank: int) -> str:
     """The error of rank 0 when rank 1 has ended between two steps."""
-    ddp, state, _ = hooked("gloo", timeout_s=20.0)
-    for step in range(4):
-        if (rank, step) == (1, 3):
-            return ""
-        try:
-            step_loss(ddp, rank, step).backward()
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-    state.close()
-    return "nothing"
+    ddp, _, _ = hooked("gloo", timeout_s=20.0)
+    for step in range(3):
+        step_loss(ddp, rank, step).backward()
+    return "" if rank else ": ".join(error_of(step_loss(ddp, rank, 3).backward)[:2])

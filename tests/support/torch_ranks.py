@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import json
 import multiprocessing
 import os
 import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -49,6 +52,24 @@ def run_ranks(
         finally:
             for rank in ranks:
                 rank.end()
+
+
+def run_at_switch(
+    world: int,
+    work: Callable[..., Any],
+    *arguments: Any,
+    star: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> tuple[list[Any], Any]:
+    """`run_ranks` with each rank at a seat of a `Star`; return the results, and the star after its end.
+
+    star: the star's options, such as its loss.
+    """
+    from peelsum.topology import Star  # here, as ranks that import this module do not need it
+
+    with Star(world, **(star or {})) as made:
+        seats = [{"PEELSUM_SEAT": json.dumps(asdict(seat))} for seat in made.seats]
+        return run_ranks(world, work, *arguments, environments=seats, **options), made
 
 
 class _Rank:
@@ -104,6 +125,16 @@ def _run(
     # End as a script does: run exit handlers, but no destructor, which could wait for other ranks.
     atexit._run_exitfuncs()
     os._exit(0)
+
+
+def error_of(work: Callable[[], Any]) -> tuple[str, str, float]:
+    """Name and message of the error that `work` raises, and the seconds until then; empty without one."""
+    began = time.monotonic()
+    try:
+        work()
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - began
+    return "", "", 0.0
 
 
 def die() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-from torch_ranks import die
-from torch_training import Text, model, parameters, step_loss
+from torch_ranks import die, error_of
+from torch_training import Text, descend, model, step_loss
 
 from peelsum.torch.tensor_sums import TensorSums
 
@@ -58,9 +58,7 @@ def in_pieces(rank: int) -> dict[str, Any]:
     return made
 
 
-def sharded_by_torch(
-    rank: int, steps: int, dims: tuple[int, ...], last: int | None = None
-) -> list[np.ndarray]:
+def sharded_by_torch(rank: int, steps: int, dims: tuple[int, ...], last: int | None = None) -> np.ndarray:
     """This rank's shards after steps of FSDP2, or of HSDP, whose calls go to the process group.
 
     The rank `last` is killed in its second step.
@@ -68,36 +66,27 @@ def sharded_by_torch(
     torch.manual_seed(7)
     names = ("replicate", "shard")[-len(dims) :]
     text = fully_shard(Text(), mesh=init_device_mesh("cpu", dims, mesh_dim_names=names))
-    optimizer = torch.optim.SGD(text.parameters(), lr=0.5)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss = step_loss(text, rank, step)
-        if step and rank == last:
-            die()
-        loss.backward()
-        optimizer.step()
-    return [one.to_local().detach().numpy() for one in text.parameters()]
+
+    def losses() -> Iterator[torch.Tensor]:
+        for step in range(steps):
+            loss = step_loss(text, rank, step)
+            if step and rank == last:
+                die()
+            yield loss
+
+    return descend(text, None, losses())
 
 
 def dies_in_shards(rank: int, dims: tuple[int, ...]) -> tuple[str, str, float]:
     """Rank 3 is killed. Of the others: the error's name and message, and the seconds until it was raised."""
-    began = time.monotonic()
-    try:
-        sharded_by_torch(rank, 4, dims, last=3)
-    except Exception as error:
-        return type(error).__name__, str(error), time.monotonic() - began
-    return "", "", 0.0
+    return error_of(lambda: sharded_by_torch(rank, 4, dims, last=3))
 
 
 def by_zero(rank: int, steps: int) -> np.ndarray:
     """The parameters after steps of DDP whose optimizer's state is spread over the ranks (ZeRO-1)."""
     ddp: DistributedDataParallel = model()
     optimizer = ZeroRedundancyOptimizer(ddp.parameters(), optimizer_class=torch.optim.Adam, lr=0.01)
-    for step in range(steps):
-        optimizer.zero_grad()
-        step_loss(ddp, rank, step).backward()
-        optimizer.step()
-    return parameters(ddp)
+    return descend(ddp, None, (step_loss(ddp, rank, step) for step in range(steps)), optimizer=optimizer)
 
 
 def of_unequal_sizes(rank: int, call: str) -> str:
@@ -112,11 +101,7 @@ def of_unequal_sizes(rank: int, call: str) -> str:
         "all_gather": lambda: dist.all_gather_into_tensor(torch.zeros(2 * size), torch.ones(size)),
         "broadcast": lambda: dist.broadcast(torch.ones(size), 0),
     }
-    try:
-        calls[call]()
-    except Exception as error:
-        return str(error)
-    return ""
+    return error_of(calls[call])[1]
 
 
 #: Of a sum: kind, job, worker, what went in, what came out.

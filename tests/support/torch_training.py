@@ -6,10 +6,9 @@ import atexit
 import gc
 import json
 import logging
-import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
@@ -21,14 +20,13 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch_ranks import die
+from torch_ranks import die, error_of
 
 from peelsum.allreduce import LocalSummation, NetworkModel, Part
 from peelsum.compress import Compressor
 from peelsum.torch import (
-    CallTimeoutError,
-    HookConfigError,
     HookStats,
     ProcessGroupSummation,
     SwitchAllreduceState,
@@ -36,7 +34,7 @@ from peelsum.torch import (
     fsdp_hook,
     fsdp_reduce_scatter,
     hook,
-    ready,
+    starts,
 )
 from peelsum.torch.process_group_summation import OrBy
 
@@ -76,8 +74,31 @@ def step_loss(ddp: nn.Module, rank: int, step: int) -> torch.Tensor:
 
 
 def parameters(module: nn.Module) -> np.ndarray:
-    """All parameters, flat: float32[n]."""
-    return np.concatenate([one.detach().cpu().numpy().ravel() for one in module.parameters()])
+    """All parameters, or this rank's shards of them, flat: float32[n]."""
+    own = [one.to_local() if isinstance(one, DTensor) else one for one in module.parameters()]
+    return np.concatenate([one.detach().cpu().numpy().ravel() for one in own])
+
+
+def descend(
+    module: nn.Module,
+    state: SwitchAllreduceState | None,
+    losses: Iterable[torch.Tensor],
+    *,
+    wrapped: Callable[..., Any] = hook,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> np.ndarray:
+    """Parameters after a step down each loss, which is computed when it is its turn.
+
+    Gradients are averaged by the hook with `state`; None leaves the module as it is.
+    """
+    if state is not None:
+        module.register_comm_hook(state, wrapped)
+    optimizer = optimizer or torch.optim.SGD(module.parameters(), lr=0.5)
+    for loss in losses:
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return parameters(module)
 
 
 def train(
@@ -90,14 +111,8 @@ def train(
 ) -> np.ndarray:
     """Parameters after `steps` of SGD, their gradients averaged by the hook, or by DDP without a state."""
     ddp = model(**options)
-    if state is not None:
-        ddp.register_comm_hook(state, wrapped)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
-    for step in range(steps):
-        optimizer.zero_grad()
-        step_loss(ddp, rank, step).backward()
-        optimizer.step()
-    return parameters(ddp)
+    losses = (step_loss(ddp, rank, step) for step in range(steps))
+    return descend(ddp, state, losses, wrapped=wrapped)
 
 
 def by_hook(rank: int, steps: int, settings: dict[str, Any], options: dict[str, Any]) -> np.ndarray:
@@ -150,17 +165,15 @@ def averages(rank: int, settings: dict[str, Any], device: str) -> list[tuple[np.
 def accumulated(rank: int, settings: dict[str, Any] | None) -> np.ndarray:
     """Parameters after two steps of three micro-batches each, of which the last is summed with the others."""
     ddp = model()
-    if settings is not None:
-        ddp.register_comm_hook(SwitchAllreduceState(**settings), hook)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
-    for step in (0, 3):
-        optimizer.zero_grad()
-        with ddp.no_sync():
-            step_loss(ddp, rank, step).backward()
-            step_loss(ddp, rank, step + 1).backward()
-        step_loss(ddp, rank, step + 2).backward()
-        optimizer.step()
-    return parameters(ddp)
+
+    def losses() -> Iterator[torch.Tensor]:
+        for step in (0, 3):
+            with ddp.no_sync():
+                step_loss(ddp, rank, step).backward()
+                step_loss(ddp, rank, step + 1).backward()
+            yield step_loss(ddp, rank, step + 2)
+
+    return descend(ddp, settings and SwitchAllreduceState(**settings), losses())
 
 
 def halved(rank: int, settings: dict[str, Any]) -> np.ndarray:
@@ -174,11 +187,8 @@ def two_modules(rank: int, settings: dict[str, Any]) -> list[np.ndarray]:
     both = [model(), model()]
     for ddp in both:
         ddp.register_comm_hook(state, hook)
-    optimizer = torch.optim.SGD([one for ddp in both for one in ddp.parameters()], lr=0.5)
-    for step in range(3):
-        optimizer.zero_grad()
-        (step_loss(both[0], rank, step) + step_loss(both[1], rank, step)).backward()
-        optimizer.step()
+    losses = (step_loss(both[0], rank, step) + step_loss(both[1], rank, step) for step in range(3))
+    descend(nn.ModuleList(both), None, losses)
     return [parameters(ddp) for ddp in both]
 
 
@@ -203,14 +213,8 @@ def branches(rank: int, settings: dict[str, Any] | None) -> np.ndarray:
     """Parameters of a module of which each rank uses a part only, another one in each step."""
     torch.manual_seed(7)
     ddp = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=0.0001)
-    if settings is not None:
-        ddp.register_comm_hook(SwitchAllreduceState(**settings), hook)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
-    for step in range(4):
-        optimizer.zero_grad()
-        ddp(torch.full((2, 4), float(rank + 1)), (rank + step) % 3).backward()
-        optimizer.step()
-    return parameters(ddp)
+    losses = (ddp(torch.full((2, 4), float(rank + 1)), (rank + step) % 3) for step in range(4))
+    return descend(ddp, settings and SwitchAllreduceState(**settings), losses)
 
 
 class Branches(nn.Module):
@@ -246,14 +250,12 @@ def dies(rank: int, last: int, settings: dict[str, Any]) -> tuple[str, str, floa
         return hook(state, bucket)
 
     ddp.register_comm_hook(state, mortal)
-    started = 0.0
-    try:
-        for step in range(4):
-            started = time.monotonic()
-            step_loss(ddp, rank, step).backward()
-    except Exception as error:
-        return type(error).__name__, str(error), time.monotonic() - started
-    return "", "", 0.0
+    told = "", "", 0.0
+    for step in range(4):
+        told = error_of(step_loss(ddp, rank, step).backward)
+        if told[0]:
+            break
+    return told
 
 
 def dies_with_the_store(rank: int, ranks: int, settings: dict[str, Any]) -> tuple[str, str, float]:
@@ -275,16 +277,15 @@ def dies_with_the_store(rank: int, ranks: int, settings: dict[str, Any]) -> tupl
 
 def refused(rank: int, settings: dict[str, Any], options: dict[str, Any]) -> tuple[str, str, float]:
     """Return the error of a first step in which every rank has its own form."""
-    try:
-        train(rank, 1, SwitchAllreduceState(forms=("dense", "sparse")[rank], **settings), **options)
-    except Exception as error:
-        return type(error).__name__, str(error), 0.0
-    return "", "", 0.0
+    state = SwitchAllreduceState(forms=("dense", "sparse")[rank], **settings)
+    return error_of(lambda: train(rank, 1, state, **options))
 
 
 def by_or(rank: int, steps: int, or_by: OrBy) -> np.ndarray:
     """`train` over gloo, with OR had in this way."""
-    return train(rank, steps, SwitchAllreduceState(over=ProcessGroupSummation("gloo", or_by=or_by)))
+    summation = ProcessGroupSummation("gloo")
+    summation._few, summation._or_by = None, or_by
+    return train(rank, steps, SwitchAllreduceState(over=summation))
 
 
 def collectives(rank: int) -> dict[str, Any]:
@@ -393,46 +394,31 @@ def compiled(rank: int, backend: str, outside: bool) -> list[np.ndarray]:
             module = torch.compile(module, backend=backend)
         ddp = DistributedDataParallel(module)  # torch's compiler takes no small buckets
         state = SwitchAllreduceState(over="gloo")
-        ddp.register_comm_hook(state, hook)
-        called = torch.compile(ddp, backend=backend) if compiling and outside else ddp
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
-        for step in range(4):
-            optimizer.zero_grad()
-            step_loss(called, rank, step).backward()
-            optimizer.step()
+        called: Any = torch.compile(ddp, backend=backend) if compiling and outside else ddp
+        trained.append(descend(ddp, state, (step_loss(called, rank, step) for step in range(4))))
         assert state.stats().steps == 4
-        trained.append(parameters(ddp))
         state.close()
     return trained
 
 
 def in_their_time(rank: int) -> list[Any]:
-    """Return the errors for an unknown backend, and for a summation with more workers than ranks."""
+    """The errors of a barrier and a sum for which rank 1 is late, and then the sum, waited for again."""
     assert dist.group.WORLD is not None
     store, told = dist.group.WORLD.get_group_store(), list[Any]()
     if rank == 1:
         told = json.loads(store.get("told"))
         dist.barrier()
     else:
-        told = [_said_of(lambda: dist.barrier(timeout=timedelta(seconds=0.2)))]
+        told = [list(error_of(lambda: dist.barrier(timeout=timedelta(seconds=0.2)))[:2])]
     total = torch.ones(1)
     work = dist.all_reduce(total, async_op=True) if rank == 0 else None
     if work is None:
         dist.all_reduce(total)
     else:
-        told.append(_said_of(lambda: work.wait(timedelta(seconds=0.1))))
+        told.append(list(error_of(lambda: work.wait(timedelta(seconds=0.1)))[:2]))
         store.set("told", json.dumps(told))
         work.wait()
     return [*told, total.tolist()]
-
-
-def _said_of(call: Callable[[], Any]) -> str:
-    """The message of a CallTimeoutError."""
-    try:
-        call()
-    except CallTimeoutError as error:
-        return str(error)
-    return "nothing"
 
 
 def in_groups(rank: int) -> list[Any]:
@@ -458,12 +444,7 @@ def monitored(rank: int) -> list[str]:
     ]
     said = []
     for barrier in barriers:
-        try:
-            if rank != 2:
-                barrier()
-            said.append("")
-        except RuntimeError as error:
-            said.append(str(error))
+        said.append("" if rank == 2 else error_of(barrier)[1])
         dist.barrier()
     return [*said, _summed(torch.ones(1))]
 
@@ -473,7 +454,7 @@ def _summed(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> list[Any]:
     return tensor.tolist()
 
 
-def sharded(rank: int, hooked: bool) -> list[np.ndarray]:
+def sharded(rank: int, hooked: bool) -> np.ndarray:
     """This rank's shards after three steps of FSDP2 in two shards, two replicas: by the hook, or by torch."""
     torch.manual_seed(7)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
@@ -481,12 +462,7 @@ def sharded(rank: int, hooked: bool) -> list[np.ndarray]:
     if hooked:
         replicas = mesh.get_group("replicate")
         text.set_all_reduce_hook(fsdp_hook(SwitchAllreduceState(replicas, over="gloo")))
-    optimizer = torch.optim.SGD(text.parameters(), lr=0.5)
-    for step in range(3):
-        optimizer.zero_grad()
-        step_loss(text, rank, step).backward()
-        optimizer.step()
-    return [one.to_local().detach().numpy() for one in text.parameters()]
+    return descend(text, None, (step_loss(text, rank, step) for step in range(3)))
 
 
 def sharded_otherwise(rank: int, factor: float | None) -> str:
@@ -496,57 +472,27 @@ def sharded_otherwise(rank: int, factor: float | None) -> str:
     text.set_custom_reduce_scatter(fsdp_reduce_scatter(SwitchAllreduceState(over="gloo")))
     if factor is not None:
         text.set_gradient_divide_factor(factor * 2)
-    try:
-        step_loss(text, rank, 0).backward()
-    except HookConfigError as error:
-        return str(error)
-    return ""
+    return " ".join(error_of(step_loss(text, rank, 0).backward)[:2])
 
 
 def restored(rank: int, sparsifier: Compressor | None) -> dict[str, Any]:
-    """Three steps, then three more by a state that was pickled between, against six without."""
-    state = SwitchAllreduceState(over="gloo", compressor=sparsifier)
-    expected = train(rank, 6, state)
-    first = SwitchAllreduceState(over="gloo", compressor=sparsifier)
-    state, ddp = first, model()
-    ddp.register_comm_hook(state, hook)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
-    for step in range(6):
-        if step == 3:
-            weights, pickled = ddp.state_dict(), pickle.dumps(state)
-            state.close()
-            state, ddp = pickle.loads(pickled), model()
-            ddp.load_state_dict(weights)
-            ddp.register_comm_hook(state, hook)
-            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5)
-        optimizer.zero_grad()
-        step_loss(ddp, rank, step).backward()
-        optimizer.step()
-    return {"expected": expected, "restored": parameters(ddp), "steps": state.state_dict()["steps"]}
+    """Three steps, then three more from a checkpoint, against six without."""
+    expected = train(rank, 6, SwitchAllreduceState(over="gloo", compressor=sparsifier))
+    kept: tuple[Any, ...] = ()
+    for begin in (0, 3):
+        state, ddp = SwitchAllreduceState(over="gloo", compressor=sparsifier), model()
+        for one, values in zip((ddp, state), kept, strict=False):
+            one.load_state_dict(values)
+        trained = descend(ddp, state, (step_loss(ddp, rank, step) for step in range(begin, begin + 3)))
+        kept = ddp.state_dict(), state.state_dict()
+        state.close()
+    return {"expected": expected, "restored": trained, "steps": kept[1]["steps"]}
 
 
-def unconnected(rank: int) -> list[str]:
+def unconnected(rank: int) -> list[tuple[str, str]]:
     """Return the errors for an unknown backend, and for a summation with more workers than ranks."""
-    messages = []
-    for over in ("avian", LocalSummation.group(3)[0]):
-        try:
-            SwitchAllreduceState(over=over).connect()
-        except HookConfigError as error:
-            messages.append(str(error))
-    return messages
-
-
-def misnamed(rank: int) -> str:
-    """Return the error of training two modules whose parameters have the same names."""
-    state, both = SwitchAllreduceState(over="gloo"), [model(), model()]
-    try:
-        for ddp in both:
-            state.name(ddp.module.named_parameters())
-            ddp.register_comm_hook(state, hook)
-        (step_loss(both[0], rank, 0) + step_loss(both[1], rank, 0)).backward()
-    except HookConfigError as error:
-        return str(error)
-    return ""
+    backends = ("avian", LocalSummation.group(3)[0])
+    return [error_of(SwitchAllreduceState(over=over).connect)[:2] for over in backends]
 
 
 def leaves_early(rank: int, timeout_s: float) -> float:
@@ -585,11 +531,11 @@ def leaves(rank: int) -> list[tuple[int, bool]]:
 
 def words_over_gloo(rank: int, lengths: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Parts of these lengths, views, added and OR-ed by direct messages, and by gloo's all_reduce."""
-    ours, rings = ProcessGroupSummation("gloo"), ProcessGroupSummation("gloo", or_by="bor")
+    summation = ProcessGroupSummation("gloo")
     draw = np.random.default_rng(rank)
     words = [np.flip(draw.integers(0, 2**32, n, np.uint32)) for n in lengths]
     parts = [Part(one, op) for one in words for op in ("or", "add")]
-    return list(zip(ours.sum_words(parts), rings.sum_words(parts), strict=True))
+    return list(zip(summation.sum_words(parts), summation.sum_words(parts, by="ring"), strict=True))
 
 
 class Counted:
@@ -608,16 +554,16 @@ def exchanges_of_steps(rank: int, steps: int, gbps: float, **options: Any) -> tu
     """Train; the exchanges of each step, and the parameters at the end. `gbps`: of the network model."""
     counted = Counted(ProcessGroupSummation("gloo"))
     state = SwitchAllreduceState(over=counted, network=NetworkModel(gbps=gbps), **options)
-    ddp = model()
-    ddp.register_comm_hook(state, hook)
-    optimizer, totals = torch.optim.SGD(ddp.parameters(), lr=0.1), [0]
-    for step in range(steps):
-        optimizer.zero_grad()
-        step_loss(ddp, rank, step).backward()
-        optimizer.step()
-        totals.append(counted.exchanges)
+    ddp, totals = model(), [0]
+
+    def losses() -> Iterator[torch.Tensor]:
+        for step in range(steps):
+            yield step_loss(ddp, rank, step)
+            totals.append(counted.exchanges)
+
+    trained = descend(ddp, state, losses())
     state.close()
-    return np.diff(totals).tolist(), parameters(ddp)
+    return np.diff(totals).tolist(), trained
 
 
 def without_last_bucket(rank: int) -> tuple[int, int]:
@@ -646,8 +592,8 @@ def compiling_late(rank: int, timeout_s: float) -> tuple[str, float]:
             store.set("waited", text % values)
 
     with (
-        patch.object(ready, "TELL_AFTER_S", 1.3 * timeout_s),
-        patch.object(ready, "_log", Log()),
+        patch.object(starts, "TELL_AFTER_S", 1.3 * timeout_s),
+        patch.object(starts, "_log", Log()),
         patch.object(bucket_sum, "warm_up", lambda _: rank == 0 or store.wait(["waited"])),
     ):
         state = SwitchAllreduceState(over="gloo", timeout_s=timeout_s)
@@ -664,11 +610,7 @@ def in_double(rank: int, settings: dict[str, Any]) -> str:
     ddp = DistributedDataParallel(nn.Linear(4, 3, dtype=torch.float64))
     state = SwitchAllreduceState(over="gloo", names=ddp.module.named_parameters(), **settings)
     ddp.register_comm_hook(state, hook)
-    try:
-        ddp(torch.full([2, 4], 1e300, dtype=torch.float64)).sum().backward()
-    except Exception as error:
-        return f"{type(error).__name__} {error}"
-    return "summed"
+    return " ".join(error_of(ddp(torch.full([2, 4], 1e300, dtype=torch.float64)).sum().backward)[:2])
 
 
 def over_a_measured_network(rank: int) -> tuple[str, float]:

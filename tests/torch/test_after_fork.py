@@ -16,6 +16,16 @@ import torch
 from peelsum.allreduce import LocalSummation
 from peelsum.torch import SwitchAllreduceState, process_group
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
+
+def try_in_the_child(*calls):
+    if not child:
+        for call in calls:
+            try:
+                call()
+            except Exception as error:
+                print(type(error).__name__, error)
+        sys.stdout.flush()
+        os._exit(3)  # at a normal exit gloo would join its threads, which the child has not
 """
 #: A queue whose threads hold its lock while the child is forked.
 QUEUE = """
@@ -26,16 +36,8 @@ with queue._pool._turned:
     child = os.fork()
 """
 CALLS = """
-def submit():
-    queue.submit(QueuedSummation(queue), lambda: None).result()
-
-if not child:
-    for call in (submit, queue.drain, queue.close):
-        try:
-            call()
-        except Exception as error:
-            print(type(error).__name__, error)
-    sys.exit(3)
+submit = lambda: queue.submit(QueuedSummation(queue), lambda: None).result()
+try_in_the_child(submit, queue.drain, queue.close)
 """
 PROCESS_GROUP = """
 from torch.distributed import HashStore
@@ -45,14 +47,7 @@ process_group.connect_rank = lambda *_: seat
 group = process_group.SwitchProcessGroup(HashStore(), 0, 1, timedelta(seconds=300))
 group.allreduce([torch.ones(3)]).wait()
 child = os.fork()
-if not child:
-    for call in (lambda: group.allreduce([torch.ones(3)]).wait(), lambda: group.barrier().wait()):
-        try:
-            call()
-        except Exception as error:
-            print(type(error).__name__, error)
-    sys.stdout.flush()
-    os._exit(3)  # at a normal exit gloo would join its threads, which the child has not
+try_in_the_child(lambda: group.allreduce([torch.ones(3)]).wait(), lambda: group.barrier().wait())
 """
 STATE = """
 import torch.distributed as dist
@@ -60,14 +55,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 state = SwitchAllreduceState(over=LocalSummation.group(1)[0])
 state.average(torch.ones(3))
 child = os.fork()
-if not child:
-    for call in (lambda: state.average(torch.ones(3)), state.state_dict):
-        try:
-            call()
-        except Exception as error:
-            print(type(error).__name__, error)
-    sys.stdout.flush()
-    os._exit(3)  # likewise
+try_in_the_child(lambda: state.average(torch.ones(3)), state.state_dict)
 """
 TAIL = """
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-
 import numpy as np
 import pytest
 
@@ -12,7 +9,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch_compressed as compressed
 from compressors import COMPRESSORS
-from torch_ranks import run_ranks
+from torch_ranks import run_at_switch, run_ranks
 
 from peelsum.compress import (
     QSGD,
@@ -25,7 +22,6 @@ from peelsum.compress import (
     TopK,
     VarTopK,
 )
-from peelsum.topology import Star
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -46,16 +42,21 @@ METHODS = {
 }
 
 
+def kept(compressor):
+    """Settings by which what the compressor leaves is kept."""
+    return {"compressor": compressor, "error_feedback": True}
+
+
 @pytest.mark.parametrize("compressor", METHODS.values(), ids=METHODS)
 def test_training_is_exact_and_goes_on_from_a_checkpoint(compressor):
     """DDP rebuilds buckets after the first step; a restore in the middle changes no bit but of buckets."""
-    ranks = run_ranks(2, compressed.audited, compressor, "gloo", 6, 3)
+    ranks = run_ranks(2, compressed.audited, "gloo", kept(compressor), 6, 3)
     for one in ranks:
         np.testing.assert_array_equal(one["parameters"], ranks[0]["parameters"])
         assert one["stats"].steps == 3
         assert np.isfinite(one["parameters"]).all()
     if compressor.per == "tensor":
-        through = run_ranks(2, compressed.audited, compressor, "gloo", 6, 99)
+        through = run_ranks(2, compressed.audited, "gloo", kept(compressor), 6, 99)
         np.testing.assert_array_equal(ranks[0]["parameters"], through[0]["parameters"])
 
 
@@ -64,9 +65,7 @@ def test_switch_and_gloo_give_the_same_sums(loss):
     """Every compressor, at two ranks, whatever the switch's links lose."""
     every = list(COMPRESSORS.values()) if not loss else [*METHODS.values()]
     over_gloo = run_ranks(2, compressed.sums, every, "gloo")
-    with Star(2, loss=loss, seed=3) as star:
-        seats = [{"PEELSUM_SEAT": json.dumps(asdict(seat))} for seat in star.seats]
-        over_switch = run_ranks(2, compressed.sums, every, "switch", environments=seats)
+    over_switch, _ = run_at_switch(2, compressed.sums, every, "switch", star={"loss": loss, "seed": 3})
     for one in (*over_gloo, *over_switch):
         for mine, other in zip(one, over_gloo[0], strict=True):
             np.testing.assert_array_equal(mine, other)
@@ -75,10 +74,8 @@ def test_switch_and_gloo_give_the_same_sums(loss):
 @pytest.mark.parametrize("compressor", [METHODS["star"], METHODS["qsgd"]], ids=["star", "qsgd"])
 def test_training_over_a_switch(compressor):
     """What the switch cannot add is gathered by the ranks' process group."""
-    with Star(2) as star:
-        seats = [{"PEELSUM_SEAT": json.dumps(asdict(seat))} for seat in star.seats]
-        trained = run_ranks(2, compressed.audited, compressor, "switch", 5, 99, environments=seats)
-    expected = run_ranks(2, compressed.audited, compressor, "gloo", 5, 99)[0]
+    trained, _ = run_at_switch(2, compressed.audited, "switch", kept(compressor), 5, 99)
+    expected = run_ranks(2, compressed.audited, "gloo", kept(compressor), 5, 99)[0]
     for one in trained:
         np.testing.assert_array_equal(one["parameters"], expected["parameters"])
 

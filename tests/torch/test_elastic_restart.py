@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -16,23 +16,9 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch_elastic
 import torch_training as training
-from free_ports import free_udp_base
+from served_job import Controlling, Switch, described
 from torch_ranks import run_ranks
 
-from peelsum.topology import Child
-
-JOB = """
-[job]
-id = 1
-workers = 2
-timeout_s = 60.0
-[switch]
-p4runtime = "127.0.0.1:{p4runtime}"
-pipeline_lanes = 256
-[ports]
-workers = [1, 2]
-server = 3
-"""
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
@@ -66,23 +52,9 @@ def test_over_gloo(tmp_path):
 
 @pytest.mark.system
 def test_over_a_switch_whose_job_is_admitted_again(tmp_path):
-    base = free_udp_base(3)
-    with ExitStack() as stack:
-        options = ["--ports", "3", "--udp-base", str(base), "--p4runtime", "127.0.0.1:0", "--json", "--child"]
-        switch = Child.peelsum("switch", "switch", "run", *options)
-        stack.callback(switch.stop)
-        description = tmp_path / "job.toml"
-        description.write_text(JOB.format(p4runtime=switch.ready()["grpc_port"]))
-        options = [
-            str(description),
-            "--udp",
-            f"127.0.0.1:{base}",
-            "--listen",
-            "127.0.0.1:0",
-            "--json",
-            "--child",
-        ]
-        controller = Child.peelsum("controller", "job", "serve", *options)
-        stack.callback(controller.stop)
-        torchrun(tmp_path, f"switch://127.0.0.1:{controller.ready()['port']}")
+    with (
+        closing(Switch()) as switch,
+        closing(Controlling(tmp_path, described(switch, lanes=256, timeout_s=60.0), switch)) as controller,
+    ):
+        torchrun(tmp_path, f"switch:{controller.job}")
     check(tmp_path)

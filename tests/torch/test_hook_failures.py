@@ -1,4 +1,4 @@
-"""Errors of training scripts: duplicate names, failed sums, states that are not closed."""
+"""Errors of training scripts: duplicate names, failed sums, states that are not closed, lost ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
-from torch_alone import PATIENCE_S, Sums, group_of_one, hooked, in_time, layers, let_go, summing_threads
+import torch_training as training
+from torch_alone import PATIENCE_S, Sums, hooked, in_time, layers, let_go, summing_threads
+from torch_ranks import run_at_switch, run_ranks
 
 from peelsum.compress import QSGD, Sparsifier
 from peelsum.torch import (
@@ -31,10 +33,7 @@ from peelsum.torch.process_group_summation import _or_by
 INPUT = torch.ones(2, 6)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def alone():
-    with group_of_one():
-        yield
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def backward(ddp):
@@ -269,26 +268,28 @@ def test_a_group_is_closed_even_if_leaving_the_switch_fails(monkeypatch):
         def close(self):
             raise OSError("no way out")
 
-    group = Sums()
+    made = []
+
+    class Group(Sums):
+        def __init__(self, *_, **__):
+            super().__init__()
+            made.append(self)
+
     monkeypatch.setattr(bucket_sum, "connect", lambda *_: Stuck())
-    monkeypatch.setattr(bucket_sum, "gathering_group", lambda *_: group)
+    monkeypatch.setattr(bucket_sum, "ProcessGroupSummation", Group)
     state = SwitchAllreduceState(over="switch", compressor=QSGD())
     state.connect()
     with pytest.raises(OSError, match="no way out"):
         state.close()
-    assert group.closed.is_set()
+    assert [one.closed.is_set() for one in made] == [True]
 
 
 @pytest.mark.parametrize(("given", "waits"), [(None, 30.0), (7.0, 7.0)])
-def test_how_long_a_backend_waits(given, waits, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        backends, "ProcessGroupSummation", lambda *_, **options: seen.append(options) or Sums()
-    )
+def test_how_long_a_backend_waits(given, waits):
     state = SwitchAllreduceState(over="gloo", timeout_s=given)
     state.connect()
+    assert state._sums._queue.summation._timeout_s == waits
     state.close()
-    assert seen == [{"timeout_s": waits}]
 
 
 def test_how_each_backend_has_or():
@@ -296,3 +297,44 @@ def test_how_each_backend_has_or():
     ways_to_or = [_or_by(backend, 2) for backend in ("gloo", "mpi", "nccl")]
     assert ways_to_or == ["bor", "bor", "gather"]
     assert [_or_by("nccl", workers) for workers in (16, 17)] == ["gather", "max"]
+
+
+# a rank that ends in the middle of a step: every other rank raises an error that names it, in time
+
+#: A timeout that gloo must not reach. Any machine notices a broken connection in half of it.
+NEVER_S = 300.0
+BY_GLOO = {"over": "gloo", "timeout_s": NEVER_S}
+JOB_TIMEOUT_S = 6.0
+
+
+@pytest.mark.parametrize("ranks", [2, 3, pytest.param(5, marks=pytest.mark.slow)])
+def test_a_lost_rank_is_named_over_gloo(ranks):
+    """Of five ranks, some wait for live ranks only; they, too, name the one that ended."""
+    *others, last = run_ranks(ranks, training.dies, ranks - 1, BY_GLOO, patience_s=NEVER_S)
+    assert last is None
+    for error, message, seconds in others:
+        assert error == "SummationStalledError"
+        assert f"worker {ranks - 1} did not answer; see whether it is running" in message
+        assert seconds < NEVER_S / 2
+
+
+def test_a_lost_rank_is_named_over_gloo_with_the_store_that_rank_0_keeps():
+    first, *others = run_ranks(3, training.dies_with_the_store, 3, BY_GLOO, patience_s=NEVER_S)
+    assert first is None
+    for error, message, seconds in others:
+        assert error == "SummationStalledError"
+        assert "the store is gone, and with it rank 0, which keeps it; see why rank 0 ended" in message
+        assert "did not answer" not in message
+        assert seconds < NEVER_S / 2
+
+
+@pytest.mark.usefixtures("forked_children")
+def test_a_lost_rank_is_named_over_a_switch():
+    """A switch does not report the end of a rank, so the others wait for the job's timeout."""
+    star = {"timeout_s": JOB_TIMEOUT_S}
+    (*others, last), _ = run_at_switch(3, training.dies, 2, {"over": "switch"}, star=star)
+    assert last is None
+    for error, message, seconds in others:
+        assert error == "StalledError"
+        assert f"for {JOB_TIMEOUT_S:.1f} s: still waiting for worker 2;" in message
+        assert seconds < NEVER_S

@@ -23,7 +23,7 @@ from peelsum.allreduce import Allreduce, LocalSummation, SummationStalledError
 from peelsum.codec import CodecError
 from peelsum.torch import HookError, SwitchAllreduceState, TopK, fsdp_hook, hook
 from peelsum.torch.bucket_sum import BucketSum
-from peelsum.torch.host_memory import Bucket, _Streams
+from peelsum.torch.buckets import Bucket, _Streams
 
 pytest.importorskip("triton", reason="triton is not installed")
 SIZES = [700, 33, 0, 1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from functools import cache
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 import torch_training as training
-from torch_ranks import run_ranks
+from torch_ranks import run_at_switch, run_ranks
 
 from peelsum.topology import Star
 
@@ -38,10 +37,8 @@ def over_gloo():
 )
 def test_switch_and_gloo_give_the_same_bits(steps, loss, seed, order, by_server, planes, over_gloo):
     """The bits do not depend on losses, on which rank starts first, on who adds, or on planes."""
-    with Star(2, planes=planes, loss=loss, seed=seed) as star:
-        seats = [{"PEELSUM_SEAT": json.dumps(asdict(seat))} for seat in star.seats]
-        arguments = (steps, {"over": "switch"}, order)
-        trained = run_ranks(2, training.in_order, *arguments, environments=seats)
+    options = {"planes": planes, "loss": loss, "seed": seed}
+    trained, star = run_at_switch(2, training.in_order, steps, {"over": "switch"}, order, star=options)
     for parameters in trained:
         np.testing.assert_array_equal(parameters, over_gloo(steps))
     for report in star.reports:

@@ -1,4 +1,4 @@
-"""Training with the hook, as real processes over gloo: against DDP's own sums, and bit for bit."""
+"""Training with the hook, as processes over gloo: against DDP's and FSDP2's own sums, and bit for bit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 import torch_training as training
 from torch_ranks import run_ranks
+
+from peelsum.torch import HookConfigError, SwitchAllreduceState, TopK, fsdp_hook
 
 GLOO = {"over": "gloo"}
 OPTIONS = {
@@ -24,6 +26,13 @@ def close(left, right, tolerance=1e-6):
     np.testing.assert_allclose(left, right, rtol=0, atol=tolerance)
 
 
+def alike(ranks):
+    """What the ranks have, which is the same bits on all."""
+    for one in ranks:
+        np.testing.assert_array_equal(one, ranks[0])
+    return ranks[0]
+
+
 @pytest.fixture(scope="module")
 def by_ddp():
     """Parameters after six steps of DDP without a hook."""
@@ -32,9 +41,7 @@ def by_ddp():
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_trains_as_ddp_does(options, by_ddp):
-    trained = run_ranks(2, training.by_hook, 6, GLOO, options)
-    np.testing.assert_array_equal(trained[0], trained[1])
-    close(trained[0], by_ddp)
+    close(alike(run_ranks(2, training.by_hook, 6, GLOO, options)), by_ddp)
 
 
 def average(gradients, block=32):
@@ -67,21 +74,17 @@ def test_averages_are_those_of_fixed_point_bit_for_bit(ranks, device):
 
 
 def test_accumulates_without_sums_under_no_sync():
-    ours, theirs = (run_ranks(2, training.accumulated, settings) for settings in (GLOO, None))
-    np.testing.assert_array_equal(ours[0], ours[1])
-    close(ours[0], theirs[0])
+    ours, theirs = (alike(run_ranks(2, training.accumulated, settings)) for settings in (GLOO, None))
+    close(ours, theirs)
 
 
 def test_a_part_of_the_module_used_by_each_rank():
-    ours, theirs = (run_ranks(2, training.branches, settings) for settings in (GLOO, None))
-    np.testing.assert_array_equal(ours[0], ours[1])
-    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
+    ours, theirs = (alike(run_ranks(2, training.branches, settings)) for settings in (GLOO, None))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
 def test_float16_by_torchs_wrapper():
-    trained = run_ranks(2, training.halved, GLOO)
-    np.testing.assert_array_equal(trained[0], trained[1])
-    close(trained[0], run_ranks(2, training.by_ddp, 4)[0], 2e-3)
+    close(alike(run_ranks(2, training.halved, GLOO)), run_ranks(2, training.by_ddp, 4)[0], 2e-3)
 
 
 def test_two_modules_with_one_state():
@@ -115,9 +118,7 @@ def test_statistics_say_whether_it_helps():
     "settings", [{"forms": "dense"}, {"forms": "sparse", "values": "sketch"}, {"forms": "sparse"}]
 )
 def test_settings_of_the_all_reduce(settings, by_ddp):
-    trained = run_ranks(2, training.by_hook, 6, GLOO | settings, {})
-    np.testing.assert_array_equal(trained[0], trained[1])
-    close(trained[0], by_ddp)
+    close(alike(run_ranks(2, training.by_hook, 6, GLOO | settings, {})), by_ddp)
 
 
 def test_settings_that_differ_are_told_to_all():
@@ -130,3 +131,24 @@ def test_gradients_in_torchs_sparse_form_are_refused():
     for error, message, _ in run_ranks(2, training.refused, GLOO, {"sparse": True}):
         assert error == "HookConfigError"
         assert "make the embedding with sparse=False" in message
+
+
+# FSDP2
+
+
+def test_replicas_train_as_by_torch():
+    ours, theirs = (run_ranks(4, training.sharded, hooked) for hooked in (True, False))
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(ours[:2], ours[2:])
+
+
+@pytest.mark.parametrize("factor", [None, 2.0])
+def test_what_is_no_average_over_the_state_s_ranks_is_refused(factor):
+    """Either FSDP divides by another factor, or it shards over two of the state's four ranks."""
+    for said in run_ranks(2 if factor else 4, training.sharded_otherwise, factor):
+        assert "give the state the mesh's group" in said
+
+
+def test_fsdp_takes_no_sparsifiers():
+    with pytest.raises(HookConfigError, match="compressor: is for DDP"):
+        fsdp_hook(SwitchAllreduceState(compressor=TopK(0.1)))(torch.zeros(3))

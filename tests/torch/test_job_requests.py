@@ -54,6 +54,20 @@ def heard(link):
         return json.loads(said.read())
 
 
+def listen(requests, now=0.0):
+    """Accept a connection, and read what it says."""
+    for _ in range(2):
+        requests.next(now, PATIENCE_S)
+
+
+def hold(requests, link, process, answer=None):
+    """Return the connection of a process that has been given the job."""
+    first = link(ask(process))
+    await_start(requests)
+    requests.tell(answer or {})
+    return first
+
+
 def await_start(requests, now=0.0):
     """Process requests until a new one holds the job."""
     while not requests.next(now, PATIENCE_S):
@@ -73,16 +87,13 @@ def await_start(requests, now=0.0):
 )
 def test_who_says_something_else_is_told_so(requests, link, said):
     stranger = link(said)
-    requests.next(0.0, PATIENCE_S)
-    requests.next(0.0, PATIENCE_S)
+    listen(requests)
     assert "job 1: takes requests of a training's rank 0" in heard(stranger)["error"]
     assert requests.holder is None
 
 
 def test_who_connects_and_leaves_changes_nothing(requests, link):
-    first = link(ask(7))
-    await_start(requests)
-    requests.tell({"switch": []})
+    first = hold(requests, link, 7, {"switch": []})
     link().close()
     for _ in range(2):
         assert not requests.next(0.0, PATIENCE_S)
@@ -152,20 +163,16 @@ def test_who_says_nothing_is_not_waited_for(requests, link):
 
 def test_a_request_may_come_in_pieces(requests, link):
     slow = link(b"peelsum st")
-    requests.next(0.0, PATIENCE_S)
-    requests.next(0.0, PATIENCE_S)
+    listen(requests)
     slow.sendall(b"art 12\n")
     await_start(requests)
     assert requests.holder == "process 12 of 127.0.0.1"
 
 
 def test_nobody_starts_a_job_that_is_held(requests, link):
-    link(ask(1))
-    await_start(requests)
-    requests.tell({})
+    hold(requests, link, 1)
     second = link(ask(2))
-    requests.next(0.0, PATIENCE_S)
-    requests.next(0.0, PATIENCE_S)
+    listen(requests)
     assert not requests.next(WAIT_S - 0.1, 0)
     assert not requests.next(WAIT_S, 0)
     assert heard(second)["error"] == (
@@ -175,15 +182,11 @@ def test_nobody_starts_a_job_that_is_held(requests, link):
 
 def test_who_waits_starts_when_the_holder_has_gone(requests, link):
     """As torchrun starts ranks again: it may be heard of the new before the end of the old."""
-    first = link(ask(1))
-    await_start(requests)
-    requests.tell({})
+    first = hold(requests, link, 1)
     second = link(ask(2))
-    requests.next(1.0, PATIENCE_S)
-    requests.next(1.0, PATIENCE_S)
+    listen(requests, 1.0)
     link(ask(3))
-    requests.next(2.0, PATIENCE_S)
-    requests.next(2.0, PATIENCE_S)
+    listen(requests, 2.0)
     first.close()
     await_start(requests, 3.0)
     assert requests.holder == "process 2 of 127.0.0.1"
@@ -193,9 +196,7 @@ def test_who_waits_starts_when_the_holder_has_gone(requests, link):
 
 
 def test_who_could_not_be_started_holds_nothing(requests, link):
-    first = link(ask(1))
-    await_start(requests)
-    requests.tell({"error": "switch: has gone"})
+    first = hold(requests, link, 1, {"error": "switch: has gone"})
     assert heard(first) == {"error": "switch: has gone"}
     assert requests.holder is None
     link(ask(2))
@@ -216,9 +217,7 @@ def test_who_has_gone_before_the_answer_holds_nothing(requests, link):
 
 
 def test_of_too_many_the_longest_silent_one_is_closed(requests, link):
-    first = link(ask(1))
-    await_start(requests)
-    requests.tell({})
+    first = hold(requests, link, 1)
     guests = [link() for _ in range(MOST)]
     for _ in range(MOST):
         requests.next(0.0, PATIENCE_S)
@@ -243,9 +242,7 @@ def test_beyond_the_most_that_wait_the_newest_is_closed(requests, link):
 
 
 def test_groups_get_leases_of_their_own_beside_the_jobs(requests, link):
-    link(ask(1))
-    await_start(requests)
-    requests.tell({"admission": {}})
+    hold(requests, link, 1, {"admission": {}})
     links = {process: link(f"peelsum start {process} for {process} ranks\n".encode()) for process in (2, 3)}
     guests = {}
     while len(guests) < 2:

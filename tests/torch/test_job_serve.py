@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
-from served_job import ASK_S, Controlling, Switch
+from served_job import ASK_S, Controlling, Switch, described
 from typer.testing import CliRunner
 
 from peelsum.allreduce import Part
@@ -78,20 +78,6 @@ def test_addresses_that_are_none(refused):
     )
 
 
-JOB = """
-[job]
-id = {job_id}
-workers = 2
-timeout_s = 200.0
-[switch]
-p4runtime = "{p4runtime}"
-pipeline_lanes = 32
-[ports]
-workers = [1, 2]
-server = 3
-"""
-
-
 @pytest.fixture(scope="module")
 def switch():
     with closing(Switch()) as made:
@@ -100,8 +86,7 @@ def switch():
 
 @pytest.fixture(scope="module")
 def controller(switch, tmp_path_factory):
-    described = JOB.format(p4runtime=switch.p4runtime, job_id=1)
-    with closing(Controlling(tmp_path_factory.mktemp("served"), described, switch)) as made:
+    with closing(Controlling(tmp_path_factory.mktemp("served"), described(switch), switch)) as made:
         yield made
 
 
@@ -139,7 +124,7 @@ class Workers:
 
 def test_an_address_that_is_taken(switch, refused, tmp_path):
     path = tmp_path / "job.toml"
-    path.write_text(JOB.format(p4runtime=switch.p4runtime, job_id=1))
+    path.write_text(described(switch))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         said = refused(str(path), "--udp", "h:1", "--listen", place)
@@ -212,8 +197,8 @@ def test_racks_below_a_spine(tmp_path):
             for port in (1, 2)
         ]
         switches = (spine, *racks)
-        described = RACKS.format(*(one.p4runtime for one in switches))
-        served = stack.enter_context(closing(Controlling(tmp_path, described, *switches)))
+        job = RACKS.format(*(one.p4runtime for one in switches))
+        served = stack.enter_context(closing(Controlling(tmp_path, job, *switches)))
         with served.asked() as answer, closing(Workers(answer)) as workers:
             workers.check_sum()
             workers.check_elected()
@@ -230,7 +215,7 @@ def test_racks_below_a_spine(tmp_path):
     ],
 )
 def test_its_end_is_that_of_all_it_started(switch, tmp_path, number):
-    served = Controlling(tmp_path, JOB.format(p4runtime=switch.p4runtime, job_id=2), switch)
+    served = Controlling(tmp_path, described(switch, job_id=2), switch)
     with served.asked() as answer:
         admitted = (2, answer["admission"]["generation"])
         assert admitted in switch.jobs

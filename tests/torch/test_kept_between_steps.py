@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
-from torch_alone import Sums, group_of_one
+from torch_alone import Sums
 
 from peelsum.allreduce import Allreduce
 from peelsum.compress import CompressedSum, Memory, Residual, Sparsifier
@@ -21,10 +21,7 @@ from peelsum.torch import HookConfigError, RandomK, SwitchAllreduceState, Thresh
 SIZES = {"a": 6, "b": 11, "c": 3}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def alone():
-    with group_of_one():
-        yield
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 class Training:
@@ -269,35 +266,6 @@ def test_steps_after_a_spike_count_as_if_there_had_been_none(spike):
             np.testing.assert_array_equal(training.sent[name] + training.kept(name), training.given[name])
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_checkpoints_of_version_1_are_loaded_exactly(momentum):
-    """They have one scale for all elements of a tensor, and none for a tensor of zeros."""
-    velocity = torch.tensor([2**20, -3, 0]) if momentum else None
-    nothing = torch.zeros(6, dtype=torch.int64)
-    residuals = {
-        "c": {"numbers": torch.tensor([-5, 2**60, 1]), "velocity": velocity, "scale": 41},
-        "a": {"numbers": nothing, "velocity": nothing if momentum else None, "scale": None},
-    }
-    training = Training(TopK(0.5, momentum=momentum))
-    training.state.load_state_dict({"version": 1, "steps": 7, "residuals": residuals})
-    assert training.kept("c").tolist() == [-5 * 2.0**-41, 2.0**19, 2.0**-41]
-    assert not training.kept("a").any()
-    if momentum:
-        assert residual_of(training, "c", "velocity").tolist() == [2.0**-21, -3 * 2.0**-41, 0]
-    assert training.state.state_dict()["version"] == 2
-    sent = training.step(eighths(0), "abc")["c"]
-    assert sent[1] == pytest.approx(2.0**19, rel=1e-4)
-
-
-def test_checkpoints_from_before_steps_went_ahead_start_with_an_empty_history():
-    training = Training(None)
-    training.step(eighths(0), "abc")
-    seen = {name: torch.ones(1, 39, dtype=torch.float64) for name in SIZES}
-    training.state.load_state_dict({"version": 2, "steps": 7, "seen": seen})
-    taken = training.state.state_dict()
-    assert (taken["steps"], taken["seen"]) == (7, {"unions": {}, "levels": {}})
-
-
 def test_a_checkpoint_with_a_damaged_history_changes_nothing():
     training = Training(None)
     for step in range(3):
@@ -384,7 +352,7 @@ def test_what_the_user_chose_reaches_the_all_reduce(monkeypatch):
         training.step(eighths(0), "ac", "b")
     _, first, second = made
     assert (first["forms"], second["forms"]) == ({"a": "sparse"}, {"b": "dense"})
-    for options in made:
+    for options in (first, second):
         assert options["values"] == "sketch"
         assert options["average"] is True
     stats = training.state.stats()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from fractions import Fraction
 
 import numpy as np
@@ -16,78 +14,18 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 import torch.distributed as dist
-from patience import PATIENCE_S
-from torch.distributed import HashStore
 
-from peelsum.allreduce import LocalSummation
-from peelsum.torch import HookConfigError, SwitchOptions, SwitchProcessGroup, gloo_calls, process_group
+from peelsum.torch import HookConfigError, SwitchOptions, calls
 
 R = dist.ReduceOp
 RANKS, FACTOR = 3, 0.25
+TINY = 2.0**-149  # the smallest float32 above zero
+BIG = float(np.finfo(np.float32).max)
 SIGNED = [torch.int8, torch.int16, torch.int32, torch.int64]
 UNSIGNED = [torch.uint8, torch.uint16, torch.uint32, torch.uint64]
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 OF_BITS = {R.BOR: operator.or_, R.BAND: operator.and_, R.BXOR: operator.xor}
 OF_NUMBERS = {R.SUM: operator.add, R.PRODUCT: operator.mul, R.MIN: min, R.MAX: max}
-
-
-class Seat(LocalSummation):
-    """A worker's seat, which counts its sums."""
-
-    def __init__(self, hub, worker_id):
-        super().__init__(hub, worker_id)
-        self.sums = 0
-
-    def sum_words(self, parts):
-        self.sums += 1
-        return super().sum_words(parts)
-
-    def close(self):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-
-@pytest.fixture
-def ranks(monkeypatch):
-    """Return what work(group) returns on each rank, a thread here, and how often each used the switch."""
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-
-    def run(work, options=None):
-        seats, store = Seat.group(RANKS), HashStore()
-        monkeypatch.setattr(process_group, "connect_rank", lambda _, rank, *__: seats[rank])
-
-        def one(rank):
-            group = SwitchProcessGroup(store, rank, RANKS, timedelta(seconds=PATIENCE_S), options)
-            try:
-                return work(group)
-            finally:
-                group.barrier().wait()
-                group.shutdown()
-
-        with ThreadPoolExecutor(RANKS) as pool:
-            return list(pool.map(one, range(RANKS))), seats[0].sums - 1
-
-    return run
-
-
-def reduced(ranks, given, op, options=None):
-    """The tensors of all ranks after a reduction, which must be the same bits, and the sums of one switch."""
-
-    def work(group):
-        tensor, opts = given[group.rank()].clone(), dist.AllreduceOptions()
-        opts.reduceOp = op
-        group.allreduce([tensor], opts).wait()
-        return tensor
-
-    (first, *others), sums = ranks(work, options)
-    for other in others:
-        assert other.view(torch.uint8).tolist() == first.view(torch.uint8).tolist()
-    return first, sums
 
 
 def random_bits(dtype):
@@ -105,13 +43,13 @@ def wrapped(number, dtype):
 
 @pytest.mark.parametrize("op", [*OF_NUMBERS, *OF_BITS], ids=str)
 @pytest.mark.parametrize("dtype", SIGNED + UNSIGNED, ids=str)
-def test_integers_of_any_bits(ranks, dtype, op):
+def test_integers_of_any_bits(reduced, dtype, op):
     given = random_bits(dtype)
     if dtype == torch.uint64 and op in (R.MIN, R.MAX):
         with pytest.raises(HookConfigError, match=r"allreduce: M\w\w of torch.uint64: is not for this"):
-            reduced(ranks, given, op)
+            reduced(given, op)
         return
-    result, sums = reduced(ranks, given, op)
+    result, sums = reduced(given, op)
     numbers = zip(*(one.tolist() for one in given), strict=True)
     expected = [functools.reduce((OF_NUMBERS | OF_BITS)[op], one) for one in numbers]
     assert result.tolist() == [wrapped(one, dtype) for one in expected]
@@ -119,9 +57,9 @@ def test_integers_of_any_bits(ranks, dtype, op):
 
 
 @pytest.mark.parametrize("dtype", SIGNED + UNSIGNED, ids=str)
-def test_averages_of_integers_are_rounded_towards_zero(ranks, dtype):
+def test_averages_of_integers_are_rounded_towards_zero(reduced, dtype):
     given = random_bits(dtype)
-    result, sums = reduced(ranks, given, R.AVG)
+    result, sums = reduced(given, R.AVG)
     totals = [sum(one) for one in zip(*(one.tolist() for one in given), strict=True)]
     if dtype.itemsize == 8:
         totals = [wrapped(one, dtype) for one in totals]
@@ -131,7 +69,7 @@ def test_averages_of_integers_are_rounded_towards_zero(ranks, dtype):
 
 @pytest.mark.parametrize("op", [R.SUM, R.AVG, "premul", R.MIN, R.MAX, R.PRODUCT], ids=str)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_floats(ranks, dtype, op):
+def test_floats(reduced, dtype, op):
     """Numbers whose results are exact before they are rounded to the type."""
     numbers = [(1.0, 2.0, 6.0), (-0.5, 3.0, 0.25), (0.0, 8.0, -8.0), (1.5, 1.5, 1.5), (2.0, -2.0, 5.0)]
     given = [torch.tensor(one).to(dtype) for one in zip(*numbers, strict=True)]
@@ -147,15 +85,15 @@ def test_floats(ranks, dtype, op):
         for one in numbers
     ]
     made = dist._make_nccl_premul_sum(FACTOR) if op == "premul" else op
-    result, sums = reduced(ranks, given, made)
+    result, sums = reduced(given, made)
     assert result.tolist() == torch.tensor(exact, dtype=torch.float64).to(dtype).tolist()
     assert (sums > 0) == (dtype != torch.float64 and op in (R.SUM, R.AVG, "premul"))
 
 
-def test_an_average_in_fixed_point_is_rounded_once(ranks):
+def test_an_average_in_fixed_point_is_rounded_once(reduced):
     rng = np.random.default_rng(3)
     given = [torch.from_numpy(rng.integers(-(2**20), 2**20, 40).astype(np.float32)) for _ in range(RANKS)]
-    result, _ = reduced(ranks, given, R.AVG, SwitchOptions(precise_up_to=0))
+    result, _ = reduced(given, R.AVG, SwitchOptions(precise_up_to=0))
     totals = [sum(map(Fraction, one)) for one in zip(*(one.tolist() for one in given), strict=True)]
     assert result.tolist() == [float(np.float32(float(one / RANKS))) for one in totals]
 
@@ -173,15 +111,15 @@ def test_an_average_in_fixed_point_is_rounded_once(ranks):
     ],
     ids=str,
 )
-def test_booleans(ranks, op, expected):
+def test_booleans(reduced, op, expected):
     given = [torch.tensor(one) for one in ([True, True, False], [True, False, False], [True, False, False])]
-    assert reduced(ranks, given, op)[0].tolist() == expected
+    assert reduced(given, op)[0].tolist() == expected
 
 
-def test_complex_numbers(ranks):
+def test_complex_numbers(reduced):
     given = [torch.tensor([1 + 2j, rank]) for rank in range(RANKS)]
-    assert reduced(ranks, given, R.SUM)[0].tolist() == [3 + 6j, 3]
-    assert reduced(ranks, given, R.AVG)[0].tolist() == [1 + 2j, 1]
+    assert reduced(given, R.SUM)[0].tolist() == [3 + 6j, 3]
+    assert reduced(given, R.AVG)[0].tolist() == [1 + 2j, 1]
 
 
 @pytest.mark.parametrize(
@@ -255,7 +193,7 @@ def test_only_the_root_gets_what_is_reduced(ranks):
 
 def test_tensors_elsewhere_are_copied_and_copied_back(ranks, monkeypatch):
     """As for tensors on a GPU: here for all, since gloo seems to have no type."""
-    monkeypatch.setattr(gloo_calls, "_OF_GLOO", ())
+    monkeypatch.setattr(calls, "_OF_GLOO", ())
 
     def work(group):
         everybody = [torch.zeros(2) for _ in range(RANKS)]
@@ -303,3 +241,105 @@ def test_a_number_that_torch_keeps_negated_is_summed(ranks):
 
     results, _ = ranks(work)
     assert results == [[-12.0]] * RANKS
+
+
+# the precision of sums of floats
+
+#: An element's floats on each rank, and their sum as IEEE 754 has it.
+ELEMENTS = [
+    (3.2e6, 3.2e6, 0.0),
+    (0.731, 0.731, 1e-9),
+    (1e-4, 1e-4, -3e-5),
+    (BIG, -BIG, TINY),
+    (TINY, TINY, TINY),
+    (1e-40, -2e-40, TINY),
+    (BIG, BIG, 0.0),
+    (math.inf, 1.0, -BIG),
+    (math.inf, -math.inf, 1.0),
+    (math.nan, 1.0, math.inf),
+    (1.0, 2.0, -math.inf),
+    (-0.0, -0.0, -0.0),
+    (-0.0, 0.0, -0.0),
+    (1.0, -1.0, -0.0),
+    (1.0, 2.0**-24, 2.0**-24),
+    (2.0**24, 1.0, 1.0),
+]
+
+
+def expected(dtype):
+    """Each element's sum by way of Python's floats, rounded to `dtype`."""
+    given = [torch.tensor(one, dtype=dtype).double().tolist() for one in ELEMENTS]
+    return torch.tensor([total(one) for one in given], dtype=torch.float64).to(dtype)
+
+
+def total(numbers):
+    """Return the sum: signs of zeros and non-finite values by IEEE's rules, all else exact, rounded once."""
+    if all(map(math.isfinite, numbers)) and any(numbers):
+        return math.fsum(numbers)
+    return numbers[0] + numbers[1] + numbers[2]
+
+
+def bits(tensor):
+    """As integers, every NaN being the same."""
+    kind = torch.int32 if tensor.dtype == torch.float32 else torch.int16
+    return torch.where(tensor.isnan(), torch.full_like(tensor, math.nan), tensor).view(kind).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_each_element_of_a_small_tensor_has_its_own_precision(reduced, dtype):
+    result, _ = reduced([torch.tensor(one, dtype=dtype) for one in zip(*ELEMENTS, strict=True)])
+    assert bits(result) == bits(expected(dtype))
+
+
+@pytest.fixture
+def large_and_small():
+    """Tensors of so many elements, of which the first is large, and the sum of each other element."""
+
+    def of(size):
+        ranks = [torch.full((size,), value) for value in (1e-4, 3e-4, -2e-4)]
+        for rank in ranks:
+            rank[0] = 3.2e6
+        return ranks, math.fsum(float(rank[1]) for rank in ranks)
+
+    return of
+
+
+@pytest.mark.parametrize("size", [1024, 1025])
+def test_what_is_small(reduced, large_and_small, size):
+    """One element more, and small values are rounded to what fixed point has beside large ones."""
+    by_unit = 2.0**-7  # three ranks' sums of 2**22 and less, in 31 bits
+    given, small = large_and_small(size)
+    result, _ = reduced(given)
+    assert result[0] == 9.6e6
+    assert result[1] == (np.float32(small) if size == 1024 else round(small / by_unit) * by_unit)
+
+
+def test_large_tensors_on_request_and_small_ones_without(reduced, large_and_small):
+    given, small = large_and_small(5000)
+    given[1][7] = math.nan
+    result, _ = reduced(given, options=SwitchOptions(precise_up_to=math.inf))
+    assert result[1] == np.float32(small)
+    assert result.isnan().nonzero().tolist() == [[7]]
+    assert reduced([one[:8] for one in given], options=SwitchOptions(precise_up_to=0))[0].isnan().all()
+
+
+def test_a_nan_is_the_same_one_whichever_it_was(reduced):
+    """Processors differ in which of two they keep, and in its sign."""
+    quiet = torch.tensor([0x7FC00000, -0x400000, 0x7FC12345], dtype=torch.int32).view(torch.float32)
+    result, _ = reduced([quiet, torch.ones(3), torch.full((3,), -math.inf)])
+    assert result.view(torch.int32).tolist() == [0x7FC00000] * 3
+
+
+def test_sparse_layouts(ranks):
+    def work(group):
+        tensor = torch.diag(torch.full((4,), float(group.rank()))).to_sparse()
+        group.allreduce([tensor]).wait()
+        return tensor.to_dense().tolist()
+
+    assert ranks(work)[0] == [torch.diag(torch.full((4,), 3.0)).tolist()] * RANKS
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_shapes(reduced, shape):
+    result, _ = reduced([torch.full(shape, float(rank)) for rank in range(RANKS)])
+    assert torch.equal(result, torch.full(shape, 3.0))

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 from peelsum.allreduce import LocalSummation
 from peelsum.compress import CompressedResult, CompressedSum, Memory
 from peelsum.flexible import DENSE, Flexible, LinkModel, Next
-from peelsum.torch.flexible_sum import FlexibleSum, compressor_of
+from peelsum.torch.decisions import FlexibleSum, compressor_of
 
 WORKERS, ELEMENTS = 2, 60
 SPIKE_AT, LATER, STEPS = 15, 75, 100

@@ -1,10 +1,7 @@
-"""The state: pickled, restored, closed, and given invalid values."""
+"""The state: restored, closed, and given invalid values."""
 
 from __future__ import annotations
 
-import gc
-import logging
-import pickle
 import re
 
 import numpy as np
@@ -17,39 +14,23 @@ import torch_training as training
 from torch_alone import Sums, group_of_one, hooked, in_time
 from torch_ranks import run_ranks
 
-from peelsum.allreduce import InvalidRequestError, NetworkModel
+from peelsum.allreduce import InvalidRequestError
 from peelsum.compress import PowerSGD, SignSGD
 from peelsum.flexible import Flexible
 from peelsum.torch import HookConfigError, SwitchAllreduceState, TopK
 
 
 @pytest.mark.parametrize("sparsifier", [None, TopK(0.1, momentum=0.5)], ids=["lossless", "top-k"])
-def test_training_goes_on_from_a_pickle_bit_for_bit(sparsifier):
+def test_training_goes_on_from_a_checkpoint_bit_for_bit(sparsifier):
     for outcome in run_ranks(2, training.restored, sparsifier):
         np.testing.assert_array_equal(outcome["restored"], outcome["expected"])
         assert outcome["steps"] == 6
 
 
-def test_a_pickle_warns_of_what_is_not_in_it(caplog):
-    gc.collect()  # states of other tests may say that no gradient came to them
-    caplog.clear()
-    network = NetworkModel(gbps=10.0, round_trip_s=1e-5)
-    state = SwitchAllreduceState(over="gloo", compressor=TopK(0.1, warm_up_steps=3), network=network)
-    with caplog.at_level(logging.WARNING):
-        copy = pickle.loads(pickle.dumps(state))
-    assert [record.message.split(" ")[0] for record in caplog.records] == [
-        "process_group",
-        "SwitchAllreduceState",
-    ]
-    assert copy.process_group is None
-    settings = copy._settings
-    assert (settings.over, settings.compressor) == ("gloo", TopK(0.1, warm_up_steps=3))
-    assert settings.network == network
-
-
 def test_unknown_backends():
     for outcome in run_ranks(2, training.unconnected):
-        assert outcome == [
+        assert {name for name, _ in outcome} == {"HookConfigError"}
+        assert [message for _, message in outcome] == [
             "over: 'avian' is not a backend; use 'switch', or one of torch.distributed such as 'gloo'",
             "over: the job has 3 workers, but 2 ranks train; start 3, or admit a job of 2 workers",
         ]
@@ -63,19 +44,6 @@ def test_statistics_before_the_first_sum():
 def test_load_state_dict_of_another_kind():
     with pytest.raises(HookConfigError, match="make the state with a compressor or strategy"):
         SwitchAllreduceState(compressor=TopK(0.5)).load_state_dict(SwitchAllreduceState().state_dict())
-
-
-def test_two_parameters_of_one_name_are_refused():
-    modules = [torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)]
-    with pytest.raises(HookConfigError, match="names: 'weight' names two parameters"):
-        SwitchAllreduceState(names=[pair for one in modules for pair in one.named_parameters()])
-
-
-def test_equal_names_are_refused_on_every_rank():
-    for message in run_ranks(2, training.misnamed):
-        assert message.startswith(
-            "names: 'embedding.weight' names two parameters; prefix it with the names of their"
-        )
 
 
 def test_a_parameter_without_a_name_gets_one_that_no_other_had():

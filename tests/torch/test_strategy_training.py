@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -16,10 +14,9 @@ import torch
 import torch_flexible as flexible
 from patience import tried_again
 from torch_alone import Sums, group_of_one, hooked, in_time, layers
-from torch_ranks import run_ranks
+from torch_ranks import run_at_switch, run_ranks
 
 from peelsum.flexible import METHODS, ExplorationEnded, Flexible, LinkChanged, MethodChosen, carrier_of
-from peelsum.topology import Star
 from peelsum.torch import HookConfigError, SwitchAllreduceState
 
 pytestmark = pytest.mark.usefixtures("forked_children")
@@ -29,10 +26,6 @@ BY_SWITCH = [(method, ratio) for ratio in (0.1, 0.02) for method in METHODS]
 #: What holds over a switch whose links lose packets is hardly wrong over one that loses none.
 LOSSES = [pytest.param(0.0, marks=pytest.mark.slow), 0.05]
 BY_GROUP = [one for one in BY_SWITCH if carrier_of(one[0]) == "group"]
-
-
-def seats_of(star):
-    return [{"PEELSUM_SEAT": json.dumps(asdict(seat))} for seat in star.seats]
 
 
 def all_equal(ranks):
@@ -55,10 +48,8 @@ def test_books_close_over_every_method_and_a_checkpoint(world):
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_books_close_from_switch_to_group_and_back(loss):
-    with Star(2, loss=loss, seed=5) as star:
-        ranks = run_ranks(
-            2, flexible.audited, "switch", BY_SWITCH, len(BY_SWITCH), 99, environments=seats_of(star)
-        )
+    arguments = ("switch", BY_SWITCH, len(BY_SWITCH), 99)
+    ranks, star = run_at_switch(2, flexible.audited, *arguments, star={"loss": loss, "seed": 5})
     all_equal(ranks)
     assert len({method for method, _ in ranks[0]["used"]}) == len(METHODS)
     assert star.report.server["chunks_in_switch"] > 0
@@ -67,8 +58,7 @@ def test_books_close_from_switch_to_group_and_back(loss):
 def test_a_method_gives_the_same_bits_by_ring_tree_and_switch():
     for kind in ("dense", "ar_top_k"):
         methods = [f"{kind}_{by}" for by in ("ring", "tree", "switch")]
-        with Star(2) as star:
-            ranks = run_ranks(2, flexible.same_methods, "switch", methods, 4, environments=seats_of(star))
+        ranks, _ = run_at_switch(2, flexible.same_methods, "switch", methods, 4)
         for by_method in ranks:
             for parameters in by_method:
                 np.testing.assert_array_equal(parameters, ranks[0][0])
@@ -77,8 +67,7 @@ def test_a_method_gives_the_same_bits_by_ring_tree_and_switch():
 @pytest.mark.parametrize("loss", LOSSES)
 def test_ranks_decide_alike_over_links_that_lose_packets(loss):
     settings = {"strategy": Flexible(ratios=(0.1, 0.01), explore_steps=2, explore_after=10)}
-    with Star(2, loss=loss, seed=6) as star:
-        ranks = run_ranks(2, flexible.deciding, "switch", settings, environments=seats_of(star))
+    ranks, _ = run_at_switch(2, flexible.deciding, "switch", settings, star={"loss": loss, "seed": 6})
     all_equal(ranks)
     first, second = (one["stats"].strategy for one in ranks)
     assert first == second
@@ -120,8 +109,8 @@ def test_a_switch_with_a_schedule_of_links_is_left_within_ten_steps_and_used_aga
     schedule.write_text(f"at_s,mbit,delay_ms\n0,400,0\n{fall_s},40,20\n{rise_s},400,0\n")
     methods = ("dense_ring", "ar_top_k_ring", "dense_switch", "ar_top_k_switch")
     strategy = Flexible(ratios=(0.05,), methods=methods, prefer=0.0, explore_steps=2)
-    with Star(2, schedule=schedule) as star:
-        ranks = run_ranks(2, flexible.timed_over_switch, end_s, strategy, environments=seats_of(star))
+    star = {"schedule": schedule}
+    ranks, _ = run_at_switch(2, flexible.timed_over_switch, end_s, strategy, star=star)
     all_equal(ranks)
     stats, began = ranks[0]["strategy"], ranks[0]["began"]
     assert stats == ranks[1]["strategy"]
@@ -137,10 +126,9 @@ def test_a_switch_with_a_schedule_of_links_is_left_within_ten_steps_and_used_aga
     assert any(isinstance(one, LinkChanged) and one.carrier == "switch" for one in stats.events)
 
 
-@pytest.mark.parametrize("pickled", [False, True])
-def test_a_restored_state_goes_on_deciding(pickled):
+def test_a_restored_state_goes_on_deciding():
     """With other settings, it explores again."""
-    for one in run_ranks(2, flexible.continued, pickled):
+    for one in run_ranks(2, flexible.continued):
         plan, links = one["same"]
         assert not plan.exploring
         assert (plan.method, plan.ratio) == (one["before"].plan.method, one["before"].plan.ratio)

@@ -19,9 +19,8 @@ import torch
 
 from peelsum.allreduce import Part
 from peelsum.torch import HookError, HookFailedError
-from peelsum.torch.futures import pass_on
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
-from peelsum.torch.works import Submitted
+from peelsum.torch.works import Submitted, pass_on
 
 
 class Held:

@@ -15,11 +15,13 @@ from patience import PATIENCE_S
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from peelsum.torch import HookConfigError, held_seats, switch_seat
+from peelsum.torch import HookConfigError, starts, switch_seat
 from peelsum.transport.errors import SwitchUnreachableError
 from peelsum.transport.lease import parsed_request
 
 ADMISSION = {"job_id": 1, "generation": 1, "workers": 2, "lanes": 32, "timeout_s": 5.0}
+#: A seat of worker 1.
+SEAT = {"admission": ADMISSION, "worker_id": 1, "switch_host": "h", "switch_port": 5}
 
 
 @pytest.fixture
@@ -80,8 +82,7 @@ def test_a_list_of_jobs_is_one_of_planes(monkeypatch, job, tmp_path):
     other.write_text(json.dumps({"admission": ADMISSION | {"job_id": 3}, "switch": ["i:1", "i:9"]}))
     monkeypatch.setenv(switch_seat.JOB, f"{source},{other}")
     switch_seat.connect_rank("", 1, 2, None, None)
-    place = {"worker_id": 1, "switch_host": "h", "switch_port": 5, "admission": ADMISSION}
-    monkeypatch.setenv(switch_seat.SEAT, json.dumps(place | {"more_planes": [place | {"switch_port": 6}]}))
+    monkeypatch.setenv(switch_seat.SEAT, json.dumps(SEAT | {"more_planes": [SEAT | {"switch_port": 6}]}))
     with pytest.raises(HookConfigError, match="but 3 ranks train"):
         switch_seat.connect_rank("", 1, 3, None, None)
     switch_seat.connect_rank("", 1, 2, None, None)
@@ -106,19 +107,17 @@ def test_a_plane_of_fewer_workers_is_refused(plugged, job, tmp_path, held):
 
 
 def test_a_seat_in_the_environment_comes_first(plugged, monkeypatch):
-    seat = {"admission": ADMISSION, "worker_id": 1, "switch_host": "h", "switch_port": 5}
-    monkeypatch.setenv(switch_seat.SEAT, json.dumps(seat))
+    monkeypatch.setenv(switch_seat.SEAT, json.dumps(SEAT))
     monkeypatch.setenv(switch_seat.JOB, "no such file")
     assert plugged("", 0) == (1, ("h", 5), 2, "udp-port")
 
 
 def test_ranks_that_torchrun_starts_in_one_seat_take_all_seats(plugged, monkeypatch):
-    seat = {"admission": ADMISSION, "worker_id": 1, "switch_host": "h", "switch_port": 5}
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setenv(switch_seat.SEAT, json.dumps(seat | {"switch": ["h:7", "i:3"]}))
+    monkeypatch.setenv(switch_seat.SEAT, json.dumps(SEAT | {"switch": ["h:7", "i:3"]}))
     assert plugged("", 0) == (0, ("h", 7), 2, "udp-port")
     assert plugged("", 1) == (1, ("i", 3), 2, "udp-port")
-    monkeypatch.setenv(switch_seat.SEAT, json.dumps(seat))
+    monkeypatch.setenv(switch_seat.SEAT, json.dumps(SEAT))
     with pytest.raises(HookConfigError, match="PEELSUM_SEAT is for one worker, but 2 ranks run here"):
         plugged("", 0)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
@@ -152,12 +151,11 @@ def test_what_is_wrong_is_said(plugged, job, contents, rank, message):
 def test_as_many_ranks_as_workers(plugged, job, held, ranks, monkeypatch):
     """In whatever form the job is given, no rank connects, and all get the same error."""
     hosts = ["10.0.0.1:5", "10.0.0.2:9"]
-    seat = {"admission": ADMISSION, "worker_id": 1, "switch_host": "h", "switch_port": 5}
     said = f"over: the job has 2 workers, but {ranks} ranks train; start 2, or admit a job of {ranks} workers"
     with closing(Controller({"admission": ADMISSION, "switch": hosts})) as controller:
         store = Shared()
         sources = [job({"admission": ADMISSION, "switch": hosts}), f"//{controller.address}", ""]
-        monkeypatch.setenv(switch_seat.SEAT, json.dumps(seat))
+        monkeypatch.setenv(switch_seat.SEAT, json.dumps(SEAT))
         for source in sources:
             for rank in range(ranks):
                 with pytest.raises(HookConfigError) as raised:
@@ -170,16 +168,35 @@ def test_as_many_ranks_as_workers(plugged, job, held, ranks, monkeypatch):
 def test_nothing_said_and_a_file_that_is_not_there(plugged):
     with pytest.raises(HookConfigError, match="neither PEELSUM_SEAT nor PEELSUM_JOB"):
         plugged("", 0)
-    with pytest.raises(HookConfigError, match="nowhere@h:7: No such file or directory; give the job's file"):
-        plugged("nowhere@h:7", 0)
-    for source in ("h:9560", "http://h:9560", "http://h:9560/", "/h:9560"):
-        with pytest.raises(HookConfigError, match=r"for a controller there, give //h:9560$"):
+    for source in ("nowhere@h:7", "job:json"):
+        with pytest.raises(HookConfigError, match=rf"^over: {source}: No such file .*; give the job's file$"):
             plugged(source, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [
+        ("127.0.0.1:9560", "//127.0.0.1:9560"),
+        ("http://h:9560", "//h:9560"),
+        ("http://h:9560/", "//h:9560"),
+        ("/h:9560", "//h:9560"),
+        ("tcp:h:9560", "//h:9560"),
+        ("tcp://h:1/x", "//h:1"),
+        ("[::1]:9560", "//[::1]:9560"),
+        ("tcp://[fe80::1]:9560/job", "//[fe80::1]:9560"),
+    ],
+)
+def test_a_controllers_address_in_another_form_is_told_the_right_one(plugged, given, right, monkeypatch):
+    monkeypatch.setenv(switch_seat.JOB, given)
+    with pytest.raises(HookConfigError) as raised:
+        plugged("", 0)
+    said = f"over: {given}: No such file or directory; for a controller there, give {right}"
+    assert str(raised.value) == said
 
 
 def test_a_seat_is_held_once_in_a_process(plugged, job, held, monkeypatch):
     """A second connection to the seat waits a little for the first to leave."""
-    monkeypatch.setattr(held_seats, "_LEAVING_S", 0.0)
+    monkeypatch.setattr(starts, "_LEAVING_S", 0.0)
     source = job(ADMISSION) + "@h:7"
     plugged(source, 0)
     plugged(source, 1)
@@ -187,26 +204,26 @@ def test_a_seat_is_held_once_in_a_process(plugged, job, held, monkeypatch):
         HookConfigError, match="this process is worker 0 of job 1 at h:7 already; share one state between"
     ):
         plugged(source, 0)
-    monkeypatch.setattr(held_seats, "_LEAVING_S", 60.0)
+    monkeypatch.setattr(starts, "_LEAVING_S", 60.0)
     leaving, started = threading.Timer(1.0, held[0].close), time.monotonic()
     leaving.start()
     assert plugged(source, 0)[0] == 0
     leaving.join()
     assert time.monotonic() - started < 50.0, "was not told, but waited all of its time"
-    monkeypatch.setattr(held_seats, "_LEAVING_S", 0.0)
+    monkeypatch.setattr(starts, "_LEAVING_S", 0.0)
     with pytest.raises(HookConfigError, match="this process is worker 1 of job 1 at h:8 already"):
         plugged(source, 1)
 
 
 def test_a_seat_in_a_cycle_that_nobody_holds_is_free(monkeypatch):
-    monkeypatch.setattr(held_seats, "_LEAVING_S", 0.0)
+    monkeypatch.setattr(starts, "_LEAVING_S", 0.0)
     gc.disable()
     try:
-        cycle = [held_seats.only_here("a seat")]
+        cycle = [starts.only_here("a seat")]
         cycle[0].__enter__()
         cycle.append(cycle)
         del cycle
-        with held_seats.only_here("a seat"):
+        with starts.only_here("a seat"):
             pass
     finally:
         gc.enable()
@@ -214,7 +231,7 @@ def test_a_seat_in_a_cycle_that_nobody_holds_is_free(monkeypatch):
 
 def test_a_start_that_fails_leaves_its_seat(plugged, job, monkeypatch):
     """Even while the error, and with it all that was under way, is held."""
-    monkeypatch.setattr(held_seats, "_LEAVING_S", 0.0)
+    monkeypatch.setattr(starts, "_LEAVING_S", 0.0)
     source = job(ADMISSION) + "@h:7"
 
     def unreachable(*_, **__):
@@ -230,10 +247,10 @@ def test_a_start_that_fails_leaves_its_seat(plugged, job, monkeypatch):
 
 def test_a_controllers_job_is_held_once_in_a_process(plugged, monkeypatch):
     """All ranks get the error; the others would otherwise wait for rank 0."""
-    monkeypatch.setattr(held_seats, "_LEAVING_S", 0.0)
+    monkeypatch.setattr(starts, "_LEAVING_S", 0.0)
     store = Shared()
     with (
-        held_seats.only_here("rank 0 of the job of controller h:9"),
+        starts.only_here("rank 0 of the job of controller h:9"),
         pytest.raises(HookConfigError, match="this process is rank 0 of the job of controller h:9") as raised,
     ):
         plugged("//h:9", 0, store)
@@ -295,45 +312,33 @@ def test_a_controller_is_asked_by_rank_0_for_all(plugged, held):
         assert controller.ended.wait(PATIENCE_S)
 
 
-def test_what_a_controller_refuses_is_told_to_all(plugged):
+def all_are_told(plugged, source, said):
+    """No rank waits for another: each raises the same error."""
     store = Shared()
+    for rank in (0, 1):
+        with pytest.raises(HookConfigError, match=said):
+            plugged(source, rank, store)
+
+
+def test_what_a_controller_refuses_is_told_to_all(plugged):
     with closing(Controller({"error": "lanes: 7 are too few"})) as controller:
-        for rank in (0, 1):
-            with pytest.raises(HookConfigError, match=r"controller 127.0.0.1:\d+: lanes: 7 are too few"):
-                plugged(f"//{controller.address}", rank, store)
+        said = r"controller 127.0.0.1:\d+: lanes: 7 are too few"
+        all_are_told(plugged, f"//{controller.address}", said)
 
 
 def test_no_controller_is_told_to_all(plugged):
-    store = Shared()
-    with socket.socket() as unheard:
-        unheard.bind(("127.0.0.1", 0))
-        source = f"//127.0.0.1:{unheard.getsockname()[1]}"
-        for rank in (0, 1):
-            with pytest.raises(HookConfigError, match="Connection refused; check that"):
-                plugged(source, rank, store)
+    all_are_told(plugged, refusing(), "Connection refused; check that")
 
 
-def test_every_rank_refuses_an_invalid_address(plugged):
-    """No rank waits for rank 0, which has no controller to ask."""
-    for rank in (0, 1):
-        with pytest.raises(HookConfigError, match="'here' is not HOST:PORT"):
-            plugged("//here", rank, Shared())
-
-
-@pytest.mark.parametrize("source", ["//h:0", "//h:65536", "//h:99999"])
-def test_every_rank_refuses_a_port_that_is_none(plugged, source):
-    for rank in (0, 1):
-        with pytest.raises(HookConfigError, match=r"'h:\d+' is not HOST:PORT; give .*, up to 65535"):
-            plugged(source, rank, Shared())
+@pytest.mark.parametrize("address", ["here", "h:0", "h:65536", "h:99999"])
+def test_every_rank_refuses_an_invalid_address(plugged, address):
+    all_are_told(plugged, f"//{address}", f"'{address}' is not HOST:PORT; give .*, up to 65535")
 
 
 def test_a_host_name_that_is_too_long_is_told_to_all(plugged, monkeypatch):
     """As with TLS, without which no name beyond loopback is looked up."""
-    store = Shared()
     monkeypatch.setattr(switch_seat, "_lease", socket.create_connection)
-    for rank in (0, 1):
-        with pytest.raises(HookConfigError, match=r"rank 0: .*; check the host's name"):
-            plugged(f"//{'a' * 64}:9560", rank, store)
+    all_are_told(plugged, f"//{'a' * 64}:9560", r"rank 0: .*; check the host's name")
 
 
 def test_ports_of_later_ranks_beyond_the_last_one_are_refused(plugged, job):

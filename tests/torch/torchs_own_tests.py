@@ -30,24 +30,11 @@ from peelsum.transport import warming
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from patience import PATIENCE_S
-from served_job import Controlling, Switch
+from served_job import Controlling, Switch, described
 
 LANES = 32
 #: Ports of the switch: of the ranks and the server, and spare ones for further groups.
 PORTS = 47
-JOB = """
-[job]
-id = 1
-workers = {ranks}
-timeout_s = 100.0
-[switch]
-p4runtime = "{p4runtime}"
-pipeline_lanes = {lanes}
-[ports]
-workers = {workers}
-server = {server}
-spare = {spare}
-"""
 
 
 class AsGloo(str):
@@ -91,18 +78,10 @@ def tests_of(backend: str, ranks: int) -> Any:
 @contextmanager
 def served_job(folder: Path, ranks: int) -> Iterator[str]:
     """Yield the address of a controller that admits a job at a switch of its own, and further groups."""
-    workers, spare = list(range(1, ranks + 1)), list(range(ranks + 2, PORTS + 1))
     with closing(Switch(ports=PORTS)) as switch:
-        described = JOB.format(
-            ranks=ranks,
-            lanes=LANES,
-            p4runtime=switch.p4runtime,
-            workers=workers,
-            server=ranks + 1,
-            spare=spare,
-        )
-        with closing(Controlling(folder, described, switch)) as controller:
-            yield "//{}:{}".format(*controller.address)
+        job = described(switch, ranks, lanes=LANES, spare=PORTS - ranks - 1, timeout_s=100.0)
+        with closing(Controlling(folder, job, switch)) as controller:
+            yield controller.job
 
 
 class Told(unittest.TextTestResult):

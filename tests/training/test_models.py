@@ -12,14 +12,12 @@ torch = pytest.importorskip("torch")
 from peelsum.training import MODELS, ModelName, densities, make_task, overall  # noqa: E402
 from peelsum.training.bert import FULL as BERT_BASE  # noqa: E402
 from peelsum.training.bert import Bert  # noqa: E402
-from peelsum.training.convolutional import SmallConvNet  # noqa: E402
-from peelsum.training.gratings import gratings  # noqa: E402
 from peelsum.training.lstm import FULL as LARGE_LSTM  # noqa: E402
 from peelsum.training.lstm import SMALL as SMALL_LSTM  # noqa: E402
 from peelsum.training.lstm import LanguageModel, draw  # noqa: E402
 from peelsum.training.ncf import FULL as MLPERF_NCF  # noqa: E402
 from peelsum.training.ncf import NeuMF  # noqa: E402
-from peelsum.training.transformer import SmallTransformer  # noqa: E402
+from peelsum.training.small import SmallConvNet, SmallTransformer, gratings  # noqa: E402
 from peelsum.training.vgg19 import FULL as VGG19  # noqa: E402
 from peelsum.training.vgg19 import Vgg19  # noqa: E402
 

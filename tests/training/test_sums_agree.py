@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +23,9 @@ from peelsum.training import MODELS, ModelName
 pytestmark = pytest.mark.usefixtures("forked_children")
 
 RANKS = 2
+#: All four models take long on a slow machine.
+SLOW_S = 240.0
+Trained = Callable[[str], Parameters]
 #: Largest difference between a parameter trained with gloo's float sums and with the switch's exact ones, as
 #: a share of training's largest change. One missing gradient causes 0.7 to 4 percent.
 TOLERANCE = 1e-5
@@ -34,50 +39,39 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def by_gloo(data: Path) -> Parameters:
-    return the_same(trained(training.by_gloo, data, False))
+def trained(data: Path) -> Trained:
+    """Train all four models, one after the other, in one of these ways; all ranks get the same."""
 
+    def by_gloo(*arguments: object) -> list[Parameters]:
+        return run_ranks(RANKS, training.by_gloo, data, *arguments, patience_s=SLOW_S)
 
-@pytest.fixture(scope="module")
-def words_by_gloo(data: Path) -> Parameters:
-    return the_same(trained(training.by_gloo, data, True))
+    def by_switch(first: int, at_server: int, **options: Any) -> list[Parameters]:
+        with Star(RANKS, **options) as star:
+            seats = [asdict(seat) for seat in star.seats]
+            found = run_ranks(RANKS, training.by_switch, data, seats, first, patience_s=SLOW_S)
+        assert star.report is not None
+        assert star.report.server["chunks_at_server"] >= at_server
+        return found
 
+    ways: dict[str, Callable[[], list[Parameters]]] = {
+        "gloo": lambda: by_gloo(False),
+        "words by gloo": lambda: by_gloo(True),
+        # One gradient of one worker is missing in the last step, where it has the least effect.
+        "gloo without one": lambda: by_gloo(False, training.STEPS - 1),
+        # Rank 0 arrives first.
+        "switch": lambda: by_switch(0, 0),
+        # Rank 1 arrives first; other lanes, and losses, so that the server sums some chunks.
+        "losing switch": lambda: by_switch(1, 1, lanes=32, loss=0.01, seed=1),
+    }
 
-@pytest.fixture(scope="module")
-def by_gloo_without_one(data: Path) -> Parameters:
-    """Train with one gradient of one worker missing in the last step, where it has the least effect."""
-    return the_same(trained(training.by_gloo, data, False, training.STEPS - 1))
+    @cache
+    def of(way: str) -> Parameters:
+        first, second = ways[way]()
+        for model in MODELS:
+            assert np.array_equal(first[model].view(np.int32), second[model].view(np.int32)), model
+        return first
 
-
-@pytest.fixture(scope="module")
-def by_switch(data: Path) -> Parameters:
-    """Train without loss; rank 0 arrives first."""
-    with Star(RANKS) as star:
-        seats = [asdict(seat) for seat in star.seats]
-        return the_same(trained(training.by_switch, data, seats, 0))
-
-
-@pytest.fixture(scope="module")
-def by_losing_switch(data: Path) -> Parameters:
-    """Train with other lanes and with loss, so that the server sums some chunks; rank 1 arrives first."""
-    with Star(RANKS, lanes=32, loss=0.01, seed=1) as star:
-        seats = [asdict(seat) for seat in star.seats]
-        parameters = the_same(trained(training.by_switch, data, seats, 1))
-    assert star.report is not None
-    assert star.report.server["chunks_at_server"] > 0
-    return parameters
-
-
-def trained(work: Callable[..., Parameters], *arguments: object) -> list[Parameters]:
-    """Train all four models, one after the other; return the results by rank. Slow on a slow machine."""
-    return run_ranks(RANKS, work, *arguments, patience_s=240.0)
-
-
-def the_same(by_rank: list[Parameters]) -> Parameters:
-    first, second = by_rank
-    for model in MODELS:
-        assert np.array_equal(first[model].view(np.int32), second[model].view(np.int32)), model
-    return first
+    return of
 
 
 def distance(model: ModelName, one: Parameters, other: Parameters, data: Path) -> float:
@@ -88,22 +82,13 @@ def distance(model: ModelName, one: Parameters, other: Parameters, data: Path) -
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_switch_trains_as_gloo_does(
-    model: ModelName, by_gloo: Parameters, by_switch: Parameters, data: Path
-) -> None:
-    assert distance(model, by_gloo, by_switch, data) <= TOLERANCE
+def test_a_switch_trains_as_gloo_does(model: ModelName, trained: Trained, data: Path) -> None:
+    assert distance(model, trained("gloo"), trained("switch"), data) <= TOLERANCE
+    # The tolerance is none for a wrong sum.
+    assert distance(model, trained("gloo"), trained("gloo without one"), data) > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_way_of_the_words_gives_the_same_bits(
-    model: ModelName, by_switch: Parameters, by_losing_switch: Parameters, words_by_gloo: Parameters
-) -> None:
-    for other in (by_losing_switch, words_by_gloo):
-        assert np.array_equal(by_switch[model].view(np.int32), other[model].view(np.int32))
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_the_tolerance_is_none_for_a_wrong_sum(
-    model: ModelName, by_gloo: Parameters, by_gloo_without_one: Parameters, data: Path
-) -> None:
-    assert distance(model, by_gloo, by_gloo_without_one, data) > 100 * TOLERANCE
+def test_every_way_of_the_words_gives_the_same_bits(model: ModelName, trained: Trained) -> None:
+    for other in ("losing switch", "words by gloo"):
+        assert np.array_equal(trained("switch")[model].view(np.int32), trained(other)[model].view(np.int32))

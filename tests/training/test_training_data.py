@@ -140,8 +140,17 @@ def test_data_of_another_form_is_refused(name: ModelName, file: str, content: by
         make_task(name, path=tmp_path)
 
 
-def test_a_text_that_is_too_short_for_the_workers_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "text"
-    file.write_text("a few words")
-    with pytest.raises(TrainingDataError, match="too few for 4 workers; pass 672 or more"):
-        next(make_task("lstm", path=file).batches(0, 4, 0))
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("lstm", "a few words", "text: 4 words are too few for 4 workers; pass 672 or more"),
+        ("ncf", "userId,movieId\n7,5\n", "ratings: 1 are too few for 4 workers; pass 4 or more"),
+    ],
+)
+def test_data_that_are_too_few_for_the_workers_are_refused(
+    name: ModelName, content: str, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "data"
+    file.write_text(content)
+    with pytest.raises(TrainingDataError, match=said):
+        next(make_task(name, path=file).batches(0, 4, 0))

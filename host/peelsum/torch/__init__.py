@@ -13,7 +13,7 @@ from peelsum.torch.errors import CallTimeoutError, HookConfigError, HookError, H
 from peelsum.torch.hook import fsdp_hook, fsdp_reduce_scatter, hook
 from peelsum.torch.process_group import SwitchOptions, SwitchProcessGroup, register_backend
 from peelsum.torch.process_group_summation import ProcessGroupSummation
-from peelsum.torch.restarts import init_process_group
+from peelsum.torch.starts import init_process_group
 from peelsum.torch.state import SwitchAllreduceState
 from peelsum.torch.stats import HookStats, StrategyStats, TensorStats
 

@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]  # not exported, but documented
 
 from peelsum.allreduce import Summation
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
-from peelsum.torch.ready import Store, when_all_are_ready
+from peelsum.torch.starts import when_all_are_ready
 from peelsum.torch.switch_seat import check_size, connect_group, connect_rank
 
 #: The name of the switch in `over`, alone or before a colon.
 SWITCH = "switch"
-_TIMEOUT_S = 30.0
 
 
 def connect(
@@ -48,7 +48,7 @@ def connect(
         if name == SWITCH:
             seat = _seat if 1 < ranks < dist.get_world_size() else connect_rank
             return when_all_are_ready(store, rank, ranks, lambda: seat(source, rank, ranks, store, timeout_s))
-        return ProcessGroupSummation(over, group, timeout_s=_TIMEOUT_S if timeout_s is None else timeout_s)
+        return ProcessGroupSummation(over, group, timeout_s=timeout_s)
     if over.lower() in dist.Backend.backend_list:
         raise HookConfigError(
             f"over: torch {torch.__version__} was built without {over!r}; use 'switch' or 'gloo', "
@@ -68,8 +68,3 @@ def _seat(source: str, rank: int, ranks: int, store: Store, timeout_s: float | N
         return connect_rank(source, rank, ranks, store, timeout_s)
     except HookConfigError as error:
         raise HookConfigError(f"{error}; these ranks get no job of their own, as {found}") from error
-
-
-def gathering_group(group: dist.ProcessGroup | None, timeout_s: float | None) -> ProcessGroupSummation:
-    """Return a new gloo group of the ranks of `group`, for what a switch cannot add up."""
-    return ProcessGroupSummation("gloo", group, timeout_s=_TIMEOUT_S if timeout_s is None else timeout_s)

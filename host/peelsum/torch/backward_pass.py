@@ -10,19 +10,11 @@ import torch
 
 from peelsum.torch.profiling import profiled
 
-#: Torch's id of the backward pass for a thread outside of any.
-_NO_PASS = -1
-
-
-def in_pass() -> bool:
-    """Return whether this thread runs a backward pass."""
-    return torch._C._current_graph_task_id() != _NO_PASS
-
 
 def this_pass() -> int | None:
     """Return torch's id of the backward pass that this thread runs; None outside of any."""
     running = torch._C._current_graph_task_id()
-    return None if running == _NO_PASS else running
+    return None if running == -1 else running
 
 
 def call_at_end(function: Callable[[], None]) -> None:
@@ -52,16 +44,16 @@ class PassCounter:
     """Counts backward passes; one pass through several modules counts once."""
 
     def __init__(self) -> None:
-        self._last_pass = _NO_PASS
+        self._last_pass: int | None = None
 
     @property
     def counted(self) -> bool:
         """Whether the current backward pass has been counted already, with another module's buckets."""
-        return in_pass() and self._last_pass == torch._C._current_graph_task_id()
+        return self._last_pass is not None and self._last_pass == this_pass()
 
     def count(self) -> bool:
         """Count the current backward pass; return False if it was counted already."""
         if self.counted:
             return False
-        self._last_pass = torch._C._current_graph_task_id()
+        self._last_pass = this_pass()
         return True

@@ -23,17 +23,14 @@ from peelsum.allreduce.plan import SUPPORTED_DTYPES, unsupported_dtype
 from peelsum.compress import CompressedResult, CompressedSum, Memory
 from peelsum.compress.loops import warm_up as warm_up_compressing
 from peelsum.flexible import Method, SwitchPath
-from peelsum.torch.backends import connect, gathering_group
-from peelsum.torch.collectives import collectives_of
-from peelsum.torch.decisions import Decisions
+from peelsum.torch.backends import connect
+from peelsum.torch.buckets import Bucket, Waiting, WaitingBuckets, summable
+from peelsum.torch.decisions import Decisions, FlexibleSum, compressor_of
 from peelsum.torch.errors import HookError
-from peelsum.torch.flexible_sum import FlexibleSum, compressor_of
-from peelsum.torch.host_memory import Bucket, summable
 from peelsum.torch.process_group_summation import ProcessGroupSummation
-from peelsum.torch.routes import Routes, backends_of, path_of
+from peelsum.torch.routes import Routes, collectives_of, path_of
 from peelsum.torch.settings import Settings
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
-from peelsum.torch.waiting_buckets import Waiting, WaitingBuckets
 
 _log = logging.getLogger("peelsum.torch")
 
@@ -138,20 +135,19 @@ class BucketSums:
         if isinstance(summation, ProcessGroupSummation):
             self._group = summation
         elif settings.needs_group:
-            self._group = gathering_group(group, settings.timeout_s)
+            # For what a switch cannot add up.
+            self._group = ProcessGroupSummation("gloo", group, timeout_s=settings.timeout_s)
         if settings.network == "measured":
-            codec = settings if gradients is None else settings.beside(gradients)
-            network = measured(summation, codec.implementation or "cpu")
+            network = measured(summation, settings.beside(gradients).implementation or "cpu")
             self._settings = replace(settings, network=network)
             self._waiting = WaitingBuckets(self._settings.model)
             _log.info("network: %s, as measured", self._settings.network)
         if self._decisions is not None:
             self._path = path_of(summation)
-            self._decisions.connect(backends_of(summation, self._group, self._path))
+            self._decisions.connect(summation, self._group, self._path)
 
     def _warm_up(self, gradients: torch.Tensor | None) -> None:
-        settings = self._settings if gradients is None else self._settings.beside(gradients)
-        warm_up(settings.implementation or "cpu")
+        warm_up(self._settings.beside(gradients).implementation or "cpu")
         if self._memory is not None:
             warm_up_compressing()
 

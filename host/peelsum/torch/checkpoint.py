@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from operator import index
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from peelsum.allreduce import History
 from peelsum.compress import CompressError, Memory, Residual
-from peelsum.torch.decisions import Decisions, check_saved
+from peelsum.torch.decisions import Decisions
 from peelsum.torch.errors import HookConfigError
 
-#: Residuals of version 1 have one scale for all elements.
 _VERSION = 2
 
 
@@ -44,10 +41,9 @@ def loaded(
         raise HookConfigError(
             f"values: a {type(values).__name__} is not a state; give what state_dict returned"
         )
-    if values.get("version") not in (1, _VERSION):
+    if values.get("version") != _VERSION:
         raise HookConfigError(
-            f"version: {values.get('version')!r} is not supported; "
-            f"give a checkpoint of version 1 or {_VERSION}"
+            f"version: {values.get('version')!r} is not supported; give a checkpoint of version {_VERSION}"
         )
     if ("residuals" in values) != (memory is not None):
         has, needs = ("residuals", "no") if memory is None else ("no residuals", "a")
@@ -58,17 +54,15 @@ def loaded(
         steps = int(values["steps"])
         residuals = {name: _read(one) for name, one in values.get("residuals", {}).items()}
         kept = {name: _arrays(one) for name, one in values.get("kept", {}).items()}
-        seen = values.get("seen", {})
-        # Earlier, it had tensors of other counts by name: the history then starts empty.
-        earlier = any(isinstance(one, torch.Tensor) for one in seen.values())
-        seen = {} if earlier else {kind: _arrays(one) for kind, one in seen.items()}
-    # torch raises RuntimeError, a scale or step that is out of range OverflowError.
+        seen = {kind: _arrays(one) for kind, one in values.get("seen", {}).items()}
+    # torch raises RuntimeError, a number of steps that is infinite OverflowError.
     except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise HookConfigError(
             f"values: are not a saved state ({type(error).__name__}: {error}); give what state_dict returned"
         ) from error
     decided = values.get("strategy", {})
-    check_saved(decided)
+    if not isinstance(decided, Mapping) or (decided and not decided.keys() >= {"of", "known", "estimates"}):
+        raise HookConfigError("strategy: is not that of a saved state; give what state_dict returned")
     try:
         history.restore(seen)
     except ValueError as error:
@@ -92,20 +86,14 @@ def _arrays(kept: Mapping[str, torch.Tensor]) -> dict[str, NDArray[Any]]:
     return {name: one.numpy().copy() for name, one in kept.items()}
 
 
-def _written(residual: Residual) -> dict[str, Any]:
-    velocity = residual.velocity
-    return {
-        "numbers": torch.from_numpy(residual.numbers.copy()),
-        "scales": torch.from_numpy(residual.scales.copy()),
-        "velocity": None if velocity is None else torch.from_numpy(velocity.copy()),
-    }
+def _written(residual: Residual) -> dict[str, torch.Tensor | None]:
+    arrays: dict[str, NDArray[Any]] = {"numbers": residual.numbers, "scales": residual.scales}
+    if residual.velocity is not None:
+        arrays["velocity"] = residual.velocity
+    return {"velocity": None, **_tensors(arrays)}
 
 
-def _read(values: Mapping[str, Any]) -> Residual:
-    """Return the residual that `_written` wrote, in this version or in version 1."""
-    numbers, velocity = values["numbers"].numpy().copy(), values["velocity"]
-    if "scale" in values:
-        scales = np.full(numbers.size, index(values["scale"] or 0), np.int16)
-    else:
-        scales = values["scales"].numpy().copy()
-    return Residual(numbers, scales, None if velocity is None else velocity.numpy().copy())
+def _read(values: Mapping[str, torch.Tensor | None]) -> Residual:
+    """Return the residual that `_written` wrote."""
+    arrays = _arrays({name: one for name, one in values.items() if one is not None})
+    return Residual(arrays["numbers"], arrays["scales"], arrays.get("velocity"))

@@ -3,7 +3,8 @@
 Theory of operation. Before the first sum of a step, and in its turn, each rank exchanges the probes that were
 asked for. Their times, and what it measured in the step before, go along with the first exchange of that sum.
 From what all ranks agree on so, every rank's decider derives the same method and ratio for the next step. The
-other sums of a step wait for its decision.
+other sums of a step wait for its decision. All methods share a memory, so that what one has not sent the next
+one sends.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from peelsum.allreduce import PlanMismatchError
 from peelsum.allreduce.plan import agreed, agreement_words
-from peelsum.compress import CompressedResult
+from peelsum.compress import CompressedResult, CompressedSum, Compressor, Dense, Single, StarTopK, TopK
 from peelsum.flexible import (
+    DENSE,
     Carrier,
     DecidedStep,
     Decider,
@@ -30,15 +33,18 @@ from peelsum.flexible import (
     Flexible,
     LinkChanged,
     Measurement,
+    Method,
     MethodChosen,
     Next,
+    SwitchPath,
     Traffic,
     carrier_of,
     told,
 )
-from peelsum.summation import Part, Words
+from peelsum.summation import Part, Summation, Words
 from peelsum.torch.errors import HookConfigError
-from peelsum.torch.routes import Backends, Meter, Rider
+from peelsum.torch.process_group_summation import ProcessGroupSummation
+from peelsum.torch.routes import Meter, Rider
 from peelsum.torch.stats import StrategyStats
 from peelsum.torch.sum_queue import QueuedSummation
 
@@ -56,7 +62,10 @@ class Decisions:
     def __init__(self, settings: Flexible, clock: Callable[[], float] = time.perf_counter) -> None:
         self._settings, self._clock = settings, clock
         self.meter, self.rider = Meter(clock), Rider()
-        self._backends: Backends | None = None
+        #: The backend over which the ranks first agree on their settings, and those over which they sum.
+        self._first: Summation | None = None
+        self._by_carrier: dict[Carrier, Summation] = {}
+        self._path, self._few_words = SwitchPath(), 0
         self._decider: Decider | None = None
         self._saved: Mapping[str, Any] = {}
         self._step, self._decided = -1, Future[None]()
@@ -74,13 +83,20 @@ class Decisions:
         assert self._decider is not None
         return self._decider.next
 
-    def connect(self, backends: Backends) -> None:
-        """Decide over these backends from now on. Raises HookConfigError for a single rank."""
-        if backends.first.workers < 2:
+    def connect(self, summation: Summation, group: ProcessGroupSummation | None, path: SwitchPath) -> None:
+        """Decide over these backends from now on, of which `group` may be the only one.
+
+        path: that through the switch, if `summation` is one. Raises HookConfigError for a single rank.
+        """
+        if summation.workers < 2:
             raise HookConfigError(
                 "strategy: one rank has nothing to send; use None, or start 2 or more ranks"
             )
-        self._backends = backends
+        self._first, self._path = summation, path
+        if group is not None:
+            self._by_carrier["group"], self._few_words = group, group.few_words
+        if summation is not group:
+            self._by_carrier["switch"] = summation
 
     def before(self, work: Callable[[], None], queued: QueuedSummation, step: int) -> Callable[[], None]:
         """Return `work`, a sum at `queued`, so that it waits for the step's decision; the first one makes it.
@@ -134,7 +150,6 @@ class Decisions:
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Continue from values that `saved` returned, if settings and number of ranks are the same."""
-        check_saved(values)
         self._saved, self._decider, self._step = dict(values), None, -1
         self._traffic = None
         self.rider.board(None)
@@ -162,16 +177,16 @@ class Decisions:
 
     def _opened(self) -> Decider:
         """Return a decider, restored if that is possible, once all ranks agree on it."""
-        assert self._backends is not None
-        carriers, first = tuple(self._backends.by_carrier), self._backends.first
+        first = self._first
+        assert first is not None
         decider = Decider(
             self._settings,
             _FIRST_ELEMENTS,
             first.workers,
-            path=self._backends.path,
-            carriers=carriers,
+            path=self._path,
+            carriers=tuple(self._by_carrier),
             headers=_HEADERS,
-            few_words=self._backends.few_words,
+            few_words=self._few_words,
         )
         if self._saved and self._saved["of"] == self._identity(decider):
             try:
@@ -188,8 +203,8 @@ class Decisions:
 
     def _identity(self, decider: Decider) -> str:
         """Return what must be the same for a decider to go on from another's values."""
-        assert self._backends is not None
-        return repr((self._settings, decider.carriers, self._backends.first.workers))
+        assert self._first is not None
+        return repr((self._settings, decider.carriers, self._first.workers))
 
     def _agreement(self, text: str, worker_id: int) -> Part:
         def check(words: Words) -> None:
@@ -246,13 +261,33 @@ class Decisions:
 
     def _timed(self, carrier: Carrier, words: int) -> float:
         """Return the seconds of an exchange of zeros."""
-        assert self._backends is not None
         zeros, started = Part(np.zeros(words, np.uint32), "add"), self._clock()
-        self._backends.by_carrier[carrier].sum_words([zeros])
+        self._by_carrier[carrier].sum_words([zeros])
         return self._clock() - started
 
 
-def check_saved(values: object) -> None:
-    """Raise HookConfigError for values that `Decisions.saved` did not return."""
-    if not isinstance(values, Mapping) or (values and not values.keys() >= {"of", "known", "estimates"}):
-        raise HookConfigError("strategy: is not that of a saved state; give what state_dict returned")
+class FlexibleSum:
+    """The sum of a bucket; `make` returns its sum by a method at a ratio, each of which is kept."""
+
+    def __init__(self, decisions: Decisions, make: Callable[[Method, float], CompressedSum]) -> None:
+        self._decisions, self._make = decisions, make
+        self._sums: dict[tuple[Method, float], CompressedSum] = {}
+
+    def sum(self, tensors: Mapping[str, NDArray[np.float32]], step: int) -> CompressedResult:
+        """See `CompressedSum.sum`; the step's decision must have been made."""
+        plan = self._decisions.next
+        key = plan.method, plan.ratio
+        if key not in self._sums:
+            self._sums[key] = self._make(*key)
+        result = self._sums[key].sum(tensors, step)
+        self._decisions.add(result)
+        return result
+
+
+def compressor_of(method: Method, ratio: float) -> Compressor:
+    """Return the compressor of a method, which sends a share `ratio` of each tensor's elements."""
+    if method in DENSE:
+        return Dense()
+    if method == "top_k_all_gather":
+        return TopK(ratio, quantizer=Single())
+    return TopK(ratio) if method == "top_k_switch" else StarTopK(ratio)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
-from peelsum.torch.arguments import checked_names
 from peelsum.torch.errors import HookConfigError
 
 
@@ -25,12 +25,21 @@ class ParameterNames:
         """All names that were given to parameters, live or deleted."""
         return self._owners.keys()
 
-    def give(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Name parameters, replacing earlier names.
+    def give(self, parameters: Iterable[Any]) -> None:
+        """Name the parameters of (name, parameter) pairs, replacing earlier names.
 
-        Raises HookConfigError if another live parameter has one of the names, and for complex parameters.
+        Raises HookConfigError for anything else, such as a tensor, if another live parameter has one of the
+        names, and for complex parameters.
         """
-        for name, parameter in checked_names(parameters):
+        for pair in parameters:
+            match pair:
+                case (str() as name, torch.Tensor() as parameter):
+                    pass
+                case _:
+                    raise HookConfigError(
+                        f"names: has a {type(pair).__name__} where a name and its parameter should be; "
+                        "give model.named_parameters()"
+                    )
             # Two parameters of one name would share sums and residuals.
             if self._owner(name) not in (None, id(parameter)):
                 gc.collect()  # an unreferenced module can be in cycles

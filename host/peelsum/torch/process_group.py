@@ -25,11 +25,10 @@ from torch._C._distributed_c10d import (
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from peelsum.allreduce.history_loops import warm_up
+from peelsum.torch.buckets import Bucket
+from peelsum.torch.calls import CALLS, by_gloo
 from peelsum.torch.errors import HookConfigError
-from peelsum.torch.gloo_calls import by_gloo
-from peelsum.torch.host_memory import Bucket
-from peelsum.torch.piece_calls import CALLS
-from peelsum.torch.ready import when_all_are_ready
+from peelsum.torch.starts import when_all_are_ready
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
 from peelsum.torch.switch_seat import connect_group, connect_rank
 from peelsum.torch.tensor_sums import SUMS, Reduction, TensorSums, check_device

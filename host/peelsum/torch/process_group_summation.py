@@ -24,8 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from peelsum.allreduce import Part, SummationStalledError
 from peelsum.summation import NotBegunError, Words
-from peelsum.torch.direct_sum import FEW_WORDS, MOST_WORDS, DirectSum
-from peelsum.torch.tree import all_reduce_tree
+from peelsum.torch.reductions import FEW_WORDS, MOST_WORDS, DirectSum, all_reduce_tree, gathered, together
 
 T = TypeVar("T")
 
@@ -40,6 +39,8 @@ _TAKEN_APART = 2**16
 _WITH_BOR = ("gloo", "mpi", "ucc")
 #: Up to this many workers, gathering all words takes fewer bytes than a ring's maximum of a byte per bit.
 _MOST_TO_GATHER = 16
+#: How long a sum may wait for a worker by default.
+_TIMEOUT_S = 30.0
 #: How long the next of the others may take to report after this worker's sum has failed, in seconds.
 _ROLL_CALL_S = 5.0
 _ROLL_CALL_PAUSE_S = 0.05
@@ -66,29 +67,30 @@ class ProcessGroupSummation:
     """A `Summation` over the ranks of `process_group` (None: all), by a new group of `backend`.
 
     All ranks must make it together, and each use it from one thread. `timeout_s`: how long a sum may wait for
-    a worker. `lanes`: words in a chunk, which determines byte counts and the layout of sketches.
-    `or_by`: None chooses by backend and number of workers.
+    a worker; None is 30 s.
     """
+
+    #: Determines byte counts and the layout of sketches, as if words were sent in chunks.
+    lanes = 256
 
     def __init__(
         self,
         backend: str,
         process_group: dist.ProcessGroup | None = None,
         *,
-        timeout_s: float = 30.0,
-        lanes: int = 256,
-        or_by: OrBy | None = None,
+        timeout_s: float | None = None,
     ) -> None:
+        timeout_s = _TIMEOUT_S if timeout_s is None else timeout_s
         ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
         group = _new_group(backend, ranks, timedelta(seconds=timeout_s))
         self._group: dist.ProcessGroup | None = group
-        self.lanes, self.workers = lanes, len(ranks)
+        self.workers = len(ranks)
         self.worker_id: int = group.rank()
-        self._or_by: OrBy = or_by or _or_by(backend, self.workers)
+        self._or_by = _or_by(backend, self.workers)
         #: The device on which `sum_words` takes tensors, int32, as words; None if it takes arrays only.
-        self.device = _device_of(backend)
+        self.device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
         self._backend, self._timeout_s = backend, timeout_s
-        direct = backend == "gloo" and or_by is None and self.workers > 1
+        direct = backend == "gloo" and self.workers > 1
         self._few = DirectSum(self.workers, self.worker_id, self._all_to_all) if direct else None
         #: Fewer words than these go whole to all workers, by direct messages; 0 if the backend has none.
         self.few_words = FEW_WORDS if direct else 0
@@ -99,9 +101,8 @@ class ProcessGroupSummation:
     def sum_words(self, parts: Sequence[Part], *, by: By | None = None) -> list[Words]:
         """See `Summation.sum_words`. Raises SummationStalledError naming the workers that are missing.
 
-        Raises NotBegunError if a device has no room for copies of the words and what is gathered.
-
-        Over NCCL, words may be tensors on `device`; their sums are on the device then, too.
+        Over NCCL, words may be tensors on `device`; their sums are on the device then, too. Raises
+        NotBegunError if the device has no room for copies of the words and what is gathered.
 
         by: "tree" reduces by `all_reduce_tree`, "ring" by the backend's all_reduce; None also takes direct
         messages for few words over gloo. The results are the same.
@@ -109,12 +110,16 @@ class ProcessGroupSummation:
         results: list[Words] = []
         if any(isinstance(part.words, torch.Tensor) for part in parts):
             self._open()
-            for copied in self._copies(parts):
+            try:
+                copies = [self._copied(part) for part in parts]  # before the first is sent
+            except torch.OutOfMemoryError as error:
+                raise NotBegunError(str(error)) from error
+            for copied in copies:
                 results += self._naming_the_missing(partial(self._finished, copied))
                 if copied.part.check is not None:
                     copied.part.check(results[-1])
             return results
-        for some in _together(parts) if by is None and self._few else [[part] for part in parts]:
+        for some in together(parts) if by is None and self._few else [[part] for part in parts]:
             results += self._naming_the_missing(partial(self._summed, some, by))
             if some[-1].check is not None:
                 some[-1].check(results[-1])
@@ -139,7 +144,10 @@ class ProcessGroupSummation:
 
     def gather_equal(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
         """Return every worker's bytes, of which all have as many, in the order of workers."""
-        return self._naming_the_missing(partial(self._all_gathered, data))
+        own = torch.from_numpy(data).to(self.device)
+        everybody = [torch.empty_like(own) for _ in range(self.workers)]
+        self._naming_the_missing(lambda: dist.all_gather(everybody, own, self._open()))
+        return [one.cpu().numpy() for one in everybody]
 
     def close(self) -> None:
         """Free the group's connections, which gloo closes with the last reference to the group."""
@@ -154,13 +162,6 @@ class ProcessGroupSummation:
         if by is None and self._few and 0 < sum(part.words.size for part in parts) <= MOST_WORDS:
             return self._few.sum_words(parts)
         return [self._finished(self._copied(part))[0] for part in parts]
-
-    def _copies(self, parts: Sequence[Part]) -> list[_Copy]:
-        """Return copies of all parts, before the first is sent. Raises NotBegunError if there is no room."""
-        try:
-            return [self._copied(part) for part in parts]
-        except torch.OutOfMemoryError as error:
-            raise NotBegunError(str(error)) from error
 
     def _copied(self, part: Part) -> _Copy:
         """Copy words as int32, for want of uint32, to a tensor's device or the group's."""
@@ -219,13 +220,6 @@ class ProcessGroupSummation:
     def _broadcast(self, words: torch.Tensor, source: int) -> None:
         dist.broadcast(words, group=self._open(), group_src=source)
 
-    def _all_gathered(self, data: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return every worker's array; their sizes are equal."""
-        own = torch.from_numpy(data).to(self.device)
-        everybody = [torch.empty_like(own) for _ in range(self.workers)]
-        dist.all_gather(everybody, own, self._open())
-        return [one.cpu().numpy() for one in everybody]
-
     def _all_to_all(self, received: Words, sent: Words) -> None:
         into, out = (torch.from_numpy(one.view(np.int32).reshape(-1)) for one in (received, sent))
         dist.all_to_all_single(into, out, group=self._open())
@@ -273,16 +267,6 @@ class ProcessGroupSummation:
             numbers = ", ".join(map(str, sorted(roll.missing)))
             return f"worker {numbers} did not answer; see whether it is running"
         return "every worker answered; check that all of them sum equally often"
-
-
-def gathered(
-    data: NDArray[np.uint8], equal: Callable[[NDArray[np.uint8]], list[NDArray[np.uint8]]]
-) -> list[NDArray[np.uint8]]:
-    """Return every worker's bytes by two gathers of equally many: of lengths, then of bytes."""
-    lengths = [int(one.view(np.int64)[0]) for one in equal(np.array([data.size], np.int64).view(np.uint8))]
-    padded = np.zeros(max(lengths), np.uint8)
-    padded[: data.size] = data
-    return [row[:length] for row, length in zip(equal(padded), lengths, strict=True)]
 
 
 class _RollCall(Thread):
@@ -355,26 +339,6 @@ def _new_group(backend: str, ranks: Sequence[int], timeout: timedelta) -> dist.P
 
 def _here(worker: int) -> str:
     return f"peelsum/here/{worker}"
-
-
-def _together(parts: Sequence[Part]) -> list[list[Part]]:
-    """Divide parts into those that go together: few words in all, and none after one that has a check.
-
-    After a failed check the workers may have parts of different lengths, and must not exchange them.
-    """
-    groups: list[list[Part]] = []
-    words = 0
-    for part in parts:
-        words += part.words.size
-        if not groups or groups[-1][-1].check is not None or words > MOST_WORDS:
-            groups.append([])
-            words = part.words.size
-        groups[-1].append(part)
-    return groups
-
-
-def _device_of(backend: str) -> torch.device | None:
-    return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
 
 
 def _or_by(backend: str, workers: int) -> OrBy:

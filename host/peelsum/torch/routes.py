@@ -1,10 +1,9 @@
-"""Routes of a bucket's words, by ring, tree or switch: the collectives of its sums, and what they take."""
+"""The collectives of a bucket's sum: over the queue's backend, a process group, or both, as a method asks."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TypeVar
 
@@ -12,10 +11,11 @@ import numpy as np
 
 from peelsum.compress import Collectives, SummationCollectives
 from peelsum.compress.collectives import Bytes, cut, joined
-from peelsum.flexible import Carrier, Method, SwitchPath, Timed, Traffic, carrier_of
+from peelsum.flexible import Method, SwitchPath, Timed, Traffic, carrier_of
 from peelsum.flexible.collectives import reduced, rounds
 from peelsum.summation import Part, Summation, Words
-from peelsum.torch.process_group_summation import By, ProcessGroupSummation, gathered
+from peelsum.torch.process_group_summation import By, ProcessGroupSummation
+from peelsum.torch.reductions import gathered
 from peelsum.torch.sum_queue import QueuedSummation
 from peelsum.transport import SwitchSummation
 
@@ -207,28 +207,6 @@ class Routes:
         return self._group[method.endswith("_tree")]
 
 
-@dataclass(frozen=True)
-class Backends:
-    """The backends over which ranks decide, and sum."""
-
-    by_carrier: Mapping[Carrier, Summation]
-    """The backend of each carrier."""
-    first: Summation
-    """The backend over which the ranks first agree on their settings."""
-    path: SwitchPath
-    """The path through the switch, if that is one of them."""
-    few_words: int = 0
-    """That of the process group; 0 without one."""
-
-
-def backends_of(summation: Summation, group: ProcessGroupSummation | None, path: SwitchPath) -> Backends:
-    """Return the backends of a state that sums over `summation`, with or without a process group."""
-    by_carrier: dict[Carrier, Summation] = {} if group is None else {"group": group}
-    if summation is not group:
-        by_carrier["switch"] = summation
-    return Backends(by_carrier, summation, path, group.few_words if group else 0)
-
-
 def path_of(summation: Summation) -> SwitchPath:
     """Return the path through the switch of a summation; the default for one that is not of a switch."""
     if not isinstance(summation, SwitchSummation):
@@ -240,3 +218,29 @@ def path_of(summation: Summation) -> SwitchPath:
 def switch_words(path: SwitchPath, parts: Sequence[Part]) -> float:
     """Return the words that whole packets of these parts take on a link, headers included."""
     return sum(path.words(len(part.words)) for part in parts)
+
+
+def collectives_of(summation: QueuedSummation, group: ProcessGroupSummation | None) -> Collectives:
+    """Return the collectives of `summation`; `group` gathers, and broadcasts if it is the backend."""
+    return SummationCollectives(summation) if group is None else _GroupCollectives(summation, group)
+
+
+class _GroupCollectives(SummationCollectives):
+    """Words over a queued backend; gathers, and over a process group broadcasts, by the group's own."""
+
+    def __init__(self, summation: QueuedSummation, group: ProcessGroupSummation) -> None:
+        super().__init__(summation)
+        self._queued, self._group = summation, group
+
+    def broadcast(
+        self, pieces: Sequence[Words], sources: Sequence[int], ahead: Sequence[Part] = ()
+    ) -> tuple[list[Words], list[Words]]:
+        """See `Collectives.broadcast`; over a process group, one broadcast for each source."""
+        if self._queued.backend is not self._group:
+            return super().broadcast(pieces, sources, ahead)
+        results = self.sum_words(ahead) if ahead else []
+        return results, self._queued.in_turn(lambda: self._group.broadcast(pieces, sources))
+
+    def gather(self, data: Bytes) -> list[Bytes]:
+        """See `Collectives.gather`."""
+        return self._queued.in_turn(lambda: self._group.gather(data))

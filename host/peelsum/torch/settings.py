@@ -1,12 +1,18 @@
-"""The settings of a communication hook, and the all-reduces that they ask for."""
+"""The settings of a communication hook, their validation, and the all-reduces that they ask for.
+
+Arguments are checked when the state is made rather than in its first step: one by one, then together. The
+all-reduce checks its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Literal
+from numbers import Real
+from typing import Any, Literal
 
 import torch
 
@@ -23,11 +29,46 @@ from peelsum.allreduce.rounds import unnoted
 from peelsum.compress import Collectives, CompressedSum, CompressError, Compressor, Memory, TopK
 from peelsum.compress.compressed_sum import feedback_of
 from peelsum.flexible import METHODS, Flexible, carrier_of
-from peelsum.torch.arguments import check_arguments
 from peelsum.torch.backends import SWITCH
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.profiling import noted, profiled, step_spans
+
+#: Which values of a setting are allowed, and what else to give, as `SwitchAllreduceState` explains.
+_ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "over": (
+        lambda value: isinstance(value, str) or callable(getattr(value, "sum_words", None)),
+        "is not a backend; use 'switch', one of torch.distributed such as 'gloo', or a Summation",
+    ),
+    "network": (
+        lambda value: value == "measured" or isinstance(value, NetworkModel),
+        "is not a network model; give a peelsum.allreduce.NetworkModel, or 'measured'",
+    ),
+    "compressor": (
+        lambda value: value is None or isinstance(value, Compressor),
+        "is not a compressor; give one of peelsum.compress such as TopK(0.01) or QSGD(4), or None",
+    ),
+    "strategy": (
+        lambda value: value is None or isinstance(value, Flexible),
+        "is not a strategy; give a peelsum.flexible.Flexible, or None",
+    ),
+    "error_feedback": (
+        lambda value: value is None or isinstance(value, bool),
+        "is not a choice; give True, False, or None for what the compressor needs",
+    ),
+    "implementation": (
+        lambda value: value in ("cpu", "gpu", None),
+        "is unknown; use 'cpu', 'gpu', or None for that of the gradients' device",
+    ),
+    "log_every": (
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
+        "is not a number of steps; give an integer, 0 for never",
+    ),
+    "timeout_s": (
+        lambda value: value is None or (isinstance(value, Real) and 0 < float(value) < math.inf),
+        "is not a timeout; give seconds above 0, or None for the job's",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -60,15 +101,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Raise HookConfigError for values, and combinations of values, that are not allowed."""
-        check_arguments(
-            over=self.over,
-            compressor=self.compressor,
-            strategy=self.strategy,
-            error_feedback=self.error_feedback,
-            implementation=self.implementation,
-            timeout_s=self.timeout_s,
-            log_every=self.log_every,
-        )
+        for field, (allowed, remedy) in _ALLOWED.items():
+            value = getattr(self, field)
+            if not allowed(value):
+                raise HookConfigError(f"{field}: {value!r} {remedy}")
         if self.strategy is not None:
             self._check_strategy(self.strategy)
         elif self.method is not None:
@@ -139,20 +175,15 @@ class Settings:
         """Whether the hook makes its backend, and so closes it."""
         return isinstance(self.over, str)
 
-    def beside(self, gradients: torch.Tensor) -> Settings:
-        """Return the settings for gradients on this device, whose `implementation` is not None."""
+    def beside(self, gradients: torch.Tensor | None) -> Settings:
+        """Return the settings for gradients on this device, whose `implementation` is not None.
+
+        None is for those of which it is not known where they will be.
+        """
         if self.implementation is not None:
             return self
-        on_device = gradients.is_cuda and find_spec("triton") is not None
+        on_device = gradients is not None and gradients.is_cuda and find_spec("triton") is not None
         return replace(self, implementation="gpu" if on_device else "cpu")
-
-    def without_connection(self) -> Settings:
-        """Return settings that can be pickled: a `Summation` in `over` becomes "switch"."""
-        return self if self.makes_backend else replace(self, over="switch")
-
-    def memory(self) -> Memory | None:
-        """Return a new memory for compressor or strategy, or None without one."""
-        return None if self.lossless else Memory()
 
     def compressed(
         self,
@@ -185,32 +216,6 @@ class Settings:
         forms = self.forms
         if not isinstance(forms, str):  # an Allreduce rejects names of other buckets
             forms = {name: form for name, form in forms.items() if name in names}
-        return self._allreduce(summation, forms, names, history)
-
-    def check_forms(self, names: Collection[str]) -> None:
-        """Raise HookConfigError now for settings that the first step would reject.
-
-        names: those of all parameters, outside of which `forms` may name none; empty if not known.
-        """
-        try:
-            replace(self, implementation="cpu")._allreduce(
-                LocalSummation.group(1)[0], self.forms, (), History()
-            )
-        except ValueError as error:
-            raise HookConfigError(str(error)) from error
-        unknown = set() if isinstance(self.forms, str) else set(self.forms) - set(names)
-        if names and unknown:
-            raise HookConfigError(
-                f"forms: {min(unknown)!r} is not among `names`; correct it, or give the names of all modules"
-            )
-
-    def _allreduce(
-        self,
-        summation: Summation,
-        forms: RequestedForm | Mapping[str, RequestedForm],
-        names: Sequence[str],
-        history: History,
-    ) -> Allreduce:
         return Allreduce(
             summation,
             forms=forms,
@@ -223,6 +228,22 @@ class Settings:
             span=profiled,
             note=unnoted if step_spans() is None else noted,
         )
+
+    def check_forms(self, names: Collection[str]) -> None:
+        """Raise HookConfigError now for settings that the first step would reject.
+
+        names: those of all parameters, outside of which `forms` may name none; empty if not known.
+        """
+        step_spans()
+        try:
+            Allreduce(LocalSummation.group(1)[0], forms=self.forms, values=self.values)
+        except ValueError as error:
+            raise HookConfigError(str(error)) from error
+        unknown = set() if isinstance(self.forms, str) else set(self.forms) - set(names)
+        if names and unknown:
+            raise HookConfigError(
+                f"forms: {min(unknown)!r} is not among `names`; correct it, or give the names of all modules"
+            )
 
 
 @contextmanager

@@ -1,7 +1,4 @@
-"""The state of the communication hook: its settings, and what it keeps between steps.
-
-Pickles and `state_dict` leave the backend out; a restored state connects again when it is first used.
-"""
+"""The state of the communication hook: its settings, and what it keeps between steps."""
 
 from __future__ import annotations
 
@@ -17,21 +14,19 @@ import torch
 import torch.distributed as dist
 
 from peelsum.allreduce import History, NetworkModel, RequestedForm, RequestedValues, Summation
-from peelsum.compress import Compressor
+from peelsum.compress import Compressor, Memory
 from peelsum.flexible import Flexible
-from peelsum.torch.arguments import check_arguments
-from peelsum.torch.backward_pass import PassCounter, call_at_end, in_pass, this_pass, wait_at_end
+from peelsum.torch.backward_pass import PassCounter, call_at_end, this_pass, wait_at_end
 from peelsum.torch.bucket_sum import BucketSums
+from peelsum.torch.buckets import Bucket
 from peelsum.torch.checkpoint import loaded, saved
 from peelsum.torch.decisions import Decisions
 from peelsum.torch.errors import HookConfigError
-from peelsum.torch.futures import pass_on
-from peelsum.torch.host_memory import Bucket
 from peelsum.torch.parameter_names import ParameterNames
-from peelsum.torch.running_stats import RunningStats
 from peelsum.torch.settings import Settings
-from peelsum.torch.stats import HookStats
+from peelsum.torch.stats import HookStats, RunningStats
 from peelsum.torch.tracing import Tracing
+from peelsum.torch.works import pass_on
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -94,13 +89,17 @@ class SwitchAllreduceState:
         timeout_s: float | None = None,
         log_every: int = 0,
     ) -> None:
-        check_arguments(process_group=process_group, network=network)
+        if not isinstance(process_group, dist.ProcessGroup | None):
+            raise HookConfigError(
+                f"process_group: {process_group!r} is not a group that this rank is in; give one of "
+                "torch.distributed, or None for all ranks"
+            )
         self.process_group = process_group
         self._settings = Settings(
             over=over,
             forms=forms,
             values=values,
-            network=network or NetworkModel(),
+            network=NetworkModel() if network is None else network,
             compressor=compressor,
             strategy=strategy,
             error_feedback=error_feedback,
@@ -108,9 +107,14 @@ class SwitchAllreduceState:
             timeout_s=timeout_s,
             log_every=log_every,
         )
-        self._memory, self._history = self._settings.memory(), History()
-        self._steps = 0
-        self._start(names, {})
+        self._memory, self._history = None if self._settings.lossless else Memory(), History()
+        self._steps, self._passes = 0, PassCounter()
+        self._names = ParameterNames()
+        self._tracing = Tracing.of_environment()
+        self._stats = RunningStats(log_every)
+        self._decisions = None if strategy is None else Decisions(strategy)
+        self._sums = BucketSums(self._settings, self._memory, self._history, self._decisions, self._stats.add)
+        self.name(names)
         self._settings.check_forms(self._names.given)
         self._unused = weakref.finalize(self, _warn_unused)
 
@@ -227,47 +231,11 @@ class SwitchAllreduceState:
             self._tracing.end_step()
         if not self._stats.count_step():
             return
-        if in_pass():  # log after the pass has waited for all sums, those of other modules included
+        if this_pass() is not None:
+            # Log after the pass has waited for all sums, those of other modules included.
             call_at_end(partial(call_at_end, self._stats.log))
         else:
             self._stats.log()
-
-    def __getstate__(self) -> dict[str, Any]:
-        _LOGGER.warning("process_group and connections are not saved with a SwitchAllreduceState")
-        self._sums.drain()
-        return {
-            "_settings": self._settings.without_connection(),
-            "_memory": self._memory,
-            "_seen": self._history.saved(),
-            "_steps": self._steps,
-            "_decided": {} if self._decisions is None else self._decisions.saved(),
-        }
-
-    def __setstate__(self, kept: dict[str, Any]) -> None:
-        decided, seen = kept.pop("_decided"), kept.pop("_seen")
-        vars(self).update(kept)
-        self._history = History()
-        self._history.restore(seen)
-        self.process_group = None
-        self._start((), decided)
-        self._unused = weakref.finalize(self, _warn_unused)
-        _LOGGER.warning(
-            "SwitchAllreduceState restored with all ranks as process_group, and without parameters' names: "
-            "set process_group and call name() before the first step if they differed"
-        )
-
-    def _start(self, names: Iterable[tuple[str, torch.nn.Parameter]], decided: Mapping[str, Any]) -> None:
-        """Set up what is neither pickled nor restored. `decided`: earlier decisions, as saved."""
-        self._names = ParameterNames()
-        self._passes = PassCounter()
-        self._tracing = Tracing.of_environment()
-        self._stats = RunningStats(self._settings.log_every)
-        strategy = self._settings.strategy
-        self._decisions = None if strategy is None else Decisions(strategy)
-        if self._decisions is not None:
-            self._decisions.restore(decided)
-        self._sums = BucketSums(self._settings, self._memory, self._history, self._decisions, self._stats.add)
-        self.name(names)
 
 
 def _warn_unused() -> None:

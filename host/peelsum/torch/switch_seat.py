@@ -12,13 +12,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import Store  # type: ignore[attr-defined]  # not exported, but documented
+
 from peelsum.logs import LogsError, configure
 from peelsum.metrics import PARTS, MetricsError, MetricsServer, metrics_address, worker_values
 from peelsum.tls import Identity, TlsError, read_token
 from peelsum.tls.identity import tls_reason
 from peelsum.torch.errors import HookConfigError
-from peelsum.torch.held_seats import only_here
-from peelsum.torch.ready import Store, numbered
+from peelsum.torch.starts import numbered, only_here
 from peelsum.transport import SwitchSummation, job_config
 from peelsum.transport.lease import Lease
 from peelsum.transport.seats import SEAT

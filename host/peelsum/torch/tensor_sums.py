@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce, Part, reduce_scatter
 from peelsum.summation import Op, PieceSummation, Words
+from peelsum.torch.buckets import summable
 from peelsum.torch.errors import HookConfigError
-from peelsum.torch.host_memory import summable
 
 _R: Any = dist.ReduceOp.RedOpType
 SUMS = (_R.SUM, _R.AVG, _R.PREMUL_SUM)

@@ -12,7 +12,7 @@ from typing import Self
 
 import torch.distributed as dist
 
-from peelsum.torch.host_memory import Bucket
+from peelsum.torch.buckets import Bucket
 from peelsum.traces import SUFFIX, Recorder, write
 
 #: The environment variable with the settings, as JSON: folder, name, steps, values.

@@ -1,4 +1,4 @@
-"""What calls of a process group return: `torch.distributed.Work`, for Python and C++ to wait for."""
+"""Futures and works of torch, for Python and C++ to wait for, from `concurrent.futures` and from gloo."""
 
 from __future__ import annotations
 
@@ -8,13 +8,57 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from peelsum.torch.errors import CallTimeoutError
-from peelsum.torch.futures import pass_on
+from peelsum.torch.errors import CallTimeoutError, HookFailedError
+
+T = TypeVar("T")
+
+
+def pass_on(
+    done: Future[None],
+    future: torch.futures.Future[T],
+    value: Callable[[], T],
+    after_error: Callable[[], T] | None = None,
+) -> Future[None]:
+    """Complete `future` when `done` completes, with `value` or with the error.
+
+    after_error: the value to complete it with after an error, which the caller then reports in another way.
+    Returns a future that completes as `done` does, after all callbacks of `future` have run.
+    """
+    told: Future[None] = Future()
+
+    def tell(done: Future[None]) -> None:
+        error = done.exception()
+        try:
+            if error is None:
+                future.set_result(value())
+            elif after_error is not None:
+                future.set_result(after_error())
+            else:
+                # mypy expects a result of type T; torch documents an exception here.
+                future.set_exception(_for_torch(error))  # type: ignore[arg-type]
+        except Exception as failure:
+            error = error or failure
+        if error is None:
+            told.set_result(None)
+        else:
+            told.set_exception(error)
+
+    done.add_done_callback(tell)
+    return told
+
+
+def _for_torch(error: BaseException) -> Exception:
+    """Return an Exception, the only kind of error that torch accepts."""
+    if isinstance(error, Exception):
+        return error
+    wrapped = HookFailedError(f"sum: ended by {type(error).__name__} ({error}); start training again")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def future_of(tensors: Sequence[torch.Tensor]) -> torch.futures.Future[list[torch.Tensor]]:
@@ -124,7 +168,7 @@ class Finished(dist.Work):
                 self.wait()
                 future.set_result(self._tensors)
             except Exception as error:
-                future.set_exception(error)  # type: ignore[arg-type]  # see `futures`
+                future.set_exception(error)  # type: ignore[arg-type]  # see `pass_on`
 
         # Not every work of gloo has a future of its own.
         threading.Thread(target=complete, name="peelsum waits", daemon=True).start()

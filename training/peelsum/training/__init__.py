@@ -5,8 +5,7 @@ A task is a model, which returns the loss of a batch, and the source of its batc
 """
 
 from peelsum.training.density import Density, densities, overall
-from peelsum.training.errors import TrainingDataError
-from peelsum.training.task import Batch, Task
+from peelsum.training.task import Batch, Task, TrainingDataError
 from peelsum.training.tasks import DATA, MODELS, ModelName, make_task
 
 __all__ = [

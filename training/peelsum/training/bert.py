@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from peelsum.training.errors import TrainingDataError
-from peelsum.training.task import Batch, Task
+from peelsum.training.task import Batch, Task, TrainingDataError, require
 from peelsum.training.text import Text, standard_library
 
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -91,9 +91,9 @@ class Question:
     """Indices of the answer's first and last word in the passage."""
 
 
-def quotations(words: Sequence[str], seed: int = 0) -> list[Question]:
+def quotations(words: Sequence[str]) -> list[Question]:
     """Return synthetic questions about a text: which words stand between these and those?"""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     words = [word for word in words if word != "\n"]
     made = []
     for at in range(0, len(words) - _PASSAGE, _PASSAGE):
@@ -167,23 +167,14 @@ def make(size: Size, path: Path | None) -> Task:
     """Return BERT on the questions at `path`, or on quotations of Python's standard library."""
     data = Encoded(quotations(standard_library()) if path is None else squad(path), size)
 
-    def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:
-        return _batches(data, size.batch, rank, workers, seed)
-
+    batches = partial(_batches, data, size.batch)
     named = "quotations of Python's standard library" if path is None else f"the questions of {path}"
-    return Task("bert", named, Bert(size), batches, _optimizer)
+    return Task("bert", named, Bert(size), batches, partial(torch.optim.AdamW, lr=3e-4))
 
 
 def _batches(data: Encoded, batch: int, rank: int, workers: int, seed: int) -> Iterator[Batch]:
+    require("questions", len(data.words), workers)
     rng = np.random.default_rng([seed, rank])
     own = np.arange(len(data.words))[rank::workers]
-    if not own.size:
-        raise TrainingDataError(
-            f"questions: {len(data.words)} are too few for {workers} workers; pass {workers} or more"
-        )
     while True:
         yield data.at(rng.choice(own, batch))
-
-
-def _optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return cast(torch.optim.Optimizer, torch.optim.AdamW(parameters, lr=3e-4))

@@ -7,17 +7,16 @@ gradients of both embeddings then have non-zero rows only for words of the batch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
 from torch import nn
 
-from peelsum.training.errors import TrainingDataError
-from peelsum.training.task import Batch, Task
+from peelsum.training.task import Batch, Task, TrainingDataError
 from peelsum.training.text import Text, standard_library, words_in
 
 
@@ -94,11 +93,10 @@ def make(size: Size, path: Path | None) -> Task:
     """Return the language model on the text at `path`, or on Python's standard library."""
     text = Text.of(standard_library() if path is None else words_in(path), size.vocabulary)
 
-    def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:
-        return _batches(text, size, rank, workers, seed)
-
+    batches = partial(_batches, text, size)
     data = "the text of Python's standard library" if path is None else f"the text of {path}"
-    return Task("lstm", data, LanguageModel(len(text.words), size), batches, _optimizer)
+    model = LanguageModel(len(text.words), size)
+    return Task("lstm", data, model, batches, partial(torch.optim.Adam, lr=2e-3))
 
 
 def _batches(text: Text, size: Size, rank: int, workers: int, seed: int) -> Iterator[Batch]:
@@ -116,7 +114,3 @@ def _batches(text: Text, size: Size, rank: int, workers: int, seed: int) -> Iter
         for at in range(0, stream - size.length, size.length):
             window = torch.from_numpy(own[:, at : at + size.length + 1])
             yield window[:, :-1], window[:, 1:], draw(rng, len(text.words), size.samples)
-
-
-def _optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return cast(torch.optim.Optimizer, torch.optim.Adam(parameters, lr=2e-3))

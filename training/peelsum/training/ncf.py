@@ -6,18 +6,17 @@ batch uses few of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from peelsum.training.errors import TrainingDataError
-from peelsum.training.task import Batch, Task
+from peelsum.training.task import Batch, Task, TrainingDataError, require
 
 #: Negative samples per pair of the data.
 NEGATIVES = 4
@@ -127,22 +126,17 @@ def make(size: Size, path: Path | None) -> Task:
     """Return the training of NeuMF on MovieLens' ratings at `path`; None draws ratings from a power law."""
     ratings = power_law(size.users, size.items) if path is None else movielens(path)
 
-    def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:
-        return _batches(ratings, size.batch, rank, workers, seed)
-
+    batches = partial(_batches, ratings, size.batch)
     data = "ratings by a power law" if path is None else f"MovieLens' ratings in {path}"
     model = NeuMF(ratings.users, ratings.items, size)
-    return Task("ncf", data, model, batches, _optimizer)
+    return Task("ncf", data, model, batches, partial(torch.optim.Adam, lr=2e-3))
 
 
 def _batches(ratings: Ratings, batch: int, rank: int, workers: int, seed: int) -> Iterator[Batch]:
     """Yield batches of this worker's pairs, each with random items as negative samples."""
+    require("ratings", ratings.user.size, workers)
     rng = np.random.default_rng([seed, rank])
     user, item = ratings.user[rank::workers], ratings.item[rank::workers]
-    if not user.size:
-        raise TrainingDataError(
-            f"ratings: {ratings.user.size} are too few for {workers} workers; pass {workers} or more"
-        )
     while True:
         drawn = rng.integers(0, user.size, batch)
         others = rng.integers(0, ratings.items, batch * NEGATIVES)
@@ -151,7 +145,3 @@ def _batches(ratings: Ratings, batch: int, rank: int, workers: int, seed: int) -
         likes[:batch] = 1
         items = np.concatenate((item[drawn], others))
         yield torch.from_numpy(users), torch.from_numpy(items), torch.from_numpy(likes)
-
-
-def _optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return cast(torch.optim.Optimizer, torch.optim.Adam(parameters, lr=2e-3))

@@ -1,4 +1,4 @@
-"""A training task: a model, its data, and its optimizer."""
+"""A training task, and the errors of data that it cannot use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+
+
+class TrainingDataError(ValueError):
+    """Data that are missing or in the wrong format. The message names path, fault and what to pass."""
+
 
 #: The arguments of one call of the model.
 Batch = tuple[torch.Tensor, ...]
@@ -29,3 +34,9 @@ class Task:
     """
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     """Returns the optimizer of the model's parameters."""
+
+
+def require(what: str, count: int, workers: int) -> None:
+    """Raise TrainingDataError unless there is one for each worker."""
+    if count < workers:
+        raise TrainingDataError(f"{what}: {count} are too few for {workers} workers; pass {workers} or more")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
 from peelsum.training import bert, lstm, ncf, vgg19
-from peelsum.training.errors import TrainingDataError
-from peelsum.training.task import Task
+from peelsum.training.task import Task, TrainingDataError
 
 ModelName = Literal["ncf", "lstm", "vgg19", "bert"]
 MODELS: tuple[ModelName, ...] = get_args(ModelName)
@@ -22,13 +19,8 @@ DATA: dict[ModelName, str] = {
     "vgg19": "the folder of CIFAR-10's binary version, or one with a folder of images for each class",
     "bert": "SQuAD's train-v1.1.json, or its folder",
 }
-#: The function that makes each model's task, small (True) and at the published size.
-_MAKERS: dict[ModelName, dict[bool, Callable[[Path | None], Task]]] = {
-    "ncf": {True: partial(ncf.make, ncf.SMALL), False: partial(ncf.make, ncf.FULL)},
-    "lstm": {True: partial(lstm.make, lstm.SMALL), False: partial(lstm.make, lstm.FULL)},
-    "vgg19": {True: partial(vgg19.make, vgg19.SMALL), False: partial(vgg19.make, vgg19.FULL)},
-    "bert": {True: partial(bert.make, bert.SMALL), False: partial(bert.make, bert.FULL)},
-}
+#: Each has the sizes SMALL and FULL, the published one, and `make(size, path)`.
+_MODULES: dict[ModelName, Any] = {"ncf": ncf, "lstm": lstm, "vgg19": vgg19, "bert": bert}
 
 
 def make_task(name: ModelName, *, small: bool = True, path: str | Path | None = None, seed: int = 0) -> Task:
@@ -40,4 +32,6 @@ def make_task(name: ModelName, *, small: bool = True, path: str | Path | None = 
     torch.manual_seed(seed)
     if path is not None and not Path(path).exists():
         raise TrainingDataError(f"{path}: does not exist; pass {DATA[name]}")
-    return _MAKERS[name][small](None if path is None else Path(path))
+    module = _MODULES[name]
+    task: Task = module.make(module.SMALL if small else module.FULL, None if path is None else Path(path))
+    return task

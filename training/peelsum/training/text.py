@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.training.errors import TrainingDataError
+from peelsum.training.task import TrainingDataError
 
 UNKNOWN = 0
 END_OF_LINE = "<eos>"

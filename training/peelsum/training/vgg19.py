@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,8 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from peelsum.extras import missing
-from peelsum.training.errors import TrainingDataError
-from peelsum.training.task import Batch, Task
+from peelsum.training.task import Batch, Task, TrainingDataError, require
 
 #: Channels of each convolution; 0 for a pooling layer.
 CONFIGURATION = (64, 64, 0, 128, 128, 0, *[256] * 4, 0, *[512] * 4, 0, *[512] * 4, 0)
@@ -190,24 +190,15 @@ def make(size: Size, path: Path | None) -> Task:
     """Return VGG19 on the images at `path`, or on scikit-learn's digits."""
     images: Images = digits() if path is None else images_in(path, size.side)
 
-    def batches(rank: int, workers: int, seed: int) -> Iterator[Batch]:
-        return _batches(images, size.batch, rank, workers, seed)
-
+    batches = partial(_batches, images, size.batch)
     data = "scikit-learn's digits" if path is None else f"the images in {path}"
-    return Task("vgg19", data, Vgg19(images.classes, size), batches, _optimizer)
+    return Task("vgg19", data, Vgg19(images.classes, size), batches, partial(torch.optim.Adam, lr=3e-4))
 
 
 def _batches(images: Images, batch: int, rank: int, workers: int, seed: int) -> Iterator[Batch]:
+    require("images", images.labels.size, workers)
     rng = np.random.default_rng([seed, rank])
     own = np.random.default_rng(seed).permutation(images.labels.size)[rank::workers]
-    if not own.size:
-        raise TrainingDataError(
-            f"images: {images.labels.size} are too few for {workers} workers; pass {workers} or more"
-        )
     while True:
         numbers = rng.choice(own, batch)
         yield torch.from_numpy(images.at(numbers)), torch.from_numpy(images.labels[numbers])
-
-
-def _optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return cast(torch.optim.Optimizer, torch.optim.Adam(parameters, lr=3e-4))

@@ -34,7 +34,7 @@ from peelsum.flexible import (
 from peelsum.flexible import Traffic as StepTraffic
 from peelsum.flexible.collectives import directly
 from peelsum.summation import Part, Words
-from peelsum.torch.flexible_sum import compressor_of
+from peelsum.torch.decisions import compressor_of
 from peelsum.torch.routes import Meter, Rider, Routes
 
 T = TypeVar("T")

@@ -20,16 +20,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from peelsum.training import Batch, TrainingDataError
-from peelsum.training.convolutional import SmallConvNet
-from peelsum.training.gratings import SIDE, gratings
 from peelsum.training.lstm import FULL as FULL_LANGUAGE
 from peelsum.training.lstm import LanguageModel
 from peelsum.training.lstm import Size as LanguageSize
 from peelsum.training.ncf import FULL as FULL_RATINGS
 from peelsum.training.ncf import NEGATIVES, TASTES, NeuMF, Ratings, movielens, power_law
 from peelsum.training.ncf import Size as RatingsSize
+from peelsum.training.small import SIDE, SmallConvNet, SmallTransformer, gratings
 from peelsum.training.text import Text, standard_library, words_in
-from peelsum.training.transformer import SmallTransformer
 from peelsum.training.vgg19 import FULL as FULL_IMAGES
 from peelsum.training.vgg19 import ArrayImages, Images, Vgg19, digits, images_in
 from peelsum.training.vgg19 import Size as ImagesSize

@@ -1,8 +1,9 @@
-"""Sums of few words over a process group, by direct messages between the ranks instead of a ring's.
+"""Sums over a process group by messages between its ranks, instead of the backend's ring.
 
-Theory of operation. Each rank combines a share of the words, which it gets from all others, and sends them
-the result. That takes 2 (n - 1) messages from each rank; a ring sends several times as many, which are
-smaller. Very few words go to all ranks in whole, in n - 1 messages, and each rank combines them all.
+Theory of operation. For few words, each rank combines a share of them, which it gets from all others, and
+sends them the result. That takes 2 (n - 1) messages from each rank; a ring sends several times as many, which
+are smaller. Very few words go to all ranks in whole, in n - 1 messages, and each rank combines them all. Over
+links whose latency counts more than their rate, ranks combine the whole words along binomial trees.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
+import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 
 from peelsum.summation import Op, Part, Words
@@ -71,3 +74,52 @@ def combined(rows: Words, spans: Sequence[tuple[int, int, Op]], begin: int) -> W
             combine = np.bitwise_or if op == "or" else np.add
             combine.reduce(rows[:, first:last], axis=0, dtype=np.uint32, out=out[first:last])
     return out
+
+
+def together(parts: Sequence[Part]) -> list[list[Part]]:
+    """Divide parts into those that go together: few words in all, and none after one that has a check.
+
+    After a failed check the workers may have parts of different lengths, and must not exchange them.
+    """
+    groups: list[list[Part]] = []
+    words = 0
+    for part in parts:
+        words += part.words.size
+        if not groups or groups[-1][-1].check is not None or words > MOST_WORDS:
+            groups.append([])
+            words = part.words.size
+        groups[-1].append(part)
+    return groups
+
+
+def all_reduce_tree(tensor: torch.Tensor, group: dist.ProcessGroup | None = None, op: Op = "add") -> None:
+    """Add or OR a contiguous tensor over the ranks of `group` (None: all), in place.
+
+    Ranks combine theirs in pairs, pairs of pairs and so on up to the first rank, which broadcasts the result.
+    That takes twice log2(n) messages of the whole tensor, where a ring takes 2 (n - 1) of an n-th. Integers
+    are summed exactly, so that the bits are those of any other all_reduce.
+    """
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    own, other, distance = ranks.index(dist.get_rank()), torch.empty_like(tensor), 1
+    while distance < len(ranks):
+        if own % (2 * distance):
+            dist.send(tensor, ranks[own - distance], group)
+            break
+        if own + distance < len(ranks):
+            dist.recv(other, ranks[own + distance], group)
+            if op == "add":
+                tensor += other
+            else:
+                tensor |= other
+        distance *= 2
+    dist.broadcast(tensor, ranks[0], group)
+
+
+def gathered(
+    data: NDArray[np.uint8], equal: Callable[[NDArray[np.uint8]], list[NDArray[np.uint8]]]
+) -> list[NDArray[np.uint8]]:
+    """Return every worker's bytes by two gathers of equally many: of lengths, then of bytes."""
+    lengths = [int(one.view(np.int64)[0]) for one in equal(np.array([data.size], np.int64).view(np.uint8))]
+    padded = np.zeros(max(lengths), np.uint8)
+    padded[: data.size] = data
+    return [row[:length] for row, length in zip(equal(padded), lengths, strict=True)]

@@ -1,4 +1,4 @@
-"""Buckets that wait for the next bucket of their backward pass, to travel in the same exchanges.
+"""A bucket's gradients as sums take them, and the buckets that wait to be summed together.
 
 Theory of operation. A bucket of few words takes longer in exchanges' round trips than on the link. So it
 waits, until the buckets that wait would take the link longer than the exchanges that they save. Every rank
@@ -8,13 +8,100 @@ a sum. Only sums of earlier passes count, which are done on every rank when anot
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
 from peelsum.allreduce import NetworkModel
+from peelsum.allreduce.allreduce import Tensor
+from peelsum.codec import BFloat16
 from peelsum.torch.errors import HookError
-from peelsum.torch.host_memory import Bucket
+
+
+class Bucket:
+    """A flat tensor of gradients, of `shapes[i]` for parameter i, as the caller's stream left it."""
+
+    def __init__(self, buffer: torch.Tensor, shapes: Sequence[torch.Size]) -> None:
+        self.buffer, self.shapes = buffer, shapes
+        self._written = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
+
+    @contextmanager
+    def gradients(self, *, on_host: bool) -> Iterator[Sequence[torch.Tensor]]:
+        """Yield one flat tensor for each parameter, as `near` does."""
+        with self.near(on_host=on_host) as buffer:
+            yield torch.split(buffer, self._lengths())
+
+    @contextmanager
+    def near(self, *, on_host: bool) -> Iterator[torch.Tensor]:
+        """Yield the buffer on this thread's stream; writes go back to the bucket.
+
+        on_host: yield a tensor in host memory, wherever the bucket is.
+        """
+        if self._written is None:
+            yield self.buffer
+            return
+        stream = _STREAMS.of(self.buffer.device)
+        stream.wait_event(self._written)
+        with torch.cuda.stream(stream):
+            near = self.buffer
+            if on_host:
+                near = torch.empty_like(self.buffer, device="cpu", pin_memory=True)
+                near.copy_(self.buffer, non_blocking=True)
+                stream.synchronize()
+            yield near
+            if on_host:
+                self.buffer.copy_(near, non_blocking=True)
+        stream.synchronize()
+
+    @property
+    def in_floats(self) -> bool:
+        """Whether the gradients are float32 in host memory, so that `arrays` shares theirs."""
+        return self._written is None and self.buffer.dtype == torch.float32
+
+    def arrays(self) -> Iterator[NDArray[np.float32]]:
+        """Yield one flat array for each parameter, if `in_floats`: faster than torch splits a tensor."""
+        flat, end = self.buffer.numpy(), 0
+        for length in self._lengths():
+            begin, end = end, end + length
+            yield flat[begin:end]
+
+    def _lengths(self) -> list[int]:
+        return [shape.numel() for shape in self.shapes]
+
+    def future(self) -> torch.futures.Future[torch.Tensor]:
+        """Return a future for the buffer, on which a training stream can wait."""
+        return torch.futures.Future(devices=[self.buffer.device] if self._written else None)
+
+
+class _Streams(threading.local):
+    """A stream for each thread and device: two threads' buckets overlap, and no bucket makes a stream."""
+
+    def __init__(self) -> None:
+        self._kept: dict[torch.device, torch.cuda.Stream] = {}
+
+    def of(self, device: torch.device) -> torch.cuda.Stream:
+        """Return this thread's stream on a device."""
+        if device not in self._kept:
+            self._kept[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._kept[device]
+
+
+_STREAMS = _Streams()
+
+
+def summable(tensor: torch.Tensor) -> Tensor:
+    """Return a flat host tensor in the form that the all-reduce takes; memory is shared."""
+    if tensor.dtype == torch.bfloat16:
+        return BFloat16(tensor.view(torch.int16).numpy().view(np.uint16))
+    array: Tensor = tensor.numpy()
+    return array
+
 
 #: The exchanges of most sums: header and values.
 _EXCHANGES = 2

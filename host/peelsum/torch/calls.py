@@ -1,19 +1,29 @@
-"""Calls of gloo with what gloo itself does not take: tensors on a GPU, other number types, averages.
+"""Calls of a process group by gloo, and reduce-scatter and all-gather over the switch.
 
-Gloo gets copies in host memory, of a type that it has. Results are copied back when the call is waited for.
+Gloo gets what it does not take itself (tensors on a GPU, other number types, averages) as copies in host
+memory, of a type that it has. Results are copied back when the call is waited for. Over the switch, words
+travel only to the rank that owns them, or from it. Torch has three forms of each such call: of one tensor, of
+several, and of lists with a tensor for each rank. Here each form becomes pairs of the tensors that are
+written and those that are read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from peelsum.torch.tensor_sums import Reduction, check_device
 from peelsum.torch.works import Finished
+
+if TYPE_CHECKING:
+    from peelsum.torch.process_group import SwitchProcessGroup
 
 _R: Any = dist.ReduceOp.RedOpType
 _OF_GLOO = (
@@ -90,3 +100,79 @@ def _copy_back(near: torch.Tensor, tensor: torch.Tensor, divisor: int) -> None:
     if divisor > 1:
         near = torch.div(near, divisor, rounding_mode=None if near.is_floating_point() else "trunc")
     tensor.detach().copy_(near)
+
+
+Call = Callable[..., Any]
+
+
+def _tensors(given: Any) -> list[torch.Tensor]:
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _paired(first: Any, second: Any) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """Return the tensors that each result is written to, and those it is read from."""
+    pairs = zip(first, second, strict=False) if isinstance(first, (list, tuple)) else [(first, second)]
+    return [(_tensors(out), _tensors(given)) for out, given in pairs]
+
+
+def _numel(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(one.numel() for one in tensors)
+
+
+def _even(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether tensors lie on one device as plain memory, and are alike in type and size."""
+    kinds = {(one.dtype, one.device, one.layout, one.numel()) for one in tensors}
+    return len(kinds) == 1 and tensors[0].layout == torch.strided
+
+
+def _reduce_scatter(name: str) -> Call:
+    """Return torch's method `name`, which takes outputs and inputs."""
+
+    def call(self: SwitchProcessGroup, outputs: Any, inputs: Any, opts: Any) -> Any:
+        pairs = _paired(outputs, inputs)
+        reduction = Reduction.of(name, [one for _, given in pairs for one in given], opts)
+        if self._sums is None or not all(
+            reduction.by_switch(one) and _even(given) and _numel(given) == self.size() * _numel(out)
+            for out, given in pairs
+            for one in given
+        ):
+            return by_gloo(self._gloo, name, outputs, inputs, opts)
+        return self._submit_pieces(name, opts, pairs, partial(self._sums.scattered, reduction=reduction))
+
+    return call
+
+
+def _all_gather(name: str) -> Call:
+    """Return torch's method `name`, which takes outputs and inputs."""
+
+    def call(self: SwitchProcessGroup, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        pairs, opts = _paired(outputs, inputs), opts or AllgatherOptions()
+        check_device(name, [one for pair in pairs for tensors in pair for one in tensors])
+        if self._sums is None or not all(
+            _even(out) and _even(given) and _numel(out) == self.size() * _numel(given) for out, given in pairs
+        ):
+            return by_gloo(self._gloo, name, outputs, inputs, opts)
+        return self._submit_pieces(name, opts, pairs, self._sums.gathered)
+
+    return call
+
+
+#: Methods by name, as versions of torch have them.
+_SCATTERING = (
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+)
+_GATHERING = (
+    "allgather",
+    "_allgather_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "allgather_into_tensor_coalesced",
+)
+CALLS: dict[str, Call] = {
+    **{name: _reduce_scatter(name) for name in _SCATTERING},
+    **{name: _all_gather(name) for name in _GATHERING},
+}

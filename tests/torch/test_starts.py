@@ -1,4 +1,4 @@
-"""Ranks wait for each other at a start, and hear at once that one has failed."""
+"""Ranks wait for each other at a start, hear at once that one has failed, and restart under torchrun."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch_training as training
 from torch.distributed import HashStore, PrefixStore
 from torch_ranks import run_ranks
 
-from peelsum.torch import HookError, ready
-from peelsum.torch.ready import when_all_are_ready
+from peelsum.torch import HookConfigError, HookError, starts
+from peelsum.torch.starts import start_of, when_all_are_ready
 
 RANKS = 3
 
@@ -41,8 +41,8 @@ def test_nobody_goes_on_before_all_are_ready(monkeypatch):
             if len(lines) == RANKS - 1:
                 told.set()
 
-    monkeypatch.setattr(ready, "TELL_AFTER_S", 0.01)
-    monkeypatch.setattr(ready, "_log", Log())
+    monkeypatch.setattr(starts, "TELL_AFTER_S", 0.01)
+    monkeypatch.setattr(starts, "_log", Log())
 
     def work(rank):
         assert rank != 1 or told.wait(PATIENCE_S)
@@ -106,3 +106,26 @@ def test_the_hook_waits_for_a_rank_that_compiles():
         assert first == second == 1.0
 
     with_longer_timeouts(late)
+
+
+AGENTS = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "start"),
+    [
+        ({}, ""),
+        ({"TORCHELASTIC_USE_AGENT_STORE": "False", "TORCHELASTIC_RESTART_COUNT": "3"}, ""),
+        (AGENTS | {"TORCHELASTIC_RESTART_COUNT": "0"}, "start 0"),
+        (AGENTS | {"TORCHELASTIC_RESTART_COUNT": "3", "GROUP_WORLD_SIZE": "1"}, "start 3"),
+        (AGENTS | {"TORCHELASTIC_RESTART_COUNT": "0", "GROUP_WORLD_SIZE": "2"}, "start 0"),
+    ],
+)
+def test_starts_are_told_apart_where_the_store_outlives_them(environment, start):
+    assert start_of(environment) == start
+
+
+def test_agents_of_several_nodes_do_not_count_alike():
+    environment = AGENTS | {"TORCHELASTIC_RESTART_COUNT": "1", "GROUP_WORLD_SIZE": "2"}
+    with pytest.raises(HookConfigError, match="set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all nodes"):
+        start_of(environment)

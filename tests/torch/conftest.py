@@ -1,0 +1,103 @@
+"""A rank alone, and ranks of the `peelsum` backend as threads of one process, at seats without a switch."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from patience import PATIENCE_S
+
+from peelsum.allreduce import LocalSummation
+
+RANKS = 3
+
+
+class Seat(LocalSummation):
+    """A worker's seat, which counts its sums; they wait while `go` is cleared."""
+
+    def __init__(self, hub, worker_id):
+        super().__init__(hub, worker_id)
+        self.sums, self.go, self.closed = 0, threading.Event(), threading.Event()
+        self.go.set()
+
+    def sum_words(self, parts):
+        assert self.go.wait(PATIENCE_S)
+        self.sums += 1
+        return super().sum_words(parts)
+
+    def close(self):
+        self.closed.set()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """This process as the only rank of torch.distributed."""
+    from torch_alone import group_of_one
+
+    with group_of_one():
+        yield
+
+
+@pytest.fixture
+def seat(monkeypatch):
+    """The seat at which the only rank of a group sits down."""
+    from peelsum.torch import process_group
+
+    (made,) = Seat.group(1)
+    monkeypatch.setattr(process_group, "connect_rank", lambda *_: made)
+    return made
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    """Return what work(group) returns on each rank, a thread here, and how often each used the switch."""
+    from torch.distributed import HashStore
+
+    from peelsum.torch import SwitchProcessGroup, process_group
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+    def run(work, options=None):
+        seats, store = Seat.group(RANKS), HashStore()
+        monkeypatch.setattr(process_group, "connect_rank", lambda _, rank, *__: seats[rank])
+
+        def one(rank):
+            group = SwitchProcessGroup(store, rank, RANKS, timedelta(seconds=PATIENCE_S), options)
+            try:
+                return work(group)
+            finally:
+                group.barrier().wait()
+                group.shutdown()
+
+        with ThreadPoolExecutor(RANKS) as pool:
+            return list(pool.map(one, range(RANKS))), seats[0].sums - 1
+
+    return run
+
+
+@pytest.fixture
+def reduced(ranks):
+    """Return the tensor after a reduction of one of each rank, the same bits on all, and a seat's sums."""
+    import torch
+    import torch.distributed as dist
+
+    def of(given, op=dist.ReduceOp.SUM, options=None):
+        def work(group):
+            tensor, opts = given[group.rank()].clone(), dist.AllreduceOptions()
+            opts.reduceOp = op
+            group.allreduce([tensor], opts).wait()
+            return tensor
+
+        results, sums = ranks(work, options)
+        assert len({str(one.reshape(-1).view(torch.uint8).tolist()) for one in results}) == 1
+        return results[0], sums
+
+    return of

@@ -1,0 +1,176 @@
+"""Sums over a process group: by direct messages and trees, in groups made again, and whom an error names."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch_training as training
+from group_ranks import sums_again, sums_by_tree, sums_in_two_worlds
+from torch.distributed import HashStore
+from torch_alone import group_of_one
+from torch_ranks import run_ranks
+
+from peelsum.allreduce import SummationStalledError
+from peelsum.summation import Part
+from peelsum.torch import process_group_summation as summed
+from peelsum.torch.reductions import DirectSum, together
+
+pytestmark = pytest.mark.usefixtures("forked_children")
+
+
+class Post:
+    """all_to_all between threads."""
+
+    def __init__(self, workers):
+        self.met, self.sent, self.exchanges = Barrier(workers), [None] * workers, 0
+
+    def of(self, worker):
+        def all_to_all(received, sent):
+            self.sent[worker] = sent
+            self.met.wait(30)
+            received[:] = [row[worker] for row in self.sent]
+            if self.met.wait(30) == 0:
+                self.exchanges += 1
+
+        return all_to_all
+
+
+def drawn(workers, lengths, seed=0):
+    """Words of each worker and part; additions of them wrap around."""
+    draw = np.random.default_rng(seed)
+    return [[draw.integers(0, 2**32, n, np.uint32) for n in lengths] for _ in range(workers)]
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 7])
+@pytest.mark.parametrize(
+    ("lengths", "exchanges"),
+    [([4], 1), ([0, 1, 0], 1), ([4096], 1), ([4097], 2), ([5, 9000, 1], 2), ([1, 0, 12345, 7], 2)],
+    ids=str,
+)
+def test_sums_are_those_of_one_array(workers, lengths, exchanges):
+    post, words = Post(workers), drawn(workers, lengths)
+    ops = ["or" if i % 2 else "add" for i in range(len(lengths))]
+
+    def work(worker):
+        one, parts = DirectSum(workers, worker, post.of(worker)), list(map(Part, words[worker], ops))
+        one.sum_words([Part(np.full(20_000, 7, np.uint32), "add")])  # leaves words in its memory
+        return one.sum_words(parts)
+
+    with ThreadPoolExecutor(workers) as pool:
+        results = list(pool.map(work, range(workers)))
+    for i, op in enumerate(ops):
+        combine = np.bitwise_or if op == "or" else np.add
+        expected = combine.reduce([own[i] for own in words], axis=0, dtype=np.uint32)
+        for result in results:
+            np.testing.assert_array_equal(result[i], expected, strict=True)
+    assert post.exchanges == 2 + exchanges
+    for before, after in zip(words, drawn(workers, lengths), strict=True):
+        for left, right in zip(before, after, strict=True):
+            np.testing.assert_array_equal(left, right)
+
+
+def test_nothing_goes_with_a_part_that_may_end_the_sum():
+    few, many = np.zeros(4, np.uint32), np.zeros(2**18, np.uint32)
+    check = lambda words: None  # noqa: E731
+    parts = [Part(few, "or", check), Part(few, "or"), Part(few, "add"), Part(many, "add"), Part(few, "add")]
+    assert [len(some) for some in together(parts)] == [1, 2, 1, 1]
+
+
+def test_few_and_many_words_over_gloo():
+    for sums in run_ranks(3, training.words_over_gloo, [3, 5000, 2**18, 2**18 + 5]):
+        for by_direct, by_ring in sums:
+            np.testing.assert_array_equal(by_direct, by_ring, strict=True)
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_a_tree_gives_the_bits_of_a_ring(world: int) -> None:
+    found = run_ranks(world, sums_by_tree, 1001)
+    exact = np.sum([np.array(own, np.int64) for own, _, _ in found], axis=0).astype(np.int32)
+    for _, tree, ring in found:
+        assert tree == ring == exact.tolist()
+
+
+@pytest.mark.parametrize(("members", "slow"), [((0, 1), 0), ((0, 2), 2), ((0, 1, 2), 1)])
+def test_a_second_group_of_the_same_ranks_does_not_meet_the_first(members, slow):
+    """The store still has the first group's addresses while the slow rank has not made the second."""
+    found = run_ranks(3, sums_again, members, slow)
+    for rank, sums in enumerate(found):
+        ranks, count = sum(members), len(members)
+        expected = [[count * i + 10**number * ranks for i in range(4)] for number in range(2)]
+        assert sums == (expected if rank in members else [])
+
+
+def test_processes_of_earlier_worlds_make_groups_with_new_ones(tmp_path):
+    """Rank 1 of the second world has made no group of ranks 0 and 1 before, and rank 0 has."""
+    assert run_ranks(3, sums_in_two_worlds, tmp_path) == [[[3, 3]] * worlds for worlds in (2, 1, 1)]
+
+
+class FrozenStore:
+    """A store whose process is stopped: writes are buffered, and reads never return."""
+
+    def __init__(self) -> None:
+        self.end = threading.Event()
+
+    def set(self, key: str, value: str) -> None:
+        pass
+
+    def get(self, key: str) -> bytes:
+        self.end.wait()
+        raise RuntimeError("closed")
+
+
+class LateStore:
+    """A store at which worker `n` reports after n intervals."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s, self._began = interval_s, time.monotonic()
+
+    def set(self, key: str, value: str) -> None:
+        pass
+
+    def get(self, key: str) -> bytes:
+        return b""
+
+    def check(self, keys: list[str]) -> bool:
+        worker = int(keys[0].rpartition("/")[2])
+        return time.monotonic() - self._began >= worker * self._interval_s
+
+
+def test_a_frozen_store_is_given_up(monkeypatch):
+    monkeypatch.setattr(summed, "_STORE_S", 0.2)
+    store: Any = FrozenStore()
+    try:
+        assert not summed._RollCall(store, 1, 3, 60.0).answered()
+    finally:
+        store.end.set()
+
+
+def test_each_report_restarts_the_timeout():
+    store: Any = LateStore(0.5)
+    roll = summed._RollCall(store, 0, 5, 1.0)
+    assert roll.answered()
+    assert (roll.missing, roll.store_lost) == (set(), False)
+
+
+def test_a_worker_that_does_not_report_is_missing():
+    roll = summed._RollCall(HashStore(), 1, 3, 0.2)
+    assert roll.answered()
+    assert (roll.missing, roll.store_lost) == ({0, 2}, False)
+
+
+def test_a_closed_group_names_nobody():
+    with group_of_one():
+        summation = summed.ProcessGroupSummation("gloo")
+        summation.close()
+    with pytest.raises(SummationStalledError, match="the group was closed") as raised:
+        summation.sum_words([Part(np.ones(3, np.uint32), "add")])
+    assert "did not answer" not in str(raised.value)
