@@ -13,7 +13,6 @@ from compressors import Books, fractions
 from torch_training import model, parameters, step_loss
 
 from peelsum.compress import CompressedSum, Compressor
-from peelsum.flexible import Flexible
 from peelsum.torch import SwitchAllreduceState, hook
 from peelsum.torch.backends import connect
 
