@@ -1,42 +1,120 @@
-"""The training examples: each runs alone, and one runs through the switch."""
+"""The training examples: alone, in two parts, and through the switch."""
 
 import importlib
-import importlib.util
 import json
 import os
+import runpy
 import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 from free_ports import KeptPort
 from patience import PATIENCE_S
 
 pytest.importorskip("torch")
 
+import checkpoint_training as training
+import torch
+from torch_ranks import run_ranks
+
 from peelsum.topology import Star
+from peelsum.torch import HookConfigError, SwitchAllreduceState
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+#: The models that the examples train.
+MODELS = {"train_ncf": "ncf", "train_lm": "lstm", "train_vgg19": "vgg19", "train_bert": "bert"}
 
 
-@pytest.mark.parametrize("name", ["lm", "ncf", "vgg19", "bert"])
-def test_an_example_trains_by_itself(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def digest(monkeypatch, capsys):
+    """Run an example with these arguments; return the digest of its parameters, and what it says."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    spec = importlib.util.spec_from_file_location(f"train_{name}", EXAMPLES / f"train_{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    model = {"lm": "lstm"}.get(name, name)
-    losses = module.main(model, ["--steps", "2", "--every", "1"])
-    out = capsys.readouterr().out
-    assert len(losses) == 2
-    assert f"{model}, " in out
-    assert f"step 2: loss {losses[1]:.4f}" in out
+    for name in ("WORLD_SIZE", "RANK", "PEELSUM_JOB", "PEELSUM_SEAT"):
+        monkeypatch.delenv(name, raising=False)
+
+    def trained(example, *arguments):
+        monkeypatch.setattr(sys, "argv", [example, "--every", "1", *arguments])
+        runpy.run_path(str(EXAMPLES / f"{example}.py"), run_name="__main__")
+        said = capsys.readouterr().out
+        return said.partition("parameters: ")[2].strip(), said
+
+    yield trained
+    for name in ("training_loop", "checkpoints"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("example", MODELS)
+def test_training_in_two_parts(digest, tmp_path, example):
+    """It ends with the same bits as in one."""
+    folder = ("--checkpoint", str(tmp_path / "kept"))
+    whole, said = digest(example, "--steps", "3")
+    assert said.startswith(f"{MODELS[example]}, ")
+    assert "step 2: loss " in said
+    begun, _ = digest(example, "--steps", "2", *folder)
+    assert begun != whole
+    again, said = digest(example, "--steps", "3", *folder)
+    assert "step 2: " not in said
+    assert again == whole
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["rank0.2.pt", "rank0.3.pt"]
+
+
+def test_a_hook_goes_on_with_what_it_had_not_sent(tmp_path):
+    """Each of two ranks restores its own residuals, without which the parameters would differ."""
+    kept, lost = str(tmp_path / "kept"), str(tmp_path / "lost")
+    expected = [whole for _, whole in run_ranks(2, training.with_hook, 5, None)]
+    for folder, forget, same in ((kept, False, True), (lost, True, False)):
+        run_ranks(2, training.with_hook, 3, folder)
+        again = run_ranks(2, training.with_hook, 5, folder, forget)
+        assert [begin for begin, _ in again] == [3, 3]
+        for (_, parameters), whole in zip(again, expected, strict=True):
+            assert np.array_equal(parameters.view(np.int32), whole.view(np.int32)) is same
+
+
+@pytest.mark.parametrize(("kept", "asked"), [("with", "without"), ("without", "with")])
+def test_another_way_to_sum_is_refused(monkeypatch, tmp_path, kept, asked):
+    """The error is one line, before anything is loaded."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    checkpoints = importlib.import_module("checkpoints")
+
+    def of(way):
+        model = torch.nn.Linear(2, 2)
+        state = SwitchAllreduceState(names=model.named_parameters()) if way == "with" else None
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        return model, checkpoints.Checkpoints(str(tmp_path), 0, model, optimizer, state)
+
+    of(kept)[1].save(2)
+    model, other = of(asked)
+    before = model.weight.detach().clone()
+    with pytest.raises(HookConfigError) as refused:
+        other.restore()
+    assert torch.equal(model.weight, before)
+    assert str(refused.value) == (
+        f"checkpoint: {tmp_path / 'rank0.2.pt'} is of a training {kept} `--sum switch`, and this is one "
+        f"{asked} it; continue {kept} it, or give another folder"
+    )
+
+
+def test_an_example_says_so_and_ends(digest, monkeypatch, tmp_path):
+    folder = ("--checkpoint", str(tmp_path))
+    digest("train_ncf", "--steps", "1", *folder)
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in alone.items():
+        monkeypatch.setenv(name, value)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            digest("train_ncf", "--steps", "2", *folder, "--sum", "switch")
+    finally:
+        torch.distributed.destroy_process_group()
+    assert str(ended.value).startswith(f"rank 0: HookConfigError: checkpoint: {tmp_path}")
+    assert "\n" not in str(ended.value)
+
+
+def test_ranks_are_needed_to_sum(digest):
+    with pytest.raises(SystemExit, match=r"^--sum gloo: no ranks; start them with torchrun or "):
+        digest("train_ncf", "--steps", "1", "--sum", "gloo")
 
 
 @pytest.mark.system
