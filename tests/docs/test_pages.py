@@ -51,6 +51,8 @@ def test_links_lead_somewhere(page):
         if not re.match(r"[a-z]+:", target):
             linked = (page.parent / target).resolve()
             assert linked.exists() or linked in GENERATED, target
+    for file in re.findall(r"\btests/[\w/]+\.py\b", text) if page.name != "CHANGELOG.md" else ():
+        assert (ROOT / file).exists(), file
 
 
 @pytest.mark.parametrize("name", ["accuracy", "codec", "performance", "simulation", "training"])
