@@ -21,9 +21,7 @@ def profiled(phase: str) -> AbstractContextManager[object]:
     a span, too.
     """
     spans = step_spans()
-    if spans is not None:
-        return _both(spans, phase)
-    return _range(phase)
+    return _range(phase) if spans is None else _both(spans, phase)
 
 
 def noted(values: Mapping[str, int]) -> None:

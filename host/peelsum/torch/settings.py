@@ -25,7 +25,6 @@ from peelsum.allreduce import (
     RequestedValues,
     Summation,
 )
-from peelsum.allreduce.rounds import unnoted
 from peelsum.compress import Collectives, CompressedSum, CompressError, Compressor, Memory, TopK
 from peelsum.compress.compressed_sum import feedback_of
 from peelsum.flexible import METHODS, Flexible, carrier_of
@@ -226,7 +225,7 @@ class Settings:
             average=True,
             implementation=self.implementation or "cpu",
             span=profiled,
-            note=unnoted if step_spans() is None else noted,
+            note=noted,
         )
 
     def check_forms(self, names: Collection[str]) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -87,26 +86,14 @@ class Vgg19(nn.Module):
         return scores
 
 
-class Images(Protocol):
-    """Labelled images, numbered from 0."""
-
-    labels: NDArray[np.int64]
-    """int64[n]."""
-    classes: int
-    """Number of classes."""
-
-    def at(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the images with these numbers, float32[n, 3, height, width], from -1 to 1."""
-
-
 class ArrayImages:
-    """Images in memory: uint8[n, 3, height, width]."""
+    """Images in memory, uint8[n, 3, height, width], their labels, int64[n], and the number of classes."""
 
     def __init__(self, pixels: NDArray[np.uint8], labels: NDArray[np.int64], classes: int) -> None:
         self._pixels, self.labels, self.classes = pixels, labels, classes
 
     def at(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
-        """See `Images`."""
+        """Return the images with these numbers, float32[n, 3, height, width], from -1 to 1."""
         return self._pixels[numbers].astype(np.float32) / 127.5 - 1
 
 
@@ -126,7 +113,7 @@ class FolderImages:
         self.classes = len(folders)
 
     def at(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
-        """See `Images`."""
+        """See `ArrayImages.at`."""
         return np.stack([self._read(self._files[number][0]) for number in numbers])
 
     def _read(self, file: Path) -> NDArray[np.float32]:
@@ -137,6 +124,9 @@ class FolderImages:
         with Image.open(file) as image:
             scaled = image.convert("RGB").resize((self._side, self._side))
         return np.asarray(scaled, np.float32).transpose(2, 0, 1) / 127.5 - 1
+
+
+Images = ArrayImages | FolderImages
 
 
 def digits() -> ArrayImages:
