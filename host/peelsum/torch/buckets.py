@@ -23,6 +23,11 @@ from peelsum.allreduce.allreduce import Tensor
 from peelsum.codec import BFloat16
 from peelsum.torch.errors import HookError
 
+#: The exchanges of most sums: header and values.
+_EXCHANGES = 2
+#: Buckets that were summed together stay together until they take this many times the words.
+_STAY = 2.0
+
 
 class Bucket:
     """A flat tensor of gradients, of `shapes[i]` for parameter i, as the caller's stream left it."""
@@ -101,12 +106,6 @@ def summable(tensor: torch.Tensor) -> Tensor:
         return BFloat16(tensor.view(torch.int16).numpy().view(np.uint16))
     array: Tensor = tensor.numpy()
     return array
-
-
-#: The exchanges of most sums: header and values.
-_EXCHANGES = 2
-#: Buckets that were summed together stay together until they take this many times the words.
-_STAY = 2.0
 
 
 @dataclass(frozen=True, eq=False)

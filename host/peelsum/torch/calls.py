@@ -25,6 +25,7 @@ from peelsum.torch.works import Finished
 if TYPE_CHECKING:
     from peelsum.torch.process_group import SwitchProcessGroup
 
+Call = Callable[..., Any]
 _R: Any = dist.ReduceOp.RedOpType
 _OF_GLOO = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
@@ -100,9 +101,6 @@ def _copy_back(near: torch.Tensor, tensor: torch.Tensor, divisor: int) -> None:
     if divisor > 1:
         near = torch.div(near, divisor, rounding_mode=None if near.is_floating_point() else "trunc")
     tensor.detach().copy_(near)
-
-
-Call = Callable[..., Any]
 
 
 def _tensors(given: Any) -> list[torch.Tensor]:

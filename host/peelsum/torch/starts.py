@@ -27,6 +27,11 @@ T = TypeVar("T")
 _PAUSE_S = 0.05
 #: Most ranks that a message names.
 _NAMED = 8
+#: How long an unreferenced state may take to leave its seat, in seconds.
+_LEAVING_S = 5.0
+#: The seats that this process holds; the condition is notified when one is left.
+_held: set[str] = set()
+_left = threading.Condition()
 _log = logging.getLogger("peelsum")
 
 
@@ -92,6 +97,8 @@ def _missing(store: Store, keys: list[str]) -> str:
 def init_process_group(backend: str | None = None, timeout: timedelta | None = None, **options: Any) -> None:
     """Call `torch.distributed.init_process_group` by the environment, in a script that torchrun may restart.
 
+    torchrun's agent gives restarted ranks the store of the dead ones, with their stale addresses in it (torch
+    2.13). Here every start uses a part of the store of its own.
     Raises HookConfigError after a restart on one of several nodes that share the agent's store: their agents
     count restarts differently, and ranks would meet dead ranks' addresses. Raises torch's errors, too.
     """
@@ -124,15 +131,12 @@ def start_of(environment: Mapping[str, str]) -> str:
     return f"start {restarts}"
 
 
-#: How long an unreferenced state may take to leave its seat, in seconds.
-_LEAVING_S = 5.0
-_held: set[str] = set()
-_left = threading.Condition()
-
-
 @contextmanager
 def only_here(seat: str) -> Iterator[None]:
-    """Hold a seat in the body. Raises HookConfigError if this process holds it already and keeps it."""
+    """Hold a seat in the body. Raises HookConfigError if this process holds it already and keeps it.
+
+    A second connection to a seat would look to the switch like an earlier run of the same worker.
+    """
     if seat in _held:
         gc.collect()  # an unreferenced state can be in cycles
     with _left:

@@ -16,6 +16,10 @@ from peelsum.allreduce.result import TensorTally
 from peelsum.compress import CompressedResult, CompressedTensor, Kind
 from peelsum.flexible import Carrier, DecidedStep, Event, LinkModel, Next
 
+_LOGGER = logging.getLogger("peelsum.torch")
+#: What a result and `HookStats` count under the same name.
+_COUNTED = ("wire_bytes", "dense_bytes", "encode_s", "network_s", "decode_s")
+
 
 @dataclass(frozen=True)
 class TensorStats:
@@ -137,11 +141,6 @@ def _tensor_stats(one: TensorTally | CompressedTensor) -> TensorStats:
     """Return the statistics of a parameter's sum; a compressed one has no `scale_block`."""
     values: dict[str, Any] = {each.name: getattr(one, each.name, None) for each in fields(TensorStats)}
     return TensorStats(**values)
-
-
-_LOGGER = logging.getLogger("peelsum.torch")
-#: What a result and `HookStats` count under the same name.
-_COUNTED = ("wire_bytes", "dense_bytes", "encode_s", "network_s", "decode_s")
 
 
 class RunningStats:

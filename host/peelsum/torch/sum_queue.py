@@ -21,6 +21,8 @@ from peelsum.allreduce import Part, Summation
 from peelsum.summation import PieceSummation, Words
 from peelsum.torch.errors import HookError, HookFailedError
 
+T = TypeVar("T")
+
 
 class ThreadPool:
     """A pool of `threads` threads that takes tasks in order; the last thread to end calls `leave`.
@@ -128,9 +130,6 @@ class ThreadPool:
         if self._turn == self._submitted and not self.inherited:
             self.end()
             self.join()
-
-
-T = TypeVar("T")
 
 
 class QueuedSummation:
