@@ -96,7 +96,6 @@ def test_ranges_in_a_profile_of_all_threads(alone):
     assert ranges["wait"] == state.stats().buckets - buckets > 1
     assert ranges["exchange"] == state._sums._queue.summation.calls - calls
     assert 1 < ranges["encode"] == ranges["decode"] <= ranges["exchange"]
-    assert ranges["decode"] >= ranges["exchange"]
 
 
 def test_a_profile_of_the_training_thread_has_what_it_waited_for(alone):
