@@ -50,6 +50,22 @@ def test_a_step_like_the_ones_before_takes_one_exchange(make_workers: Any, value
     assert {op for op, _, _ in one_exchange} == {"or", "add"}
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_values_of_sums_beyond_float64_are_rounded_once(make_workers: Any, sign: int) -> None:
+    """2**28 + 16 + 2**-26 is above half of float32's spacing there; float64 rounds it to that half."""
+    group = make_workers(WORKERS, 256, forms="dense", network=FAR)
+    ones = np.ones(64, np.float32)
+    for _ in range(3):
+        checked(group, [{"g": ones}] * WORKERS)
+    inputs = [{"g": ones.copy()} for _ in range(WORKERS)]
+    for tensors, value in zip(inputs, (2.0**28, 16.0, 2.0**-26), strict=True):
+        tensors["g"][0] = sign * value
+    found = group.sum(inputs)[0]
+    assert found.ahead
+    assert found["g"].total[0] == sign * (2**54 + 2**30 + 1)
+    assert found["g"].values[0] == sign * (2**28 + 32)
+
+
 @pytest.mark.parametrize("factor", [2.0**-40, 2.0**-20, 2.0**35, 2.0**60])
 def test_scales_that_are_far_off_cost_one_more_exchange(make_workers: Any, factor: float) -> None:
     group = make_workers(WORKERS, 256, values="sketch")
@@ -156,6 +172,22 @@ def test_guesses_that_are_always_wrong_are_given_up(make_workers: Any) -> None:
     given_up = [one.ahead for one in results].index(False, 1)
     assert 3 < given_up < 30
     assert sum(one.ahead for one in results[given_up:]) < 10, "tried again now and then"
+
+
+def test_a_tensor_that_is_not_finite_teaches_nothing(echo: Any) -> None:
+    """Its integers depend on the processor, as which NaN is converted."""
+    found, how = [], {"forms": "sparse", "values": "sketch", "network": NetworkModel(0.05, 3e-3)}
+    for implementation in ("cpu", "reference"):
+        reduce = Allreduce(echo, implementation=implementation, **how)
+        for step in range(24):
+            few, other = drawn(step, density=0.02, n=2000)[0]["s"], np.zeros(2000, np.float32)
+            other[: 20 if step < 3 else 400] = 1.0 if step < 3 else 1e30
+            other[0] = 1.0 if step < 3 else np.nan
+            result = reduce.sum({"few": few, "other": other})
+        assert result.ahead
+        found.append(reduce._chooser.history.saved())
+    for mine, others in zip(*(one["unions"].values() for one in found), strict=True):
+        np.testing.assert_array_equal(mine, others)
 
 
 def test_a_restored_history_goes_on_with_the_same_bits(make_workers: Any) -> None:
@@ -268,3 +300,11 @@ def test_an_index_that_is_too_small_sends_bits_of_candidates(make_workers: Any, 
     assert more[0][0][1] <= n // 32
     assert more[1][0][1] <= found
     assert results.exchanges == 3
+
+
+def test_saved_levels_are_of_the_last_steps_blocks_also_of_a_single_one() -> None:
+    keys, kept = (("a", 255),), Levels()
+    for block in (256, 1024):
+        plan = TensorPlan("a", (255,), "float32", Choice("dense", scale_block=block))
+        kept.of(keys, Layout([plan]).table)[:] = 7
+        assert kept.saved()["a"].tolist() == [255, 0, block, 0, 7]

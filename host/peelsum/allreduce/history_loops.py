@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import codec
-from peelsum.codec import BLOCK_SIZES, Implementation
+from peelsum.codec import BLOCK_SIZES, NON_FINITE, Implementation
 from peelsum.codec.block_scales import ZERO
 from peelsum.compiled_once import cache_of, first_alone
 from peelsum.wire.compiled import compiler
@@ -42,9 +42,9 @@ _Counts = NDArray[np.float64]
 _Flags = NDArray[np.bool_]
 
 _here = Path(__file__)
+_constants = ("block_scales.py", "fixed_point.py", "index.py")
 _compiled = compiler(
-    [_here, *(_here.parents[1] / "codec" / name for name in ("block_scales.py", "index.py"))],
-    {"cache": True, "nogil": True},
+    [_here, *(_here.parents[1] / "codec" / name for name in _constants)], {"cache": True, "nogil": True}
 )
 
 
@@ -171,12 +171,16 @@ def unions(
 ) -> tuple[int, int]:
     """Write the union of each segment; return the non-zeros of the sparse ones, and how many are open.
 
-    A thin union of a sparse segment is what was `counted`; one of a dense segment is open, and -1; others
-    are what is expected of segments whose elements are non-zero with the same probability. wanted: whether
-    the next choice depends on where the non-zeros are. total: the non-zeros of dense segments.
+    Those of segments that are not finite are 0. A thin union of a sparse segment is what was `counted`; one
+    of a dense segment is open, and -1; others are what is expected of segments whose elements are non-zero
+    with the same probability. wanted: whether the next choice depends on where the non-zeros are. total: the
+    non-zeros of dense segments.
     """
     found = few = 0
     for s in range(elements.size):
+        if fields[s] == NON_FINITE:  # its integers are undefined, and differ between processors
+            out[s] = 0.0
+            continue
         sparse = s >= dense
         count = counted[s, 0] if sparse else total[s]
         found += count if sparse else 0

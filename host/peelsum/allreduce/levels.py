@@ -37,7 +37,7 @@ class Levels:
     def of(self, keys: tuple[Key, ...], table: Table) -> _Levels:
         """Return those of a table's blocks, to be changed in place. Blocks of another size are converted."""
         kept = self._together.get(keys)
-        if kept is not None and (kept[0] is table or np.array_equal(kept[0].blocks, table.blocks)):
+        if kept is not None and (kept[0] is table or np.array_equal(kept[0].block, table.block)):
             return kept[1]
         levels = np.zeros(int(table.blocks[-1]), np.int32)
         self._together = {old: one for old, one in self._together.items() if set(old).isdisjoint(keys)}

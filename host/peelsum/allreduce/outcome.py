@@ -62,7 +62,7 @@ class Outcome:
             self._wide[s] = Wide(wide.at.take(own), wide.totals[own], wide.own[own])
         with np.errstate(over="ignore"):
             scales = exchange.codec.scales[wide.at.blocks]
-            results = np.ldexp(wide.totals.astype(np.float64), -scales) / self._divisor
+            results = np.ldexp(_to_odd(wide.totals).astype(np.float64), -scales) / self._divisor
             return wide.at.elements, results.astype(np.float32)
 
     @cached_property
@@ -247,6 +247,15 @@ class Outcome:
         first, end = table.first_words[s - table.dense :][:2]
         union, memory, elements = self._exchange.union[first:end], self._memory, int(table.elements[s])
         return Selection(count, lambda: ops.positions(memory.on_host(union), elements, count=count))
+
+
+def _to_odd(totals: _Numbers) -> _Numbers:
+    """Return totals that float64 can hold; of two around another one, the odd: it is then rounded only once.
+
+    float64 has 53 bits, and sums have up to 62.
+    """
+    held = totals >> 10 << 10 | ((totals & 0x3FF) != 0).astype(np.int64) << 10
+    return np.where(np.abs(totals) < 2**53, totals, held)
 
 
 def _above(numbers: _Numbers) -> int:
