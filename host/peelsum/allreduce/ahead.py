@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from peelsum import kept_pages
 from peelsum.allreduce.exchange import Exchange, Round, Rounds, Setting, Sums, Wide
-from peelsum.allreduce.plan import Layout
+from peelsum.allreduce.plan import AHEAD, Layout
 from peelsum.codec import SketchLayout, cpu_block_loops, kernels
 from peelsum.codec.cpu import frozen
 from peelsum.codec.segments import ROW, Integers, Located, SegmentCodec
@@ -30,6 +30,8 @@ _Places = NDArray[np.int64]
 _WORD = 2**32
 #: So many more candidates than expected a sketch still peels; numbers of a block, about.
 _FIT, _PER_BLOCK = 1.05, 32
+if set(AHEAD) != {"dense", "sketch"}:
+    raise ImportError(f"AHEAD: {', '.join(AHEAD)} are not the forms that AheadExchange sends")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 from peelsum.allreduce import NetworkModel, Settings
 from peelsum.allreduce.costs import Candidate, Seen, candidates
-from peelsum.allreduce.plan import AGREEMENT_WORDS, Form
+from peelsum.allreduce.plan import AGREEMENT_WORDS, FORMS, Form
 from peelsum.codec import index_words
 from peelsum.flexible.collectives import COLLECTIVES, LinkModel, SwitchPath, within
 
@@ -202,7 +202,7 @@ def _forms(elements: int, density: float, forms: tuple[Form, ...]) -> tuple[Cand
 
 
 _DENSE_FORMS: tuple[Form, ...] = ("dense",)
-_SPARSE_FORMS: tuple[Form, ...] = ("compact", "sketch")
+_SPARSE_FORMS = tuple(form for form in FORMS if form not in _DENSE_FORMS)
 _COSTS: dict[Method, Callable[[Step], Cost]] = {
     "dense_ring": partial(_dense, "dense_ring", "all_reduce_ring"),
     "dense_tree": partial(_dense, "dense_tree", "all_reduce_tree"),
