@@ -68,10 +68,10 @@ class History:
     def basis(self, keys: tuple[Key, ...]) -> _Counts:
         """Return the unions for which forms were chosen last, and how well steps were as expected.
 
-        They are float64[tensors, BLOCK_SIZES + 3], -1 for a tensor that had no union: how often something was
-        sent again, how many words, and elements of blocks that exceeded what was expected. The union is that
-        of the last two steps with fewer candidates: an index that is too small costs an exchange; one that is
-        too large costs words that cannot be saved.
+        The result is float64[tensors, BLOCK_SIZES + 3], -1 for a tensor without a union. Its last columns are
+        how often something was sent again, how many words, and the elements of blocks that exceeded what was
+        expected. Of the last two steps' unions, the one with fewer candidates counts: an index that is too
+        small costs an exchange, one that is too large costs words that cannot be saved.
         """
         with self._lock:
             rows, basis = self._known(keys), np.empty((len(keys), loops.BASIS_COLUMNS))

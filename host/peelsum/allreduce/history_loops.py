@@ -171,10 +171,10 @@ def unions(
 ) -> tuple[int, int]:
     """Write the union of each segment; return the non-zeros of the sparse ones, and how many are open.
 
-    Those of segments that are not finite are 0. A thin union of a sparse segment is what was `counted`; one
-    of a dense segment is open, and -1; others are what is expected of segments whose elements are non-zero
-    with the same probability. wanted: whether the next choice depends on where the non-zeros are. total: the
-    non-zeros of dense segments.
+    A union of at most a quarter of the elements is what was `counted`, in a sparse segment. In a dense one it
+    is open, and -1. Others are what is expected of elements that are non-zero with the same probability, and
+    0 if the segment is not finite. wanted: whether the next choice depends on where the non-zeros are.
+    total: the non-zeros of dense segments.
     """
     found = few = 0
     for s in range(elements.size):
