@@ -209,10 +209,6 @@ class Memory:
         #: What the step sent: a residual, the elements, and what they were before.
         self._sent: list[tuple[Residual, Positions, Residual]] = []
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the memory between steps, after which nothing of the last step is put back."""
-        return vars(self) | {"step": -1, "_sent": []}
-
     def grown(
         self, gradients: Mapping[str, Floats], momentum: float = 0.0, most: float | None = None
     ) -> Grown:
