@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from peelsum.flexible import (
     Flexible,
     LinkModel,
     Measurement,
+    Method,
     Next,
     Step,
     SwitchPath,
@@ -66,7 +67,7 @@ class World:
             found = [one.observe(agreed, traffic) for one in deciders]
             assert all(one == found[0] for one in found)
             self.events += [(step, event) for event in found[0]]
-            traffic = Traffic.modelled(plan.method, self._step(step, plan, workers))
+            traffic = modelled(plan.method, self._step(step, plan, workers))
             self.summing(step, plan)
             last = [self._summed(step, plan, random, workers) for _ in range(workers)]
         return deciders
@@ -97,7 +98,7 @@ class World:
     def _summed(self, step: int, plan: Next, random: np.random.Generator, workers: int) -> dict[str, float]:
         """Return what a worker measures of a step's sums."""
         of, dense = self._step(step, plan, workers), plan.method in DENSE
-        one, small_s = cost(plan.method, of), Traffic.modelled(plan.method, of).small_messages
+        one, small_s = cost(plan.method, of), modelled(plan.method, of).small_messages
         network_s = one.latency_s + one.transfer_s
         self.seconds.append(network_s)
         return {
@@ -111,3 +112,12 @@ class World:
     def of(self, kind: type[Event]) -> list[int]:
         """Return the steps of the events of one kind."""
         return [step for step, event in self.events if isinstance(event, kind)]
+
+
+def modelled(method: Method, step: Step) -> Traffic:
+    """Return the cost model's prediction of a step; its small exchange is a header of no words."""
+    one, alpha = cost(method, step), replace(step, link=LinkModel(1.0, 1.0))
+    messages = cost(method, alpha).latency_s
+    bare = cost(method, replace(alpha, headers=0)).latency_s
+    small = (messages - bare) / (step.sums * step.headers) if step.headers else 0.0
+    return Traffic(step.elements, step.sums, messages, one.words, small)

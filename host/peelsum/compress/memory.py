@@ -138,12 +138,6 @@ class Residual:
             bits, momentum, before.numbers, old, before.scales, self.numbers, self.velocity, self.scales
         )
 
-    def grown(self, gradient: Floats, momentum: float) -> Residual:
-        """Return the residual with one more finite gradient added; this one is unchanged."""
-        more = Residual.empty(gradient.size, velocity=bool(momentum))
-        more.grow(self, gradient, momentum)
-        return more
-
     def offer(self) -> Floats:
         """Return float32[n]: the numbers, each rounded to a float; of very large ones, a part."""
         floats = kept_pages.empty(self.numbers.size, np.float32)

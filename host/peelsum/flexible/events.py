@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from peelsum.flexible.collectives import LinkModel
 from peelsum.flexible.front import Candidate
-from peelsum.flexible.methods import CARRIERS, METHODS, Carrier, Method, Step, cost
+from peelsum.flexible.methods import CARRIERS, METHODS, Carrier, Method
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,6 @@ class Traffic:
     """Messages in a row of its exchange of the fewest words; 0 if none had few."""
     small_words: float = 0.0
     """Words of that exchange on the busiest link."""
-
-    @classmethod
-    def modelled(cls, method: Method, step: Step) -> Traffic:
-        """Return the cost model's prediction of a step; its small exchange is a header of no words."""
-        one, alpha = cost(method, step), replace(step, link=LinkModel(1.0, 1.0))
-        messages = cost(method, alpha).latency_s
-        bare = cost(method, replace(alpha, headers=0)).latency_s
-        small = (messages - bare) / (step.sums * step.headers) if step.headers else 0.0
-        return cls(step.elements, step.sums, messages, one.words, small)
 
 
 @dataclass(frozen=True)
