@@ -67,6 +67,11 @@ def agree(results: Sequence[StepResult], name: str) -> None:
             np.testing.assert_array_equal(getattr(ours, field), getattr(other, field), field)
     added = sum(result[name].quantized.astype(np.int64) for result in results)
     np.testing.assert_array_equal(added, ours.total)
+    for result in results:
+        positions, numbers, _ = result.contributions()[name]
+        contributed = np.zeros(ours.elements, np.int64)
+        contributed[positions] = numbers
+        np.testing.assert_array_equal(contributed, result[name].quantized.ravel())
 
 
 @pytest.mark.covering(1)
@@ -135,6 +140,30 @@ def test_narrow_floats_and_shapes(form: Any) -> None:
         agree(results, name)
         assert results[0][name].values.shape == own.shape
         torch.testing.assert_close(results[0][name].values, 2 * own.float(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_view_with_the_other_sign_in_memory(in_place: bool) -> None:
+    """Such as the imaginary part of a conjugate, which lies behind the real part."""
+    parts = torch.tensor([3 + 5j], dtype=torch.complex64, device=DEVICE)
+    ours = {"real": parts.real, "imaginary": parts.conj().imag}
+    theirs = {name: np.array([1.0], np.float32) for name in ours}
+    results = mixed().each(lambda w, reduce: reduce.sum((ours, theirs)[w], in_place=in_place))
+    for name, total in (("real", 4.0), ("imaginary", -4.0)):
+        assert results[0][name].values.tolist() == results[1][name].values.tolist() == [total]
+
+
+def test_torchs_default_device_is_not_where_arrays_of_the_host_lie() -> None:
+    inputs = gradients(0, sizes={"a": N})
+    group, ours = mixed(forms="sparse", values="sketch"), tensors(inputs[0])
+
+    def summed(w: int, reduce: Allreduce) -> StepResult:
+        if w:
+            return reduce.sum(inputs[1])
+        with torch.device(DEVICE if DEVICE.type == "cuda" else "meta"):
+            return reduce.sum(ours)
+
+    agree(group.each(summed), "a")
 
 
 def test_a_tensor_that_lies_elsewhere_is_refused() -> None:

@@ -169,6 +169,15 @@ def test_a_kernel_that_fails_leaves_tensors_as_they_were(monkeypatch: pytest.Mon
     assert first > 6
 
 
+def test_the_hosts_results_do_not_take_torchs_default_dtype() -> None:
+    crew, before = Crew(["a"], {"forms": "dense"}, in_place=False), torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        crew.sum(Shortage(0))
+    finally:
+        torch.set_default_dtype(before)
+
+
 class SwitchedOff:
     """A backend that lacks memory of its own in the middle of a sum."""
 

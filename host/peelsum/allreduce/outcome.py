@@ -141,8 +141,8 @@ class Outcome:
         if not self._values:
             return dict.fromkeys(plan.names, nothing)
         exchange, memory = self._exchange, self._memory
-        own = [memory.on_host(one).astype(np.int64) for one in (exchange.own_dense, exchange.own_sparse)]
-        numbers, elements = np.concatenate(own), self._sent_elements()
+        own = [memory.on_host(one).view(np.int32) for one in (exchange.own_dense, exchange.own_sparse)]
+        numbers, elements = np.concatenate(own, dtype=np.int64), self._sent_elements()
         if exchange.wide is not None:
             numbers[np.searchsorted(elements, exchange.wide.at.elements)] = exchange.wide.own
         at = np.flatnonzero(numbers)

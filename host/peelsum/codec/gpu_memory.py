@@ -53,7 +53,7 @@ class DeviceMemory:
 
     def overwritable(self, tensor: Tensor) -> bool:
         """See `Memory.overwritable`."""
-        return tensor.dtype == torch.float32 and tensor.is_contiguous()
+        return tensor.dtype == torch.float32 and tensor.is_contiguous() and not tensor.is_neg()
 
     def beside(self, tensor: Tensor) -> AbstractContextManager[object]:
         """See `Memory.beside`."""
@@ -73,7 +73,8 @@ class DeviceMemory:
         self, tensors: Sequence[Tensor], into: Sequence[Tensor | None]
     ) -> tuple[list[Tensor], list[Tensor | None]]:
         """See `Memory.flat`."""
-        values = [one.to(torch.float32).contiguous().view(-1) for one in tensors]
+        # A view such as that of a conjugate's imaginary part has the other sign in memory.
+        values = [one.to(torch.float32).resolve_neg().contiguous().view(-1) for one in tensors]
         return values, [
             None if out is None else own if out is one else out.view(-1)
             for out, one, own in zip(into, tensors, values, strict=True)
@@ -85,7 +86,7 @@ class DeviceMemory:
             return np.zeros(tuple(tensor.shape), np.float32)
         first, end = self.span(tensor)
         # A copy of a strided tensor would be made contiguous on the device.
-        whole = tensor.as_strided(((end - first) // tensor.element_size(),), (1,)).cpu()
+        whole = tensor.as_strided(((end - first) // tensor.element_size(),), (1,)).cpu().resolve_neg()
         there = whole.as_strided(tensor.shape, tensor.stride())
         if there.dtype == torch.bfloat16:
             return BFloat16(there.view(torch.int16).numpy().view(np.uint16))
@@ -95,7 +96,7 @@ class DeviceMemory:
     def placed_in(self, values: NDArray[np.float32], like: Tensor, out: Tensor | None) -> Tensor:
         """Copy a result from the host to `out`; if that is None, to new memory on the device of `like`."""
         host = self.left_on_host(values)
-        into = torch.empty(host.shape, device=like.device) if out is None else out
+        into = torch.empty(host.shape, dtype=host.dtype, device=like.device) if out is None else out
         return into.copy_(host)
 
     def left_on_host(self, values: NDArray[np.float32]) -> Tensor:
@@ -138,7 +139,7 @@ class DeviceMemory:
         """See `Memory.traveling`. Returns pinned memory, or, if `direct`, memory of the device."""
         if self.direct:
             return self.words(count)
-        pinned = torch.empty(count, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        pinned = _staged((count,), torch.int32, self._device)
         words: NDArray[np.uint32] = pinned.numpy().view(np.uint32)
         return words
 
@@ -178,10 +179,15 @@ def sent(array: NDArray[Any], device: torch.device) -> Tensor:
     like = torch.from_numpy(array[:0])
     there = torch.empty(array.shape, dtype=like.dtype, device=device)
     if len(array):
-        staged = torch.empty(array.shape, dtype=like.dtype, pin_memory=device.type == "cuda")
+        staged = _staged(array.shape, like.dtype, device)
         staged.numpy()[:] = array  # torch would wake a thread on each core
         there.copy_(staged, non_blocking=True)
     return there
+
+
+def _staged(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Allocate memory of the host, whatever torch's default device is; pinned if `device` is a GPU."""
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
 
 
 def wait(device: torch.device) -> None:
