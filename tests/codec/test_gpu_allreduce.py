@@ -153,6 +153,22 @@ def test_a_view_with_the_other_sign_in_memory(in_place: bool) -> None:
         assert results[0][name].values.tolist() == results[1][name].values.tolist() == [total]
 
 
+def test_a_tensor_behind_a_smaller_storage_of_the_same_address() -> None:
+    memory = torch.arange(20, dtype=torch.float32, device=DEVICE)
+    ours = {"a": torch.from_dlpack(memory[:10]), "b": memory[10:]}
+    theirs = {name: np.zeros(10, np.float32) for name in ours}
+    results = mixed(forms="dense").sum([ours, theirs])
+    assert [results[0][name].values.tolist() for name in "ab"] == [[*range(10)], [*range(10, 20)]]
+
+
+def test_tensors_made_in_inference_mode_are_overwritten_outside() -> None:
+    with torch.inference_mode():
+        ours = {"a": torch.ones(40, device=DEVICE), "b": torch.ones(3, device=DEVICE)}
+    theirs = {"a": np.ones(40, np.float32), "b": np.ones(3, np.float32)}
+    mixed(forms="dense").each(lambda w, reduce: reduce.sum((ours, theirs)[w], in_place=True))
+    assert {name: set(one.tolist()) for name, one in ours.items()} == {"a": {2.0}, "b": {2.0}}
+
+
 def test_torchs_default_device_is_not_where_arrays_of_the_host_lie() -> None:
     inputs = gradients(0, sizes={"a": N})
     group, ours = mixed(forms="sparse", values="sketch"), tensors(inputs[0])
@@ -171,6 +187,8 @@ def test_a_tensor_that_lies_elsewhere_is_refused() -> None:
     elsewhere = f"ndarray is not on the kernels' device; pass torch tensors on {DEVICE}"
     with pytest.raises(CodecError, match=elsewhere):
         reduce.sum([np.zeros(3, np.float32)])
+    with pytest.raises(CodecError, match=r"layout is torch.sparse_coo; pass tensor.to_dense\(\)"):
+        reduce.sum([torch.zeros(3, device=DEVICE).to_sparse()])
     wide = torch.zeros(3, dtype=torch.float64, device=DEVICE)
     with pytest.raises(InvalidRequestError, match="out: '0' cannot take the sum"):
         reduce.sum([torch.zeros(3, device=DEVICE)], out=[wide])

@@ -21,6 +21,7 @@ from peelsum.allreduce import (
     DeviceMemoryError,
     InvalidRequestError,
     LocalSummation,
+    NetworkModel,
     StepResult,
 )
 from peelsum.allreduce.indexes import BlockIndex, BloomIndex
@@ -63,7 +64,7 @@ class Crew:
         group = zip(LocalSummation.group(WORKERS), kinds, strict=True)
         self.reduces = [Allreduce(one, implementation=kind, **settings) for one, kind in group]
         self.others = [Allreduce(one, **settings) for one in LocalSummation.group(WORKERS)]
-        self.kinds, self.names, self.in_place, self.step = kinds, names, in_place, 0
+        self.kinds, self.names, self.in_place, self.step, self.scale = kinds, names, in_place, 0, 1.0
 
     def sum(self, shortage: Shortage | None = None) -> list[StepResult]:
         """Sum new tensors, with a shortage at the first worker; return the workers' results."""
@@ -98,7 +99,7 @@ class Crew:
         rng = np.random.default_rng([self.step, worker])
         sizes = {"a": N, "b": 33, "c": 64}
         drawn = {name: (rng.random(n) < 0.05) * rng.normal(size=n) for name, n in sizes.items()}
-        return {name: drawn[name].astype(np.float32) for name in self.names}
+        return {name: (self.scale * drawn[name]).astype(np.float32) for name in self.names}
 
 
 def there(arrays: Arrays) -> dict[str, torch.Tensor]:
@@ -148,6 +149,24 @@ def test_every_allocation_of_a_step_may_fail(
         first += 1
     assert first >= 5, "a step allocates more than this"
     crew.sum()
+
+
+def test_sums_beyond_32_bits_that_find_no_room_leave_tensors_as_they_were() -> None:
+    """The step goes ahead, and its numbers are larger than expected; its last allocations fail."""
+    settings = {"forms": "dense", "network": NetworkModel(1.0, 10.0)}
+    crew, last = Crew(["a"], settings, in_place=True), 0
+    for back in range(4):
+        crew.scale = 1.0
+        for _ in range(6):
+            crew.sum()
+        crew.scale = 1e4
+        shortage = Shortage(last - back - 1 if last else 1000, lasting=True)
+        results = crew.sum(shortage)
+        assert results[0].ahead
+        assert results[0]["a"].total_at.dtype in (np.int64, torch.int64)
+        assert shortage.struck == bool(last)
+        last = last or shortage.count
+    assert last > 10
 
 
 def test_a_kernel_that_fails_leaves_tensors_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:

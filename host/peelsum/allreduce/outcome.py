@@ -235,9 +235,12 @@ class Outcome:
         """Return a segment's sums and own numbers as int64, with those of its `wide` elements."""
         wide, memory = self._wide[s], self._memory
         places = wide.at.elements - self._plan.layout.table.begins[s]
-        at = memory.placed(places if selection is None else np.searchsorted(selection.positions, places))
-        total, own = memory.widened(total), memory.widened(own)
-        total[at], own[at] = memory.placed(wide.totals), memory.placed(wide.own)
+        if selection is not None:
+            places = np.searchsorted(selection.positions, places)
+        with memory.beside(total):
+            at = memory.placed(places)
+            total, own = memory.widened(total), memory.widened(own)
+            total[at], own[at] = memory.placed(wide.totals), memory.placed(wide.own)
         return total, own
 
     def _selection(self, s: int, count: int) -> Selection:

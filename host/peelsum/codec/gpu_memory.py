@@ -32,13 +32,18 @@ class DeviceMemory:
         self._device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def accepted(self, tensor: Any) -> Tensor:
-        """See `Memory.accepted`. Raises CodecError for anything but a torch tensor on this device's type."""
+        """See `Memory.accepted`.
+
+        Raises CodecError for anything but a torch tensor on this device's type, with strides.
+        """
         if not isinstance(tensor, Tensor) or tensor.device.type != self._device.type:
             where = tensor.device if isinstance(tensor, Tensor) else type(tensor).__name__
             raise CodecError(
                 f"tensor: {where} is not on the kernels' device; pass torch tensors on {self._device}, "
                 "or use implementation='cpu' for arrays"
             )
+        if tensor.layout != torch.strided:
+            raise CodecError(f"tensor: its layout is {tensor.layout}; pass tensor.to_dense()")
         own = torch.cuda.current_device() if self.direct and tensor.is_cuda else None
         if own is not None and tensor.device.index != own:
             raise CodecError(
@@ -97,7 +102,8 @@ class DeviceMemory:
         """Copy a result from the host to `out`; if that is None, to new memory on the device of `like`."""
         host = self.left_on_host(values)
         into = torch.empty(host.shape, dtype=host.dtype, device=like.device) if out is None else out
-        return into.copy_(host)
+        with torch.inference_mode():  # `into` may have been made in it, and is then read-only elsewhere
+            return into.copy_(host)
 
     def left_on_host(self, values: NDArray[np.float32]) -> Tensor:
         """Return a result as a tensor that shares its memory."""

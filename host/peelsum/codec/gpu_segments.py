@@ -154,13 +154,15 @@ class GpuSegments:
             for part, out, there in zip(parts, self._out, self._devices, strict=True)
         ]
         place = *self._there(), self._union, self._bases
+        placed = None if wide is None else [sent(one, self._device) for one in wide]
         self._values = self._empty(0)  # a caller may keep results for long, and them alone
         launch.read(dense, sparse, self._rows, *place, divisor, flat, self._counts[1])
-        if wide is not None:
-            flat[sent(wide[0], self._device)] = sent(wide[1], self._device)
         pairs = [(a, b) for a, b in zip(results, parts, strict=True) if a is not b and not self._over]
-        if pairs:
-            torch._foreach_copy_([result for result, _ in pairs], [part for _, part in pairs])
+        with torch.inference_mode():  # tensors may have been made in it, and are then read-only elsewhere
+            if placed is not None:
+                flat.index_copy_(0, *placed)
+            if pairs:
+                torch._foreach_copy_([result for result, _ in pairs], [part for _, part in pairs])
         return results
 
     def counts(self, dense: Tensor, sparse: Tensor, own: tuple[Tensor, Tensor]) -> Counts:
@@ -185,7 +187,9 @@ def _joined(values: Sequence[Tensor]) -> tuple[Tensor, bool]:
     """Return tensors end to end, and whether they lie so already: then memory is shared."""
     first, place = values[0], values[0].storage_offset()
     for one in values:
-        if one.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+        # Another storage, of another size, may begin at the same address.
+        storages = one.untyped_storage(), first.untyped_storage()
+        if len({(storage.data_ptr(), storage.nbytes()) for storage in storages}) > 1:
             break
         if one.storage_offset() != place:
             break
