@@ -1,0 +1,68 @@
+"""Peeling is right if its programs run at once and see each other's writes as late as a GPU lets them.
+
+On a GPU, `make gpu` runs the same kernels with all their programs; these tests are for the interpreter.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import triton.language as tl
+from gpu_device import REAL, on_device, poisoned, poisoned_allocations, same
+from gpu_programs import SUPPORTED, at_once
+
+from peelsum.codec import SketchLayout, gpu, gpu_launch, reference
+from peelsum.codec import gpu_peel_kernels as peeling
+
+__all__ = ["poisoned_allocations"]
+
+pytestmark = [
+    pytest.mark.skipif(REAL, reason="replaces the interpreter's memory"),
+    pytest.mark.skipif(not SUPPORTED, reason="needs the interpreter of Triton 3.9"),
+]
+
+
+def peeled(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peel a drawn sketch by several programs; require the reference's numbers."""
+    rng = np.random.default_rng(seed)
+    monkeypatch.setattr(gpu_launch, "_CANDIDATES", int(rng.choice([4, 16])))
+    programs = int(rng.integers(3, 13))
+    monkeypatch.setattr(gpu_launch, "_cooperating", lambda device: programs)
+    layout = SketchLayout(int(rng.integers(20, 60)), seed, int(rng.choice([1, 2])))
+    k = int(layout.cells * rng.choice([0.6, 0.75, 0.85]))
+    where = np.sort(rng.choice(20 * k, k, replace=False)).astype(np.int64)
+    numbers = rng.integers(-(2**31), 2**31, k).astype(np.int32)
+    sketch, expected, out = np.empty(layout.cells, np.uint32), np.empty(k, np.int32), poisoned(k)
+    reference.sketch_encode(layout, where, numbers, sketch)
+    left = reference.sketch_decode(layout, sketch, where, expected)
+    with at_once(seed) as launches:
+        ours = gpu.sketch_decode(layout, on_device(sketch), on_device(where), out)
+    assert launches[0].accesses > 20
+    same(ours, left)
+    peeled_ones = np.setdiff1d(np.arange(k), left)
+    same(out, numbers, peeled_ones)
+    same(out, expected)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_programs_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    peeled(seed, monkeypatch)
+
+
+def _alone(arrived: object, times: object, members: object) -> None:
+    """A barrier that lets everyone pass."""
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"), [("_SHARED", tl.constexpr("")), ("_meet", _alone)], ids=["own cache", "no barrier"]
+)
+def test_a_fault_is_seen(name: str, fault: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of earlier rounds in an SM's own cache made peeling wrong on a device, and only there."""
+    monkeypatch.setattr(peeling, name, fault)
+    for seed in range(12):
+        with monkeypatch.context() as patched:
+            try:
+                peeled(seed, patched)
+            except (AssertionError, RuntimeError):
+                return
+    pytest.fail("no launch was wrong")
