@@ -77,7 +77,7 @@ class Launch:
             for name in ("load", "store"):
                 patches.enter_context(patch.object(_Builder, f"create_masked_{name}", getattr(self, name)))
             patches.enter_context(patch.object(_Builder, "create_atomic_rmw", self.atomic))
-            patches.enter_context(patch.object(_Builder, "get_cache_policy", lambda _, modifier, eviction: modifier))
+            patches.enter_context(patch.object(_Builder, "get_cache_policy", _modifier))
             interpreter.interpreter_builder.set_grid_dim(len(self._programs), 1, 1)
             threads = [Thread(target=self._program, args=(made.fn, given, one)) for one in self._programs]
             for thread in threads:
@@ -142,6 +142,10 @@ class Launch:
         if sem in _RELEASE:
             own.release()
         return _atomic(interpreter.interpreter_builder, op, pointers, values, mask, sem, scope)
+
+
+def _modifier(_: Any, modifier: str, eviction: str) -> str:
+    return modifier
 
 
 @contextmanager
