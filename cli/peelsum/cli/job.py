@@ -76,7 +76,7 @@ def admit(
             raise typer.BadParameter(f"{name}: {value}: applies to --hold only; give that too")
     if child:
         end_with_parent()
-    tell = told(json=json, child=child)
+    tell = told(child=child)
     with reporting(), ExitStack() as stack:
         job = read_description(description)
         switch = job.plans()[0].switch

@@ -65,7 +65,7 @@ def up(
             raise SystemExit(_start_detached([word for word in sys.argv[1:] if word != "--detach"]))
     if child:
         end_with_parent()
-    told(json=json, child=child)
+    told(child=child)
     with (
         reported(TopologyError),
         records.only_one(),

@@ -48,7 +48,7 @@ def simulate(
     network["oversubscription"] = oversubscription
     job = {"workers": workers, "elements": elements}
     top = {"lanes": lanes, "seed": seed}
-    with measuring(SimulationError, json=json) as tell:
+    with measuring(SimulationError) as tell:
         found = with_options(scenario, top, network, job, jobs)
         report = run(found, _progress(tell))
         if json:

@@ -152,7 +152,7 @@ def run(
     joins = {port: address(text, "the other switch's port") for port, text in joined.items()}
     if child:
         end_with_parent()
-    told_of_compiling(json=json, child=child)
+    told_of_compiling(child=child)
     with reported(SoftswitchError, *OPTION_ERRORS):
         if log_format is not None:
             configure(log_format, "switch", {"device_id": device_id})

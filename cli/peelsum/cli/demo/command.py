@@ -88,7 +88,7 @@ def command(
         raise typer.BadParameter(missing("torch", "demo"))
     with reported(TopologyError), Interruption() as interruption, ExitStack() as stack:
         processes = Processes(stack, interruption, PATIENCE_S)
-        values = run(processes, workers, steps, loss, seed, form, told(json=json))
+        values = run(processes, workers, steps, loss, seed, form, told())
     if json:
         print(json_.dumps(values))
     else:
