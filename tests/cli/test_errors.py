@@ -88,7 +88,7 @@ def test_description_that_is_not_there():
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("workers = 2", "workers = 200", "job.workers: 200: "),
+        ("workers = 2", "workers = 200", "job.workers: 200 is out of range; use 32 or less"),
         ("workers = 2", "wokers = 2", "job.wokers: is not a field of a job description; call it 'workers'"),
         ("id = 1", "id = 'one'", "job.id: 'one': "),
         ("[1, 2]", "[1, 1]", "ports: 1: is used 2 times; give every participant its own port"),
@@ -209,6 +209,10 @@ LANES = "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048"
         (
             "switch run --schedule=none.toml",
             "schedule: none.toml: No such file or directory; give a file that can be read",
+        ),
+        (
+            "switch compile --tofino --out=kept --processor-port=512",
+            "--processor-port: 512 is out of range; use 0 to 511",
         ),
         ("switch compile --out=kept", "out: kept: applies to --tofino only; give that too"),
     ],
