@@ -19,6 +19,7 @@ APART = (
 RUN = [page for page in PAGES if page not in APART and blocks(page.read_text(encoding="utf-8"))]
 #: Networks: from ten seconds to half a minute of processor time. Trainings over networks: minutes.
 LONG = {
+    "docs/how-to/choose-a-form.md": pytest.mark.system,
     "docs/how-to/deploy.md": pytest.mark.system,
     "docs/how-to/run-the-demo.md": pytest.mark.system,
     "docs/how-to/use-bmv2-and-mininet.md": pytest.mark.system,
