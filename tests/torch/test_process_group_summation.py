@@ -174,3 +174,19 @@ def test_a_closed_group_names_nobody():
     with pytest.raises(SummationStalledError, match="the group was closed") as raised:
         summation.sum_words([Part(np.ones(3, np.uint32), "add")])
     assert "did not answer" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        (2, "worker 1 did not answer; see whether it is running"),
+        (3, "workers 1, 2 did not answer; see whether they are running"),
+    ],
+)
+def test_one_or_several_missing_workers_are_named(monkeypatch, workers, said):
+    monkeypatch.setattr(summed, "_ROLL_CALL_S", 0.1)
+    with group_of_one():
+        summation = summed.ProcessGroupSummation("gloo")
+        summation.workers, summation._store = workers, HashStore()
+        message = summation._stalled(RuntimeError("Connection reset by peer"))
+    assert message == f"gloo: the sum over {workers} workers failed: {said} (Connection reset by peer)"

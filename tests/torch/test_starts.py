@@ -79,7 +79,7 @@ def test_a_rank_that_fails_is_told_of_by_the_others():
 def test_a_rank_that_never_comes_is_named(monkeypatch):
     monkeypatch.setenv("PEELSUM_JOIN_S", "0.2")
     store = HashStore()
-    with pytest.raises(HookError, match=r"rank 1, 2 are not ready after 0\.2 s; see whether it is running"):
+    with pytest.raises(HookError, match=r"ranks 1, 2 are not ready after 0\.2 s; see whether they are"):
         when_all_are_ready(store, 0, RANKS, lambda: None)
 
 

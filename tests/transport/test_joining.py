@@ -97,7 +97,9 @@ def test_it_says_once_who_is_missing(told: Told) -> None:
     wait = JoinWait(0, 60.0, now=100.0)
     for now in (101.9, 102.0, 104.0):
         wait.tell(stall(1, 2), now)
-    assert told.lines == ["job 1: worker 1, 2 has not joined, it may still be starting; waiting up to 60 s"]
+    assert told.lines == [
+        "job 1: workers 1, 2 have not joined, they may still be starting; waiting up to 60 s"
+    ]
 
 
 def test_the_limit_is_of_the_environment(monkeypatch) -> None:

@@ -265,6 +265,8 @@ class ProcessGroupSummation:
             return "the store is gone, and with it rank 0, which keeps it; see why rank 0 ended"
         if roll.missing:
             numbers = ", ".join(map(str, sorted(roll.missing)))
+            if len(roll.missing) > 1:
+                return f"workers {numbers} did not answer; see whether they are running"
             return f"worker {numbers} did not answer; see whether it is running"
         return "every worker answered; check that all of them sum equally often"
 

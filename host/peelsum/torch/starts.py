@@ -76,22 +76,27 @@ def _wait(store: Store, key: str, ranks: int, limit_s: float) -> None:
         if store.check([failed]):
             raise HookError(f"start: {store.get(failed).decode()}")
         if waited >= limit_s:
+            who, they = _missing(store, everybody)
             raise HookError(
-                f"start: {_missing(store, everybody)} not ready after {limit_s:g} s; see whether it is "
-                f"running, or allow more time by {JOIN}"
+                f"start: {who} not ready after {limit_s:g} s; see whether {they} running, or allow more time "
+                f"by {JOIN}"
             )
         if waited >= TELL_AFTER_S and not told:
             told = True
-            text = "start: %s not ready, it may still compile; waiting up to %g s"
-            _log.warning(text, _missing(store, everybody), limit_s)
+            who, they = _missing(store, everybody)
+            text = "start: %s not ready, %s may still compile; waiting up to %g s"
+            _log.warning(text, who, they.partition(" ")[0], limit_s)
         time.sleep(_PAUSE_S)
 
 
-def _missing(store: Store, keys: list[str]) -> str:
+def _missing(store: Store, keys: list[str]) -> tuple[str, str]:
+    """Return who is missing, as "rank 1 is" and "it is", or "ranks 1, 2 are" and "they are"."""
     missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+    if len(missing) == 1:
+        return f"rank {missing[0]} is", "it is"
     if len(missing) > _NAMED:
         missing[_NAMED:] = [f"{len(missing) - _NAMED} more"]
-    return f"rank {', '.join(missing)} {'is' if len(missing) == 1 else 'are'}"
+    return f"ranks {', '.join(missing)} are", "they are"
 
 
 def init_process_group(backend: str | None = None, timeout: timedelta | None = None, **options: Any) -> None:

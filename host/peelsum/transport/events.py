@@ -22,9 +22,10 @@ class TensorCompleted:
 
 
 def named(workers: Sequence[int], last_seen: Sequence[float | None], racks: int) -> str:
-    """Return the workers as text: their numbers, their racks if there are any, when each was last seen."""
+    """Return one or more workers as text: numbers, racks if there are any, when each was last seen."""
     ages: Sequence[float | str | None] = last_seen or [""] * len(workers)
-    return ", ".join(_named(worker, age, racks) for worker, age in zip(workers, ages, strict=True))
+    numbers = ", ".join(_named(worker, age, racks) for worker, age in zip(workers, ages, strict=True))
+    return f"worker{'s' * (len(workers) > 1)} {numbers}"
 
 
 def _named(worker: int, age: float | str | None, racks: int) -> str:
@@ -56,10 +57,10 @@ class Stalled:
     """The worker's generation; None at the server."""
 
     def __str__(self) -> str:
-        who = named(self.missing_workers, self.last_seen, self.racks)
+        it_is = "they are" if len(self.missing_workers) > 1 else "it is"
         reason = (
-            f"still waiting for worker {who}; see whether it is running, or give the job a longer timeout "
-            "if it is slow"
+            f"still waiting for {named(self.missing_workers, self.last_seen, self.racks)}; see whether "
+            f"{it_is} running, or give the job a longer timeout if {it_is} slow"
             if self.missing_workers
             else "the aggregation server has not answered; see whether it and the switch are running, and "
             f"whether `peelsum status` has the job in generation {self.generation}. If generation "
