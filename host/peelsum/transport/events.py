@@ -60,7 +60,7 @@ class Stalled:
         it_is = "they are" if len(self.missing_workers) > 1 else "it is"
         reason = (
             f"still waiting for {named(self.missing_workers, self.last_seen, self.racks)}; see whether "
-            f"{it_is} running, or give the job a longer timeout if {it_is} slow"
+            f"{it_is} running, or give a longer timeout_s if {it_is} slow"
             if self.missing_workers
             else "the aggregation server has not answered; see whether it and the switch are running, and "
             f"whether `peelsum status` has the job in generation {self.generation}. If generation "
