@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.transport.config import NETWORK, SEAT
 from peelsum.wire import MAX_WORKERS
 
 
@@ -37,6 +41,15 @@ def _named(worker: int, age: float | str | None, racks: int) -> str:
     return f"{worker} ({', '.join(notes)})" if notes else str(worker)
 
 
+def rerun(job_id: int, generation: int | None) -> str:
+    """Return what to do before workers can run again after this generation, for messages."""
+    with suppress(KeyError, TypeError, ValueError):  # no seat, or none that `peelsum up` wrote
+        admission = json.loads(os.environ[SEAT])["admission"]
+        if NETWORK in os.environ and (admission["job_id"], admission["generation"]) == (job_id, generation):
+            return "run `peelsum readmit`, then start all workers again"
+    return "admit the job and start its server again, then all workers"
+
+
 @dataclass(frozen=True)
 class Stalled:
     """The job made no progress for a while."""
@@ -64,7 +77,7 @@ class Stalled:
             if self.missing_workers
             else "the aggregation server has not answered; see whether it and the switch are running, and "
             f"whether `peelsum status` has the job in generation {self.generation}. If generation "
-            f"{self.generation} has run before, admit the job and start its server again, then all workers"
+            f"{self.generation} has run before, {rerun(self.job_id, self.generation)}"
         )
         return (
             f"job {self.job_id}: no progress on chunk {self.oldest_chunk} for {self.seconds:.1f} s: {reason}"

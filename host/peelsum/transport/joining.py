@@ -13,7 +13,7 @@ import numpy as np
 from peelsum.summation import Words
 from peelsum.transport.config import JobConfig
 from peelsum.transport.errors import TransportConfigError, TransportError
-from peelsum.transport.events import Stalled, named
+from peelsum.transport.events import Stalled, named, rerun
 
 #: Environment variable with the seconds that workers wait for each other at a start.
 JOIN = "PEELSUM_JOIN_S"
@@ -57,7 +57,7 @@ class JoiningSum:
         if result[self._mine] != self._number or not result.all():
             raise TransportError(
                 f"job {self._config.job_id}: generation {self._config.generation} has run before; "
-                "admit the job and start its server again, then all workers"
+                f"{rerun(self._config.job_id, self._config.generation)}"
             )
 
 
