@@ -99,7 +99,10 @@ $(VENV)/.installed: $(INPUTS)
 	pip=$$!; trap 'kill $$pip' INT TERM; waited=0; \
 	while kill -0 $$pip 2>/dev/null; do \
 	  sleep 1; waited=$$((waited + 1)); \
-	  test $$((waited % $(BEAT_S))) -ne 0 || echo "$$waited s: $$(grep -c . $(VENV)/install.log) lines, last: $$(tail -n 1 $(VENV)/install.log | cut -c 1-80)"; \
+	  test $$((waited % $(BEAT_S))) -eq 0 || continue; \
+	  packages=$$(sed -n 's/^Installing collected packages: //p' $(VENV)/install.log | wc -w); \
+	  if test $$packages -gt 0; then echo "$$waited s: installing $$packages packages"; \
+	  else echo "$$waited s: $$(grep -c . $(VENV)/install.log) lines, last: $$(tail -n 1 $(VENV)/install.log | cut -c 1-80)"; fi; \
 	done; \
 	wait $$pip || { grep -v '^ ' $(VENV)/install.log | tail -n 20 >&2; exit 1; }
 	@touch $@

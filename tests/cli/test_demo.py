@@ -9,11 +9,13 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from command_line import peelsum
 from patience import PATIENCE_S
+from rich.progress import Progress
 
 from peelsum.cli.demo import command
 
@@ -111,6 +113,12 @@ def test_killed_demo_takes_its_processes_along(endless):
     demo.kill()
     _, alive = psutil.wait_procs(parts, timeout=PATIENCE_S)
     assert not alive
+
+
+def test_steps_are_told_without_a_terminal():
+    told, reports = [], SimpleNamespace(gather_reports=lambda: [{"loss": 1.0}])
+    command._follow(reports, 2, Progress(disable=True), "training, dense", told.append)
+    assert told == ["training, dense: 0 s, step 1 of 2", "training, dense: 0 s, step 2 of 2"]
 
 
 def test_missing_torch_is_named(monkeypatch):

@@ -19,6 +19,7 @@ APART = (
 RUN = [page for page in PAGES if page not in APART and blocks(page.read_text(encoding="utf-8"))]
 #: Networks: from ten seconds to half a minute of processor time. Trainings over networks: minutes.
 LONG = {
+    "docs/how-to/choose-a-form.md": pytest.mark.system,
     "docs/how-to/deploy.md": pytest.mark.system,
     "docs/how-to/run-the-demo.md": pytest.mark.system,
     "docs/how-to/use-bmv2-and-mininet.md": pytest.mark.system,
@@ -33,7 +34,12 @@ LONG = {
 #: What blocks of a page print besides, as patterns.
 SAID = {
     "run-the-demo.md": [rf"worker {n}: row 7 sums up to 3; 0.3% is not zero; " for n in (0, 1)]
-    + [r"completed\W+[1-9]"]
+    + [r"completed\W+[1-9]"],
+    "train-a-model.md": [
+        re.escape(line)
+        for line in (ROOT / "docs/tutorial/train-a-model.md").read_text(encoding="utf-8").splitlines()
+        if re.match(r"table: |\d+ kB a step, ", line)
+    ],
 }
 
 

@@ -14,7 +14,7 @@ from patience import PATIENCE_S, until
 
 from peelsum.control import ControlError, Controller, SwitchError
 from peelsum.control.cluster import Store
-from peelsum.control.cluster.description import ControllerSection, parse_cluster
+from peelsum.control.cluster.description import ControllerSection, parse_cluster, read_cluster
 from peelsum.control.cluster.store import BackupError, StoredJob, StoreError
 from peelsum.control.cluster.switches import KINDS
 from peelsum.control.description import parse_description
@@ -464,7 +464,7 @@ def test_a_state_file_of_a_later_version(tmp_path):
     ("right", "wrong", "message"),
     [
         ("state", "stat", "controller.stat: is not a field of a cluster description; call it 'state'"),
-        ("poll_s = 0.05", "poll_s = 0", "controller.poll_s: 0: "),
+        ("poll_s = 0.05", "poll_s = 0", "controller.poll_s: 0 is out of range; use 0.05 or more"),
         ("poll_s = 0.05", "poll = 1", "controller.poll: .* call it 'poll_s'"),
         ("p4runtime", "p4runtme", "switches.0.p4runtme: .* call it 'p4runtime'"),
         ("[[switches]]", "[[switch]]", "switch: .* call it 'switches'"),
@@ -483,6 +483,11 @@ def test_errors_of_the_file_name_field_value_and_remedy(right, wrong, message):
     assert right in text
     with pytest.raises(DescriptionError, match=f"^c.toml: {message}"):
         parse_cluster(text.replace(right, wrong, 1), "c.toml")
+
+
+def test_a_missing_file_is_called_a_cluster_description(tmp_path):
+    with pytest.raises(DescriptionError, match="No such file or directory; give the path of a cluster"):
+        read_cluster(tmp_path / "absent.toml")
 
 
 def test_the_reference_has_all_keys_and_events():

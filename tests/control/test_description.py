@@ -103,14 +103,14 @@ def test_hosts_of_a_rack():
 
 
 REFUSED = [
-    (("id = 1", "id = 0"), "job.id: 0: input should be greater than 0"),
-    (("id = 1", "id = 256"), "job.id: 256: input should be less than or equal to 255"),
+    (("id = 1", "id = 0"), "job.id: 0 is out of range; use more than 0"),
+    (("id = 1", "id = 256"), "job.id: 256 is out of range; use 255 or less"),
     (("id = 1", 'id = "1"'), "job.id: '1': input should be a valid integer"),
     (("id = 1", ""), "job.id: is missing"),
-    (("workers = 2", "workers = 33"), "job.workers: 33: input should be less than or equal to 32"),
+    (("workers = 2", "workers = 33"), "job.workers: 33 is out of range; use 32 or less"),
     (("workers = 2", "workers = 3"), r"ports.workers: \[1, 2\]: lists 2 ports for job.workers = 3"),
-    (("workers = 2", "workers = 2\nwindow = 0"), "job.window: 0: input should be greater than or equal"),
-    (("workers = 2", "workers = 2\ntimeout_s = 0"), "job.timeout_s: 0: input should be greater than 0"),
+    (("workers = 2", "workers = 2\nwindow = 0"), "job.window: 0 is out of range; use 1 or more"),
+    (("workers = 2", "workers = 2\ntimeout_s = 0"), "job.timeout_s: 0 is out of range; use more than 0$"),
     (
         ("workers = 2", "workers = 2\ntimeout_s = inf"),
         "job.timeout_s: inf: input should be a finite number",
@@ -119,7 +119,7 @@ REFUSED = [
     (("[1, 2]", "[1, 1]"), "ports: 1: is used 2 times"),
     (("[1, 2]", "[1, 9]"), "ports: 9: is used 2 times"),
     (("[1, 2]", "[1, 255]"), "ports.workers.1: 255: port 255 is the switch's own"),
-    (("[1, 2]", "[1, 512]"), "ports.workers.1: 512: input should be less than 511"),
+    (("[1, 2]", "[1, 512]"), "ports.workers.1: 512 is out of range; use less than 511"),
     (("[1, 2]", "[1, 2]\n[switch]\npipeline_lanes = 31"), "switch.pipeline_lanes: 31: is not compiled"),
     (("[1, 2]", "[1, 2]\n[switch]\np4runtime = 'here'"), "switch.p4runtime: 'here': must be host:port"),
     (
@@ -160,14 +160,14 @@ REFUSED = [
         ("[1, 2]", "[1, 2]\n[switch]\naddress={maac='2'}"),
         "switch.address.maac: .* call it 'mac', or remove it",
     ),
-    (("id = 1", "id = 1\ncolour = 3"), "job.colour: .*; remove it or correct its name"),
+    (("id = 1", "id = 1\ncolour = 3"), "job.colour: .*; use one of id, workers, .*, or remove it"),
 ]
 RACKS_REFUSED = [
     (
         ("workers = 3", "workers = 4"),
         "racks: list 3 workers for job.workers = 4; give each worker a port",
     ),
-    (("workers = 3", "workers = 1025"), "job.workers: 1025: input should be less than or equal to 1024"),
+    (("workers = 3", "workers = 1025"), "job.workers: 1025 is out of range; use 1024 or less"),
     (("spine_port = 1", "spine_port = 0"), r"spine\.ports: 0: is used 2 times"),
     (("spine_port = 1", "spine_port = 9"), r"spine\.ports: 9: is used 2 times"),
     (("workers = [1, 2]", "workers = [1, 8]"), r"racks\.0\.ports: 8: is used 2 times"),

@@ -36,7 +36,7 @@ TABLES: dict[tuple[str, str], Rows] = {}
 #: Tables that other tests compare, and one without figures.
 ELSEWHERE = {
     ("training.md", "condition"): "",
-    ("gpu.md", "what | where"): "",
+    ("gpu.md", "what | on an H100"): "",
     ("codec.md", "form | aim"): "",
 }
 

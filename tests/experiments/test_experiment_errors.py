@@ -66,6 +66,8 @@ def test_rows_with_other_columns_fail(mine: Path, tmp_path: Path, change: str, t
         (("run", "unheard.py"), "unheard.py: No such file or directory; pass the path"),
         (("run", "unheard", "--calm", "2"), "--calm: 2 is out of range; use 0 to 1"),
         (("run", "unheard", "--attempts", "0"), "--attempts: 0 is out of range"),
+        (("run", "slots", "--slots", "0"), "--slots: 0 is out of range; use 256 to 1048576"),
+        (("run", "slots", "--slots", "300", "--jobs", "1", "--quick"), "slots: 300 is not a power of two"),
         (("compare", "here", "there"), "here: No such file or directory; pass a file of rows"),
     ],
 )

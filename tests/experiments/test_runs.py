@@ -99,6 +99,7 @@ def test_an_interrupt_keeps_the_rows_and_leaves_nothing_else(mine: Path, tmp_pat
     )
     done = peelsum("bench", "run", str(stopped), "--out", str(tmp_path / "out"), "--json")
     assert (done.returncode, done.stdout) == (128 + signal.SIGINT, "")
+    assert done.stderr.endswith("squares: interrupted; the same command goes on\n")
     assert [path.name for path in (tmp_path / "out/squares").iterdir()] == ["rows.csv"]
     order = [task.point["width"] for task in plan(load(find(str(stopped))), "usual", 0)]
     assert len(read(tmp_path / "out/squares/rows.csv")) == order.index(4)
@@ -168,6 +169,18 @@ def test_what_others_do_is_seen() -> None:
         busy.kill()
     assert seen.wall_s >= 0.5
     assert seen.others is None or seen.others > 0.1
+
+
+def test_a_row_that_takes_long_is_told_of_also_with_json(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines come before the first row has ended, on stderr."""
+    monkeypatch.setattr("peelsum.topology.progress.BEAT_S", 0.05)
+    monkeypatch.setattr("peelsum.topology.progress.SHOWN_AFTER_S", 0.0)
+    mine.write_text(mine.read_text().replace("PAUSE_S = 0.0", "PAUSE_S = 0.4"))
+    done = peelsum("bench", "run", str(mine), "--quick", "--out", str(tmp_path), "--json")
+    assert len(json.loads(done.stdout)) == 4
+    assert re.match(r"squares: \d+ s, \d of 4 points", done.stderr)
 
 
 def test_rows_that_fail_are_reported_and_measured_by_the_next_run(mine: Path, tmp_path: Path) -> None:

@@ -53,7 +53,9 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     [
         ("slots = 300", "s.toml: slots: 300 is not a power of two; use 512"),
         ("[network]\ngbp = 3.0", "s.toml: network.gbp: is not a field of a scenario; call it 'gbps'"),
-        ("[network]\nloss = 1.5", "s.toml: network.loss: 1.5: input should be less than 1"),
+        ("[network]\nloss = 1.5", "s.toml: network.loss: 1.5 is out of range; use less than 1"),
+        ("[network]\ngbps = 2e3", "s.toml: network.gbps: 2000.0 is out of range; use 1600 or less"),
+        ("worker = 3", "s.toml: worker: is not a field of a scenario; use one of seed, lanes, "),
         (
             "[network]\nracks = 1\n[[jobs]]\nworkers = 33",
             "network.racks: 1: jobs.0 has 33 workers, a switch takes 32; use 2 or more",
@@ -75,7 +77,7 @@ def test_a_bad_file_gets_one_line(tmp_path: Path, text: str, message: str) -> No
 
 
 def test_a_missing_file_gets_one_line(tmp_path: Path) -> None:
-    with pytest.raises(SimulationError, match=r"none\.toml"):
+    with pytest.raises(SimulationError, match=r"none\.toml: .*; give the path of a scenario"):
         with_options(tmp_path / "none.toml", {}, {}, {})
 
 

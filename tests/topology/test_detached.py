@@ -2,13 +2,18 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 
 import pytest
 from networks import PEELSUM, exec_in, own_folder, said
 from patience import PATIENCE_S
 
+from peelsum.cli import network
+from peelsum.topology import TopologyError, progress
+from peelsum.topology.network import UdpNetwork
 from peelsum.topology.records import Record, folder
 
 __all__ = ["own_folder"]
@@ -33,7 +38,8 @@ def pair(tmp_path):
 
 def test_it_returns_when_commands_can_run_and_the_network_goes_on(pair) -> None:
     done = detached(pair)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert re.fullmatch(r"(starting the network: \d+ s\n)*", done.stderr)
     assert done.stdout.splitlines()[-1].startswith("run commands with `peelsum exec h1 -- ...`")
     record = Record.read()
     assert record is not None
@@ -46,6 +52,24 @@ def test_it_returns_when_commands_can_run_and_the_network_goes_on(pair) -> None:
     subprocess.run([*PEELSUM, "down"], check=True)
     assert not record.up.running
     assert (folder() / "up.out").read_text() == done.stdout
+
+
+def test_that_it_starts_is_told_without_a_terminal(pair, monkeypatch, capsys) -> None:
+    shown: list[str] = []
+
+    def start(_: UdpNetwork) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not shown and time.monotonic() < deadline:
+            shown.extend(capsys.readouterr().err.splitlines())
+            time.sleep(0.01)
+        raise TopologyError("enough")
+
+    monkeypatch.setattr(progress, "BEAT_S", 0.01)
+    monkeypatch.setattr(progress, "SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(UdpNetwork, "_start", start)
+    with pytest.raises(SystemExit):
+        network.up(pair)
+    assert shown == ["starting the network: 0 s"]
 
 
 @pytest.mark.system

@@ -77,12 +77,20 @@ def test_a_child_that_is_silent_is_not_and_its_last_word_is_told(child):
 
 
 def test_messages_that_are_alike_are_shown_once_in_a_while(capsys, monkeypatch):
-    now = iter([0.0, 1.0, 2.0, 3.0, 4.5, 12.9, 13.0])
+    now = iter([0.0, 0.5, 0.9, 1.0, 1.5, 10.9, 11.0])
     monkeypatch.setattr("peelsum.topology.progress.time.monotonic", lambda: next(now))
     show = shown_on_stderr()
     for text in ("a: 2 s", "b: 2 s", "a: 4 s", "a: 5 s", "b: 6 s", "a: 15 s", "a: 16 s"):
         show(text)
     assert capsys.readouterr().err.splitlines() == ["a: 5 s", "b: 6 s", "a: 16 s"]
+
+
+def test_what_takes_two_seconds_is_shown(capsys):
+    with taking_time("waiting", shown_on_stderr()):
+        deadline = time.monotonic() + PATIENCE_S
+        while not (shown := capsys.readouterr().err) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert re.fullmatch(r"waiting: [2-9] s\n", shown)
 
 
 def test_what_is_quick_is_not_told_of(monkeypatch):

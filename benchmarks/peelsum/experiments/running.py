@@ -14,6 +14,9 @@ from functools import partial
 from multiprocessing import active_children, get_context
 from pathlib import Path
 
+from pydantic import BaseModel, ValidationError
+
+from peelsum.control.validation import first_validation_error
 from peelsum.experiments.experiment import Experiment, Task, Value, plan
 from peelsum.experiments.loading import Source, load
 from peelsum.experiments.machine import commit
@@ -157,6 +160,8 @@ def _outcome(task: Task, measure_one: _MeasureOne) -> list[Row] | Failed:
 
 
 def _failed(task: Task, error: BaseException) -> Failed:
+    if isinstance(error, ValidationError):
+        return Failed(task, first_validation_error(error, f"a {error.title.lower()}", BaseModel))
     # Our own errors say what to do; the names of others say what they are.
     kind = "" if type(error).__module__.startswith("peelsum.") else f"{type(error).__name__}: "
     return Failed(task, f"{kind}{' '.join(str(error).split())}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,7 +56,7 @@ def list_(
     from peelsum.experiments.experiment import SIZES, plan
     from peelsum.experiments.loading import catalogue, find, load
 
-    with measuring(ExperimentError, json=json):
+    with measuring(ExperimentError):
         if name is not None:
             print("\n".join(_described(load(find(name)))))
             return
@@ -112,7 +112,7 @@ def run(
     size, (chosen, options) = _size(quick, full), _split(names or [])
     if not chosen:
         raise typer.BadParameter("NAME: is missing; name one of `peelsum bench list`")
-    with measuring(ExperimentError, json=json) as tell:
+    with measuring(ExperimentError) as tell:
         whats = []
         for name in chosen:
             experiment = load(find(name))
@@ -145,7 +145,7 @@ def show(
     from peelsum.experiments.results import rendered
     from peelsum.experiments.summaries import grouped
 
-    with measuring(ExperimentError, json=json):
+    with measuring(ExperimentError):
         what, rows = _measured_last(name, quick, full, seed, out)
         if json:
             print_json(grouped(load(what.source), rows))
@@ -173,7 +173,7 @@ def draw(
     from peelsum.experiments.results import read_json, write
     from peelsum.experiments.running import Report
 
-    with measuring(ExperimentError, json=False):
+    with measuring(ExperimentError):
         for name in names:
             if rows:
                 experiment = load(find(name))
@@ -195,7 +195,7 @@ def compare(
     from peelsum.experiments import ExperimentError, comparing
     from peelsum.experiments.page import shown
 
-    with measuring(ExperimentError, json=json):
+    with measuring(ExperimentError):
         found = comparing.compare(a, b)
         if json:
             print_json(found)
@@ -360,6 +360,7 @@ def _shown(title: str, tell: Tell) -> Iterator[Watch]:
     from rich.console import Console
 
     from peelsum.experiments.running import Failed, Watch
+    from peelsum.topology.progress import taking_time
 
     console = Console(stderr=True)
     with progress_bar(console) as progress:
@@ -373,12 +374,19 @@ def _shown(title: str, tell: Tell) -> Iterator[Watch]:
             def measured(self, outcome: Measured) -> None:
                 self._done += 1
                 progress.advance(task)
-                if isinstance(outcome[1], Failed) and self._rows == 1:
-                    return  # the command ends with this error
-                if isinstance(outcome[1], Failed):
+                if isinstance(outcome[1], Failed) and self._rows > 1:  # else the command ends with this error
                     tell(f"{title}: failed: {outcome[1].error}")
-                elif not console.is_terminal:
-                    left_s = (time.monotonic() - self._began) / self._done * (self._rows - self._done)
-                    tell(f"{title}: {self._done} of {self._rows} points, {left_s:.0f} s left")
 
-        yield Shown()
+            def line(self, taken: str) -> None:
+                left_s = (time.monotonic() - self._began) / max(self._done, 1) * (self._rows - self._done)
+                left = f", {left_s:.0f} s left" if self._done else ""
+                tell(f"{taken}, {self._done} of {self._rows} points{left}")
+
+        shown = Shown()
+        shown.starts(0)
+        with nullcontext() if console.is_terminal else taking_time(title, shown.line):
+            try:
+                yield shown
+            except KeyboardInterrupt:
+                print(f"{title}: interrupted; the same command goes on", file=sys.stderr)
+                raise

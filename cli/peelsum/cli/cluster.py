@@ -37,7 +37,7 @@ def admit_there(
 
     with reporting():
         client, text = controllers_client(controllers, tls), file_text(description)
-        with taking_time("waiting for the controller", told(json=json)):
+        with taking_time("waiting for the controller", told()):
             return client.admit(text, str(description), _secret(token))
 
 

@@ -76,12 +76,14 @@ def admit(
             raise typer.BadParameter(f"{name}: {value}: applies to --hold only; give that too")
     if child:
         end_with_parent()
-    tell = told(json=json, child=child)
+    tell = told(child=child)
     with reporting(), ExitStack() as stack:
         job = read_description(description)
         switch = job.plans()[0].switch
         files = program_files(switch.pipeline_lanes, switch.tofino)
-        with Fabric.connect(job, patience_s=PATIENCE_S, identity=identity(tls)) as fabric:
+        with taking_time(_connecting(*(plan.switch.p4runtime for plan in job.plans())), tell):
+            connected = Fabric.connect(job, patience_s=PATIENCE_S, identity=identity(tls))
+        with connected as fabric:
             with taking_time(LOADING, tell):
                 fabric.load_pipeline(*files)
             with taking_time("freeing the job's slots, filling tables", tell):
@@ -105,6 +107,10 @@ def admit(
                 fabric.evict()
                 if json:
                     say(verdicts=_named(total))
+
+
+def _connecting(*addresses: str) -> str:
+    return f"connecting to {', '.join(addresses)}"
 
 
 def _show(admission: Mapping[str, object], json: bool) -> None:
@@ -136,11 +142,13 @@ def evict(
         return
     _without_controller(token)
     require_device_id(device_id)
-    with (
-        reporting(),
-        Controller.connect(p4runtime, device_id, patience_s=PATIENCE_S, identity=identity(tls)) as connected,
-    ):
-        connected.evict(job_id)
+    with reporting():
+        with taking_time(_connecting(p4runtime), told()):
+            connected = Controller.connect(
+                p4runtime, device_id, patience_s=PATIENCE_S, identity=identity(tls)
+            )
+        with connected:
+            connected.evict(job_id)
 
 
 def status(
@@ -166,11 +174,11 @@ def status(
             show_cluster(controller, tls, json)
         return
     require_device_id(device_id)
-    with (
-        reporting(),
-        Controller.observe(p4runtime, device_id, identity=identity(tls)) as observer,
-    ):
-        seen = observer.status()
+    with reporting():
+        with taking_time(_connecting(p4runtime), told()):
+            observer = Controller.observe(p4runtime, device_id, identity=identity(tls))
+        with observer:
+            seen = observer.status()
     if json:
         say(**{**asdict(seen), "verdicts": _named(seen.verdicts)})
     else:

@@ -97,7 +97,7 @@ def serve(
 
     if child:
         end_with_parent()
-    tell = told(json=json, child=child)
+    tell = told(child=child)
     bases = [address(one, "the switch") for one in udp or ()]
     place = address(listen, "the address to listen at")
     with reporting(ServeError, TopologyError), ExitStack() as stack:

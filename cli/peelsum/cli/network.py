@@ -16,6 +16,7 @@ import typer
 from peelsum.cli.options import ChildOf, Json
 from peelsum.topology import Signalled, TopologyError, end_with_parent, say
 from peelsum.topology.interrupts import Interrupted, Interruption
+from peelsum.topology.progress import taking_time
 from peelsum.topology.telling import told
 from peelsum.topology.user_errors import reported
 
@@ -65,7 +66,7 @@ def up(
             raise SystemExit(_start_detached([word for word in sys.argv[1:] if word != "--detach"]))
     if child:
         end_with_parent()
-    told(json=json, child=child)
+    tell = told(child=child)
     with (
         reported(TopologyError),
         records.only_one(),
@@ -84,7 +85,9 @@ def up(
         record = records.Record(network.name, myself)
         record.write()
         try:
-            with network:
+            with ExitStack() as stack:
+                with taking_time("starting the network", tell):
+                    stack.enter_context(network)
                 record = _recorded(network, myself)
                 _announce(network, json)
                 while True:

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def measuring(*errors: type[Exception], json: bool) -> Iterator[Tell]:
+def measuring(*errors: type[Exception]) -> Iterator[Tell]:
     """Report these errors in one line with exit status 2, and Ctrl-C with the status that shells expect.
 
-    The value takes lines of progress, and so do child processes: they go to stderr, or nowhere with `json`.
+    The value takes lines of progress, which go to stderr, as those of child processes do.
     """
     with reported(*errors), Interruption():
-        yield told(json=json)
+        yield told()
 
 
 def print_json(value: object) -> None:

@@ -58,7 +58,7 @@ def plan(
     if ratio is not None:
         within("--ratio", ratio, 0, 1)
     request = bench.Request(elements, density, gbps, rtt, workers, support, ratio)
-    with measuring(NotEnoughMemoryError, NotExactError, json=json):
+    with measuring(NotEnoughMemoryError, NotExactError):
         found = bench.plan(request, check=check)
         if json:
             print_json(found)

@@ -52,7 +52,7 @@ def run(
 
     if child:
         end_with_parent()
-    told_of_compiling(json=json, child=child)
+    told_of_compiling(child=child)
     host_and_port = address(switch, "the switch port")
 
     def report(event: Event) -> None:

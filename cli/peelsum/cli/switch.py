@@ -152,7 +152,7 @@ def run(
     joins = {port: address(text, "the other switch's port") for port, text in joined.items()}
     if child:
         end_with_parent()
-    told_of_compiling(json=json, child=child)
+    told_of_compiling(child=child)
     with reported(SoftswitchError, *OPTION_ERRORS):
         if log_format is not None:
             configure(log_format, "switch", {"device_id": device_id})
@@ -246,9 +246,8 @@ def compile_(
     processor_port: Annotated[
         int | None,
         typer.Option(
-            help="With --out: the processor's port on a Tofino 1; 320 with four pipes. [default: 192]",
-            min=0,
-            max=511,
+            help="With --out: the processor's port on a Tofino 1, 0 to 511; 320 with four pipes. "
+            "[default: 192]"
         ),
     ] = None,
 ) -> None:
@@ -262,6 +261,8 @@ def compile_(
         raise typer.BadParameter(
             f"processor-port: {processor_port}: the committed reports are for 192; give --out, too"
         )
+    if processor_port is not None:
+        within("--processor-port", processor_port, 0, 511)
     with reported(PipelineError, OSError):
         if not tofino:
             for built in compile_pipelines():

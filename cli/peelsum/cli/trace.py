@@ -49,7 +49,7 @@ def record(
     within("--seed", seed, 0, 2**31)
     if (model is None) == (not command):
         raise typer.BadParameter("COMMAND: give a command or --model, and not both")
-    with measuring(TraceError, json=False) as tell:
+    with measuring(TraceError) as tell:
         if model is None:
             _run(command or [], out, steps, values)
         else:
@@ -64,7 +64,7 @@ def show(folder: Annotated[Path, typer.Argument(help="A trace's folder.")], json
 
     from peelsum.traces import TraceError, read_folder
 
-    with measuring(TraceError, json=json):
+    with measuring(TraceError):
         traces = read_folder(folder)
         rows = _rows(traces)
         if json:

@@ -265,12 +265,12 @@ def read_description(path: Path) -> AnyDescription:
     return parse_description(file_text(path), str(path))
 
 
-def file_text(path: Path) -> str:
-    """Return the text of a description's file. Raises DescriptionError."""
+def file_text(path: Path, of: str = "a job description") -> str:
+    """Return the text of a description's file; of: what is described. Raises DescriptionError."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise DescriptionError(f"{path}: {error.strerror}; give the path of a job description") from None
+        raise DescriptionError(f"{path}: {error.strerror}; give the path of {of}") from None
     except UnicodeDecodeError as error:
         raise DescriptionError(f"{path}: is not UTF-8 (byte {error.start}); save it as such") from None
 

@@ -8,6 +8,16 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+#: How similar a name must be to be proposed for an unknown one: `gbp` for `gbps`, not `worker` for `network`.
+_SIMILAR = 0.66
+#: The bound of each kind of range error: its name in pydantic's context, and how to stay within it.
+_RANGES = {
+    "greater_than": ("gt", "more than {}"),
+    "greater_than_equal": ("ge", "{} or more"),
+    "less_than": ("lt", "less than {}"),
+    "less_than_equal": ("le", "{} or less"),
+}
+
 
 def first_validation_error(error: ValidationError, of: str, model: type[BaseModel]) -> str:
     """Return the first validation error as `field: value: remedy`.
@@ -23,9 +33,14 @@ def first_validation_error(error: ValidationError, of: str, model: type[BaseMode
         case "missing":
             return f"{where}: is missing; add it"
         case "extra_forbidden":
-            near = get_close_matches(str(problem["loc"][-1]), _fields(model, problem["loc"][:-1]), 1)
-            remedy = f"call it {near[0]!r}, or remove it" if near else "remove it or correct its name"
-            return f"{where}: is not a field of {of}; {remedy}"
+            fields = _fields(model, problem["loc"][:-1])
+            near = get_close_matches(str(problem["loc"][-1]), fields, 1, _SIMILAR)
+            remedy = f"call it {near[0]!r}" if near else f"use one of {', '.join(fields)}"
+            return f"{where}: is not a field of {of}; {remedy}, or remove it"
+        case kind if kind in _RANGES:
+            name, remedy = _RANGES[kind]
+            bound = str(problem["ctx"][name]).removesuffix(".0")
+            return f"{where}: {problem['input']!r} is out of range; use {remedy.format(bound)}"
         case "value_error" if not where:
             return message
         case "string_pattern_mismatch":

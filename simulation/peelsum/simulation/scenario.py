@@ -202,7 +202,7 @@ def with_options(
     """
     source = "scenario" if path is None else str(path)
     try:
-        values = {} if path is None else parsed_toml(file_text(path), source)
+        values = {} if path is None else parsed_toml(file_text(path, "a scenario"), source)
     except ControlError as error:
         raise SimulationError(str(error)) from None
     values |= _given(top)

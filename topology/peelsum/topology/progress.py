@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 Tell = Callable[[str], None]
 #: Seconds from one message of `taking_time` to the next, and before the first.
-BEAT_S = 2.0
+BEAT_S = 1.0
 #: Seconds until the first of messages that are equal up to their last colon is shown, and then between two.
-SHOWN_AFTER_S, SHOWN_EVERY_S = 3.0, 10.0
+SHOWN_AFTER_S, SHOWN_EVERY_S = 1.0, 10.0
 
 
 def shown_on_stderr() -> Tell:

@@ -1,4 +1,4 @@
-"""Where a command reports progress: on stderr, to its parent process, or not at all."""
+"""Where a command reports progress: on stderr, or to its parent process."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from peelsum.topology import Child, say
 from peelsum.topology.progress import Tell, shown_on_stderr
 
 
-def told(*, json: bool = False, child: bool = False) -> Tell:
+def told(*, child: bool = False) -> Tell:
     """Return the function that reports a command's progress, and use it for its children's, too.
 
-    json: a program reads the output, so nothing is reported. child: the parent process is told.
+    child: the parent process is told.
     """
-    tell: Tell = _to_parent if child else _to_nobody if json else shown_on_stderr()
+    tell: Tell = _to_parent if child else shown_on_stderr()
     Child.on_work = staticmethod(tell)
     return tell
 
 
-def told_of_compiling(*, json: bool = False, child: bool = False) -> Tell:
+def told_of_compiling(*, child: bool = False) -> Tell:
     """Do as `told`, and report compilation, too."""
     from peelsum.transport.compiling import announce
 
-    tell = told(json=json, child=child)
+    tell = told(child=child)
     announce(tell)
     return tell
 
@@ -30,7 +30,3 @@ def told_of_compiling(*, json: bool = False, child: bool = False) -> Tell:
 def _to_parent(text: str) -> None:
     with suppress(OSError):  # the parent has ended, and so will this process
         say(working=text)
-
-
-def _to_nobody(text: str) -> None:
-    pass

@@ -207,5 +207,6 @@ EXPERIMENT = Experiment(
         Plot("at_server_atp", "slots", "at_server", "jobs", {"protocol": "atp", "links": "long"}, "x"),
         Plot("fairness", "slots", "fairness", "protocol", {"jobs": 8, "links": "short"}, "x"),
     ],
+    ranges={"slots": (256, 2**20), "jobs": (1, 64), "outstanding": (1, 2**20), "workers": (2, 32)},
     timed=False,
 )

@@ -88,7 +88,7 @@ def command(
         raise typer.BadParameter(missing("torch", "demo"))
     with reported(TopologyError), Interruption() as interruption, ExitStack() as stack:
         processes = Processes(stack, interruption, PATIENCE_S)
-        values = run(processes, workers, steps, loss, seed, form, told(json=json))
+        values = run(processes, workers, steps, loss, seed, form, told())
     if json:
         print(json_.dumps(values))
     else:
@@ -116,19 +116,20 @@ def run(
         tallies = []
         for sent_as in (form, "dense"):
             with taking_time(f"training, {sent_as}", tell_aside):
-                tallies.append(_follow(processes, steps, progress, f"training, {sent_as}"))
+                tallies.append(_follow(processes, steps, progress, f"training, {sent_as}", tell_aside))
         star.close()
     return _summary(workers, form, star, *tallies)
 
 
-def _follow(processes: Processes, steps: int, progress: Progress, training: str) -> Tally:
+def _follow(processes: Processes, steps: int, progress: Progress, training: str, tell: Tell) -> Tally:
     tally = Tally()
     task = progress.add_task(training, total=steps)
     started = time.monotonic()
-    for _ in range(steps):
+    for step in range(1, steps + 1):
         tally.steps.append(processes.gather_reports())
         described = f"{training}, loss {tally.mean('loss', slice(-1, None)):.2f}"
         progress.update(task, advance=1, description=described)
+        tell(f"{training}: {time.monotonic() - started:.0f} s, step {step} of {steps}")
     tally.seconds = time.monotonic() - started
     tally.totals = processes.gather_reports()
     return tally

@@ -61,4 +61,4 @@ def parse_cluster(text: str, source: str = "cluster description") -> ClusterDesc
 
 def read_cluster(path: Path) -> ClusterDescription:
     """Return the cluster in a file. Raises DescriptionError as `parse_cluster`, or for an unreadable file."""
-    return parse_cluster(file_text(path), str(path))
+    return parse_cluster(file_text(path, "a cluster description"), str(path))
