@@ -53,9 +53,9 @@ def test_a_group_that_cannot_be_is_refused(group: Any, message: str) -> None:
 
 def test_a_stall_names_chunk_and_missing_workers() -> None:
     group = LocalSummation.group(4, lanes=2, timeout_s=0.01)
-    with pytest.raises(SummationStalledError, match=r"chunk 0 .* from worker 1, 2, 3 within 0.01 s"):
+    with pytest.raises(SummationStalledError, match=r"chunk 0 .* from workers 1, 2, 3 within 0.01 s"):
         group[0].sum_words([Part(words(1, 2, 3), "add")])
-    with pytest.raises(SummationStalledError, match=r"chunk 0 .* from worker 1, 3 within"):
+    with pytest.raises(SummationStalledError, match=r"chunk 0 .* from workers 1, 3 within"):
         group[2].sum_words([Part(words(1, 2, 3), "add")])
 
 

@@ -215,6 +215,29 @@ def test_tensors_that_would_be_taken_for_others_are_refused(
     assert str(failure) == message
 
 
+def test_what_numpy_does_not_take_is_refused_before_anything_is_sent(make_workers: Any) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    group = make_workers(1)
+    given = {
+        "Got unsupported ScalarType BFloat16": torch.ones(3).bfloat16(),
+        "Can't call numpy() on Tensor that requires grad": torch.ones(3, requires_grad=True),
+        "can't convert Sparse layout tensor to numpy": torch.ones(3).to_sparse(),
+        "can't convert meta device type tensor to numpy": torch.ones(3, device="meta"),
+        "The requested array has an inhomogeneous shape": [[1.0], [1.0, 2.0]],
+    }
+    for reason, tensor in given.items():
+        with pytest.raises(InvalidRequestError) as raised:
+            group.reduces[0].sum({"soft": tensor})
+        message = str(raised.value)
+        assert message.startswith("tensors: 'soft': NumPy does not take it (")
+        assert reason in message
+        assert message.endswith(
+            "; give an array of float32 or float16, or the bits of bfloat16 in peelsum.codec.BFloat16"
+        )
+    (result,) = group.sum([{"soft": torch.ones(3)}])
+    assert result["soft"].values.tolist() == [1, 1, 1]
+
+
 def test_digests_agree_exactly_when_equal() -> None:
     rng = np.random.default_rng(0)
     digests = [int.from_bytes(rng.bytes(8)) for _ in range(50)]

@@ -184,10 +184,12 @@ def test_torchs_default_device_is_not_where_arrays_of_the_host_lie() -> None:
 
 def test_a_tensor_that_lies_elsewhere_is_refused() -> None:
     reduce = Allreduce(LocalSummation.group(1)[0], implementation="gpu")
-    elsewhere = f"ndarray is not on the kernels' device; pass torch tensors on {DEVICE}"
-    with pytest.raises(CodecError, match=elsewhere):
+    elsewhere = f"tensors: '0': ndarray is not on the kernels' device; pass torch tensors on {DEVICE}"
+    with pytest.raises(InvalidRequestError, match=elsewhere):
         reduce.sum([np.zeros(3, np.float32)])
-    with pytest.raises(CodecError, match=r"layout is torch.sparse_coo; pass tensor.to_dense\(\)"):
+    with pytest.raises(
+        InvalidRequestError, match=r"'0': its layout is torch.sparse_coo; pass tensor.to_dense\(\)"
+    ):
         reduce.sum([torch.zeros(3, device=DEVICE).to_sparse()])
     wide = torch.zeros(3, dtype=torch.float64, device=DEVICE)
     with pytest.raises(InvalidRequestError, match="out: '0' cannot take the sum"):

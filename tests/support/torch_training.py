@@ -604,6 +604,17 @@ def compiling_late(rank: int, timeout_s: float) -> tuple[str, float]:
     return store.get("waited").decode(), tensor[0].item()
 
 
+def ends_without_a_pass(rank: int) -> list[str]:
+    """The error of rank 0's backward pass, while rank 1 closes its state and ends."""
+    ddp = DistributedDataParallel(nn.Linear(4, 3))
+    state = SwitchAllreduceState(over="gloo")
+    ddp.register_comm_hook(state, hook)
+    if rank:
+        state.close()
+        return []
+    return list(error_of(ddp(torch.ones(2, 4)).sum().backward)[:2])
+
+
 def in_double(rank: int, settings: dict[str, Any]) -> str:
     """The error of a backward pass in float64."""
     torch.manual_seed(7)

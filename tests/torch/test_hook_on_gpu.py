@@ -19,8 +19,7 @@ from gpu_shortage import Shortage, kernels_apart
 from patience import PATIENCE_S
 from torch_alone import Sums, group_of_one, in_time
 
-from peelsum.allreduce import Allreduce, LocalSummation, SummationStalledError
-from peelsum.codec import CodecError
+from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation, SummationStalledError
 from peelsum.torch import HookError, SwitchAllreduceState, TopK, fsdp_hook, hook
 from peelsum.torch.bucket_sum import BucketSum
 from peelsum.torch.buckets import Bucket, _Streams
@@ -154,7 +153,8 @@ def test_fsdp_sums_shards_on_a_device():
 def test_gradients_that_are_elsewhere_are_refused():
     state = SwitchAllreduceState(over=Sums(), implementation="gpu")
     elsewhere = torch.ones(3, device="meta" if DEVICE.type == "cpu" else "cpu")
-    with group_of_one(), pytest.raises(CodecError, match=r"tensor: .* is not on the kernels' device"):
+    refused = "'parameter 0': .* is not on the kernels' device"
+    with group_of_one(), pytest.raises(InvalidRequestError, match=refused):
         in_time(state.submit(elsewhere, [torch.nn.Parameter(torch.zeros(3))]).wait)
 
 

@@ -174,3 +174,24 @@ def test_a_closed_group_names_nobody():
     with pytest.raises(SummationStalledError, match="the group was closed") as raised:
         summation.sum_words([Part(np.ones(3, np.uint32), "add")])
     assert "did not answer" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("workers", "reason", "said"),
+    [
+        (2, "Connection reset by peer", "worker 1 did not answer; see whether it is running"),
+        (3, "Connection reset by peer", "workers 1, 2 did not answer; see whether they are running"),
+        (
+            2,
+            "Timed out waiting 10ms for recv operation to complete",
+            "worker 1 did not answer; see whether it is running, or give a longer timeout_s if it is slow",
+        ),
+    ],
+)
+def test_one_or_several_missing_workers_are_named(monkeypatch, workers, reason, said):
+    monkeypatch.setattr(summed, "_ROLL_CALL_S", 0.1)
+    with group_of_one():
+        summation = summed.ProcessGroupSummation("gloo", timeout_s=0.01)
+        summation.workers, summation._store = workers, HashStore()
+        message = summation._stalled(RuntimeError(reason))
+    assert message == f"gloo: the sum over {workers} workers failed: {said} ({reason})"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 from patience import PATIENCE_S, with_longer_timeouts
@@ -11,7 +13,8 @@ from patience import PATIENCE_S, with_longer_timeouts
 pytest.importorskip("torch", reason="torch is not installed")
 
 import torch_training as training
-from torch.distributed import HashStore, PrefixStore
+from torch.distributed import FileStore, HashStore, PrefixStore
+from torch_alone import in_time
 from torch_ranks import run_ranks
 
 from peelsum.torch import HookConfigError, HookError, starts
@@ -79,8 +82,100 @@ def test_a_rank_that_fails_is_told_of_by_the_others():
 def test_a_rank_that_never_comes_is_named(monkeypatch):
     monkeypatch.setenv("PEELSUM_JOIN_S", "0.2")
     store = HashStore()
-    with pytest.raises(HookError, match=r"rank 1, 2 are not ready after 0\.2 s; see whether it is running"):
+    with pytest.raises(HookError, match=r"ranks 1, 2 are not ready after 0\.2 s; see whether they are"):
         when_all_are_ready(store, 0, RANKS, lambda: None)
+
+
+class Group:
+    """A group of two, of which this process is rank 1."""
+
+    def __init__(self):
+        self.store = HashStore()
+
+    def size(self):
+        return 2
+
+    def rank(self):
+        return 1
+
+    def get_group_store(self):
+        return self.store
+
+
+class Exit:
+    """What `atexit` does, here."""
+
+    def __init__(self):
+        self.handlers = []
+
+    def register(self, work, *arguments):
+        self.handlers.append((work, arguments))
+
+    def unregister(self, work):
+        self.handlers = [one for one in self.handlers if one[0] is not work]
+
+    def run(self):
+        for work, arguments in reversed(self.handlers):
+            work(*arguments)
+
+
+@pytest.fixture
+def at_exit(monkeypatch):
+    made = Exit()
+    monkeypatch.setattr(starts, "atexit", made)
+    return made
+
+
+ENDED = (
+    "start: rank 1 has ended without a backward pass; see its output, and have all ranks call backward "
+    "equally often"
+)
+
+
+def waited_for(store):
+    """The error of rank 0, which waits for rank 1."""
+    with pytest.raises(HookError) as raised:
+        when_all_are_ready(store, 0, 2, lambda: None)
+    return str(raised.value)
+
+
+def test_a_rank_that_has_ended_before_its_start_is_not_waited_for(at_exit):
+    group = Group()
+    starts.expect_start(group)
+    at_exit.run()
+    assert waited_for(group.store) == ENDED
+
+
+@pytest.mark.parametrize("case", ["has started", "is a forked child", "ended before a restart"])
+def test_who_has_not_ended_before_its_start_is_waited_for(monkeypatch, at_exit, case):
+    monkeypatch.setenv("PEELSUM_JOIN_S", "0.2")
+    group = Group()
+    starts.expect_start(group)
+    if case == "has started":
+        when_all_are_ready(HashStore(), 0, 1, lambda: None)
+    with monkeypatch.context() as patch:
+        if case == "is a forked child":
+            patch.setattr(starts.os, "getpid", lambda: -1)
+        at_exit.run()
+    if case == "ended before a restart":
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert "rank 1 is not ready after 0.2 s" in waited_for(group.store)
+
+
+def test_a_store_that_is_gone_does_not_keep_a_process(at_exit, tmp_path):
+    """A FileStore waits for its folder."""
+    group = Group()
+    group.store = FileStore(str(tmp_path / "store"), 2)
+    group.store.set_timeout(timedelta(seconds=2 * PATIENCE_S))
+    starts.expect_start(group)
+    shutil.rmtree(tmp_path)
+    in_time(at_exit.run)
+
+
+@pytest.mark.usefixtures("forked_children")
+def test_the_hook_does_not_wait_for_a_rank_that_ends_without_a_backward_pass():
+    error, _ = run_ranks(2, training.ends_without_a_pass)
+    assert error == ["HookError", ENDED]
 
 
 def test_the_second_start_of_a_group_does_not_meet_the_first():

@@ -64,7 +64,10 @@ def test_a_script_leaves_its_job_at_exit():
     assert run_ranks(2, training.leaves) == [[(0, True), (0, True)]] * 2
 
 
-FLOAT64 = "dtype: '(weight|bias)' is float64; convert it to one of float32, float16, bfloat16 on every worker"
+FLOAT64 = (
+    "dtype: '(weight|bias)' is float64; convert it to one of float32, float16, bfloat16 on every worker, "
+    "or leave the hook out: DDP itself sums float64"
+)
 
 
 @pytest.mark.parametrize(

@@ -166,8 +166,12 @@ def test_as_many_ranks_as_workers(plugged, job, held, ranks, monkeypatch):
 
 
 def test_nothing_said_and_a_file_that_is_not_there(plugged):
-    with pytest.raises(HookConfigError, match="neither PEELSUM_SEAT nor PEELSUM_JOB"):
+    with pytest.raises(HookConfigError) as raised:
         plugged("", 0)
+    assert str(raised.value) == (
+        "over: neither PEELSUM_SEAT nor PEELSUM_JOB is in the environment; start it by `peelsum exec HOST "
+        "-- ...`, set PEELSUM_JOB=//HOST:PORT of `peelsum job serve`, or use over='gloo'"
+    )
     for source in ("nowhere@h:7", "job:json"):
         with pytest.raises(HookConfigError, match=rf"^over: {source}: No such file .*; give the job's file$"):
             plugged(source, 0)

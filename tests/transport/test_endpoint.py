@@ -140,7 +140,7 @@ def test_a_stall_names_job_chunk_and_the_workers_the_server_misses() -> None:
     assert event == Stalled(9, 0xFFFFFFFE, (1, 2), 2.0, generation=77)
     assert "job 9" in str(event)
     assert "4294967294" in str(event)
-    assert "worker 1, 2" in str(event)
+    assert "workers 1, 2" in str(event)
     assert endpoint.expire(7.1) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 
@@ -11,6 +12,7 @@ from patience import PATIENCE_S, with_longer_timeouts
 from udp_switch import served
 
 from peelsum.summation import Part
+from peelsum.topology.records import MARKER
 from peelsum.transport import (
     JobConfig,
     Stalled,
@@ -20,6 +22,7 @@ from peelsum.transport import (
     joining,
 )
 from peelsum.transport.joining import JoiningSum, JoinWait, join_limit_s
+from peelsum.transport.seats import SEAT
 
 WORKERS = 3
 CONFIG = JobConfig(job_id=1, generation=4, workers=WORKERS, lanes=8, window=64)
@@ -97,7 +100,9 @@ def test_it_says_once_who_is_missing(told: Told) -> None:
     wait = JoinWait(0, 60.0, now=100.0)
     for now in (101.9, 102.0, 104.0):
         wait.tell(stall(1, 2), now)
-    assert told.lines == ["job 1: worker 1, 2 has not joined, it may still be starting; waiting up to 60 s"]
+    assert told.lines == [
+        "job 1: workers 1, 2 have not joined, they may still be starting; waiting up to 60 s"
+    ]
 
 
 def test_the_limit_is_of_the_environment(monkeypatch) -> None:
@@ -118,6 +123,30 @@ def test_a_run_that_was_answered_with_other_numbers_is_refused(word: int, value:
     numbers[word] = value if value != part.words[1] else value ^ 2
     with pytest.raises(TransportError, match="generation 4 has run before; admit the job and start"):
         part.check(numbers)
+
+
+@pytest.mark.parametrize(
+    ("seats", "network", "remedy"),
+    [
+        (4, "up", "run `peelsum readmit`, then start all workers again"),
+        (3, "up", "admit the job and start its server again, then all workers"),
+        (4, None, "admit the job and start its server again, then all workers"),
+        (None, "up", "admit the job and start its server again, then all workers"),
+    ],
+)
+def test_in_a_network_of_up_readmit_is_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, seats: int | None, network: str | None, remedy: str
+) -> None:
+    """But not for another job than the seat's, or for a seat that no network gave."""
+    for name in (SEAT, MARKER):
+        monkeypatch.delenv(name, raising=False)
+    if seats is not None:
+        monkeypatch.setenv(SEAT, json.dumps({"admission": {"job_id": 1, "generation": seats}}))
+    if network is not None:
+        monkeypatch.setenv(MARKER, network)
+    with pytest.raises(TransportError, match=f"^job 1: generation 4 has run before; {remedy}$"):
+        JoiningSum(CONFIG, 1).check(np.zeros(WORKERS, np.uint32))
+    assert str(Stalled(1, 0, (), 5.0, generation=4)).endswith(f"generation 4 has run before, {remedy}")
 
 
 @pytest.mark.parametrize(("drawn", "number"), [(0, 1), ((1 << 32) - 2, (1 << 32) - 1)])

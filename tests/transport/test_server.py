@@ -162,8 +162,8 @@ def test_a_stall_names_the_oldest_chunk_and_who_is_missing() -> None:
     assert server.expire(6.9) == []
     (stall,) = server.expire(7.0)
     assert stall == Stalled(9, 1, (0, 2), 5.0, last_seen=(7.0, 6.0))
-    assert "still waiting for worker 0 (last seen 7.0 s ago), 2 (last seen 6.0 s ago);" in str(stall)
-    assert str(stall).endswith("or give the job a longer timeout if it is slow")
+    assert "still waiting for workers 0 (last seen 7.0 s ago), 2 (last seen 6.0 s ago);" in str(stall)
+    assert str(stall).endswith("or give a longer timeout_s if they are slow")
     assert server.expire(7.1) == []
 
 

@@ -198,7 +198,7 @@ def test_a_stall_names_racks_and_when_their_workers_were_last_seen() -> None:
     server.receive(up(1, 0b01, 1, sender=64), 2.0)
     (stall,) = server.expire(6.0)
     assert stall == Stalled(9, 1, (32, 65), 5.0, last_seen=(6.0, 4.0), racks=3)
-    assert "worker 32 (rack 1, last seen 6.0 s ago), 65 (rack 2, last seen 4.0 s ago)" in str(stall)
+    assert "workers 32 (rack 1, last seen 6.0 s ago), 65 (rack 2, last seen 4.0 s ago)" in str(stall)
 
 
 def test_a_worker_contributes_its_place_in_the_rack() -> None:
@@ -231,7 +231,7 @@ def test_a_worker_resends_only_when_its_rack_s_lane_names_it() -> None:
     assert (packet["kind"], packet["sender"]) == (Kind.RESEND, 65)
     stall = worker.stalled(3.0)
     assert (stall.missing_workers, stall.racks) == ((2, 65), 3)
-    assert "worker 2 (rack 0), 65 (rack 2); see" in str(stall)
+    assert "workers 2 (rack 0), 65 (rack 2); see" in str(stall)
 
 
 def test_a_worker_of_one_level_heeds_no_need_of_racks() -> None:

@@ -59,6 +59,7 @@ from peelsum.allreduce.result import StepResult
 from peelsum.allreduce.rounds import Note, Span, Step, unnoted
 from peelsum.codec import (
     BFloat16,
+    CodecError,
     HostMemory,
     Implementation,
     Kernels,
@@ -402,7 +403,11 @@ class Allreduce:
                 raise InvalidRequestError(
                     f"tensors: {str(name)!r} names two tensors; give every tensor its own name"
                 )
-            named[str(name)] = self._memory.accepted(tensor)
+            try:
+                named[str(name)] = self._memory.accepted(tensor)
+            except CodecError as error:
+                reason = str(error).removeprefix("tensor: ")
+                raise InvalidRequestError(f"tensors: {str(name)!r}: {reason}") from error
         if len(self._named_before) == _REMEMBERED:
             self._named_before.clear()
         if isinstance(tensors, Mapping) and list(tensors) == list(named):

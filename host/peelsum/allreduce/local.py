@@ -127,8 +127,9 @@ class _Hub:
         return self._sums.pop(chunk_id)
 
     def _stall_message(self, chunk_id: int) -> str:
-        missing = ", ".join(map(str, sorted(self._missing[chunk_id])))
+        missing = sorted(self._missing[chunk_id])
+        workers = f"worker{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         return (
-            f"chunk {chunk_id} of the local job: no contribution from worker {missing} within "
+            f"chunk {chunk_id} of the local job: no contribution from {workers} within "
             f"{self._timeout_s:g} s; check that every worker calls sum() with the same tensors"
         )

@@ -16,6 +16,7 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from peelsum import kept_pages
+from peelsum.codec.errors import CodecError
 from peelsum.codec.floats import BFloat16, widened
 
 Words = NDArray[np.uint32]
@@ -30,7 +31,7 @@ class Memory(Protocol):
         """Whether kernels read and write the words that are sent; if not, use `send`, `settle`, `receive`."""
 
     def accepted(self, tensor: Any) -> Any:
-        """Return a user's tensor as one of this memory. Raises CodecError if it lies elsewhere."""
+        """Return a user's tensor as one of this memory. Raises CodecError if it lies elsewhere or is none."""
 
     def plain(self, tensors: Collection[Any]) -> bool:
         """Return whether all of a user's tensors are accepted as they are, and `overwritable`."""
@@ -104,7 +105,16 @@ class HostMemory:
 
     def accepted(self, tensor: Any) -> Any:
         """See `Memory.accepted`."""
-        return tensor if isinstance(tensor, BFloat16) else np.asarray(tensor)
+        if isinstance(tensor, BFloat16):
+            return tensor
+        try:
+            return np.asarray(tensor)
+        except (TypeError, ValueError, RuntimeError) as error:  # e.g. of a torch tensor on a device
+            reason = str(error).partition("\n")[0]
+            raise CodecError(
+                f"tensor: NumPy does not take it ({reason}); give an array of float32 or float16, or the "
+                "bits of bfloat16 in peelsum.codec.BFloat16"
+            ) from error
 
     def plain(self, tensors: Collection[Any]) -> bool:
         """See `Memory.plain`."""

@@ -17,7 +17,15 @@ from itertools import chain
 import torch
 import torch.distributed as dist
 
-from peelsum.allreduce import Allreduce, DeviceMemoryError, History, StepResult, Summation, measured
+from peelsum.allreduce import (
+    Allreduce,
+    DeviceMemoryError,
+    History,
+    InvalidRequestError,
+    StepResult,
+    Summation,
+    measured,
+)
 from peelsum.allreduce.history_loops import warm_up
 from peelsum.allreduce.plan import SUPPORTED_DTYPES, unsupported_dtype
 from peelsum.compress import CompressedResult, CompressedSum, Memory
@@ -55,7 +63,14 @@ class BucketSum:
             several = [opened.enter_context(one.gradients(on_host=self.on_host)) for one in buckets]
             gradients = list(chain.from_iterable(several))
             shapes = [shape for one in buckets for shape in one.shapes]
-            result, replaced = self._summed(gradients, shapes, step)
+            try:
+                result, replaced = self._summed(gradients, shapes, step)
+            except InvalidRequestError as error:
+                if " is float64; " not in str(error):
+                    raise
+                raise InvalidRequestError(
+                    f"{error}, or leave the hook out: DDP itself sums float64"
+                ) from error
             for gradient, name in zip(gradients, self.names, strict=True):
                 if replaced and gradient.dtype == torch.float32:
                     continue

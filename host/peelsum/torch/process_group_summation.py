@@ -247,11 +247,11 @@ class ProcessGroupSummation:
         # Its frames refer to the group, which could then not be freed.
         error.__traceback__ = None
         # Gloo's timeout counts for each wait of a sum, so that others may have waited for less time.
-        patience_s = _ROLL_CALL_S + (self._timeout_s if "timed out" in reason.lower() else 0.0)
-        who = self._who(patience_s)
+        timed_out = "timed out" in reason.lower()
+        who = self._who(_ROLL_CALL_S + (self._timeout_s if timed_out else 0.0), timed_out)
         return f"{self._backend}: the sum over {self.workers} workers failed: {who} ({reason})"
 
-    def _who(self, patience_s: float) -> str:
+    def _who(self, patience_s: float, timed_out: bool) -> str:
         """Return which workers did not report, through the store, that their sum failed too.
 
         Close the group first: that fails the sums of workers that wait for this one.
@@ -265,7 +265,9 @@ class ProcessGroupSummation:
             return "the store is gone, and with it rank 0, which keeps it; see why rank 0 ended"
         if roll.missing:
             numbers = ", ".join(map(str, sorted(roll.missing)))
-            return f"worker {numbers} did not answer; see whether it is running"
+            worker, they = ("workers", "they are") if len(roll.missing) > 1 else ("worker", "it is")
+            slow = f", or give a longer timeout_s if {they} slow" if timed_out else ""
+            return f"{worker} {numbers} did not answer; see whether {they} running{slow}"
         return "every worker answered; check that all of them sum equally often"
 
 

@@ -6,6 +6,7 @@ are ready would take the slow rank for a dead one, so ranks wait for each other 
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -29,6 +30,8 @@ _PAUSE_S = 0.05
 _NAMED = 8
 #: How long an unreferenced state may take to leave its seat, in seconds.
 _LEAVING_S = 5.0
+#: How long the store may take at exit, in seconds.
+_TELLING_S = 1.0
 #: The seats that this process holds; the condition is notified when one is left.
 _held: set[str] = set()
 _left = threading.Condition()
@@ -43,12 +46,37 @@ def numbered(store: Store, what: str, rank: int) -> str:
     return f"peelsum/{what}/{store.add(f'peelsum/{what} of rank {rank}', 1)}"
 
 
+def expect_start(group: dist.ProcessGroup | None) -> None:
+    """Tell other ranks of a group if this process ends before its first start, for which they may wait."""
+    if group is not None and group.size() > 1:
+        atexit.register(_tell_of_the_end, os.getpid(), group.rank(), group.get_group_store())
+
+
+def _tell_of_the_end(process_id: int, rank: int, store: Store) -> None:
+    if process_id != os.getpid():  # a forked child's end
+        return
+    with suppress(Exception):  # of a store that is gone
+        store.set_timeout(timedelta(seconds=_TELLING_S))
+        store.set(
+            _ended(),
+            f"rank {rank} has ended without a backward pass; see its output, and have all ranks call "
+            "backward equally often",
+        )
+
+
+def _ended() -> str:
+    """Return the key that says which rank has ended before its first start, in this start of all ranks."""
+    return f"peelsum/ended in start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
 def when_all_are_ready(store: Store, rank: int, ranks: int, work: Callable[[], T]) -> T:
     """Return the result of `work`, once it has succeeded on every rank.
 
-    Raises the error of `work` on this rank, or HookError soon after `work` has failed on another rank. Raises
-    HookError, too, if a rank takes longer than `join_limit_s`. Then calls the `__exit__` of the result.
+    Raises the error of `work` on this rank, or HookError soon after `work` has failed on another rank, or
+    after that has ended (see `expect_start`). Raises HookError, too, if a rank takes longer than
+    `join_limit_s`. Then calls the `__exit__` of the result.
     """
+    atexit.unregister(_tell_of_the_end)
     if ranks == 1:
         return work()
     key = numbered(store, "ready", rank)
@@ -73,25 +101,31 @@ def _wait(store: Store, key: str, ranks: int, limit_s: float) -> None:
     everybody, failed = [f"{key}/{rank}" for rank in range(ranks)], f"{key}/failed"
     while not store.check(everybody):
         waited = time.monotonic() - since
-        if store.check([failed]):
-            raise HookError(f"start: {store.get(failed).decode()}")
+        for told_of in (failed, _ended()):
+            if store.check([told_of]):
+                raise HookError(f"start: {store.get(told_of).decode()}")
         if waited >= limit_s:
+            who, they = _missing(store, everybody)
             raise HookError(
-                f"start: {_missing(store, everybody)} not ready after {limit_s:g} s; see whether it is "
-                f"running, or allow more time by {JOIN}"
+                f"start: {who} not ready after {limit_s:g} s; see whether {they} running, or allow more time "
+                f"by {JOIN}"
             )
         if waited >= TELL_AFTER_S and not told:
             told = True
-            text = "start: %s not ready, it may still compile; waiting up to %g s"
-            _log.warning(text, _missing(store, everybody), limit_s)
+            who, they = _missing(store, everybody)
+            text = "start: %s not ready, %s may still compile; waiting up to %g s"
+            _log.warning(text, who, they.partition(" ")[0], limit_s)
         time.sleep(_PAUSE_S)
 
 
-def _missing(store: Store, keys: list[str]) -> str:
+def _missing(store: Store, keys: list[str]) -> tuple[str, str]:
+    """Return who is missing, as "rank 1 is" and "it is", or "ranks 1, 2 are" and "they are"."""
     missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+    if len(missing) == 1:
+        return f"rank {missing[0]} is", "it is"
     if len(missing) > _NAMED:
         missing[_NAMED:] = [f"{len(missing) - _NAMED} more"]
-    return f"rank {', '.join(missing)} {'is' if len(missing) == 1 else 'are'}"
+    return f"ranks {', '.join(missing)} are", "they are"
 
 
 def init_process_group(backend: str | None = None, timeout: timedelta | None = None, **options: Any) -> None:

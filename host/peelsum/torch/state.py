@@ -24,6 +24,7 @@ from peelsum.torch.decisions import Decisions
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.parameter_names import ParameterNames
 from peelsum.torch.settings import Settings
+from peelsum.torch.starts import expect_start
 from peelsum.torch.stats import HookStats, RunningStats
 from peelsum.torch.tracing import Tracing
 from peelsum.torch.works import pass_on
@@ -117,6 +118,8 @@ class SwitchAllreduceState:
         self.name(names)
         self._settings.check_forms(self._names.given)
         self._unused = weakref.finalize(self, _warn_unused)
+        if self._settings.makes_backend:
+            expect_start(process_group or dist.group.WORLD)
 
     def connect(self) -> None:
         """Connect to the backend and compile kernels now, on all ranks, not in the first backward pass.

@@ -206,7 +206,8 @@ def _planes(source: str, rank: int, store: Store, held: ExitStack) -> list[dict[
     source = source or os.environ.get(JOB, "")
     if not source:
         raise HookConfigError(
-            f"over: neither {SEAT} nor {JOB} is in the environment; set one, or give 'switch:FILE@HOST:PORT'"
+            f"over: neither {SEAT} nor {JOB} is in the environment; start it by `peelsum exec HOST -- ...`, "
+            f"set {JOB}=//HOST:PORT of `peelsum job serve`, or use over='gloo'"
         )
     planes = source.split(",")
     key = numbered(store, "job", rank) if any(one.startswith("//") for one in planes) else ""

@@ -8,6 +8,10 @@ from dataclasses import dataclass, field, fields
 from peelsum.transport.errors import TransportConfigError
 from peelsum.wire import MAX_WORKERS
 
+#: The environment variable in which `peelsum exec` gives a host's commands its seat, as JSON.
+SEAT = "PEELSUM_SEAT"
+#: The environment variable that processes of a network of `peelsum up` have.
+NETWORK = "PEELSUM_NETWORK"
 #: Most racks below a spine: a bitmap has one bit for each.
 MAX_RACKS = 32
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.transport.config import NETWORK, SEAT
 from peelsum.wire import MAX_WORKERS
 
 
@@ -22,9 +26,10 @@ class TensorCompleted:
 
 
 def named(workers: Sequence[int], last_seen: Sequence[float | None], racks: int) -> str:
-    """Return the workers as text: their numbers, their racks if there are any, when each was last seen."""
+    """Return one or more workers as text: numbers, racks if there are any, when each was last seen."""
     ages: Sequence[float | str | None] = last_seen or [""] * len(workers)
-    return ", ".join(_named(worker, age, racks) for worker, age in zip(workers, ages, strict=True))
+    numbers = ", ".join(_named(worker, age, racks) for worker, age in zip(workers, ages, strict=True))
+    return f"worker{'s' * (len(workers) > 1)} {numbers}"
 
 
 def _named(worker: int, age: float | str | None, racks: int) -> str:
@@ -34,6 +39,15 @@ def _named(worker: int, age: float | str | None, racks: int) -> str:
     elif isinstance(age, float):
         notes.append(f"last seen {age:.1f} s ago")
     return f"{worker} ({', '.join(notes)})" if notes else str(worker)
+
+
+def rerun(job_id: int, generation: int | None) -> str:
+    """Return what to do before workers can run again after this generation, for messages."""
+    with suppress(KeyError, TypeError, ValueError):  # no seat, or none that `peelsum up` wrote
+        admission = json.loads(os.environ[SEAT])["admission"]
+        if NETWORK in os.environ and (admission["job_id"], admission["generation"]) == (job_id, generation):
+            return "run `peelsum readmit`, then start all workers again"
+    return "admit the job and start its server again, then all workers"
 
 
 @dataclass(frozen=True)
@@ -56,14 +70,14 @@ class Stalled:
     """The worker's generation; None at the server."""
 
     def __str__(self) -> str:
-        who = named(self.missing_workers, self.last_seen, self.racks)
+        it_is = "they are" if len(self.missing_workers) > 1 else "it is"
         reason = (
-            f"still waiting for worker {who}; see whether it is running, or give the job a longer timeout "
-            "if it is slow"
+            f"still waiting for {named(self.missing_workers, self.last_seen, self.racks)}; see whether "
+            f"{it_is} running, or give a longer timeout_s if {it_is} slow"
             if self.missing_workers
             else "the aggregation server has not answered; see whether it and the switch are running, and "
             f"whether `peelsum status` has the job in generation {self.generation}. If generation "
-            f"{self.generation} has run before, admit the job and start its server again, then all workers"
+            f"{self.generation} has run before, {rerun(self.job_id, self.generation)}"
         )
         return (
             f"job {self.job_id}: no progress on chunk {self.oldest_chunk} for {self.seconds:.1f} s: {reason}"

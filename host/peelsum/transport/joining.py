@@ -13,7 +13,7 @@ import numpy as np
 from peelsum.summation import Words
 from peelsum.transport.config import JobConfig
 from peelsum.transport.errors import TransportConfigError, TransportError
-from peelsum.transport.events import Stalled, named
+from peelsum.transport.events import Stalled, named, rerun
 
 #: Environment variable with the seconds that workers wait for each other at a start.
 JOIN = "PEELSUM_JOIN_S"
@@ -57,7 +57,7 @@ class JoiningSum:
         if result[self._mine] != self._number or not result.all():
             raise TransportError(
                 f"job {self._config.job_id}: generation {self._config.generation} has run before; "
-                "admit the job and start its server again, then all workers"
+                f"{rerun(self._config.job_id, self._config.generation)}"
             )
 
 
@@ -73,8 +73,9 @@ class JoinWait:
         if not self._told and now - self._since >= TELL_AFTER_S and self._others(wait):
             self._told = True
             missing = named(wait.missing_workers, (), wait.racks)
-            text = "job %d: worker %s has not joined, it may still be starting; waiting up to %g s"
-            _log.warning(text, wait.job_id, missing, self._limit_s)
+            they = "have not joined, they" if len(wait.missing_workers) > 1 else "has not joined, it"
+            text = "job %d: %s %s may still be starting; waiting up to %g s"
+            _log.warning(text, wait.job_id, missing, they, self._limit_s)
 
     def outlasts(self, stall: Stalled, now: float) -> bool:
         """Return whether to wait on. A server that names nobody else is not answering: that is no start."""

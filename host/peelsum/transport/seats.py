@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
+from peelsum.transport.config import SEAT as SEAT
 from peelsum.transport.config import JobConfig, Timers
 from peelsum.transport.errors import TransportConfigError
 from peelsum.transport.udp import SwitchSummation
 from peelsum.wire import DROP_PORT
 from peelsum.wire.datagrams import Address
 
-#: The environment variable in which `peelsum exec` gives a host's commands its seat, as JSON.
-SEAT = "PEELSUM_SEAT"
 _REMEDY = "give what `peelsum job admit --json` printed"
 
 
