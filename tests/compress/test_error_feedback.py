@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from compressors import Workers, exactly
+from compressors import Workers, exactly, grown
 from compressors import kept as kept_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,13 +44,6 @@ def gradients(rng, workers, spread):
         }
         for _ in range(workers)
     ]
-
-
-def grown(before, gradient, momentum):
-    """Return a residual with one more gradient added."""
-    more = Residual.empty(gradient.size, velocity=bool(momentum))
-    more.grow(before, gradient, momentum)
-    return more
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(SPARSIFIERS), st.integers(0, 12))

@@ -108,6 +108,13 @@ def exactly(numbers: np.ndarray, scales: np.ndarray) -> list[Fraction]:
     return [Fraction(number) / Fraction(2) ** scale for number, scale in pairs]
 
 
+def grown(before: Residual, gradient: np.ndarray, momentum: float) -> Residual:
+    """Return a residual with one more gradient added."""
+    more = Residual.empty(gradient.size, velocity=bool(momentum))
+    more.grow(before, gradient, momentum)
+    return more
+
+
 def kept(residual: Residual) -> np.ndarray:
     """Return what a residual keeps, in float64."""
     return np.ldexp(residual.numbers.astype(float), -residual.scales.astype(np.int32))
