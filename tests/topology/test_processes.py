@@ -57,8 +57,9 @@ def test_a_signal_is_remembered_until_it_was_waited_for() -> None:
 
 def test_a_stopped_child_ends_in_its_own_way() -> None:
     program = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (print('{\"last\": 1}', flush=True), sys.exit(0)))\n"
+        "import os, signal, sys, time\n"
+        # A handler cannot print while the line below is printed.
+        "signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'{\"last\": 1}\\n'), sys.exit(0)))\n"
         # `signal.pause()` would miss a signal that comes just before it.
         "print('{}', flush=True)\nwhile True: time.sleep(0.01)\n"
     )
