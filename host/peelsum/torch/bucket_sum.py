@@ -66,7 +66,7 @@ class BucketSum:
             try:
                 result, replaced = self._summed(gradients, shapes, step)
             except InvalidRequestError as error:
-                if " is float64; " not in str(error):
+                if all(gradient.dtype != torch.float64 for gradient in gradients):
                     raise
                 raise InvalidRequestError(
                     f"{error}, or leave the hook out: DDP itself sums float64"
