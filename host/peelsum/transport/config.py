@@ -10,8 +10,8 @@ from peelsum.wire import MAX_WORKERS
 
 #: The environment variable in which `peelsum exec` gives a host's commands its seat, as JSON.
 SEAT = "PEELSUM_SEAT"
-#: The environment variable that processes of a network of `peelsum up` have.
-NETWORK = "PEELSUM_NETWORK"
+#: The variable in the environment of a `peelsum up` network's processes that holds the network's unique name.
+MARKER = "PEELSUM_NETWORK"
 #: Most racks below a spine: a bitmap has one bit for each.
 MAX_RACKS = 32
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.transport.config import NETWORK, SEAT
+from peelsum.transport.config import MARKER, SEAT
 from peelsum.wire import MAX_WORKERS
 
 
@@ -45,7 +45,7 @@ def rerun(job_id: int, generation: int | None) -> str:
     """Return what to do before workers can run again after this generation, for messages."""
     with suppress(KeyError, TypeError, ValueError):  # no seat, or none that `peelsum up` wrote
         admission = json.loads(os.environ[SEAT])["admission"]
-        if NETWORK in os.environ and (admission["job_id"], admission["generation"]) == (job_id, generation):
+        if MARKER in os.environ and (admission["job_id"], admission["generation"]) == (job_id, generation):
             return "run `peelsum readmit`, then start all workers again"
     return "admit the job and start its server again, then all workers"
 

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Self
 
 from peelsum.topology.errors import TopologyError
+from peelsum.transport.config import MARKER as MARKER
 
-#: The variable in the environment of a network's processes that holds the network's unique name.
-MARKER = "PEELSUM_NETWORK"
 #: How long `down` waits for `up` to clean up by itself, and for processes to end before they are killed.
 GRACE_S = 15.0
 _POLL_S = 0.02
