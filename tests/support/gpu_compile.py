@@ -1,16 +1,12 @@
-"""Compile all GPU kernels for a compute capability, such as 90, and print the resources of each."""
+"""Compile all GPU kernels for a compute capability, such as 90, and print the name of each."""
 
 from __future__ import annotations
 
-import re
-import subprocess
 import sys
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
 import torch
-import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
@@ -29,7 +25,7 @@ def words(size: int) -> torch.Tensor:
 
 
 def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
-    """Compile a kernel for the arguments of a launch, instead of launching it, and print its resources.
+    """Compile a kernel for the arguments of a launch, instead of launching it, and print its name.
 
     Pointers are taken to be aligned to 16 bytes, as torch aligns memory.
     """
@@ -48,23 +44,7 @@ def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> Non
     DONE.add(same)
     target = GPUTarget("cuda", int(sys.argv[1]), 32)
     binary = compile(ASTSource(kernel, signature, constants, aligned), target=target, options=options)
-    registers, stack = resources(binary.asm["cubin"])
-    print(
-        f"{kernel.fn.__name__}: {registers} registers, {stack} bytes of stack, "
-        f"{binary.metadata.shared} bytes shared, {binary.asm['ptx'].count('ld.global.cg')} loads past L1"
-    )
-
-
-def resources(binary: bytes) -> tuple[int, int]:
-    """Return the registers of a thread, and the bytes of stack for what did not fit them."""
-    with NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(binary)
-        file.flush()
-        tool = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        report = subprocess.run(tool, capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", report)
-    assert found, report
-    return int(found.group(1)), int(found.group(2))
+    print(f"{kernel.fn.__name__}: {binary.asm['ptx'].count('ld.global.cg')} loads past L1")
 
 
 def step() -> None:
