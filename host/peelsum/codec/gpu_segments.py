@@ -186,17 +186,14 @@ class GpuSegments:
 def _joined(values: Sequence[Tensor]) -> tuple[Tensor, bool]:
     """Return tensors end to end, and whether they lie so already: then memory is shared."""
     first, place = values[0], values[0].storage_offset()
-    for one in values:
-        # Another storage, of another size, may begin at the same address.
-        storages = one.untyped_storage(), first.untyped_storage()
-        if len({(storage.data_ptr(), storage.nbytes()) for storage in storages}) > 1:
+    storage = first.untyped_storage()._cdata  # another storage, of another size, may begin at the same address
+    for tensor in values:
+        if tensor.untyped_storage()._cdata != storage or tensor.storage_offset() != place:
             break
-        if one.storage_offset() != place:
-            break
-        place += one.numel()
+        place += tensor.numel()
     else:
         return first.as_strided((place - first.storage_offset(),), (1,)), True
-    return torch.cat([one.to(first.device) for one in values]), False
+    return torch.cat([tensor.to(first.device) for tensor in values]), False
 
 
 def _rows(table: Table, stream: tuple[torch.device, int]) -> Rows:
