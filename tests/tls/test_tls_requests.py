@@ -9,11 +9,14 @@ import ssl
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 from command_line import peelsum
 from patience import PATIENCE_S
 
+from peelsum.cli import job_serve
 from peelsum.cli.job_requests import MOST, SPEAK_S, Requests
 from peelsum.tls import TlsError
 from peelsum.tls.identity import tls_reason
@@ -131,6 +134,42 @@ def test_silent_strangers_do_not_keep_a_worker_out(serving, ask):
     assert ask("worker") == {"welcome": True}
     for stranger in strangers:
         stranger.close()
+
+
+def test_a_client_that_comes_while_a_start_takes_long_is_answered(serving, identity, monkeypatch):
+    """The thread that hears connections is busy for longer than a client has for TLS and its request."""
+    clock, ended = [0.0], Event()
+    monkeypatch.setattr(job_serve, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def request(ranks=None):
+        lease = Lease(serving.address, PATIENCE_S, identity=identity("worker"), token=TOKEN, ranks=ranks)
+        with closing(lease):
+            return json.loads(lease.response)
+
+    with ThreadPoolExecutor(3) as pool:
+
+        class Runs:
+            def start(self, guest=None):
+                if guest is None:  # the first start; another client connects meanwhile
+                    second.append(pool.submit(request, 2))
+                    clock[0] += 3 * SPEAK_S
+                return {"error": "no switch"}
+
+            def look(self): ...
+            def tell(self, news): ...
+
+        second: list = []
+        loop = pool.submit(
+            job_serve._answer,
+            serving.requests,
+            Runs(),
+            Runs(),
+            SimpleNamespace(wait=lambda _: ended.is_set()),
+        )
+        assert request() == {"error": "no switch"}
+        assert second[0].result(PATIENCE_S) == {"error": "no switch"}
+        ended.set()
+        loop.result()
 
 
 def test_a_controller_beyond_loopback_needs_an_identity():

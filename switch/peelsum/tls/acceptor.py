@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 from peelsum.forks import keep_from_children
 
 #: Seconds that a client has for its handshake, and most connections that have not finished theirs.
-HANDSHAKE_S = 5.0
+HANDSHAKE_S = 10.0
 MOST_PENDING = 512
 #: Most connections that are accepted between two turns of the handshakes, and seconds between two looks at
 #: the deadlines.
