@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from queue import Queue
@@ -13,6 +14,7 @@ from patience import PATIENCE_S
 
 from peelsum.tls import TlsError, acceptor, grpc_ends
 from peelsum.tls.acceptor import Acceptor, crowding, source_of
+from peelsum.transport.lease import Lease
 
 
 @contextmanager
@@ -116,4 +118,7 @@ def test_a_connection_that_is_closed_before_tls_is_no_fault_of_certificates(iden
         ) as error:
             identity("viewer").try_tls("switch", address, 0.3)
         assert "certificates" not in str(error.value)
+        with pytest.raises(OSError, match="closed the connection before TLS") as refused:
+            Lease(listening.getsockname(), PATIENCE_S, identity=identity("worker"))
+        assert not isinstance(refused.value, ssl.SSLError)
         listening.shutdown(socket.SHUT_RDWR)

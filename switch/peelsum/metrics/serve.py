@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
+from io import BytesIO
 from threading import Lock, Thread
 from typing import Any, Self
 
@@ -16,6 +17,8 @@ from peelsum.tls.acceptor import MOST_PENDING, Acceptor
 
 #: Most clients at once, and seconds of silence after which one is closed.
 MOST_CLIENTS, ASK_S = 64, 5.0
+#: Bytes of a request that are read, at most 4 KiB more.
+LONGEST_REQUEST = 16 << 10
 
 
 class MetricsError(Exception):
@@ -138,6 +141,16 @@ class _Collector:
 
 class _Handler(BaseHTTPRequestHandler):
     server: MetricsServer  # type: ignore[assignment]  # it has what a handler uses of a server
+
+    def setup(self) -> None:
+        """Read the request, up to a limit, in place of 100 lines of 64 KiB."""
+        super().setup()
+        request = b""
+        while b"\r\n\r\n" not in request and len(request) < LONGEST_REQUEST:
+            if not (data := self.connection.recv(4096)):
+                break
+            request += data
+        self.rfile = BytesIO(request)
 
     def do_GET(self) -> None:
         from prometheus_client.exposition import choose_encoder

@@ -18,6 +18,11 @@ from peelsum.reading import read_bytes
 
 #: Names of the files in an identity's folder.
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
+#: What is wrong with a server that ends a connection before it has shown its certificate.
+CLOSED_EARLY = (
+    "closed the connection before TLS; too many are open that have no certificate, or it has no TLS: try "
+    "again later, or close its port to strangers"
+)
 #: Seconds between two trials.
 _AGAIN_S = 0.1
 
@@ -82,10 +87,7 @@ class Identity:
         deadline = monotonic() + timeout_s
         while not self._tried(name, address, max(deadline - monotonic(), 0.1)):
             if monotonic() >= deadline:
-                raise TlsError(
-                    f"{name}: {address}: closed the connection before TLS; too many are open that have no "
-                    "certificate, or it has no TLS: try again later, or close its port to strangers"
-                )
+                raise TlsError(f"{name}: {address}: {CLOSED_EARLY}")
             sleep(_AGAIN_S)
 
     def _tried(self, name: str, address: str, timeout_s: float) -> bool:
