@@ -309,7 +309,7 @@ def test_a_description_that_is_being_parsed_holds_up_no_other_change(cluster, mo
         admission = pool.submit(cluster.admit, "")
         assert parsing.wait(PATIENCE_S)
         with ThreadPoolExecutor(1) as other, pytest.raises(ControlError, match="3: is not admitted"):
-            other.submit(cluster.evict, 3).result(PATIENCE_S)
+            other.submit(cluster.evict, 3).result(3)
         go_on.set()
         with pytest.raises(DescriptionError, match="parsed"):
             admission.result()
