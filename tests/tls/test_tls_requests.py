@@ -138,37 +138,30 @@ def test_silent_strangers_do_not_keep_a_worker_out(serving, ask):
 
 def test_a_client_that_comes_while_a_start_takes_long_is_answered(serving, identity, monkeypatch):
     """The thread that hears connections is busy for longer than a client has for TLS and its request."""
-    clock, ended = [0.0], Event()
+    clock, ended, worker = [0.0], Event(), identity("worker")
     monkeypatch.setattr(job_serve, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
-    def request(ranks=None):
-        lease = Lease(serving.address, PATIENCE_S, identity=identity("worker"), token=TOKEN, ranks=ranks)
-        with closing(lease):
-            return json.loads(lease.response)
+    class Runs:
+        def start(self, guest=None):
+            clock[0] += 3 * SPEAK_S
+            return {"error": "no switch"}
 
-    with ThreadPoolExecutor(3) as pool:
+        def look(self): ...
+        def tell(self, news): ...
 
-        class Runs:
-            def start(self, guest=None):
-                if guest is None:  # the first start; another client connects meanwhile
-                    second.append(pool.submit(request, 2))
-                    clock[0] += 3 * SPEAK_S
-                return {"error": "no switch"}
-
-            def look(self): ...
-            def tell(self, news): ...
-
-        second: list = []
-        loop = pool.submit(
-            job_serve._answer,
-            serving.requests,
-            Runs(),
-            Runs(),
-            SimpleNamespace(wait=lambda _: ended.is_set()),
-        )
-        assert request() == {"error": "no switch"}
-        assert second[0].result(PATIENCE_S) == {"error": "no switch"}
-        ended.set()
+    with socket.create_connection(serving.address, PATIENCE_S) as second, ThreadPoolExecutor(1) as pool:
+        serving.until(lambda: serving.requests._guests)
+        arguments = serving.requests, Runs(), Runs(), SimpleNamespace(wait=lambda _: ended.is_set())
+        loop = pool.submit(job_serve._answer, *arguments)
+        try:
+            with closing(Lease(serving.address, PATIENCE_S, identity=worker, token=TOKEN)) as first:
+                assert json.loads(first.response) == {"error": "no switch"}
+            context = worker.context(server=False)
+            with context.wrap_socket(second, server_hostname="127.0.0.1") as link:
+                link.sendall(f"peelsum start 1 for 2 ranks {TOKEN}\n".encode())
+                assert json.loads(link.makefile().readline()) == {"error": "no switch"}
+        finally:
+            ended.set()
         loop.result()
 
 
