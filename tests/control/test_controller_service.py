@@ -305,12 +305,15 @@ def test_a_description_that_is_being_parsed_holds_up_no_other_change(cluster, mo
         raise DescriptionError("parsed")
 
     monkeypatch.setattr(cluster_module, "parse_description", slow)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         admission = pool.submit(cluster.admit, "")
         assert parsing.wait(PATIENCE_S)
-        with ThreadPoolExecutor(1) as other, pytest.raises(ControlError, match="3: is not admitted"):
-            other.submit(cluster.evict, 3).result(3)
-        go_on.set()
+        eviction = pool.submit(cluster.evict, 3)
+        try:
+            with pytest.raises(ControlError, match="3: is not admitted"):
+                eviction.result(PATIENCE_S)
+        finally:
+            go_on.set()
         with pytest.raises(DescriptionError, match="parsed"):
             admission.result()
 

@@ -221,7 +221,7 @@ class Cluster:
         token that is not text. After a switch's error, an already admitted job continues.
         """
         self._leading()
-        with self._changing:  # not with `_changing`: a large text takes a second
+        with self._parsing:  # not with `_changing`: a large text takes a second
             described, digest = parse_description(text, source), _digest(token)
             job_id, plans = described.job.id, described.plans()
         with self._changing:
