@@ -81,6 +81,13 @@ def test_sources(host, source):
     assert source_of(host) == source
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "[::]"])
+def test_every_form_of_address_is_reached_by_ipv4(host):
+    with grpc_ends.listen(f"{host}:0") as listening:
+        connected(("127.0.0.1", listening.getsockname()[1]), "127.0.0.1").close()
+
+
 def test_the_oldest_of_the_largest_crowd():
     assert crowding({1: "a", 2: "b", 3: "c", 4: "b", 5: "c"}) == 2
 

@@ -116,7 +116,7 @@ class LimitedServer:
 
 def _relay(link: ssl.SSLSocket, name: Path, server: Path) -> None:
     """Connect a client to a gRPC server in this process, from a socket of this name."""
-    with link, socket.socket(socket.AF_UNIX) as inner, suppress(OSError):
+    with suppress(OSError), link, socket.socket(socket.AF_UNIX) as inner:
         inner.bind(str(name))
         inner.connect(str(server))
         name.unlink()
@@ -145,10 +145,12 @@ def _copy_both_ways(link: socket.socket, inner: socket.socket) -> None:
 
 
 def listen(address: str) -> socket.socket:
-    """Return a socket that listens at host:port. Raises OSError."""
+    """Return a socket that listens at host:port; at `[::]`, for IPv4 too. Raises OSError."""
     host, _, port = address.rpartition(":")
-    family, *_, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-    return socket.create_server(place[:2], family=family, backlog=MOST_PENDING)
+    entries = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    family, *_, place = min(entries, key=lambda entry: entry[0] != socket.AF_INET)
+    both = place[0] == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(place[:2], family=family, backlog=MOST_PENDING, dualstack_ipv6=both)
 
 
 def open_channel(
