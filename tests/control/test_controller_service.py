@@ -9,7 +9,9 @@ import signal
 import socket
 import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from threading import Event
 
 import grpc
 import pytest
@@ -19,8 +21,10 @@ from patience import PATIENCE_S
 
 from peelsum.control import ControlError
 from peelsum.control.cluster import Cluster, ControllerClient, ControllerService, Store
+from peelsum.control.cluster import cluster as cluster_module
 from peelsum.control.cluster.client import LONGEST_REQUEST, SERVICE, encoded
 from peelsum.control.cluster.description import parse_cluster
+from peelsum.control.errors import DescriptionError
 from peelsum.topology import Child
 
 pytestmark = pytest.mark.usefixtures("forked_children")
@@ -268,7 +272,7 @@ def refusal(cluster, call, request):
     [
         (b"", "Expecting value: line 1 column 1 (char 0)"),
         (b"[]", "is not a JSON object"),
-        (b"[" * 100_000, "maximum recursion depth exceeded"),
+        (b"[" * 100_000, "has lists or tables nested too deeply; remove them"),
         (b'{"job_id": "3"}', "job_id: '3': is not a number"),
         (b'{"job_id": true}', "job_id: True: is not a number"),
         (
@@ -289,6 +293,29 @@ def test_an_error_about_a_file_whose_name_is_not_utf_8(cluster):
     code, said = refusal(cluster, "Admit", asked)
     assert code == grpc.StatusCode.FAILED_PRECONDITION
     assert said.startswith("\\udcff.toml: is not TOML: ")
+
+
+def test_a_description_that_is_being_parsed_holds_up_no_other_change(cluster, monkeypatch):
+    cluster._epoch = 1
+    parsing, go_on = Event(), Event()
+
+    def slow(text, source):
+        parsing.set()
+        assert go_on.wait(PATIENCE_S)
+        raise DescriptionError("parsed")
+
+    monkeypatch.setattr(cluster_module, "parse_description", slow)
+    with ThreadPoolExecutor(2) as pool:
+        admission = pool.submit(cluster.admit, "")
+        assert parsing.wait(PATIENCE_S)
+        eviction = pool.submit(cluster.evict, 3)
+        try:
+            with pytest.raises(ControlError, match="3: is not admitted"):
+                eviction.result(PATIENCE_S)
+        finally:
+            go_on.set()
+        with pytest.raises(DescriptionError, match="parsed"):
+            admission.result()
 
 
 def test_a_request_that_is_too_long(cluster):

@@ -126,7 +126,17 @@ REFUSED = [
         ("[1, 2]", "[1, 2]\n[hosts.3]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"),
         "hosts.3: this job does not use that port",
     ),
+    (
+        ("[1, 2]", "[1, 2]\n[hosts.01]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"),
+        "hosts.01: this job does not use that port",
+    ),
     (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:0:1'\nip='10.0.0.1'"), "switch.address: is missing"),
+    (
+        ("[1, 2]", "[1, 2]\n[switch.bridge]\n'2:0:0:0:0:1' = 1\n'02:0:0:0:0:1' = 2"),
+        "switch.bridge: .* has an address in two spellings; list it once",
+    ),
+    (("[1, 2]", "[1, 2]\n" + "a." * 16_000 + "a = 1"), "line 8: has a key of more than 16 parts"),
+    (("[1, 2]", "[1, 2]\n" + "#" * (1 << 18)), "is longer than 262,144 characters; shorten it"),
     (("[1, 2]", "[1, 2]\n[hosts.1]\nmac=5\nip='10.0.0.1'"), "hosts.1.mac: .* six bytes"),
     (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:1'\nip='10.0.0.1'"), "hosts.1.mac: .* six bytes"),
     (("[1, 2]", "[1, 2]\n[hosts.1]\nmac='2:0:0:0:0:1'\nip='10.0.0'"), "hosts.1.ip: .* IPv4 address"),

@@ -141,6 +141,13 @@ def test_silent_clients_do_not_keep_the_next_ones_out_for_long(served, monkeypat
         one.close()
 
 
+def test_a_request_without_end_is_cut(served, monkeypatch):
+    monkeypatch.setattr(serve, "ASK_S", PATIENCE_S)
+    with socket.create_connection(("127.0.0.1", port_of(served.url)), PATIENCE_S) as link:
+        link.sendall(b"GET /metrics HTTP/1.0\r\nx: ".ljust(serve.LONGEST_REQUEST, b"y"))
+        assert link.recv(1) == b"H"
+
+
 def test_beyond_loopback_only_with_tls(tmp_path):
     pytest.importorskip("cryptography", reason="cryptography is not installed")
     from peelsum.tls import Identity, Role, certificates

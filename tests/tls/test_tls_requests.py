@@ -9,11 +9,14 @@ import ssl
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 from command_line import peelsum
 from patience import PATIENCE_S
 
+from peelsum.cli import job_serve
 from peelsum.cli.job_requests import MOST, SPEAK_S, Requests
 from peelsum.tls import TlsError
 from peelsum.tls.identity import tls_reason
@@ -131,6 +134,35 @@ def test_silent_strangers_do_not_keep_a_worker_out(serving, ask):
     assert ask("worker") == {"welcome": True}
     for stranger in strangers:
         stranger.close()
+
+
+def test_a_client_that_comes_while_a_start_takes_long_is_answered(serving, identity, monkeypatch):
+    """The thread that hears connections is busy for longer than a client has for TLS and its request."""
+    clock, ended, worker = [0.0], Event(), identity("worker")
+    monkeypatch.setattr(job_serve, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    class Runs:
+        def start(self, guest=None):
+            clock[0] += 3 * SPEAK_S
+            return {"error": "no switch"}
+
+        def look(self): ...
+        def tell(self, news): ...
+
+    with socket.create_connection(serving.address, PATIENCE_S) as second, ThreadPoolExecutor(1) as pool:
+        serving.until(lambda: serving.requests._guests)
+        arguments = serving.requests, Runs(), Runs(), SimpleNamespace(wait=lambda _: ended.is_set())
+        loop = pool.submit(job_serve._answer, *arguments)
+        try:
+            with closing(Lease(serving.address, PATIENCE_S, identity=worker, token=TOKEN)) as first:
+                assert json.loads(first.response) == {"error": "no switch"}
+            context = worker.context(server=False)
+            with context.wrap_socket(second, server_hostname="127.0.0.1") as link:
+                link.sendall(f"peelsum start 1 for 2 ranks {TOKEN}\n".encode())
+                assert json.loads(link.makefile().readline()) == {"error": "no switch"}
+        finally:
+            ended.set()
+        loop.result()
 
 
 def test_a_controller_beyond_loopback_needs_an_identity():

@@ -139,6 +139,7 @@ def test_ranks_of_racks_are_numbered_by_rack(plugged, job):
         ({"admission": ADMISSION}, 1, "has no 'switch_host'; give a seat, or FILE@HOST:PORT"),
         ("[]", 0, "is not a JSON object"),
         ("{", 0, "is not JSON ("),
+        ("[" * 100_000, 0, "nested too deeply"),
     ],
 )
 def test_what_is_wrong_is_said(plugged, job, contents, rank, message):

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peelsum.traces import SUFFIX, Recorder, Trace, TraceError, read, read_folder, write
-from peelsum.traces.trace import decode, encode
+from peelsum.traces.trace import decode, encode, union_count
 
 
 def recorded(
@@ -159,6 +159,57 @@ def test_a_wrong_part_is_named(content: bytes, tmp_path: Path, change: str) -> N
         read(path)
     assert str(raised.value).startswith(f"{path}: {told}")
     assert "\n" not in str(raised.value)
+
+
+@settings(deadline=None)
+@given(data=st.data(), elements=st.integers(1, 400))
+def test_a_union_is_counted_without_positions(data: st.DataObject, elements: int) -> None:
+    """Supports of any form, also of all elements."""
+    supports = data.draw(st.lists(st.sets(st.integers(0, elements - 1)), min_size=1, max_size=3))
+    supports += data.draw(st.sampled_from([[], [set(range(elements))]]))
+    traces = []
+    for worker, support in enumerate(supports):
+        recorder, gradient = Recorder("drawn", worker, len(supports)), np.zeros(elements, np.float32)
+        gradient[sorted(support)] = 1
+        recorder.add(["tensor"], [(elements,)], [gradient], 0.0)
+        recorder.end_step()
+        traces.append(recorder.trace())
+    assert union_count(traces, 0, 0) == len(set().union(*supports))
+
+
+def test_a_union_beyond_memory_is_counted() -> None:
+    """Of 2**40 elements, all on one worker and some on the other."""
+    ones, step = (
+        np.zeros((1, 1), np.uint8),
+        {"bucket": np.zeros((1, 1), np.int32), "ready_s": np.zeros((1, 1))},
+    )
+    traces = [
+        Trace(
+            "t",
+            worker,
+            2,
+            ("t",),
+            ((1 << 40,),),
+            exponent=ones,
+            count=np.array([[count]]),
+            values=None,
+            supports=encode(np.arange(count, dtype=np.int64), 1 << 40),
+            **step,
+        )
+        for worker, count in enumerate((3, 0))
+    ]
+    assert union_count(traces, 0, 0) == 3
+    traces[1].count[0, 0] = 1 << 40
+    assert union_count(traces, 0, 0) == 1 << 40
+
+
+def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(content: bytes, tmp_path: Path) -> None:
+    with np.load(io.BytesIO(content)) as file:
+        arrays = dict(file)
+    path = tmp_path / "zeros.npz"
+    np.savez_compressed(path, **{**arrays, "values": np.zeros(20_000_000, np.float32)})
+    with pytest.raises(TraceError, match=r"unpacks to [\d,]+ bytes, more than 100 times its size"):
+        read(path)
 
 
 def test_a_folder_has_all_workers_of_one_run(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from peelsum.tls import Identity, Role, role_of, same_token
+from peelsum.tls import Identity, Role, same_token
+from peelsum.tls.acceptor import crowding, source_of
+from peelsum.tls.roles import role_of_peer
 from peelsum.transport.lease import LONGEST_REQUEST, parsed_request
 
 #: How long a client may take to send its request, and to receive the response, in seconds.
@@ -60,7 +62,7 @@ class Requests:
     | new           | a request, one line           | it waits for the lease                        |
     | new           | anything else; SPEAK_S passes | it gets an error and is closed                |
     | new           | wrong certificate or token    | likewise                                      |
-    | new           | MOST others are open          | the longest silent one is closed              |
+    | new           | MOST others are open          | a silent one is closed, see `crowding`        |
     | waiting       | the lease is free             | the longest waiting gets it; its run starts   |
     | waiting       | WAIT_S passes                 | it gets an error with the holder, and closes  |
     | waiting       | it is for a further group     | it gets a lease of its own; a run starts      |
@@ -171,10 +173,10 @@ class Requests:
         return self._tls.wrap_socket(link, server_side=True, do_handshake_on_connect=False)
 
     def _make_room(self) -> bool:
-        """Close the connection that has been silent longest, so that strangers cannot keep workers out."""
-        silent = [guest for guest in self._guests.values() if guest.process is None]
+        """Close a connection that is silent, so that strangers cannot keep workers out."""
+        silent = {guest: source_of(guest.host) for guest in self._guests.values() if guest.process is None}
         if silent:
-            self._close(min(silent, key=lambda guest: guest.until))
+            self._close(crowding(silent))
         return bool(silent)
 
     def _shake_hands(self, guest: Guest) -> None:
@@ -188,8 +190,7 @@ class Requests:
             self._close(guest)
             return
         guest.secured = True
-        names: Any = (guest.link.getpeercert() or {}).get("subjectAltName", ())
-        role = role_of(name for _, name in names)
+        role = role_of_peer(guest.link)
         if role not in (Role.WORKER, Role.OPERATOR):
             self._refuse(guest, f"takes requests of role worker; this certificate's is {role}")
 

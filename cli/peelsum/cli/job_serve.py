@@ -406,9 +406,12 @@ def _answer(requests: Requests, runs: _Runs, groups: _Groups, ended: Signalled) 
     """Start a run for each new holder of a lease, until a signal comes."""
     from peelsum.control import ControlError
 
-    looked = time.monotonic()
+    looked, busy_s = time.monotonic(), 0.0
     while not ended.wait(0):
-        if guest := requests.next(time.monotonic(), LOOK_EVERY_S):
+        # Connections have deadlines, which do not run while this thread is busy and hears nobody.
+        guest = requests.next(time.monotonic() - busy_s, LOOK_EVERY_S)
+        busy_since = time.monotonic()
+        if guest is not None:
             try:
                 answer = runs.start() if guest.ranks is None else groups.start(guest)
                 runs.tell(_started(answer, guest))
@@ -420,6 +423,7 @@ def _answer(requests: Requests, runs: _Runs, groups: _Groups, ended: Signalled) 
             runs.look()
             groups.look()
             looked = time.monotonic()
+        busy_s += time.monotonic() - busy_since
 
 
 def _started(answer: dict[str, Any], guest: Guest) -> str:

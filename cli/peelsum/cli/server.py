@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 import signal
 import sys
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from peelsum.cli.options import (
     logged,
     serve_metrics,
 )
+from peelsum.reading import parse_json, read_text
 from peelsum.topology import end_with_parent, say
 from peelsum.topology.telling import told_of_compiling
 from peelsum.topology.user_errors import reported
@@ -95,13 +95,13 @@ def _admission(text: str) -> dict[str, Any]:
     """Return the JSON object in `text`, or in the file that it names."""
     try:
         if not text.lstrip().startswith("{"):
-            text = Path(text).read_text(encoding="utf-8")
-        values = json_.loads(text)
+            text = read_text(Path(text))
+        values = parse_json(text)
     except OSError as error:
         raise typer.BadParameter(
             f"admission: {text}: {error.strerror}; give JSON or the path of a file"
         ) from None
-    except (ValueError, RecursionError):
+    except ValueError:
         values = None
     if not isinstance(values, dict):
         raise typer.BadParameter(

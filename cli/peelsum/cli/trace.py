@@ -136,14 +136,13 @@ def _rows(traces: Sequence[Trace]) -> list[dict[str, Any]]:
     """Return a row per tensor; shares of non-zeros are means over steps."""
     import numpy as np
 
+    from peelsum.traces import union_count
+
     first, rows = traces[0], []
     for tensor, (name, shape) in enumerate(zip(first.names, first.shapes, strict=True)):
         elements = max(first.elements[tensor], 1)
         alone = [trace.count[:, tensor].mean() / elements if trace.steps else 0.0 for trace in traces]
-        unions = [
-            np.unique(np.concatenate([trace.positions(step, tensor) for trace in traces])).size / elements
-            for step in range(first.steps)
-        ]
+        unions = [union_count(traces, step, tensor) / elements for step in range(first.steps)]
         rows.append(
             {
                 "tensor": name,

@@ -5,7 +5,6 @@ A description with neither `[spine]` nor `[[racks]]` is for one switch.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -16,11 +15,15 @@ from peelsum.control.errors import DescriptionError
 from peelsum.control.plan import Member, SwitchPlan
 from peelsum.control.sections import HostAddress, JobSection, Port, Section, SwitchSection, check_ports
 from peelsum.control.validation import first_validation_error
+from peelsum.reading import LimitError, parse_toml, read_text
 from peelsum.wire import MAX_WORKERS, Level
 
 Model = TypeVar("Model", bound=Section)
 #: A spine has one bit of a bitmap for each rack.
 MAX_RACKS = 32
+#: Most bytes of a description: three times those of a switch with full tables. Parsing takes up to 400 times
+#: as much memory.
+MOST_DESCRIPTION = 1 << 18
 
 
 class PortsSection(Section):
@@ -268,7 +271,7 @@ def read_description(path: Path) -> AnyDescription:
 def file_text(path: Path, of: str = "a job description") -> str:
     """Return the text of a description's file; of: what is described. Raises DescriptionError."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, MOST_DESCRIPTION)
     except OSError as error:
         raise DescriptionError(f"{path}: {error.strerror}; give the path of {of}") from None
     except UnicodeDecodeError as error:
@@ -279,16 +282,16 @@ def parsed_toml(text: str, source: str) -> dict[str, Any]:
     """Parse TOML. Raises DescriptionError naming `source`."""
     try:
         text.encode()  # TOML is UTF-8; whatever stores or sends the text relies on that
-        return tomllib.loads(text)
+        return parse_toml(text, MOST_DESCRIPTION)
     except UnicodeEncodeError as error:
         line = text.count("\n", 0, error.start) + 1
         raise DescriptionError(
             f"{source}: line {line}: {text[error.start]!r}: is no Unicode character; remove it"
         ) from None
+    except LimitError as error:
+        raise DescriptionError(f"{source}: {error}") from None
     except ValueError as error:  # not only TOMLDecodeError: Python limits the digits of a number
         raise DescriptionError(f"{source}: is not TOML: {error}") from None
-    except RecursionError:
-        raise DescriptionError(f"{source}: has lists or tables nested too deeply; remove them") from None
 
 
 def validated(

@@ -5,12 +5,20 @@ The checks here need no switch. A pipeline's capacity is checked at admission.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from peelsum.wire import COMPILED_LANES, CPU_PORT, DEFAULT_LANES, DROP_PORT, MAX_WORKERS, RESERVED_JOB_ID
 
@@ -18,6 +26,8 @@ from peelsum.wire import COMPILED_LANES, CPU_PORT, DEFAULT_LANES, DROP_PORT, MAX
 MAX_BRIDGED, MAX_ROUTES = 1023, 1024
 #: The largest number of a job, as packets have 8 bits for it.
 MAX_JOB_ID = 255
+#: A port as a key, which other spellings of the number would repeat.
+_PORT_NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")
 _MAC_HINT = "six bytes in hexadecimal, as 02:00:00:00:00:01"
 
 
@@ -55,6 +65,14 @@ def _prefix(value: Any) -> Any:
     return int(network.network_address), network.prefixlen
 
 
+def _distinct(value: Any, validated: ValidatorFunctionWrapHandler) -> Any:
+    entries = validated(value)
+    if len(entries) < len(value):
+        raise ValueError("has an address in two spellings; list it once")
+    return entries
+
+
+_Distinct = WrapValidator(_distinct)
 Port = Annotated[int, BeforeValidator(_port), Field(ge=0, lt=DROP_PORT)]
 Mac = Annotated[int, BeforeValidator(_mac)]
 Ipv4 = Annotated[int, BeforeValidator(_ip)]
@@ -122,7 +140,7 @@ class TofinoSection(Section):
     def check(self, where: str) -> None:
         """Raise ValueError for values that no switch supports. `where` is the name of this table."""
         for name in self.ports:
-            if not name.isdecimal():
+            if not _PORT_NUMBER.fullmatch(name):
                 raise ValueError(f"{where}.ports.{name}: is not a number; use the device port, as 132")
 
 
@@ -167,10 +185,10 @@ class SwitchSection(PlacedSwitch):
     """Packets in a port's queue from which later ones get an ECN mark. None keeps the switch's limit."""
     address: HostAddress | None = None
     """Source address of packets to hosts whose address is given, and of routed packets."""
-    bridge: dict[Mac, Port] = Field(default_factory=dict, max_length=MAX_BRIDGED)
+    bridge: Annotated[dict[Mac, Port], _Distinct] = Field(default_factory=dict, max_length=MAX_BRIDGED)
     """For other traffic: the port behind which each MAC address is. Broadcasts go to all these ports.
     An empty one keeps the switch's."""
-    routes: dict[Prefix, NextHop] = Field(default_factory=dict, max_length=MAX_ROUTES)
+    routes: Annotated[dict[Prefix, NextHop], _Distinct] = Field(default_factory=dict, max_length=MAX_ROUTES)
     """For other traffic: the next hop by IPv4 prefix. An empty one keeps the switch's."""
 
     def check(self, where: str, hosts: Mapping[str, HostAddress]) -> None:
@@ -194,7 +212,7 @@ def check_ports(where: str, ports: Sequence[int], hosts: Mapping[str, HostAddres
                 f"{where}ports: {port}: is used {count} times; give every participant its own port"
             )
     for name in hosts:
-        if not name.isdecimal() or int(name) not in ports:
+        if not _PORT_NUMBER.fullmatch(name) or int(name) not in ports:
             raise ValueError(
                 f"{where}hosts.{name}: this job does not use that port; use one of {sorted(ports)}"
             )

@@ -16,6 +16,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # not exporte
 
 from peelsum.logs import LogsError, configure
 from peelsum.metrics import PARTS, MetricsError, MetricsServer, metrics_address, worker_values
+from peelsum.reading import parse_json, read_text
 from peelsum.tls import Identity, TlsError, read_token
 from peelsum.tls.identity import tls_reason
 from peelsum.torch.errors import HookConfigError
@@ -239,7 +240,7 @@ def _described(source: str) -> dict[str, Any]:
     """Return the job of FILE or FILE@HOST:PORT."""
     name, _, address = source.partition("@")
     try:
-        values = _parsed(Path(name).read_text(), name)
+        values = _parsed(read_text(Path(name)), name)
     except OSError as error:
         controller = _CONTROLLER.fullmatch(source)
         remedy = f"for a controller there, give //{controller[1]}" if controller else "give the job's file"
@@ -316,8 +317,8 @@ def _address(text: str) -> tuple[str, int]:
 
 def _parsed(text: str, where: str) -> dict[str, Any]:
     try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
+        values = parse_json(text)
+    except ValueError as error:
         raise HookConfigError(f"over: {where} is not JSON ({error}); give a job or a seat") from error
     if not isinstance(values, dict):
         raise HookConfigError(f"over: {where} is not a JSON object; give a job or a seat")

@@ -5,6 +5,16 @@
 
 from peelsum.traces.files import SUFFIX, VERSION, read, read_folder, write
 from peelsum.traces.recorder import Recorder
-from peelsum.traces.trace import Trace, TraceError
+from peelsum.traces.trace import Trace, TraceError, union_count
 
-__all__ = ["SUFFIX", "VERSION", "Recorder", "Trace", "TraceError", "read", "read_folder", "write"]
+__all__ = [
+    "SUFFIX",
+    "VERSION",
+    "Recorder",
+    "Trace",
+    "TraceError",
+    "read",
+    "read_folder",
+    "union_count",
+    "write",
+]

@@ -17,6 +17,8 @@ from peelsum.traces.trace import Trace, TraceError
 VERSION = 2
 SUFFIX = ".trace.npz"
 _MOST_ELEMENTS = 1 << 32
+#: A file of more unpacked bytes than this may be compressed at most so much. Zeros shrink 1,000 times.
+_SMALL, _MOST_RATIO = 64 << 20, 100
 _FORMAT = "peelsum trace"
 _ARRAYS = {
     "bucket": (np.int32, 2),
@@ -61,6 +63,7 @@ def write(trace: Trace, path: Path) -> None:
 def read(path: Path) -> Trace:
     """Read one worker's trace. Raises TraceError if the file is none, or if its parts do not fit."""
     try:
+        _check_size(path)
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(file["header"].tobytes())
             arrays = {name: file[name] for name in file.files if name != "header"}
@@ -92,6 +95,14 @@ def read_folder(folder: Path) -> list[Trace]:
         if (trace.names, trace.shapes, trace.steps) != (first.names, first.shapes, first.steps):
             raise TraceError(f"{folder}: worker {trace.worker} has other tensors or steps than worker 0")
     return traces
+
+
+def _check_size(path: Path) -> None:
+    """Raise TraceError for a file that would take far more memory than a trace of its size."""
+    with zipfile.ZipFile(path) as file:
+        size = sum(entry.file_size for entry in file.infolist())
+    if size > max(_SMALL, _MOST_RATIO * path.stat().st_size):
+        raise TraceError(f"unpacks to {size:,} bytes, more than {_MOST_RATIO} times its size; pass another")
 
 
 def _trace(header: Any, arrays: dict[str, NDArray[Any]]) -> Trace:

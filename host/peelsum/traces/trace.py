@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,8 +39,38 @@ def decode(data: NDArray[np.uint8], count: int, elements: int) -> NDArray[np.int
         found = np.flatnonzero(np.unpackbits(data))
         right = found.size == count
     if not right or found[-1] >= elements:
-        raise TraceError(f"support: is not of {count} among {elements} elements; record the trace again")
+        raise _wrong_support(count, elements)
     return found
+
+
+def union_count(traces: Sequence[Trace], step: int, tensor: int) -> int:
+    """Return how many elements of a tensor are non-zero on any worker in a step. Raises TraceError.
+
+    Memory follows the supports' bytes, not the tensor's elements.
+    """
+    elements = traces[0].elements[tensor]
+    counts = [int(trace.count[step, tensor]) for trace in traces]
+    if elements in counts:
+        return elements
+    if 32 * max(counts) < elements:  # no bitmap among them
+        return int(np.unique(np.concatenate([trace.positions(step, tensor) for trace in traces])).size)
+    bits = np.zeros(-(-elements // 8), np.uint8)
+    for trace, count in zip(traces, counts, strict=True):
+        if 32 * count < elements:
+            positions = trace.positions(step, tensor)
+            np.bitwise_or.at(bits, positions // 8, (128 >> positions % 8).astype(np.uint8))
+        else:
+            bitmap = trace.support(step, tensor)
+            if int(np.bitwise_count(bitmap).sum(dtype=np.int64)) != count:
+                raise _wrong_support(count, elements)
+            bits |= bitmap
+    if bits[-1] & (0xFF >> (elements % 8 or 8)):
+        raise _wrong_support(max(counts), elements)
+    return int(np.bitwise_count(bits).sum(dtype=np.int64))
+
+
+def _wrong_support(count: int, elements: int) -> TraceError:
+    return TraceError(f"support: is not of {count} among {elements} elements; record the trace again")
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +128,13 @@ class Trace:
 
     def positions(self, step: int, tensor: int) -> NDArray[np.int64]:
         """Return the non-zero elements of a tensor in a step, ascending, int64[k]. Raises TraceError."""
+        count = int(self.count[step, tensor])
+        return decode(self.support(step, tensor), count, self.elements[tensor])
+
+    def support(self, step: int, tensor: int) -> NDArray[np.uint8]:
+        """Return the bytes of a tensor's support in a step, as `encode` returns them."""
         begin = self._before(self.sizes, step, tensor)
-        data = self.supports[begin : begin + int(self.sizes[step, tensor])]
-        return decode(data, int(self.count[step, tensor]), self.elements[tensor])
+        return self.supports[begin : begin + int(self.sizes[step, tensor])]
 
     def gradient(self, step: int, *, seed: int = 0) -> NDArray[np.float32]:
         """Return a step's gradient, all tensors one after the other, float32[sum of elements].

@@ -5,6 +5,7 @@ The open connection is the lease on the job. It ends with the process that holds
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -15,7 +16,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from peelsum.forks import keep_from_children
+from peelsum.reading import MOST_BYTES
 from peelsum.tls import Identity, require_tls
+from peelsum.tls.identity import CLOSED_EARLY
 from peelsum.tls.tokens import LONGEST_TOKEN
 from peelsum.wire.datagrams import Address
 
@@ -67,6 +70,9 @@ class Lease:
         if identity is not None:
             try:
                 self._link = identity.context(server=False).wrap_socket(self._link, server_hostname=host)
+            except (ssl.SSLEOFError, ConnectionError):
+                self._link.close()
+                raise ConnectionAbortedError(errno.ECONNABORTED, CLOSED_EARLY) from None
             except BaseException:
                 self._link.close()
                 raise
@@ -78,7 +84,7 @@ class Lease:
         try:
             self._link.sendall(f"peelsum start {os.getpid()}{group} {token}".rstrip().encode() + b"\n")
             with self._link.makefile(encoding="utf-8") as lines:
-                self.response = lines.readline()
+                self.response = lines.readline(MOST_BYTES)
             if identity is not None and not self.response:
                 raise ssl.SSLZeroReturnError
         except ConnectionError:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from io import BytesIO
 from threading import Lock, Thread
 from typing import Any, Self
 
-from peelsum.forks import keep_from_children
 from peelsum.metrics.catalogue import Metric
 from peelsum.metrics.values import Values
 from peelsum.tls import Identity, require_tls
+from peelsum.tls.acceptor import MOST_PENDING, Acceptor
 
 #: Most clients at once, and seconds of silence after which one is closed.
-MOST_CLIENTS, ASK_S = 8, 5.0
+MOST_CLIENTS, ASK_S = 64, 5.0
+#: Bytes of a request that are read, at most 4 KiB more.
+LONGEST_REQUEST = 16 << 10
 
 
 class MetricsError(Exception):
@@ -48,19 +51,25 @@ class MetricsServer:
         from prometheus_client import CollectorRegistry
 
         require_tls("metrics", address[0], identity)
-        registry = CollectorRegistry()
-        registry.register(_Collector(metrics, read))
+        #: What the handlers read.
+        self.registry = CollectorRegistry()
+        self.registry.register(_Collector(metrics, read))
+        # The connections, by age, and whether each has asked. Each is answered in a thread of its own.
+        self._clients: dict[socket.socket, bool] = {}
+        self._changing = Lock()
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         try:
-            self._server = _Server(address, registry, identity)
+            listening = socket.create_server(address, family=family, backlog=MOST_PENDING)
         except OSError as error:
             host, port = address
-            raise MetricsError(f"metrics: {host}:{port}: {error.strerror}; choose another") from None
-        keep_from_children(self._server)
+            reason = str(error.strerror).partition(" (")[0]
+            raise MetricsError(f"metrics: {host}:{port}: {reason}; choose another") from None
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         scheme = "http" if identity is None else "https"
         #: Where the metrics are.
-        self.url = f"{scheme}://{host}:{self._server.server_port}/metrics"
-        Thread(target=self._server.serve_forever, args=(0.05,), name="metrics", daemon=True).start()
+        self.url = f"{scheme}://{host}:{listening.getsockname()[1]}/metrics"
+        context = None if identity is None else identity.context(server=True)
+        self._acceptor = Acceptor(listening, self._serve, context)
 
     def __enter__(self) -> Self:
         return self
@@ -70,8 +79,43 @@ class MetricsServer:
 
     def close(self) -> None:
         """Stop serving and free the port."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._acceptor.close()
+
+    def _serve(self, link: socket.socket) -> None:
+        with self._changing:
+            if len(self._clients) >= MOST_CLIENTS and not self._make_room():
+                link.close()
+                return
+            self._clients[link] = False
+        Thread(target=self._answer, args=(link,), daemon=True).start()
+
+    def _make_room(self) -> bool:
+        """Close the oldest connection that has sent no request, lest strangers keep scrapers out."""
+        silent = next((client for client, asked in self._clients.items() if not asked), None)
+        if silent is None:
+            return False
+        del self._clients[silent]
+        with suppress(OSError):
+            socket.socket.shutdown(silent, socket.SHUT_RDWR)  # its thread then closes it
+        return True
+
+    def _answer(self, link: socket.socket) -> None:
+        link.settimeout(ASK_S)
+        try:
+            with suppress(OSError):  # clients leave, are silent, or send nonsense
+                _Handler(link, None, self)  # type: ignore[arg-type]  # no method here uses the address
+        finally:
+            with self._changing:
+                self._clients.pop(link, None)
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_WR)
+            link.close()
+
+    def asks(self, link: socket.socket) -> None:
+        """Note that a client has asked, and is to be answered."""
+        with self._changing:
+            if link in self._clients:
+                self._clients[link] = True
 
 
 class _Collector:
@@ -95,71 +139,18 @@ class _Collector:
             yield family
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, address: tuple[str, int], registry: Any, identity: Identity | None) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self.registry = registry
-        self._tls = None if identity is None else identity.context(server=True)
-        # The connections, by age, and whether each has asked. Other threads change it, too.
-        self._clients: dict[Any, bool] = {}
-        self._changing = Lock()
-        super().__init__(address, _Handler)
-
-    def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection. The base class skips it on OSError, as for a client that has gone already."""
-        request, client_address = super().get_request()
-        request.settimeout(ASK_S)
-        if self._tls is not None:
-            request = self._tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
-        return request, client_address
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._changing:
-            room = len(self._clients) < MOST_CLIENTS or self._make_room()
-            if room:
-                self._clients[request] = False
-        if room:
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def _make_room(self) -> bool:
-        """Close the oldest connection that has sent no request, lest strangers keep scrapers out."""
-        silent = next((client for client, asked in self._clients.items() if not asked), None)
-        if silent is None:
-            return False
-        del self._clients[silent]
-        with suppress(OSError):
-            socket.socket.shutdown(silent, socket.SHUT_RDWR)  # its thread then closes it
-        return True
-
-    def asks(self, request: Any) -> None:
-        """Note that a client has asked, and is to be answered."""
-        with self._changing:
-            if request in self._clients:
-                self._clients[request] = True
-
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection, which then no longer counts."""
-        with self._changing:
-            self._clients.pop(request, None)
-        super().shutdown_request(request)
-
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        if self._tls is not None:
-            # Here, in the client's thread: a client that never shakes hands keeps nobody waiting.
-            request.do_handshake()
-        super().finish_request(request, client_address)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that leave or send nonsense."""
-
-
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: MetricsServer  # type: ignore[assignment]  # it has what a handler uses of a server
+
+    def setup(self) -> None:
+        """Read the request, up to a limit, in place of 100 lines of 64 KiB."""
+        super().setup()
+        request = b""
+        while b"\r\n\r\n" not in request and len(request) < LONGEST_REQUEST:
+            if not (data := self.connection.recv(4096)):
+                break
+            request += data
+        self.rfile = BytesIO(request)
 
     def do_GET(self) -> None:
         from prometheus_client.exposition import choose_encoder

@@ -11,10 +11,20 @@ from contextlib import closing
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Self
+
+from peelsum.reading import read_bytes
 
 #: Names of the files in an identity's folder.
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
+#: What is wrong with a server that ends a connection before it has shown its certificate.
+CLOSED_EARLY = (
+    "closed the connection before TLS; too many are open that have no certificate, or it has no TLS: try "
+    "again later, or close its port to strangers"
+)
+#: Seconds between two trials.
+_AGAIN_S = 0.1
 
 
 class TlsError(ValueError):
@@ -68,38 +78,68 @@ class Identity:
             ) from None
         return context
 
-    def refusal(self, address: str, timeout_s: float) -> str | None:
-        """Try TLS with a gRPC server at `address`; return why either end refuses the other, or None."""
+    def try_tls(self, name: str, address: str, timeout_s: float) -> None:
+        """Try TLS with a gRPC server at host:port; raise TlsError if either end refuses the other.
+
+        name: what listens there, for errors. timeout_s: seconds for the trial; it passes if nothing answers.
+        A connection that the server closes before the handshake is tried again in that time.
+        """
+        deadline = monotonic() + timeout_s
+        while not self._tried(name, address, max(deadline - monotonic(), 0.1)):
+            if monotonic() >= deadline:
+                raise TlsError(f"{name}: {address}: {CLOSED_EARLY}")
+            sleep(_AGAIN_S)
+
+    def _tried(self, name: str, address: str, timeout_s: float) -> bool:
+        """Return whether the handshake has not been cut off. Raises TlsError if it failed."""
         host, _, port = address.rpartition(":")
+        host = host.strip("[]")
         context = self.context(server=False)
         context.set_alpn_protocols(["h2"])
         try:
-            with (
-                closing(socket.create_connection((host.strip("[]"), int(port)), timeout_s)) as plain,
-                closing(context.wrap_socket(plain, server_hostname=host.strip("[]"))) as link,
-            ):
-                # In TLS 1.3 the server's refusal follows the handshake; gRPC's closes without an alert.
-                return None if _speaks(link) else "the other end refuses this certificate"
-        except ssl.SSLError as error:
-            return tls_reason(error)
+            plain = socket.create_connection((host, int(port)), timeout_s)
         except OSError:
-            return None
+            return True
+        with closing(plain):
+            try:
+                link = context.wrap_socket(plain, server_hostname=host)
+            except (ssl.SSLEOFError, ConnectionError):
+                return False
+            except ssl.SSLError as error:
+                reason = tls_reason(error)
+            except OSError:
+                return True
+            else:
+                # In TLS 1.3 the server's refusal follows the handshake; some close without an alert.
+                with closing(link):
+                    refusal = _refusal(link)
+                if refusal is None:
+                    return True
+                reason = f"the other end refuses this certificate{refusal}"
+        raise TlsError(
+            f"{name}: {address}: TLS failed ({reason}); check that both ends' certificates are of one CA, "
+            f"valid today, and the {name}'s for this host"
+        )
 
     def _bytes(self, name: str) -> bytes:
         try:
-            return (self.folder / name).read_bytes()
+            return read_bytes(self.folder / name)
         except OSError as error:
             raise TlsError(
                 f"tls: {self.folder / name}: {error.strerror}; make it: peelsum certificates make ROLE"
             ) from None
 
 
-def _speaks(link: ssl.SSLSocket) -> bool:
-    """Return whether the other end sends anything before it closes the connection."""
+def _refusal(link: ssl.SSLSocket) -> str | None:
+    """Return why the other end closes the connection; None if it sends anything, or takes its time."""
     try:
-        return bool(link.recv(1))
+        return None if link.recv(1) else ""
     except ConnectionError:
-        return False
+        return ""
+    except ssl.SSLError as error:
+        return f": {tls_reason(error)}"
+    except OSError:
+        return None
 
 
 def tls_reason(error: ssl.SSLError) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import ssl
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -44,7 +45,16 @@ def role_of(names: Iterable[str]) -> Role | None:
     return found[0] if len(found) == 1 else None
 
 
-def caller_role(authenticated: Mapping[str, Any]) -> Role | None:
-    """Return the role of a gRPC call's client, by what `auth_context` returns; None without one."""
-    names = authenticated.get("x509_subject_alternative_name", ())
-    return role_of(name.decode(errors="replace") for name in names)
+def role_of_peer(link: ssl.SSLSocket) -> Role | None:
+    """Return the role of the certificate at the other end of a connection, after the handshake."""
+    names: Any = (link.getpeercert() or {}).get("subjectAltName", ())
+    return role_of(name for _, name in names)
+
+
+def caller_role(peer: str) -> Role | None:
+    """Return the role of a gRPC call's client, by the socket that `peer()` returns; None without one.
+
+    `LimitedServer` names its sockets by roles.
+    """
+    name = peer.rpartition("/")[2].rpartition("-")[0]
+    return next((role for role in Role if role == name), None)

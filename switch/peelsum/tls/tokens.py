@@ -8,6 +8,7 @@ import re
 import secrets
 from pathlib import Path
 
+from peelsum.reading import read_text
 from peelsum.tls.identity import TlsError
 
 #: The longest token, in characters.
@@ -23,7 +24,7 @@ def make_token(path: Path) -> None:
 def read_token(path: Path) -> str:
     """Return the token in a file. Raises TlsError."""
     try:
-        token = path.read_text().strip()
+        token = read_text(path).strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not text"
         raise TlsError(f"token: {path}: {reason}; make one: peelsum certificates token FILE") from None

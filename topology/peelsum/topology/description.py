@@ -6,9 +6,7 @@ with a job and loss added. Every check that needs no kernel is made here.
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
 from collections import Counter
 from functools import cached_property
 from ipaddress import IPv4Interface
@@ -25,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from peelsum.reading import LimitError, parse_json, parse_toml, read_text
 from peelsum.topology.errors import TopologyError
 from peelsum.wire import COMPILED_LANES, CPU_PORT, DEFAULT_LANES, MAX_WORKERS, RESERVED_JOB_ID
 
@@ -275,7 +274,7 @@ def read(source: str) -> Topology:
             f"topology: {source}: is neither {known} nor a .toml or .json file; give one of these"
         )
     try:
-        return parse(path.read_text(encoding="utf-8"), source)
+        return parse(read_text(path), source)
     except OSError as error:
         raise TopologyDescriptionError(f"{source}: {error.strerror}; give the path of a topology") from None
     except UnicodeDecodeError as error:
@@ -290,7 +289,7 @@ def parse(text: str, source: str) -> Topology:
     Raises TopologyDescriptionError.
     """
     try:
-        values = json.loads(text) if source.endswith(".json") else tomllib.loads(text)
+        values = parse_json(text) if source.endswith(".json") else parse_toml(text)
         return Topology.model_validate(values)
     except ValidationError as error:
         # Import the control plane, which is slow, only for an error.
@@ -298,12 +297,10 @@ def parse(text: str, source: str) -> Topology:
 
         message = first_validation_error(error, "a topology", Topology)
         raise TopologyDescriptionError(f"{source}: {message}") from None
+    except LimitError as error:
+        raise TopologyDescriptionError(f"{source}: {error}") from None
     except ValueError as error:  # both decoders raise it
         raise TopologyDescriptionError(f"{source}: cannot be read: {error}; correct it there") from None
-    except RecursionError:
-        raise TopologyDescriptionError(
-            f"{source}: has lists or tables nested too deeply; remove them"
-        ) from None
 
 
 def _check_names(topology: Topology) -> None:

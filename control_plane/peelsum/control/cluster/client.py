@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from peelsum.control.errors import ControlError
+from peelsum.reading import parse_json
 from peelsum.tls import Identity, TlsError
 from peelsum.tls.grpc_ends import open_channel
 
@@ -40,7 +41,7 @@ def encoded(values: dict[str, Any]) -> bytes:
 
 def decoded(message: bytes) -> dict[str, Any]:
     """Return a message's object. Raises ValueError for anything else."""
-    values = json.loads(message)
+    values = parse_json(message, LONGEST_RESPONSE)
     if not isinstance(values, dict):
         raise ValueError("is not a JSON object")
     return values

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import lru_cache, partial
-from threading import Condition, RLock, Thread
+from threading import Condition, Lock, RLock, Thread
 from typing import Any
 
 from finsy.p4schema import P4Schema
@@ -81,7 +81,7 @@ class Cluster:
         self._epoch = 0
         self._free_polls = 0
         self._told_role = self._followed = False
-        self._changing = RLock()
+        self._changing, self._parsing = RLock(), Lock()
         self._polls, self._ended = Condition(), False
         self._threads: list[Thread] = []
 
@@ -220,10 +220,12 @@ class Cluster:
         token: what later changes of this job need; empty for none. Raises ControlError, or ValueError for a
         token that is not text. After a switch's error, an already admitted job continues.
         """
-        with self._changing:
-            epoch = self._leading()
+        self._leading()
+        with self._parsing:  # not with `_changing`: a large text takes a second
             described, digest = parse_description(text, source), _digest(token)
             job_id, plans = described.job.id, described.plans()
+        with self._changing:
+            epoch = self._leading()
             known = self._permitted(job_id, digest)
             switches = [self._switch_of(plan) for plan in plans]
             with _locked(switches), ExitStack() as doubts:

@@ -13,7 +13,7 @@ from peelsum.control.cluster.cluster import Cluster
 from peelsum.control.cluster.store import BackupError
 from peelsum.control.errors import ControlError
 from peelsum.tls import Identity, Role, TlsError, caller_role, require_tls
-from peelsum.tls.grpc_ends import bind, limited_server
+from peelsum.tls.grpc_ends import LimitedServer
 
 _CHANGERS, _READERS = (Role.OPERATOR,), (Role.OPERATOR, Role.VIEWER)
 #: Calls at once; each holds a thread, and changes wait for one another.
@@ -31,19 +31,22 @@ class ControllerService:
         """
         require_tls("--listen", address.rpartition(":")[0], identity)
         self._threads = ThreadPoolExecutor(_MOST_CALLS, thread_name_prefix="controller")
-        self._server = limited_server(self._threads, _MOST_CALLS, LONGEST_REQUEST)
         self._secured = identity is not None
-        port = bind(self._server, address, identity)
-        if port is None:
-            raise ControlError(f"--listen: {address}: cannot be listened on; free it or choose another")
+        try:
+            self._server = LimitedServer(
+                address, identity, threads=self._threads, calls=_MOST_CALLS, message_bytes=LONGEST_REQUEST
+            )
+        except OSError:
+            reason = f"--listen: {address}: cannot be listened on; free it or choose another"
+            raise ControlError(reason) from None
         #: Where it listens, host:port.
-        self.address = f"{address.rpartition(':')[0]}:{port}"
+        self.address = f"{address.rpartition(':')[0]}:{self._server.port}"
 
     def __enter__(self) -> ControllerService:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.stop(_STOP_GRACE_S).wait()
+        self._server.stop(_STOP_GRACE_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def start(self, cluster: Cluster) -> None:
@@ -55,7 +58,7 @@ class ControllerService:
             "List": one(self._answering(_READERS, "list", lambda asked: cluster.listed())),
         }
         service = grpc.method_handlers_generic_handler(SERVICE, handlers)
-        self._server.add_generic_rpc_handlers((service,))
+        self._server.grpc.add_generic_rpc_handlers((service,))
         self._server.start()
 
     def _answering(
@@ -71,7 +74,7 @@ class ControllerService:
         return call
 
     def _require(self, context: grpc.ServicerContext, allowed: tuple[Role, ...], doing: str) -> None:
-        role = caller_role(context.auth_context()) if self._secured else allowed[0]
+        role = caller_role(context.peer()) if self._secured else allowed[0]
         if role not in allowed:
             context.abort(
                 grpc.StatusCode.PERMISSION_DENIED,
@@ -105,7 +108,7 @@ def _abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
             code = grpc.StatusCode.ABORTED
         case ControlError() | TlsError():
             code = grpc.StatusCode.FAILED_PRECONDITION
-        case ValueError() | RecursionError():  # the latter for lists of lists of lists, in JSON or TOML
+        case ValueError():
             code = grpc.StatusCode.INVALID_ARGUMENT
         case _:
             code = grpc.StatusCode.INTERNAL

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from peelsum.reading import parse_json, read_bytes
 from peelsum.softswitch.compiler.codegen import generate
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
 from peelsum.softswitch.program.loader import read
 from peelsum.softswitch.program.model import Program
+
+#: Most bytes of a BMv2 JSON file.
+MOST_PROGRAM = 16 << 20
 
 
 def load(path: str | PathLike[str]) -> Program:
@@ -20,7 +23,7 @@ def load(path: str | PathLike[str]) -> Program:
     the softswitch does not support. Both name the item and where it is.
     """
     try:
-        document = json.loads(Path(path).read_bytes())
+        document = parse_json(read_bytes(Path(path), MOST_PROGRAM), MOST_PROGRAM)
     except OSError as error:
         raise BadProgram(f"{path}: {error.strerror}; give the JSON file that p4c-bm2-ss wrote") from None
     except ValueError as error:

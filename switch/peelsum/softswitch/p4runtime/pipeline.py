@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 from finsy.proto import p4r
 
-from peelsum.softswitch.compiler.loading import parse
+from peelsum.reading import parse_json
+from peelsum.softswitch.compiler.loading import MOST_PROGRAM, parse
 from peelsum.softswitch.errors import SoftswitchError, UnsupportedConstruct
 from peelsum.softswitch.p4runtime.entities import Entities
 from peelsum.softswitch.p4runtime.info import PipelineInfo, TableInfo
@@ -49,12 +48,12 @@ def verify(config: p4r.ForwardingPipelineConfig) -> tuple[PipelineInfo, Program]
     if not config.p4_device_config:
         raise invalid("p4_device_config: is empty; send the compiler's BMv2 JSON")
     try:
-        program = parse(json.loads(config.p4_device_config), "p4_device_config")
+        program = parse(parse_json(config.p4_device_config, MOST_PROGRAM), "p4_device_config")
     except UnsupportedConstruct as error:
         raise RequestError(Code.UNIMPLEMENTED, f"p4_device_config: {one_line(error)}") from error
     except SoftswitchError as error:
         raise invalid(f"p4_device_config: {one_line(error)}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise invalid(f"p4_device_config: not BMv2 JSON ({one_line(error)}); send the compiler's") from error
     _agree(info, program)
     return info, program

@@ -6,7 +6,6 @@ import errno
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
-import grpc
 from finsy.proto import p4r_grpc
 
 from peelsum.softswitch.p4runtime.service import (
@@ -19,7 +18,7 @@ from peelsum.softswitch.p4runtime.service import (
 from peelsum.softswitch.p4runtime.status import Seldom
 from peelsum.softswitch.runtime.device import Device
 from peelsum.tls import Identity, require_tls
-from peelsum.tls.grpc_ends import bind, limited_server
+from peelsum.tls.grpc_ends import LimitedServer
 
 #: Streams hold a thread each, and so do calls that wait for their turn; the rest answer and refuse.
 _THREADS = MAX_STREAMS + MAX_WAITING + MAX_CONFIGURING + MAX_READS + 12
@@ -33,19 +32,17 @@ THREAD_PREFIX = "p4runtime"
 class RunningServer:
     """A P4Runtime server that answers until `stop`."""
 
-    def __init__(
-        self, device: Device, server: grpc.Server, threads: ThreadPoolExecutor, host: str, port: int
-    ) -> None:
+    def __init__(self, device: Device, server: LimitedServer, threads: ThreadPoolExecutor, host: str) -> None:
         self._device = device
         self._server = server
         self._threads = threads
-        self.port = port
-        self.address = f"{host}:{port}"
+        self.port = server.port
+        self.address = f"{host}:{self.port}"
 
     def stop(self) -> None:
         """End every call and free the port. A compilation in progress continues in its thread."""
         self._device.on_packet_in(None)
-        self._server.stop(_STOP_GRACE_S).wait()
+        self._server.stop(_STOP_GRACE_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
@@ -62,12 +59,14 @@ def serve(device: Device, address: str = "127.0.0.1:9559", identity: Identity | 
     require_tls("grpc address", host, identity)
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=THREAD_PREFIX)
     logging.getLogger("grpc._server").addFilter(Seldom())
-    server = limited_server(threads, _THREADS, _LONGEST_REQUEST)
-    service = P4RuntimeService(device, secured=identity is not None)
-    p4r_grpc.add_P4RuntimeServicer_to_server(service, server)
-    bound = bind(server, address, identity)
-    if bound is None:
+    try:
+        server = LimitedServer(
+            address, identity, threads=threads, calls=_THREADS, message_bytes=_LONGEST_REQUEST
+        )
+    except OSError:
         reason = f"grpc address: cannot listen on {address}; free it or choose another"
-        raise OSError(errno.EADDRINUSE, reason)
+        raise OSError(errno.EADDRINUSE, reason) from None
+    service = P4RuntimeService(device, secured=identity is not None)
+    p4r_grpc.add_P4RuntimeServicer_to_server(service, server.grpc)
     server.start()
-    return RunningServer(device, server, threads, host, bound)
+    return RunningServer(device, server, threads, host)

@@ -69,7 +69,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
 
     def _require(self, call: grpc.ServicerContext, allowed: tuple[Role, ...], doing: str) -> None:
         """Raise RequestError (PERMISSION_DENIED) unless the client's role is among `allowed`."""
-        if self._secured and (role := caller_role(call.auth_context())) not in allowed:
+        if self._secured and (role := caller_role(call.peer())) not in allowed:
             raise RequestError(
                 Code.PERMISSION_DENIED,
                 f"{doing}: needs a certificate of role {' or '.join(allowed)}; this client's has role {role}",
@@ -149,7 +149,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             case _Set.VERIFY | _Set.VERIFY_AND_COMMIT if not request.HasField("config"):
                 raise invalid("config: is missing; give the pipeline's")
             case _Set.VERIFY:
-                verify(request.config)
+                with self._configuring.turn(context):
+                    verify(request.config)
             case _Set.VERIFY_AND_COMMIT:
                 # Building takes seconds, during which the running pipeline is written and read as before.
                 with self._configuring.turn(context):

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import csv
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peelsum.reading import parse_toml, read_text
 from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.runtime.queues import LEAST_MBIT, MOST_MBIT
+
+#: Of a file; a change takes about 20.
+_MOST_BYTES = 16 << 20
 
 #: The largest delay, in milliseconds.
 MOST_DELAY_MS = 60_000.0
@@ -116,11 +119,11 @@ def load_schedule(path: Path) -> LinkSchedule:
     Raises SoftswitchError naming file, value and remedy.
     """
     try:
-        text = path.read_text()
-        table = tomllib.loads(text) if path.suffix == ".toml" else _from_csv(text)
+        text = read_text(path, _MOST_BYTES)
+        table = parse_toml(text, _MOST_BYTES) if path.suffix == ".toml" else _from_csv(text)
     except OSError as error:
         raise SoftswitchError(f"schedule: {path}: {error.strerror}; give a file that can be read") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise SoftswitchError(f"schedule: {path}: {error}; correct it") from error
     try:
         return _schedule(table)
