@@ -131,6 +131,12 @@ def test_an_address_that_is_taken(switch, refused, tmp_path):
     assert f"--listen: {place}: Address already in use; choose another" in said
 
 
+def test_a_job_that_another_serves_is_refused_and_its_server_named(switch, controller, refused, tmp_path):
+    (path := tmp_path / "job.toml").write_text(described(switch))
+    said = refused(str(path), "--udp", f"127.0.0.1:{switch.base}", "--listen", "127.0.0.1:0")
+    assert f"job.id: 1: process {controller.child.pid} at 127.0.0.1:" in said
+
+
 def test_strangers_leave_a_run_alone(switch, controller):
     """Port scanners, health checks and other protocols leave a run alone."""
     with controller.asked() as answer, closing(Workers(answer)) as workers:
@@ -177,11 +183,12 @@ def test_a_start_that_fails_says_why_and_the_next_one_works(switch, controller):
         workers.check_sum()
 
 
-def test_a_server_that_is_killed_is_started_again(switch, controller):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_that_ends_before_its_job_is_started_again(switch, controller, number):
     with controller.asked() as answer, closing(Workers(answer)) as workers:
         workers.check_sum()
         (server,) = controller.started
-        server.kill()
+        server.send_signal(number)
         workers.check_sum()
         assert switch.jobs == [(1, answer["admission"]["generation"])]
         assert [one.pid for one in controller.started] != [server.pid]
