@@ -8,6 +8,7 @@ import ssl
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -21,6 +22,7 @@ from peelsum.cli.job_serve import _Groups
 from peelsum.compress import CompressedSum, StarTopK
 from peelsum.control import JobDescription
 from peelsum.tls.identity import tls_reason
+from peelsum.topology import TopologyError
 from peelsum.transport import SwitchSummation, job_config
 
 pytestmark = pytest.mark.usefixtures("forked_children")
@@ -135,6 +137,16 @@ def test_a_job_that_another_serves_is_refused_and_its_server_named(switch, contr
     (path := tmp_path / "job.toml").write_text(described(switch))
     said = refused(str(path), "--udp", f"127.0.0.1:{switch.base}", "--listen", "127.0.0.1:0")
     assert f"job.id: 1: process {controller.child.pid} at 127.0.0.1:" in said
+
+
+def test_it_compiles_before_it_is_asked(switch, refused, tmp_path, monkeypatch):
+    compiling = Mock(side_effect=TopologyError("compiled"))
+    monkeypatch.setattr("peelsum.transport.warming.warm_up", compiling)
+    (path := tmp_path / "job.toml").write_text(described(switch, job_id=2))
+    said = refused(str(path), "--udp", f"127.0.0.1:{switch.base}", "--listen", "127.0.0.1:0")
+    assert "peelsum: compiled" in said
+    assert "asked for" not in said
+    compiling.assert_called_once_with(32)
 
 
 def test_strangers_leave_a_run_alone(switch, controller):

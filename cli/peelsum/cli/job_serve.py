@@ -43,7 +43,7 @@ from peelsum.cli.options import (
 from peelsum.topology import Child, ProcessError, Signalled, TopologyError, end_with_parent, records, say
 from peelsum.topology.progress import taking_time
 from peelsum.topology.restartable import RestartableProcess
-from peelsum.topology.telling import told
+from peelsum.topology.telling import told_of_compiling
 from peelsum.wire import UDP_PORT
 
 if TYPE_CHECKING:
@@ -94,10 +94,11 @@ def serve(
     from peelsum.control import JobDescription, read_description
     from peelsum.pipelines import pipeline
     from peelsum.tls import read_token, require_tls
+    from peelsum.transport.warming import warm_up
 
     if child:
         end_with_parent()
-    tell = told(child=child)
+    tell = told_of_compiling(child=child)
     bases = [address(one, "the switch") for one in udp or ()]
     place = address(listen, "the address to listen at")
     with reporting(ServeError, TopologyError), ExitStack() as stack:
@@ -130,6 +131,7 @@ def serve(
             stack.enter_context(_only_server_of(job))
             left = fabric.evict_at(job.ports.spare)
         fabric.become_backup()
+        warm_up(job.plans()[0].switch.pipeline_lanes)  # so that no start waits for its server to compile
         requests = stack.enter_context(
             Requests(listening, f"job {job.job.id}", identity=certificate, token=secret)
         )

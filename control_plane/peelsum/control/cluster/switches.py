@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from threading import RLock
 from typing import Any, Literal, NamedTuple, get_args
@@ -17,8 +18,8 @@ from peelsum.control.entries import FLOOD_GROUP, group_entry, host_entry, job_en
 from peelsum.control.errors import DescriptionError, HeldError, SwitchError
 from peelsum.control.plan import SwitchPlan
 from peelsum.control.sections import PlacedSwitch
-from peelsum.control.session import Session, peelsum_lanes
-from peelsum.control.status import read_jobs
+from peelsum.control.session import Session
+from peelsum.control.status import AdmittedJob, read_jobs
 from peelsum.control.tables import close_job
 from peelsum.tls import Identity
 
@@ -194,9 +195,10 @@ class ManagedSwitch:
 
     def _check_unheld(self, session: Session) -> None:
         """Raise SwitchError if a job runs there that another controller holds: that would lose it."""
-        if session.schema is None or not peelsum_lanes(session):
-            return
-        for job in read_jobs(session):
+        jobs: list[AdmittedJob] = []
+        with suppress(SwitchError):  # of no pipeline, or of another program's
+            jobs = read_jobs(session)
+        for job in jobs:
             try:
                 session.check_unheld(job.job_id)
             except HeldError as error:
