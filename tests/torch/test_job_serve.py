@@ -133,20 +133,16 @@ def test_an_address_that_is_taken(switch, refused, tmp_path):
     assert f"--listen: {place}: Address already in use; choose another" in said
 
 
-def test_a_job_that_another_serves_is_refused_and_its_server_named(switch, controller, refused, tmp_path):
-    (path := tmp_path / "job.toml").write_text(described(switch))
+@pytest.mark.parametrize("job_id", [1, 2])
+def test_it_compiles_before_it_is_asked_if_no_other_holds_its_job(
+    switch, controller, refused, tmp_path, monkeypatch, job_id
+):
+    monkeypatch.setattr("peelsum.transport.warming.warm_up", Mock(side_effect=TopologyError("compiled")))
+    (path := tmp_path / "job.toml").write_text(described(switch, job_id=job_id))
     said = refused(str(path), "--udp", f"127.0.0.1:{switch.base}", "--listen", "127.0.0.1:0")
-    assert f"job.id: 1: process {controller.child.pid} at 127.0.0.1:" in said
-
-
-def test_it_compiles_before_it_is_asked(switch, refused, tmp_path, monkeypatch):
-    compiling = Mock(side_effect=TopologyError("compiled"))
-    monkeypatch.setattr("peelsum.transport.warming.warm_up", compiling)
-    (path := tmp_path / "job.toml").write_text(described(switch, job_id=2))
-    said = refused(str(path), "--udp", f"127.0.0.1:{switch.base}", "--listen", "127.0.0.1:0")
-    assert "peelsum: compiled" in said
+    holder = f"peelsum: job.id: 1: process {controller.child.pid} at 127.0.0.1:"
+    assert {1: holder, 2: "peelsum: compiled"}[job_id] in said
     assert "asked for" not in said
-    compiling.assert_called_once_with(32)
 
 
 def test_strangers_leave_a_run_alone(switch, controller):
