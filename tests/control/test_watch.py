@@ -206,11 +206,11 @@ def test_a_held_job_is_refused_to_others_until_its_holder_ends(held, switch, des
             pytest.raises(HeldError, match=refusal),
         ):
             other.admit(job)
-    assert watch.look() == []
-    switch.stop()
-    switch.start()
-    with Fabric.connect(job, timeout_s=PATIENCE_S), pytest.raises(HeldError, match=refusal):
-        watch.look()
+        assert watch.look() == []
+        switch.stop()
+        switch.start()
+        with Fabric.connect(job, timeout_s=PATIENCE_S), pytest.raises(HeldError, match=refusal):
+            watch.look()
     fabric.close()
     with Fabric.connect(job, timeout_s=PATIENCE_S):
         pass

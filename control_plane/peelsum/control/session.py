@@ -33,7 +33,7 @@ _BATCH = 256
 #: Pause between two bids of a controller that waits for the primary to leave.
 _BID_EVERY_S = 0.1
 #: How long a switch may take to notice that a job's last holder has left.
-_LEFT_S = 2.0
+_LEFT_S = 10.0
 #: Pause before a Write that found no room is sent again.
 _AGAIN_S = 0.05
 _OPTIONS = (
