@@ -12,7 +12,7 @@ from bmv2_process import running_bmv2
 from clusters import Controllers, cluster_text, have, job_text
 from patience import PATIENCE_S, until
 
-from peelsum.control import ControlError, Controller, SwitchError
+from peelsum.control import ControlError, Controller, Fabric, SwitchError
 from peelsum.control.cluster import Store
 from peelsum.control.cluster.description import ControllerSection, parse_cluster, read_cluster
 from peelsum.control.cluster.store import BackupError, StoredJob, StoreError
@@ -278,6 +278,24 @@ def test_the_backup_takes_over_from_a_primary_that_was_killed(primary, controlle
     polled(backup)
     assert have(switches, jobs)
     assert kinds(told) == ["primary", "regained", "regained"]  # tables that are right are left alone
+
+
+def test_a_switch_with_a_job_that_another_controller_holds_is_left_to_it(
+    controllers, switches, files, told, monkeypatch
+):
+    monkeypatch.setattr("peelsum.control.session._LEFT_S", 0.1)
+    with Fabric.connect(parse_description(job_text(3, switches[0].address)), timeout_s=PATIENCE_S) as fabric:
+        fabric.load_pipeline(*files)
+        generation = fabric.admit().generation
+        fabric.become_backup()
+        cluster = polled(controllers.start())
+        cluster.poll()
+        assert any(kind == "lost" and "holds this job at" in text for kind, text in told)
+        assert fabric.holds(0, generation)
+    told.clear()
+    until(lambda: cluster.poll() or told, "the switch is not its own")
+    # Among the jobs that are removed are those of other tests.
+    assert set(kinds(told)) == {"removed", "regained"}
 
 
 def test_a_primary_that_is_gone_for_one_poll_only_is_not_replaced(primary, controllers, switches):

@@ -7,7 +7,7 @@ from finsy.proto import U128, p4r, rpc_code, rpc_status
 from frames import frame, payload_of
 from patience import PATIENCE_S
 
-from peelsum.control.errors import NotPrimaryError
+from peelsum.control.errors import NotPrimaryError, UnsupportedError
 from peelsum.control.stream import Stream
 from peelsum.control.v1model import acknowledged_slot, reset, reset_frames
 from peelsum.wire import Kind, unpack
@@ -21,7 +21,7 @@ class Says:
     def __init__(self, *messages):
         self.messages = messages
 
-    def StreamChannel(self, requests):  # noqa: N802 - the name of the call
+    def StreamChannel(self, requests, metadata):  # noqa: N802 - the name of the call
         next(requests)
         yield from self.messages
 
@@ -34,6 +34,14 @@ def test_a_packet_before_the_answer_is_not_taken_for_it():
     stream = Stream(Says(packet, p4r.StreamMessageResponse(arbitration=lost)), "s1:9559", 1)
     with pytest.raises(NotPrimaryError, match=r"another controller is the primary .* \(election id 9\)"):
         stream.become_primary(1, PATIENCE_S)
+
+
+def test_a_switch_that_ignores_roles_is_not_taken_for_one_that_has_them():
+    """BMv2 would take any other bid than 0 for one in its only election."""
+    primary = p4r.MasterArbitrationUpdate(status=rpc_status.Status(code=rpc_code.OK))
+    stream = Stream(Says(p4r.StreamMessageResponse(arbitration=primary)), "s1:9559", 1, "peelsum job 1")
+    with pytest.raises(UnsupportedError, match="s1:9559 has no roles"):
+        stream.hold(PATIENCE_S)
 
 
 class Loses:

@@ -1,5 +1,6 @@
 """A held job whose switches disconnect, restart empty, or lose their tables."""
 
+import os
 from contextlib import ExitStack
 
 import pytest
@@ -20,7 +21,7 @@ from peelsum.control import (
     admission,
 )
 from peelsum.control.description import parse_description
-from peelsum.control.errors import DescriptionError
+from peelsum.control.errors import DescriptionError, HeldError
 from peelsum.control.session import pipeline_schema
 from peelsum.pipelines import pipeline
 
@@ -73,9 +74,10 @@ def test_a_restarted_switch_gets_pipeline_and_job_back(held, switch):
     assert switch.device.switch is None
     lost, regained = watch.look()
     assert isinstance(lost, SwitchLost)
-    assert str(lost) in (  # by whether the connection is back already
+    assert str(lost) in (  # by what has noticed already
         f"switch: {switch.address} runs no pipeline any more; connecting again",
         f"switch: lost the connection to {switch.address} while reading; connecting again",
+        f"switch: lost the connection to {switch.address} while in session; connecting again",
     )
     assert regained == SwitchRegained(switch.address, restored=True)
     assert str(regained) == f"switch: {switch.address}: had lost the job's tables; they are back"
@@ -189,14 +191,40 @@ def test_two_held_jobs_are_both_put_back(held, switch, description, files):
         assert other.look() == []
 
 
-@pytest.mark.usefixtures("held")
+def test_a_held_job_is_refused_to_others_until_its_holder_ends(held, switch, description, monkeypatch):
+    fabric, watch = held
+    job, refusal = (
+        at(description, switch.address),
+        rf"job.id: 3: process {os.getpid()} at 127.0.0.1:\d+ holds",
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr("peelsum.control.session._LEFT_S", 0.0)
+        with pytest.raises(HeldError, match=refusal):
+            Fabric.connect(job, timeout_s=PATIENCE_S)
+        with (
+            Controller.connect(switch.address, patience_s=PATIENCE_S) as other,
+            pytest.raises(HeldError, match=refusal),
+        ):
+            other.admit(job)
+        assert watch.look() == []
+        switch.stop()
+        switch.start()
+        with Fabric.connect(job, timeout_s=PATIENCE_S), pytest.raises(HeldError, match=refusal):
+            watch.look()
+    fabric.close()
+    with Fabric.connect(job, timeout_s=PATIENCE_S):
+        pass
+
+
 @pytest.mark.parametrize("job_id", [3, 4])
-def test_a_pipeline_with_other_jobs_is_not_replaced(switch, description, job_id):
+def test_a_pipeline_with_other_jobs_is_not_replaced(held, switch, description, job_id):
     """One with this job alone is: its admission comes next, and needs no slots of the program before."""
     wide, other = at(description, switch.address), pipeline(64)
     section = wide.switch.model_copy(update={"pipeline_lanes": 64})
     job = wide.job.model_copy(update={"id": job_id})
     wide = wide.model_copy(update={"job": job, "switch": section})
+    if job_id == 3:
+        held[0].close()
     with Fabric.connect(wide, timeout_s=PATIENCE_S, patience_s=PATIENCE_S) as fabric:
         if job_id == 3:
             assert fabric.load_pipeline(other.json_path, other.p4info_path) == 1

@@ -34,9 +34,9 @@ def test_a_broken_connection_counts_as_leaving(connect, server):
     [
         ({"device_id": 2}, "NOT_FOUND"),
         ({"device_id": 1, "election_id": U128.encode(5)}, "INVALID_ARGUMENT"),
-        ({"device_id": 1, "role": p4r.Role(name="operator")}, "UNIMPLEMENTED"),
+        ({"device_id": 1, "role": p4r.Role(id=7)}, "UNIMPLEMENTED"),
     ],
-    ids=["another device", "an election id in use", "a role"],
+    ids=["another device", "an election id in use", "a role by number"],
 )
 def test_what_ends_a_stream(connect, fields, code):
     holder = connect().stream()

@@ -14,6 +14,8 @@ LEAVES = None
 class Stream:
     """A client that records its notifications."""
 
+    client = "process 7 at 10.0.0.1:5"
+
     def __init__(self, arbiter):
         self.told = []
         arbiter.enter(self)
@@ -24,8 +26,10 @@ class Stream:
         self.told.append((answer.status.code, U128.decode(answer.election_id)))
 
 
-def bid(arbiter, stream, election_id):
-    update = p4r.MasterArbitrationUpdate(device_id=7, election_id=U128.encode(election_id))
+def bid(arbiter, stream, election_id, role=""):
+    update = p4r.MasterArbitrationUpdate(
+        device_id=7, election_id=U128.encode(election_id), role=p4r.Role(name=role)
+    )
     arbiter.bid(stream, update)
 
 
@@ -113,6 +117,24 @@ def test_only_the_primarys_present_bid_may_write(election_id):
     bid(arbiter, stream, 6)
     assert refusal(5) == "PERMISSION_DENIED"
     assert refusal(6, "operator") == "UNIMPLEMENTED"
+
+
+def test_each_role_has_an_election_of_its_own_and_only_the_default_one_gives_rights():
+    arbiter = Arbiter(7)
+    writer, holder, other, late = (Stream(arbiter) for _ in range(4))
+    bid(arbiter, writer, 5)
+    bid(arbiter, holder, 1, "job 1")
+    bid(arbiter, other, 1, "job 2")
+    assert (writer.told, holder.told, other.told) == ([(PRIMARY, 5)], [(PRIMARY, 1)], [(PRIMARY, 1)])
+    assert arbiter.primary is writer
+    with pytest.raises(RequestError, match=r"id 1 already exists, of process 7 at 10\.0\.0\.1:5; bid"):
+        bid(arbiter, late, 1, "job 1")
+    with pytest.raises(RequestError, match=r"role: 'job 1': this stream has another"):
+        bid(arbiter, other, 2, "job 1")
+    arbiter.leave(holder)
+    bid(arbiter, late, 1, "job 1")
+    assert late.told == [(PRIMARY, 1)]
+    assert arbiter.primary is writer
 
 
 def test_roles_by_number_are_not_implemented():

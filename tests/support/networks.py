@@ -77,9 +77,9 @@ class Up(subprocess.Popen):
         self.said = json.loads(line)
         return self.said
 
-    def kill_part(self, name: str) -> None:
-        """End the process that plays a switch or the server, without warning."""
-        os.kill(self.said["processes"][name], signal.SIGKILL)
+    def kill_part(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to the process that plays a switch or the server."""
+        os.kill(self.said["processes"][name], number)
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ from peelsum.control import Controller
 from peelsum.topology import Child
 from peelsum.transport.lease import Lease
 
-#: How long a controller may take, in seconds.
-ASK_S = 60.0
+#: How long a controller, whose server may compile, may take, in seconds.
+ASK_S = 600.0
 
 
 def described(switch, workers=2, *, job_id=1, lanes=32, spare=0, timeout_s=200.0):

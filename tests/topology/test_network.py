@@ -30,7 +30,7 @@ from patience import PATIENCE_S, until
 from peelsum.topology import TopologyError, description, veth
 from peelsum.topology.namespaces import inside
 from peelsum.topology.network import UdpNetwork, VethNetwork
-from peelsum.topology.records import MARKER, Record
+from peelsum.topology.records import MARKER, Record, files_of
 
 __all__ = ["own_folder"]
 
@@ -113,7 +113,7 @@ def test_a_part_that_dies_ends_the_network_and_is_named(tmp_path) -> None:
 
 
 @pytest.mark.system
-def test_switches_joined_by_udp_find_each_other_again_after_a_restart(tmp_path) -> None:
+def test_parts_joined_by_udp_find_each_other_again_after_a_restart(tmp_path) -> None:
     network = description.two_racks().model_dump(mode="json", exclude_unset=True)
     network["job"]["timeout_s"] = PATIENCE_S  # also for hosts that start while this machine is busy
     (path := tmp_path / "two_racks.json").write_text(json.dumps(network))
@@ -121,11 +121,12 @@ def test_switches_joined_by_udp_find_each_other_again_after_a_restart(tmp_path) 
     with up(str(path), "udp", "embedded", "--restart") as network:
         workers = [exec_in(f"h{n}", *worker, "4" if n == 1 else "0") for n in range(1, 5)]
         assert workers[0].stdout.readline() == "before 4\n"
-        for part in ("s1", "s3"):
-            network.kill_part(part)
+        for part, number in (("s1", signal.SIGKILL), ("s3", signal.SIGKILL), ("server", signal.SIGTERM)):
+            network.kill_part(part, number)
             while (news := network.hear()["news"]).startswith("switch: "):
                 pass  # the controller may notice first
-            assert news == f"{part}: ended by SIGKILL; started again"
+            assert news.startswith(f"{part}: ended by {number.name}")
+            assert news.endswith("; started again")
         workers[0].stdin.write("\n")
         assert [said(one) for one in workers] == ["exact"] * 4
 
@@ -180,15 +181,17 @@ def test_a_killed_up_leaves_only_what_the_user_started_and_down_ends_that(tmp_pa
 
 @pytest.mark.system
 def test_the_next_up_ends_what_a_killed_one_left(tmp_path) -> None:
-    with up(described(tmp_path, job=None), "udp") as process:
+    with up(described(tmp_path), "udp") as process:
         first = Record.read()
         assert first is not None
+        assert files_of(first.network).exists()
         user = exec_in("h1", "sleep", "1000")
         assert await_members(first.network, members(first.network) | {"sleep"}) >= {"sleep"}
         process.kill()
         process.wait()
         with up(described(tmp_path, job=None), "udp"):
             assert user.wait(PATIENCE_S) == -signal.SIGTERM
+            assert not files_of(first.network).exists()
             assert members(first.network) == set()
         user.communicate()
 

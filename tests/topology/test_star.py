@@ -139,7 +139,7 @@ def test_sums_over_planes_are_exact_and_each_plane_gets_its_share(planes, loss):
     assert all((count > 0) == (loss > 0) for count in lost)
 
 
-def test_a_plane_whose_switch_is_killed_ends_the_sum_of_every_worker():
+def test_a_plane_whose_switch_ends_ends_the_sum_of_every_worker():
     met = threading.Barrier(WORKERS)
 
     def named(timeout_s):
@@ -147,13 +147,13 @@ def test_a_plane_whose_switch_is_killed_ends_the_sum_of_every_worker():
             words = np.ones(256 * 400, np.uint32)
             assert (summation.sum_words([Part(words, "add")])[0] == WORKERS).all()
             if met.wait(PATIENCE_S) == 0:
-                os.kill(star.process_ids[1], signal.SIGKILL)
+                os.kill(star.process_ids[1], signal.SIGTERM)
             while True:
                 summation.sum_words([Part(words, "add")])
 
         with Star(WORKERS, planes=2, timeout_s=timeout_s) as star:
             outcomes = on_every_worker(star, work)
-            with pytest.raises(ProcessError, match="switch of plane 1: ended by SIGKILL"):
+            with pytest.raises(ProcessError, match="switch of plane 1: ended with status 0"):
                 star.check()
         assert {type(outcome) for outcome in outcomes.values()} <= {StalledError, SwitchUnreachableError}
         assert all(str(outcome).startswith("plane 1: ") for outcome in outcomes.values())

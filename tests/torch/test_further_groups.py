@@ -76,7 +76,10 @@ def test_a_controller_that_is_refused_leaves_groups_alone(tmp_path, address):
         given = json.loads(lease.response)["admission"]
         listen = "{}:{}".format(*controller.address) if address == "taken" else "127.0.0.1:0"
         options = ["--udp", f"127.0.0.1:{switch.base}", "--listen", listen]
-        said = CliRunner().invoke(app, ["job", "serve", str(tmp_path / "job.toml"), *options])
+        (other := tmp_path / "other.toml").write_text(
+            (tmp_path / "job.toml").read_text().replace("id = 255", "id = 7")
+        )
+        said = CliRunner().invoke(app, ["job", "serve", str(other), *options])
         assert said.exit_code == 2
         reason = "another `peelsum job serve` has" if address == "free" else "Address already in use"
         assert reason in " ".join(said.output.split())

@@ -8,6 +8,7 @@ import ssl
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -21,6 +22,7 @@ from peelsum.cli.job_serve import _Groups
 from peelsum.compress import CompressedSum, StarTopK
 from peelsum.control import JobDescription
 from peelsum.tls.identity import tls_reason
+from peelsum.topology import TopologyError
 from peelsum.transport import SwitchSummation, job_config
 
 pytestmark = pytest.mark.usefixtures("forked_children")
@@ -131,6 +133,19 @@ def test_an_address_that_is_taken(switch, refused, tmp_path):
     assert f"--listen: {place}: Address already in use; choose another" in said
 
 
+@pytest.mark.parametrize("job_id", [1, 2])
+def test_it_compiles_before_it_is_asked_if_no_other_holds_its_job(
+    switch, controller, refused, tmp_path, monkeypatch, job_id
+):
+    monkeypatch.setattr("peelsum.transport.warming.warm_up", Mock(side_effect=TopologyError("compiled")))
+    monkeypatch.setattr("peelsum.control.session._LEFT_S", 0.0)
+    (path := tmp_path / "job.toml").write_text(described(switch, job_id=job_id))
+    said = refused(str(path), "--udp", f"127.0.0.1:{switch.base}", "--listen", "127.0.0.1:0")
+    holder = f"peelsum: job.id: 1: process {controller.child.pid} at 127.0.0.1:"
+    assert {1: holder, 2: "peelsum: compiled"}[job_id] in said
+    assert "asked for" not in said
+
+
 def test_strangers_leave_a_run_alone(switch, controller):
     """Port scanners, health checks and other protocols leave a run alone."""
     with controller.asked() as answer, closing(Workers(answer)) as workers:
@@ -177,11 +192,12 @@ def test_a_start_that_fails_says_why_and_the_next_one_works(switch, controller):
         workers.check_sum()
 
 
-def test_a_server_that_is_killed_is_started_again(switch, controller):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_that_ends_before_its_job_is_started_again(switch, controller, number):
     with controller.asked() as answer, closing(Workers(answer)) as workers:
         workers.check_sum()
         (server,) = controller.started
-        server.kill()
+        server.send_signal(number)
         workers.check_sum()
         assert switch.jobs == [(1, answer["admission"]["generation"])]
         assert [one.pid for one in controller.started] != [server.pid]

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from contextlib import closing
+from unittest.mock import Mock
 
 import pytest
 from patience import PATIENCE_S
@@ -273,6 +274,10 @@ class Shared(dict):
     def get(self, key):
         return self[key]
 
+    def wait(self, keys, timeout):
+        assert set(keys) <= self.keys()
+        self.timeout = timeout
+
     def add(self, key, amount):
         self[key] = self.get(key) + amount if key in self else amount
         return self[key]
@@ -315,6 +320,18 @@ def test_a_controller_is_asked_by_rank_0_for_all(plugged, held):
         assert not controller.ended.is_set()
         held[0].close()
         assert controller.ended.wait(PATIENCE_S)
+
+
+def test_a_controller_has_as_long_as_ranks_wait_for_each_other(plugged, monkeypatch):
+    """Its server may have to compile, and the other ranks wait for rank 0 as long."""
+    answer = json.dumps({"admission": ADMISSION, "switch": "h:5"})
+    lease, store = Mock(return_value=Mock(response=answer)), Shared()
+    monkeypatch.setattr(switch_seat, "Lease", lease)
+    monkeypatch.setenv("PEELSUM_JOIN_S", "900")
+    for rank in (0, 1):
+        plugged("//h:9", rank, store)
+        assert store.timeout.total_seconds() > 900
+    assert lease.call_args.args == (("h", 9), 900.0)
 
 
 def all_are_told(plugged, source, said):

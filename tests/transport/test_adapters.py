@@ -48,6 +48,7 @@ def test_a_missing_worker_is_named_by_the_others() -> None:
             def wait_in_vain(worker: int) -> None:
                 address = switch.address(worker)
                 with SwitchSummation(config, worker, address, timeout_s=timeout_s, join_s=0.0) as summation:
+                    assert summation._join_s == timeout_s  # what a message about the wait says
                     with pytest.raises(StalledError, match=r"job 1: .*chunk 4294967264 .*worker 2"):
                         summation.sum_words([Part(drawn(worker, 0, 5), "add")])
                     with pytest.raises(TransportError, match="out of step"):

@@ -308,11 +308,14 @@ def test_a_worker_names_only_those_missing_from_its_oldest_chunk() -> None:
 
 def test_who_was_missing_from_a_chunk_that_is_there_is_not_named_for_the_next() -> None:
     worker = sending(2)
+    assert "has an MTU of " in str(worker.stalled(0.1))
     worker.receive(result(0, kind=Kind.NEED, bitmap=0b110), 0.1)
     assert worker.stalled(0.2).missing_workers == (1, 2)
     worker.receive(result(0), 0.2)
     assert worker.stalled(0.3).missing_workers == ()
-    assert re.search(r"server has not answered; .* has the job in generation 77\.", str(worker.stalled(0.3)))
+    stalled = str(worker.stalled(0.3))
+    assert re.search(r"server has not answered; .* has the job in generation 77\.", stalled)
+    assert "MTU" not in stalled  # packets have come
 
 
 @pytest.mark.parametrize("near", [1 << 32, (1 << 32) + 7, (5 << 32) - 1])

@@ -56,5 +56,7 @@ def test_a_controller_that_answers_at_once_is_not(monkeypatch):
     answers, timer = threading.Event(), Mock()
     answers.set()
     monkeypatch.setattr(lease.threading, "Timer", lambda *_: timer)
-    Lease(controller(answers), 60.0).close()
+    held = Lease(controller(answers), 90.0)
+    assert held._link.gettimeout() == 90.0  # not the limit of the connection
+    held.close()
     timer.cancel.assert_called_once_with()

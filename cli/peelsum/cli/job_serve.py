@@ -43,7 +43,7 @@ from peelsum.cli.options import (
 from peelsum.topology import Child, ProcessError, Signalled, TopologyError, end_with_parent, records, say
 from peelsum.topology.progress import taking_time
 from peelsum.topology.restartable import RestartableProcess
-from peelsum.topology.telling import told
+from peelsum.topology.telling import told_of_compiling
 from peelsum.wire import UDP_PORT
 
 if TYPE_CHECKING:
@@ -91,13 +91,14 @@ def serve(
 ) -> None:
     """Admit a job again, with a new aggregation server, whenever its workers start; until Ctrl-C."""
     from peelsum.cli.job_requests import Requests
-    from peelsum.control import Fabric, JobDescription, read_description
+    from peelsum.control import JobDescription, read_description
     from peelsum.pipelines import pipeline
     from peelsum.tls import read_token, require_tls
+    from peelsum.transport.warming import warm_up
 
     if child:
         end_with_parent()
-    tell = told(child=child)
+    tell = told_of_compiling(child=child)
     bases = [address(one, "the switch") for one in udp or ()]
     place = address(listen, "the address to listen at")
     with reporting(ServeError, TopologyError), ExitStack() as stack:
@@ -117,26 +118,23 @@ def serve(
                 f"udp: {len(bases)} for {len(job.plans())} switches; give --udp once for each, or --ethernet"
             )
         compiled = pipeline(job.plans()[0].switch.pipeline_lanes)
-        with (
-            taking_time(LOADING, tell),
-            # Report errors before the first request.
-            Fabric.connect(job, patience_s=PATIENCE_S, identity=certificate) as fabric,
-        ):
-            fabric.load_pipeline(compiled.json_path, compiled.p4info_path)
-            # Before jobs are evicted: a controller that is refused must not evict those of one that runs.
-            listening, counts = stack.enter_context(_listening(place)), ControllerCounts(job.job.id)
-            left = []
-            if isinstance(job, JobDescription):
-                stack.enter_context(_only_server_of(job))
-                left = fabric.evict_at(job.ports.spare)
-        requests = stack.enter_context(
-            Requests(listening, f"job {job.job.id}", identity=certificate, token=secret)
-        )
-        tell_event = event_teller(log_format, json, job=job.job.id)
+        tell_event, counts = event_teller(log_format, json, job=job.job.id), ControllerCounts(job.job.id)
         runs_of = partial(
             _Runs, compiled=compiled, bases=bases, tell=tell_event, certificate=certificate, ethernet=ethernet
         )
         runs = stack.enter_context(runs_of(job, counts))
+        with taking_time(LOADING, tell):
+            fabric = runs.connect()  # report errors before the first request
+        # Before jobs are evicted: a controller that is refused must not evict those of one that runs.
+        listening, left = stack.enter_context(_listening(place)), []
+        if isinstance(job, JobDescription):
+            stack.enter_context(_only_server_of(job))
+            left = fabric.evict_at(job.ports.spare)
+        fabric.become_backup()
+        warm_up(job.plans()[0].switch.pipeline_lanes)  # so that no start waits for its server to compile
+        requests = stack.enter_context(
+            Requests(listening, f"job {job.job.id}", identity=certificate, token=secret)
+        )
         groups = stack.enter_context(
             _Groups(
                 job, lambda one: runs_of(one, ControllerCounts(one.job.id), is_new=True), ethernet=ethernet
@@ -158,7 +156,10 @@ def serve(
 
 
 class _Runs:
-    """The current run of the job: its admission, held on the switches, and its server."""
+    """The job, which is held on its switches, and its current run: an admission and a server.
+
+    The job is held from `connect` to `close`, with or without a run.
+    """
 
     def __init__(
         self,
@@ -180,7 +181,7 @@ class _Runs:
         self._tell, self._counts = tell, counts
         self._files = (compiled.json_path, compiled.p4info_path)
         self._is_new, self._ethernet = is_new, ethernet
-        self._run = ExitStack()
+        self._run, self._connection = ExitStack(), ExitStack()
         self._watch: Watch | None = None
         self._server: RestartableProcess | None = None
 
@@ -188,7 +189,28 @@ class _Runs:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the run, if there is one, and hold the job no longer."""
         self.end()
+        self._connection.close()
+
+    def connect(self) -> Fabric:
+        """Connect to the switches again, as their primary, hold the job and load the pipeline.
+
+        Raises ControlError.
+        """
+        from peelsum.control import Fabric
+
+        self._connection.close()
+        with ExitStack() as opened:
+            fabric = opened.enter_context(
+                Fabric.connect(self._job, patience_s=PATIENCE_S, identity=self._certificate)
+            )
+            fabric.load_pipeline(*self._files)
+            self._connection = opened.pop_all()
+        return fabric
 
     def tell(self, news: object) -> None:
         """Print and count an event or error."""
@@ -200,15 +222,12 @@ class _Runs:
 
         Raises ControlError or ProcessError, and NumberTakenError if `is_new`; then no run is left.
         """
-        from peelsum.control import Fabric, Watch
+        from peelsum.control import Watch
 
         self.end()
         with ExitStack() as run:
-            # Connect again for each run: switches may have been restarted since the last.
-            fabric = run.enter_context(
-                Fabric.connect(self._job, patience_s=PATIENCE_S, identity=self._certificate)
-            )
-            fabric.load_pipeline(*self._files)
+            fabric = self.connect()  # again for each run: switches may have been restarted since the last
+            run.callback(fabric.become_backup)
             if self._is_new and fabric.is_admitted():
                 raise NumberTakenError
             admitted = fabric.admit()
@@ -310,7 +329,7 @@ class _Groups:
 
         Raises ControlError or ProcessError.
         """
-        from peelsum.control import MAX_JOB_ID, JobDescription, PortsSection
+        from peelsum.control import MAX_JOB_ID, HeldError, JobDescription, PortsSection
 
         self.look()
         ranks = guest.ranks or 0
@@ -339,9 +358,11 @@ class _Groups:
             runs = self._runs_of(described)
             try:
                 answer = runs.start()
-            except NumberTakenError:
+            except (NumberTakenError, HeldError):
+                runs.close()
                 continue
             except BaseException:
+                runs.close()
                 self._spare.extend((server, *workers))
                 raise
             self._runs[guest] = runs, described
@@ -359,7 +380,7 @@ class _Groups:
 
     def _end(self, guest: Guest) -> None:
         runs, described = self._runs.pop(guest)
-        runs.end()
+        runs.close()
         runs.tell(f"group's job {described.job.id}: ended with {guest.name}")
         self._spare.extend((described.ports.server, *described.ports.workers))
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 _CHECK_EVERY_S = 0.5
 #: The beginning of the line that reports that a network is up; a JSON object does, too.
 READY = "run commands with"
-#: How long a readmission, which starts processes, may take.
-_READMISSION_S = 60.0
 _POLL_S = 0.05
 #: How long `exec` waits for a network without a record, such as one that has just been started.
 _APPEARANCE_S = 5.0
@@ -227,10 +225,9 @@ def readmit() -> None:
         if not any(SEAT in place.environment for place in before.places.values()):
             raise TopologyError("readmit: the network has no job; add one to its description")
         os.kill(before.up.pid, signal.SIGUSR1)
-        deadline = time.monotonic() + _READMISSION_S
-        while Record.read() == before and before.up.running and time.monotonic() < deadline:
+        while Record.read() == before and before.up.running:  # it may have to compile
             time.sleep(_POLL_S)
-        if Record.read() == before or not before.up.running:
+        if not before.up.running:
             raise TopologyError("readmit: the job was not admitted; see the output of `peelsum up`")
 
 

@@ -77,8 +77,14 @@ def run(
             return server_values({config.job_id: asdict(service.stats())})
 
         url = serve_metrics(stack, metrics, "server", read, tls, json)
+        stopped_by = []
+
+        def stop(number: int, _: object) -> None:
+            stopped_by.append(number)
+            service.stop()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: service.stop())
+            signal.signal(number, stop)
         if json:
             say(job_id=config.job_id, switch=switch, **url)
         else:
@@ -89,6 +95,10 @@ def run(
         say(**values)
     else:
         print("\n".join(f"{name} = {value}" for name, value in values.items()))
+    if child and stopped_by and not service.finished:
+        # By the status 0, a parent would take the job for finished, and not start its server again.
+        signal.signal(stopped_by[0], signal.SIG_DFL)
+        signal.raise_signal(stopped_by[0])
 
 
 def _admission(text: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from peelsum.control.controller import Controller
 from peelsum.control.description import JobDescription, PortsSection, RacksDescription, read_description
-from peelsum.control.errors import ControlError, SwitchError
+from peelsum.control.errors import ControlError, HeldError, SwitchError
 from peelsum.control.fabric import Fabric
 from peelsum.control.sections import MAX_JOB_ID
 from peelsum.control.status import AdmittedJob, SwitchStatus
@@ -14,6 +14,7 @@ __all__ = [
     "ControlError",
     "Controller",
     "Fabric",
+    "HeldError",
     "JobDescription",
     "PortsSection",
     "RacksDescription",

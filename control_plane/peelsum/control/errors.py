@@ -21,12 +21,21 @@ class DescriptionError(ControlError):
     """The job description is wrong. The message names file, field, value and remedy."""
 
 
+class HeldError(DescriptionError):
+    """Another controller holds the job."""
+
+
 class SwitchError(ControlError):
     """The switch cannot be reached, refused a request, or runs something else."""
 
 
 class NotPrimaryError(SwitchError):
     """Another controller is the switch's primary."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        #: The switch's own words, if it gave any.
+        self.reason = reason
 
 
 class RefusedError(SwitchError):
@@ -47,11 +56,12 @@ _DETAILS_KEY = "grpc-status-details-bin"
 _ELECTION_ID_TAKEN = re.compile(r"election id .*\b(exists|used)\b", re.IGNORECASE)
 
 
-def not_primary(address: str, election_id: int) -> NotPrimaryError:
+def not_primary(address: str, election_id: int, reason: str = "") -> NotPrimaryError:
     """Return the error that another controller, with this election id, is the switch's primary."""
     return NotPrimaryError(
         f"switch: another controller is the primary of {address} (election id {election_id}); "
-        "let it finish, stop it, or ask it by --controller if it is a cluster's"
+        "let it finish, stop it, or ask it by --controller if it is a cluster's",
+        reason,
     )
 
 
@@ -72,7 +82,7 @@ def translated(
         return SwitchError(f"switch: {address} runs no pipeline any more; load one first")
     reason = " ".join((error.details() or code.name).split())
     if _ELECTION_ID_TAKEN.search(reason):
-        return not_primary(address, election_id)
+        return not_primary(address, election_id, reason)
     failed = _failed_updates(error)
     if failed:
         number, detail = next(iter(failed.items()))

@@ -40,6 +40,7 @@ class Fabric:
         self._description = description
         self._certificate = identity
         self._placed = list(zip(controllers, description.plans(), strict=True))
+        self._holds = False
 
     @classmethod
     def observe(
@@ -69,13 +70,17 @@ class Fabric:
         patience_s: float = 0.0,
         identity: Identity | None = None,
     ) -> Self:
-        """Connect to all switches as their primary, until `become_backup`.
+        """Connect to all switches as their primary, until `become_backup`, and hold the job until `close`.
 
-        Raises SwitchError if one cannot be reached, NotPrimaryError if one has another primary for longer
-        than `patience_s`. After an error, this controller is the primary of none.
+        Raises SwitchError if one cannot be reached, HeldError if another controller holds the job there,
+        NotPrimaryError if one has another primary for longer than `patience_s`. After an error, this
+        controller is the primary of none.
         """
         fabric = cls.observe(description, timeout_s=timeout_s, identity=identity)
         try:
+            fabric._holds = True
+            for controller, plan in fabric._placed:
+                controller.session.hold(plan.job_id)
             fabric._become_primaries(range(len(fabric._placed)), patience_s)
         except BaseException:
             fabric.close()
@@ -122,10 +127,15 @@ class Fabric:
                 self._placed[switch][0].become_backup()
 
     def reconnect(self, switch: int, *, timeout_s: float = 4.0) -> None:
-        """Replace the connection to one switch, as a backup. Raises SwitchError, and keeps the old one."""
+        """Replace the connection to one switch, as a backup, which holds the job if it was held.
+
+        Raises SwitchError, HeldError if another controller holds the job now.
+        """
         controller, plan = self._placed[switch]
         self._placed[switch] = (_observed(plan, timeout_s, self._certificate), plan)
         controller.close()
+        if self._holds:
+            self._placed[switch][0].session.hold(plan.job_id)
 
     def _become_primaries(self, switches: Iterable[int], patience_s: float) -> None:
         # All controllers take switches in the same order: no two wait for each other.
@@ -171,9 +181,10 @@ class Fabric:
         """Return whether a switch has the running job; False if it lost its tables. Reads one row.
 
         Raises ControlError if it remembers the job closed or in another generation: only a new admission
-        helps. Raises SwitchError if it does not respond.
+        helps. Raises SwitchError if it does not respond, or does not know any more who holds the job.
         """
         controller, plan = self._placed[switch]
+        controller.session.check_holds()
         if known_generation(controller.session, plan.job_id, closed=False) == generation:
             return True
         if known_generation(controller.session, plan.job_id) is None:
@@ -215,7 +226,7 @@ class Fabric:
     def evict_at(self, ports: Collection[int]) -> list[int]:
         """Evict the first switch's jobs that have only these ports, as its primary; return their numbers.
 
-        Raises SwitchError.
+        Raises SwitchError, HeldError if another controller holds one of them.
         """
         controller, _ = self._placed[0]
         found = [
@@ -224,6 +235,7 @@ class Fabric:
             if {job.server_port, *job.worker_ports.values()} <= set(ports)
         ]
         for job_id in found:
+            controller.session.check_unheld(job_id)
             controller.evict(job_id)
         return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
@@ -14,7 +14,14 @@ from finsy.p4schema import P4Schema
 from finsy.proto import U128, p4r, p4r_grpc
 from google.protobuf import text_format
 
-from peelsum.control.errors import ControlError, NotPrimaryError, SwitchError, translated
+from peelsum.control.errors import (
+    ControlError,
+    HeldError,
+    NotPrimaryError,
+    SwitchError,
+    UnsupportedError,
+    translated,
+)
 from peelsum.control.stream import Stream
 from peelsum.tls import Identity, TlsError
 from peelsum.tls.grpc_ends import open_channel
@@ -25,6 +32,8 @@ _PIPELINE_TIMEOUT_S = 600.0
 _BATCH = 256
 #: Pause between two bids of a controller that waits for the primary to leave.
 _BID_EVERY_S = 0.1
+#: How long a switch may take to notice that a job's last holder has left.
+_LEFT_S = 10.0
 #: Pause before a Write that found no room is sent again.
 _AGAIN_S = 0.05
 _OPTIONS = (
@@ -66,6 +75,7 @@ class Session:
         self._timeout_s = timeout_s
         self._cookie = 0
         self._stream: Stream | None = None
+        self._holds: dict[int, Stream] = {}
         connect_s = timeout_s if connect_s is None else connect_s
         try:
             self._channel = open_channel("switch", address, identity, _OPTIONS, connect_s)
@@ -86,8 +96,10 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """End the stream and the connection."""
+        """End the streams and the connection."""
         self.become_backup()
+        for job_id in list(self._holds):
+            self.release(job_id)
         self._channel.close()
 
     # Primary and backup
@@ -118,10 +130,9 @@ class Session:
         if election_id <= 0:
             raise ControlError(f"election_id: {election_id}: must be 1 or more")
         self.become_backup()
-        deadline = monotonic() + patience_s
-        while (stream := self._bid(election_id, last=monotonic() >= deadline)) is None:
-            sleep(_BID_EVERY_S)
-        self._stream = stream
+        self._stream = self._won(
+            "", lambda stream: stream.become_primary(election_id, self._timeout_s), patience_s
+        )
         self._learn_schema()
 
     def become_backup(self) -> None:
@@ -143,20 +154,58 @@ class Session:
         while self.stream.next_packet(deadline=0.0) is not None:
             pass
 
-    def _bid(self, election_id: int, last: bool) -> Stream | None:
-        """Return the primary's stream; None if another controller is the primary, an error if `last`."""
-        stream = Stream(self._stub, self.address, self._device_id)
+    def _won(self, role: str, bid: Callable[[Stream], None], patience_s: float) -> Stream:
+        """Return a stream of a role whose `bid` succeeded. Raises its last error after `patience_s`."""
+        deadline = monotonic() + patience_s
+        while True:
+            stream = Stream(self._stub, self.address, self._device_id, role)
+            try:
+                bid(stream)
+                return stream
+            except BaseException as error:
+                stream.close()
+                if not isinstance(error, NotPrimaryError) or monotonic() >= deadline:
+                    raise
+            sleep(_BID_EVERY_S)
+
+    # Jobs that are held
+
+    def hold(self, job_id: int) -> None:
+        """Hold a job until `release` or `close`, as the primary of a role with its number.
+
+        The switch frees it, too, when this process ends. Raises HeldError if another controller holds it,
+        SwitchError if the switch is gone. Nobody holds jobs of a switch without roles, such as BMv2.
+        """
+        if job_id in self._holds:
+            return
+        role = f"peelsum job {job_id}"
         try:
-            stream.become_primary(election_id, self._timeout_s)
-        except NotPrimaryError:
+            self._holds[job_id] = self._won(role, lambda stream: stream.hold(self._timeout_s), _LEFT_S)
+        except NotPrimaryError as error:
+            holder = error.reason.partition(", of ")[2].partition(";")[0] or "another controller"
+            raise HeldError(
+                f"job.id: {job_id}: {holder} holds this job at {self.address}; end that `peelsum job serve` "
+                "or `job admit --hold`, or choose another job.id"
+            ) from None
+        except UnsupportedError:
+            pass
+
+    def release(self, job_id: int) -> None:
+        """Hold a job no longer."""
+        if stream := self._holds.pop(job_id, None):
             stream.close()
-            if last:
-                raise
-            return None
-        except BaseException:
-            stream.close()
-            raise
-        return stream
+
+    def check_unheld(self, job_id: int) -> None:
+        """Raise HeldError if another controller holds a job."""
+        if job_id not in self._holds:
+            self.hold(job_id)
+            self.release(job_id)
+
+    def check_holds(self) -> None:
+        """Raise SwitchError if this controller has lost a job that it held, as far as the switch has told."""
+        for stream in self._holds.values():
+            while stream.next_packet(deadline=0.0) is not None:
+                pass
 
     def _await_channel(self, timeout_s: float, hint: str) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 from collections.abc import Iterable, Iterator
 from threading import Thread
@@ -10,20 +11,22 @@ from time import monotonic
 import grpc
 from finsy.proto import U128, p4r, p4r_grpc, rpc_code
 
-from peelsum.control.errors import SwitchError, not_primary, translated
+from peelsum.control.errors import NotPrimaryError, SwitchError, UnsupportedError, not_primary, translated
 
 
 class Stream:
     """A stream to one switch. A thread moves its messages into a queue."""
 
-    def __init__(self, stub: p4r_grpc.P4RuntimeStub, address: str, device_id: int) -> None:
-        """Open the stream. It is a backup's until `become_primary`."""
-        self._address, self._device_id = address, device_id
+    def __init__(self, stub: p4r_grpc.P4RuntimeStub, address: str, device_id: int, role: str = "") -> None:
+        """Open the stream. It is a backup's until `become_primary`, or `hold` in a role with a name."""
+        self._address, self._device_id, self._role = address, device_id, role
         #: The election id of the last bid.
         self.election_id = 0
         self._outgoing: queue.SimpleQueue[p4r.StreamMessageRequest | None] = queue.SimpleQueue()
         self._incoming: queue.SimpleQueue[p4r.StreamMessageResponse | SwitchError] = queue.SimpleQueue()
-        calls: Iterator[p4r.StreamMessageResponse] = stub.StreamChannel(iter(self._outgoing.get, None))
+        calls: Iterator[p4r.StreamMessageResponse] = stub.StreamChannel(
+            iter(self._outgoing.get, None), metadata=(("process", str(os.getpid())),)
+        )
         Thread(target=self._listen, args=(calls,), daemon=True).start()
 
     def close(self) -> None:
@@ -49,6 +52,20 @@ class Stream:
         Bids 0, which cannot win; some switches, with nobody else there, say that it has.
         """
         return bool(self._bid(0, monotonic() + timeout_s).status.code == rpc_code.ALREADY_EXISTS)
+
+    def hold(self, timeout_s: float) -> None:
+        """Become the primary of a role with a name.
+
+        Raises NotPrimaryError if another stream is, UnsupportedError if the switch has no roles: it refuses
+        them or, as BMv2, ignores them, so the first bid is one that cannot win.
+        """
+        try:
+            named = self._bid(0, monotonic() + timeout_s).role.name == self._role
+        except NotPrimaryError:  # without roles, another stream may have bid 0, too
+            named = False
+        if not named:
+            raise UnsupportedError(f"switch: {self._address} has no roles; use one election for all")
+        self.become_primary(1, timeout_s)
 
     def send_packet(self, frame: bytes) -> None:
         """Send a frame into the switch through its CPU port."""
@@ -82,7 +99,11 @@ class Stream:
 
     def _bid(self, election_id: int, deadline: float) -> p4r.MasterArbitrationUpdate:
         self.election_id = election_id
-        bid = p4r.MasterArbitrationUpdate(device_id=self._device_id, election_id=U128.encode(election_id))
+        bid = p4r.MasterArbitrationUpdate(
+            device_id=self._device_id,
+            role=p4r.Role(name=self._role) if self._role else None,
+            election_id=U128.encode(election_id),
+        )
         self._outgoing.put(p4r.StreamMessageRequest(arbitration=bid))
         while (message := self._next_message(deadline)) is not None:
             if message.WhichOneof("update") == "arbitration":

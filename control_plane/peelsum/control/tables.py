@@ -30,11 +30,12 @@ from peelsum.control.session import Session, lanes, slots
 
 
 def check(session: Session, plan: SwitchPlan) -> None:
-    """Raise DescriptionError if the pipeline or the ports cannot hold the job.
+    """Raise DescriptionError if pipeline or ports cannot hold the job, or another controller holds it.
 
     Two jobs may share a port, as packets carry the job's number. They may not give different addresses for
     the host behind it.
     """
+    session.check_unheld(plan.job_id)
     _check_fits(plan, lanes(session), slots(session))
     driver_of(session).check(plan)
     _check_ports(session, plan)

@@ -9,6 +9,7 @@ import re
 import ssl
 from contextlib import ExitStack, closing
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from peelsum.tls.identity import tls_reason
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.starts import numbered, only_here
 from peelsum.transport import SwitchSummation, job_config
-from peelsum.transport.lease import Lease
+from peelsum.transport.joining import join_limit_s
+from peelsum.transport.lease import CONNECT_S, Lease
 from peelsum.transport.seats import SEAT
 
 #: The job for all ranks of a machine, in the form that follows `switch:`.
@@ -36,8 +38,6 @@ METRICS = "PEELSUM_METRICS"
 #: `json` or `console`: log to stderr in this form, with job, generation and worker.
 LOG = "PEELSUM_LOG"
 _log = logging.getLogger("peelsum")
-#: How long a controller may take to admit a job, in seconds.
-_ADMISSION_S = 60.0
 _CHECK_TLS = f"check that {TLS} is of the controller's CA and valid today, and that the controller has TLS"
 #: A controller's address in forms other than //HOST:PORT, to suggest the right one.
 _CONTROLLER = re.compile(r"(?:\w+:/*|/)?((?:[^/@:\[\]]+|\[[\da-fA-F:.]+\]):\d+)(?:/.*)?")
@@ -274,6 +274,8 @@ def _admitted(
         except UnicodeError as error:  # of a name that no resolver takes, such as one of 64 letters and more
             answer = json.dumps({"error": f"rank 0: {error}; check the host's name"})
         store.set(key, answer)
+    # Rank 0 waits as long for a server that compiles, which may be longer than the store's own limit.
+    store.wait([key], timedelta(seconds=CONNECT_S + join_limit_s()))
     values = _parsed(store.get(key).decode(), f"the answer of controller {controller}")
     if "error" in values:
         raise HookConfigError(f"over: controller {controller}: {values['error']}")
@@ -285,7 +287,7 @@ def _lease(controller: tuple[str, int], ranks: int | None) -> Lease:
     folder, token = os.environ.get(TLS), os.environ.get(TOKEN)
     return Lease(
         controller,
-        _ADMISSION_S,
+        join_limit_s(),
         identity=Identity.read(Path(folder)) if folder else None,
         token=read_token(Path(token)) if token else "",
         ranks=ranks,

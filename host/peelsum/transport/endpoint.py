@@ -55,6 +55,7 @@ from peelsum.transport.events import Event, JobFinished, Stalled, TensorComplete
 from peelsum.transport.layout import rows_of, run_start
 from peelsum.transport.stats import WorkerStats, counted
 from peelsum.wire import MAX_WORKERS, Batch, Flag, packet_bytes
+from peelsum.wire.mtu import needed_mtu
 
 #: Packets per batch: a socket sends as many in one system call.
 BATCH = 64
@@ -63,6 +64,7 @@ PACE = 16
 _FLAGS = {"add": Flag.NONE, "or": Flag.OR}
 _COUNTS = [one for one in Count if one < Count.MALFORMED]
 _DROPS = [one for one in Count if Count.MALFORMED <= one <= Count.OUT_OF_WINDOW]
+_RECEIVED = [Count.RESULTS, Count.DUPLICATES, Count.NEEDS, *_DROPS]
 
 
 @dataclass(eq=False)
@@ -262,7 +264,13 @@ class WorkerEndpoint:
         waited = now - moved_at if moved_at < np.inf else 0.0
         oldest, racks = int(cursors[Cursor.BASE]) & 0xFFFFFFFF, len(self.config.racks)
         return Stalled(
-            self.config.job_id, oldest, missing, waited, racks=racks, generation=self.config.generation
+            self.config.job_id,
+            oldest,
+            missing,
+            waited,
+            racks=racks,
+            generation=self.config.generation,
+            mtu=0 if self.state.counts[_RECEIVED].any() else needed_mtu(packet_bytes(self.config.lanes)),
         )
 
     def stats(self) -> WorkerStats:

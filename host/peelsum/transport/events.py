@@ -68,15 +68,23 @@ class Stalled:
     """Number of racks; 0 with one level."""
     generation: int | None = None
     """The worker's generation; None at the server."""
+    mtu: int = 0
+    """The MTU that packets need, at a worker that has received none; else 0."""
 
     def __str__(self) -> str:
+        mtu = (
+            f"whether every interface of the way, the switch's too, has an MTU of {self.mtu}, as no packet "
+            "has come back, "
+            if self.mtu
+            else ""
+        )
         it_is = "they are" if len(self.missing_workers) > 1 else "it is"
         reason = (
             f"still waiting for {named(self.missing_workers, self.last_seen, self.racks)}; see whether "
             f"{it_is} running, or give a longer timeout_s if {it_is} slow"
             if self.missing_workers
-            else "the aggregation server has not answered; see whether it and the switch are running, and "
-            f"whether `peelsum status` has the job in generation {self.generation}. If generation "
+            else "the aggregation server has not answered; see whether it and the switch are running, "
+            f"{mtu}and whether `peelsum status` has the job in generation {self.generation}. If generation "
             f"{self.generation} has run before, {rerun(self.job_id, self.generation)}"
         )
         return (

@@ -24,6 +24,8 @@ from peelsum.wire.datagrams import Address
 
 #: The longest request, in bytes, with its line end.
 LONGEST_REQUEST = 48 + LONGEST_TOKEN
+#: How long the connection to a controller may take, in seconds.
+CONNECT_S = 30.0
 #: Seconds without a response after which the wait is logged.
 _TELL_AFTER_S = 2.0
 _log = logging.getLogger("peelsum")
@@ -60,13 +62,14 @@ class Lease:
         ranks: request a job for a further group of so many ranks; None requests the job that is described.
         identity: this worker's certificate, without which only controllers on loopback are asked.
         token: the job's.
-        Raises OSError if the controller does not respond within `patience_s` seconds or
-        one end refuses the other's certificate, TlsError if an identity is missing.
+        Raises OSError if there is no connection within CONNECT_S, if the controller, which may have to
+        compile, does not respond within `patience_s` seconds, or if one end refuses the other's certificate;
+        TlsError if an identity is missing.
         """
         host = controller[0]
         group = "" if ranks is None else f" for {ranks} ranks"
         require_tls("controller", host, identity, "set PEELSUM_TLS to a folder")
-        self._link = socket.create_connection(controller, patience_s)
+        self._link = socket.create_connection(controller, CONNECT_S)
         if identity is not None:
             try:
                 self._link = identity.context(server=False).wrap_socket(self._link, server_hostname=host)
@@ -76,6 +79,7 @@ class Lease:
             except BaseException:
                 self._link.close()
                 raise
+        self._link.settimeout(patience_s)
         keep_from_children(self._link)
         waiting = "controller %s:%d: admits the job; waiting up to %g s"
         told = threading.Timer(_TELL_AFTER_S, _log.warning, (waiting, *controller, patience_s))

@@ -66,6 +66,11 @@ class AggregationService:
         with suppress(OSError):
             self._waker.send(b"\0")
 
+    @property
+    def finished(self) -> bool:
+        """Whether all workers have finished, so far as this server knows."""
+        return self._server.finished
+
     def stats(self) -> ServerStats:
         """Return the counts since the start."""
         stats = self._server.stats()

@@ -96,7 +96,7 @@ class SwitchSummation:
         if timeout_s is not None:
             jobs = tuple(replace(job, timers=replace(job.timers, stall=timeout_s)) for job in jobs)
         self._endpoints = [WorkerEndpoint(job, worker_id) for job in jobs]
-        self._join_s = join_limit_s() if join_s is None else join_s
+        self._join_s = max(jobs[0].timers.stall, join_limit_s() if join_s is None else join_s)
         self._process_id = os.getpid()
         self._broken = False
         self._closed = self._joined = False

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -32,7 +31,7 @@ from peelsum.topology.namespaces import (
     shape,
 )
 from peelsum.topology.processes import Child
-from peelsum.topology.records import MARKER, Place, Process
+from peelsum.topology.records import MARKER, Place, Process, files_of
 from peelsum.topology.restartable import RestartableProcess
 from peelsum.transport.seats import SEAT
 from peelsum.wire import UDP_PORT
@@ -161,7 +160,9 @@ class Network(ABC):
 
     def _admit(self, job: JobNode, *, addressed: bool) -> dict[str, Any]:
         """Admit the job; `addressed` is whether packets to hosts must carry their addresses."""
-        folder = Path(self._job_stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-")))
+        folder = files_of(self.name)  # which `down` removes if this process is killed
+        folder.mkdir()
+        self._job_stack.callback(shutil.rmtree, folder)
         self.seats_file = folder / "seats"
         self.seats_file.touch()
         path = folder / "job.toml"

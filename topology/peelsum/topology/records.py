@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -126,6 +127,11 @@ def file() -> Path:
     return folder() / "network.json"
 
 
+def files_of(network: str) -> Path:
+    """Return the path of the folder with a network's files."""
+    return folder() / f"network-{network}"
+
+
 @contextmanager
 def _usable(path: Path) -> Iterator[None]:
     """Turn OSError into TopologyError, except FileNotFoundError, which the caller handles."""
@@ -159,7 +165,7 @@ def only_one() -> Iterator[None]:
 
 
 def end(record: Record) -> None:
-    """End every process of the network except this one, and remove the record.
+    """End every process of the network except this one, and remove its files and the record.
 
     A running `up` gets SIGTERM first, to clean up by itself. Namespaces go with their processes.
     """
@@ -172,6 +178,7 @@ def end(record: Record) -> None:
         for process in left:
             _signal(process, number)
         _await_end(left, GRACE_S)
+    shutil.rmtree(files_of(record.network), ignore_errors=True)
     with _usable(file()):
         file().unlink(missing_ok=True)
 

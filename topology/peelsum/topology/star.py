@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from peelsum.topology.errors import ProcessError
 from peelsum.topology.processes import Child
 
 
@@ -85,7 +85,6 @@ class Star:
         self._loss, self._seed, self._timeout_s = loss, seed, timeout_s
         self._rate_mbit, self._mark_from = rate_mbit, mark_from
         self._delay_ms, self._schedule = delay_ms, schedule
-        self._stack = ExitStack()
         self._children: dict[str, Child] = {}
         self.seats: list[Seat] = []
         self.reports: list[StarReport] = []
@@ -113,15 +112,16 @@ class Star:
 
     def check(self) -> None:
         """Raise ProcessError if a part of the star has ended by itself."""
-        for child in self._children.values():
-            if not child.running:
-                child.next_line(0)
+        servers = self._names("server")
+        for name, child in self._children.items():
+            # A server of a finished job ends by itself, too, with status 0.
+            if child.status or (child.status == 0 and name not in servers):
+                raise ProcessError(child.exit_report())
 
     def close(self) -> None:
         """End every process, the ones that use others first."""
         ended = {name: self._children[name].stop() for name in reversed(list(self._children))}
         self._children.clear()
-        self._stack.close()
         parts = zip(*(self._names(part) for part in ("controller", "server", "switch")), strict=True)
         self.reports = self.reports or [
             StarReport(
@@ -175,16 +175,17 @@ class Star:
         )
 
     def _controller(self, plane: int, listening: Mapping[str, Any]) -> dict[str, Any]:
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-")))
-        description = folder / "job.toml"
-        description.write_text(
+        text = (
             f"[job]\nid = {self._job_id}\nworkers = {self._workers}\nwindow = {self._window}\n"
             f"timeout_s = {float(self._timeout_s)}\n"
             f'[switch]\np4runtime = "{listening["host"]}:{listening["grpc_port"]}"\n'
             f"pipeline_lanes = {self._lanes}\nqueue_depth = {self._mark_from}\n"
             f"[ports]\nworkers = {list(range(1, self._workers + 1))}\nserver = {self._workers + 1}\n"
         )
-        return self._child("controller", plane, "job", "admit", str(description), "--hold")
+        with tempfile.NamedTemporaryFile("w", prefix="peelsum-", suffix=".toml") as description:
+            description.write(text)
+            description.flush()
+            return self._child("controller", plane, "job", "admit", description.name, "--hold")
 
     def _server(
         self, plane: int, listening: Mapping[str, Any], udp_port: int, admission: Mapping[str, Any]

@@ -137,6 +137,9 @@ class BfRuntimeSession(Session):
         if self._calls is None or not self._calls.is_active():
             raise SwitchError(f"switch: {self.address} ended the session; connect again")
 
+    def hold(self, job_id: int) -> None:
+        """Do nothing: BF Runtime has no roles."""
+
     def _subscribe(self) -> None:
         responses: queue.SimpleQueue[Any] = queue.SimpleQueue()
         # The switch may not have noticed yet that this client's last stream has ended.

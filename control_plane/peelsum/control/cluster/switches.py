@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from threading import RLock
 from typing import Any, Literal, NamedTuple, get_args
@@ -14,10 +15,11 @@ from finsy.p4schema import P4Schema
 from peelsum.control import admission
 from peelsum.control.drivers import driver_of, open_session
 from peelsum.control.entries import FLOOD_GROUP, group_entry, host_entry, job_entry, participant_entries
-from peelsum.control.errors import DescriptionError, SwitchError
+from peelsum.control.errors import DescriptionError, HeldError, SwitchError
 from peelsum.control.plan import SwitchPlan
 from peelsum.control.sections import PlacedSwitch
 from peelsum.control.session import Session
+from peelsum.control.status import AdmittedJob, read_jobs
 from peelsum.control.tables import close_job
 from peelsum.tls import Identity
 
@@ -179,6 +181,7 @@ class ManagedSwitch:
             session.check_primary()
             return session, False
         self._sure = False
+        self._check_unheld(session)
         session.become_primary(epoch, patience_s=_CONNECT_S)
         fresh = not session.runs(self._pipeline)
         if fresh:
@@ -189,6 +192,17 @@ class ManagedSwitch:
             raise SwitchError(f"switch: {self.name}: {error}") from None
         self._epoch = epoch
         return session, fresh
+
+    def _check_unheld(self, session: Session) -> None:
+        """Raise SwitchError if a job runs there that another controller holds: that would lose it."""
+        jobs: list[AdmittedJob] = []
+        with suppress(SwitchError):  # of no pipeline, or of another program's
+            jobs = read_jobs(session)
+        for job in jobs:
+            try:
+                session.check_unheld(job.job_id)
+            except HeldError as error:
+                raise SwitchError(f"switch: {self.name}: {error}") from None
 
     def _repaired(self, session: Session, wanted: Mapping[int, Wanted], fresh: bool) -> Iterator[Event]:
         found = differences(session, wanted)

@@ -1,11 +1,14 @@
-"""The election among clients: their election ids, and which stream is the primary and may write.
+"""The elections among clients: their election ids, and which stream is the primary of each role.
 
-It follows section 5 of the P4Runtime specification for the default role, and runs without gRPC.
+It follows section 5 of the P4Runtime specification, and runs without gRPC. The primary of the default role
+may write. A role with a name is a lock among the clients that bid for it, and gives no rights.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from threading import RLock
 
 from finsy.proto import U128, p4r, rpc_status
@@ -14,7 +17,8 @@ from peelsum.softswitch.p4runtime.status import Code, RequestError, code_number,
 from peelsum.softswitch.p4runtime.stream import ControllerStream
 
 # Theory of operation.
-# `highest` is the highest election id that streams have bid since the last time none was open.
+# Each role has an election of its own. `highest` is the highest election id that streams have bid since the
+# last time none was open.
 #
 #   a stream bids e             | then
 #   ----------------------------+--------------------------------------------------------------
@@ -29,22 +33,32 @@ from peelsum.softswitch.p4runtime.stream import ControllerStream
 #   it was the primary          | there is none, all are notified; a bid of `highest` or more wins
 #   it was the last             | highest is reset: a new controller need not know the old one's
 
+_DEFAULT = ""
+
+
+@dataclass
+class _Election:
+    """The election of one role."""
+
+    bids: dict[ControllerStream, int] = field(default_factory=dict)
+    primary: ControllerStream | None = None
+    highest: int = 0
+
 
 class Arbiter:
-    """The election among the open streams of one device."""
+    """The elections among the open streams of one device."""
 
     def __init__(self, device_id: int) -> None:
         self._device_id = device_id
         self._lock = RLock()
-        self._open: set[ControllerStream] = set()
-        self._bids: dict[ControllerStream, int] = {}
-        self._primary: ControllerStream | None = None
-        self._highest = 0
+        #: The role of each open stream; None before its first bid.
+        self._roles: dict[ControllerStream, str | None] = {}
+        self._elections: defaultdict[str, _Election] = defaultdict(_Election)
 
     def enter(self, stream: ControllerStream) -> None:
         """Add a stream that has opened and not bid yet."""
         with self._lock:
-            self._open.add(stream)
+            self._roles[stream] = None
 
     def bid(self, stream: ControllerStream, update: p4r.MasterArbitrationUpdate) -> None:
         """Handle a stream's arbitration message. Raises RequestError if the stream has to end."""
@@ -52,40 +66,46 @@ class Arbiter:
             raise RequestError(
                 Code.NOT_FOUND, f"device_id: no device {update.device_id}; this is device {self._device_id}"
             )
-        if update.role.name or update.role.id:
-            raise unimplemented(f"role {update.role.name or update.role.id}")
-        election_id = U128.decode(update.election_id)
+        if update.role.id or update.role.HasField("config"):
+            raise unimplemented("role with a number or a config")
+        role, election_id = update.role.name, U128.decode(update.election_id)
         with self._lock:
-            if stream not in self._open:
+            if stream not in self._roles:
                 return  # it ended before its message was handled
-            if election_id and any(
-                held == election_id for other, held in self._bids.items() if other is not stream
-            ):
-                raise invalid(f"Election id {election_id} already exists; bid another")
-            self._bids[stream] = election_id
-            before = self._primary
-            if election_id and election_id >= self._highest:
-                self._primary, self._highest = stream, election_id
-            elif self._primary is stream:
-                self._primary = None
-            changed = before is not self._primary or self._primary is stream
-            self._tell(self._bids if changed else [stream])
+            if self._roles[stream] not in (None, role):
+                raise invalid(f"role: {role!r}: this stream has another; open a stream for each role")
+            self._roles[stream] = role
+            election = self._elections[role]
+            holders = (other for other, held in election.bids.items() if election_id and held == election_id)
+            if (holder := next(holders, stream)) is not stream:
+                raise invalid(f"Election id {election_id} already exists, of {holder.client}; bid another")
+            election.bids[stream] = election_id
+            before = election.primary
+            if election_id and election_id >= election.highest:
+                election.primary, election.highest = stream, election_id
+            elif election.primary is stream:
+                election.primary = None
+            changed = before is not election.primary or election.primary is stream
+            self._tell(role, election.bids if changed else [stream])
 
     def leave(self, stream: ControllerStream) -> None:
         """Remove a stream that has ended."""
         with self._lock:
-            self._open.discard(stream)
-            self._bids.pop(stream, None)
-            if self._primary is stream:
-                self._primary = None
-                self._tell(self._bids)
-            if not self._bids:
-                self._highest = 0
+            role = self._roles.pop(stream, None)
+            if role is None:
+                return
+            election = self._elections[role]
+            election.bids.pop(stream, None)
+            if election.primary is stream:
+                election.primary = None
+                self._tell(role, election.bids)
+            if not election.bids:
+                del self._elections[role]
 
     @property
     def primary(self) -> ControllerStream | None:
         """The stream that may write and that receives PacketIns."""
-        return self._primary
+        return self._elections[_DEFAULT].primary
 
     def require_primary(self, election_id: p4r.Uint128, role: str) -> None:
         """Raise RequestError unless `election_id` is the primary's."""
@@ -93,25 +113,28 @@ class Arbiter:
             raise unimplemented(f"role {role}")
         wanted = U128.decode(election_id)
         with self._lock:
-            if self._primary is None or self._bids[self._primary] != wanted:
+            election = self._elections[_DEFAULT]
+            if election.primary is None or election.bids[election.primary] != wanted:
                 raise RequestError(
                     Code.PERMISSION_DENIED,
                     f"election_id: {wanted} is not the primary's; bid for it on a stream first",
                 )
 
-    def _tell(self, streams: Iterable[ControllerStream]) -> None:
+    def _tell(self, role: str, streams: Iterable[ControllerStream]) -> None:
         for stream in streams:
-            stream.send(p4r.StreamMessageResponse(arbitration=self._answer(stream)))
+            stream.send(p4r.StreamMessageResponse(arbitration=self._answer(role, stream)))
 
-    def _answer(self, stream: ControllerStream) -> p4r.MasterArbitrationUpdate:
-        if self._primary is stream:
+    def _answer(self, role: str, stream: ControllerStream) -> p4r.MasterArbitrationUpdate:
+        election = self._elections[role]
+        if election.primary is stream:
             code, message = Code.OK, "you are the primary"
-        elif self._primary is not None:
+        elif election.primary is not None:
             code, message = Code.ALREADY_EXISTS, "you are a backup"
         else:
             code, message = Code.NOT_FOUND, "you are a backup, and there is no primary"
         return p4r.MasterArbitrationUpdate(
             device_id=self._device_id,
-            election_id=U128.encode(self._highest),
+            role=p4r.Role(name=role) if role else None,
+            election_id=U128.encode(election.highest),
             status=rpc_status.Status(code=code_number(code), message=message),
         )

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from threading import BoundedSemaphore, Thread, Timer
+from urllib.parse import unquote
 
 import grpc
 from finsy.proto import p4r, p4r_grpc
@@ -37,7 +38,7 @@ from peelsum.tls import Role, caller_role
 
 API_VERSION = "1.4.0"
 #: Most streams open at once; each holds a thread of the server.
-MAX_STREAMS = 16
+MAX_STREAMS = 64
 #: Most Writes and Reads that wait for their turn, and most pipelines that wait to be built. Each holds a
 #: thread.
 MAX_WAITING = 32
@@ -199,7 +200,7 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
             if not self._free_streams.acquire(blocking=False):
                 most = f"{MAX_STREAMS} streams are open already; close one"
                 raise RequestError(Code.RESOURCE_EXHAUSTED, most)
-            stream = ControllerStream(context.cancel)
+            stream = ControllerStream(context.cancel, _client(context))
             self._arbiter.enter(stream)
             try:
                 if context.add_callback(stream.end):
@@ -260,6 +261,14 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         if stream is not None and pipeline is not None:
             for frame in frames:
                 stream.send_packet(to_packet_in(frame, pipeline.info))
+
+
+def _client(context: grpc.ServicerContext) -> str:
+    """Return a client's address, and its process id if it gives that."""
+    address = unquote(context.peer()).partition(":")[2]
+    process = dict(context.invocation_metadata()).get("process")
+    known = isinstance(process, str) and process.isdecimal()
+    return f"process {process!s} at {address}" if known else address
 
 
 def _stream_error(error: RequestError) -> p4r.StreamError:

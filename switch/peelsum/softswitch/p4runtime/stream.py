@@ -24,8 +24,9 @@ class ControllerStream:
     stream is cut.
     """
 
-    def __init__(self, cut: Callable[[], object] = lambda: None) -> None:
-        """cut: ends the call at once, even while a message is being sent."""
+    def __init__(self, cut: Callable[[], object] = lambda: None, client: str = "another client") -> None:
+        """cut: ends the call at once, even while a message is being sent. client: its name in messages."""
+        self.client = client
         self._waiting: SimpleQueue[p4r.StreamMessageResponse | RequestError | None] = SimpleQueue()
         self._cut = cut
         self._lock = Lock()
