@@ -186,6 +186,8 @@ class Expressions:
                 return self.constant(number)
             case FieldRef() | Element():
                 return self._names.read(expr)
+            case Param(_, bits, _, signed) if signed and bits <= 64:
+                return self.sign_extended(self._names.param(expr), bits)
             case Param():
                 return unsigned(self._names.limb(expr, 0) or self._names.param(expr), expr.bits)
             case Lookahead(offset, bits):

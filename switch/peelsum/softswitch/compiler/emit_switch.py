@@ -27,7 +27,6 @@ from peelsum.softswitch.program.operations import (
     FieldRef,
     Hash,
     Hit,
-    MarkToDrop,
     Pop,
     Push,
     ReadRegister,
@@ -293,8 +292,6 @@ class SwitchWriter:
                 targets.append(node.target)
             elif isinstance(node, AssignChosen):
                 targets += node.targets
-            elif isinstance(node, MarkToDrop):
-                targets += architecture_fields(self._program)
             elif isinstance(node, (AddHeader, RemoveHeader)):
                 headers.append(node.header)
             elif isinstance(node, CopyHeader):
