@@ -90,7 +90,8 @@ def copy_header(emit: Emitter, target: str, source: str) -> None:
         )
     with emit.block(f"if {emit.validity(source)}:"):
         copy_fields(emit, target, source)
-    emit.line(f"{emit.validity(target)} = {emit.validity(source)}")
+    if not emit.program.headers[target].metadata:
+        emit.line(f"{emit.validity(target)} = {emit.validity(source)}")
 
 
 def copy_fields(emit: Emitter, target: str, source: str) -> None:
