@@ -1,11 +1,12 @@
-"""Random frames for any program: its parser's way through them is chosen, and fields often have its constants."""
+"""Random frames for any program, with ways through its parser, and fields with its constants and entries."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
 
-from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, Program
+from peelsum.softswitch import Switch
+from peelsum.softswitch.program.model import Advance, Extract, ExtractNext, ParserOp
 from peelsum.softswitch.program.operations import Const, FieldRef, Lookahead, walk
 
 #: Most states of a parser that a frame is made for.
@@ -13,60 +14,63 @@ MOST_STATES = 20
 
 
 class Generator:
-    """Makes frames for one program."""
+    """Makes frames for a switch."""
 
-    def __init__(self, program: Program, rng: random.Random) -> None:
+    def __init__(self, switch: Switch, rng: random.Random) -> None:
+        program = switch.program
         self._program, self._rng = program, rng
         nodes = (*program.actions.values(), *program.ingress.nodes.values(), *program.egress.nodes.values())
         self._constants = sorted({node.value for node in walk(nodes) if isinstance(node, Const)} | {0, 1, -1})
         self._keys: dict[FieldRef, list[int]] = {}
-        for table in program.tables.values():
-            for entry in table.const_entries or ():
-                for key, value in zip(table.keys, entry.keys, strict=True):
+        for name, table in switch.tables.items():
+            for entry in table.entries():
+                for key, value in zip(program.tables[name].keys, entry.keys, strict=True):
                     number = value if isinstance(value, int) else value[0]
                     self._keys.setdefault(key.target, []).append(number)
 
     def frames(self, count: int) -> Iterator[bytes]:
         """Yield `count` frames; some are too short for the parser, or only noise."""
         for _ in range(count):
-            kind = self._rng.random()
-            frame = self._rng.randbytes(self._rng.randrange(1, 100)) if kind < 0.05 else self._parsed()
-            yield (
-                frame[: self._rng.randrange(1, len(frame))]
-                if 0.05 < kind < 0.15 and len(frame) > 1
-                else frame
-            )
+            frame, kind = self._parsed(), self._rng.random()
+            if kind < 0.05:
+                yield self._rng.randbytes(self._rng.randrange(1, 100))
+            else:
+                yield frame[: self._rng.randrange(1, len(frame) + 1)] if kind < 0.15 else frame
 
     def _parsed(self) -> bytes:
-        program, rng = self._program, self._rng
+        states, rng = self._program.parser.states, self._rng
         self._bits: list[int] = []
         self._position = 0
         self._places: dict[FieldRef, tuple[int, int]] = {}
-        filled = dict.fromkeys(program.stacks, 0)
-        state = program.parser.states.get(program.parser.start)
+        self._filled = dict.fromkeys(self._program.stacks, 0)
+        name: str | None = self._program.parser.start
         for _ in range(MOST_STATES):
-            if state is None:
+            if name is None:
                 break
-            for step in state.ops:
-                if isinstance(step, Extract):
-                    self._extract(step.header)
-                elif isinstance(step, ExtractNext):
-                    elements = program.stacks[step.stack]
-                    self._extract(elements[min(filled[step.stack], len(elements) - 1)])
-                    filled[step.stack] += 1
-                elif isinstance(step, Advance):
-                    self._extend(8 * step.count)
-                    self._position += 8 * step.count
-            if not state.transitions:
+            for step in states[name].ops:
+                self._parse(step)
+            if not states[name].transitions:
                 break
-            way = rng.choice(state.transitions)
-            for number, part in enumerate(state.key if way.values is not None else ()):
-                mask = -1 if way.masks is None else way.masks[number]
-                self._select(part, way.values[number], mask)
-            state = program.parser.states.get(way.next_state)
-        bits = "".join(map(str, self._bits))
-        head = int(bits or "0", 2).to_bytes(len(bits) // 8 + 1, "big")[1:] if len(bits) % 8 == 0 else b""
-        return (head + rng.randbytes(rng.choice([0, 1, 20, 60]))) or b"\0"
+            edge = rng.choice(states[name].transitions)
+            for number, part in enumerate(states[name].key if edge.values is not None else ()):
+                self._select(part, edge.values[number], -1 if edge.masks is None else edge.masks[number])
+            name = edge.next_state
+        self._position = len(self._bits)
+        self._extend(-len(self._bits) % 8)
+        head = int("".join(map(str, self._bits)) or "0", 2).to_bytes(len(self._bits) // 8, "big")
+        return head + rng.randbytes(rng.choice([1, 20, 60]))
+
+    def _parse(self, step: ParserOp) -> None:
+        match step:
+            case Extract(header):
+                self._extract(header)
+            case ExtractNext(stack):
+                elements = self._program.stacks[stack]
+                self._extract(elements[min(self._filled[stack], len(elements) - 1)])
+                self._filled[stack] += 1
+            case Advance(count):
+                self._extend(8 * count)
+                self._position += 8 * count
 
     def _extract(self, header: str) -> None:
         for field in self._program.headers[header].fields:
@@ -77,14 +81,9 @@ class Generator:
 
     def _value(self, ref: FieldRef, bits: int) -> int:
         rng, top = self._rng, (1 << bits) - 1
-        choices = [
-            rng.getrandbits(bits),
-            rng.choice([0, 1, top, 1 << bits - 1, top >> 1]),
-            rng.choice(self._constants),
-        ]
-        return rng.choice(
-            [*choices, *rng.sample(self._keys.get(ref, ()), min(3, len(self._keys.get(ref, ()))))]
-        )
+        edge = rng.choice([0, 1, top, top >> 1, 1 << bits - 1])
+        known = rng.choice(self._keys.get(ref, self._constants))
+        return rng.choice([rng.getrandbits(bits), edge, rng.choice(self._constants), known])
 
     def _extend(self, bits: int, value: int | None = None) -> None:
         """Append what `bits` bits from the parser's place on lack, the low ones of `value`."""
