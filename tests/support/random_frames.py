@@ -28,14 +28,14 @@ class Generator:
                     number = value if isinstance(value, int) else value[0]
                     self._keys.setdefault(key.target, []).append(number)
 
-    def frames(self, count: int) -> Iterator[bytes]:
-        """Yield `count` frames; some are too short for the parser, or only noise."""
+    def frames(self, count: int, broken: float = 0.15) -> Iterator[bytes]:
+        """Yield `count` frames, of which a part is too short for the parser, or only noise."""
         for _ in range(count):
             frame, kind = self._parsed(), self._rng.random()
-            if kind < 0.05:
+            if kind < broken / 3:
                 yield self._rng.randbytes(self._rng.randrange(1, 100))
             else:
-                yield frame[: self._rng.randrange(1, len(frame) + 1)] if kind < 0.15 else frame
+                yield frame[: self._rng.randrange(1, len(frame) + 1)] if kind < broken else frame
 
     def _parsed(self) -> bytes:
         states, rng = self._program.parser.states, self._rng

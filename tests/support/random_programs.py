@@ -1,4 +1,4 @@
-"""Random programs as p4c writes them: typed expressions, primitives on headers and on their copies, tables."""
+"""Random programs as p4c writes them: typed expressions, primitives on headers and their copies, tables."""
 
 import copy
 import json
@@ -114,7 +114,9 @@ class Programs:
                 value = self.number(bits, signed, 3, params)
                 return call("assign", target, {"type": "expression", "value": value})
             case "header":
-                one, other = (header(name) for name in rng.sample([*HEADERS, f"{STACK}[0]", f"{STACK}[2]"], 2))
+                one, other = (
+                    header(name) for name in rng.sample([*HEADERS, f"{STACK}[0]", f"{STACK}[2]"], 2)
+                )
                 return rng.choice(
                     [call("add_header", one), call("remove_header", one), call("assign_header", one, other)]
                 )
@@ -125,7 +127,8 @@ class Programs:
             case "standard":
                 one, other = rng.sample([STANDARD, STANDARD_COPY], 2)
                 copied = [
-                    call("assign", field(one, name), field(other, name)) for name in ("egress_spec", "mcast_grp")
+                    call("assign", field(one, name), field(other, name))
+                    for name in ("egress_spec", "mcast_grp")
                 ]
                 return rng.choice([call("mark_to_drop", header(STANDARD_COPY)), *copied])
             case "register":
@@ -138,9 +141,13 @@ class Programs:
             case "hash":
                 target = rng.choice(self._fields(rng.choice(kinds), False))
                 calculation = {"type": "calculation", "value": f"calc_{rng.randrange(3)}"}
-                return call("modify_field_with_hash_based_offset", target, number(3), calculation, number(1000))
+                return call(
+                    "modify_field_with_hash_based_offset", target, number(3), calculation, number(1000)
+                )
         index = expression("&", self.number(8, False, 1, params), number(3))
-        return call("count", {"type": "counter_array", "value": "seen"}, {"type": "expression", "value": index})
+        return call(
+            "count", {"type": "counter_array", "value": "seen"}, {"type": "expression", "value": index}
+        )
 
     def _action(self, name, number_, params=()):
         rng = self._rng
@@ -271,7 +278,12 @@ class Programs:
         document["register_arrays"] = [{"name": "cells", "id": 0, "bitwidth": 16, "size": 8}]
         document["counter_arrays"] = [{"name": "seen", "id": 0, "is_direct": False, "size": 4}]
         document["calculations"] = [
-            {"name": f"calc_{n}", "id": n, "algo": algo, "input": rng.sample(self._fields(rng.choice([8, 16, 32]), True), 3)}
+            {
+                "name": f"calc_{n}",
+                "id": n,
+                "algo": algo,
+                "input": rng.sample(self._fields(rng.choice([8, 16, 32]), True), 3),
+            }
             for n, algo in enumerate(["crc16", "crc32", "csum16"])
         ]
         document["actions"] = []
@@ -279,7 +291,9 @@ class Programs:
             self._pipeline(document, "ingress", 0, rng.randrange(3, 7)),
             self._pipeline(document, "egress", 1, rng.randrange(1, 3)),
         ]
-        for n, table in enumerate(table for pipeline in document["pipelines"] for table in pipeline["tables"]):
+        for n, table in enumerate(
+            table for pipeline in document["pipelines"] for table in pipeline["tables"]
+        ):
             table["id"] = n
         return document
 
@@ -287,7 +301,9 @@ class Programs:
         rng = self._rng
 
         def state(name, n, extracts, key=(), transitions=()):
-            ops = [{"op": "extract", "parameters": [{"type": kind, "value": value}]} for kind, value in extracts]
+            ops = [
+                {"op": "extract", "parameters": [{"type": kind, "value": value}]} for kind, value in extracts
+            ]
             if rng.random() < 0.5:
                 at = rng.randrange(len(FIELDS))
                 value = {"type": "expression", "value": self.number(*FIELDS[at], 2)}
@@ -306,16 +322,23 @@ class Programs:
                 values, masks = ([rng.getrandbits(FIELDS[at][0]) for at in ats] for _ in range(2))
 
                 def text(parts):
-                    return "0x" + "".join(f"{part:0{2 * width}x}" for part, width in zip(parts, widths, strict=True))
+                    return "0x" + "".join(
+                        f"{part:0{2 * width}x}" for part, width in zip(parts, widths, strict=True)
+                    )
 
                 mask = None if rng.random() < 0.5 else text(masks)
                 made.append({"type": "hexstr", "value": text(values), "mask": mask, "next_state": target})
             return [field("a", f"f{at}") for at in ats], made
 
-        regular, stack = ("regular", "b"), ("stack", STACK)
         states = [
             state("start", 0, [("regular", "a")], *edges("more", "stack")),
-            state("more", 1, [regular], *edges("stack")),
-            state("stack", 2, [stack] * rng.randrange(1, ELEMENTS + 1)),
+            state("more", 1, [("regular", "b")], *edges("stack")),
+            state("stack", 2, [("stack", STACK)] * rng.randrange(1, ELEMENTS + 1)),
+        ]
+        # Or BMv2 reads what an earlier packet left in headers that are not valid.
+        states[0]["parser_ops"][:0] = [
+            {"op": "primitive", "parameters": [{"op": op, "parameters": [{"type": "header", "value": name}]}]}
+            for name in ("b", "a_0", "b_0")
+            for op in ("add_header", "remove_header")
         ]
         return {"name": "parser", "id": 0, "init_state": "start", "parse_states": states}
