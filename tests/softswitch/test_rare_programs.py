@@ -109,17 +109,20 @@ def copied(document, back):
     copy = {"name": "sm_0", "id": 99, "header_type": "standard_metadata", "metadata": True}
     document["headers"].append(copy)
 
-    def assigned(target, source):
-        return [{"op": "assign", "parameters": [field(target, name), field(source, name)]} for name in names]
-
+    given = [{"type": "header", "value": name} for name in ("sm_0", "standard_metadata")]
+    copied_in = {"op": "assign_header", "parameters": given}
+    copied_out = [
+        {"op": "assign", "parameters": [field("standard_metadata", name), field("sm_0", name)]}
+        for name in names
+    ]
     for action in document["actions"]:
         steps = []
         for step in action["primitives"]:
             if step["op"] == "mark_to_drop":
-                step["parameters"][0]["value"] = "sm_0"
-                step = [*assigned("sm_0", "standard_metadata"), step]
-                step += assigned("standard_metadata", "sm_0") if back else []
-            steps += step if isinstance(step, list) else [step]
+                drop = {"op": "mark_to_drop", "parameters": given[:1]}
+                steps += [copied_in, drop, *(copied_out if back else ())]
+            else:
+                steps.append(step)
         action["primitives"] = steps
 
 
