@@ -6,7 +6,7 @@ import random
 import shutil
 
 import pytest
-from program_frames import GROUPS, MADE, P4, PORTS, SESSIONS, TAIL, by_port, switch_of
+from program_frames import GROUPS, MADE, P4, PORTS, SESSIONS, TAIL, by_port, for_bmv2, switch_of
 
 from peelsum.softswitch import Frames
 
@@ -26,22 +26,6 @@ MARKERS = {
     "widths": b"",
     "limbs": bytes(50),
 }
-
-
-def for_bmv2(value, inside=False):
-    """Return a program's JSON with an action's parameters named as BMv2 reads them.
-
-    Within an expression BMv2 knows them as "local" only. p4c writes "runtime_data" there too where a
-    parameter is cast, and BMv2 does not load such a program.
-    """
-    if isinstance(value, list):
-        return [for_bmv2(one, inside) for one in value]
-    if not isinstance(value, dict):
-        return value
-    if inside and value.get("type") == "runtime_data":
-        return value | {"type": "local"}
-    inside = inside or value.get("type") == "expression"
-    return {key: for_bmv2(one, inside) for key, one in value.items()}
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -76,6 +76,9 @@ VALUES = st.fixed_dictionaries(
 )
 
 
+NEGATIVE = dict.fromkeys(ALL, 0) | {"t": 128, "d": 3}
+
+
 def meaning(expr, values):
     """Return an expression's value in integers that never wrap, as BMv2 computes it."""
 
@@ -134,7 +137,12 @@ def plain(text, values):
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(NUMBERS, VALUES, st.sampled_from([1, 8, 13, 32, 48, 64]))
-@example(Binary("<<", FieldRef("h", "t"), Const(3)), dict.fromkeys(ALL, 0) | {"t": 128}, 32)
+@example(Binary("<<", FieldRef("h", "t"), Const(3)), NEGATIVE, 32)
+@example(Binary("<<", FieldRef("h", "t"), FieldRef("h", "d")), NEGATIVE, 32)
+@example(Binary(">>", FieldRef("h", "t"), Const(3)), NEGATIVE, 32)
+@example(Binary(">>", FieldRef("h", "t"), FieldRef("h", "d")), NEGATIVE, 32)
+@example(Binary(">>", FieldRef("h", "t"), FieldRef("h", "d")), NEGATIVE | {"d": 64}, 32)
+@example(Binary(">>", FieldRef("h", "t"), Const(64)), NEGATIVE, 32)
 def test_what_is_stored_is_what_integers_of_any_size_give(expr, values, bits):
     page = Page()
     try:

@@ -6,6 +6,7 @@ import random
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from peelsum.softswitch import Switch, load
 
@@ -90,3 +91,19 @@ def by_port(pairs: Iterable[tuple[int, bytes]]) -> dict[int, list[bytes]]:
     for port, frame in pairs:
         out.setdefault(port, []).append(frame)
     return out
+
+
+def for_bmv2(value: Any, inside: bool = False) -> Any:
+    """Return a program's JSON with an action's parameters named as BMv2 reads them.
+
+    Within an expression BMv2 knows them as "local" only. p4c writes "runtime_data" there too where a
+    parameter is cast, and BMv2 does not load such a program.
+    """
+    if isinstance(value, list):
+        return [for_bmv2(one, inside) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if inside and value.get("type") == "runtime_data":
+        return value | {"type": "local"}
+    inside = inside or value.get("type") == "expression"
+    return {key: for_bmv2(one, inside) for key, one in value.items()}

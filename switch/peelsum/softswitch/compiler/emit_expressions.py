@@ -186,6 +186,8 @@ class Expressions:
                 return self.constant(number)
             case FieldRef() | Element():
                 return self._names.read(expr)
+            case Param(_, bits, _, signed) if signed and bits <= 64:
+                return self.sign_extended(self._names.param(expr), bits)
             case Param():
                 return unsigned(self._names.limb(expr, 0) or self._names.param(expr), expr.bits)
             case Lookahead(offset, bits):
@@ -221,7 +223,7 @@ class Expressions:
                     raise UnsupportedConstruct("operator >>: on signed numbers past 64 bits; cast to bit<W>")
                 return Value(self.limb(Binary(op, left, right), 0), 0, value.high >> right.value)
             case ">>":
-                return self._shifted_right(self.exact(left, "operator >>"), right)
+                return self._shifted_right(left, right)
             case "two_comp_mod" | "usat_cast" | "sat_cast":
                 return self._cast(op, self.value(left), _width(op, right))
         raise UnsupportedConstruct(f"operator {op} as a number: not supported; leave it out of the program")
@@ -231,16 +233,27 @@ class Expressions:
             text = f"({value.text} << {self._names.constant(by.value)})"
             return Value(text, value.low << by.value, value.high << by.value)
         count = self.exact(by, "operator <<")
-        if value.low < 0:
-            raise UnsupportedConstruct(
-                "operator <<: a negative number by a variable amount; cast it to unsigned"
-            )
-        return Value(f"shl({value.text}, {count.text})", 0, value.high << min(count.high, 4096))
+        most = min(count.high, 4096)
+        low, high = min(0, value.low << most), max(value.high, value.high << most)
+        return Value(f"shl({value.text}, {count.text})", low, high)
 
-    def _shifted_right(self, value: Value, by: Expr) -> Value:
-        if isinstance(by, Const) and 0 <= by.value < 64:
-            return Value(f"({value.text} >> {self._names.constant(by.value)})", 0, value.high >> by.value)
-        return Value(f"shr({value.text}, {self.exact(by, 'operator >>').text})", 0, value.high)
+    def _shifted_right(self, left: Expr, by: Expr) -> Value:
+        value, count = self.value(left), self.exact(by, "operator >>")
+        if value.low < 0 and value.signed:
+            return self._shifted_right_signed(value, count)
+        value = self.exact(left, "operator >>")
+        if isinstance(by, Const) and by.value < 64:
+            return Value(f"({value.text} >> {count.text})", 0, value.high >> by.value)
+        return Value(f"shr({value.text}, {count.text})", 0, value.high)
+
+    def _shifted_right_signed(self, value: Value, count: Value) -> Value:
+        """Return the quotient rounded down: an unsigned number is shifted, 2**63 larger than the value."""
+        half, whole, top = map(self._names.constant, (_HALF, _TOP - 1, 63))
+        places = count.text
+        if count.high > 63:
+            places = top if count.low > 63 else f"({places} if {places} < {top} else {top})"
+        text = f"((({value.text} + {half}) & {whole}) >> {places}) - ({half} >> {places})"
+        return Value(f"({text})", value.low, max(value.high, -1))
 
     def _cast(self, op: str, value: Value, bits: int) -> Value:
         half = 1 << bits - 1

@@ -90,7 +90,8 @@ def copy_header(emit: Emitter, target: str, source: str) -> None:
         )
     with emit.block(f"if {emit.validity(source)}:"):
         copy_fields(emit, target, source)
-    emit.line(f"{emit.validity(target)} = {emit.validity(source)}")
+    if not emit.program.headers[target].metadata:
+        emit.line(f"{emit.validity(target)} = {emit.validity(source)}")
 
 
 def copy_fields(emit: Emitter, target: str, source: str) -> None:
@@ -152,7 +153,7 @@ def copy_stack(emit: Emitter, target: str, source: str) -> None:
     """Copy a stack from another of its type."""
     emit.filled.pop(target, None)
     for to, header in zip(emit.program.stacks[target], emit.program.stacks[source], strict=True):
-        _move(emit, to, header)
+        copy_header(emit, to, header)
     emit.line(f"{emit.stack_count(target)} = {emit.stack_count(source)}")
 
 

@@ -50,7 +50,6 @@ from peelsum.softswitch.program.operations import (
     Expr,
     FieldRef,
     Hash,
-    MarkToDrop,
     Param,
     Pop,
     Push,
@@ -59,7 +58,6 @@ from peelsum.softswitch.program.operations import (
     WriteRegister,
     walk,
 )
-from peelsum.wire import DROP_PORT
 
 #: Parser states that one packet may go through.
 MOST_VISITS = 4096
@@ -118,8 +116,6 @@ class Statements:
                 self._machine(states)
             case Goto(state):
                 emit.line("break" if state is None else f"state = {emit.constant(state)}")
-            case MarkToDrop():
-                self._mark_to_drop()
             case Exit():
                 emit.line("leaving = True")
             case Leave():
@@ -190,13 +186,6 @@ class Statements:
         if bits % 64 and found.high >> bits:
             texts[0] = f"({texts[0]} & {self._emit.constant((1 << bits % 64) - 1)})"
         return texts
-
-    def _mark_to_drop(self) -> None:
-        program, emit = self._emit.program, self._emit
-        emit.line(f"{emit.place(FieldRef('standard_metadata', 'egress_spec'))} = {emit.constant(DROP_PORT)}")
-        group = program.intrinsic("intrinsic_metadata.mcast_grp")
-        if group is not None:
-            emit.line(f"{emit.place(group)} = {emit.constant(0)}")
 
     # --- branches ---------------------------------------------------------------------------------
 

@@ -27,7 +27,6 @@ from peelsum.softswitch.program.operations import (
     FieldRef,
     Hash,
     Hit,
-    MarkToDrop,
     Pop,
     Push,
     ReadRegister,
@@ -221,8 +220,7 @@ class SwitchWriter:
             emit.line(f"replicas = {zero} if {spec} == {emit.constant(DROP_PORT)} else {one}")
         # Drop packets whose priority is not 0, as simple_switch with one queue per port does.
         ref = self._program.intrinsic("intrinsic_metadata.priority")
-        writes = (node for block in self._blocks for node in walk(block) if isinstance(node, Assign))
-        if ref is not None and any(node.target == ref for node in writes):
+        if ref is not None and self._storage.has(ref):
             with emit.block(f"if {emit.place(ref)} != {zero}:"):
                 emit.line(f"replicas = {zero}")
         emit.line(f"unicast_port = {spec}")
@@ -293,8 +291,6 @@ class SwitchWriter:
                 targets.append(node.target)
             elif isinstance(node, AssignChosen):
                 targets += node.targets
-            elif isinstance(node, MarkToDrop):
-                targets += architecture_fields(self._program)
             elif isinstance(node, (AddHeader, RemoveHeader)):
                 headers.append(node.header)
             elif isinstance(node, CopyHeader):
@@ -306,7 +302,8 @@ class SwitchWriter:
         names = {CURRENT_SIZE, *(name for target in targets for name in self._storage.names(target))}
         names.update(map(self._emit.stack_variable, stacks))
         for header in headers:
-            names.add(self._emit.validity_variable(header))
+            if not self._program.headers[header].metadata:
+                names.add(self._emit.validity_variable(header))
             names.update(chunk.name for chunk in self._storage.chunks[header])
         return frozenset(names)
 

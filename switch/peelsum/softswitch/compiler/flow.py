@@ -169,11 +169,15 @@ def inline(program: Program, table: Table, number: int) -> Block:
     action = program.actions[number]
     block = _unjumped(action)
     if _never_changes(table):
-        bound: dict[int, int] = dict(enumerate(table.default_params))
-        block = _with_params(block, lambda param: Const(bound[param.index]))
+        block = _with_params(block, lambda param: Const(_bound(param, table.default_params[param.index])))
     else:
         block = _with_params(block, lambda param: replace(param, table=table.name))
     return (*block, Leave()) if any(isinstance(part, Exit) for part in walk(block)) else block
+
+
+def _bound(param: Param, value: int) -> int:
+    """Return the number that a parameter of this value stands for."""
+    return value - (1 << param.bits) if param.signed and value >> param.bits - 1 else value
 
 
 def _never_changes(table: Table) -> bool:

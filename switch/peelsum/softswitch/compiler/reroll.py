@@ -28,7 +28,6 @@ from peelsum.softswitch.program.operations import (
     Hash,
     Hit,
     Lookahead,
-    MarkToDrop,
     Pop,
     Push,
     ReadRegister,
@@ -248,7 +247,7 @@ def _written_places(program: Program, loop: Repeat) -> set[tuple[str, int]] | No
     """Return the (header, field number) pairs that any iteration changes; None if they are unknown."""
     places: set[tuple[str, int]] = set()
     for node in walk(loop.body):
-        if isinstance(node, (AddHeader, RemoveHeader, CopyHeader, Push, Pop, CopyStack, MarkToDrop)):
+        if isinstance(node, (AddHeader, RemoveHeader, CopyHeader, Push, Pop, CopyStack)):
             return None
         if isinstance(node, AssignChosen):
             for target in node.targets:

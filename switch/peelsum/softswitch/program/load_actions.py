@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
@@ -12,6 +13,7 @@ from peelsum.softswitch.program.model import (
     Advance,
     Extract,
     ExtractNext,
+    Field,
     Parser,
     ParserOp,
     ParserState,
@@ -26,6 +28,7 @@ from peelsum.softswitch.program.operations import (
     AddHeader,
     Assign,
     AssignChosen,
+    Binary,
     Clone,
     Const,
     CopyHeader,
@@ -38,7 +41,6 @@ from peelsum.softswitch.program.operations import (
     Jump,
     JumpIfZero,
     Lookahead,
-    MarkToDrop,
     Pop,
     Primitive,
     Push,
@@ -49,24 +51,48 @@ from peelsum.softswitch.program.operations import (
     WriteRegister,
     walk,
 )
-
-_NOTHING = frozenset({"no_op", "log_msg"})
+from peelsum.wire import DROP_PORT
 
 
 def load_action(item: Mapping[str, Any], scope: Scope) -> Action:
-    """Return one action. Primitives without effect become jumps to the next one: jump targets stay valid."""
-    params = tuple(ActionParam(part["name"], int(part["bitwidth"])) for part in item["runtime_data"])
+    """Return one action. Its jumps lead to the places that its primitives have in the action's body."""
+    params = tuple(
+        ActionParam(part["name"], int(part["bitwidth"]), (int(item["id"]), index) in scope.signed)
+        for index, part in enumerate(item["runtime_data"])
+    )
     inside = replace(scope, params=params)
+    parts = [load_primitive(part, inside, f"action {item['name']}") for part in item["primitives"]]
+    places = list(accumulate(map(len, parts), initial=0))
     body = tuple(
-        load_primitive(primitive, inside, f"action {item['name']}", number)
-        for number, primitive in enumerate(item["primitives"])
+        replace(step, to=places[min(step.to, len(parts))]) if isinstance(step, (Jump, JumpIfZero)) else step
+        for part in parts
+        for step in part
     )
     return Action(int(item["id"]), item["name"], params, body)
 
 
-def load_primitive(item: Mapping[str, Any], scope: Scope, where: str, number: int = 0) -> Primitive:
-    """Return one primitive. Raises UnsupportedConstruct with its name and `where` it is used."""
+def load_primitive(item: Mapping[str, Any], scope: Scope, where: str) -> tuple[Primitive, ...]:
+    """Return what a primitive does. Raises UnsupportedConstruct with its name and `where` it is used."""
     op, args = item["op"], item["parameters"]
+    match op:
+        case "mark_to_drop":
+            header = _header(args[0], scope, where)
+            return _dropped(scope.field((header, "egress_spec")), scope.intrinsic(f"{header}.mcast_grp"))
+        case "drop":
+            spec = scope.field(("standard_metadata", "egress_spec"))
+            return _dropped(spec, scope.intrinsic("intrinsic_metadata.mcast_grp"))
+        case "no_op" | "log_msg":
+            return ()
+    return (_single(op, args, scope, where),)
+
+
+def _dropped(spec: FieldRef, group: FieldRef | None) -> tuple[Primitive, ...]:
+    """Return what drops a packet, unless a later statement chooses a port or a multicast group."""
+    drop = Assign(spec, Const(DROP_PORT))
+    return (drop,) if group is None else (drop, Assign(group, Const(0)))
+
+
+def _single(op: str, args: Sequence[Mapping[str, Any]], scope: Scope, where: str) -> Primitive:
     match op:
         case "assign" | "modify_field":
             return _assign(args[0], scope.expression(args[1]), scope, where)
@@ -96,16 +122,12 @@ def load_primitive(item: Mapping[str, Any], scope: Scope, where: str, number: in
             return Recirculate(_constant(args[0], where))
         case "modify_field_with_hash_based_offset":
             return _hash(args, scope, where)
-        case "mark_to_drop" | "drop":
-            return MarkToDrop()
         case "exit":
             return Exit()
         case "_jump":
             return Jump(_constant(args[0], where))
         case "_jump_if_zero":
             return JumpIfZero(scope.expression(args[0]), _constant(args[1], where))
-    if op in _NOTHING:
-        return Jump(number + 1)
     raise UnsupportedConstruct(f"{where}: primitive {op}: not supported; leave it out of the program")
 
 
@@ -168,26 +190,29 @@ def load_parser(item: Mapping[str, Any], scope: Scope) -> Parser:
 def _state(item: Mapping[str, Any], scope: Scope) -> ParserState:
     where = f"parser state {item['name']}"
     ops = [op for part in item["parser_ops"] for op in _parser_op(part, scope, where)]
-    key: list[Expr] = []
-    widths: list[int] = []
-    for part in item["transition_key"]:
-        if part["type"] == "field" and part["value"][1] != VALID:
-            key.append(scope.field(part["value"]))
-            widths.append(scope.bits(scope.field(part["value"])))
-        elif part["type"] == "stack_field":
-            stack, name = part["value"]
-            key.append(scope.last(stack, name))
-            widths.append(scope.bits(scope.field((scope.stacks[stack][0], name))))
-        elif part["type"] == "lookahead":
-            key.append(Lookahead(*map(int, part["value"])))
-            widths.append(int(part["value"][1]))
-        else:
-            raise UnsupportedConstruct(
-                f"{where}: selects on {part['type']} {part['value']}; select on fields"
-            )
+    parts = [_key_part(part, scope, where) for part in item["transition_key"]]
+    # A parser compares the bits of a field, whether it is signed or not.
+    key = tuple(
+        Binary("&", part, Const((1 << field.bits) - 1)) if field.signed else part for part, field in parts
+    )
     ops += _required(key)
-    transitions = tuple(_transition(part, widths, where) for part in item["transitions"])
-    return ParserState(item["name"], tuple(ops), tuple(key), transitions)
+    declared = [field for _, field in parts]
+    transitions = tuple(_transition(part, declared, where) for part in item["transitions"])
+    return ParserState(item["name"], tuple(ops), key, transitions)
+
+
+def _key_part(item: Mapping[str, Any], scope: Scope, where: str) -> tuple[Expr, Field]:
+    """Return a part of a state's key, and the field that it is."""
+    kind, value = item["type"], item["value"]
+    if kind == "field" and value[1] != VALID:
+        return scope.field(value), scope.declared(scope.field(value))
+    if kind == "stack_field":
+        stack, name = value
+        return scope.last(stack, name), scope.declared(scope.field((scope.stacks[stack][0], name)))
+    if kind == "lookahead":
+        ahead = Lookahead(*map(int, value))
+        return ahead, Field(kind, ahead.bits)
+    raise UnsupportedConstruct(f"{where}: selects on {kind} {value}; select on fields")
 
 
 def _required(expressions: Any) -> list[ParserOp]:
@@ -196,23 +221,32 @@ def _required(expressions: Any) -> list[ParserOp]:
     return [Require(max(ends))] if ends else []
 
 
-def _transition(item: Mapping[str, Any], widths: Sequence[int], where: str) -> Transition:
+def _transition(item: Mapping[str, Any], key: Sequence[Field], where: str) -> Transition:
     following = item["next_state"]
     if item["type"] == "default":
         return Transition(None, None, following)
     if item["type"] != "hexstr":
         raise UnsupportedConstruct(f"{where}: transition on a {item['type']}; use values")
-    mask = None if item.get("mask") is None else _split(int(item["mask"], 16), widths)
-    return Transition(_split(int(item["value"], 16), widths), mask, following)
+    mask = None if item.get("mask") is None else _split(int(item["mask"], 16), key)
+    return Transition(_split(int(item["value"], 16), key), mask, following)
 
 
-def _split(value: int, widths: Sequence[int]) -> tuple[int, ...]:
-    """Split a concatenation of byte-padded fields into the fields' values."""
+def _split(value: int, key: Sequence[Field]) -> tuple[int, ...]:
+    """Split a concatenation of byte-padded fields into the fields' bits.
+
+    p4c adds a negative field to those before it. BMv2 does not load a program in which the whole becomes
+    negative. Such a whole is split so that each field has the number in the program.
+    """
+    negative = value < 0
     parts = []
-    for bits in reversed(widths):
-        padded = -(-bits // 8) * 8
-        parts.append(value & (1 << padded) - 1)
+    for field in reversed(key):
+        padded = -(-field.bits // 8) * 8
+        part = value % (1 << padded)
         value >>= padded
+        if negative:
+            value += field.signed and part >> padded - 1
+            part %= 1 << field.bits
+        parts.append(part)
     return tuple(reversed(parts))
 
 
@@ -238,6 +272,6 @@ def _parser_op(item: Mapping[str, Any], scope: Scope, where: str) -> list[Parser
                 raise BadProgram(f"{where}: advances by {bits.value // 8} bytes; compile the program again")
             return [Advance(bits.value // 8)]
         case "primitive":
-            return [load_primitive(args[0], scope, where)]
+            return list(load_primitive(args[0], scope, where))
     shown = args[0].get("type") if args and isinstance(args[0], dict) else ""
     raise UnsupportedConstruct(f"{where}: {item['op']} {shown}: not supported; leave it out of the program")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
-from peelsum.softswitch.program.model import Header
+from peelsum.softswitch.program.model import Field, Header, intrinsic
 from peelsum.softswitch.program.operations import (
     ActionParam,
     Binary,
@@ -41,6 +41,9 @@ class Scope:
     headers: Mapping[str, Header]
     stacks: Mapping[str, tuple[str, ...]]
     calculations: Mapping[str, Mapping[str, Any]]
+    aliases: Mapping[str, FieldRef]
+    signed: frozenset[tuple[int, int]]
+    """The action's number and the index of each parameter to which the program gives a negative number."""
     params: Sequence[ActionParam] = ()
 
     def inputs(self, calculation: Mapping[str, Any], where: str) -> Inputs:
@@ -49,9 +52,10 @@ class Scope:
         for part in calculation["input"]:
             if part["type"] == "field":
                 ref = self.field(part["value"])
-                inputs.append((ref, 0, self.bits(ref)))
+                inputs.append((ref, 0, self.declared(ref).bits))
             elif part["type"] == "hexstr":
-                inputs.append((None, int(part["value"], 16), int(part["bitwidth"])))
+                bits = int(part["bitwidth"])
+                inputs.append((None, bits_of(part["value"], bits), bits))
             else:
                 raise UnsupportedConstruct(
                     f"{where}: input {part['type']}: not supported; use fields and constants"
@@ -82,11 +86,15 @@ class Scope:
             raise BadProgram(f"field {header}.{name}: is not declared; compile the program again")
         return FieldRef(header, name)
 
-    def bits(self, ref: FieldRef) -> int:
-        """Return a field's width."""
-        found = self.headers[ref.header].field(ref.field)
-        assert found is not None  # `field` checked
-        return found.bits
+    def declared(self, ref: FieldRef) -> Field:
+        """Return a field's declaration."""
+        field = self.headers[ref.header].field(ref.field)
+        assert field is not None  # `field` checked
+        return field
+
+    def intrinsic(self, name: str) -> FieldRef | None:
+        """Return the field that v1model calls `name`, or None."""
+        return intrinsic(self.headers, self.aliases, name)
 
     def expression(self, item: Mapping[str, Any]) -> Expr:
         """Return the expression of a type-value object. Raises UnsupportedConstruct with its name."""
@@ -108,7 +116,8 @@ class Scope:
             case "bool":
                 return Bool(bool(value))
             case "runtime_data" | "local":
-                return Param(int(value), self.params[int(value)].bits)
+                param = self.params[int(value)]
+                return Param(int(value), param.bits, signed=param.signed)
             case "lookahead":
                 offset, bits = int(value[0]), int(value[1])
                 if offset < 0 or bits < 1:
@@ -121,7 +130,9 @@ class Scope:
         if op == "valid":
             return self._validity(item["right"])
         if op == "last_stack_index":
-            return Binary("-", StackCount(self.stack(item["right"]["value"])), Const(1))
+            # Unsigned, and so the largest number if the stack is empty.
+            last = Binary("-", StackCount(self.stack(item["right"]["value"])), Const(1))
+            return Binary("&", last, Const((1 << 64) - 1))
         if op == "size_stack":
             return StackCount(self.stack(item["right"]["value"]))
         if op == "access_field":  # of an element whose number is known only when the program runs
@@ -151,6 +162,12 @@ class Scope:
         headers = [self.headers[name] for name in self.stacks[self.stack(element["left"]["value"])]]
         refs = tuple(FieldRef(header.name, header.fields[int(item["right"])].name) for header in headers)
         return refs, self.expression(element["right"])
+
+
+def bits_of(text: str, bits: int) -> int:
+    """Return a constant as p4c writes it, e.g. "-0x03"; a negative one in two's complement of `bits` bits."""
+    number = int(text, 16)
+    return number % (1 << bits) if number < 0 else number
 
 
 def _dereference(item: Mapping[str, Any]) -> Mapping[str, Any] | None:

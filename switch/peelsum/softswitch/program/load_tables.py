@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
-from peelsum.softswitch.program.load_expressions import VALID, Scope
+from peelsum.softswitch.program.load_expressions import VALID, Scope, bits_of
 from peelsum.softswitch.program.model import (
     Conditional,
     ConstEntry,
@@ -59,7 +59,10 @@ def _table(item: Mapping[str, Any], scope: Scope, actions: Mapping[int, Action])
     default = item.get("default_entry")
     if default is None:
         raise BadProgram(f"table {name}: has no default entry; compile the program again")
+    action, params = _call(default, actions, name)
     numbers = tuple(int(number) for number in item["action_ids"])
+    for number in numbers:
+        _declared(actions, number, name)
     given = item["next_tables"]
     by_name = dict(zip(item["actions"], numbers, strict=True))
     by_hit = None
@@ -72,10 +75,12 @@ def _table(item: Mapping[str, Any], scope: Scope, actions: Mapping[int, Action])
         keys=keys,
         size=int(item["max_size"]),
         actions=numbers,
-        default_action=int(default["action_id"]),
-        default_params=tuple(int(value, 16) for value in default.get("action_data", ())),
+        default_action=action,
+        default_params=params,
         const_default=bool(default.get("action_entry_const") or default.get("action_const")),
-        const_entries=None if entries is None else tuple(_entry(entry, keys) for entry in entries),
+        const_entries=None
+        if entries is None
+        else tuple(_entry(entry, keys, actions, name) for entry in entries),
         next_by_action={by_name[key]: value for key, value in given.items() if key in by_name},
         next_by_hit=by_hit,
     )
@@ -92,28 +97,53 @@ def _key(item: Mapping[str, Any], scope: Scope, table: str) -> TableKey:
         ref, bits = FieldRef(scope.header(header), VALID), 1
     else:
         ref = scope.field(item["target"])
-        bits = scope.bits(ref)
+        bits = scope.declared(ref).bits
     if item["match_type"] == "range" and bits > 64:
         raise UnsupportedConstruct(f"table {table}: range match on {bits} bits; use up to 64")
     return TableKey(item.get("name") or f"{header}.{field_name}", ref, item["match_type"], bits, mask)
 
 
-def _entry(item: Mapping[str, Any], keys: tuple[TableKey, ...]) -> ConstEntry:
-    values = tuple(_value(part, key) for part, key in zip(item["match_key"], keys, strict=True))
-    action = item["action_entry"]
-    params = tuple(int(value, 16) for value in action["action_data"])
-    return ConstEntry(values, int(action["action_id"]), params, int(item.get("priority", 0)))
+def _call(item: Mapping[str, Any], actions: Mapping[int, Action], table: str) -> tuple[int, tuple[int, ...]]:
+    """Return the action's number and the parameters that an entry or a default entry gives to it."""
+    number, data = int(item["action_id"]), item.get("action_data", ())
+    action = _declared(actions, number, table)
+    if len(data) != len(action.params):
+        raise BadProgram(
+            f"table {table}: {len(data)} parameters for {action.name}, not {len(action.params)}; "
+            "compile the program again"
+        )
+    return number, tuple(bits_of(value, param.bits) for value, param in zip(data, action.params, strict=True))
 
 
-def _value(item: Mapping[str, Any], key: TableKey) -> KeyValue:
+def _declared(actions: Mapping[int, Action], number: int, table: str) -> Action:
+    if number not in actions:
+        raise BadProgram(f"table {table}: action {number} is not declared; compile the program again")
+    return actions[number]
+
+
+def _entry(
+    item: Mapping[str, Any], keys: tuple[TableKey, ...], actions: Mapping[int, Action], table: str
+) -> ConstEntry:
+    values = tuple(_value(part, key, table) for part, key in zip(item["match_key"], keys, strict=True))
+    action, params = _call(item["action_entry"], actions, table)
+    return ConstEntry(values, action, params, int(item.get("priority", 0)))
+
+
+def _value(item: Mapping[str, Any], key: TableKey, table: str) -> KeyValue:
+    def bits(name: str) -> int:
+        return bits_of(item[name], key.bits)
+
     match item["match_type"]:
         case "exact":
-            return int(item["key"], 16)
+            return bits("key")
         case "lpm":
             length = int(item["prefix_length"])
             kept = (1 << key.bits) - (1 << key.bits - length)
-            return int(item["key"], 16) & kept, length
+            return bits("key") & kept, length
         case "ternary":
-            mask = int(item["mask"], 16)
-            return int(item["key"], 16) & mask, mask
-    return int(item["start"], 16), int(item["end"], 16)
+            return bits("key") & bits("mask"), bits("mask")
+    if item["start"].startswith("-") and not item["end"].startswith("-"):
+        raise UnsupportedConstruct(
+            f"table {table}: key {key.name}: a range from a negative number to another; split it at 0"
+        )
+    return bits("start"), bits("end")

@@ -64,7 +64,8 @@ def read(document: Mapping[str, Any], name: str) -> Program:
             raise UnsupportedConstruct(f"{what} {shown}: not supported; leave it out of the program")
     headers = _headers(document)
     calculations = {item["name"]: item for item in document.get("calculations", ())}
-    scope = Scope(headers, _stacks(document), calculations)
+    aliases = {alias: FieldRef(*target) for alias, target in document.get("field_aliases", ())}
+    scope = Scope(headers, _stacks(document), calculations, aliases, _signed_parameters(document))
     actions = {item["id"]: load_action(item, scope) for item in document["actions"]}
     pipelines = {item["name"]: load_pipeline(item, scope, actions) for item in document["pipelines"]}
     nothing = Pipeline("none", None, {})
@@ -80,7 +81,7 @@ def read(document: Mapping[str, Any], name: str) -> Program:
         counters=_counters(document),
         checksums=tuple(_checksum(item, scope) for item in document.get("checksums", ())),
         errors=_errors(document),
-        aliases={alias: FieldRef(*target) for alias, target in document.get("field_aliases", ())},
+        aliases=aliases,
         stacks=scope.stacks,
         field_lists={int(item["id"]): _fields(item, scope) for item in document.get("field_lists", ())},
     )
@@ -125,6 +126,19 @@ def _stacks(document: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         item["name"]: tuple(names[number] for number in item["header_ids"])
         for item in document.get("header_stacks", ())
     }
+
+
+def _signed_parameters(document: Mapping[str, Any]) -> frozenset[tuple[int, int]]:
+    """Return the action's number and the index of each parameter to which the program gives a number < 0."""
+    tables = [table for pipeline in document["pipelines"] for table in pipeline["tables"]]
+    calls = [table["default_entry"] for table in tables if table.get("default_entry")]
+    calls += [entry["action_entry"] for table in tables for entry in table.get("entries", ())]
+    return frozenset(
+        (int(call["action_id"]), index)
+        for call in calls
+        for index, value in enumerate(call.get("action_data", ()))
+        if value.startswith("-")
+    )
 
 
 def _fields(item: Mapping[str, Any], scope: Scope) -> tuple[FieldRef, ...]:
@@ -217,7 +231,6 @@ def _check(program: Program) -> None:
                 f"header {header.name}: {header.bits} bits are not whole bytes; pad it"
             )
     _check_state(program)
-    _check_tables(program)
 
 
 def _check_state(program: Program) -> None:
@@ -231,19 +244,3 @@ def _check_state(program: Program) -> None:
             raise BadProgram(f"counter {node.counter}: is not declared; compile the program again")
         if isinstance(node, (Clone, Resubmit, Recirculate)) and node.fields not in program.field_lists:
             raise BadProgram(f"field list {node.fields}: is not declared; compile the program again")
-
-
-def _check_tables(program: Program) -> None:
-    for name, table in program.tables.items():
-        used = [(table.default_action, table.default_params)]
-        used += [(entry.action, entry.params) for entry in table.const_entries or ()]
-        for number in (*table.actions, *(action for action, _ in used)):
-            if number not in program.actions:
-                raise BadProgram(f"table {name}: action {number} is not declared; compile the program again")
-        for number, params in used:
-            action = program.actions[number]
-            if len(params) != len(action.params):
-                raise BadProgram(
-                    f"table {name}: {len(params)} parameters for {action.name}, not {len(action.params)}; "
-                    "compile the program again"
-                )

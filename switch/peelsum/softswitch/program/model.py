@@ -250,9 +250,14 @@ class Program:
 
     def intrinsic(self, name: str) -> FieldRef | None:
         """Return the field that v1model calls `name` (e.g. 'intrinsic_metadata.mcast_grp'), or None."""
-        if name in self.aliases:
-            return self.aliases[name]
-        header, _, field_name = name.partition(".")
-        if header in self.headers and self.headers[header].field(field_name):
-            return FieldRef(header, field_name)
-        return None
+        return intrinsic(self.headers, self.aliases, name)
+
+
+def intrinsic(headers: Mapping[str, Header], aliases: Mapping[str, FieldRef], name: str) -> FieldRef | None:
+    """Return the field that v1model calls `name`, which may be an alias, or None."""
+    if name in aliases:
+        return aliases[name]
+    header, _, field_name = name.partition(".")
+    if header in headers and headers[header].field(field_name):
+        return FieldRef(header, field_name)
+    return None

@@ -59,12 +59,14 @@ class Bool:
 class Param:
     """Parameter `index` of the current action: `bits` wide, from the matching entry of `table`.
 
-    `table` is empty in an action's own body, since several tables may share the action.
+    `table` is empty in an action's own body, since several tables may share the action. A `signed` one of up
+    to 64 bits holds two's complement.
     """
 
     index: int
     bits: int
     table: str = ""
+    signed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,11 +272,6 @@ class Recirculate:
 
 
 @dataclass(frozen=True, slots=True)
-class MarkToDrop:
-    """Drop the packet, unless a later statement sets an egress port."""
-
-
-@dataclass(frozen=True, slots=True)
 class Exit:
     """Leave the pipeline at the end of the current action."""
 
@@ -310,7 +307,6 @@ Primitive: TypeAlias = (
     | Clone
     | Resubmit
     | Recirculate
-    | MarkToDrop
     | Exit
     | Jump
     | JumpIfZero
@@ -319,10 +315,14 @@ Primitive: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class ActionParam:
-    """A named parameter of an action."""
+    """A named parameter of an action.
+
+    BMv2 JSON does not say which are `signed`: those to which the program gives a negative number are.
+    """
 
     name: str
     bits: int
+    signed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

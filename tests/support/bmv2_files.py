@@ -1,0 +1,60 @@
+"""BMv2's simple_switch on capture files: frames in, frames out, without interfaces, root or a controller."""
+
+import struct
+import subprocess
+import time
+
+PORTS = range(16)
+#: Seconds without further frames after which BMv2 is taken to have finished.
+QUIET_S = 0.3
+PATIENCE_S = 20
+_FILE_HEADER = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1)
+
+
+def outputs_of(program, frames, count, folder):
+    """Return each port's frames, in order, once at least `count` have left or nothing more comes.
+
+    program: path of the BMv2 JSON file. frames: (port, bytes) in the order of their arrival.
+    """
+    arriving = {port: [_FILE_HEADER] for port in PORTS}
+    for second, (port, frame) in enumerate(frames):
+        arriving[port].append(struct.pack("<IIII", second, 0, len(frame), len(frame)) + frame)
+    for port, records in arriving.items():
+        (folder / f"p{port}_in.pcap").write_bytes(b"".join(records))
+    interfaces = [part for port in PORTS for part in ("-i", f"{port}@p{port}")]
+    command = ["simple_switch", "--use-files", "0", "--log-level", "off", *interfaces, str(program)]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            _wait(process, folder, count)
+            assert process.poll() is None, (folder / "log").read_text(errors="replace")
+        finally:
+            process.kill()
+            process.wait()
+    found = {port: list(_records((folder / f"p{port}_out.pcap").read_bytes())) for port in PORTS}
+    return {port: sent for port, sent in found.items() if sent}
+
+
+def _wait(process, folder, count):
+    end = time.monotonic() + PATIENCE_S
+    sizes, changed = None, time.monotonic()
+    while time.monotonic() < end and process.poll() is None:
+        now = {path.name: path.stat().st_size for path in folder.glob("*_out.pcap")}
+        if now != sizes:
+            sizes, changed = now, time.monotonic()
+        done = sum(
+            len(list(_records((folder / name).read_bytes()))) for name, size in now.items() if size > 24
+        )
+        if time.monotonic() - changed > (QUIET_S if done >= count else PATIENCE_S / 4) and len(now) == len(
+            PORTS
+        ):
+            return
+        time.sleep(0.05)
+
+
+def _records(data):
+    at = len(_FILE_HEADER)
+    while at + 16 <= len(data):
+        (length,) = struct.unpack_from("<I", data, at + 8)
+        yield data[at + 16 : at + 16 + length]
+        at += 16 + length
