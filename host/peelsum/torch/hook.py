@@ -73,13 +73,13 @@ class FsdpReduceScatter:
     ) -> None:
         """Replace input_tensor[ranks * n] by its average, and output_tensor[n] by this rank's shard of it.
 
-        Always waits. Raises HookConfigError if FSDP asks for another operation, or for another number of
-        ranks than the state's.
+        Always waits. Raises HookConfigError if FSDP asks for another operation, or for other ranks than the
+        state's.
         """
-        ranks = dist.get_world_size(self._state.process_group)
-        if op != dist.ReduceOp.AVG or group.size() != ranks:
+        ranks, others = map(dist.get_process_group_ranks, (self._state.process_group, group))
+        if op != dist.ReduceOp.AVG or others != ranks:
             raise HookConfigError(
-                f"fully_shard: asks for {op} over {group.size()} ranks, but the state averages over {ranks}; "
+                f"fully_shard: asks for {op} over ranks {others}, but the state averages over {ranks}; "
                 "reduce float32 or bfloat16, set no divide factor, and give the state the mesh's group"
             )
         self._state.average(input_tensor)
