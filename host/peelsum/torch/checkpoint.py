@@ -126,14 +126,14 @@ def read(folder: str | os.PathLike[str], *, redistribute: bool) -> Any:
     """
     place, written = place_in(None), files(folder)
     if place in written:
-        return torch.load(written[place], map_location="cpu")
+        return torch.load(written[place], map_location="cpu", mmap=True)
     if not written or not redistribute:
         counts = " and ".join(map(str, sorted({ranks for _, ranks in written}))) or "no"
         raise HookConfigError(
             f"folder: {folder} has no state of rank {place[0]} of {place[1]}, but that of {counts} ranks; "
             "save it on every rank, and load that of other ranks by load(folder, redistribute=True)"
         )
-    return [torch.load(path, map_location="cpu") for path in written.values()]
+    return [torch.load(path, map_location="cpu", mmap=True) for path in written.values()]
 
 
 def files(folder: str | os.PathLike[str]) -> dict[Place, Path]:

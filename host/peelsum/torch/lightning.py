@@ -55,11 +55,9 @@ class SwitchStrategy(DDPStrategy):
         if "optimizer_states" in checkpoint:
             self._state.save(_folder(filepath))
 
-    def load_checkpoint(
-        self, checkpoint_path: str | Path, weights_only: bool | None = None
-    ) -> dict[str, Any]:
+    def load_checkpoint(self, checkpoint_path: str | Path, *rest: Any, **options: Any) -> dict[str, Any]:
         """Load a checkpoint, and the state to go on with training."""
-        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        checkpoint = super().load_checkpoint(checkpoint_path, *rest, **options)
         module = self.lightning_module
         if module is not None and module.trainer.state.fn == TrainerFn.FITTING:
             self._state.load_if_saved(_folder(checkpoint_path), redistribute=self._redistribute)
