@@ -85,7 +85,7 @@ def test_savings_are_counted_in_the_gradients_own_bytes(dtype, size, compressor,
     assert stats.dense_bytes == 12 * -(-64 * 64 * size // (4 * Sums.lanes)) * packet_bytes(Sums.lanes)
     doubled = compressor is None and size == 2
     assert [record.message.partition(" times")[0] for record in caplog.records] == (
-        ["step 10: sent 2.0"] if doubled else []
+        ["step 10: sent 2.1"] if doubled else []
     )
 
 
