@@ -266,7 +266,7 @@ def _least(
 
 
 def warm_up() -> None:
-    """Run every loop once, so that a later timed step does not include its compilation."""
+    """Run every loop of a step once, so that a later timed step does not include its compilation."""
     numbers, scales, floats = np.zeros(1, np.int64), np.zeros(1, np.int16), np.zeros(1, np.float32)
     bits = floats.view(np.uint32)
     grow(bits, numbers, scales, numbers, scales)
