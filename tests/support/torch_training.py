@@ -469,7 +469,8 @@ def sharded_otherwise(rank: int, factor: float | None) -> str:
     """Return the error of a reduce-scatter over two ranks, with a gradient divide factor or without."""
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("replicate", "shard"))
     text = fully_shard(Text(), mesh=mesh["shard"])
-    text.set_custom_reduce_scatter(fsdp_reduce_scatter(SwitchAllreduceState(over="gloo")))
+    group = mesh.get_group("shard" if factor is not None else "replicate")
+    text.set_custom_reduce_scatter(fsdp_reduce_scatter(SwitchAllreduceState(group, over="gloo")))
     if factor is not None:
         text.set_gradient_divide_factor(factor * 2)
     return " ".join(error_of(step_loss(text, rank, 0).backward)[:2])
@@ -487,6 +488,16 @@ def restored(rank: int, sparsifier: Compressor | None) -> dict[str, Any]:
         kept = ddp.state_dict(), state.state_dict()
         state.close()
     return {"expected": expected, "restored": trained, "steps": kept[1]["steps"]}
+
+
+def in_two_groups(rank: int) -> str:
+    """Return the error of DDP's first pass in a group of this rank alone, with a state of all ranks."""
+    groups = [dist.new_group([one]) for one in range(dist.get_world_size())]
+    state = SwitchAllreduceState(over="gloo")
+    ddp = DistributedDataParallel(nn.Linear(2, 1), process_group=groups[rank])
+    ddp.register_comm_hook(state, hook)
+    name, message = error_of(lambda: ddp(torch.ones(2)).sum().backward())[:2]
+    return f"{name} {message}"
 
 
 def unconnected(rank: int) -> list[tuple[str, str]]:

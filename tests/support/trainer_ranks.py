@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch_shards as shards
 import torch_training as training
 
-from peelsum.torch import SwitchAllreduceState, hook
+from peelsum.torch import SwitchAllreduceState, TopK, hook
 
 EXAMPLES = Path(__file__).parents[2] / "examples/trainers"
 
@@ -103,3 +103,112 @@ def without_ddp(rank: int, steps: int) -> tuple[np.ndarray, int]:
         state.average_gradients(model.parameters())
         optimizer.step()
     return training.parameters(model), state.stats().steps
+
+
+Resumed = tuple[np.ndarray, np.ndarray, list[str]]
+
+
+def _state(model: torch.nn.Module) -> SwitchAllreduceState:
+    return SwitchAllreduceState(over="gloo", names=model.named_parameters(), compressor=TopK(0.01))
+
+
+def resumed_by_accelerate(rank: int, folder: str) -> Resumed:
+    """Parameters after training, and after training from a checkpoint in its middle, and what that has."""
+    sys.path.insert(0, str(EXAMPLES))
+    import task
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader
+
+    def train(resume: bool) -> np.ndarray:
+        accelerator, model = Accelerator(cpu=True), task.Classifier()
+        state = _state(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=task.RATE)
+        model, optimizer, texts = accelerator.prepare(model, optimizer, DataLoader(task.Texts()))
+        model.register_comm_hook(state, hook)
+        accelerator.register_save_state_pre_hook(lambda models, weights, folder: state.save(folder))
+        accelerator.register_load_state_pre_hook(lambda models, folder: state.load(folder))
+        if resume:
+            accelerator.load_state(folder)
+        for step, batch in enumerate(texts):
+            if resume and step < task.STEPS // 2:
+                continue
+            if step == task.STEPS // 2 and not resume:
+                accelerator.save_state(folder)
+                accelerator.wait_for_everyone()
+            optimizer.zero_grad()
+            accelerator.backward(model(**batch)["loss"])
+            optimizer.step()
+        state.close()
+        return task.parameters(model).numpy()
+
+    return train(False), train(True), sorted(path.name for path in Path(folder).glob("*rank*"))
+
+
+def resumed_by_transformers(rank: int, folder: str) -> Resumed:
+    """As `resumed_by_accelerate`, with what was logged once an epoch."""
+    sys.path.insert(0, str(EXAMPLES))
+    import task
+    from transformers import Trainer, TrainingArguments
+
+    from peelsum.torch.transformers import SwitchCallback
+
+    def train(resume: bool) -> tuple[np.ndarray, list[str]]:
+        arguments = TrainingArguments(
+            folder,
+            per_device_train_batch_size=1,
+            num_train_epochs=2,
+            train_sampling_strategy="sequential",
+            optim="sgd",
+            learning_rate=task.RATE,
+            lr_scheduler_type="constant",
+            logging_strategy="epoch",
+            save_steps=task.STEPS // 2,
+            use_cpu=True,
+            report_to=[],
+        )
+        trainer = Trainer(task.Classifier(), arguments, train_dataset=task.Texts())
+        state = _state(trainer.model)
+        trainer.add_callback(SwitchCallback(trainer, state))
+        trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-{task.STEPS // 2}" if resume else None)
+        state.close()
+        logged = [f"epoch {one['epoch']}" for one in trainer.state.log_history if "switch/mb" in one]
+        return task.parameters(trainer.model).numpy(), logged
+
+    (uninterrupted, logged), (resumed, _) = train(False), train(True)
+    return uninterrupted, resumed, logged
+
+
+def resumed_by_lightning(rank: int, folder: str) -> Resumed:
+    """As `resumed_by_accelerate`, with the names of all that is left after a checkpoint was removed."""
+    sys.path.insert(0, str(EXAMPLES))
+    import lightning
+    import task
+    import with_lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from peelsum.torch.lightning import SwitchStrategy
+
+    def train(resume: bool) -> np.ndarray:
+        module = with_lightning.Module()
+        state = _state(module)
+        keep = ModelCheckpoint(folder, "{epoch}", every_n_epochs=1, save_top_k=-1, save_last="link")
+        trainer = lightning.Trainer(
+            strategy=SwitchStrategy(state),
+            accelerator="cpu",
+            devices=2,
+            use_distributed_sampler=False,
+            max_epochs=2,
+            callbacks=[] if resume else [keep],
+            enable_checkpointing=not resume,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(module, with_lightning.texts(), ckpt_path=f"{folder}/epoch=0.ckpt" if resume else None)
+        state.close()
+        if resume:
+            trainer.strategy.remove_checkpoint(f"{folder}/epoch=0.ckpt")
+            trainer.strategy.barrier()
+        return task.parameters(module).numpy()
+
+    return train(False), train(True), sorted(path.name for path in Path(folder).iterdir())

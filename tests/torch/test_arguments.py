@@ -108,9 +108,9 @@ def test_complex_parameters_with_and_without_names():
     ("values", "remedy"),
     [
         (None, "what state_dict returned"),
-        ({"version": 1, "steps": 1}, "a checkpoint of version 2"),
+        ({"version": 2, "steps": 1}, "a checkpoint of version 3"),
         *(
-            ({"version": 2} | one, "what state_dict returned")
+            ({"version": 3, "rank": 0, "ranks": 1} | one, "what state_dict returned")
             for one in (
                 {},
                 {"steps": "a"},
@@ -134,7 +134,7 @@ def test_a_checkpoint_of_another_structure_changes_nothing(values, remedy):
 
 @pytest.mark.parametrize("strategy", [1, {"known": {}}], ids=str)
 def test_a_checkpoint_of_another_strategy_is_refused(strategy):
-    values = {"version": 2, "steps": 1, "residuals": {}, "strategy": strategy}
+    values = {"version": 3, "rank": 0, "ranks": 1, "steps": 1, "residuals": {}, "strategy": strategy}
     with pytest.raises(HookConfigError, match="strategy: is not that of a saved state; give what state_dict"):
         SwitchAllreduceState(over="gloo", strategy=Flexible()).load_state_dict(values)
 
@@ -142,5 +142,7 @@ def test_a_checkpoint_of_another_strategy_is_refused(strategy):
 def test_a_checkpoint_without_momentum_for_a_state_with_it():
     """Velocities begin at zero."""
     state = SwitchAllreduceState(over="gloo", compressor=TopK(0.5, momentum=0.5))
-    state.load_state_dict({"version": 2, "steps": 1, "residuals": {"weight": NOTHING_KEPT}})
+    state.load_state_dict(
+        {"version": 3, "rank": 0, "ranks": 1, "steps": 1, "residuals": {"weight": NOTHING_KEPT}}
+    )
     assert state.state_dict()["residuals"]["weight"]["velocity"] is None

@@ -144,7 +144,7 @@ def test_replicas_train_as_by_torch():
 
 @pytest.mark.parametrize("factor", [None, 2.0])
 def test_what_is_no_average_over_the_state_s_ranks_is_refused(factor):
-    """Either FSDP divides by another factor, or it shards over two of the state's four ranks."""
+    """Either FSDP divides by another factor, or it shards over two ranks that are not the state's two."""
     for said in run_ranks(2 if factor else 4, training.sharded_otherwise, factor):
         assert "give the state the mesh's group" in said
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from threading import Barrier
 from typing import Any
 
@@ -15,8 +16,9 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch_training as training
 from group_ranks import sums_again, sums_by_tree, sums_in_two_worlds
+from patience import PATIENCE_S
 from torch.distributed import HashStore
-from torch_alone import group_of_one
+from torch_alone import group_of_one, in_time
 from torch_ranks import run_ranks
 
 from peelsum.allreduce import SummationStalledError
@@ -167,6 +169,22 @@ def test_a_worker_that_does_not_report_is_missing():
     assert (roll.missing, roll.store_lost) == ({0, 2}, False)
 
 
+def test_a_sum_that_still_waits_is_reported_for_its_worker(monkeypatch):
+    """A worker that sums nothing, as one that hangs, does not answer."""
+    monkeypatch.setattr(summed, "_LOOK_S", 0.01)
+    store = HashStore()
+    watches = waits, _ = [summed._Watch(store, worker) for worker in range(2)]
+    waits.waits_for = 5
+    for watch in watches:
+        watch.start()
+    store.set(summed._FAILED, "")
+    store.wait([summed._here(0)], timedelta(seconds=PATIENCE_S))
+    for watch in watches:
+        watch.ended.set()
+        watch.join()
+    assert not store.check([summed._here(1)])
+
+
 def test_a_closed_group_names_nobody():
     with group_of_one():
         summation = summed.ProcessGroupSummation("gloo")
@@ -191,7 +209,7 @@ def test_a_closed_group_names_nobody():
 def test_one_or_several_missing_workers_are_named(monkeypatch, workers, reason, said):
     monkeypatch.setattr(summed, "_ROLL_CALL_S", 0.1)
     with group_of_one():
-        summation = summed.ProcessGroupSummation("gloo", timeout_s=0.01)
+        summation = summed.ProcessGroupSummation("gloo", timeout_s=10 * PATIENCE_S)
         summation.workers, summation._store = workers, HashStore()
-        message = summation._stalled(RuntimeError(reason))
+        message = in_time(lambda: summation._stalled(RuntimeError(reason)))
     assert message == f"gloo: the sum over {workers} workers failed: {said} ({reason})"

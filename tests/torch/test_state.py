@@ -18,6 +18,7 @@ from peelsum.allreduce import InvalidRequestError
 from peelsum.compress import PowerSGD, SignSGD
 from peelsum.flexible import Flexible
 from peelsum.torch import HookConfigError, SwitchAllreduceState, TopK
+from peelsum.wire import packet_bytes
 
 
 @pytest.mark.parametrize("sparsifier", [None, TopK(0.1, momentum=0.5)], ids=["lossless", "top-k"])
@@ -62,6 +63,30 @@ def test_a_script_that_fails_in_a_sum_ends_at_once():
 def test_a_script_leaves_its_job_at_exit():
     """Both with a state that is still referenced, and after one that is not."""
     assert run_ranks(2, training.leaves) == [[(0, True), (0, True)]] * 2
+
+
+def test_a_group_that_only_ddp_was_given_is_an_error():
+    """Else one hook would sum over the ranks of two models."""
+    for error in run_ranks(2, training.in_two_groups):
+        assert error.startswith(
+            "HookConfigError process_group: DDP has another group than the state; give both"
+        )
+
+
+@pytest.mark.parametrize("compressor", [None, TopK(0.1)], ids=str)
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)], ids=str)
+def test_savings_are_counted_in_the_gradients_own_bytes(dtype, size, compressor, caplog):
+    with group_of_one():
+        state = SwitchAllreduceState(over=Sums(), compressor=compressor)
+        ddp = hooked(state, torch.nn.Linear(64, 64, bias=False, dtype=dtype))
+        for _ in range(12):
+            ddp(torch.ones(2, 64, dtype=dtype)).sum().backward()
+        stats = state.stats()
+    assert stats.dense_bytes == 12 * -(-64 * 64 * size // (4 * Sums.lanes)) * packet_bytes(Sums.lanes)
+    doubled = compressor is None and size == 2
+    assert [record.message.partition(" times")[0] for record in caplog.records] == (
+        ["step 10: sent 2.1"] if doubled else []
+    )
 
 
 FLOAT64 = (

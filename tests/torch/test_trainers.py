@@ -25,7 +25,7 @@ from served_job import served_to_four
 from torch_ranks import run_ranks
 
 from peelsum.topology import Star
-from peelsum.torch import HookConfigError, SwitchAllreduceState
+from peelsum.torch import HookConfigError, SwitchAllreduceState, hook
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/use-with-your-trainer.md"
 #: The package that an example needs, by the example.
@@ -148,15 +148,47 @@ def test_a_state_that_was_never_called_says_so_once(end, caplog):
     assert [(one.levelno, one.name) for one in caplog.records] == [(logging.WARNING, "peelsum.torch.state")]
 
 
+def _callback(model):
+    from peelsum.torch.transformers import SwitchCallback
+
+    files = dict.fromkeys(("_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler"))
+    return SwitchCallback(SimpleNamespace(model_wrapped=model, **files), SwitchAllreduceState(over="gloo"))
+
+
 @pytest.mark.system
 def test_the_callback_names_what_is_missing():
     skip_without("transformers")
-    from peelsum.torch.transformers import SwitchCallback
-
-    alone = SimpleNamespace(model_wrapped=torch.nn.Linear(1, 1))
-    callback = SwitchCallback(alone, SwitchAllreduceState(over="gloo"))
     with pytest.raises(HookConfigError, match=r"model is Linear, .*\(use_cpu=True\)"):
-        callback.on_train_begin(None, None, None)
+        _callback(torch.nn.Linear(1, 1)).on_train_begin(None, None, None)
+
+
+@pytest.mark.system
+def test_the_callback_registers_the_hook_on_a_compiled_model(alone):
+    skip_without("transformers")
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    _callback(torch.compile(ddp)).on_train_begin(None, None, None)
+    assert [used for used, _ in ddp._comm_hooks] == [hook]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "left"),
+    [
+        ("accelerate", ["peelsum-rank-0-of-2.pt", "peelsum-rank-1-of-2.pt"]),
+        pytest.param("transformers", ["epoch 1.0", "epoch 2.0"], marks=pytest.mark.system),
+        pytest.param(
+            "lightning",
+            ["epoch=1.ckpt", "epoch=1.ckpt.peelsum", "last.ckpt"],
+            marks=pytest.mark.system,
+        ),
+    ],
+)
+def test_training_from_a_checkpoint_has_the_bits_of_uninterrupted_training(trainer, left, tmp_path):
+    """Each rank has residuals of its own, of which the trainers know nothing."""
+    skip_without(trainer)
+    resume = getattr(trainer_ranks, f"resumed_by_{trainer}")
+    for expected, resumed, names in run_ranks(2, resume, str(tmp_path), environments=_places()):
+        np.testing.assert_array_equal(resumed, expected)
+        assert names == left
 
 
 @pytest.mark.parametrize("example", NEEDS)

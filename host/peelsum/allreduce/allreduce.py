@@ -492,7 +492,7 @@ class Allreduce:
             ahead=plan.ahead,
             exchanges=step.exchanges,
             wire_bytes=wire_bytes,
-            dense_bytes=-(-tally.elements // lanes) * packet_bytes(lanes),
+            dense_bytes=plan.dense_bytes,
             encode_s=step.seconds["encode"],
             network_s=step.seconds["exchange"],
             decode_s=step.seconds["decode"],

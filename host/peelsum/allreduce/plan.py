@@ -20,6 +20,7 @@ from peelsum.allreduce.indexes import Index
 from peelsum.codec import FEWEST_CELLS, MANY_CANDIDATES, ROW, SPARE_CELLS
 from peelsum.codec.segments import Segment, Table
 from peelsum.summation import Words
+from peelsum.wire import packet_bytes
 
 #: How a tensor's values are sent: all, those at the index's positions, or a sketch of the latter.
 Form = Literal["dense", "compact", "sketch"]
@@ -28,6 +29,8 @@ FORMS: tuple[Form, ...] = get_args(Form)
 AHEAD: tuple[Form, ...] = ("dense", "sketch")
 #: The dtypes that can be summed. A plan may contain others, so that all workers reject them together.
 SUPPORTED_DTYPES = ("float32", "float16", "bfloat16")
+#: Their elements' sizes in bytes.
+_SIZES = dict(zip(SUPPORTED_DTYPES, (4, 2, 2), strict=True))
 #: A digest and its complement, as 32-bit words.
 AGREEMENT_WORDS = 4
 _DIGEST_BYTES = 8
@@ -200,6 +203,12 @@ class Plan:
     def names(self) -> tuple[str, ...]:
         """The tensors' names."""
         return tuple(tensor.name for tensor in self.tensors)
+
+    @cached_property
+    def dense_bytes(self) -> int:
+        """Bytes of UDP payload that would carry all elements as they are."""
+        size = sum(tensor.elements * _SIZES[tensor.dtype] for tensor in self.tensors)
+        return -(-size // (4 * self.lanes)) * packet_bytes(self.lanes)
 
     @cached_property
     def label(self) -> str:

@@ -244,7 +244,7 @@ class StepResult(Mapping[str, TensorResult]):
     wire_bytes: int
     """Bytes of UDP payload that this worker contributed: with headers and padding, not retransmissions."""
     dense_bytes: int
-    """Bytes for the same elements sent dense, one word each, in packets of the same size."""
+    """Bytes for the same elements sent as they are, 2 or 4 bytes each, in packets of the same size."""
     encode_s: float
     """Seconds in the codec before sending."""
     network_s: float

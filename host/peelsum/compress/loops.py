@@ -100,6 +100,29 @@ def subtract(
 
 
 @compiled
+def add(
+    numbers: NDArray[np.int64],
+    velocity: NDArray[np.int64],
+    scales: NDArray[np.int16],
+    other: NDArray[np.int64],
+    other_velocity: NDArray[np.int64],
+    other_scales: NDArray[np.int16],
+) -> None:
+    """Add other numbers and velocities in place, each pair of which has one scale."""
+    for i in range(np.uint64(numbers.size)):
+        scale, other_scale = np.int64(scales[i]), np.int64(other_scales[i])
+        either, other_either = numbers[i] | velocity[i], other[i] | other_velocity[i]
+        most = max(_bits(numbers[i]), _bits(velocity[i])) - scale
+        other_most = max(_bits(other[i]), _bits(other_velocity[i])) - other_scale
+        finest = max(_finest(either, scale), _finest(other_either, other_scale))
+        target = _target(finest, max(most, other_most))
+        by, other_by = target - scale, target - other_scale
+        numbers[i] = _moved(numbers[i], by) + _moved(other[i], other_by)
+        velocity[i] = _moved(velocity[i], by) + _moved(other_velocity[i], other_by)
+        scales[i] = target
+
+
+@compiled
 def offer(numbers: NDArray[np.int64], scales: NDArray[np.int16], out: NDArray[np.float32]) -> None:
     """Write each number, rounded to a float; of more than `MOST_OFFERED`, that much of it."""
     for i in range(np.uint64(out.size)):
@@ -243,7 +266,7 @@ def _least(
 
 
 def warm_up() -> None:
-    """Run every loop once, so that a later timed step does not include its compilation."""
+    """Run every loop of a step once, so that a later timed step does not include its compilation."""
     numbers, scales, floats = np.zeros(1, np.int64), np.zeros(1, np.int16), np.zeros(1, np.float32)
     bits = floats.view(np.uint32)
     grow(bits, numbers, scales, numbers, scales)

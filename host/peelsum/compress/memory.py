@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -155,6 +155,16 @@ class Residual:
         if self.velocity is not None and some.velocity is not None:
             self.velocity[positions] = some.velocity
 
+    def plus(self, other: Residual) -> Residual:
+        """Return the sum of two residuals of as many elements, exact like that of gradients."""
+        numbers, scales = self.numbers.copy(), self.scales.copy()
+        velocity, other_velocity = (
+            np.zeros_like(numbers) if one.velocity is None else one.velocity.copy() for one in (self, other)
+        )
+        loops.add(numbers, velocity, scales, other.numbers, other_velocity, other.scales)
+        without = self.velocity is None and other.velocity is None
+        return Residual(numbers, scales, None if without else velocity)
+
     def send(self, sent: Exact) -> None:
         """Subtract, in place, what this worker contributed to a finite sum."""
         if self.velocity is not None:
@@ -188,16 +198,22 @@ class Memory:
 
     def __init__(self) -> None:
         self.kept: dict[str, dict[str, NDArray[Any]]] = {}
-        self.restore({})
+        self.restore()
 
-    def restore(self, residuals: Mapping[str, Residual]) -> None:
-        """Replace all residuals. Raises CompressConfigError if they are damaged."""
-        for name, one in residuals.items():
-            if not one.sound:
+    def restore(self, *memories: Mapping[str, Residual]) -> None:
+        """Replace all residuals by the sums of those of `memories`.
+
+        Raises CompressConfigError if they are damaged, or of different sizes.
+        """
+        residuals: dict[str, Residual] = {}
+        for name, one in chain.from_iterable(memory.items() for memory in memories):
+            before = residuals.get(name)
+            if not one.sound or (before is not None and before.numbers.size != one.numbers.size):
                 raise CompressConfigError(
                     f"residual: {name} has arrays of other types, sizes or ranges; give what a memory kept"
                 )
-        self.residuals = dict(residuals)
+            residuals[name] = one if before is None else before.plus(one)
+        self.residuals = residuals
         #: The number of the last step, or -1.
         self.step, self._skipped = -1, False
         #: What the step sent: a residual, the elements, and what they were before.

@@ -68,7 +68,7 @@ class CompressedResult(Mapping[str, CompressedTensor]):
     """
 
     dense_bytes: int
-    """Bytes for the same elements sent dense, one word each, in packets of the same size."""
+    """Bytes for the same elements sent as they are, 4 bytes each, in packets of the same size."""
 
     encode_s: float
     """Seconds of compressing."""

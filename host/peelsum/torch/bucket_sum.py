@@ -97,7 +97,9 @@ class BucketSum:
                 raise unsupported_dtype(name, dtype)
         shaped = (one.float().view(shape) for one, shape in zip(gradients, shapes, strict=True))
         named = {name: one.numpy() for name, one in zip(self.names, shaped, strict=True)}
-        return self.allreduce.sum(named, step), False
+        result = self.allreduce.sum(named, step)
+        size, in_floats = sum(one.nbytes for one in gradients), sum(one.nbytes for one in named.values())
+        return replace(result, dense_bytes=result.dense_bytes * size // max(in_floats, 1)), False
 
 
 class BucketSums:

@@ -1,11 +1,20 @@
-"""The hook's state as plain numbers and tensors, which `torch.load` accepts with `weights_only=True`."""
+"""The hook's state as plain numbers and tensors, which `torch.load` accepts by default, and its files.
+
+History, decisions and what compressors keep are the same on all ranks. Residuals are each rank's own, so each
+rank writes a file. Another number of ranks can share the residuals out: rank r takes those of the ranks r,
+r + ranks, r + 2 ranks and so on, and adds them up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 
 from peelsum.allreduce import History
@@ -13,12 +22,25 @@ from peelsum.compress import CompressError, Memory, Residual
 from peelsum.torch.decisions import Decisions
 from peelsum.torch.errors import HookConfigError
 
-_VERSION = 2
+_VERSION = 3
+_FILE = re.compile(r"peelsum-rank-(\d+)-of-(\d+)\.pt")
+#: A rank, and the number of ranks.
+Place = tuple[int, int]
 
 
-def saved(steps: int, history: History, memory: Memory | None, decisions: Decisions | None) -> dict[str, Any]:
-    """Return the number of steps, with copies of history, memory and decisions."""
-    values: dict[str, Any] = {"version": _VERSION, "steps": steps}
+def place_in(group: dist.ProcessGroup | None) -> Place:
+    """Return this process's place in a group; 0 of 1 without torch.distributed."""
+    if not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def saved(
+    place: Place, steps: int, history: History, memory: Memory | None, decisions: Decisions | None
+) -> dict[str, Any]:
+    """Return place and number of steps, with copies of history, memory and decisions."""
+    rank, ranks = place
+    values: dict[str, Any] = {"version": _VERSION, "rank": rank, "ranks": ranks, "steps": steps}
     values["seen"] = {kind: _tensors(kept) for kind, kept in history.saved().items()}
     if memory is not None:
         values["residuals"] = {name: _written(one) for name, one in memory.residuals.items()}
@@ -30,13 +52,98 @@ def saved(steps: int, history: History, memory: Memory | None, decisions: Decisi
 
 
 def loaded(
-    values: Mapping[str, Any], history: History, memory: Memory | None, decisions: Decisions | None
+    given: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    place: Place,
+    history: History,
+    memory: Memory | None,
+    decisions: Decisions | None,
 ) -> int:
-    """Restore what `saved` returned; return the number of steps.
+    """Restore what `saved` returned at this place, or at all places of a run; return the number of steps.
 
     Residuals serve any compressor or strategy, but only a strategy continues its decisions.
-    Raises HookConfigError if `values` do not fit this state.
+    Raises HookConfigError if the values do not fit this state or this place.
     """
+    of_all_ranks = isinstance(given, list | tuple) and len(given) > 0
+    sources: Sequence[Any] = given if of_all_ranks else [given]  # type: ignore[assignment]  # what is no Mapping is refused
+    for values in sources:
+        _check(values, memory)
+    values = sources[0]
+    if memory is not None and of_all_ranks:
+        sources = _share(sources, place)
+    elif memory is not None:
+        _check_place(values, place)
+    try:
+        steps = int(values["steps"])
+        residuals = [
+            {name: _read(one) for name, one in source.get("residuals", {}).items()} for source in sources
+        ]
+        kept = {name: _arrays(one) for name, one in values.get("kept", {}).items()}
+        seen = {kind: _arrays(one) for kind, one in values.get("seen", {}).items()}
+    # torch raises RuntimeError, a number of steps that is infinite OverflowError.
+    except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise HookConfigError(
+            f"values: are not a saved state ({type(error).__name__}: {error}); give what state_dict returned"
+        ) from error
+    try:
+        history.restore(seen)
+    except ValueError as error:
+        raise HookConfigError(f"seen: {error}; give what state_dict returned") from error
+    if memory is not None:
+        try:
+            memory.restore(*residuals)
+        except CompressError as error:
+            raise HookConfigError(str(error)) from error
+        memory.kept = kept
+    if decisions is not None:
+        decisions.restore(values.get("strategy", {}))
+    return steps
+
+
+def write(folder: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
+    """Write this rank's values to a file in a folder, and remove files of other numbers of ranks.
+
+    Raises HookConfigError for an address instead of a path, or OSError.
+    """
+    if "://" in str(folder):
+        raise HookConfigError(
+            f"folder: {folder} is not a path of this machine; give one that is mounted here"
+        )
+    rank, ranks = place_in(None)
+    path = Path(folder) / f"peelsum-rank-{rank}-of-{ranks}.pt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    torch.save(values, fresh)
+    fresh.replace(path)
+    for (_, others), old in files(folder).items():
+        if others != ranks:
+            old.unlink(missing_ok=True)  # other ranks remove it, too
+
+
+def read(folder: str | os.PathLike[str], *, redistribute: bool) -> Any:
+    """Return this rank's values from a folder, or those of all ranks that wrote there, for `loaded`.
+
+    redistribute: whether another number of ranks may have written them. Raises HookConfigError if not.
+    """
+    place, written = place_in(None), files(folder)
+    if place in written:
+        return torch.load(written[place], map_location="cpu", mmap=True)
+    if not written or not redistribute:
+        counts = " and ".join(map(str, sorted({ranks for _, ranks in written}))) or "no"
+        raise HookConfigError(
+            f"folder: {folder} has no state of rank {place[0]} of {place[1]}, but that of {counts} ranks; "
+            "save it on every rank, and load that of other ranks by load(folder, redistribute=True)"
+        )
+    return [torch.load(path, map_location="cpu", mmap=True) for path in written.values()]
+
+
+def files(folder: str | os.PathLike[str]) -> dict[Place, Path]:
+    """Return the files that `write` wrote to a folder, by the places of their ranks."""
+    matches = [(_FILE.fullmatch(path.name), path) for path in sorted(Path(folder).glob("peelsum-rank-*.pt"))]
+    return {(int(match[1]), int(match[2])): path for match, path in matches if match}
+
+
+def _check(values: object, memory: Memory | None) -> None:
+    """Raise HookConfigError for what is not a saved state, or one of another kind."""
     if not isinstance(values, Mapping):
         raise HookConfigError(
             f"values: a {type(values).__name__} is not a state; give what state_dict returned"
@@ -50,32 +157,38 @@ def loaded(
         raise HookConfigError(
             f"compressor: the checkpoint has {has}; make the state with {needs} compressor or strategy"
         )
-    try:
-        steps = int(values["steps"])
-        residuals = {name: _read(one) for name, one in values.get("residuals", {}).items()}
-        kept = {name: _arrays(one) for name, one in values.get("kept", {}).items()}
-        seen = {kind: _arrays(one) for kind, one in values.get("seen", {}).items()}
-    # torch raises RuntimeError, a number of steps that is infinite OverflowError.
-    except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise HookConfigError(
-            f"values: are not a saved state ({type(error).__name__}: {error}); give what state_dict returned"
-        ) from error
     decided = values.get("strategy", {})
     if not isinstance(decided, Mapping) or (decided and not decided.keys() >= {"of", "known", "estimates"}):
         raise HookConfigError("strategy: is not that of a saved state; give what state_dict returned")
-    try:
-        history.restore(seen)
-    except ValueError as error:
-        raise HookConfigError(f"seen: {error}; give what state_dict returned") from error
-    if memory is not None:
-        try:
-            memory.restore(residuals)
-        except CompressError as error:
-            raise HookConfigError(str(error)) from error
-        memory.kept = kept
-    if decisions is not None:
-        decisions.restore(decided)
-    return steps
+
+
+def _check_place(values: Mapping[str, Any], place: Place) -> None:
+    """Raise HookConfigError for residuals of another rank, or of another number of ranks."""
+    rank, ranks = values.get("rank"), values.get("ranks")
+    if (rank, ranks) != place:
+        raise HookConfigError(
+            f"rank: the residuals are those of rank {rank} of {ranks}, and this is rank {place[0]} of "
+            f"{place[1]}; save and load them on every rank, by state.save(folder) and state.load(folder)"
+        )
+
+
+def _share(sources: Sequence[Mapping[str, Any]], place: Place) -> Sequence[Mapping[str, Any]]:
+    """Return the values of those ranks whose residuals this rank takes.
+
+    Raises HookConfigError unless `sources` are those of every rank of a run, after the same step.
+    """
+    (rank, ranks), count = place, len(sources)
+    places = [(values.get("rank"), values.get("ranks")) for values in sources]
+    steps = [values.get("steps") for values in sources]
+    if any((source, count) not in places for source in range(count)) or steps != steps[:1] * count:
+        described = ", ".join(
+            f"rank {place[0]} of {place[1]} after {step} steps"
+            for place, step in zip(places, steps, strict=True)
+        )
+        raise HookConfigError(
+            f"values: are those of {described}; give those of every rank of one run, after the same step"
+        )
+    return [sources[places.index((source, count))] for source in range(rank, count, ranks)]
 
 
 def _tensors(kept: Mapping[str, NDArray[Any]]) -> dict[str, torch.Tensor]:

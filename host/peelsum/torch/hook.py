@@ -1,11 +1,13 @@
 """The functions that PyTorch calls: the communication hooks of DDP and FSDP2."""
 
 # No `from __future__ import annotations`: DDP inspects the annotations as objects.
+import gc
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not exported, but documented
+from torch.nn.parallel import DistributedDataParallel
 
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.state import SwitchAllreduceState
@@ -17,9 +19,11 @@ def hook(state: SwitchAllreduceState, bucket: GradBucket) -> torch.futures.Futur
     Return at once, with a future of the bucket's own buffer. Gradients are float32, float16 or bfloat16.
     One that is not finite on some rank becomes NaN on all ranks, so a GradScaler skips the step everywhere.
     If the allreduce fails, e.g. because a rank died, `backward` raises.
-    Raises HookConfigError if `state` is not a SwitchAllreduceState.
+    Raises HookConfigError if `state` is not a SwitchAllreduceState, or has another group than DDP.
     """
     _check(state)
+    if state.unused:
+        _check_groups(state)
     last = bucket.is_last()
     future = state.submit(bucket.buffer(), bucket.parameters(), last=last)
     if last:
@@ -69,13 +73,13 @@ class FsdpReduceScatter:
     ) -> None:
         """Replace input_tensor[ranks * n] by its average, and output_tensor[n] by this rank's shard of it.
 
-        Always waits. Raises HookConfigError if FSDP asks for another operation, or for another number of
-        ranks than the state's.
+        Always waits. Raises HookConfigError if FSDP asks for another operation, or for other ranks than the
+        state's.
         """
-        ranks = dist.get_world_size(self._state.process_group)
-        if op != dist.ReduceOp.AVG or group.size() != ranks:
+        ranks, others = map(dist.get_process_group_ranks, (self._state.process_group, group))
+        if op != dist.ReduceOp.AVG or others != ranks:
             raise HookConfigError(
-                f"fully_shard: asks for {op} over {group.size()} ranks, but the state averages over {ranks}; "
+                f"fully_shard: asks for {op} over ranks {others}, but the state averages over {ranks}; "
                 "reduce float32 or bfloat16, set no divide factor, and give the state the mesh's group"
             )
         self._state.average(input_tensor)
@@ -88,3 +92,18 @@ def _check(state: object) -> None:
             f"state: {state!r} is not a SwitchAllreduceState; "
             "register SwitchAllreduceState(), with parentheses, beside the hook"
         )
+
+
+def _check_groups(state: SwitchAllreduceState) -> None:
+    """Raise HookConfigError unless the modules whose hook has this state are of the ranks that sum.
+
+    A hook does not get its module. Without this check, the sums of several groups would be one.
+    """
+    ranks = dist.get_process_group_ranks(state.process_group)
+    for module in [item for item in gc.get_objects() if DistributedDataParallel in type(item).__mro__]:
+        hooked = any(other is state for _, other in getattr(module, "_comm_hooks", ()))
+        if hooked and dist.get_process_group_ranks(module.process_group) != ranks:
+            raise HookConfigError(
+                "process_group: DDP has another group than the state; give both the same, as in "
+                "SwitchAllreduceState(group, ...) and DistributedDataParallel(..., process_group=group)"
+            )

@@ -25,6 +25,11 @@ class ParameterNames:
         """All names that were given to parameters, live or deleted."""
         return self._owners.keys()
 
+    def pairs(self) -> list[tuple[str, torch.Tensor]]:
+        """Return the names and the live parameters, as `give` takes them."""
+        owners = ((name, owner()) for name, owner in self._owners.items())
+        return [(name, parameter) for name, parameter in owners if parameter is not None]
+
     def give(self, parameters: Iterable[Any]) -> None:
         """Name the parameters of (name, parameter) pairs, replacing earlier names.
 

@@ -7,12 +7,13 @@ the group's store it finds out which worker is missing after a failure.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
@@ -42,7 +43,11 @@ _MOST_TO_GATHER = 16
 #: How long a sum may wait for a worker by default.
 _TIMEOUT_S = 30.0
 #: How long the next of the others may take to report after this worker's sum has failed, in seconds.
-_ROLL_CALL_S = 5.0
+_ROLL_CALL_S = 3.0
+#: How often a worker whose sum waits looks whether one has failed elsewhere.
+_LOOK_S = 0.5
+#: The key that says so.
+_FAILED = "peelsum/failed"
 _ROLL_CALL_PAUSE_S = 0.05
 #: How long the store may take for one answer.
 _STORE_S = 10.0
@@ -67,7 +72,7 @@ class ProcessGroupSummation:
     """A `Summation` over the ranks of `process_group` (None: all), by a new group of `backend`.
 
     All ranks must make it together, and each use it from one thread. `timeout_s`: how long a sum may wait for
-    a worker; None is 30 s.
+    a worker before it raises; None is 30 s. The last 3 s, or half if that is less, find out who is missing.
     """
 
     #: Determines byte counts and the layout of sketches, as if words were sent in chunks.
@@ -82,14 +87,15 @@ class ProcessGroupSummation:
     ) -> None:
         timeout_s = _TIMEOUT_S if timeout_s is None else timeout_s
         ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-        group = _new_group(backend, ranks, timedelta(seconds=timeout_s))
+        patience_s = max(timeout_s - _ROLL_CALL_S, timeout_s / 2)
+        group = _new_group(backend, ranks, timedelta(seconds=patience_s))
         self._group: dist.ProcessGroup | None = group
         self.workers = len(ranks)
         self.worker_id: int = group.rank()
         self._or_by = _or_by(backend, self.workers)
         #: The device on which `sum_words` takes tensors, int32, as words; None if it takes arrays only.
         self.device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
-        self._backend, self._timeout_s = backend, timeout_s
+        self._backend = backend
         direct = backend == "gloo" and self.workers > 1
         self._few = DirectSum(self.workers, self.worker_id, self._all_to_all) if direct else None
         #: Fewer words than these go whole to all workers, by direct messages; 0 if the backend has none.
@@ -97,6 +103,10 @@ class ProcessGroupSummation:
         self._store = group.get_group_store()
         #: The worker that is global rank 0, which keeps the store; None if it is not in the group.
         self._keeper = ranks.index(0) if 0 in ranks else None
+        self._sums, self._watch = 0, _Watch(self._store, self.worker_id)
+        weakref.finalize(self, self._watch.ended.set)
+        if self.workers > 1:
+            self._watch.start()
 
     def sum_words(self, parts: Sequence[Part], *, by: By | None = None) -> list[Words]:
         """See `Summation.sum_words`. Raises SummationStalledError naming the workers that are missing.
@@ -152,6 +162,7 @@ class ProcessGroupSummation:
     def close(self) -> None:
         """Free the group's connections, which gloo closes with the last reference to the group."""
         group, self._group = self._group, None
+        self._watch.ended.set()
         with suppress(Exception):  # of a group that has failed, or whose parent has been destroyed
             dist.destroy_process_group(group)
 
@@ -237,27 +248,29 @@ class ProcessGroupSummation:
         A context manager would keep the group: `contextlib` refers to the traceback while it handles errors.
         """
         self._open()
+        self._sums += 1
+        self._watch.waits_for = self._sums
         try:
             return work()
         except RuntimeError as error:
             raise SummationStalledError(self._stalled(error)) from error
+        finally:
+            self._watch.waits_for = 0
 
     def _stalled(self, error: RuntimeError) -> str:
         reason = str(error).partition("\n")[0]
         # Its frames refer to the group, which could then not be freed.
         error.__traceback__ = None
-        # Gloo's timeout counts for each wait of a sum, so that others may have waited for less time.
-        timed_out = "timed out" in reason.lower()
-        who = self._who(_ROLL_CALL_S + (self._timeout_s if timed_out else 0.0), timed_out)
+        who = self._who(timed_out="timed out" in reason.lower())
         return f"{self._backend}: the sum over {self.workers} workers failed: {who} ({reason})"
 
-    def _who(self, patience_s: float, timed_out: bool) -> str:
+    def _who(self, *, timed_out: bool) -> str:
         """Return which workers did not report, through the store, that their sum failed too.
 
         Close the group first: that fails the sums of workers that wait for this one.
         """
         self.close()
-        roll = _RollCall(self._store, self.worker_id, self.workers, patience_s)
+        roll = _RollCall(self._store, self.worker_id, self.workers, _ROLL_CALL_S)
         if not roll.answered():
             return "rank 0, which keeps the store, does not answer; see whether it is running"
         # Rank 0 may also have named others and ended: they are missing here, too.
@@ -269,6 +282,32 @@ class ProcessGroupSummation:
             slow = f", or give a longer timeout_s if {they} slow" if timed_out else ""
             return f"{worker} {numbers} did not answer; see whether {they} running{slow}"
         return "every worker answered; check that all of them sum equally often"
+
+
+class _Watch(Thread):
+    """Reports to the store for a sum that still waits when another worker's has failed.
+
+    Gloo's timeout counts for each wait of a sum, so that this sum may fail much later.
+    """
+
+    def __init__(self, store: Store, worker_id: int) -> None:
+        super().__init__(name="peelsum watch", daemon=True)
+        self._store, self._worker_id = store, worker_id
+        self.ended = Event()
+        #: The number of the sum that waits; 0 for none.
+        self.waits_for = 0
+
+    def run(self) -> None:
+        """See `Thread.run`."""
+        before = 0
+        while not self.ended.wait(_LOOK_S):
+            current = self.waits_for
+            if current and current == before:  # most sums end before
+                with suppress(RuntimeError):  # of a store that is gone
+                    if self._store.check([_FAILED]):
+                        self._store.set(_here(self._worker_id), "")
+                        return
+            before = current
 
 
 class _RollCall(Thread):
@@ -294,6 +333,7 @@ class _RollCall(Thread):
     def run(self) -> None:
         """See `Thread.run`."""
         try:
+            self._store.set(_FAILED, "")
             # Read it back, because a write to a broken connection does not fail at once.
             self._store.set(_here(self._worker_id), "")
             self._store.get(_here(self._worker_id))
@@ -302,7 +342,7 @@ class _RollCall(Thread):
             self.store_lost = True
 
     def _wait(self) -> None:
-        """Remove workers that answer in time. Sums fail one after another, so each answer renews the time."""
+        """Remove workers that answer in time. They answer one after another, so each renews the time."""
         deadline = time.monotonic() + self._patience_s
         while self.missing and time.monotonic() <= deadline:
             answered = {one for one in self.missing if self._store.check([_here(one)])}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from peelsum.flexible import Flexible
 from peelsum.torch.backward_pass import PassCounter, call_at_end, this_pass, wait_at_end
 from peelsum.torch.bucket_sum import BucketSums
 from peelsum.torch.buckets import Bucket
-from peelsum.torch.checkpoint import loaded, saved
+from peelsum.torch.checkpoint import files, loaded, place_in, read, saved, write
 from peelsum.torch.decisions import Decisions
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.parameter_names import ParameterNames
@@ -95,8 +96,7 @@ class SwitchAllreduceState:
                 f"process_group: {process_group!r} is not a group that this rank is in; give one of "
                 "torch.distributed, or None for all ranks"
             )
-        self.process_group = process_group
-        self._settings = Settings(
+        settings = Settings(
             over=over,
             forms=forms,
             values=values,
@@ -108,18 +108,41 @@ class SwitchAllreduceState:
             timeout_s=timeout_s,
             log_every=log_every,
         )
-        self._memory, self._history = None if self._settings.lossless else Memory(), History()
+        self._begin(process_group, settings, Tracing.of_environment())
+        self.name(names)
+        settings.check_forms(self._names.given)
+        if settings.makes_backend:
+            expect_start(process_group or dist.group.WORLD)
+
+    def _begin(
+        self, process_group: dist.ProcessGroup | None, settings: Settings, tracing: Tracing | None
+    ) -> None:
+        """Make what is kept between steps."""
+        self.process_group, self._settings, self._tracing = process_group, settings, tracing
+        self._memory, self._history = None if settings.lossless else Memory(), History()
         self._steps, self._passes = 0, PassCounter()
         self._names = ParameterNames()
-        self._tracing = Tracing.of_environment()
-        self._stats = RunningStats(log_every)
-        self._decisions = None if strategy is None else Decisions(strategy)
-        self._sums = BucketSums(self._settings, self._memory, self._history, self._decisions, self._stats.add)
-        self.name(names)
-        self._settings.check_forms(self._names.given)
+        self._stats = RunningStats(settings.log_every)
+        self._decisions = None if settings.strategy is None else Decisions(settings.strategy)
+        self._sums = BucketSums(settings, self._memory, self._history, self._decisions, self._stats.add)
         self._unused = weakref.finalize(self, _warn_unused)
-        if self._settings.makes_backend:
-            expect_start(process_group or dist.group.WORLD)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return settings, names and `state_dict`, for copies, which connect anew.
+
+        Raises HookConfigError if the backend or the group cannot be copied.
+        """
+        if not self._settings.makes_backend:
+            raise HookConfigError("over: a Summation is not copied; copy ddp.module, without the hook")
+        if self.process_group not in (None, dist.group.WORLD):
+            raise HookConfigError("process_group: is not copied; copy ddp.module, without the hook")
+        return {"settings": self._settings, "names": self._names.pairs(), "values": self.state_dict()}
+
+    def __setstate__(self, copied: Mapping[str, Any]) -> None:
+        self._begin(None, copied["settings"], None)
+        self._unused.detach()  # a copy of a module need not be trained
+        self.name(copied["names"])
+        self.load_state_dict(copied["values"])
 
     def connect(self) -> None:
         """Connect to the backend and compile kernels now, on all ranks, not in the first backward pass.
@@ -146,6 +169,11 @@ class SwitchAllreduceState:
         """
         self._names.give(parameters)
 
+    @property
+    def unused(self) -> bool:
+        """Whether no gradient has come to it."""
+        return self._unused.alive
+
     def stats(self) -> HookStats:
         """Return what this worker summed, and its cost, since the state was made or restored."""
         now = self._stats.now()
@@ -154,15 +182,41 @@ class SwitchAllreduceState:
     def state_dict(self) -> dict[str, Any]:
         """Return what later steps depend on, as numbers and tensors that `torch.load` accepts by default.
 
-        Call it between steps. Save it on each rank: residuals are what this rank has not sent yet.
+        Call it between steps. With a compressor or strategy, save it on every rank: residuals are what this
+        rank has not sent yet.
         """
         self._sums.drain()
-        return saved(self._steps, self._history, self._memory, self._decisions)
+        return saved(place_in(self.process_group), self._steps, self._history, self._memory, self._decisions)
 
-    def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was called. Raises HookConfigError for values of another state."""
+    def load_state_dict(self, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Continue where `state_dict` was called.
+
+        values: what `state_dict` returned on this rank. Or a list of what it returned on all ranks of a run,
+        in any order and of any number: then this rank takes its share of the residuals.
+        Raises HookConfigError for values of another state, and for residuals of another rank.
+        """
         self._sums.drain()
-        self._steps = loaded(values, self._history, self._memory, self._decisions)
+        place = place_in(self.process_group)
+        self._steps = loaded(values, place, self._history, self._memory, self._decisions)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write `state_dict` to a file of this rank in a folder. Call it on every rank, between steps."""
+        write(folder, self.state_dict())
+
+    def load(self, folder: str | os.PathLike[str], *, redistribute: bool = False) -> None:
+        """Continue where `save` was called.
+
+        redistribute: whether the residuals may be those of another number of ranks, which these ranks then
+        share out. Raises HookConfigError if this rank has no file there, or as `load_state_dict` does.
+        """
+        self.load_state_dict(read(folder, redistribute=redistribute or self._memory is None))
+
+    def load_if_saved(self, folder: str | os.PathLike[str], *, redistribute: bool = False) -> None:
+        """Do as `load` for a trainer that resumes; without any state in the folder, log a warning."""
+        if files(folder):
+            self.load(folder, redistribute=redistribute)
+        else:
+            _LOGGER.warning("state: %s has none; training goes on with an empty one", folder)
 
     def submit(
         self, buffer: torch.Tensor, parameters: Sequence[torch.Tensor], *, last: bool = True

@@ -17,6 +17,8 @@ from peelsum.compress import CompressedResult, CompressedTensor, Kind
 from peelsum.flexible import Carrier, DecidedStep, Event, LinkModel, Next
 
 _LOGGER = logging.getLogger("peelsum.torch")
+#: After so many steps, a warning says if dense gradients take less than this share of what is sent.
+_SETTLED_STEPS, _WORTH = 10, 0.9
 #: What a result and `HookStats` count under the same name.
 _COUNTED = ("wire_bytes", "dense_bytes", "encode_s", "network_s", "decode_s")
 
@@ -84,7 +86,7 @@ class HookStats:
     """Payload bytes of this worker's packets."""
 
     dense_bytes: int = 0
-    """Payload bytes that dense gradients would take."""
+    """Payload bytes that dense gradients would take, in their own dtype."""
 
     encode_s: float = 0.0
     """Seconds that the summing threads spent on encoding."""
@@ -157,6 +159,7 @@ class RunningStats:
         #: Return what is told of each sum's tensors, by their names; the last sum comes last.
         self._tensors: dict[tuple[str, ...], Callable[[], Mapping[str, TensorStats]]] = {}
         self._logged = HookStats()
+        self._warned = False
 
     def now(self) -> HookStats:
         """Return the statistics so far."""
@@ -196,10 +199,19 @@ class RunningStats:
             self._totals["wait_s"] += seconds  # type: ignore[assignment]  # a Counter may count in fractions
 
     def count_step(self) -> bool:
-        """Count a step; return whether `log` is due."""
+        """Count a step; return whether `log` is due. Warn once if dense gradients would take fewer bytes."""
         with self._lock:
             self._totals["steps"] += 1
-            return bool(self._log_every) and self._totals["steps"] % self._log_every == 0
+            steps, sent, dense = (self._totals[name] for name in ("steps", "wire_bytes", "dense_bytes"))
+        if steps >= _SETTLED_STEPS and dense < _WORTH * sent and not self._warned:
+            self._warned = True
+            _LOGGER.warning(
+                "step %d: sent %.1f times the bytes of the gradients, which are dense, or small, or have 2 "
+                "bytes an element where sums have 4; give a compressor, or leave the hook out",
+                steps,
+                sent / max(dense, 1),
+            )
+        return bool(self._log_every) and steps % self._log_every == 0
 
     def log(self) -> None:
         """Log statistics of the steps since the last call."""

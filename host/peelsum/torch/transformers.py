@@ -17,18 +17,34 @@ class SwitchCallback(TrainerCallback):
     """Registers the hook on the trainer's DDP: `trainer.add_callback(SwitchCallback(trainer, state))`.
 
     Whenever the trainer logs, it passes `HookStats.metrics` of the steps since then to `trainer.log`, which
-    also shows them in the progress bar.
+    also shows them in the progress bar. With each of the trainer's checkpoints it saves the state, in a file
+    for each rank, and loads it when the trainer resumes. redistribute: see `SwitchAllreduceState.load`.
     """
 
-    def __init__(self, trainer: Trainer, state: SwitchAllreduceState) -> None:
+    def __init__(self, trainer: Trainer, state: SwitchAllreduceState, *, redistribute: bool = False) -> None:
         self._trainer, self._state, self._logged = trainer, state, HookStats()
         self._hooked: DistributedDataParallel | None = None
+        # No event has the folder of a checkpoint, and none comes when one is loaded.
+        save, load = trainer._save_optimizer_and_scheduler, trainer._load_optimizer_and_scheduler
+
+        def save_too(folder: str) -> None:
+            save(folder)
+            state.save(folder)
+
+        def load_too(folder: str | None) -> None:
+            load(folder)
+            if folder is not None:
+                state.load_if_saved(folder, redistribute=redistribute)
+
+        trainer._save_optimizer_and_scheduler = save_too  # type: ignore[method-assign, assignment]
+        trainer._load_optimizer_and_scheduler = load_too  # type: ignore[method-assign, assignment]
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Register the hook on the model that the trainer has wrapped. Raises HookConfigError without DDP."""
         model = self._trainer.model_wrapped
+        model = getattr(model, "_orig_mod", model)  # of torch.compile
         if not isinstance(model, DistributedDataParallel):
             raise HookConfigError(
                 f"trainer: its model is {type(model).__name__}, not DistributedDataParallel; start ranks by "
@@ -41,7 +57,9 @@ class SwitchCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Log the metrics of the steps since the last call that logged."""
-        if control.should_log:
-            before, self._logged = self._logged, self._state.stats()
-            self._trainer.log(self._logged.metrics(before))
+        """Log the metrics of the steps since the last call that logged, if there were any."""
+        if control.should_log and self._logged.steps < (stats := self._state.stats()).steps:
+            before, self._logged = self._logged, stats
+            self._trainer.log(stats.metrics(before))
+
+    on_epoch_end = on_step_end
