@@ -17,7 +17,7 @@ from peelsum.control.plan import SwitchPlan
 from peelsum.control.session import Session, lanes, slots
 from peelsum.control.status import read_jobs
 from peelsum.control.tables import check, close_job, known_generation, open_job, prepare
-from peelsum.wire.hello import SECRET_BYTES
+from peelsum.wire import SECRET_BYTES
 
 _GENERATIONS = 1 << 16
 #: Seconds per generation of the clock that numbers jobs no switch remembers; it wraps after 4.5 hours.

@@ -26,6 +26,7 @@ from peelsum.control.session import Session, lanes, slots
 from peelsum.wire import (
     FRAME_HEADER_BYTES,
     RESERVED_JOB_ID,
+    SECRETS_EXTERN,
     Kind,
     WireError,
     encapsulation,
@@ -34,7 +35,6 @@ from peelsum.wire import (
     unpack,
 )
 from peelsum.wire.clock import FREED_TICKS, NEVER_TICKS, TICK_US
-from peelsum.wire.hello import SECRETS_EXTERN
 
 _JOB_OF_TAG = 0xFF
 _WORD = 0xFFFFFFFF

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
 from peelsum.transport.errors import TransportConfigError
-from peelsum.wire import MAX_WORKERS
-from peelsum.wire.hello import SECRET_BYTES
+from peelsum.wire import MAX_WORKERS, SECRET_BYTES
 
 #: The environment variable in which `peelsum exec` gives a host's commands its seat, as JSON.
 SEAT = "PEELSUM_SEAT"

@@ -23,8 +23,9 @@ from peelsum.transport.endpoint_kernels import begin, contribute, expire, gather
 from peelsum.transport.endpoint_state import Count, Cursor, Identity, Limits, WorkerState
 from peelsum.transport.layout import Words, compiled
 from peelsum.transport.server_state import JobState, Waits
+from peelsum.wire import PROOF_BYTES, SECRET_BYTES
 from peelsum.wire.datagrams import REPORTED, BatchSocket
-from peelsum.wire.hello import PROOF_BYTES, SECRET_BYTES, keyed_hash
+from peelsum.wire.hello import keyed_hash
 from peelsum.wire.system_calls import AGAIN, NO_BUFFERS, NO_WAIT, errno, is_late, poll, receive, seconds, send
 
 #: Packets taken from the sender at once.

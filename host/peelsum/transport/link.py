@@ -19,9 +19,9 @@ from typing import Literal, Self
 
 from peelsum.forks import keep_from_children
 from peelsum.transport.errors import SwitchUnreachableError
-from peelsum.wire import UDP_PORT, Batch
+from peelsum.wire import PROOF_BYTES, UDP_PORT, Batch
 from peelsum.wire.datagrams import Address, BatchSocket
-from peelsum.wire.hello import PROOF_BYTES, proof
+from peelsum.wire.hello import proof
 from peelsum.wire.mtu import interface_to, too_long_for, too_long_to
 
 #: The kind of connection between a host and its switch port.

@@ -12,9 +12,9 @@ from peelsum.transport.endpoint import WorkerEndpoint
 from peelsum.transport.exchange_kernels import Station, exchange, new_wire, serve
 from peelsum.transport.layout import get
 from peelsum.transport.server import AggregationServer
-from peelsum.wire import Kind, fields_of, packet_bytes
+from peelsum.wire import PROOF_BYTES, SECRET_BYTES, Kind, fields_of, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
-from peelsum.wire.hello import PROOF_BYTES, SECRET_BYTES, proof
+from peelsum.wire.hello import proof
 
 
 @cache

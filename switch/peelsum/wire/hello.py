@@ -12,17 +12,11 @@ No packet is so short, as its header alone has 16 bytes.
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
 from peelsum.wire.compiled import compiler
+from peelsum.wire.format import PROOF_BYTES
 
-#: Bytes of a job's secret, and of a challenge and of a proof.
-SECRET_BYTES: Final = 16
-PROOF_BYTES: Final = 8
-#: P4Runtime's number of the type of extern that holds secrets of ports; the last that it leaves to vendors.
-SECRETS_EXTERN: Final = 0xFE
 _WORD = np.dtype("<u8")
 
 compiled = compiler([__file__])

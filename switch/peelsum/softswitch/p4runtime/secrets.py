@@ -14,7 +14,7 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from peelsum.softswitch import Switch
 from peelsum.softswitch.p4runtime.status import Code, RequestError, invalid, unimplemented
 from peelsum.softswitch.runtime.device import SecretPort
-from peelsum.wire.hello import SECRET_BYTES, SECRETS_EXTERN
+from peelsum.wire import SECRET_BYTES, SECRETS_EXTERN
 
 
 class Secrets:

@@ -28,12 +28,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, system_calls
+from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, PROOF_BYTES, system_calls
 from peelsum.wire import format as wire_format
 from peelsum.wire import frames as wire_frames
 from peelsum.wire import hello as wire_hello
 from peelsum.wire.compiled import compiler
-from peelsum.wire.hello import PROOF_BYTES, keyed_hash
+from peelsum.wire.hello import keyed_hash
 from peelsum.wire.system_calls import AGAIN, NO_BUFFERS, NO_WAIT, errno, is_late, nanoseconds, sendmsg
 from peelsum.wire.system_calls import receive as receive_datagram
 
