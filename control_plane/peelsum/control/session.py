@@ -249,9 +249,9 @@ class Session:
         schema = self.loaded()
         with for_program():
             entities = [entity.encode(schema) for entity in wanted]
-        yield from self.read_raw(*entities)
+        yield from self.read_encoded(*entities)
 
-    def read_raw(self, *entities: p4r.Entity) -> Iterator[p4r.Entity]:
+    def read_encoded(self, *entities: p4r.Entity) -> Iterator[p4r.Entity]:
         """Yield the entities that encoded ones select. Raises SwitchError."""
         request = p4r.ReadRequest(device_id=self._device_id, entities=entities)
         try:

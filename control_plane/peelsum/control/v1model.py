@@ -83,7 +83,7 @@ class V1Model:
         """Return the ports that have a secret; None if the switch's ports are not UDP sockets."""
         wildcard = p4r.Entity(extern_entry=p4r.ExternEntry(extern_type_id=SECRETS_EXTERN))
         try:
-            return {entity.extern_entry.extern_id for entity in self._session.read_raw(wildcard)}
+            return {entity.extern_entry.extern_id for entity in self._session.read_encoded(wildcard)}
         except UnsupportedError:
             return None
 

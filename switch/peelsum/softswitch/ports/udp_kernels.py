@@ -232,7 +232,7 @@ def _greeted(sockets: Sockets, row: int) -> int:
     elif _has_secret(sockets, row):
         sockets.counts[row, Count.CHALLENGES] += 1
         sockets.challenge[0] = _challenge(sockets, row, _period(sockets))
-        _sent_once(sockets, row, sockets.source, np.int64(sockets.part.ctypes.data), 1)
+        _sent_once(sockets, row, sockets.source, int(sockets.part.ctypes.data), 1)
     else:
         sockets.counts[row, Count.REFUSED] += 1
     return 0
