@@ -8,8 +8,8 @@ from google.protobuf.any_pb2 import Any
 from google.protobuf.wrappers_pb2 import BytesValue, StringValue
 from p4runtime_client import Client, refusal
 
-from peelsum.control import DescriptionError
 from peelsum.control.admission import put_back
+from peelsum.control.errors import DescriptionError
 from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.runtime.device import Device
 from peelsum.wire import SECRETS_EXTERN
