@@ -86,7 +86,7 @@ def admit(
     generation = next_generation([*known, *(one for one in remembered if one is not None)], now)
     secret = secrets.token_hex(SECRET_BYTES) if secret is None else secret
     _write(placements, generation, secret, free)
-    return admission_of(description, generation, secret, [session for session, _ in placements])
+    return admission_of(description, generation, [session for session, _ in placements], secret)
 
 
 def put_back(session: Session, plan: SwitchPlan, generation: int, secret: str, *, free: bool = True) -> None:
@@ -130,7 +130,7 @@ def next_generation(known: Sequence[int], now: float) -> int:
 
 
 def admission_of(
-    description: AnyDescription, generation: int, secret: str, sessions: Sequence[Session]
+    description: AnyDescription, generation: int, sessions: Sequence[Session], secret: str = ""
 ) -> Admission:
     """Return an admission as its participants need it."""
     return Admission(
