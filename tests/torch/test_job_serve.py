@@ -22,6 +22,7 @@ from peelsum.compress import CompressedSum, StarTopK
 from peelsum.control import JobDescription
 from peelsum.tls.identity import tls_reason
 from peelsum.transport import SwitchSummation, job_config
+from peelsum.wire import PROOF_BYTES, packet_bytes
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -132,7 +133,7 @@ def test_an_address_that_is_taken(switch, refused, tmp_path):
 
 
 def test_strangers_leave_a_run_alone(switch, controller):
-    """Port scanners, health checks and other protocols leave a run alone."""
+    """Port scanners, health checks, other protocols and hellos without the secret leave a run alone."""
     with controller.asked() as answer, closing(Workers(answer)) as workers:
         workers.check_sum()
         for said in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\0\1\2\n"):
@@ -141,6 +142,14 @@ def test_strangers_leave_a_run_alone(switch, controller):
         with socket.create_connection(controller.address, ASK_S) as stranger, stranger.makefile() as told:
             stranger.sendall(b"hello?\n")
             assert "this was not a request" in told.read()
+        for port in (1, 2, 3):
+            with socket.socket(type=socket.SOCK_DGRAM) as stranger:
+                stranger.settimeout(ASK_S)
+                stranger.connect(("127.0.0.1", switch.base + port))
+                stranger.send(b"")
+                assert len(challenge := stranger.recv(100)) == PROOF_BYTES
+                stranger.send(challenge)
+                stranger.send(bytes(packet_bytes(32)))
         workers.check_sum()
         assert switch.jobs == [(1, answer["admission"]["generation"])]
 
