@@ -147,7 +147,8 @@ def test_strangers_leave_a_run_alone(switch, controller):
                 stranger.settimeout(ASK_S)
                 stranger.connect(("127.0.0.1", switch.base + port))
                 stranger.send(b"")
-                assert len(challenge := stranger.recv(100)) == PROOF_BYTES
+                challenge = stranger.recv(100)
+                assert len(challenge) == PROOF_BYTES
                 stranger.send(challenge)
                 stranger.send(bytes(packet_bytes(32)))
         workers.check_sum()
