@@ -460,7 +460,7 @@ def test_a_state_file_of_a_later_version(tmp_path):
     path = tmp_path / "state"
     with closing(Store(path)) as store:
         store._file.execute("PRAGMA user_version = 9")
-    with pytest.raises(StoreError, match="has version 9, this program writes 1; give another file"):
+    with pytest.raises(StoreError, match="has version 9, this program writes 2; give another file"):
         Store(path)
 
 
