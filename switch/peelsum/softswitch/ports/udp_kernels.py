@@ -50,8 +50,8 @@ SHARE = 8
 MOST_PARTS = 1024
 #: How long a peer must have sent nothing before another host can take its place, in nanoseconds.
 SILENCE_NS = 1_000_000_000
-#: A challenge is good for so long, and at most twice that, in nanoseconds.
-_CHALLENGE_NS = 5_000_000_000
+#: A challenge is good for so long, and at most twice that, in nanoseconds: a host may compile the hash first.
+_CHALLENGE_NS = 60_000_000_000
 #: The most datagrams without a packet for the pipeline that one call reads from a port.
 _PATIENCE = 64
 #: How a kernel or a network device says that it will not segment after all.
