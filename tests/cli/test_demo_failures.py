@@ -80,10 +80,10 @@ def test_a_worker_that_gloo_does_not_find_is_one_line(tmp_path):
 
 @pytest.mark.system  # test_wrong_sums.py plays the processes
 def test_a_wrong_sum_ends_the_demo(monkeypatch, capsys):
-    def start(name, *arguments):
+    def start(name, *arguments, **more):
         if name == "worker 1":
-            return Child(name, [sys.executable, "-c", ONE_BIT_WRONG, *arguments])
-        return Child(name, [sys.executable, "-m", "peelsum.cli", *arguments])
+            return Child(name, [sys.executable, "-c", ONE_BIT_WRONG, *arguments], **more)
+        return Child(name, [sys.executable, "-m", "peelsum.cli", *arguments], **more)
 
     monkeypatch.setattr(processes.Child, "peelsum", start)
     with pytest.raises(SystemExit) as ended:

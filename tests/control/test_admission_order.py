@@ -246,6 +246,7 @@ def recorded(description):
     (plan,) = description.plans()
     fabric = Fabric.__new__(Fabric)
     fabric._description = description
+    fabric._secret = ""
     fabric._placed = [
         (
             Recorded(port, asked),

@@ -319,7 +319,7 @@ def test_the_file_refuses_changes_of_an_earlier_epoch(tmp_path):
     with closing(Store(tmp_path / "state")) as store:
         old = store.take_over("one:1", [("switch:1", 1)])
         new = store.take_over("two:2", [("switch:1", 1)])
-        job = StoredJob(3, True, 5, "text", "")
+        job = StoredJob(3, True, 5, "text", "", "")
         for change in (
             lambda: store.admit(old, job),
             lambda: store.evict(old, 3),
@@ -336,7 +336,7 @@ def test_the_file_refuses_changes_of_an_earlier_epoch(tmp_path):
 
 def test_a_change_that_is_not_committed_does_not_stand_in_the_way_of_the_next(tmp_path):
     """Where a file system has no write-ahead log, a reader is in a commit's way, but in no statement's."""
-    path, job = tmp_path / "state", StoredJob(3, True, 5, "text", "")
+    path, job = tmp_path / "state", StoredJob(3, True, 5, "text", "", "")
     with closing(Store(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as reader:
         epoch = store.take_over("one:1", [("switch:1", 1)])
         store._file.execute("PRAGMA journal_mode = DELETE")
@@ -352,7 +352,7 @@ def test_a_change_that_is_not_committed_does_not_stand_in_the_way_of_the_next(tm
 
 
 def test_a_full_disk_is_called_by_its_name(tmp_path):
-    job = StoredJob(3, True, 5, "text", "")
+    job = StoredJob(3, True, 5, "text", "", "")
     with closing(Store(tmp_path / "state")) as store:
         epoch = store.take_over("one:1", [("switch:1", 1)])
         store._file.execute("PRAGMA max_page_count = 8")
@@ -463,7 +463,11 @@ def test_a_state_file_that_is_gone_gets_no_more_changes(tmp_path, other):
         path.unlink()
         if other:
             path.write_bytes(b"another file")
-        for use in (store.leader, store.jobs, lambda: store.admit(epoch, StoredJob(3, True, 5, "text", ""))):
+        for use in (
+            store.leader,
+            store.jobs,
+            lambda: store.admit(epoch, StoredJob(3, True, 5, "text", "", "")),
+        ):
             with pytest.raises(
                 StoreError, match=r"controller.state: .*: was removed or replaced while in use"
             ):
@@ -474,7 +478,7 @@ def test_a_state_file_of_a_later_version(tmp_path):
     path = tmp_path / "state"
     with closing(Store(path)) as store:
         store._file.execute("PRAGMA user_version = 9")
-    with pytest.raises(StoreError, match="has version 9, this program writes 1; give another file"):
+    with pytest.raises(StoreError, match="has version 9, this program writes 2; give another file"):
         Store(path)
 
 

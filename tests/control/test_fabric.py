@@ -217,7 +217,7 @@ def test_when_a_switch_fails_on_the_way_the_job_is_closed_and_the_next_admission
 ):
     first = fabric.admit()
 
-    def fail(session, plan):
+    def fail(session, plan, secret):
         raise SwitchError("switch: went away")
 
     with monkeypatch.context() as patched:

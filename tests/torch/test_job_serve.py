@@ -24,6 +24,7 @@ from peelsum.control import JobDescription
 from peelsum.tls.identity import tls_reason
 from peelsum.topology import TopologyError
 from peelsum.transport import SwitchSummation, job_config
+from peelsum.wire import PROOF_BYTES, packet_bytes
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -147,7 +148,7 @@ def test_it_compiles_before_it_is_asked_if_no_other_holds_its_job(
 
 
 def test_strangers_leave_a_run_alone(switch, controller):
-    """Port scanners, health checks and other protocols leave a run alone."""
+    """Port scanners, health checks, other protocols and hellos without the secret leave a run alone."""
     with controller.asked() as answer, closing(Workers(answer)) as workers:
         workers.check_sum()
         for said in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\0\1\2\n"):
@@ -156,6 +157,15 @@ def test_strangers_leave_a_run_alone(switch, controller):
         with socket.create_connection(controller.address, ASK_S) as stranger, stranger.makefile() as told:
             stranger.sendall(b"hello?\n")
             assert "this was not a request" in told.read()
+        for port in (1, 2, 3):
+            with socket.socket(type=socket.SOCK_DGRAM) as stranger:
+                stranger.settimeout(ASK_S)
+                stranger.connect(("127.0.0.1", switch.base + port))
+                stranger.send(b"")
+                challenge = stranger.recv(100)
+                assert len(challenge) == PROOF_BYTES
+                stranger.send(challenge)
+                stranger.send(bytes(packet_bytes(32)))
         workers.check_sum()
         assert switch.jobs == [(1, answer["admission"]["generation"])]
 

@@ -18,10 +18,13 @@ from udp_switch import served
 
 from peelsum.summation import Part
 from peelsum.transport import AggregationServer, JobConfig, SwitchSummation
+from peelsum.transport.errors import SwitchUnreachableError
 from peelsum.transport.exchange_kernels import NOTHING, Wire, new_wire, received, sent, serve
+from peelsum.transport.link import PortLink
 from peelsum.transport.warming import warm_up
 from peelsum.wire import Kind, fields_of, pack, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
+from peelsum.wire.hello import proof
 from peelsum.wire.system_calls import seconds
 
 LANES = 8
@@ -182,3 +185,37 @@ def test_statistics_have_what_was_dropped_for_its_size() -> None:
             assert summation.stats().dropped["wrong_size"] == 1
         service.stop()
         assert serving.result().dropped["wrong_size"] == 1
+
+
+def test_a_challenge_is_answered_by_the_loop_and_by_a_link() -> None:
+    secret, challenge = bytes(range(16)), b"8 bytes."
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as port:
+        port.bind(("127.0.0.1", 0))
+        port.settimeout(PATIENCE_S)
+
+        def switch() -> None:
+            """Challenge hellos, and answer the right proof."""
+            while (got := port.recvfrom(100))[0] != proof(secret, challenge):
+                port.sendto(challenge, got[1])
+            port.sendto(b"", got[1])
+
+        with ThreadPoolExecutor(1) as pool:
+            answered = pool.submit(switch)
+            with PortLink(port.getsockname(), SIZE, hello_s=PATIENCE_S, secret=secret.hex()) as link:
+                answered.result(PATIENCE_S)
+                wire = new_wire(link.socket, SIZE // 4, secret=link.secret)
+                port.sendto(challenge, ("127.0.0.1", link.socket.address[1]))
+                while received(wire) == NOTHING:
+                    select.select([link.socket], [], [], PATIENCE_S)
+                while (datagram := port.recv(100)) != proof(secret, challenge):
+                    assert datagram == b""  # a hello that crossed the first answer
+                assert wire.odd.tolist() == [0]
+
+
+def test_a_worker_without_the_secret_is_told_so() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as port, ThreadPoolExecutor(1) as pool:
+        port.bind(("127.0.0.1", 0))
+        port.settimeout(PATIENCE_S)
+        pool.submit(lambda: port.sendto(bytes(8), port.recvfrom(100)[1]))
+        with pytest.raises(SwitchUnreachableError, match="refused this host for 1 s; check that the job"):
+            PortLink(port.getsockname(), SIZE, hello_s=1.0)

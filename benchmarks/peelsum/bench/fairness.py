@@ -121,7 +121,8 @@ def admit(address: str, scene: Scene) -> list[JobConfig]:
         with Controller.connect(address) as controller:
             controller.load_pipeline(compiled.json_path, compiled.p4info_path)
             admitted = [
-                controller.admit(_description(address, scene, job), free_slots=False)
+                # All jobs' servers have one port, so it has no secret.
+                controller.admit(_description(address, scene, job), free_slots=False, secret="")
                 for job in range(scene.jobs)
             ]
     except ControlError as error:

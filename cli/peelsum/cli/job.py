@@ -117,7 +117,8 @@ def _show(admission: Mapping[str, object], json: bool) -> None:
     if json:
         say(**admission)
     else:
-        print("\n".join(f"{name} = {value}" for name, value in admission.items()), flush=True)
+        shown = {name: value for name, value in admission.items() if name != "secret"}
+        print("\n".join(f"{name} = {value}" for name, value in shown.items()), flush=True)
 
 
 def _without_controller(token: Path | None) -> None:

@@ -41,6 +41,7 @@ from peelsum.cli.options import (
     serve_metrics,
 )
 from peelsum.topology import Child, ProcessError, Signalled, TopologyError, end_with_parent, records, say
+from peelsum.topology.processes import ADMISSION
 from peelsum.topology.progress import taking_time
 from peelsum.topology.restartable import RestartableProcess
 from peelsum.topology.telling import told_of_compiling
@@ -276,10 +277,15 @@ class _Runs:
             pass
 
     def _serving(self, admission: dict[str, Any]) -> Child:
-        at, said = self._port(self._bases[0], self._job.server_port), json_.dumps(admission)
+        at, environment = (
+            self._port(self._bases[0], self._job.server_port),
+            {ADMISSION: json_.dumps(admission)},
+        )
         wire = ["--ethernet"] if self._ethernet else []
         server = Child.peelsum(
-            "server", "server", "run", "--switch", at, "--admission", said, "--json", "--child", *wire
+            "server",
+            *("server", "run", "--switch", at, "--json", "--child", *wire),
+            environment=environment,
         )
         try:
             server.ready()

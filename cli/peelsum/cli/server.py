@@ -24,6 +24,7 @@ from peelsum.cli.options import (
 )
 from peelsum.reading import parse_json, read_text
 from peelsum.topology import end_with_parent, say
+from peelsum.topology.processes import ADMISSION
 from peelsum.topology.telling import told_of_compiling
 from peelsum.topology.user_errors import reported
 
@@ -33,7 +34,10 @@ app = typer.Typer(help="The aggregation server.", no_args_is_help=True)
 @app.command()
 def run(
     switch: Annotated[str, typer.Option(help="The switch port to connect to, host:port (UDP).")],
-    admission: Annotated[str, typer.Option(help="Output of `peelsum job admit --json`, or a file of it.")],
+    admission: Annotated[
+        str,
+        typer.Option(envvar=ADMISSION, help="Output of `peelsum job admit --json`, or a file of it."),
+    ],
     ethernet: Annotated[
         bool, typer.Option(help="The switch is on this host's network, not a UDP socket that answers hellos.")
     ] = False,

@@ -140,6 +140,8 @@ def run(
             print(f"port {port} at {listening.host}:{udp} (UDP)")
         for port, name in listening.interfaces.items():
             print(f"port {port} at {name} ({listening.ports_by[port]})")
+        if listening.are_open:
+            print("until a job is admitted, every program of this machine may take these ports")
         sys.stdout.flush()
 
     within("--seed", seed, 0, 2**63 - 1)

@@ -5,8 +5,9 @@ One switch and several take the same steps. A switch is given as a session and a
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from peelsum.control.description import AnyDescription
@@ -16,6 +17,7 @@ from peelsum.control.plan import SwitchPlan
 from peelsum.control.session import Session, lanes, slots
 from peelsum.control.status import read_jobs
 from peelsum.control.tables import check, close_job, known_generation, open_job, prepare
+from peelsum.wire import SECRET_BYTES
 
 _GENERATIONS = 1 << 16
 #: Seconds per generation of the clock that numbers jobs no switch remembers; it wraps after 4.5 hours.
@@ -44,6 +46,8 @@ class Admission:
     """The workers' ports, each at its own switch, in the order of the workers' numbers."""
     racks: tuple[int, ...] = ()
     """Workers per rack; empty for one switch."""
+    secret: str = field(default="", repr=False)
+    """What the job's hosts must prove at ports that are UDP sockets: 16 bytes in hexadecimal."""
 
 
 class Placement(NamedTuple):
@@ -62,6 +66,7 @@ def admit(
     *,
     free: bool = True,
     known: Sequence[int] = (),
+    secret: str | None = None,
 ) -> Admission:
     """Admit a job to its switches, the upper one first, in one new generation.
 
@@ -70,6 +75,8 @@ def admit(
     admission starts over in another generation.
     now: seconds since the epoch. free: False leaves the slots as they are, for switches that just started.
     known: generations that the job had earlier, from records other than the switches' tables.
+    secret: the job's, in hexadecimal; by default a random one. Empty for ports that any host may take, if the
+    switch permits that.
     Raises DescriptionError before anything is changed, SwitchError if a switch refuses.
     """
     job_id = description.job.id
@@ -77,29 +84,30 @@ def admit(
         check(session, plan)
     remembered = [known_generation(session, job_id) for session, _ in placements]
     generation = next_generation([*known, *(one for one in remembered if one is not None)], now)
-    _write(placements, generation, free)
-    return admission_of(description, generation, [session for session, _ in placements])
+    secret = secrets.token_hex(SECRET_BYTES) if secret is None else secret
+    _write(placements, generation, secret, free)
+    return admission_of(description, generation, [session for session, _ in placements], secret)
 
 
-def put_back(session: Session, plan: SwitchPlan, generation: int, *, free: bool = True) -> None:
+def put_back(session: Session, plan: SwitchPlan, generation: int, secret: str, *, free: bool = True) -> None:
     """Admit a running job again to a switch that lost its tables. Raises ControlError.
 
-    Workers and server go on in `generation`; they retransmit the slots' chunks. If the switch fails on the
-    way, call this again.
+    Workers and server go on in `generation`, with `secret`; they retransmit the slots' chunks. If the switch
+    fails on the way, call this again.
     free: False leaves the slots as they are, for a switch on which all have been freed since it started.
     """
     check(session, plan)
-    _write([Placement(session, plan)], generation, free)
+    _write([Placement(session, plan)], generation, secret, free)
 
 
-def _write(placements: Sequence[Placement], generation: int, free: bool) -> None:
+def _write(placements: Sequence[Placement], generation: int, secret: str, free: bool) -> None:
     for session, plan in reversed(placements):
         close_job(session, plan.job_id, generation)
     if free:
         for session, plan in placements:
             free_slots(session, plan)
     for session, plan in placements:
-        prepare(session, plan)
+        prepare(session, plan, secret)
     for session, plan in placements:
         open_job(session, plan, generation)
 
@@ -121,7 +129,9 @@ def next_generation(known: Sequence[int], now: float) -> int:
     return next(one % _GENERATIONS for one in ahead if one % _GENERATIONS not in known)
 
 
-def admission_of(description: AnyDescription, generation: int, sessions: Sequence[Session]) -> Admission:
+def admission_of(
+    description: AnyDescription, generation: int, sessions: Sequence[Session], secret: str = ""
+) -> Admission:
     """Return an admission as its participants need it."""
     return Admission(
         description.job.id,
@@ -133,4 +143,5 @@ def admission_of(description: AnyDescription, generation: int, sessions: Sequenc
         description.server_port,
         description.worker_ports,
         description.rack_sizes,
+        secret,
     )

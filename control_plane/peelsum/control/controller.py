@@ -110,15 +110,18 @@ class Controller:
 
     # Jobs
 
-    def admit(self, description: JobDescription, *, free_slots: bool = True) -> Admission:
+    def admit(
+        self, description: JobDescription, *, free_slots: bool = True, secret: str | None = None
+    ) -> Admission:
         """Admit a job in a new generation, as a `Fabric` of this one switch does.
 
         free_slots: False leaves the slots as they are, for a switch that just started.
+        secret: as for `admission.admit`.
         Raises DescriptionError if the pipeline cannot hold the job, SwitchError if the switch refuses.
         """
         (plan,) = description.plans()
         placed = [admission.Placement(self.session, plan)]
-        return admission.admit(description, placed, self._clock(), free=free_slots)
+        return admission.admit(description, placed, self._clock(), free=free_slots, secret=secret)
 
     def evict(self, job_id: int) -> None:
         """Refuse a job's packets from now on. Raises ControlError if the job is not admitted."""

@@ -40,6 +40,7 @@ class Fabric:
         self._description = description
         self._certificate = identity
         self._placed = list(zip(controllers, description.plans(), strict=True))
+        self._secret = ""
         self._holds = False
 
     @classmethod
@@ -175,7 +176,9 @@ class Fabric:
         """
         placements = [Placement(controller.session, plan) for controller, plan in self._placed]
         with self.as_primary(patience_s=_PATIENCE_S):
-            return admission.admit(self._description, placements, time.time())
+            admitted = admission.admit(self._description, placements, time.time())
+        self._secret = admitted.secret
+        return admitted
 
     def holds(self, switch: int, generation: int) -> bool:
         """Return whether a switch has the running job; False if it lost its tables. Reads one row.
@@ -202,13 +205,13 @@ class Fabric:
         )
 
     def put_back(self, switch: int, generation: int) -> None:
-        """Admit the running job again to a switch that lost its tables. Raises ControlError.
+        """Admit the running job, which `admit` admitted, again to a switch that lost its tables.
 
-        Workers and server go on in `generation`; they retransmit the slots' chunks. If the switch fails on
-        the way, call this again.
+        Raises ControlError. Workers and server go on in `generation`; they retransmit the slots' chunks. If
+        the switch fails on the way, call this again.
         """
         controller, plan = self._placed[switch]
-        admission.put_back(controller.session, plan, generation)
+        admission.put_back(controller.session, plan, generation, self._secret)
 
     def evict(self) -> None:
         """Stop letting the job's packets in, on all switches, as their primary.

@@ -63,6 +63,12 @@ class SwitchPlan:
         return tuple(member.port for member in self.members)
 
     @property
+    def host_ports(self) -> tuple[int, ...]:
+        """The ports with one of the job's workers, or its server, behind them."""
+        server = () if self.level is Level.LEAF else (self.up_port,)
+        return (*(member.port for member in self.members if not member.is_rack), *server)
+
+    @property
     def prefix(self) -> str:
         """The prefix of field names in errors: '' for a switch that is alone."""
         return "" if self.level is Level.ONLY else f"{self.section}."

@@ -269,8 +269,12 @@ class Session:
         schema = self.loaded()
         with for_program():
             encoded = [update.encode_update(schema) for update in updates]
-        for start in range(0, len(encoded), _BATCH):
-            batch = encoded[start : start + _BATCH]
+        self.write_raw(encoded)
+
+    def write_raw(self, updates: Sequence[Any]) -> None:
+        """Send Updates, in order. Raises SwitchError naming the first that fails."""
+        for start in range(0, len(updates), _BATCH):
+            batch = updates[start : start + _BATCH]
             request = p4r.WriteRequest(
                 device_id=self._device_id, election_id=U128.encode(self._election_id), updates=batch
             )
@@ -294,6 +298,10 @@ class Session:
         schema = self.loaded()
         with for_program():
             entities = [entity.encode(schema) for entity in wanted]
+        yield from self.read_encoded(*entities)
+
+    def read_encoded(self, *entities: p4r.Entity) -> Iterator[p4r.Entity]:
+        """Yield the entities that encoded ones select. Raises SwitchError."""
         request = p4r.ReadRequest(device_id=self._device_id, entities=entities)
         try:
             for response in self._stub.Read(request, timeout=self._timeout_s):

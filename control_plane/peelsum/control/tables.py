@@ -33,13 +33,17 @@ def check(session: Session, plan: SwitchPlan) -> None:
     """Raise DescriptionError if pipeline or ports cannot hold the job, or another controller holds it.
 
     Two jobs may share a port, as packets carry the job's number. They may not give different addresses for
-    the host behind it.
+    the host behind it, and not share one with a secret, as that is a UDP socket, for one host of one job.
     """
     session.check_unheld(plan.job_id)
     _check_fits(plan, lanes(session), slots(session))
     driver_of(session).check(plan)
     _check_ports(session, plan)
     others = _ports_in_use(session, besides=plan.job_id)
+    for port in set(plan.host_ports) & set(others) & (driver_of(session).secret_ports() or set()):
+        raise DescriptionError(
+            f"{plan.prefix}ports: {port}: belongs to job {others[port]}; use another, or evict that job first"
+        )
     for entry in session.entries("hosts") if plan.hosts else ():
         port, action = entry["egress_port"], entry.action
         host = plan.hosts.get(port)
@@ -64,9 +68,14 @@ def known_generation(session: Session, job_id: int, *, closed: bool = True) -> i
     return None
 
 
-def prepare(session: Session, plan: SwitchPlan) -> None:
-    """Write all rows of a closed job except the one that opens it, and the switch's own tables."""
-    driver_of(session).bring_up(plan.switch.tofino, plan.section)
+def prepare(session: Session, plan: SwitchPlan, secret: str) -> None:
+    """Write all rows of a closed job except the one that opens it, and the switch's own tables.
+
+    secret: the job's, for its hosts' ports if these are UDP sockets; empty for none.
+    """
+    driver = driver_of(session)
+    driver.bring_up(plan.switch.tofino, plan.section)
+    driver.set_secrets(plan.host_ports, secret)
     _set_hosts(session, plan)
     session.write([+entry for entry in participant_entries(plan)])
     session.write([+group_entry(plan)])
@@ -80,7 +89,7 @@ def open_job(session: Session, plan: SwitchPlan, generation: int) -> None:
 
 
 def close_job(session: Session, job_id: int, generation: int) -> None:
-    """Refuse a job's packets from now on, and remove its rows, except the one in `jobs`.
+    """Refuse a job's packets from now on, and remove its rows, except the one in `jobs`, and its secrets.
 
     That row remembers the generation. If a generation were used twice, late packets of its first use would
     be accepted.
@@ -92,6 +101,8 @@ def close_job(session: Session, job_id: int, generation: int) -> None:
     for table in ("members", "return_paths"):
         stale += [entry for entry in session.entries(table) if entry["job_id"] == job_id]
     others = _ports_in_use(session, besides=job_id)
+    ports = {entry["ingress_port"] for entry in stale if "ingress_port" in (entry.match or {})}
+    driver_of(session).set_secrets(ports - set(others), "")
     stale += [entry for entry in session.entries("hosts") if entry["egress_port"] not in others]
     for entry in stale:
         entry.action = None

@@ -6,7 +6,7 @@ that it enters by, so all ports of a job are in one pipe.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import ceil
 from typing import NamedTuple
 
@@ -88,6 +88,12 @@ class Tofino:
             if tag & _JOB_OF_TAG == plan.job_id
         ]
         self._session.write_raw(freed, pipe)
+
+    def secret_ports(self) -> None:
+        """Return None: no port of a Tofino is a UDP socket."""
+
+    def set_secrets(self, ports: Collection[int], secret: str) -> None:
+        """Do nothing, for the same reason."""
 
     def slots_in_use(self) -> dict[int, int]:
         """Return the number of slots that each job holds, in all pipes."""

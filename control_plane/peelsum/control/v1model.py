@@ -1,18 +1,22 @@
 """The v1model switches, BMv2 and the softswitch: limits in tables, slots freed by packets.
 
 BMv2 cannot write registers over P4Runtime. So slots are freed by RESET packets through PacketOut, each
-acknowledged by coming back as PacketIn.
+acknowledged by coming back as PacketIn. Ports that are UDP sockets, which only the softswitch has, get
+secrets.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from secrets import randbits
 from time import monotonic
 
 import numpy as np
 from finsy.p4entity import P4RegisterEntry
+from finsy.proto import p4r
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.wrappers_pb2 import BytesValue
 
 from peelsum.control.entries import age_limit_entry, queue_limit_entry
 from peelsum.control.errors import SwitchError, UnsupportedError
@@ -22,6 +26,7 @@ from peelsum.control.session import Session, lanes, slots
 from peelsum.wire import (
     FRAME_HEADER_BYTES,
     RESERVED_JOB_ID,
+    SECRETS_EXTERN,
     Kind,
     WireError,
     encapsulation,
@@ -74,10 +79,48 @@ class V1Model:
         reset(self._session, slots_to_reset(self._session, plan.job_id, size), width)
         reset(self._session, stale_slots(self._session, size, width), width)
 
+    def secret_ports(self) -> set[int] | None:
+        """Return the ports that have a secret; None if the switch's ports are not UDP sockets."""
+        wildcard = p4r.Entity(extern_entry=p4r.ExternEntry(extern_type_id=SECRETS_EXTERN))
+        try:
+            return {entity.extern_entry.extern_id for entity in self._session.read_encoded(wildcard)}
+        except UnsupportedError:
+            return None
+
+    def set_secrets(self, ports: Collection[int], secret: str) -> None:
+        """Give ports a secret, in hexadecimal, or take theirs away if it is empty.
+
+        Does nothing at ports that are not UDP sockets.
+        """
+        known = self.secret_ports()
+        if known is not None:
+            value = AnyMessage()
+            value.Pack(BytesValue(value=bytes.fromhex(secret)))
+            self._session.write_raw(
+                [
+                    p4r.Update(
+                        type=_change(port in known, secret),
+                        entity=p4r.Entity(
+                            extern_entry=p4r.ExternEntry(
+                                extern_type_id=SECRETS_EXTERN, extern_id=port, entry=value
+                            )
+                        ),
+                    )
+                    for port in ports
+                    if secret or port in known
+                ]
+            )
+
     def slots_in_use(self) -> dict[int, int] | None:
         """Return how many slots each job holds; None if registers cannot be read."""
         owners = slot_owners(self._session)
         return None if owners is None else dict(Counter(owners.values()))
+
+
+def _change(has_secret: bool, secret: str) -> p4r.Update.Type.ValueType:
+    if not secret:
+        return p4r.Update.DELETE
+    return p4r.Update.MODIFY if has_secret else p4r.Update.INSERT
 
 
 def age_limit_ticks(age_limit_ms: float) -> int:

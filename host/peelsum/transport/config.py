@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
 from peelsum.transport.errors import TransportConfigError
-from peelsum.wire import MAX_WORKERS
+from peelsum.wire import MAX_WORKERS, SECRET_BYTES
 
 #: The environment variable in which `peelsum exec` gives a host's commands its seat, as JSON.
 SEAT = "PEELSUM_SEAT"
 #: The variable in the environment of a `peelsum up` network's processes that holds the network's unique name.
 MARKER = "PEELSUM_NETWORK"
+_SECRET = re.compile(f"([0-9a-f]{{{2 * SECRET_BYTES}}})?")
 #: Most racks below a spine: a bitmap has one bit for each.
 MAX_RACKS = 32
 
@@ -85,6 +87,8 @@ class JobConfig:
     """
     timers: Timers = field(default_factory=Timers)
     """How long this participant waits."""
+    secret: str = field(default="", repr=False)
+    """What hosts prove at switch ports that are UDP sockets: 16 bytes in hexadecimal; empty for nothing."""
 
     def __post_init__(self) -> None:
         _within("job_id", self.job_id, 1, 255)
@@ -95,6 +99,11 @@ class JobConfig:
         _within("window", self.window, 1, 1 << 16)
         _within("first_chunk", self.first_chunk, 0, 0xFFFFFFFF)
         _within("initial_window", self.initial_window, 1, 1 << 16)
+        if not _SECRET.fullmatch(self.secret):
+            raise TransportConfigError(
+                f"secret: {len(self.secret)} characters are not a secret; give the admission's, "
+                f"{2 * SECRET_BYTES} hexadecimal digits"
+            )
 
     def _check_racks(self) -> None:
         object.__setattr__(self, "racks", tuple(self.racks))

@@ -23,7 +23,9 @@ class Exchange:
 
     def __init__(self, planes: Sequence[tuple[WorkerEndpoint, PortLink]]) -> None:
         self._planes = planes
-        self._wires = [new_wire(link.socket, one.state.packets.shape[1]) for one, link in planes]
+        self._wires = [
+            new_wire(link.socket, one.state.packets.shape[1], secret=link.secret) for one, link in planes
+        ]
         self._polled = np.zeros(len(planes), np.int64)
 
     def odd(self, plane: int) -> int:

@@ -23,7 +23,9 @@ from peelsum.transport.endpoint_kernels import begin, contribute, expire, gather
 from peelsum.transport.endpoint_state import Count, Cursor, Identity, Limits, WorkerState
 from peelsum.transport.layout import Words, compiled
 from peelsum.transport.server_state import JobState, Waits
+from peelsum.wire import PROOF_BYTES, SECRET_BYTES
 from peelsum.wire.datagrams import REPORTED, BatchSocket
+from peelsum.wire.hello import keyed_hash
 from peelsum.wire.system_calls import AGAIN, NO_BUFFERS, NO_WAIT, errno, is_late, poll, receive, seconds, send
 
 #: Packets taken from the sender at once.
@@ -62,9 +64,10 @@ class Wire(NamedTuple):
     unsent: NDArray[np.int64]  # [Unsent]
     heard_at: NDArray[np.float64]  # [2]: seconds when the last datagram, and the last packets, came
     odd: NDArray[np.int64]  # [1]: packets of another size, which were dropped
+    secret: NDArray[np.uint64]  # [2]: what to prove to the switch; 0 for nothing
 
 
-def new_wire(sock: BatchSocket, words: int, waker: int = -1) -> Wire:
+def new_wire(sock: BatchSocket, words: int, waker: int = -1, secret: bytes = b"") -> Wire:
     """Return the wire of a connected socket for packets of `words` words."""
     received, control = np.empty(DATAGRAM_WORDS, np.uint32), np.zeros(8, np.int32)
     vector = np.array([received.ctypes.data, received.nbytes], np.int64)
@@ -82,6 +85,7 @@ def new_wire(sock: BatchSocket, words: int, waker: int = -1) -> Wire:
         unsent=np.zeros(len(Unsent), np.int64),
         heard_at=np.zeros(2),
         odd=np.zeros(1, np.int64),
+        secret=np.frombuffer(secret or bytes(SECRET_BYTES), np.uint64).copy(),
     )
 
 
@@ -270,13 +274,24 @@ def received(wire: Wire) -> int:
     if got < 0:
         return NOTHING if got == -AGAIN else NOTHING + got
     wire.heard_at[0] = seconds(wire.clock)
-    if not got:  # a hello
+    if got in (0, PROOF_BYTES):  # the answer to a hello, or a challenge
+        if got:
+            _prove(wire)
         return 0
     wire.heard_at[1] = wire.heard_at[0]
     segment = wire.control[4] if wire.message[5] else got
     count = got // segment if segment == size else 0
     wire.odd[0] += -(-got // segment) - count
     return int(count)
+
+
+@compiled
+def _prove(wire: Wire) -> None:
+    """Answer the challenge that was received. If the answer is lost, another hello will follow."""
+    if wire.secret[0] or wire.secret[1]:
+        words = wire.received[:2].view(np.uint64)
+        words[0] = keyed_hash(wire.secret[0], wire.secret[1], words[0], np.uint64(0))
+        send(wire.descriptor, words.ctypes.data, PROOF_BYTES, NO_WAIT)
 
 
 @compiled

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.wire import FIELDS, HEADER_BYTES, RESERVED_JOB_ID, Batch, Kind, datagrams, system_calls
+from peelsum.wire import FIELDS, HEADER_BYTES, RESERVED_JOB_ID, Batch, Kind, datagrams, hello, system_calls
 from peelsum.wire import VERSION as WIRE_VERSION
 from peelsum.wire import format as wire_format
 from peelsum.wire.compiled import compiler
@@ -29,7 +29,7 @@ def _sources() -> list[Path]:
     here = Path(__file__).parent
     patterns = ("*_state.py", "*_rows.py", "*_kernels.py", "congestion.py")
     shared = sorted(source for pattern in patterns for source in here.glob(pattern))
-    modules = (wire_format, system_calls, datagrams)
+    modules = (wire_format, system_calls, datagrams, hello)
     return [*(Path(str(module.__file__)) for module in modules), Path(__file__), *shared]
 
 

@@ -1,9 +1,9 @@
 """A host's UDP link to its switch port: its socket, hellos, and errors that name the switch.
 
-If the switch port is a UDP socket (`udp-port`), the host says hello with an empty datagram, and the switch
-answers with one. The host repeats its hello when nothing has arrived for a while, so that a restarted switch
-learns the host's address. On a wire (`ethernet`) there is no hello; the host binds the UDP port that results
-are sent to.
+If the switch port is a UDP socket (`udp-port`), the host says hello, and proves the job's secret if the
+switch challenges it, see `peelsum.wire.hello`. The host repeats its hello when nothing has arrived for a
+while, so that a restarted switch learns the host's address. On a wire (`ethernet`) there is no hello; the
+host binds the UDP port that results are sent to.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Literal, Self
 
 from peelsum.forks import keep_from_children
 from peelsum.transport.errors import SwitchUnreachableError
-from peelsum.wire import UDP_PORT, Batch
+from peelsum.wire import PROOF_BYTES, UDP_PORT, Batch
 from peelsum.wire.datagrams import Address, BatchSocket
+from peelsum.wire.hello import proof
 from peelsum.wire.mtu import interface_to, too_long_for, too_long_to
 
 #: The kind of connection between a host and its switch port.
@@ -46,16 +47,20 @@ class PortLink:
         hello_s: float,
         wire: Wire = "udp-port",
         interface: str = "",
+        secret: str = "",
     ) -> None:
         """Open the socket and, unless on a wire, say hello until answered.
 
-        interface: this host's, on a wire; by default the one on the way to `address`.
+        interface: this host's, on a wire; by default the one on the way to `address`. secret: the job's, in
+        hexadecimal.
         Raises SwitchUnreachableError if there is no answer within `hello_s` seconds, if packets do not fit
         the MTU, or if another program on this host uses the wire's UDP port.
         """
         self._address = address
         self._greets = wire == "udp-port"
         self._heard_at = time.monotonic()
+        #: The job's secret, 16 bytes; empty without one.
+        self.secret = bytes.fromhex(secret)
         try:
             self.socket = self._bind(packet_bytes, interface)
             keep_from_children(self.socket)
@@ -141,7 +146,7 @@ class PortLink:
     def _say_hello(self, patience: float) -> None:
         started = time.monotonic()
         give_up_at, tell_at = started + patience, started + _TELL_AFTER
-        say_at = 0.0
+        say_at, challenged = 0.0, False
         arrived = select.poll()
         arrived.register(self.socket, select.POLLIN)
         while (now := time.monotonic()) < give_up_at:
@@ -153,11 +158,20 @@ class PortLink:
                 self.socket.send_hello()
                 say_at = now + _HELLO_GAP
             arrived.poll(1000 * (min(say_at, give_up_at) - now))
-            while (burst := self.socket.receive()) is not None:
-                if burst.hello:
+            while (answer := self.socket.receive_hello()) is not None:
+                if not answer:
                     self._heard_at = time.monotonic()
                     return
+                if len(answer) == PROOF_BYTES and self.secret:
+                    self.socket.send_hello(proof=proof(self.secret, answer))
+                challenged |= len(answer) == PROOF_BYTES
+        where = f"switch address {self._address[0]}:{self._address[1]}"
+        if challenged:
+            raise SwitchUnreachableError(
+                f"{where}: refused this host for {patience:g} s; check that the job was not admitted again, "
+                "that this is its whole admission, with `secret`, and that no other host has this port"
+            )
         raise SwitchUnreachableError(
-            f"switch address {self._address[0]}:{self._address[1]}: no answer in {patience:g} s; "
-            "check that the switch runs and that this is the address of this host's port"
+            f"{where}: no answer in {patience:g} s; check that the switch runs, that the job is admitted, "
+            "and that this is the address of this host's port"
         )

@@ -33,7 +33,9 @@ def job_config(admission: Mapping[str, Any]) -> JobConfig:
         raise TransportConfigError(f"admission: timers: belong to each host, not to the job; {_REMEDY}")
     values: dict[str, Any] = {}
     for field in fields(JobConfig):
-        if field.name in admission:
+        if field.name == "secret":
+            values["secret"] = _text("secret", admission.get("secret", ""))
+        elif field.name in admission:
             whole = _whole_numbers if isinstance(field.default, tuple) else _whole_number
             values[field.name] = whole(field.name, admission[field.name])
         elif field.default is MISSING and field.default_factory is MISSING:
@@ -82,6 +84,12 @@ def _check_switch(admission: Mapping[str, Any], job: JobConfig) -> None:
     for port in ports:
         if not 0 <= port < DROP_PORT:
             raise TransportConfigError(f"admission: port {port} is not a switch port; {_REMEDY}")
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TransportConfigError(f"admission: {name}: {value!r} is not a string; {_REMEDY}")
+    return value
 
 
 def _whole_number(name: str, value: Any) -> int:

@@ -37,10 +37,12 @@ class AggregationService:
         self._server = AggregationServer(config)
         self._stopping = False
         warm_up(config.lanes)
-        self._link = PortLink(switch, packet_bytes(config.lanes), hello_s=hello_s, wire=wire)
+        self._link = PortLink(
+            switch, packet_bytes(config.lanes), hello_s=hello_s, wire=wire, secret=config.secret
+        )
         self._woken, self._waker = socket.socketpair()
         words = self._server.state.packets.shape[1]
-        self._wire = new_wire(self._link.socket, words, self._woken.fileno())
+        self._wire = new_wire(self._link.socket, words, self._woken.fileno(), self._link.secret)
 
     def run(self, on_event: Callable[[Event], None] | None = None) -> ServerStats:
         """Serve until `stop`, or until the job has finished and no packet came for `linger` seconds.

@@ -104,7 +104,7 @@ class SwitchSummation:
         warm_up(config.lanes, len(jobs))
         self._links: list[PortLink] = []
         with ExitStack() as opened:
-            for plane, address in enumerate(addresses):
+            for plane, (job, address) in enumerate(zip(jobs, addresses, strict=True)):
                 with in_plane(plane, len(jobs)):
                     link = PortLink(
                         address,
@@ -112,6 +112,7 @@ class SwitchSummation:
                         hello_s=hello_s,
                         wire=wire,
                         interface=interfaces[plane] if interfaces else "",
+                        secret=job.secret,
                     )
                 self._links.append(opened.enter_context(link))
                 self._endpoints[plane].limit_window(link.socket.room)

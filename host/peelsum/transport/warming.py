@@ -12,8 +12,9 @@ from peelsum.transport.endpoint import WorkerEndpoint
 from peelsum.transport.exchange_kernels import Station, exchange, new_wire, serve
 from peelsum.transport.layout import get
 from peelsum.transport.server import AggregationServer
-from peelsum.wire import Kind, fields_of, packet_bytes
+from peelsum.wire import PROOF_BYTES, SECRET_BYTES, Kind, fields_of, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
+from peelsum.wire.hello import proof
 
 
 @cache
@@ -37,6 +38,7 @@ def _play(lanes: int, planes: int) -> None:
         station = Station(worker.state, worker.identity, worker.limits, wire)
         exchange((station,) * planes, np.zeros(planes, np.int64), 0.0)
         serve(server.state, server.identity, config.window, server.waits, wire, 0.0)
+    proof(bytes(SECRET_BYTES), bytes(PROOF_BYTES))
     worker.to_send(0.0)
     resent_at = worker.next_timer() or 0.0
     worker.expire(resent_at)

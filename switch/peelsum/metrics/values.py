@@ -8,7 +8,13 @@ from typing import Any
 #: By metric: a number for each combination of label values, in the order of the metric's labels.
 Values = dict[str, dict[tuple[str, ...], float]]
 #: A port's counts that are not drops.
-_PORT = {"received": "received_packets", "sent": "sent_packets", "hellos": "hellos"}
+_PORT = {
+    "received": "received_packets",
+    "sent": "sent_packets",
+    "hellos": "hellos",
+    "challenges": "challenged_hellos",
+    "refused": "refused_hellos",
+}
 _QUEUE = {"sent": "sent_packets_total", "dropped": "dropped_packets_total", "deepest": "deepest_packets"}
 
 

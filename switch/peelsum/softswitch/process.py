@@ -21,7 +21,7 @@ from peelsum.softswitch.ports.schedule import LinkSchedule
 from peelsum.softswitch.ports.udp import PortCounts, UdpPorts
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts, Queues
-from peelsum.tls import Identity
+from peelsum.tls import Identity, is_loopback
 from peelsum.wire import CPU_PORT, Verdict, lanes_in
 from peelsum.wire.datagrams import Address
 
@@ -48,6 +48,8 @@ class Listening:
     """Names of interfaces by switch port."""
     ports_by: Mapping[int, str] = field(default_factory=dict)
     """How frames reach the ports on interfaces: AF_XDP and its mode, or AF_PACKET and why."""
+    are_open: bool = False
+    """Whether UDP ports accept every hello until a controller gives them secrets."""
 
 
 @dataclass(frozen=True)
@@ -101,17 +103,19 @@ def run(
     arrival_delays: milliseconds by switch port that a frame is under way before it arrives.
     schedule: changes of rates and delays, from the first frame that arrives at a port.
     capture: a folder for pcap files of each port's frames, see `Capture`.
-    identity: P4Runtime's certificate, without which it listens on loopback only.
+    identity: P4Runtime's certificate, without which it listens on loopback only. Without it, UDP ports on
+        loopback accept hellos also as long as they have no secrets.
     observe: entered before `announce`, with a function that returns the counts now, from any thread.
     announce: called when all addresses listen.
     Raises StartError naming the value that is out of range or in use.
     """
     with ExitStack() as stack:
+        are_open = identity is None and is_loopback(udp_host)
         try:
             opened = (
                 _interface_ports(interfaces, loss, ports_by)
                 if interfaces
-                else _udp_ports(ports, udp_host, udp_base, joins or {}, loss, seed)
+                else _udp_ports(ports, udp_host, udp_base, joins or {}, loss, seed, are_open)
             )
             stack.callback(opened.close)
             warm_up(opened)
@@ -127,7 +131,13 @@ def run(
                 queue_limit=queue_limit,
             )
             queues = links.queues
-            device = Device(device_id, mode=mode, queues=queues, ports={*opened.ports, CPU_PORT})
+            device = Device(
+                device_id,
+                mode=mode,
+                queues=queues,
+                ports={*opened.ports, CPU_PORT},
+                secret_ports=opened.ports if isinstance(opened, UdpPorts) else None,
+            )
             stack.callback(device.close)
             server = serve(device, grpc_address, identity)
             stack.callback(server.stop)
@@ -139,7 +149,7 @@ def run(
             if isinstance(opened, InterfacePorts):
                 announce(Listening(udp_host, server.port, {}, interfaces or {}, opened.methods))
             else:
-                announce(Listening(udp_host, server.port, opened.listening))
+                announce(Listening(udp_host, server.port, opened.listening, are_open=are_open))
             plane.run()
         return count()
 
@@ -163,6 +173,7 @@ def _udp_ports(
     joins: Mapping[int, Address],
     loss: float,
     seed: int,
+    are_open: bool,
 ) -> Ports:
     if not 1 <= ports < CPU_PORT:
         raise StartError(f"ports: {ports} is out of range; use 1 to {CPU_PORT - 1}")
@@ -171,7 +182,7 @@ def _udp_ports(
     for port in joins:
         if not 1 <= port <= ports:
             raise StartError(f"join: port {port} is out of range; use 1 to {ports}")
-    opened = UdpPorts(range(1, ports + 1), host=host, base=base, loss=loss, seed=seed)
+    opened = UdpPorts(range(1, ports + 1), host=host, base=base, loss=loss, seed=seed, are_open=are_open)
     for port, address in joins.items():
         opened.ports[port].join(address)
     return opened

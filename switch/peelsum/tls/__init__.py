@@ -1,6 +1,6 @@
 """Mutual TLS for everything that listens by TCP: identities, roles, tokens, and where plain is allowed."""
 
-from peelsum.tls.identity import Identity, TlsError, require_tls
+from peelsum.tls.identity import Identity, TlsError, is_loopback, require_tls
 from peelsum.tls.roles import Role, caller_role, role_of
 from peelsum.tls.tokens import make_token, read_token, same_token
 
@@ -9,6 +9,7 @@ __all__ = [
     "Role",
     "TlsError",
     "caller_role",
+    "is_loopback",
     "make_token",
     "read_token",
     "require_tls",

@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from peelsum.wire.batch import Batch
+from peelsum.wire.format import HEADER_BYTES
 
 Address = tuple[str, int]
 
@@ -224,9 +225,16 @@ class BatchSocket:
         self.offload = False
         _option(self._sock, socket.SOL_UDP, _UDP_SEGMENT, 0)
 
-    def send_hello(self, address: Address | None = None) -> None:
-        """Send one empty datagram, which is lost if the kernel's buffer is full."""
-        self._send(memoryview(b""), address)
+    def send_hello(self, address: Address | None = None, proof: bytes = b"") -> None:
+        """Send a hello or its proof in one datagram, which is lost if the kernel's buffer is full."""
+        self._send(memoryview(proof), address)
+
+    def receive_hello(self) -> bytes | None:
+        """Drop packets up to the next datagram that is too short for one; return that, or None."""
+        while (got := self._take_bytes(self._view)) is not None:
+            if got[0] < HEADER_BYTES:
+                return bytes(self._view[: got[0]])
+        return None
 
     def receive(self) -> Burst | None:
         """Return up to about `burst` packets that have arrived from one source, or None.
@@ -261,7 +269,18 @@ class BatchSocket:
 
     def _take(self, count: int) -> tuple[int, Address] | None:
         """Read datagrams after `count` packets in the buffer; return number (0: a hello) and source."""
-        window = self._view[count * self._size :]
+        while (got := self._take_bytes(self._view[count * self._size :])) is not None:
+            size, segment, source = got
+            if not size:
+                return 0, source
+            packets = size // self._size if segment == self._size else 0
+            self.odd += -(-size // segment) - packets
+            if packets:
+                return packets, source
+        return None
+
+    def _take_bytes(self, window: memoryview) -> tuple[int, int, Address] | None:
+        """Read a datagram, or several of one size; return the bytes of all and of each, and the source."""
         while True:
             try:
                 if self._gro:
@@ -277,13 +296,7 @@ class BatchSocket:
                 if error.errno not in REPORTED:
                     raise
                 continue
-            if not got:
-                return 0, source
-            segment = struct.unpack("=i", ancillary[0][2])[0] if ancillary else got
-            packets = got // self._size if segment == self._size else 0
-            self.odd += -(-got // segment) - packets
-            if packets:
-                return packets, source
+            return got, struct.unpack("=i", ancillary[0][2])[0] if ancillary else got, source
 
     def _send(self, data: memoryview, address: Address | None) -> int:
         """Send with one system call; return 0 or the errno."""

@@ -12,6 +12,11 @@ from enum import Enum, IntEnum, IntFlag
 from typing import NamedTuple
 
 VERSION = 1
+#: Bytes of a job's secret, and of a challenge and a proof in a hello: see `peelsum.wire.hello`.
+SECRET_BYTES = 16
+PROOF_BYTES = 8
+#: P4Runtime's number of the type of extern with the secrets of ports; the last one that it leaves to vendors.
+SECRETS_EXTERN = 0xFE
 #: UDP destination port that makes a datagram a peelsum packet to a switch.
 UDP_PORT = 20563
 #: The switch port behind which P4Runtime's PacketOut and PacketIn live.

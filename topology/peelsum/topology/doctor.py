@@ -147,10 +147,7 @@ def _method(name: str) -> Finding:
 def examine_job(
     job: JobDescription | RacksDescription, identity: Identity | None = None
 ) -> Iterator[Finding]:
-    """Yield the answers of a job's switches over P4Runtime. Sends no packet, and changes nothing.
-
-    A hello would make this process the host behind a worker's port, so none is sent.
-    """
+    """Yield the answers of a job's switches over P4Runtime. Sends no packet, and changes nothing."""
     for plan in job.plans():
         address, wanted = plan.switch.p4runtime, plan.switch.pipeline_lanes
         switch = f"switch {address}"

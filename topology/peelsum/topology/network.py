@@ -30,7 +30,7 @@ from peelsum.topology.namespaces import (
     lose,
     shape,
 )
-from peelsum.topology.processes import Child
+from peelsum.topology.processes import ADMISSION, Child
 from peelsum.topology.records import MARKER, Place, Process, files_of
 from peelsum.topology.restartable import RestartableProcess
 from peelsum.transport.seats import SEAT
@@ -144,12 +144,9 @@ class Network(ABC):
             if before is not None:
                 os.environ[MARKER] = before
 
-    def _child(self, stack: ExitStack, name: str, *arguments: str, pid: int | None = None) -> dict[str, Any]:
-        """Start a `peelsum` command, which ends with `stack`; return its first object.
-
-        pid: a process in whose network namespace it runs.
-        """
-        child, said = _ready(name, *arguments, pid=pid)
+    def _child(self, stack: ExitStack, name: str, *arguments: str) -> dict[str, Any]:
+        """Start a `peelsum` command, which ends with `stack`; return its first object."""
+        child, said = _ready(name, *arguments)
         self._play(stack, child)
         return said
 
@@ -172,12 +169,15 @@ class Network(ABC):
 
     def _serve(self, switch: str, admission: Mapping[str, Any], *more: str, pid: int | None = None) -> None:
         assert self.seats_file is not None
-        options = ("--switch", switch, "--admission", json.dumps(admission), *more)
-        options += ("--seats", str(self.seats_file))
-        self._child(self._job_stack, _SERVER, "server", "run", *options, pid=pid)
+        options = ("server", "run", "--switch", switch, *more, "--seats", str(self.seats_file))
+        environment = {ADMISSION: json.dumps(admission)}
+        child, _ = _ready(_SERVER, *options, pid=pid, environment=environment)
+        self._play(self._job_stack, child)
         # Removed first when the job ends: `exec` gives out no seat whose server is about to end.
         self._job_stack.callback(self.seats_file.unlink, missing_ok=True)
-        self._processes[_SERVER].again = lambda: _ready(_SERVER, "server", "run", *options, pid=pid)[0]
+        self._processes[_SERVER].again = lambda: _ready(_SERVER, *options, pid=pid, environment=environment)[
+            0
+        ]
 
     def _place(
         self, host: str, address: tuple[str, int], wire: str, admission: Mapping[str, Any] | None, **more: Any
@@ -355,10 +355,12 @@ class VethNetwork(Network):
                 raise TopologyError(f"hosts.{host}.commands: {command!r}: {reason}; correct it")
 
 
-def _ready(name: str, *arguments: str, pid: int | None = None) -> tuple[Child, dict[str, Any]]:
+def _ready(
+    name: str, *arguments: str, pid: int | None = None, environment: Mapping[str, str] | None = None
+) -> tuple[Child, dict[str, Any]]:
     """Start a `peelsum` command, in the namespace of `pid` if given; return it and its first object."""
     prefix = () if pid is None else inside(pid)
-    child = Child.peelsum(name, *arguments, "--json", "--child", prefix=prefix)
+    child = Child.peelsum(name, *arguments, "--json", "--child", prefix=prefix, environment=environment)
     try:
         return child, child.ready()
     except BaseException:

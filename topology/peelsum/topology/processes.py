@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
@@ -31,6 +31,8 @@ GRACE_S = 10.0
 START_S = 120.0
 #: How many of a child's last lines an exit report has.
 _LAST_LINES = 3
+#: The variable from which `peelsum server run` takes the admission: all users can read a command's arguments.
+ADMISSION = "PEELSUM_ADMISSION"
 _POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -44,8 +46,18 @@ class Child:
 
     on_work: Callable[[str], None] = staticmethod(lambda text: None)
 
-    def __init__(self, name: str, command: Sequence[str], *, foreign: bool = False) -> None:
-        """foreign: whether the command does not always read its input, as programs of others do not."""
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        foreign: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """foreign: whether the command does not always read its input, as programs of others do not.
+
+        environment: variables in addition to this process's.
+        """
         self.name = name
         #: When the child last printed something, by `time.monotonic`.
         self.heard_at = time.monotonic()
@@ -59,6 +71,7 @@ class Child:
             stderr=self._errors,
             start_new_session=True,
             preexec_fn=die_with_parent if foreign else None,
+            env={**os.environ, **(environment or {})},
         )
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, name=f"{name} output", daemon=True)
@@ -66,9 +79,16 @@ class Child:
         self._last: dict[str, Any] = {}
 
     @classmethod
-    def peelsum(cls, name: str, *arguments: str, prefix: Sequence[str] = ()) -> Self:
+    def peelsum(
+        cls,
+        name: str,
+        *arguments: str,
+        prefix: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> Self:
         """Start a `peelsum` subcommand under this interpreter; `prefix` is put before the command."""
-        return cls(name, [*prefix, sys.executable, "-m", "peelsum.cli", *arguments])
+        command = [*prefix, sys.executable, "-m", "peelsum.cli", *arguments]
+        return cls(name, command, environment=environment)
 
     @property
     def pid(self) -> int:

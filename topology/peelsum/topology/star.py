@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from peelsum.topology.errors import ProcessError
-from peelsum.topology.processes import Child
+from peelsum.topology.processes import ADMISSION, Child
 
 
 @dataclass(frozen=True)
@@ -156,9 +156,10 @@ class Star:
         """Return this part's name in each plane."""
         return [part] if self._planes == 1 else [f"{part} of plane {i}" for i in range(self._planes)]
 
-    def _child(self, part: str, plane: int, *arguments: str) -> dict[str, Any]:
+    def _child(self, part: str, plane: int, *arguments: str, **environment: str) -> dict[str, Any]:
         name = self._names(part)[plane]
-        self._children[name] = child = Child.peelsum(name, *arguments, "--json", "--child")
+        child = Child.peelsum(name, *arguments, "--json", "--child", environment=environment)
+        self._children[name] = child
         return child.ready()
 
     def _switch(self, plane: int) -> dict[str, Any]:
@@ -191,6 +192,5 @@ class Star:
         self, plane: int, listening: Mapping[str, Any], udp_port: int, admission: Mapping[str, Any]
     ) -> None:
         switch = f"{listening['host']}:{udp_port}"
-        self._child(
-            "server", plane, "server", "run", "--switch", switch, "--admission", json.dumps(admission)
-        )
+        environment = {ADMISSION: json.dumps(admission)}
+        self._child("server", plane, "server", "run", "--switch", switch, **environment)

@@ -207,7 +207,8 @@ def _admit(address: str, lanes: int, workers: int) -> int:
     try:
         with Controller.connect(address) as controller:
             controller.load_pipeline(compiled.json_path, compiled.p4info_path)
-            return controller.admit(job, free_slots=False).generation
+            # Ports without a secret: hosts of a load say hello without a proof.
+            return controller.admit(job, free_slots=False, secret="").generation
     except ControlError as error:
         raise TopologyError(str(error)) from error
 

@@ -191,7 +191,7 @@ class Cluster:
 
     def _wanted(self, switch: ManagedSwitch) -> dict[int, Wanted]:
         return {
-            job.job_id: Wanted(plan, job.generation)
+            job.job_id: Wanted(plan, job.generation, job.secret)
             for job in self._store.jobs()
             for plan in _plans(job.description)
             if plan.switch.place == switch.described.place
@@ -240,7 +240,7 @@ class Cluster:
                     self._clock(),
                     known=[known.generation] if known else [],
                 )
-                job = StoredJob(job_id, True, admitted.generation, text, digest)
+                job = StoredJob(job_id, True, admitted.generation, text, digest, admitted.secret)
                 self._store.admit(epoch, job)
                 doubts.pop_all()  # nothing failed half-way
         text = f"job: {job_id}: admitted in generation {admitted.generation}"

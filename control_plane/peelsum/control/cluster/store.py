@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import RLock
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from peelsum.control.errors import ControlError
 
 #: Of the file's tables; stored in it as `user_version`.
-_VERSION = 1
+_VERSION = 2
 #: How long to wait for the other controller's transaction.
 _BUSY_S = 5.0
 _TABLES = """
@@ -24,7 +24,8 @@ CREATE TABLE jobs (
     admitted INTEGER NOT NULL,
     generation INTEGER NOT NULL,
     description TEXT NOT NULL,
-    token TEXT NOT NULL
+    token TEXT NOT NULL,
+    secret TEXT NOT NULL
 );
 """
 
@@ -54,6 +55,8 @@ class StoredJob(NamedTuple):
     """Its description, TOML."""
     token: str
     """SHA-256 of the token that changes need, in hexadecimal; empty without one."""
+    secret: str
+    """What its hosts prove at ports that are UDP sockets, in hexadecimal."""
 
 
 class Leader(NamedTuple):
@@ -77,6 +80,8 @@ class Store:
         self._path, self._lock = path, RLock()
         self._inode: tuple[int, int] | None = None
         with self._reported():
+            with suppress(OSError):  # SQLite's own error is better
+                path.touch(mode=0o600)  # it has the jobs' secrets
             self._file = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             with self._reported():
@@ -134,7 +139,7 @@ class Store:
     def admit(self, epoch: int, job: StoredJob) -> None:
         """Store a job that its switches have. Raises BackupError."""
         with self._change(epoch):
-            self._file.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?)", job)
+            self._file.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?)", job)
 
     def evict(self, epoch: int, job_id: int) -> None:
         """Store that a job is evicted. Its generation is kept, and its token dropped. Raises BackupError."""

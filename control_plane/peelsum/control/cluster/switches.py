@@ -63,6 +63,8 @@ class Wanted(NamedTuple):
     """What the switch gets."""
     generation: int
     """The generation that runs."""
+    secret: str
+    """What its hosts prove."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Entities that the softswitch does not support are refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from finsy.proto import p4r
@@ -15,6 +15,7 @@ from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.p4runtime.cells import counters, registers
 from peelsum.softswitch.p4runtime.groups import Groups
 from peelsum.softswitch.p4runtime.info import PipelineInfo
+from peelsum.softswitch.p4runtime.secrets import Secrets
 from peelsum.softswitch.p4runtime.status import (
     BatchError,
     Code,
@@ -25,6 +26,7 @@ from peelsum.softswitch.p4runtime.status import (
     unimplemented,
 )
 from peelsum.softswitch.p4runtime.tables import Tables
+from peelsum.softswitch.runtime.device import SecretPort
 
 #: How a kind of entity is written and read.
 _Part: TypeAlias = tuple[Callable[[p4r.Update.Type.ValueType, Any], None], Callable[[Any], Iterator[Any]]]
@@ -33,8 +35,14 @@ _Part: TypeAlias = tuple[Callable[[p4r.Update.Type.ValueType, Any], None], Calla
 class Entities:
     """The entities of one pipeline that Write and Read can access."""
 
-    def __init__(self, info: PipelineInfo, switch: Switch, ports: Collection[int] | None = None) -> None:
-        """ports: the switch's ports; None if they are unknown."""
+    def __init__(
+        self,
+        info: PipelineInfo,
+        switch: Switch,
+        ports: Collection[int] | None = None,
+        secret_ports: Mapping[int, SecretPort] | None = None,
+    ) -> None:
+        """ports, secret_ports: as for `Device`."""
         tables, groups = Tables(info, switch), Groups(switch, ports)
         counted, registered = counters(info, switch), registers(info, switch)
         self._parts: dict[str, _Part] = {
@@ -44,6 +52,9 @@ class Entities:
             "register_entry": (registered.write, registered.read),
             "packet_replication_engine_entry": (groups.write, groups.read),
         }
+        if secret_ports is not None:
+            secrets = Secrets(switch, secret_ports)
+            self._parts["extern_entry"] = (secrets.write, secrets.read)
 
     def write(self, updates: Sequence[p4r.Update], active: Callable[[], bool] = lambda: True) -> None:
         """Attempt every update in order. Raises BatchError with the outcome of each if any failed.

@@ -26,7 +26,7 @@ class Pipeline:
         self.config = config
         self.info, program = verify(config)
         self.switch = device.build(program)
-        self.entities = Entities(self.info, self.switch, device.ports)
+        self.entities = Entities(self.info, self.switch, device.ports, device.secret_ports)
 
     def described(self, response_type: int) -> p4r.ForwardingPipelineConfig:
         """Return the configuration for GetForwardingPipelineConfig. Raises RequestError."""

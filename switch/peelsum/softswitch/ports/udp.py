@@ -1,7 +1,7 @@
 """Switch ports on UDP sockets, one per port; they need no privilege and no network interface.
 
-A port learns its peer from hellos. It adds the Ethernet, IPv4 and UDP headers that the P4 program expects
-around each payload, and removes them again.
+A port learns its peer from hellos, which need the port's secret if it has one. It adds the Ethernet, IPv4 and
+UDP headers that the P4 program expects around each payload, and removes them again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ class PortCounts:
     sent: int = 0
     """Datagrams sent to the peer."""
     hellos: int = 0
-    """Hellos answered."""
+    """Hellos accepted: their sources became the peer, or were it already."""
+    challenges: int = 0
+    """Hellos answered by a challenge, to prove the port's secret."""
+    refused: int = 0
+    """Hellos refused: with a wrong proof or without any, or while another peer sends."""
     foreign: int = 0
     """Datagrams dropped because they came from another address than the peer's, or before any hello."""
     unreachable: int = 0
@@ -80,15 +84,18 @@ class Loss:
 
 
 class UdpPort:
-    """One switch port. Its peer is the source of the last hello, or the port that it was joined to.
+    """One switch port. Its peer is the source of the last accepted hello, or the port it was joined to.
 
     Its state is a row of the sockets that all ports of a switch share.
     """
 
-    def __init__(self, sockets: Sockets, row: int, number: int, sock: BatchSocket) -> None:
+    def __init__(self, sockets: Sockets, row: int, number: int, sock: BatchSocket, *, is_open: bool) -> None:
+        """is_open: whether it accepts every hello as long as it has no secret."""
         self.socket = sock
         self._state, self._peer, self._counts = sockets.state[row], sockets.peers[row], sockets.counts[row]
+        self._secret = sockets.secrets[row]
         self._state[Column.DESCRIPTOR], self._state[Column.NUMBER] = sock.fileno(), number
+        self._state[Column.OPEN] = is_open
         self.follow_socket()
 
     @property
@@ -96,6 +103,21 @@ class UdpPort:
         """A copy of the counts so far."""
         told = {column.name.lower(): int(self._counts[column]) for column in Count}
         return PortCounts(**told, overrun=self.socket.overruns)
+
+    @property
+    def has_secret(self) -> bool:
+        """Whether hellos must prove a secret."""
+        return bool(self._secret.any())
+
+    def set_secret(self, secret: bytes) -> None:
+        """Replace the secret, 16 bytes; with another one, the port has no peer until a hello proves it.
+
+        16 zero bytes remove the secret.
+        """
+        replacement = np.frombuffer(secret, np.uint64)
+        if not self._state[Column.JOINED] and (replacement != self._secret).any():
+            self._secret[:] = replacement
+            self._peer[:] = 0
 
     def join(self, address: Address) -> None:
         """Make another switch's port the permanent peer and send it a hello, as a host would.
@@ -129,11 +151,13 @@ class UdpPorts:
         loss: float = 0.0,
         seed: int = 0,
         offload: bool | None = None,
+        are_open: bool = True,
     ) -> None:
         """Open one socket per switch port.
 
         base: switch port p listens on UDP port base + p, or base[p]; by default on any free one.
         batch: about how many frames `receive` returns at most.
+        are_open: whether ports without a secret accept every hello.
         loss: share of datagrams except hellos that each port loses in each direction, decided by `seed`.
         Raises ValueError for a share or a number out of range, OSError naming an address that is in use.
         """
@@ -152,7 +176,7 @@ class UdpPorts:
             for row, number in enumerate(numbers):
                 address = (host, _udp_port(base, number))
                 sock = BatchSocket.bind(address, HEADER_BYTES, burst=1, offload=offload)
-                self._ports[number] = UdpPort(self.sockets, row, number, sock)
+                self._ports[number] = UdpPort(self.sockets, row, number, sock, is_open=are_open)
         except OSError:
             self.close()
             raise

@@ -4,26 +4,42 @@ Theory of operation. Each row of a batch has room for headers before its payload
 128 packets. `receive` lets the kernel write their payloads into rows, and copies the port's headers before
 each. `sort` orders frames by port, and `send` lets the kernel gather their payloads. So neither copies a
 payload by itself. All memory is the caller's.
+
+A port takes packets from its peer only. A hello (see `peelsum.wire.hello`) makes its source the peer:
+
+| the port | hello | proof |
+|---|---|---|
+| is joined to a peer | no answer | refuse it |
+| has a secret | challenge its source; answer the peer | right: accept the source; wrong: refuse it |
+| has none, and is open | accept the source | refuse it |
+| has none, and is not open | refuse it | refuse it |
+
+A proof from another address than the peer's is refused, too, as long as the peer sends. A challenge is a hash
+of its source, so the switch keeps nothing of those who never prove anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from secrets import token_bytes
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, system_calls
+from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, PROOF_BYTES, system_calls
 from peelsum.wire import format as wire_format
 from peelsum.wire import frames as wire_frames
+from peelsum.wire import hello as wire_hello
 from peelsum.wire.compiled import compiler
-from peelsum.wire.system_calls import AGAIN, NO_BUFFERS, NO_WAIT, errno, is_late, sendmsg
+from peelsum.wire.hello import keyed_hash
+from peelsum.wire.system_calls import AGAIN, NO_BUFFERS, NO_WAIT, errno, is_late, nanoseconds, sendmsg
 from peelsum.wire.system_calls import receive as receive_datagram
 
 #: The files from which compiled functions take constants and functions.
-SOURCES = (*(str(module.__file__) for module in (wire_format, wire_frames, system_calls)), __file__)
+_MODULES = (wire_format, wire_frames, wire_hello, system_calls)
+SOURCES = (*(str(module.__file__) for module in _MODULES), __file__)
 compiled = compiler(SOURCES)
 
 #: v1model's ports have 9 bits.
@@ -32,6 +48,10 @@ PORTS = 512
 SHARE = 8
 #: The most parts that Linux takes in one message.
 MOST_PARTS = 1024
+#: How long a peer must have sent nothing before another host can take its place, in nanoseconds.
+SILENCE_NS = 1_000_000_000
+#: A challenge is good for so long, and at most twice that, in nanoseconds: a host may compile the hash first.
+_CHALLENGE_NS = 60_000_000_000
 #: The most datagrams without a packet for the pipeline that one call reads from a port.
 _PATIENCE = 64
 #: How a kernel or a network device says that it will not segment after all.
@@ -55,6 +75,8 @@ class Count(IntEnum):
     ODD = 6
     LOST_IN = 7
     LOST_OUT = 8
+    CHALLENGES = 9
+    REFUSED = 10
 
 
 class Column(IntEnum):
@@ -66,6 +88,9 @@ class Column(IntEnum):
     NUMBER = 3  # of the switch port
     JOINED = 4  # 1 if the peer is permanent
     ANSWERED = 5  # 1 if a permanent peer has said hello
+    OPEN = 6  # 1 if a port without a secret accepts every hello
+    RECEIVED = 7  # Count.RECEIVED when the peer was last seen to have sent something
+    SPOKE_AT = 8  # when that was, in nanoseconds
 
 
 class Sockets(NamedTuple):
@@ -79,6 +104,11 @@ class Sockets(NamedTuple):
     message: NDArray[np.int64]  # [7]: struct msghdr
     source: NDArray[np.uint64]  # [2]: struct sockaddr_in
     control: NDArray[np.int32]  # [8]: a control message, whose data is at [4]
+    secrets: NDArray[np.uint64]  # [ports, 2]; 0 without a secret
+    key: NDArray[np.uint64]  # [2]: of the challenges
+    challenge: NDArray[np.uint64]  # [1]: the one being sent
+    part: NDArray[np.int64]  # [2]: struct iovec of that
+    clock: NDArray[np.int64]  # [2]: struct timespec
 
 
 class Batch(NamedTuple):
@@ -103,6 +133,7 @@ def new_sockets(numbers: Sequence[int]) -> Sockets:
     """Return memory for the ports `numbers`, without sockets and peers."""
     rows = np.full(PORTS, -1, np.int32)
     rows[numbers] = np.arange(len(numbers))
+    challenge = np.zeros(1, np.uint64)
     return Sockets(
         state=np.zeros((len(numbers), len(Column)), np.int64),
         peers=np.zeros((len(numbers), 2), np.uint64),
@@ -112,6 +143,11 @@ def new_sockets(numbers: Sequence[int]) -> Sockets:
         message=np.zeros(7, np.int64),
         source=np.zeros(2, np.uint64),
         control=np.zeros(8, np.int32),
+        secrets=np.zeros((len(numbers), 2), np.uint64),
+        key=np.frombuffer(token_bytes(16), np.uint64).copy(),
+        challenge=challenge,
+        part=np.array([challenge.ctypes.data, challenge.nbytes], np.int64),
+        clock=np.zeros(2, np.int64),
     )
 
 
@@ -166,6 +202,8 @@ def _received_once(sockets: Sockets, row: int, batch: Batch, first: int) -> int:
     got = receive_datagram(sockets.state[row, Column.DESCRIPTOR], message)
     if got <= 0:
         return got if got else _greeted(sockets, row)
+    if got == PROOF_BYTES:
+        return _proved(sockets, row, batch.data[first])
     segment = sockets.control[4] if message[5] else got
     size = batch.parts[first, 1]
     packets = got // segment if segment == size and got <= message[3] * size else 0
@@ -185,15 +223,91 @@ def _from_peer(sockets: Sockets, row: int) -> bool:
 
 @compiled
 def _greeted(sockets: Sockets, row: int) -> int:
-    """Take a hello: its source becomes the peer and is answered, unless the peer is permanent; return 0."""
-    state = sockets.state
-    if not state[row, Column.JOINED]:
-        sockets.peers[row, 0], sockets.peers[row, 1] = sockets.source[0], sockets.source[1]
-        sockets.counts[row, Count.HELLOS] += 1
-        _sent_once(sockets, row, 0, 0)
-    elif _from_peer(sockets, row):
-        state[row, Column.ANSWERED] = 1
+    """Take a hello: accept its source, challenge it or refuse it; return 0."""
+    state = sockets.state[row]
+    if state[Column.JOINED]:
+        state[Column.ANSWERED] |= _from_peer(sockets, row)
+    elif _from_peer(sockets, row) or (state[Column.OPEN] and not _has_secret(sockets, row)):
+        _accept(sockets, row)
+    elif _has_secret(sockets, row):
+        sockets.counts[row, Count.CHALLENGES] += 1
+        sockets.challenge[0] = _challenge(sockets, row, _period(sockets))
+        _sent_once(sockets, row, sockets.source, int(sockets.part.ctypes.data), 1)
+    else:
+        sockets.counts[row, Count.REFUSED] += 1
     return 0
+
+
+@compiled
+def _proved(sockets: Sockets, row: int, frame: NDArray[np.uint8]) -> int:
+    """Take the proof in a frame's payload: accept its source or refuse it; return 0."""
+    period, proof, proves = _period(sockets), np.uint64(0), False
+    for i in range(PROOF_BYTES):
+        proof |= np.uint64(frame[FRAME_HEADER_BYTES + i]) << np.uint64(8 * i)
+    for age in range(2):
+        challenge = _challenge(sockets, row, period - age)
+        proves |= proof == keyed_hash(
+            sockets.secrets[row, 0], sockets.secrets[row, 1], challenge, np.uint64(0)
+        )
+    if (
+        not proves
+        or not _has_secret(sockets, row)
+        or sockets.state[row, Column.JOINED]
+        or _in_use(sockets, row)
+    ):
+        sockets.counts[row, Count.REFUSED] += 1
+    else:
+        _accept(sockets, row)
+    return 0
+
+
+@compiled
+def _accept(sockets: Sockets, row: int) -> None:
+    """Make the source the peer, and answer it."""
+    sockets.peers[row, 0], sockets.peers[row, 1] = sockets.source[0], sockets.source[1]
+    sockets.counts[row, Count.HELLOS] += 1
+    _note_sent(sockets, row)
+    _sent_once(sockets, row, sockets.peers[row], 0, 0)
+
+
+@compiled
+def _in_use(sockets: Sockets, row: int) -> bool:
+    """Return whether another host than the source is the peer, and still sends.
+
+    Nothing is noted when packets arrive: a peer counts as silent once two proofs, SILENCE_NS apart, have seen
+    the same count of packets.
+    """
+    state = sockets.state[row]
+    if not sockets.peers[row, 0] or _from_peer(sockets, row):
+        return False
+    if state[Column.RECEIVED] != sockets.counts[row, Count.RECEIVED]:
+        _note_sent(sockets, row)
+    return bool(nanoseconds(sockets.clock) - state[Column.SPOKE_AT] < SILENCE_NS)
+
+
+@compiled
+def _note_sent(sockets: Sockets, row: int) -> None:
+    """Note that the peer sends."""
+    sockets.state[row, Column.RECEIVED] = sockets.counts[row, Count.RECEIVED]
+    sockets.state[row, Column.SPOKE_AT] = nanoseconds(sockets.clock)
+
+
+@compiled
+def _has_secret(sockets: Sockets, row: int) -> bool:
+    return bool(sockets.secrets[row, 0] or sockets.secrets[row, 1])
+
+
+@compiled
+def _challenge(sockets: Sockets, row: int, period: int) -> np.uint64:
+    """Return the challenge for the source at a port in a period."""
+    what = np.uint64(period * PORTS + row)
+    return keyed_hash(sockets.key[0], sockets.key[1], sockets.source[0], what)
+
+
+@compiled
+def _period(sockets: Sockets) -> int:
+    """Return the number of the current period of _CHALLENGE_NS."""
+    return int(nanoseconds(sockets.clock) // _CHALLENGE_NS)
 
 
 @compiled
@@ -260,12 +374,13 @@ def _sent_all(sockets: Sockets, row: int, outbox: Outbox) -> bool:
     """Send a port's packets; return whether its system refuses the segments."""
     state, counts = sockets.state[row], sockets.counts[row]
     if state[Column.JOINED] and not state[Column.ANSWERED]:
-        _sent_once(sockets, row, 0, 0)
+        _sent_once(sockets, row, sockets.peers[row], 0, 0)
     problem = 0 if sockets.peers[row, 0] else -1
     while not problem and outbox.next[row] < outbox.end[row]:
         first = outbox.next[row]
         parts = min(state[Column.SEGMENTS], outbox.end[row] - first)
-        problem = _sent_once(sockets, row, np.int64(outbox.parts.ctypes.data) + 16 * first, parts)
+        address = np.int64(outbox.parts.ctypes.data) + 16 * first
+        problem = _sent_once(sockets, row, sockets.peers[row], address, parts)
         if problem in _NO_OFFLOAD and state[Column.OFFLOAD]:
             return True
         if not problem:
@@ -281,10 +396,10 @@ def _sent_all(sockets: Sockets, row: int, outbox: Outbox) -> bool:
 
 
 @compiled
-def _sent_once(sockets: Sockets, row: int, parts: int, count: int) -> int:
-    """Send one datagram of `count` parts to a port's peer; return 0 or the error number."""
+def _sent_once(sockets: Sockets, row: int, to: NDArray[np.uint64], parts: int, count: int) -> int:
+    """Send one datagram of `count` parts from a port to a sockaddr_in; return 0 or the error number."""
     message = sockets.message
-    message[0], message[1] = sockets.peers[row].ctypes.data, 16
+    message[0], message[1] = to.ctypes.data, 16
     message[2], message[3], message[4], message[5] = parts, count, 0, 0
     for _ in range(2):
         if sendmsg(sockets.state[row, Column.DESCRIPTOR], message.ctypes.data, NO_WAIT) >= 0:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from threading import RLock
-from typing import Literal
+from typing import Literal, Protocol
 
 from peelsum.softswitch.program.model import Program
 from peelsum.softswitch.runtime.queues import Queues
@@ -19,6 +19,17 @@ from peelsum.softswitch.runtime.switch import Switch
 
 #: Frames that may wait for the data plane before `inject` refuses more.
 WAITING_LIMIT = 8192
+
+
+class SecretPort(Protocol):
+    """A port whose host must prove a secret, once there is one."""
+
+    @property
+    def has_secret(self) -> bool:
+        """Whether there is one."""
+
+    def set_secret(self, secret: bytes) -> None:
+        """Replace it by 16 bytes; 16 zeros remove it."""
 
 
 class Device:
@@ -29,6 +40,7 @@ class Device:
 
     queues: the queues of ports that have a rate; None if no port has one.
     ports: the ports to which a controller may send packets; None if they are unknown.
+    secret_ports: the ports that take secrets, which UDP ports do; None if the kind does not.
     """
 
     def __init__(
@@ -38,11 +50,13 @@ class Device:
         mode: Literal["numba", "python"] = "numba",
         queues: Queues | None = None,
         ports: Collection[int] | None = None,
+        secret_ports: Mapping[int, SecretPort] | None = None,
     ) -> None:
         self.device_id = device_id
         self.mode = mode
         self.queues = queues
         self.ports = ports
+        self.secret_ports = secret_ports
         #: Guards the replacement of the pipeline. A pipeline's state has a lock of its own.
         self.lock = RLock()
         self._switch: Switch | None = None

@@ -1,0 +1,67 @@
+"""The secrets of UDP ports, by which hosts prove that a port is theirs: entries of an extern.
+
+An entry's `extern_type_id` is SECRETS_EXTERN, its `extern_id` the port, its `entry` a BytesValue of 16 bytes.
+A Read returns entries without values, one for each port with a secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from finsy.proto import p4r
+from google.protobuf.wrappers_pb2 import BytesValue
+
+from peelsum.softswitch import Switch
+from peelsum.softswitch.p4runtime.status import Code, RequestError, invalid, unimplemented
+from peelsum.softswitch.runtime.device import SecretPort
+from peelsum.wire import SECRET_BYTES, SECRETS_EXTERN
+
+
+class Secrets:
+    """The secrets of a switch's UDP ports."""
+
+    def __init__(self, switch: Switch, ports: Mapping[int, SecretPort]) -> None:
+        self._switch, self._ports = switch, ports
+
+    def write(self, kind: p4r.Update.Type.ValueType, entry: p4r.ExternEntry) -> None:
+        """Insert, modify or delete a port's secret. Raises RequestError and then changes nothing."""
+        port = self._port(entry)
+        if kind == p4r.Update.INSERT and port.has_secret:
+            raise RequestError(Code.ALREADY_EXISTS, f"port {entry.extern_id} has a secret; modify it instead")
+        if kind != p4r.Update.INSERT and not port.has_secret:
+            raise RequestError(Code.NOT_FOUND, f"port {entry.extern_id} has no secret; insert it first")
+        secret = bytes(SECRET_BYTES) if kind == p4r.Update.DELETE else _secret_in(entry)
+        with self._switch.lock:  # which the loop over the ports holds
+            port.set_secret(secret)
+
+    def read(self, wanted: p4r.ExternEntry) -> Iterator[p4r.ExternEntry]:
+        """Return the port's entry if it has a secret, or all such entries for port 0, without values."""
+        if wanted.extern_id:
+            self._port(wanted)
+        _check_type(wanted)
+        return iter(
+            [
+                p4r.ExternEntry(extern_type_id=SECRETS_EXTERN, extern_id=number)
+                for number, port in self._ports.items()
+                if port.has_secret and wanted.extern_id in (0, number)
+            ]
+        )
+
+    def _port(self, entry: p4r.ExternEntry) -> SecretPort:
+        _check_type(entry)
+        if entry.extern_id not in self._ports:
+            known = ", ".join(map(str, sorted(self._ports)))
+            raise invalid(f"extern_id: port {entry.extern_id} is not on this switch; use one of {known}")
+        return self._ports[entry.extern_id]
+
+
+def _check_type(entry: p4r.ExternEntry) -> None:
+    if entry.extern_type_id != SECRETS_EXTERN:
+        raise unimplemented(f"extern_type_id {entry.extern_type_id}")
+
+
+def _secret_in(entry: p4r.ExternEntry) -> bytes:
+    value = BytesValue()
+    if not entry.entry.Unpack(value) or len(value.value) != SECRET_BYTES or not any(value.value):
+        raise invalid(f"entry: is no secret; give a BytesValue of {SECRET_BYTES} random bytes")
+    return value.value
