@@ -186,7 +186,8 @@ class GpuSegments:
 def _joined(values: Sequence[Tensor]) -> tuple[Tensor, bool]:
     """Return tensors end to end, and whether they lie so already: then memory is shared."""
     first, place = values[0], values[0].storage_offset()
-    storage = first.untyped_storage()._cdata  # another storage, of another size, may begin at the same address
+    # Its identity, because another storage, of another size, may begin at the same address.
+    storage = first.untyped_storage()._cdata
     for tensor in values:
         if tensor.untyped_storage()._cdata != storage or tensor.storage_offset() != place:
             break
