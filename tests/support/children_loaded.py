@@ -6,13 +6,10 @@ import command_line
 import grpc._channel  # which gRPC imports when it is used
 import grpc._server  # noqa: F401
 import numba_cache
+import peelsum.transport.compiling  # noqa: F401
 from finsy.p4schema import P4Schema
 from finsy.proto import p4r
 
-import peelsum.control
-import peelsum.softswitch.process
-import peelsum.topology.telling
-import peelsum.transport.compiling  # noqa: F401
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import Switch
 from peelsum.softswitch.p4runtime import pipeline as requests

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 from patience import PATIENCE_S
+from peelsum.compiled_once import cache_of, first_alone
 
 from peelsum import compiled_once
-from peelsum.compiled_once import cache_of, first_alone
 
 RANK = """
 import sys

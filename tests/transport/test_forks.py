@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 from patience import PATIENCE_S
+from peelsum.compiled_once import first_alone
 
 from peelsum import compiled_once
 from peelsum.cli.job_requests import Requests
-from peelsum.compiled_once import first_alone
 
 #: A worker that holds all of them, and forks a child as a data loader does. Both end with the input.
 WORKER = """
