@@ -5,8 +5,6 @@ import gc
 import command_line
 import grpc._channel  # which gRPC imports when it is used
 import grpc._server  # noqa: F401
-import numba_cache
-import peelsum.transport.compiling  # noqa: F401
 from finsy.p4schema import P4Schema
 from finsy.proto import p4r
 
@@ -32,7 +30,6 @@ def _verified_before(config: p4r.ForwardingPipelineConfig) -> tuple[PipelineInfo
     return _verify(config)
 
 
-numba_cache.one_compiler_at_a_time()
 for lanes in _LANES:
     warm_up(lanes)
     ours = pipeline(lanes)

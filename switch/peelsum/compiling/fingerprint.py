@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import sys
 from collections.abc import Iterable
 from enum import Enum
 from functools import partial
@@ -21,7 +22,8 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.types import ExternalFunction, Type
 
 _VERSIONS = (platform.python_version(), numba.__version__, llvmlite.__version__, np.__version__)
-_PACKAGE = "peelsum"
+#: Packages whose content their versions tell.
+_VERSIONED = {"numba", "llvmlite", "numpy"} | sys.stdlib_module_names
 _Constants = int | float | complex | str | bytes | bool | None | np.generic
 
 
@@ -65,7 +67,7 @@ class _Uses:
     def _add_space(self, value: Any, names: Iterable[str]) -> None:
         """Add a module or a class; other packages' are told by their versions."""
         self._put("space", getattr(value, "__module__", ""), getattr(value, "__qualname__", value.__name__))
-        if str(getattr(value, "__module__", value.__name__)).partition(".")[0] == _PACKAGE:
+        if not _versioned(getattr(value, "__module__", value.__name__)):
             self._put(*map(str, getattr(value, "_fields", ())))
             for name in names:
                 if hasattr(value, name) and not hasattr(tuple, name):
@@ -113,8 +115,7 @@ class _Uses:
             self.add(value, ())
 
     def _add_function(self, function: Any) -> None:
-        package = str(function.__module__).partition(".")[0]
-        if package in ("numba", "llvmlite", "numpy"):
+        if _versioned(function.__module__):
             self._put(function.__module__, function.__qualname__)
             return
         names = sorted(_names(function.__code__))
@@ -126,6 +127,10 @@ class _Uses:
             if name in function.__globals__:
                 self._put(name)
                 self.add(function.__globals__[name], names)
+
+
+def _versioned(module: str) -> bool:
+    return module.partition(".")[0] in _VERSIONED
 
 
 def _names(code: CodeType) -> set[str]:
