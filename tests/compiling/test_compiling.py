@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S
 
-from peelsum.compiling import cache, compiler, progress
+from peelsum.compiling import cache, progress
 from peelsum.compiling.fingerprint import fingerprint
 
+NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root gives folders away")
 #: Calls itself and another loop, and is called with several types.
 LOOPS = """
 from enum import IntEnum
@@ -180,11 +181,7 @@ def of_another(folder: Path) -> None:
         (in_a_shared_one, "others can write to it"),
         (link, "belongs to another user"),
         (file, "File exists"),
-        pytest.param(
-            of_another,
-            "belongs to another user",
-            marks=pytest.mark.skipif(os.getuid() != 0, reason="not root"),
-        ),
+        pytest.param(of_another, "belongs to another user", marks=NEEDS_ROOT),
     ],
 )
 def test_a_folder_that_is_not_the_users_alone_is_not_used(tmp_path, folder, caplog, make, problem):
@@ -266,12 +263,11 @@ def test_a_wait_for_another_process_is_reported(tmp_path, folder, monkeypatch):
     assert messages[0].startswith("another process compiles the loops, once for this machine: ")
 
 
-def test_a_forked_child_does_not_hold_the_lock(folder):
+def test_a_forked_child_does_not_hold_the_lock(tmp_path, folder):
     """It outlives its parent's compilation, as a data loader may."""
-    path, loop = folder / f"loop-{'0' * 16}.nbc", compiler({})(len.__class__)
     folder.mkdir(parents=True)
     read, write = os.pipe()
-    with cache._lock.of(path, loop):
+    with cache._lock.of(folder / f"loop-{'0' * 16}.nbc", loops(tmp_path).less):
         if not (child := os.fork()):
             os.close(write)
             os.read(read, 1)

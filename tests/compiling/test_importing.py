@@ -6,8 +6,8 @@ import sys
 import pytest
 from patience import PATIENCE_S
 
-#: Imports all modules, and then runs each command given, in a child that is forked. A user could write neither
-#: beside the modules, as Numba's own cache does, nor anywhere else.
+#: Imports all modules, and then runs each command given, in a forked child. Numba's own cache has no place,
+#: as for a user who can write neither beside the modules nor anywhere else.
 PROGRAM = """
 import importlib, os, pkgutil, sys, tempfile
 from numba.core import caching, event
