@@ -39,19 +39,24 @@ def folder() -> Path | None:
 
     Logs one line if the folder that the user has chosen cannot be used, or none can.
     """
-    problems = []
+    examined = list(examine())
+    problems = [f"{place}: {problem}" for place, problem in examined if problem]
+    if len(problems) == len(examined):
+        message = "no folder for compiled code, so every process compiles for a minute or two: %s; %s"
+        _log.warning(message, ", ".join(problems), REMEDY)
+        return None
+    if problems and os.environ.get(CACHE_DIR):
+        _log.warning("%s; compiled code goes elsewhere: %s", problems[0], REMEDY)
+    return examined[-1][0]
+
+
+def examine() -> Iterator[tuple[Path, str]]:
+    """Yield candidates for `folder`, each with its problem, up to the first without one."""
     for place in _places():
         problem = _problem(place)
+        yield place, problem
         if not problem:
-            return place
-        problems.append(f"{place}: {problem}")
-        if len(problems) == 1 and CACHE_DIR in os.environ:
-            _log.warning("%s; compiled code goes elsewhere: %s", problems[0], REMEDY)
-    _log.warning(
-        "no folder for compiled code, so every process compiles for a minute or two: %s; %s",
-        *(", ".join(problems), REMEDY),
-    )
-    return None
+            return
 
 
 def _places() -> Iterator[Path]:
@@ -110,7 +115,8 @@ class CodeCache(NullCache):
             if digest != hashlib.sha256(data).digest():
                 raise ValueError(f"{path}: is damaged")
             saved, parts = pickle.loads(data)
-            return CompileResult._rebuild(target, *parts) if saved == signature else None
+            rebuild: Any = CompileResult._rebuild
+            return rebuild(target, *parts) if saved == signature else None
         except FileNotFoundError:
             return None
         except Exception as error:  # whatever is wrong with a file, it can be compiled again
@@ -125,7 +131,7 @@ class CodeCache(NullCache):
         path = self._path(signature)
         if path is None or result.lifted or result.library.has_dynamic_globals:
             return
-        data = dumps((signature, result._reduce()))
+        data: bytes = dumps((signature, result._reduce()))  # type: ignore[no-untyped-call]
         try:
             _replace(path, hashlib.sha256(data).digest() + data)
         except OSError as error:
