@@ -73,7 +73,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv(cache.CACHE_DIR, str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(progress._work, "tell", print)  # on a busy machine it would add to the log
-    for cached in (cache.folder, cache._warn_once):
+    for cached in (cache.folder, cache._warn_once, cache._remove_unused):
         cached.cache_clear()
     yield tmp_path / "cache" / "peelsum"
     cache.folder.cache_clear()
@@ -114,6 +114,17 @@ def test_code_is_kept_for_this_user_alone_and_loaded(tmp_path, folder):
     assert [first.halves(9.0), second.halves(9.0)] == [1.5, 1.5]
     assert (misses(first.halves, first.less), misses(second.halves, second.less)) == ([1, 1], [0, 0])
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_code_that_is_no_longer_used_is_removed(tmp_path, folder):
+    loops(tmp_path).less(9)
+    (old,) = folder.glob("*.nbc")
+    os.utime(old, (0, 0))
+    cache._remove_unused.cache_clear()
+    after = loops(tmp_path, LOOPS.replace("n - LESS", "n + LESS"))
+    assert after.less(9) == 10
+    assert not old.exists()
+    assert len(list(folder.glob("*.nbc"))) == 1
 
 
 @pytest.mark.parametrize(

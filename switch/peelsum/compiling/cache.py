@@ -13,6 +13,7 @@ import os
 import pickle
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -30,6 +31,8 @@ from peelsum.compiling.progress import waiting_for
 CACHE_DIR = "NUMBA_CACHE_DIR"
 REMEDY = f"set {CACHE_DIR} to a folder that only this user can write to"
 _SUFFIX, _DIGEST_BYTES = ".nbc", 32
+#: Seconds after which a file that no process has loaded is removed.
+_UNUSED_S = 90 * 86400
 _log = logging.getLogger("peelsum")
 
 
@@ -115,6 +118,8 @@ class CodeCache(NullCache):
             if digest != hashlib.sha256(data).digest():
                 raise ValueError(f"{path}: is damaged")
             saved, parts = pickle.loads(data)
+            with suppress(OSError):
+                os.utime(path)
             rebuild: Any = CompileResult._rebuild
             return rebuild(target, *parts) if saved == signature else None
         except FileNotFoundError:
@@ -134,6 +139,7 @@ class CodeCache(NullCache):
         data: bytes = dumps((signature, result._reduce()))  # type: ignore[no-untyped-call]
         try:
             _replace(path, hashlib.sha256(data).digest() + data)
+            _remove_unused(path.parent)
         except OSError as error:
             _warn_once(
                 f"{path.parent}: {error.strerror}: compiled code is not kept, so every process compiles for "
@@ -178,6 +184,15 @@ def _replace(path: Path, content: bytes) -> None:
             with suppress(OSError):
                 Path(file.name).unlink()
             raise
+
+
+@cache
+def _remove_unused(place: Path) -> None:
+    """Remove, once a process, files that no process has loaded for a long time."""
+    for path in place.iterdir():
+        with suppress(OSError):
+            if path.stat().st_mtime < time.time() - _UNUSED_S:
+                path.unlink()
 
 
 @cache
