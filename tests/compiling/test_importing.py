@@ -9,7 +9,7 @@ from patience import PATIENCE_S
 #: Imports all modules, and then runs each command given, in a forked child. Numba's own cache has no place,
 #: as for a user who can write neither beside the modules nor anywhere else.
 PROGRAM = """
-import importlib, os, pkgutil, sys, tempfile
+import gc, importlib, os, pkgutil, sys, tempfile
 from numba.core import caching, event
 
 def fail(*_):
@@ -29,11 +29,16 @@ for module in pkgutil.walk_packages(peelsum.__path__, "peelsum."):
         importlib.import_module(module.name)
 print("imported", flush=True)
 from peelsum.cli.main import main
+gc.freeze()
 for command in sys.argv[1:]:
     if not (child := os.fork()):
         os.dup2(1, 2)
         sys.argv = ["peelsum", *command.split()]
-        main()
+        try:
+            main()
+        except SystemExit as ended:  # the interpreter's own end takes seconds
+            sys.stdout.flush()
+            os._exit(ended.code or 0)
     print("status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 COMMANDS = {
