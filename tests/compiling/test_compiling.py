@@ -104,6 +104,13 @@ def test_code_depends_on_what_a_function_uses(tmp_path, before, after):
     assert fingerprint(loops(tmp_path, LOOPS.replace(before, after)).use) != original
 
 
+def test_code_depends_on_the_fields_of_its_arguments(tmp_path):
+    before = loops(tmp_path)
+    assert before.use(before.State(5, 9)) == 13
+    after = loops(tmp_path, LOOPS.replace("first: int\n    second: int", "second: int\n    first: int"))
+    assert after.use(after.State(5, 9)) == 17
+
+
 def test_what_cannot_be_told_is_an_error(tmp_path):
     with pytest.raises(TypeError, match="its content cannot be told"):
         fingerprint(loops(tmp_path, LOOPS.replace("LESS, TABLE = 1", "LESS, TABLE = object()")).use)

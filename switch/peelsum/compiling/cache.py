@@ -23,6 +23,7 @@ from typing import IO, Any
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
+from numba.core.sigutils import normalize_signature
 
 from peelsum.compiling.fingerprint import fingerprint
 from peelsum.compiling.progress import waiting_for
@@ -163,7 +164,8 @@ class CodeCache(NullCache):
         if not self._prefix:
             self._name()
         processor = self._loop.targetctx.codegen().magic_tuple()
-        digest = hashlib.sha256(repr((str(signature), processor)).encode()).hexdigest()[:16]
+        fields = [_fields(kind) for kind in normalize_signature(signature)[0]]
+        digest = hashlib.sha256(repr((str(signature), fields, processor)).encode()).hexdigest()[:16]
         return place / f"{self._prefix}-{digest}{_SUFFIX}"
 
     def _name(self) -> None:
@@ -171,6 +173,11 @@ class CodeCache(NullCache):
         function = self._loop.py_func
         function.__qualname__ += f"_{fingerprint(self._loop)}"
         self._prefix = f"{function.__module__}.{function.__qualname__}".replace("<locals>.", "")
+
+
+def _fields(kind: Any) -> list[Any]:
+    """Return the names of a named tuple's fields, which give the places of its values, and of inner ones'."""
+    return [getattr(kind, "fields", ()), *map(_fields, getattr(kind, "types", ()))]
 
 
 def _replace(path: Path, content: bytes) -> None:
