@@ -164,7 +164,8 @@ class CodeCache(NullCache):
         if not self._prefix:
             self._name()
         processor = self._loop.targetctx.codegen().magic_tuple()
-        fields = [_fields(kind) for kind in normalize_signature(signature)[0]]
+        arguments = normalize_signature(signature)[0]  # type: ignore[no-untyped-call]
+        fields = [_fields(kind) for kind in arguments]
         digest = hashlib.sha256(repr((str(signature), fields, processor)).encode()).hexdigest()[:16]
         return place / f"{self._prefix}-{digest}{_SUFFIX}"
 
