@@ -1,7 +1,6 @@
 """What all folders share: fixtures that are made once, signals as a terminal has them, the order of tests."""
 
 import gc
-import os
 import signal
 
 import pytest
@@ -36,11 +35,6 @@ settings.load_profile("suite")
 
 # Collected tests, and torch, stay to the end. To find no garbage among them takes the collector seconds.
 gc.disable()
-
-if "PYTEST_XDIST_WORKER" in os.environ:
-    import numba_cache
-
-    numba_cache.one_compiler_at_a_time()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -6,10 +6,6 @@ between guards, which must survive. NumPy computes what is expected.
 
 from __future__ import annotations
 
-import runpy
-from collections.abc import Callable, Iterable
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -314,17 +310,3 @@ def test_filters_for_any_number_of_candidates_can_be_laid_out() -> None:
 def test_impossible_blocks_are_refused(block: int) -> None:
     with pytest.raises(CodecError, match=r"^block: .*; use a power of 2"):
         block_words(100, block)
-
-
-def test_code_is_compiled_again_after_a_change_of_what_it_contains(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: set[str] = set()
-
-    def compiler(sources: Iterable[Path], options: object) -> Callable[[object], object]:
-        given.update(source.name for source in sources)
-        return lambda function: function
-
-    monkeypatch.setattr("peelsum.wire.compiled.compiler", compiler)
-    runpy.run_path(str(cpu_index_loops.__file__))
-    loops = {"cpu_segment_loops.py", "cpu_index_loops.py", "cpu_loops.py", "cpu_sketch_loops.py"}
-    assert given >= loops | {"cpu_prefetch.py", "cpu_vectors.py"}
-    assert given >= {"block_scales.py", "fixed_point.py", "layout.py"}

@@ -80,16 +80,16 @@ def test_our_pipelines_stay_far_below_the_bound(lanes, queued):
     assert compiled.seconds_to_compile(source) < 0.6 * compiled.MOST_SECONDS
 
 
-def test_what_numba_gives_up_is_interpreted(monkeypatch, caplog, tmp_path):
+def test_what_numba_gives_up_is_interpreted(monkeypatch, caplog):
     """Numba raises RecursionError for about 500 branches in a row."""
     tried = []
 
-    def give_up(path):
-        tried.append(path)
+    def give_up(source, again):
+        tried.append(source)
         raise RecursionError
 
-    monkeypatch.setattr(compiled, "_imported", give_up)
-    switch = Switch(parse(one_array(4), "foreign"), "numba", cache=tmp_path)
+    monkeypatch.setattr(compiled, "through_numba", give_up)
+    switch = Switch(parse(one_array(4), "foreign"), "numba")
     assert (switch.mode, len(tried)) == ("python", 1)
     (line,) = said(caplog)
     assert line.endswith("has too many branches in a row to compile; make tables of them")

@@ -2,12 +2,10 @@
 
 import contextlib
 import resource
-import runpy
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +18,7 @@ from softswitch_frames import received
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import Switch, load
 from peelsum.softswitch.data_plane import DataPlane
-from peelsum.softswitch.ports import pacing_kernels, ring_kernels, turns, udp_kernels, udp_loop
+from peelsum.softswitch.ports import turns, udp_loop
 from peelsum.softswitch.ports.pacing import PAUSE_US
 from peelsum.softswitch.ports.pacing_kernels import NEVER, crowded, due_in, hold, new_rings, release
 from peelsum.softswitch.ports.udp import UdpPorts
@@ -380,30 +378,6 @@ def test_a_ring_is_crowded_before_it_overflows() -> None:
         rings.held[0] = 3
         assert not crowded(rings, 1)
         assert crowded(rings, 2)
-
-
-@pytest.mark.parametrize(
-    ("module", "needed"),
-    [
-        (udp_kernels, {"format.py", "frames.py", "system_calls.py", "udp_kernels.py"}),
-        (pacing_kernels, {"format.py", "pacing.py", "pacing_kernels.py", "queues.py", "udp_kernels.py"}),
-        (ring_kernels, {"system_calls.py", "xdp.py", "ring_kernels.py"}),
-        (udp_loop, {"format.py", "frames.py", "system_calls.py", "udp_kernels.py", "switch.py", "queues.py"}),
-    ],
-)
-def test_code_is_compiled_again_after_a_change_of_what_it_contains(
-    module: ModuleType, needed: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # CPU_PORT, FRAME_HEADER_BYTES and the order of a state's fields come from other files.
-    given: list[str] = []
-
-    def compiler(sources: Iterable[str | Path]) -> Callable[[object], object]:
-        given.extend(Path(source).name for source in sources)
-        return lambda function: function
-
-    monkeypatch.setattr("peelsum.wire.compiled.compiler", compiler)
-    runpy.run_path(str(module.__file__))
-    assert set(given) >= needed
 
 
 def test_what_exceeds_a_ring_is_dropped_and_counted_at_its_port() -> None:

@@ -5,14 +5,12 @@ import gc
 import command_line
 import grpc._channel  # which gRPC imports when it is used
 import grpc._server  # noqa: F401
-import numba_cache
 from finsy.p4schema import P4Schema
 from finsy.proto import p4r
 
 import peelsum.control
 import peelsum.softswitch.process
-import peelsum.topology.telling
-import peelsum.transport.compiling  # noqa: F401
+import peelsum.topology.telling  # noqa: F401
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import Switch
 from peelsum.softswitch.p4runtime import pipeline as requests
@@ -35,7 +33,6 @@ def _verified_before(config: p4r.ForwardingPipelineConfig) -> tuple[PipelineInfo
     return _verify(config)
 
 
-numba_cache.one_compiler_at_a_time()
 for lanes in _LANES:
     warm_up(lanes)
     ours = pipeline(lanes)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
+from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_NOFILE
 
 import pytest
 from command_line import peelsum
@@ -57,6 +60,46 @@ def test_what_is_missing_is_named_with_a_remedy(monkeypatch):
     assert "Linux 5.0" in seen["UDP_SEGMENT on loopback"].remedy
     assert "net.core.rmem_max=" in seen["socket buffers"].remedy
     assert seen["processor cores"].state == seen["ip"].state == "note"
+
+
+def limited(monkeypatch, kind, limit):
+    """Give this process a limit, as far as `doctor` sees."""
+    monkeypatch.setattr(
+        doctor.resource, "getrlimit", lambda asked: (limit, limit) if asked == kind else (RLIM_INFINITY,) * 2
+    )
+
+
+def test_too_small_limits_are_found(monkeypatch):
+    limited(monkeypatch, RLIMIT_NOFILE, 12)
+    seen = found(doctor.examine())
+    assert (seen["file descriptors"].state, seen["file descriptors"].found) == ("failed", "12")
+    assert seen["file descriptors"].remedy.startswith("ulimit -n ")
+    limited(monkeypatch, RLIMIT_AS, 700 << 20)
+    memory = doctor._memory()
+    assert (memory.state, memory.found) == ("failed", "700 MB, limit of the process, ulimit -v")
+
+
+def test_loopback_that_is_down_is_found(monkeypatch):
+    def unreachable(_):
+        raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+
+    monkeypatch.setattr(doctor, "_received", unreachable)
+    seen = found(doctor.examine())
+    assert (seen["loopback"].state, seen["loopback"].found) == ("failed", "Network is unreachable")
+    assert seen["loopback"].remedy == "as root: ip link set lo up"
+    assert "UDP_GRO on loopback" not in seen
+
+
+def test_a_cache_folder_that_cannot_be_used_is_found(monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "/proc/self/nothing")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    finding = doctor._compiled_code()
+    assert finding.state == "note"
+    assert finding.found.startswith(f"{tmp_path}/peelsum/compiled, ")
+    assert finding.found.endswith("; /proc/self/nothing/peelsum: No such file or directory")
+    assert finding.remedy.startswith("set NUMBA_CACHE_DIR to ")
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    assert doctor._compiled_code().state == "ok"
 
 
 def test_a_port_in_use_is_found(monkeypatch):

@@ -1,4 +1,4 @@
-"""A killed process leaves its lease, its lock and its ports, even while a child that it forked lives."""
+"""A killed process leaves its lease and its ports, even while a child that it forked lives."""
 
 from __future__ import annotations
 
@@ -9,20 +9,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 from patience import PATIENCE_S
 
-from peelsum import compiled_once
 from peelsum.cli.job_requests import Requests
-from peelsum.compiled_once import first_alone
 
 #: A worker that holds all of them, and forks a child as a data loader does. Both end with the input.
 WORKER = """
 import json, os, sys
-from peelsum.compiled_once import first_alone
 from peelsum.transport import link
 from peelsum.transport.lease import Lease
 link.UDP_PORT = 0  # any
@@ -35,30 +31,27 @@ try:
     told["metrics"] = ("127.0.0.1", metrics._server.server_port)
 except ModuleNotFoundError:  # prometheus_client is an extra
     pass
-with first_alone(sys.argv[2], "loops"):
-    if os.fork() == 0:
-        lease.close()
-        print(json.dumps(told), flush=True)
-    os.read(0, 1)
+if os.fork() == 0:
+    lease.close()
+    print(json.dumps(told), flush=True)
+os.read(0, 1)
 os._exit(0)
 """
 
-#: A process whose wait for the lock was interrupted, and which keeps the error. Its child says which of the
-#: open sockets it has a copy of. The order in which they are replaced is arbitrary, so there are many.
+#: A process that keeps an error, whose traceback refers to a file that was closed. Its child prints which of
+#: the open sockets it has a copy of. The order in which they are replaced is arbitrary, so there are many.
 INTERRUPTED = """
-import os, socket, sys
-from peelsum import compiled_once
+import os, socket
 from peelsum.forks import keep_from_children
 sockets = [socket.socket() for _ in range(64)]
-for one in sockets:
-    keep_from_children(one)
-def interrupted(lock, what):
-    raise KeyboardInterrupt
-compiled_once._locked = lambda lock, alone: False
-compiled_once._wait = interrupted
+for opened in sockets:
+    keep_from_children(opened)
+def interrupted():
+    with open(os.devnull) as file:
+        keep_from_children(file)
+        raise KeyboardInterrupt
 try:
-    with compiled_once.first_alone(sys.argv[1], "loops"):
-        pass
+    interrupted()
 except KeyboardInterrupt as error:
     kept = error
 if (child := os.fork()) == 0:
@@ -72,14 +65,13 @@ else:
 class Killed:
     """A worker that was killed, whose child lives."""
 
-    def __init__(self, folder: Path, open_: ExitStack) -> None:
-        self.folder = folder
+    def __init__(self, open_: ExitStack) -> None:
         listening = open_.enter_context(socket.create_server(("127.0.0.1", 0)))
         self.requests = open_.enter_context(Requests(listening, "job 1"))
         address = str(listening.getsockname()[1])
         worker = open_.enter_context(
             subprocess.Popen(
-                [sys.executable, "-c", WORKER, address, str(folder)],
+                [sys.executable, "-c", WORKER, address],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
@@ -96,9 +88,9 @@ class Killed:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
+def killed() -> Iterator[Killed]:
     with ExitStack() as open_:
-        yield Killed(tmp_path_factory.mktemp("cache"), open_)
+        yield Killed(open_)
 
 
 def test_the_lease_ends_with_its_holder_and_not_before(killed: Killed) -> None:
@@ -106,12 +98,6 @@ def test_the_lease_ends_with_its_holder_and_not_before(killed: Killed) -> None:
     assert killed.holder_before is not None
     killed.requests.next(0.0, PATIENCE_S)
     assert killed.requests.holder is None
-
-
-def test_the_compile_lock_is_free(killed: Killed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_once, "_wait", lambda *_: pytest.fail("the child keeps the lock"))
-    with first_alone(killed.folder, "loops"):
-        pass
 
 
 @pytest.mark.parametrize(("name", "kind"), [("port", socket.SOCK_DGRAM), ("metrics", socket.SOCK_STREAM)])
@@ -122,8 +108,6 @@ def test_its_ports_are_free(killed: Killed, name: str, kind: int) -> None:
         again.bind(tuple(killed.told[name]))
 
 
-def test_a_closed_file_that_an_error_refers_to_does_not_keep_the_others_open(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, str(tmp_path)], capture_output=True, text=True, check=True
-    )
+def test_a_closed_file_that_an_error_refers_to_does_not_keep_the_others_open() -> None:
+    run = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=True)
     assert (run.stdout, run.stderr) == ("[]\n", "")

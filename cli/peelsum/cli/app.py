@@ -23,7 +23,6 @@ from peelsum.cli import (
     topo,
     trace,
 )
-from peelsum.cli.caches import keep_compiled
 from peelsum.cli.demo import command as demo
 from peelsum.cli.demo import worker as demo_worker
 from peelsum.topology.user_errors import INTERRUPTED, USER_ERROR, delivered
@@ -73,7 +72,6 @@ def run() -> None:
     """Run the command line. A usage error prints one line on stderr and exits with status 2."""
     # gRPC also logs to stderr what we report as an error.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    keep_compiled()
     with delivered():
         _run()
 

@@ -5,16 +5,13 @@ A step looks at each row a few times, and NumPy's calls would take longer than a
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import codec
 from peelsum.codec import BLOCK_SIZES, NON_FINITE, Implementation
 from peelsum.codec.block_scales import ZERO
-from peelsum.compiled_once import cache_of, first_alone
-from peelsum.wire.compiled import compiler
+from peelsum.compiling import compiler
 
 #: Columns of facts: steps; whether the last choice knew a union; elements of blocks that exceeded what was
 #: expected in the step before the last. Then how often something is sent again, and how many words, on
@@ -41,11 +38,7 @@ _Rows = NDArray[np.int64]
 _Counts = NDArray[np.float64]
 _Flags = NDArray[np.bool_]
 
-_here = Path(__file__)
-_constants = ("block_scales.py", "fixed_point.py", "index.py")
-_compiled = compiler(
-    [_here, *(_here.parents[1] / "codec" / name for name in _constants)], {"cache": True, "nogil": True}
-)
+_compiled = compiler({"nogil": True})
 
 
 @_compiled
@@ -205,11 +198,10 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     codec.warm_up(implementation)
     state, rows, flags = np.zeros((1, COLUMNS)), np.zeros(1, np.int64), np.zeros(1, np.bool_)
     choice, seen, counts = np.zeros((1, BASIS_COLUMNS)), np.zeros((1, BLOCK_SIZES)), np.ones(1, np.int64)
-    with first_alone(cache_of(learn), "loops over tensors"):
-        unions(counts, 1, np.zeros(1, np.int32), counts, counts, np.zeros((1, BLOCK_SIZES), np.int64), seen)
-        learn(state, rows, flags, seen, np.zeros(1), -1)
-        choose(state, rows)
-        differ(state, rows, flags)
-        basis(state, rows, choice)
-        changed(state, rows, choice)
-        most(state, rows, seen)
+    unions(counts, 1, np.zeros(1, np.int32), counts, counts, np.zeros((1, BLOCK_SIZES), np.int64), seen)
+    learn(state, rows, flags, seen, np.zeros(1), -1)
+    choose(state, rows)
+    differ(state, rows, flags)
+    basis(state, rows, choice)
+    changed(state, rows, choice)
+    most(state, rows, seen)

@@ -6,7 +6,6 @@ that Numba would widen. Bytes are little-endian, as on every processor that Numb
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from peelsum.codec.cpu_vectors import indexed, pointer, used_bits, write_places
 from peelsum.codec.index import BLOCK_SIZES
 from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP
-from peelsum.wire.compiled import compiler
+from peelsum.compiling import compiler
 
 BLOCK = 8192  # elements; a multiple of 32, and 32 KiB
 _MAGNITUDE_MASK = np.uint32(0x7FFFFFFF)
@@ -43,17 +42,10 @@ Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 
 
-def _sources() -> list[Path]:
-    """Return the files from which the codec's loops take constants and functions."""
-    here = Path(__file__).parent
-    shared = [here / name for name in ("block_scales.py", "fixed_point.py", "layout.py")]
-    return [*shared, *sorted(here.glob("cpu_*.py"))]
-
-
 #: These loops may allocate arrays.
-compiled = compiler(_sources(), {"cache": True, "nogil": True})
+compiled = compiler({"nogil": True})
 #: These allocate none, and count no references.
-leaf = compiler(_sources(), {"cache": True, "nogil": True, "_nrt": False})
+leaf = compiler({"nogil": True, "_nrt": False})
 
 
 @compiled

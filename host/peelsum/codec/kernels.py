@@ -7,7 +7,6 @@ and types: arrays must be C-contiguous and in native byte order. All implementat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, Literal, Protocol, cast, get_args
 
 import numpy as np
@@ -21,7 +20,6 @@ from peelsum.codec.layout import SketchLayout
 from peelsum.codec.memory import HostMemory, Memory
 from peelsum.codec.reference_segments import ReferenceSegments
 from peelsum.codec.segments import Segment, SegmentCodec, Table
-from peelsum.compiled_once import cache_of, first_alone
 from peelsum.extras import missing
 
 Implementation = Literal["cpu", "reference", "gpu"]
@@ -199,15 +197,14 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     sizes that are multiples of 16.
     """
     ops, room = kernels(implementation), memory(implementation)
-    with first_alone(cache_of(cpu_index_loops.count), "codec") if implementation == "cpu" else nullcontext():
-        _run_all(ops, room)
-        if implementation != "gpu":
-            ops.quantize(np.ones(1, np.float32), FixedPoint(0), np.empty(1, np.int32))
-        if implementation == "cpu":
-            cpu_index_loops.address(cpu.frozen(np.ones(1, np.float32)))  # of a caller's tensor
-        if implementation != "reference":
-            _run_segments(segment_codec(implementation), room)
-            _run_blocks()
+    _run_all(ops, room)
+    if implementation != "gpu":
+        ops.quantize(np.ones(1, np.float32), FixedPoint(0), np.empty(1, np.int32))
+    if implementation == "cpu":
+        cpu_index_loops.address(cpu.frozen(np.ones(1, np.float32)))  # of a caller's tensor
+    if implementation != "reference":
+        _run_segments(segment_codec(implementation), room)
+        _run_blocks()
 
 
 def _run_all(ops: Kernels, room: Memory) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.wire.compiled import compiler
+from peelsum.compiling import compiled
 
-compiled = compiler([__file__])
 #: The bits of infinity: those of the magnitudes of all finite floats are less.
 NOT_FINITE = np.uint32(0x7F800000)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)

@@ -10,7 +10,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.transport.layout import compiled
+from peelsum.compiling import compiled
 
 #: The least window. In smaller ones, most losses would be found by a timer, not by later results.
 LEAST = 16

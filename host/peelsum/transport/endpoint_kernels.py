@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.compiling import compiled
 from peelsum.transport import congestion
 from peelsum.transport.endpoint_state import (
     GATHER,
@@ -30,7 +31,6 @@ from peelsum.transport.layout import (
     JOB_ID,
     KIND,
     Words,
-    compiled,
     copy,
     get,
     put,

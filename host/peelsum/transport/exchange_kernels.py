@@ -18,10 +18,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.compiling import compiled
 from peelsum.transport import server_kernels, server_state
 from peelsum.transport.endpoint_kernels import begin, contribute, expire, gather, next_due, resend, take
 from peelsum.transport.endpoint_state import Count, Cursor, Identity, Limits, WorkerState
-from peelsum.transport.layout import Words, compiled
+from peelsum.transport.layout import Words
 from peelsum.transport.server_state import JobState, Waits
 from peelsum.wire import PROOF_BYTES, SECRET_BYTES
 from peelsum.wire.datagrams import REPORTED, BatchSocket

@@ -5,15 +5,13 @@ The places of the header fields in a row are derived from the wire format.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.wire import FIELDS, HEADER_BYTES, RESERVED_JOB_ID, Batch, Kind, datagrams, hello, system_calls
+from peelsum.compiling import compiled
+from peelsum.wire import FIELDS, HEADER_BYTES, RESERVED_JOB_ID, Batch, Kind
 from peelsum.wire import VERSION as WIRE_VERSION
 from peelsum.wire import format as wire_format
-from peelsum.wire.compiled import compiler
 
 Words = NDArray[np.uint32]
 #: A field's word in the row, its shift in that word, and its mask after shifting.
@@ -22,18 +20,6 @@ Place = tuple[int, int, int]
 HEADER_WORDS = HEADER_BYTES // 4
 #: Added to the first chunk id: no position is ever negative.
 SERIAL_BASE = 1 << 32
-
-
-def _sources() -> list[Path]:
-    """Return the files from which compiled loops take constants and functions."""
-    here = Path(__file__).parent
-    patterns = ("*_state.py", "*_rows.py", "*_kernels.py", "congestion.py")
-    shared = sorted(source for pattern in patterns for source in here.glob(pattern))
-    modules = (wire_format, system_calls, datagrams, hello)
-    return [*(Path(str(module.__file__)) for module in modules), Path(__file__), *shared]
-
-
-compiled = compiler(_sources())
 
 
 def _place(name: str) -> Place:

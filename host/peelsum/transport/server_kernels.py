@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.compiling import compiled
 from peelsum.transport.layout import (
     BITMAP,
     CHUNK_ID,
@@ -20,7 +21,6 @@ from peelsum.transport.layout import (
     KIND,
     SENDER,
     Words,
-    compiled,
     copy,
     get,
     put,

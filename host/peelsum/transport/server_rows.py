@@ -14,7 +14,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.transport.layout import compiled, unwrap
+from peelsum.compiling import compiled
+from peelsum.transport.layout import unwrap
 from peelsum.transport.server_state import Clock, Count, Cursor, JobState
 
 #: Most requests for a chunk without a packet of it. A worker that waits for it retransmits its own.

@@ -6,11 +6,9 @@ from functools import cache
 
 import numpy as np
 
-from peelsum.compiled_once import cache_of, first_alone
 from peelsum.transport.config import JobConfig
 from peelsum.transport.endpoint import WorkerEndpoint
 from peelsum.transport.exchange_kernels import Station, exchange, new_wire, serve
-from peelsum.transport.layout import get
 from peelsum.transport.server import AggregationServer
 from peelsum.wire import PROOF_BYTES, SECRET_BYTES, Kind, fields_of, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
@@ -22,13 +20,7 @@ def warm_up(lanes: int, planes: int = 1) -> None:
     """Compile every packet loop for `lanes`, by playing a job of one worker, with a resend, in memory.
 
     planes: of a worker; its loop is compiled for each number of them.
-    Of processes that start together, one compiles and the others wait for it.
     """
-    with first_alone(cache_of(get), "packet loops"):
-        _play(lanes, planes)
-
-
-def _play(lanes: int, planes: int) -> None:
     config = JobConfig(job_id=1, generation=0, workers=1, lanes=lanes, window=4)
     worker, server = WorkerEndpoint(config, 0), AggregationServer(config)
     worker.submit(np.zeros(1, np.uint32), "add")

@@ -18,12 +18,13 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from peelsum.compiling import compiler
 from peelsum.transport import congestion
 from peelsum.wire import Flag
 
+_compiled = compiler({})
 Ints = NDArray[np.int64]
 Rows = NDArray[np.uint32]
 
@@ -102,7 +103,7 @@ class Out(NamedTuple):
     filled: Ints  # [1]: packets
 
 
-@njit(cache=True)
+@_compiled
 def _emit(out: Out, now: int, kind: int, flags: int, target: int, connection: int, size: int) -> int:
     i = out.filled[0]
     out.filled[0] += 1
@@ -114,7 +115,7 @@ def _emit(out: Out, now: int, kind: int, flags: int, target: int, connection: in
     return int(i)
 
 
-@njit(cache=True)
+@_compiled
 def _send(state: FlowState, out: Out, c: int, seq: int, now: int) -> None:
     """Send a packet of a connection, for the first time or again."""
     conn = state.connections[c]
@@ -126,7 +127,7 @@ def _send(state: FlowState, out: Out, c: int, seq: int, now: int) -> None:
     conn[Column.SENT] += 1
 
 
-@njit(cache=True)
+@_compiled
 def _fill(state: FlowState, out: Out, mine: Ints, host: Ints, byte_ps: float, frame_ps: int) -> bool:
     """Send what may be sent, a packet of each connection in turn, while the host's link has room.
 
@@ -154,7 +155,7 @@ def _fill(state: FlowState, out: Out, mine: Ints, host: Ints, byte_ps: float, fr
     return False
 
 
-@njit(cache=True)
+@_compiled
 def release(state: FlowState, c: int) -> None:
     """Release a connection's transfers that wait for nothing, in order."""
     conn = state.connections[c]
@@ -163,7 +164,7 @@ def release(state: FlowState, c: int) -> None:
         conn[Column.TRANSFER] += 1
 
 
-@njit(cache=True)
+@_compiled
 def _arrived(state: FlowState, owner: Ints, out: Out, c: int, seq: int, marked: bool, now: int) -> None:
     """Note a packet of a stream and acknowledge it; release what waited for its transfer."""
     conn = state.connections[c]
@@ -193,7 +194,7 @@ def _arrived(state: FlowState, owner: Ints, out: Out, c: int, seq: int, marked: 
                 release(state, owner[later])
 
 
-@njit(cache=True)
+@_compiled
 def _acknowledged(state: FlowState, out: Out, row: NDArray[np.uint32], now: int) -> None:
     """Take an acknowledgement, and send packets again that it shows to be lost."""
     c = int(row[2])
@@ -233,7 +234,7 @@ def _acknowledged(state: FlowState, out: Out, row: NDArray[np.uint32], now: int)
         congestion.on_losses(window, lost, base, end)
 
 
-@njit(cache=True)
+@_compiled
 def _due(state: FlowState, c: int, least: int) -> int:
     """Return when the oldest packet of a connection is sent again, or the largest int64."""
     conn = state.connections[c]
@@ -243,7 +244,7 @@ def _due(state: FlowState, c: int, least: int) -> int:
     return int(conn[Column.MOVED_AT] + wait)
 
 
-@njit(cache=True)
+@_compiled
 def _next_due(state: FlowState, mine: Ints, host: Ints, more: bool, frame_ps: int, least: int) -> int:
     """Return a host's next timer, which is also when its link has room for more."""
     due = max(host[Host.FREE_AT] - frame_ps, host[Host.NOW]) if more else _NEVER
@@ -252,7 +253,7 @@ def _next_due(state: FlowState, mine: Ints, host: Ints, more: bool, frame_ps: in
     return int(due)
 
 
-@njit(cache=True)
+@_compiled
 def _expire(state: FlowState, out: Out, mine: Ints, now: int, least: int) -> None:
     """Send the oldest packet again, of each connection whose timer has run out."""
     for c in mine:
@@ -264,7 +265,7 @@ def _expire(state: FlowState, out: Out, mine: Ints, now: int, least: int) -> Non
             conn[Column.BACKOFF] += 1
 
 
-@njit(cache=True)
+@_compiled
 def start(state: FlowState, mine: Ints) -> None:
     """Release what waits for nothing but this host's start."""
     for c in mine:
@@ -274,7 +275,7 @@ def start(state: FlowState, mine: Ints) -> None:
         release(state, c)
 
 
-@njit(cache=True)
+@_compiled
 def run_host(
     state: FlowState,
     owner: Ints,

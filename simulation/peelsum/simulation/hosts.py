@@ -12,6 +12,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.compiling import compiled
 from peelsum.simulation.engine import Outputs
 from peelsum.simulation.trains import NEVER, PS_PER_S, Arrivals, Times, Train, joined, ps
 from peelsum.transport import (
@@ -22,7 +23,7 @@ from peelsum.transport import (
     server_kernels,
 )
 from peelsum.transport.endpoint_state import Count, Identity, Limits, WorkerState
-from peelsum.transport.layout import Words, compiled, copy, rows_of
+from peelsum.transport.layout import Words, copy, rows_of
 from peelsum.transport.server_state import Identity as ServerIdentity
 from peelsum.transport.server_state import JobState, Waits
 from peelsum.wire import FRAME_HEADER_BYTES, fields_of, packet_bytes

@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from peelsum.compiling import compiler
 from peelsum.simulation.trains import Times, Train, ps
 from peelsum.wire import Flag
 
+_compiled = compiler({})
 _FLAGS_BYTE, _CE = 2, int(Flag.CE)
 #: Picoseconds that a byte takes at 1 Gbit/s.
 _BYTE_PS = 8_000.0
@@ -156,7 +157,7 @@ def total(counts: Sequence[LinkCounts]) -> LinkCounts:
     return LinkCounts(**sums | worst)
 
 
-@njit(cache=True)
+@_compiled
 def uniform(key: np.uint64, number: int) -> float:
     """Return a number from 0 to below 1 that depends on key and number only (splitmix64)."""
     x = np.uint64(key) + np.uint64(number) * np.uint64(0x9E3779B97F4A7C15)
@@ -166,7 +167,7 @@ def uniform(key: np.uint64, number: int) -> float:
     return float(x >> np.uint64(11)) / 9007199254740992.0
 
 
-@njit(cache=True)
+@_compiled
 def _leave(n: Times, ring: Times, time: int, size: int, rate_at: Times, byte_ps: NDArray[np.float64]) -> int:
     """Return when the last bit of a packet that came at `time` leaves, or -1 if the queue is full."""
     limit = ring.shape[0]
@@ -185,7 +186,7 @@ def _leave(n: Times, ring: Times, time: int, size: int, rate_at: Times, byte_ps:
     return int(end)
 
 
-@njit(cache=True)
+@_compiled
 def _cross_traffic(
     n: Times,
     ring: Times,
@@ -204,7 +205,7 @@ def _cross_traffic(
         n[State.CROSS_AT] += 1 + int(gap * CROSS_BYTES * byte_ps[n[State.RATE]] / cross)
 
 
-@njit(cache=True)
+@_compiled
 def _transmit(
     n: Times,
     ring: Times,

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from peelsum.wire.compiled import compiler
+from peelsum.compiling import compiled
 from peelsum.wire.format import PROOF_BYTES
 
 _WORD = np.dtype("<u8")
-
-compiled = compiler([__file__])
 
 
 def proof(secret: bytes, challenge: bytes) -> bytes:

@@ -10,12 +10,11 @@ from typing import Any, cast
 
 import numpy as np
 from llvmlite import ir
-from numba import njit
 from numba import types as numba_types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from peelsum.wire.compiled import OPTIONS
+from peelsum.compiling import compiled
 
 # Numba's own annotations are partial.
 types: Any = numba_types
@@ -86,29 +85,34 @@ acquire = cast(Callable[[int], np.uint32], intrinsic(_acquire))
 publish = cast(Callable[[int, np.uint32], None], intrinsic(_publish))
 
 
-def _errno() -> int:
+@compiled
+def errno() -> int:
     """Return the error number of this thread's last system call."""
     return np.int64(load(_errno_location(), 0))  # type: ignore[return-value] # an int to callers
 
 
-def _seconds(scratch: NDArray[np.int64]) -> float:
+@compiled
+def seconds(scratch: NDArray[np.int64]) -> float:
     """Return `time.monotonic()`. scratch: int64[2], overwritten."""
     _clock_gettime(_MONOTONIC, scratch.ctypes.data)
     return float(scratch[0] + scratch[1] * 1e-9)
 
 
-def _nanoseconds(scratch: NDArray[np.int64]) -> int:
+@compiled
+def nanoseconds(scratch: NDArray[np.int64]) -> int:
     """Return `time.monotonic_ns()`. scratch: int64[2], overwritten."""
     _clock_gettime(_MONOTONIC, scratch.ctypes.data)
     return int(1_000_000_000 * scratch[0] + scratch[1])
 
 
-def _is_late(problem: int) -> bool:
+@compiled
+def is_late(problem: int) -> bool:
     """Return whether an error number reports that an earlier datagram was not received."""
     return problem in (_REFUSED, _RESET, _ABORTED, _PIPE)
 
 
-def _receive(descriptor: int, message: NDArray[np.int64]) -> int:
+@compiled
+def receive(descriptor: int, message: NDArray[np.int64]) -> int:
     """Receive one datagram into `message` (struct msghdr, with room for CONTROL_BYTES), without waiting.
 
     Return its bytes, which may be more than there was room for, or an error number, negative.
@@ -121,10 +125,3 @@ def _receive(descriptor: int, message: NDArray[np.int64]) -> int:
         problem = errno()
         if problem != INTERRUPTED and not is_late(problem):
             return -problem
-
-
-errno = cast(Callable[[], int], njit(**OPTIONS)(_errno))
-seconds = cast(Callable[[NDArray[np.int64]], float], njit(**OPTIONS)(_seconds))
-nanoseconds = cast(Callable[[NDArray[np.int64]], int], njit(**OPTIONS)(_nanoseconds))
-is_late = cast(Callable[[int], bool], njit(**OPTIONS)(_is_late))
-receive = cast(Callable[[int, NDArray[np.int64]], int], njit(**OPTIONS)(_receive))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import select
 import shutil
 import socket
@@ -16,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+from peelsum.compiling import cache
 from peelsum.control import AdmittedJob, ControlError, Controller, JobDescription, RacksDescription
 from peelsum.control.cluster import ControllerClient, observed
 from peelsum.extras import command_for
@@ -32,6 +34,8 @@ _SEGMENTS, _SIZE = 4, 1000
 _WAIT_S = 1.0
 #: How long a switch may take to answer; on a busy machine an embedded one takes a second.
 _ANSWER_S = 3.0
+#: Bytes of memory for compiling a program, and of disk for all machine code; files that are open at once.
+_MEMORY, _CODE, _DESCRIPTORS = 1 << 30, 100 << 20, 256
 _NEEDED = ("numpy", "numba", "grpcio", "finsy", "pydantic")
 _OPTIONAL = {
     "torch": "torch",
@@ -77,8 +81,16 @@ def examine(lanes: int = 256, window: int = 512) -> Iterator[Finding]:
     for name, extra in _OPTIONAL.items():
         yield _package(name, extra)
     yield _cores()
-    yield from _offloads()
-    yield _buffers(lanes, window)
+    yield _memory()
+    descriptors = _descriptors()
+    yield descriptors
+    yield _compiled_code()
+    if descriptors.state == "ok":
+        loopback = _loopback()
+        yield loopback
+        if loopback.state == "ok":
+            yield from _offloads()
+        yield _buffers(lanes, window)
     yield from _mtu(lanes)
     yield _namespaces()
     for port, who in _PORTS.items():
@@ -253,6 +265,57 @@ def _cores() -> Finding:
     cores = len(os.sched_getaffinity(0))
     remedy = "a switch, a server and workers share one core: expect a fraction of the figures in the docs"
     return _finding("processor cores", str(cores), "2 or more", remedy, cores >= 2, "note")
+
+
+def _memory() -> Finding:
+    """Return the smallest of the memory that is available here and the limits of this process."""
+    limits = {"of this machine, available": 1024 * int(_field("/proc/meminfo", "MemAvailable") or 0)}
+    group = Path("/sys/fs/cgroup", _text(Path("/proc/self/cgroup")).rpartition("::/")[2])
+    for folder in (group, *group.parents):
+        if (text := _text(folder / "memory.max")).isdecimal():
+            limits[f"limit of {folder}"] = int(text)
+    if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        limits["limit of the process, ulimit -v"] = limit
+    name, least = min(limits.items(), key=lambda item: item[1])
+    remedy = "compiling a switch program takes nearly 1 GB: raise the limit, or end other programs"
+    found = f"{least >> 20} MB, {name}"
+    return _finding("memory", found, f"{_MEMORY >> 20} MB or more", remedy, least >= _MEMORY)
+
+
+def _field(path: str, name: str) -> str | None:
+    """Return the first word after `name:` in a file of /proc."""
+    lines = (line.partition(":") for line in _text(Path(path)).splitlines())
+    return next((value.split()[0] for key, _, value in lines if key == name), None)
+
+
+def _descriptors() -> Finding:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    remedy = "ulimit -n 4096, or LimitNOFILE= in a unit: every port and connection takes one"
+    good = limit >= _DESCRIPTORS or limit == resource.RLIM_INFINITY
+    return _finding("file descriptors", str(limit), f"{_DESCRIPTORS} or more", remedy, good)
+
+
+def _compiled_code() -> Finding:
+    """Look for the folder of machine code, and for room in it."""
+    examined = list(cache.examine())
+    place, problem = examined[-1]
+    found = "; ".join(f"{refused}: {why}" for refused, why in examined if why)
+    if not problem:
+        free = shutil.disk_usage(place).free
+        found = "; ".join(filter(None, (f"{place}, {free >> 20} MB free", found)))
+    good = len(examined) == 1 and not problem and free >= _CODE
+    remedy = f"{cache.REMEDY}, with {_CODE >> 20} MB free; without one, each start compiles for minutes"
+    return _finding("folder for compiled code", found, "the user's cache", remedy, good, "note")
+
+
+def _loopback() -> Finding:
+    try:
+        with _pair() as (sender, receiver):
+            sender.send(b"peelsum")
+            found = "works" if _received(receiver)[0] == b"peelsum" else "changes datagrams"
+    except OSError as error:
+        found = error.strerror or str(error)
+    return _finding("loopback", found, "works", "as root: ip link set lo up", found == "works")
 
 
 def _offloads() -> Iterator[Finding]:

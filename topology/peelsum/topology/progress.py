@@ -5,27 +5,20 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
-Tell = Callable[[str], None]
+from peelsum.compiling.progress import Tell as Tell
+from peelsum.compiling.progress import seldom
+
 #: Seconds from one message of `taking_time` to the next, and before the first.
 BEAT_S = 1.0
-#: Seconds until the first of messages that are equal up to their last colon is shown, and then between two.
-SHOWN_AFTER_S, SHOWN_EVERY_S = 1.0, 10.0
 
 
 def shown_on_stderr() -> Tell:
-    """Return a function that prints progress messages on stderr, at intervals."""
-    due: dict[str, float] = {}
-
-    def show(text: str) -> None:
-        about, now = text.rpartition(":")[0], time.monotonic()
-        if now >= due.setdefault(about, now + SHOWN_AFTER_S):
-            due[about] = now + SHOWN_EVERY_S
-            print(text, file=sys.stderr, flush=True)
-
-    return show
+    """Return a function that prints progress messages on stderr, at growing intervals."""
+    return seldom(partial(print, file=sys.stderr, flush=True))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ def told(*, child: bool = False) -> Tell:
 
 def told_of_compiling(*, child: bool = False) -> Tell:
     """Do as `told`, and report compilation, too."""
-    from peelsum.transport.compiling import announce
+    from peelsum.compiling import announce
 
     tell = told(child=child)
     announce(tell)

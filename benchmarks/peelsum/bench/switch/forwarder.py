@@ -18,16 +18,13 @@ import numpy as np
 
 from peelsum.bench.devices import cpu_s
 from peelsum.bench.switch.load_hosts import RingHosts
-from peelsum.softswitch.ports import ring_kernels
+from peelsum.compiling import compiled
 from peelsum.softswitch.ports.interfaces import InterfacePorts, Method
 from peelsum.softswitch.ports.ring_kernels import Column, Wires, send_messages
 from peelsum.softswitch.ports.xdp import CHUNK, RING
 from peelsum.topology import veth
-from peelsum.wire import packet_bytes, system_calls
-from peelsum.wire.compiled import compiler
+from peelsum.wire import packet_bytes
 from peelsum.wire.system_calls import NO_WAIT, acquire, load, publish, save, sendto
-
-compiled = compiler([str(ring_kernels.__file__), str(system_calls.__file__), __file__])
 
 #: Frames under way, and frames sent at once.
 _WINDOW, _BURST = 512, 64

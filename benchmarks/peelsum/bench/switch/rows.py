@@ -123,7 +123,7 @@ def _deaf_children() -> Iterator[None]:
 def _first_packet_seconds(lanes: int) -> tuple[float, float]:
     """Return the first packet's seconds without and with compiled code on disk."""
     with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "XDG_CACHE_HOME": cache, "NUMBA_CACHE_DIR": cache}
+        environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
         command = [sys.executable, "-c", _FIRST_PACKET, str(lanes)]
         cold, cached = (
             # In its own process group, which Ctrl-C does not reach; `run` ends it.

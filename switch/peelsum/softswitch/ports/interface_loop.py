@@ -9,7 +9,7 @@ import numpy as np
 from numba import typeof
 from numpy.typing import NDArray
 
-from peelsum.softswitch.ports import ring_kernels, turns
+from peelsum.compiling import compiled
 from peelsum.softswitch.ports.interfaces import InterfacePorts
 from peelsum.softswitch.ports.ring_kernels import Wires, receive, send, unsent
 from peelsum.softswitch.ports.turns import (
@@ -28,9 +28,6 @@ from peelsum.softswitch.ports.turns import (
 )
 from peelsum.softswitch.runtime.native import SIGNATURE, Entry, types
 from peelsum.softswitch.runtime.switch import State, Switch
-from peelsum.wire.compiled import compiler
-
-compiled = compiler([*turns.SOURCES, str(ring_kernels.__file__), __file__])
 
 #: Microseconds after which the kernel is asked again to send what it left in a ring.
 _AGAIN_US = 1000

@@ -12,17 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.softswitch.ports import pacing, udp_kernels
+from peelsum.compiling import compiled
 from peelsum.softswitch.ports.pacing import PAUSE_US
 from peelsum.softswitch.ports.udp_kernels import HELD, PORTS, Count, Outbox, Sockets, row_of, send
-from peelsum.softswitch.runtime import queues
 from peelsum.softswitch.runtime.queues import TICK_SHIFT
 from peelsum.wire import FRAME_HEADER_BYTES
-from peelsum.wire.compiled import compiler
 from peelsum.wire.system_calls import memcpy
-
-SOURCES = (*udp_kernels.SOURCES, str(pacing.__file__), str(queues.__file__), __file__)
-compiled = compiler(SOURCES)
 
 #: Result of `due_in` while no packet waits.
 NEVER = 1 << 62

@@ -15,10 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.softswitch.ports import xdp
+from peelsum.compiling import compiled
 from peelsum.softswitch.ports.xdp import CHUNK, MOST_CHUNKS, RING
-from peelsum.wire import CPU_PORT, system_calls
-from peelsum.wire.compiled import compiler
+from peelsum.wire import CPU_PORT
 from peelsum.wire.system_calls import (
     AGAIN,
     INTERRUPTED,
@@ -34,8 +33,6 @@ from peelsum.wire.system_calls import (
     sendmmsg,
     sendto,
 )
-
-compiled = compiler([str(xdp.__file__), str(system_calls.__file__), __file__])
 
 #: v1model's ports have 9 bits.
 _PORTS = 512

@@ -18,18 +18,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.softswitch.ports import pacing_kernels
+from peelsum.compiling import compiled
 from peelsum.softswitch.ports.pacing_kernels import NEVER
-from peelsum.softswitch.runtime import switch as runtime_switch
 from peelsum.softswitch.runtime.native import Entry
 from peelsum.softswitch.runtime.switch import Room, Switch
-from peelsum.wire import CPU_PORT, system_calls
-from peelsum.wire.compiled import compiler
+from peelsum.wire import CPU_PORT
 from peelsum.wire.system_calls import INTERRUPTED, errno, nanoseconds, ppoll
-
-# A state's fields are places in a tuple, so the file that orders them is among the sources.
-SOURCES = (*pacing_kernels.SOURCES, str(runtime_switch.__file__), str(system_calls.__file__), __file__)
-compiled = compiler(SOURCES)
 
 _READABLE, _RETURNED = 1 << 32, 48
 CLOCK_MASK: Final = (1 << 48) - 1

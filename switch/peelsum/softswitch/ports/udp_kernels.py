@@ -28,19 +28,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, PROOF_BYTES, system_calls
-from peelsum.wire import format as wire_format
-from peelsum.wire import frames as wire_frames
-from peelsum.wire import hello as wire_hello
-from peelsum.wire.compiled import compiler
+from peelsum.compiling import compiled
+from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, PROOF_BYTES
 from peelsum.wire.hello import keyed_hash
 from peelsum.wire.system_calls import AGAIN, NO_BUFFERS, NO_WAIT, errno, is_late, nanoseconds, sendmsg
 from peelsum.wire.system_calls import receive as receive_datagram
-
-#: The files from which compiled functions take constants and functions.
-_MODULES = (wire_format, wire_frames, wire_hello, system_calls)
-SOURCES = (*(str(module.__file__) for module in _MODULES), __file__)
-compiled = compiler(SOURCES)
 
 #: v1model's ports have 9 bits.
 PORTS = 512

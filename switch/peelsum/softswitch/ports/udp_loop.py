@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numba import typeof
 
-from peelsum.softswitch.ports import turns
+from peelsum.compiling import compiled
 from peelsum.softswitch.ports.pacing_kernels import (
     Rings,
     crowded,
@@ -40,9 +40,6 @@ from peelsum.softswitch.ports.udp_kernels import SHARE, Batch, Outbox, Sockets, 
 from peelsum.softswitch.runtime.native import SIGNATURE, Entry, types
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.softswitch.runtime.switch import State, Switch
-from peelsum.wire.compiled import compiler
-
-compiled = compiler([*turns.SOURCES, __file__])
 
 #: Why the loop returned, beside `turns`: the kernel refuses segments of the port whose row is added to it.
 _REFUSED = FOR_CPU + 1

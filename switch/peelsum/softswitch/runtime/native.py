@@ -22,8 +22,9 @@ from peelsum.softswitch.runtime import hashes, lookups, queues
 # Numba's own annotations are partial and do not describe what it returns here.
 types: Any = numba_types
 cgutils: Any = numba_cgutils
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
-_jit: Callable[[Any], Any] = njit(**_OPTIONS)
+#: Numba's options for generated code and these functions.
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+_jit: Callable[[Any], Any] = njit(**OPTIONS)
 
 
 def K(value: int) -> np.uint64:  # noqa: N802 - short, since generated code defines every constant with it
@@ -67,17 +68,11 @@ SIGNATURE = types.UniTuple(types.uint64, 2)(
 SIGNATURE_AGAIN = SIGNATURE.return_type(*SIGNATURE.args, _U64, _U64, _U8)
 
 
-def compiler(cached: bool, again: bool = False) -> Callable[[Any], Any]:
-    """Return the decorator that compiles the generated function."""
-    compile_it: Callable[[Any], Any] = njit(SIGNATURE_AGAIN if again else SIGNATURE, cache=cached, **_OPTIONS)
-    return compile_it
-
-
 class Entry(types.WrapperAddressProtocol):  # type: ignore[misc]
     """A compiled program as a function pointer: a loop that calls it is not compiled for that program."""
 
     def __init__(self, run: Any) -> None:
-        """Take what `compiler` has made of a program whose packets go through it once."""
+        """Take the machine code of a program whose packets go through it once."""
         self._run = run  # keeps the code in memory
         made = run.get_compile_result(SIGNATURE)
         self._address = made.library.get_pointer_to_function(made.fndesc.llvm_cfunc_wrapper_name)

@@ -6,7 +6,6 @@ It has no sockets and no clock: time is an argument, and ports are numbers.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -46,7 +45,6 @@ class Switch:
     mode: "numba" runs machine code, "python" runs the generated text, thousands of times slower. A program
     that would take too long to compile is run as text, too, and `mode` says so.
     roll: False leaves loops over lanes unrolled, for comparison.
-    cache: the folder for machine code, by default in the user's cache folder.
     queues: frames that leave by one of their ports pass through its queue.
     `lock` is held while a batch is processed and during every access to state.
     """
@@ -57,7 +55,6 @@ class Switch:
         mode: Literal["numba", "python"] = "numba",
         *,
         roll: bool = True,
-        cache: Path | None = None,
         queues: Queues | None = None,
     ) -> None:
         if mode not in ("numba", "python"):
@@ -92,7 +89,7 @@ class Switch:
         self._again_bytes = np.zeros(0, np.uint8)
         self._queues = (queues or Queues({})).memory
         self._out = Room()
-        code = machine_code(generated, program.name, cache) if mode == "numba" else None
+        code = machine_code(generated, program.name) if mode == "numba" else None
         self.mode = "python" if code is None else "numba"
         self._run = as_it_is(generated) if code is None else code
         #: For compiled loops; None if the program is not compiled, or packets may go through it again.

@@ -1,0 +1,139 @@
+"""What the machine code of a function depends on, as a number.
+
+Compiled code contains the functions that it calls and the constants of their modules. Numba's own cache
+notices only changes of the function's file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import sys
+from collections.abc import Iterable
+from enum import Enum
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import llvmlite
+import numba
+import numpy as np
+from numba.core.dispatcher import Dispatcher
+from numba.core.types import ExternalFunction, Type
+
+_VERSIONS = (platform.python_version(), numba.__version__, llvmlite.__version__, np.__version__)
+#: Packages whose content their versions tell.
+_VERSIONED = {"numba", "llvmlite", "numpy"} | sys.stdlib_module_names
+_Constants = int | float | complex | str | bytes | bool | None | np.generic
+
+
+def fingerprint(loop: Any) -> str:
+    """Return 32 hexadecimal digits that change with the code of a dispatcher and with all that it uses.
+
+    Raises TypeError if it uses a value whose content cannot be told.
+    """
+    uses = _Uses()
+    uses.add(loop, ())
+    return uses.digest()
+
+
+class _Uses:
+    """A walk over a function and all values that it refers to, each once."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256(repr(_VERSIONS).encode())
+        self._seen: dict[int, tuple[int, Any]] = {}  # with the value, whose id is not reused meanwhile
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()[:32]
+
+    def add(self, value: Any, names: Iterable[str]) -> None:
+        """Add a value, and those of its attributes that are among `names`."""
+        if value is None or isinstance(value, _Constants):
+            self._put("constant", type(value).__qualname__, repr(value))
+        elif isinstance(value, type | ModuleType):
+            self._add_space(value, names)
+        elif id(value) in self._seen:
+            self._put("again", str(self._seen[id(value)][0]))
+        else:
+            self._seen[id(value)] = len(self._seen), value
+            self._add_new(value)
+
+    def _put(self, *parts: str) -> None:
+        for part in parts:
+            content = part.encode()
+            self._hash.update(b"%d:%b" % (len(content), content))
+
+    def _add_space(self, value: Any, names: Iterable[str]) -> None:
+        """Add a module or a class; other packages' are told by their versions."""
+        self._put("space", getattr(value, "__module__", ""), getattr(value, "__qualname__", value.__name__))
+        if not _versioned(getattr(value, "__module__", value.__name__)):
+            self._put(*map(str, getattr(value, "_fields", ())))
+            for name in names:
+                if hasattr(value, name) and not hasattr(tuple, name):
+                    self._put(name)
+                    self.add(getattr(value, name), names)
+
+    def _add_new(self, value: Any) -> None:
+        self._put(type(value).__qualname__)
+        match value:
+            case Dispatcher():
+                self._put(repr(sorted(value.targetoptions.items())))
+                self._add_function(value.py_func)
+            case FunctionType():
+                self._add_function(value)
+            case partial():
+                self._add_all((value.func, value.args, value.keywords))
+            case CodeType():
+                self._put(value.co_code.hex(), *value.co_names, *value.co_varnames)
+                self._add_all(value.co_consts)
+            case np.ndarray():
+                self._put(value.dtype.str, repr(value.shape), value.tobytes().hex())
+            case tuple() | list():
+                self._add_all(value)
+            case dict():
+                self._add_all(value.items())
+            case ExternalFunction():
+                self._put(value.symbol, str(value.sig))
+            case Type() | Enum() | BuiltinFunctionType() | np.ufunc():
+                self._put(repr(value))
+            case frozenset():
+                self._put(*sorted(map(repr, value)))
+            case _ if hasattr(value, "_defn"):  # an intrinsic of Numba
+                self._add_function(value._defn)
+            case _:
+                self._add_foreign(value)
+
+    def _add_foreign(self, value: Any) -> None:
+        shown = repr(value)
+        if " at 0x" in shown:
+            raise TypeError(f"{shown}: a compiled function uses it, and its content cannot be told")
+        self._put(shown)
+
+    def _add_all(self, values: Iterable[Any]) -> None:
+        for value in values:
+            self.add(value, ())
+
+    def _add_function(self, function: Any) -> None:
+        if _versioned(function.__module__):
+            self._put(function.__module__, function.__qualname__)
+            return
+        names = sorted(_names(function.__code__))
+        self.add(function.__code__, ())
+        self.add(function.__defaults__, ())
+        for cell in function.__closure__ or ():
+            self.add(cell.cell_contents, names)
+        for name in names:
+            if name in function.__globals__:
+                self._put(name)
+                self.add(function.__globals__[name], names)
+
+
+def _versioned(module: str) -> bool:
+    return module.partition(".")[0] in _VERSIONED
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names of globals and attributes that code and its inner functions use."""
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*inner)
