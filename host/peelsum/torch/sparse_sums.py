@@ -50,7 +50,7 @@ class SparseTensor:
 
     def __str__(self) -> str:
         dtype = str(self.tensor.dtype).removeprefix("torch.")
-        return f"{dtype}{list(self._shape)}{list(self._row_shape) or ''}"
+        return f"{dtype}{list(self.tensor.shape)} with {len(self._shape)} sparse dimensions"
 
     def replace(self, rows: NDArray[np.int64], values: torch.Tensor) -> None:
         """Give the tensor these rows only, int64[u], with values[u, width], as a coalesced tensor."""
@@ -92,7 +92,7 @@ class RowSum:
         self.finite = True
         #: Of fixed point, the smallest scale of a block.
         self.scale: int | None = None
-        own = tensor.values.reshape(-1, tensor.width)
+        own = tensor.values.reshape(tensor.rows.size, tensor.width)
         places = union.places[worker_id]
         is_shared = union.shared[places]
         #: [s, width]: this rank's rows among those that several ranks have, with zeros for others' rows.
@@ -122,7 +122,7 @@ class RowSum:
             return 0
         own = torch.from_numpy(words[:count].view(np.uint8)[:size].copy()).view(self.values.dtype)
         self.finite &= not self.fixed or bool(own.isfinite().all())
-        self.values[places] = scaled(own).view(-1, self.tensor.width).to(self.values.dtype)
+        self.values[places] = scaled(own).view(places.numel(), self.tensor.width).to(self.values.dtype)
         return count
 
     def replace(self) -> None:
