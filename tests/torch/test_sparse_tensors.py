@@ -96,21 +96,16 @@ def test_sums_are_those_of_dense_tensors(all_summed, options):
 
 
 @pytest.mark.parametrize("op", [R.AVG, dist._make_nccl_premul_sum(FACTOR)], ids=["average", "premul"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32], ids=str)
 @pytest.mark.parametrize("options", [None, FIXED], ids=["precise", "fixed"])
-def test_averages_and_factors(summed, op, dtype, options):
-    if dtype == torch.int32 and op != R.AVG:
-        pytest.skip("takes floats")
-    given = [drawn(rank, (50, 4), 1, 5 * rank, dtype) for rank in range(RANKS)]
-    result, _ = summed(given, op, options)
-    total = sum(one.to_dense().double() for one in given)
-    if op != R.AVG:
-        expected = total * FACTOR
-    else:
-        expected = (
-            total / RANKS if dtype.is_floating_point else torch.div(total, RANKS, rounding_mode="trunc")
-        )
-    assert torch.equal(result.to_dense(), expected.float().to(dtype))
+def test_averages_and_factors(all_summed, op, options):
+    dtypes = [torch.float32, torch.bfloat16, *([torch.int32] if op == R.AVG else [])]
+    cases = [[drawn(rank, (50, 4), 1, 5 * rank, dtype) for rank in range(RANKS)] for dtype in dtypes]
+    results, _ = all_summed(cases, op, options)
+    for dtype, given, result in zip(dtypes, cases, results, strict=True):
+        total = sum(one.to_dense().double() for one in given)
+        expected = total / RANKS if op == R.AVG else total * FACTOR
+        expected = expected.float() if dtype.is_floating_point else expected.trunc()
+        assert torch.equal(result.to_dense(), expected.to(dtype))
 
 
 def test_bits_of_shared_rows_are_those_of_integers_and_of_others_the_ranks_own(summed):
