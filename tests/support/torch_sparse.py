@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import runpy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -109,3 +111,10 @@ def of_a_long_table(rank: int, rows: int, width: int) -> tuple[list[int], int]:
     return gradient.indices()[0].tolist(), 1024 * (
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     )
+
+
+def example(rank: int) -> tuple[list[float], list[np.ndarray], float]:
+    """Losses and parameters of the example, and how many bytes its sums saved."""
+    path = Path(__file__).parents[2] / "examples" / "train_dlrm.py"
+    losses, model, stats = runpy.run_path(str(path))["train"]([100_000, 50], 20, 64)
+    return losses, [one.detach().numpy() for one in model.parameters()], stats.saving

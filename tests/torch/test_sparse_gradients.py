@@ -106,3 +106,12 @@ def test_three_rows_of_ten_million_cost_three_rows():
         assert touched == [1, rows // 2, rows - 2, rows - 1]
         assert grown < 2**24
     assert star.report.server["results"] < 40
+
+
+@pytest.mark.system
+def test_the_example_learns():
+    by_rank = run_ranks(2, sparse.example)
+    alike([parameters for _, parameters, _ in by_rank])
+    for losses, _, saving in by_rank:
+        assert np.mean(losses[-5:]) < np.mean(losses[:5])
+        assert saving > 50

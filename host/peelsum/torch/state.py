@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -67,6 +68,9 @@ class SwitchAllreduceState:
     - `timeout_s`: seconds that a sum waits for other workers before it raises an error that names them. None
       takes the job's timeout, or 30 s.
     - `log_every`: steps between two lines of statistics, at level INFO of logger `peelsum.torch`; 0 for none.
+
+    Sparse gradients, of tables with `sparse=True`, are summed by rows at the end of a backward pass, without
+    loss: `forms`, `values`, `compressor` and `strategy` do not concern them.
 
     Under `peelsum trace record`, a state also records the gradients that it gets, before they are summed.
 
@@ -181,8 +185,11 @@ class SwitchAllreduceState:
         done = bucket.future()
         self._unused.detach()
         names, step = self._names.of(parameters), self._steps - self._passes.counted
-        if self._tracing is not None and isinstance(bucket, Bucket):
-            self._tracing.record(names, bucket, self.process_group)
+        if self._tracing is not None:
+            if isinstance(bucket, Bucket):
+                self._tracing.record(names, bucket, self.process_group)
+            else:
+                warnings.warn("trace: leaves out sparse gradients, as it records all elements", stacklevel=2)
         within = this_pass()
         last |= within is None
         if not last:
