@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import error_of
 
-from peelsum.torch import HookStats, SwitchAllreduceState, hook
+from peelsum.torch import HookStats, SwitchAllreduceState, TopK, hook
 
 ROWS, WIDTH = (10_000, 300, 40), 16
 
@@ -43,15 +43,15 @@ def clicks(rank: int, step: int) -> torch.Tensor:
 
 
 def trained(
-    rank: int, settings: dict[str, Any] | None, steps: int
+    rank: int, settings: dict[str, Any] | None, steps: int, **options: Any
 ) -> tuple[list[np.ndarray], list[Any], HookStats | None]:
     """Parameters after some steps of SparseAdam and SGD, gradients before and after the sum, and statistics.
 
-    settings: None leaves the hook out.
+    settings: None leaves the hook out. options: DDP's.
     """
     torch.manual_seed(7)
     module = Clicks()
-    ddp = DistributedDataParallel(module)
+    ddp = DistributedDataParallel(module, **options)
     state, seen = None, []
     if settings is not None:
         state = SwitchAllreduceState(names=module.named_parameters(), **settings)
@@ -74,6 +74,19 @@ def trained(
             optimizer.zero_grad()
     stats = None if state is None else state.stats()
     return [one.detach().numpy() for one in module.parameters()], pairs, stats
+
+
+def by_options(rank: int) -> list[list[np.ndarray]]:
+    """Parameters after some steps, with options of DDP and of the state that concern dense gradients only."""
+    made = []
+    for options, settings in [
+        ({}, {}),
+        ({"static_graph": True}, {}),
+        ({"gradient_as_bucket_view": True, "find_unused_parameters": True}, {}),
+        ({}, {"compressor": TopK(1.0)}),
+    ]:
+        made.append(trained(rank, {"over": "gloo", **settings}, 3, **options)[0])
+    return made
 
 
 def _in_rows(gradient: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:

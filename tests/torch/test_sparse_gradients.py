@@ -64,6 +64,12 @@ def test_averages_are_those_of_integers_bit_for_bit():
         assert stats.wire_bytes < stats.dense_bytes / 5
 
 
+def test_options_of_ddp_and_a_compressor():
+    for usual, *others in run_ranks(2, sparse.by_options):
+        for one in others:
+            close(one, usual)
+
+
 def test_a_trainer_without_ddp():
     first, second = run_ranks(2, sparse.averaged)
     (_, ddp, _), _ = run_ranks(2, sparse.trained, {"over": "gloo"}, 1)
