@@ -283,12 +283,16 @@ class _MeteredSummation:
 class SparseSums:
     """The sparse gradients of a backward pass, which are summed together, at its end.
 
+    A parameter's first gradient does not wait: in the first pass of a static graph DDP hands over no bucket
+    as the last one, and waits for all before the pass ends.
+
     submit: queues the work that sums them, of which a future tells.
     """
 
     def __init__(self, submit: Callable[[Sequence[SparseTensor], Sequence[str], Future[None]], None]) -> None:
         self._submit = submit
         self._waiting: dict[str, SparseTensor] = {}
+        self._summed_before: set[str] = set()
         self._done: Future[None] = Future()
         self._pass: int | None = None
 
@@ -305,8 +309,11 @@ class SparseSums:
             self.flush()
         if not self._waiting:
             self._pass, self._done = within, Future()
-        self._waiting[name] = tensor
-        return self._done
+        self._waiting[name], done = tensor, self._done
+        if name not in self._summed_before:
+            self._summed_before.add(name)
+            self.flush()
+        return done
 
     def flush(self) -> None:
         """Queue the sum of the gradients that wait."""
