@@ -127,12 +127,6 @@ def test_settings_that_differ_are_told_to_all():
         assert "not the same on every worker" in message
 
 
-def test_gradients_in_torchs_sparse_form_are_refused():
-    for error, message, _ in run_ranks(2, training.refused, GLOO, {"sparse": True}):
-        assert error == "HookConfigError"
-        assert "make the embedding with sparse=False" in message
-
-
 # FSDP2
 
 

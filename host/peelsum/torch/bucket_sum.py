@@ -38,6 +38,8 @@ from peelsum.torch.errors import HookError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.routes import Routes, collectives_of, path_of
 from peelsum.torch.settings import Settings
+from peelsum.torch.sparse_sums import SparseSums, SparseTensor, average_rows
+from peelsum.torch.stats import SparseResult
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
 
 _log = logging.getLogger("peelsum.torch")
@@ -115,7 +117,7 @@ class BucketSums:
         memory: Memory | None,
         history: History,
         decisions: Decisions | None,
-        count: Callable[[StepResult | CompressedResult, int], None],
+        count: Callable[[StepResult | CompressedResult | SparseResult, int], None],
     ) -> None:
         self._settings, self._memory, self._history, self._count = settings, memory, history, count
         self._decisions, self._path = decisions, SwitchPath()
@@ -123,6 +125,8 @@ class BucketSums:
         self._sums: dict[tuple[str, ...], BucketSum] = {}
         self._queue: SumQueue | None = None
         self._waiting = WaitingBuckets(settings.model)
+        self._sparse = SparseSums(self._submit_sparse)
+        self._of_sparse: QueuedSummation | None = None
         self._closed = False
 
     def connect(self, group: dist.ProcessGroup | None, gradients: torch.Tensor | None = None) -> SumQueue:
@@ -170,7 +174,7 @@ class BucketSums:
 
     def submit(
         self,
-        bucket: Bucket,
+        bucket: Bucket | SparseTensor,
         names: tuple[str, ...],
         step: int,
         group: dist.ProcessGroup | None,
@@ -181,23 +185,48 @@ class BucketSums:
         """Queue the sum of a bucket, whose parameters have these names; return its future.
 
         last: False lets it wait for the next bucket, or for `flush`. within: the backward pass, None outside.
+        Sparse gradients wait for the last bucket.
         """
         if self._closed:
             refused: Future[None] = Future()
             refused.set_exception(_closed_error())
             return refused
-        self.connect(group, bucket.buffer)
-        if not self._settings.buckets_wait:
-            return self._submit([bucket], names, step)
-        if self._waiting.ended(names, within):
-            self.flush(step)
-        done = self._waiting.add(bucket, names)
-        if last or not self._waiting.wait():
+        if isinstance(bucket, SparseTensor):
+            self.connect(group, bucket.tensor)
+            done = self._sparse.add(bucket, names[0], within)
+        else:
+            self.connect(group, bucket.buffer)
+            done = self._submit_dense(bucket, names, step, last, within)
+        if last:
             self.flush(step)
         return done
 
     def flush(self, step: int) -> None:
-        """Queue the sum of the buckets that wait for others."""
+        """Queue the sums of the buckets that wait for others."""
+        self._flush_dense(step)
+        self._sparse.flush()
+
+    def _submit_dense(
+        self, bucket: Bucket, names: tuple[str, ...], step: int, last: bool, within: int | None
+    ) -> Future[None]:
+        if not self._settings.buckets_wait:
+            return self._submit([bucket], names, step)
+        if self._waiting.ended(names, within):
+            self._flush_dense(step)
+        done = self._waiting.add(bucket, names)
+        if last or not self._waiting.wait():
+            self._flush_dense(step)
+        return done
+
+    def _submit_sparse(
+        self, tensors: Sequence[SparseTensor], names: Sequence[str], done: Future[None]
+    ) -> None:
+        queue, count = self._queue, self._count
+        assert queue is not None
+        queued = self._of_sparse = self._of_sparse or QueuedSummation(queue)
+        queue.submit(queued, lambda: count(average_rows(queued, tensors, names), len(tensors)), done)
+
+    def _flush_dense(self, step: int) -> None:
         waiting = self._waiting.taken()
         if waiting:
             names = tuple(chain.from_iterable(one.names for one in waiting))
@@ -240,6 +269,7 @@ class BucketSums:
         self._closed = True
         queue, self._queue = self._queue, None
         self._sums.clear()
+        self._of_sparse = None
         if queue is not None:
             try:
                 queue.close()

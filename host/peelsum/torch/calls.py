@@ -100,7 +100,8 @@ def _copy_back(near: torch.Tensor, tensor: torch.Tensor, divisor: int) -> None:
         near = near.view(tensor.dtype).squeeze(-1)
     if divisor > 1:
         near = torch.div(near, divisor, rounding_mode=None if near.is_floating_point() else "trunc")
-    tensor.detach().copy_(near)
+    with torch.no_grad():
+        tensor.copy_(near)  # `detach` would copy a sparse tensor's list of rows
 
 
 def _tensors(given: Any) -> list[torch.Tensor]:

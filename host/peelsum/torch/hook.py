@@ -16,7 +16,8 @@ from peelsum.torch.state import SwitchAllreduceState
 def hook(state: SwitchAllreduceState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket's gradients over ranks, exactly; for `ddp.register_comm_hook(state, hook)`.
 
-    Return at once, with a future of the bucket's own buffer. Gradients are float32, float16 or bfloat16.
+    Return at once, with a future of the bucket's own buffer. Gradients are float32, float16 or bfloat16,
+    dense or sparse.
     One that is not finite on some rank becomes NaN on all ranks, so a GradScaler skips the step everywhere.
     If the allreduce fails, e.g. because a rank died, `backward` raises.
     Raises HookConfigError if `state` is not a SwitchAllreduceState, or has another group than DDP.

@@ -28,6 +28,7 @@ from peelsum.allreduce.history_loops import warm_up
 from peelsum.torch.buckets import Bucket
 from peelsum.torch.calls import CALLS, by_gloo
 from peelsum.torch.errors import HookConfigError
+from peelsum.torch.sparse_sums import SparseTensor
 from peelsum.torch.starts import when_all_are_ready
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
 from peelsum.torch.switch_seat import connect_group, connect_rank
@@ -179,10 +180,12 @@ class SwitchProcessGroup(dist.ProcessGroup):
 
     def _reduce(self, name: str, tensors: list[torch.Tensor], opts: Any, *, written: bool) -> Any:
         if opts.reduceOp.op in SUMS:
-            tensors = [torch.view_as_real(one) if one.is_complex() else one for one in tensors]
+            tensors = [_as_reals(one) for one in tensors]
         reduction = Reduction.of(name, tensors, opts)
         if self._sums is None or not all(reduction.by_switch(one) for one in tensors):
             return by_gloo(self._gloo, name, tensors, opts)
+        if any(one.is_sparse for one in tensors):
+            return self._submit_sparse(name, opts, tensors, reduction, written)
         reduced = functools.partial(self._sums.reduced, reduction=reduction)
         return self._submit(name, opts, tensors, reduced, written)
 
@@ -205,6 +208,23 @@ class SwitchProcessGroup(dist.ProcessGroup):
                     total = result(near)
                     if written:
                         near.copy_(total)
+
+        return self._work(name, opts, tensors, work)
+
+    def _submit_sparse(
+        self, name: str, opts: Any, tensors: list[torch.Tensor], reduction: Reduction, written: bool
+    ) -> dist.Work:
+        """Queue a reduction of sparse tensors, which are replaced if `written`."""
+        sums, given = self._sums, [SparseTensor(one) for one in tensors]
+        assert sums is not None
+        if self._check is not None:
+            self._compare(name, tensors, opts)
+
+        def work() -> None:
+            for one in given:
+                total = sums.summed_rows(one, reduction)
+                if written:
+                    total.replace()
 
         return self._work(name, opts, tensors, work)
 
@@ -247,6 +267,10 @@ class SwitchProcessGroup(dist.ProcessGroup):
         # Torch stores `set_timeout`'s value there. A timeout of zero or below means that none was given.
         limit = opts.timeout if opts.timeout > timedelta(0) else self._backend.options._timeout
         return Submitted(self._queue.submit(self._turn, work), tensors, name, limit)
+
+
+def _as_reals(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() and not tensor.is_sparse else tensor
 
 
 def _handed_over(name: str) -> Callable[..., Any]:

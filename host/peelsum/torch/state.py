@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from peelsum.torch.decisions import Decisions
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.parameter_names import ParameterNames
 from peelsum.torch.settings import Settings
+from peelsum.torch.sparse_sums import SparseTensor, check_layouts
 from peelsum.torch.starts import expect_start
 from peelsum.torch.stats import HookStats, RunningStats
 from peelsum.torch.tracing import Tracing
@@ -67,6 +69,9 @@ class SwitchAllreduceState:
     - `timeout_s`: seconds that a sum waits for other workers before it raises an error that names them. None
       takes the job's timeout, or 30 s.
     - `log_every`: steps between two lines of statistics, at level INFO of logger `peelsum.torch`; 0 for none.
+
+    Sparse gradients, of tables with `sparse=True`, are summed by rows at the end of a backward pass, without
+    loss: `forms`, `values`, `compressor` and `strategy` do not concern them.
 
     Under `peelsum trace record`, a state also records the gradients that it gets, before they are summed.
 
@@ -225,16 +230,20 @@ class SwitchAllreduceState:
 
         last: whether no other bucket of the module follows in this backward pass.
         """
-        if buffer.layout != torch.strided:
-            raise HookConfigError(
-                f"gradient: is {buffer.layout}; make the embedding with sparse=False; its zeros are not sent"
-            )
-        bucket = Bucket(buffer, [parameter.shape for parameter in parameters])
+        check_layouts("gradient", [buffer])
+        bucket: Bucket | SparseTensor
+        if buffer.is_sparse:
+            bucket = SparseTensor(buffer)
+        else:
+            bucket = Bucket(buffer, [parameter.shape for parameter in parameters])
         done = bucket.future()
         self._unused.detach()
         names, step = self._names.of(parameters), self._steps - self._passes.counted
         if self._tracing is not None:
-            self._tracing.record(names, bucket, self.process_group)
+            if isinstance(bucket, Bucket):
+                self._tracing.record(names, bucket, self.process_group)
+            else:
+                warnings.warn("trace: leaves out sparse gradients, as it records all elements", stacklevel=2)
         within = this_pass()
         last |= within is None
         if not last:
@@ -244,7 +253,7 @@ class SwitchAllreduceState:
             work.add_done_callback(self._tracing.note_sum)
         if within is not None:
             # DDP must end its pass normally to be able to begin another; failed gradients become NaN.
-            told = pass_on(work, done, lambda: buffer, after_error=lambda: buffer.fill_(math.nan))
+            told = pass_on(work, done, lambda: buffer, after_error=lambda: _spoiled(buffer))
             wait_at_end(told, self._stats.add_wait)
         else:
             pass_on(work, done, lambda: buffer)
@@ -272,12 +281,18 @@ class SwitchAllreduceState:
         given = {one: one.grad for one in parameters if one.grad is not None}
         if not given:
             raise HookConfigError("parameters: none has a gradient; call this after `backward`")
+        for parameter in [one for one, gradient in given.items() if gradient.is_sparse]:
+            self.submit(given.pop(parameter), [parameter]).wait()
+        if given:
+            self._average_dense(given)
+        self.end_step()
+
+    def _average_dense(self, given: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
         flat = torch.cat([gradient.flatten() for gradient in given.values()])
         self.submit(flat, list(given)).wait()
         averages = flat.split_with_sizes([one.numel() for one in given])
         for gradient, average in zip(given.values(), averages, strict=True):
             gradient.copy_(average.view_as(gradient))
-        self.end_step()
 
     def end_step(self) -> None:
         """Count a backward pass once one module's buckets have all been submitted; for `hook`."""
@@ -293,6 +308,12 @@ class SwitchAllreduceState:
             call_at_end(partial(call_at_end, self._stats.log))
         else:
             self._stats.log()
+
+
+def _spoiled(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient whose values have become NaN."""
+    (gradient._values() if gradient.is_sparse else gradient).fill_(math.nan)
+    return gradient
 
 
 def _warn_unused() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from peelsum.allreduce import StepResult
 from peelsum.allreduce.indexes import IndexForm
@@ -30,8 +30,9 @@ class TensorStats:
     elements: int
     """Number of elements."""
 
-    form: Form | Kind
-    """How the values travelled: dense, compact or sketch; or as additive or gathered payloads."""
+    form: Form | Kind | Literal["rows"]
+    """How the values travelled: dense, compact or sketch; as additive or gathered payloads; or as the rows of
+    a sparse gradient."""
 
     index: IndexForm | None
     """How the index travelled; None for a form without an index."""
@@ -47,6 +48,30 @@ class TensorStats:
 
     scale_block: int | None
     """Elements in each block that had a scale of its own; None if all had the same, or none was needed."""
+
+
+@dataclass(frozen=True)
+class SparseTensorStats(TensorStats):
+    """A sparse gradient as it was summed."""
+
+    name: str
+    """The parameter's name."""
+
+    finite: bool
+    """Whether it was finite on all workers."""
+
+
+@dataclass(frozen=True)
+class SparseResult:
+    """What the sum of a backward pass's sparse gradients cost; the fields are those of `StepResult`."""
+
+    tensors: Sequence[SparseTensorStats]
+    """The gradients."""
+    wire_bytes: int
+    dense_bytes: int
+    encode_s: float
+    network_s: float
+    decode_s: float
 
 
 @dataclass(frozen=True)
@@ -139,7 +164,7 @@ class HookStats:
         )
 
 
-def _tensor_stats(one: TensorTally | CompressedTensor) -> TensorStats:
+def _tensor_stats(one: TensorTally | CompressedTensor | SparseTensorStats) -> TensorStats:
     """Return the statistics of a parameter's sum; a compressed one has no `scale_block`."""
     values: dict[str, Any] = {each.name: getattr(one, each.name, None) for each in fields(TensorStats)}
     return TensorStats(**values)
@@ -171,7 +196,7 @@ class RunningStats:
             tensors |= told()
         return HookStats(**totals, tensors=tensors)
 
-    def add(self, result: StepResult | CompressedResult, buckets: int) -> None:
+    def add(self, result: StepResult | CompressedResult | SparseResult, buckets: int) -> None:
         """Count the sum of one or more buckets."""
         told: Callable[[], Mapping[str, TensorStats]]
         if isinstance(result, StepResult):

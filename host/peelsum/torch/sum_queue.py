@@ -17,6 +17,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar, cast
 
+import numpy as np
+
 from peelsum.allreduce import Part, Summation
 from peelsum.summation import PieceSummation, Words
 from peelsum.torch.errors import HookError, HookFailedError
@@ -152,8 +154,12 @@ class QueuedSummation:
         return self.in_turn(lambda: cast(PieceSummation, self.backend).reduce_scatter(words))
 
     def all_gather(self, words: Words) -> Words:
-        """See `PieceSummation.all_gather`."""
-        return self.in_turn(lambda: cast(PieceSummation, self.backend).all_gather(words))
+        """See `PieceSummation.all_gather`; a backend that sums only ORs copies in the workers' places."""
+        if hasattr(self.backend, "all_gather"):
+            return self.in_turn(lambda: cast(PieceSummation, self.backend).all_gather(words))
+        everybody = np.zeros((self.workers, words.size), np.uint32)
+        everybody[self.worker_id] = words
+        return self.sum_words([Part(everybody.reshape(-1), "or")])[0]
 
     def broadcast(self, words: Words, root: int) -> Words:
         """See `PieceSummation.broadcast`."""

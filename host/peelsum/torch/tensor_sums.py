@@ -16,6 +16,7 @@ from peelsum.allreduce import Allreduce, Part, reduce_scatter
 from peelsum.summation import Op, PieceSummation, Words
 from peelsum.torch.buckets import summable
 from peelsum.torch.errors import HookConfigError
+from peelsum.torch.sparse_sums import RowSum, SparseTensor, check_layouts, sum_rows
 
 _R: Any = dist.ReduceOp.RedOpType
 SUMS = (_R.SUM, _R.AVG, _R.PREMUL_SUM)
@@ -52,6 +53,7 @@ class Reduction(NamedTuple):
     def of(cls, call: str, tensors: list[torch.Tensor], opts: Any) -> Reduction:
         """Return the reduction of a call's options. Raises HookConfigError if the tensors' type lacks it."""
         check_device(call, tensors)
+        check_layouts(call, tensors)
         op, factor = opts.reduceOp.__getstate__()
         for tensor in tensors:
             if tensor.dtype == torch.bool:
@@ -62,10 +64,11 @@ class Reduction(NamedTuple):
 
     def by_switch(self, tensor: torch.Tensor) -> bool:
         """Return whether a switch reduces the tensor."""
-        if tensor.layout != torch.strided:
-            return False
-        bits = self.op in (_R.BOR, _R.BAND)
-        return bits or (self.op in SUMS and tensor.dtype != torch.float64)
+        if self.op in SUMS:
+            return tensor.dtype != torch.float64
+        if tensor.is_sparse:  # zeros of booleans change no OR; gloo refuses what they change
+            return self.op == _R.BOR and tensor.dtype == torch.bool
+        return self.op in (_R.BOR, _R.BAND)
 
 
 def check_device(call: str, tensors: Iterable[torch.Tensor]) -> None:
@@ -116,6 +119,20 @@ class TensorSums:
             )
             result = torch.from_numpy(total)
         return result.view(tensor.shape)
+
+    def summed_rows(self, tensor: SparseTensor, reduction: Reduction) -> RowSum:
+        """Return the reduction of a sparse tensor over workers."""
+        reduced = functools.partial(self.reduced, reduction=reduction)
+        (total,) = sum_rows(
+            self._summation,
+            [tensor],
+            reduction.op.name,
+            average=reduction.op == _R.AVG,
+            factor=reduction.factor,
+            precise_up_to=self._precise_up_to,
+            otherwise=reduced,
+        )
+        return total
 
     def scattered(self, flat: torch.Tensor, reduction: Reduction) -> torch.Tensor:
         """Return this worker's piece, [n], of the reduction of flat[workers * n]."""

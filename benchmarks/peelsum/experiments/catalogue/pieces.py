@@ -56,12 +56,12 @@ def measure(seed: int, collective: str, elements: int, ranks: int, rounds: int, 
         "sent": round(packet * ports["1"]["received"] / whole, 3),
         "received": round(packet * ports["1"]["sent"] / whole, 3),
         "ring": round(RING[collective] * (ranks - 1) / ranks, 3),
-        **_compared(found),
+        **compared(found),
         "wrong": sum(one["wrong"] for one in found),
     }
 
 
-def _compared(found: list[_Found]) -> dict[str, float]:
+def compared(found: list[_Found]) -> dict[str, float]:
     """Return the medians over rounds of the slowest rank, by backend, and peelsum's over gloo's."""
     each = {
         f"{name}{what}": 1e3
