@@ -6,13 +6,17 @@ that field on a worker, the worker also sends the upper parts of the block's num
 own. The header shows all workers which blocks these are: their elements are the candidates of that sketch.
 
 What does not fit travels in a second round: candidates that peeling left over, and blocks that are far above
-or below what was expected. If too many zeros have passed an index, the candidates' bits are sent before that.
+or below what was expected. If there are more candidates than the sketch has room for, only as many as are too
+many travel then, as they are: the sketch without them has the others. If too many zeros have passed an index,
+the candidates' bits are sent before that.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +24,7 @@ from numpy.typing import NDArray
 
 from peelsum import kept_pages
 from peelsum.allreduce.exchange import Exchange, Round, Rounds, Setting, Sums, Wide
+from peelsum.allreduce.history_loops import FIT
 from peelsum.allreduce.plan import AHEAD, Layout
 from peelsum.codec import SketchLayout, cpu_block_loops, kernels
 from peelsum.codec.cpu import frozen
@@ -28,8 +33,8 @@ from peelsum.summation import Words
 
 _Places = NDArray[np.int64]
 _WORD = 2**32
-#: So many more candidates than expected a sketch still peels; numbers of a block, about.
-_FIT, _PER_BLOCK = 1.05, 32
+#: Numbers of a block, about.
+_PER_BLOCK = 32
 if set(AHEAD) != {"dense", "sketch"}:
     raise ImportError(f"AHEAD: {', '.join(AHEAD)} are not the forms that AheadExchange sends")
 
@@ -62,6 +67,8 @@ class AheadExchange(Exchange):
         super().__init__(layout, codec, setting)
         table = layout.table
         self._expected, self._far = expected, 0
+        #: This worker's numbers that are in the sketch.
+        self._in_sketch: Integers = self.own_sparse
         self._scales: Integers = setting.highest - expected.fields
         #: A worker's numbers fit so many bits, beside a sign; upper parts are those above.
         self._bits = setting.highest - 126
@@ -71,32 +78,38 @@ class AheadExchange(Exchange):
 
     def rounds(self) -> Rounds:
         """See `Exchange.rounds`."""
-        table, upper = self.layout.table, self._expected.upper
+        table, upper, memory = self.layout.table, self._expected.upper, self._memory
         sums = yield Round(self.layout.header_words, self._border + self.cells + upper.cells, self._write)
-        exceeding, far = self._judge(self._memory.on_host(sums.near[: table.scale_words]))
-        places, left = self._decode(sums)
-        refined, passed = self._needless(sums) if len(left) else ([], [])
-        if refined:
-            yield from self._refine(refined, passed)
-            places, left = self._narrowed(places, left)
+        exceeding, far = self._judge(memory.on_host(sums.near[: table.scale_words]))
+        places = yield from self._candidates(sums)
+        sketch = sums.added[self._border : self._border + self.cells]
+        first, left = self._beyond(places), self._peel(sketch, places)
         again, above = self._elements(far), self._elements(exceeding)
         parts = np.zeros(len(above.elements), np.int32)
-        words = self._memory.on_host(sums.added[self._border + self.cells :])
+        words = memory.on_host(sums.added[self._border + self.cells :])
         lost = kernels().sketch_decode(upper, words, above.places, parts)
         near = ~far[above.blocks] & (self.levels[above.blocks] > 0)
-        lost, wide, own = lost[near[lost]], above.take(near), self._numbers(above)
-        self._renew(far, wide, own[near], places)
-        self.left_over = len(left)
-        self.beside_words += upper.cells + len(lost)
-        if len(again.elements) + len(left) + len(lost):
-            yield from self._again(self._places(again, places), left, (parts, lost, own))
-        self.wide = Wide(wide, self._totals(wide, places, parts[near]), own[near])
+        lost, wide, numbers = lost[near[lost]], above.take(near), self._numbers(above)
+        self._renew(far, wide, numbers[near], places)
+        in_dense, in_sparse = self._places(again, places)
+        self.beside_words += upper.cells + len(lost) + len(in_dense)
+        self.value_words += len(in_sparse)
+        above_word = memory.signed(memory.receive(self._upper(numbers[lost]).view(np.uint32)))
+        sparse = self.own_sparse[left], self.own_sparse[in_sparse]
+        more = [first, *sparse, self.own_dense[in_dense], above_word]
+        if any(map(len, more)):
+            first, rest, far_sparse, far_dense, above_word = yield from self._exchanged(more)
+            self.sparse[left] = rest
+            if len(first):
+                yield from self._peel_without(first, sketch, places)
+            self._write_dense_sums(in_dense, far_dense)
+            self.sparse[in_sparse] = far_sparse
+            parts[lost] = memory.on_host(above_word).view(np.int32)
+        self.wide = Wide(wide, self._totals(wide, places, parts[near]), numbers[near])
 
-    def again(self, found: int, wide: int) -> int:
+    def again(self, wide: int) -> int:
         """See `Exchange.again`. What peeling leaves over by chance does not count: it depends on the seed."""
-        room, again = self._expected, _PER_BLOCK * self._far
-        again += found if found > _FIT * room.candidates else 0
-        return again + (wide if wide > _FIT * room.wide else 0)
+        return _PER_BLOCK * self._far + (wide if wide > FIT * self._expected.wide else 0)
 
     def _write(self, ored: Words, added: Words) -> None:
         codec, memory, ops = self.codec, self._memory, self._ops
@@ -113,6 +126,7 @@ class AheadExchange(Exchange):
         above = above.take(np.flatnonzero(codec.values_at(above.elements)))
         numbers = self._numbers(above)
         self._put(numbers, above, places, sparse)
+        self._in_sketch = sparse
         if self.cells:
             ops.sketch_encode(self._expected.sketch, places, sparse, added[dense : dense + self.cells])
         self._write_upper(above, numbers, added[dense + self.cells :])
@@ -129,48 +143,76 @@ class AheadExchange(Exchange):
         Return which exceed that, and which are sent again, with scales of their own: bool[blocks] each. The
         first may be of tensors that are not finite on some worker: others have sent upper parts.
         """
-        codec, blocks = self.codec, len(self._scales)
+        codec, table, blocks = self.codec, self.layout.table, len(self._scales)
         self._read_scales(words)
         scales, self.bounds = codec.scales, kept_pages.empty(blocks, np.int32)
         exceeding, again = kept_pages.empty(blocks, np.bool), kept_pages.empty(blocks, np.bool)
         self._far = cpu_block_loops.judge(
-            frozen(words[len(self.layout.table) :]), self.levels, self._expected.fields,
+            frozen(words[len(table) :]), table.blocks, self.levels, self._expected.fields,
             self._setting.highest, self._bits, scales, self.bounds, exceeding, again,
         )  # fmt: skip
         codec.use(codec.fields, scales)
         return exceeding, again
 
-    def _decode(self, sums: Sums) -> tuple[_Places, _Places]:
-        """Place and peel the sums; return the candidates' places, and which of them are left over."""
-        codec, memory, ops = self.codec, self._memory, self._ops
+    def _candidates(self, sums: Sums) -> Generator[Round, Sums, _Places]:
+        """Place the sums, and return the candidates' places. Too many candidates are refined if that pays."""
+        codec, memory = self.codec, self._memory
         self._unite(sums)
         dense, candidates = codec.place(self.union)
+        if self._too_many(candidates):
+            refined, passed = self._needless(sums)
+            if refined:
+                yield from self._refine(refined, passed)
+                dense, candidates = codec.place(self.union)
         self.dense = self._present(dense, memory.signed(sums.added[: self._border]))
         self.own_dense = self._present(dense, self.own_dense)
-        places = ops.positions(self.union, ROW * len(self.union), count=candidates)
         self.sparse, self.own_sparse = memory.integers(candidates), memory.integers(candidates)
+        codec.gather(self.own_sparse)
         self.beside_words = self._border - dense  # zeros, and what is not finite
-        if not candidates:
+        if candidates:
+            self.value_words = self.cells
+        else:
             self.beside_words += self.cells
-            return places, np.empty(0, np.int64)
-        codec.gather(self.own_sparse)
-        words = sums.added[self._border : self._border + self.cells]
-        left: _Places = ops.sketch_decode(self._expected.sketch, words, places, self.sparse)
-        self.value_words = self.cells + len(left)
-        return places, left
+        places: _Places = self._ops.positions(self.union, ROW * len(self.union), count=candidates)
+        return places
 
-    def _narrowed(self, places: _Places, left: _Places) -> tuple[_Places, _Places]:
-        """Keep what is known of the refined union; return its candidates' places, and which are left over."""
-        codec, memory = self.codec, self._memory
-        _, candidates = codec.place(self.union)
-        kept = self._ops.positions(self.union, ROW * len(self.union), count=candidates)
-        unknown, at = np.zeros(len(places), np.bool_), memory.search(places, kept)
-        unknown[memory.on_host(left)] = True
-        self.sparse, self.own_sparse = self.sparse[at], memory.integers(candidates)
-        codec.gather(self.own_sparse)
-        left = memory.placed(np.flatnonzero(unknown[memory.on_host(at)]))
-        self.value_words = self.cells + len(left)
-        return kept, left
+    def _too_many(self, candidates: int) -> bool:
+        return candidates > FIT * self._expected.candidates
+
+    def _beyond(self, places: _Places) -> Integers:
+        """Return this worker's numbers, as they are in the sketch, of the candidates that it has no room for.
+
+        They are the first ones. Any would do, because all are hashed alike.
+        """
+        memory = self._memory
+        if not self._too_many(len(places)):
+            return memory.integers(0)
+        numbers, bits = memory.integers(len(places)), ROW * len(self._own)
+        numbers[:] = 0
+        own = self._ops.positions(self._own, bits, count=len(self._in_sketch))
+        numbers[memory.search(places, own)] = self._in_sketch
+        return numbers[: len(places) - self._expected.candidates]
+
+    def _peel(self, sketch: Words, places: _Places, skipped: int = 0) -> _Places:
+        """Peel all candidates but the first; return the numbers of those that are left over."""
+        if skipped == len(places) or (not skipped and self._too_many(len(places))):
+            return self._memory.placed(np.empty(0, np.int64))
+        layout, rest = self._expected.sketch, self.sparse[skipped:]
+        left: _Places = self._ops.sketch_decode(layout, sketch, places[skipped:], rest) + skipped
+        self.left_over = skipped + len(left)
+        self.value_words += len(left)
+        return left
+
+    def _peel_without(self, first: Integers, sketch: Words, places: _Places) -> Rounds:
+        """Take the sums of the first candidates out of the sketch, peel it, and exchange the left-over."""
+        rest = self._memory.words(self.cells)
+        self._ops.sketch_encode(self._expected.sketch, places[: len(first)], first, rest)
+        rest[:] = sketch - rest
+        left = self._peel(rest, places, len(first))
+        self.sparse[: len(first)] = first
+        self.value_words += len(first)
+        if len(left):
+            (self.sparse[left],) = yield from self._exchanged([self.own_sparse[left]])
 
     def _present(self, count: int, numbers: Integers) -> Integers:
         """Return the numbers of the dense segments that are neither zero nor not finite."""
@@ -229,30 +271,24 @@ class AheadExchange(Exchange):
             self.codec.write_dense(self.own_dense)
         self._put(own, wide, places, self.own_sparse)
 
-    def _again(
-        self, again: tuple[Any, Any], left: _Places, rest: tuple[Integers, _Places, _Places]
-    ) -> Rounds:
-        """Exchange the numbers of blocks far off, of candidates left over, and upper parts left over."""
-        (dense, sparse), (upper, lost, own), memory = again, rest, self._memory
-        ends = np.cumsum([len(dense), len(sparse), len(left), len(lost)]).tolist()
+    def _exchanged(self, numbers: Sequence[Integers]) -> Generator[Round, Sums, list[Integers]]:
+        """Exchange arrays of this worker's numbers, end to end; return the sums of each."""
+        ends = np.cumsum([0, *map(len, numbers)]).tolist()
 
         def write(ored: Words, added: Words) -> None:
-            out = memory.signed(added)
-            out[: ends[0]] = self.own_dense[dense]
-            out[ends[0] : ends[1]] = self.own_sparse[sparse]
-            out[ends[1] : ends[2]] = self.own_sparse[left]
-            out[ends[2] :] = memory.signed(memory.receive(self._upper(own[lost]).view(np.uint32)))
+            out = self._memory.signed(added)
+            for part, begin in zip(numbers, ends, strict=False):
+                out[begin : begin + len(part)] = part
 
         sums = yield Round(0, ends[-1], write)
-        found = memory.signed(sums.added)
-        if ends[0]:
-            received, self.dense = self.dense, memory.integers(len(self.dense))
+        return [self._memory.signed(sums.added)[begin:end] for begin, end in pairwise(ends)]
+
+    def _write_dense_sums(self, places: _Places, sums: Integers) -> None:
+        """Write sums over those of the first round, in an array of its own."""
+        if len(places):
+            received, self.dense = self.dense, self._memory.integers(len(self.dense))
             self.dense[:] = received
-        self.sparse[left] = found[ends[1] : ends[2]]
-        self.dense[dense], self.sparse[sparse] = found[: ends[0]], found[ends[0] : ends[1]]
-        upper[lost] = memory.on_host(found[ends[2] :]).view(np.int32)
-        self.value_words += len(sparse)
-        self.beside_words += len(dense)
+            self.dense[places] = sums
 
     def _totals(self, wide: Located, places: _Places, upper: Integers) -> _Places:
         """Return sums of the elements `wide`, from their lower words and the sums of upper parts."""

@@ -130,6 +130,11 @@ class NetworkModel:
         steps = 2 * (workers - 1)
         return cls(gbps * workers / steps, steps * hop_s)
 
+    @property
+    def exchange_words(self) -> float:
+        """How many words take as long as an exchange more."""
+        return self.round_trip_s * self.gbps * 1e9 / WORD_BITS
+
     def seconds(self, words: float, exchanges: int) -> float:
         """Return the seconds that it takes to send `words` 32-bit words in `exchanges` exchanges."""
         return words * WORD_BITS / (self.gbps * 1e9) + exchanges * self.round_trip_s

@@ -118,10 +118,10 @@ class Exchange:
         send = _NUMBERS[self._setting.form if candidates else "dense"]
         yield from send(self, dense, candidates)
 
-    def again(self, found: int, wide: int) -> int | None:
-        """Return how many words were sent again because something was not as expected; None without such.
+    def again(self, wide: int) -> int | None:
+        """Return how many words were sent again because scales were not as expected; None without such.
 
-        found: candidates whose sum is not 0. wide: of them and of dense elements, those in `wide`.
+        wide: elements in `wide` whose sum is not 0, and its dense elements.
         """
         return None
 

@@ -16,17 +16,38 @@ from peelsum.codec.block_scales import ZERO
 from peelsum.compiled_once import cache_of, first_alone
 from peelsum.wire.compiled import compiler
 
+#: Steps whose unions are kept, and the last ones of these, by which rules are compared.
+RING, _COMPARED = 12, 6
+#: Two estimates of the next union: for steps whose numbers follow the index, and for those that go ahead.
+AFTER, AHEAD, ESTIMATES = range(3)
 #: Columns of facts: steps; whether the last choice knew a union; elements of blocks that exceeded what was
-#: expected in the step before the last. Then how often something is sent again, and how many words, on
-#: average, and elements that exceeded in the last step; and these three at the last choice.
-FACTS = 9
-STEPS, INFORMED, WIDE_BEFORE, MISSED, AGAIN, WIDE, BASES = range(7)
-#: Where unions begin: the last three, the last with a non-zero, and the one of the last choice.
-UNIONS = 5
-LAST, BEFORE, EARLIEST, FILLED, BASIS = range(FACTS, FACTS + UNIONS * BLOCK_SIZES, BLOCK_SIZES)
-COLUMNS = FACTS + UNIONS * BLOCK_SIZES
-#: Columns of a choice's basis: a union, then facts from BASES on.
-BASIS_COLUMNS = BLOCK_SIZES + FACTS - BASES
+#: expected in the step before the last; the non-zeros of the last union with any; and which step back is
+#: expected again, for both estimates.
+STEPS, INFORMED, WIDE_BEFORE, FILLED, BACK = range(5)
+#: Then how often blocks were sent again, and how many words, on average, elements that exceeded in the last
+#: step, and the words that wrong estimates of both kinds cost a step; and these at the last choice.
+MISSED, AGAIN, WIDE, WRONG = range(BACK + ESTIMATES, BACK + ESTIMATES + 4)
+BASES = WRONG + ESTIMATES
+FACTS = 2 * BASES - MISSED
+#: Where unions begin: those of past steps, the last one first, and the estimates at the last choice.
+UNIONS, BASIS = FACTS, FACTS + RING * BLOCK_SIZES
+COLUMNS = BASIS + ESTIMATES * BLOCK_SIZES
+#: Columns of a choice's basis: its estimates, then facts from BASES on.
+_FIRST_FACT = ESTIMATES * BLOCK_SIZES
+BASIS_COLUMNS = _FIRST_FACT + FACTS - BASES
+#: Rules that expect the union of an earlier step again: the one with the n-th most candidates of so many
+#: steps, of which each is so many steps before the next. The first is kept where no other costs less: a
+#: larger union costs another exchange, a smaller one words.
+_RULES = np.array(
+    [(1, 3, 1), (1, 1, 1), (2, 3, 1), (2, 1, 1), (1, 2, 2), (1, 6, 1), (1, 6, 2), (1, 6, 3)], np.int64
+)
+#: Words for each expected candidate: of its index alone, and with its cells.
+_ROOM = (0.45, 1.75)
+#: A sketch peels so much more than it has room for, and a filter that holds so many times as many candidates
+#: as it was sized for lets few zeros pass, or too many.
+FIT, _ENOUGH, _FULL = 1.05, 1.5, 2.0
+#: A union is larger by chance by so many standard deviations of a random union's count.
+DEVIATIONS = 2.0
 #: Unions are alike if their counts differ by less than one part in so many, or by chance: by so many standard
 #: deviations of a random union's.
 _RESEMBLING, _BY_CHANCE = 16.0, 3.0
@@ -49,19 +70,72 @@ _compiled = compiler(
 
 
 @_compiled
-def _fewest(row: _Counts) -> int:
-    """Return where a row's union begins of the last two with fewer candidates."""
-    return LAST if row[LAST] <= row[BEFORE] else BEFORE
+def _expected(row: _Counts, kind: int) -> int:
+    """Return where the union begins that is expected again."""
+    return UNIONS + BLOCK_SIZES * int(row[BACK + kind])
+
+
+@_compiled
+def _ranked(row: _Counts, step: int, stride: int, steps: int, rank: int) -> int:
+    """Return how many steps back a rule finds the union that it expects `step` steps back."""
+    for i in range(1, steps + 1):
+        count, larger, alike = row[UNIONS + BLOCK_SIZES * (step + stride * i)], 0, 0
+        for j in range(1, steps + 1):
+            other = row[UNIONS + BLOCK_SIZES * (step + stride * j)]
+            larger += other > count
+            alike += other >= count
+        if larger < rank <= alike:
+            return step + stride * i
+    return step + stride
+
+
+@_compiled
+def _wrong(count: float, room: float, kind: int, exchange: float) -> float:
+    """Return the words that it costs to expect `room` candidates of a step that has `count`."""
+    if kind == AFTER:
+        return 0.0 if count <= _ENOUGH * room else exchange + count
+    if count <= max(FIT * room, room + DEVIATIONS * np.sqrt(room)):
+        return 0.0
+    return exchange + count - room + (exchange + count if count > _FULL * room else 0.0)
+
+
+@_compiled
+def _estimate(row: _Counts, exchange: float) -> None:
+    """Expect the union that the rule finds which would have cost least in the last steps."""
+    most = fewest = row[UNIONS]
+    for step in range(1, RING):
+        most = max(most, row[UNIONS + BLOCK_SIZES * step])
+        fewest = min(fewest, row[UNIONS + BLOCK_SIZES * step])
+    rules = 1 if most <= FIT * fewest else len(_RULES)
+    least = np.full(ESTIMATES, np.inf)
+    for rule in range(rules):
+        stride, steps, rank = _RULES[rule]
+        costs, wrong = np.zeros(ESTIMATES), np.zeros(ESTIMATES)
+        for step in range(_COMPARED):
+            count = row[UNIONS + BLOCK_SIZES * step]
+            room = row[UNIONS + BLOCK_SIZES * _ranked(row, step, stride, steps, rank)]
+            for kind in range(ESTIMATES):
+                more = _wrong(count, room, kind, exchange)
+                wrong[kind] += more / _COMPARED
+                costs[kind] += more + _ROOM[kind] * room
+        for kind in range(ESTIMATES):
+            if costs[kind] < least[kind]:
+                least[kind], row[WRONG + kind] = costs[kind], wrong[kind]
+                row[BACK + kind] = _ranked(row, -1, stride, steps, rank)
 
 
 @_compiled
 def _differs(row: _Counts) -> bool:
-    union = _fewest(row)
     if row[INFORMED] == 0 and row[STEPS] > 0:
         return True
-    for b in range(BLOCK_SIZES):
-        basis = row[BASIS + b]
-        if abs(row[union + b] - basis) > max(basis / _RESEMBLING, _BY_CHANCE * np.sqrt(basis)):
+    for kind in range(ESTIMATES):
+        union, then = _expected(row, kind), BASIS + BLOCK_SIZES * kind
+        for b in range(BLOCK_SIZES):
+            basis = row[then + b]
+            if abs(row[union + b] - basis) > max(basis / _RESEMBLING, _BY_CHANCE * np.sqrt(basis)):
+                return True
+        wrong, before = row[WRONG + kind], row[BASES + WRONG - MISSED + kind]
+        if abs(wrong - before) > _MOVED * max(wrong, before):
             return True
     if abs(row[MISSED] - row[BASES]) > _MOVED:
         return True
@@ -81,7 +155,7 @@ def differ(state: _Counts, rows: _Rows, out: _Flags) -> None:
 def _basis(row: _Counts, column: int) -> float:
     if row[INFORMED] == 0:
         return -1.0
-    value: float = row[BASIS + column] if column < BLOCK_SIZES else row[BASES + column - BLOCK_SIZES]
+    value: float = row[BASIS + column] if column < _FIRST_FACT else row[BASES + column - _FIRST_FACT]
     return value
 
 
@@ -111,32 +185,36 @@ def choose(state: _Counts, rows: _Rows) -> None:
     """Note that choices are made for the rows as they are."""
     for i in range(rows.size):
         row = state[rows[i]]
-        union = _fewest(row)
-        row[BASIS:] = row[union : union + BLOCK_SIZES]
+        for kind in range(ESTIMATES):
+            union, basis = _expected(row, kind), BASIS + BLOCK_SIZES * kind
+            row[basis : basis + BLOCK_SIZES] = row[union : union + BLOCK_SIZES]
         row[INFORMED] = row[STEPS] > 0
         row[BASES:FACTS] = row[MISSED:BASES]
 
 
 @_compiled
-def most(state: _Counts, rows: _Rows, out: _Counts) -> float:
-    """Write each row's union with most candidates of its last three; return their elements that exceed.
+def expected(state: _Counts, rows: _Rows, out: _Counts) -> float:
+    """Write the union that is expected of each row in a step ahead; return their elements that exceed.
 
     These are elements of blocks that exceeded what was expected, in the worse of the last two steps.
     """
     now = before = 0.0
     for i in range(rows.size):
         row = state[rows[i]]
-        union = LAST
-        for other in (BEFORE, EARLIEST):
-            union = other if row[other] > row[union] else union
+        union = _expected(row, AHEAD)
         out[i] = row[union : union + BLOCK_SIZES]
         now, before = now + row[WIDE], before + row[WIDE_BEFORE]
     return max(now, before)
 
 
 @_compiled
-def learn(state: _Counts, rows: _Rows, finite: _Flags, unions: _Counts, wide: _Counts, again: int) -> None:
-    """Record a step of the rows that were `finite`; again: as `Learned.again`, -1 for None."""
+def learn(
+    state: _Counts, rows: _Rows, finite: _Flags, unions: _Counts, wide: _Counts, again: int, exchange: float
+) -> None:
+    """Record a step of the rows that were `finite`; again: as `Learned.again`, -1 for None.
+
+    exchange: how many words take as long as an exchange more.
+    """
     for i in range(rows.size):
         if not finite[i]:
             continue
@@ -149,13 +227,14 @@ def learn(state: _Counts, rows: _Rows, finite: _Flags, unions: _Counts, wide: _C
             row[WIDE_BEFORE], row[WIDE] = row[WIDE], wide[i]
             row[MISSED] += _RECENT * ((again > 0) - row[MISSED])
             row[AGAIN] += _RECENT * (again - row[AGAIN])
-        first = row[STEPS] == 0
-        for b in range(BLOCK_SIZES):
-            row[EARLIEST + b] = seen[b] if first else row[BEFORE + b]
-            row[BEFORE + b] = seen[b] if first else row[LAST + b]
-            row[LAST + b] = seen[b]
-            if seen[0] > 0:
-                row[FILLED + b] = seen[b]
+        for column in range(BASIS - 1, UNIONS - 1, -1):
+            before = column - BLOCK_SIZES
+            row[column] = (
+                row[before] if before >= UNIONS and row[STEPS] > 0 else seen[(column - UNIONS) % BLOCK_SIZES]
+            )
+        if seen[0] > 0:
+            row[FILLED] = seen[0]
+        _estimate(row, exchange)
         row[STEPS] += 1
 
 
@@ -168,22 +247,21 @@ def unions(
     total: _Rows,
     counted: NDArray[np.int64],
     out: _Counts,
-) -> tuple[int, int]:
-    """Write the union of each segment; return the non-zeros of the sparse ones, and how many are open.
+) -> int:
+    """Write the union of each segment; return how many are open.
 
     A union of at most a quarter of the elements is what was `counted`, in a sparse segment. In a dense one it
     is open, and -1. Others are what is expected of elements that are non-zero with the same probability, and
     0 if the segment is not finite. wanted: whether the next choice depends on where the non-zeros are.
     total: the non-zeros of dense segments.
     """
-    found = few = 0
+    few = 0
     for s in range(elements.size):
         if fields[s] == NON_FINITE:  # its integers are undefined, and differ between processors
             out[s] = 0.0
             continue
         sparse = s >= dense
         count = counted[s, 0] if sparse else total[s]
-        found += count if sparse else 0
         density = count / elements[s] if wanted[s] else 1.0
         if fields[s] == ZERO:
             density = 0.0
@@ -197,7 +275,7 @@ def unions(
         for b in range(BLOCK_SIZES):
             out[s, b] = elements[s] / size * (1.0 - zeros)
             zeros, size = zeros * zeros, 2.0 * size
-    return found, few
+    return few
 
 
 def warm_up(implementation: Implementation = "cpu") -> None:
@@ -207,9 +285,9 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     choice, seen, counts = np.zeros((1, BASIS_COLUMNS)), np.zeros((1, BLOCK_SIZES)), np.ones(1, np.int64)
     with first_alone(cache_of(learn), "loops over tensors"):
         unions(counts, 1, np.zeros(1, np.int32), counts, counts, np.zeros((1, BLOCK_SIZES), np.int64), seen)
-        learn(state, rows, flags, seen, np.zeros(1), -1)
+        learn(state, rows, flags, seen, np.zeros(1), -1, 0.0)
         choose(state, rows)
         differ(state, rows, flags)
         basis(state, rows, choice)
         changed(state, rows, choice)
-        most(state, rows, seen)
+        expected(state, rows, seen)
