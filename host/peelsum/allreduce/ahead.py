@@ -6,16 +6,18 @@ that field on a worker, the worker also sends the upper parts of the block's num
 own. The header shows all workers which blocks these are: their elements are the candidates of that sketch.
 
 What does not fit travels in a second round: candidates that peeling left over, and blocks that are far above
-or below what was expected. If there are more candidates than the sketch has room for, only as many as are too
-many travel then, as they are: the sketch without them has the others. If too many zeros have passed an index,
-the candidates' bits are sent before that.
+or below what was expected. If there are more candidates than the sketch has room for, a second sketch
+follows, which has so many of them, drawn by their places, that the first one without them can be peeled. If
+too many zeros have passed an index, the candidates' own bits travel beside it.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -24,7 +26,7 @@ from numpy.typing import NDArray
 
 from peelsum import kept_pages
 from peelsum.allreduce.exchange import Exchange, Round, Rounds, Setting, Sums, Wide
-from peelsum.allreduce.history_loops import FIT
+from peelsum.allreduce.history_loops import DEVIATIONS, FIT
 from peelsum.allreduce.plan import AHEAD, Layout
 from peelsum.codec import SketchLayout, cpu_block_loops, kernels
 from peelsum.codec.cpu import frozen
@@ -35,6 +37,10 @@ _Places = NDArray[np.int64]
 _WORD = 2**32
 #: Numbers of a block, about.
 _PER_BLOCK = 32
+#: So many more candidates than are likely the second sketch has room for.
+_SPARE = 1.03
+#: Places are drawn by the upper half of their product with this number, 2**32 over the golden ratio.
+_DRAW = 0x9E3779B1
 if set(AHEAD) != {"dense", "sketch"}:
     raise ImportError(f"AHEAD: {', '.join(AHEAD)} are not the forms that AheadExchange sends")
 
@@ -81,9 +87,7 @@ class AheadExchange(Exchange):
         table, upper, memory = self.layout.table, self._expected.upper, self._memory
         sums = yield Round(self.layout.header_words, self._border + self.cells + upper.cells, self._write)
         exceeding, far = self._judge(memory.on_host(sums.near[: table.scale_words]))
-        places = yield from self._candidates(sums)
-        sketch = sums.added[self._border : self._border + self.cells]
-        first, left = self._beyond(places), self._peel(sketch, places)
+        places, left = yield from self._decode(sums)
         again, above = self._elements(far), self._elements(exceeding)
         parts = np.zeros(len(above.elements), np.int32)
         words = memory.on_host(sums.added[self._border + self.cells :])
@@ -96,19 +100,16 @@ class AheadExchange(Exchange):
         self.value_words += len(in_sparse)
         above_word = memory.signed(memory.receive(self._upper(numbers[lost]).view(np.uint32)))
         sparse = self.own_sparse[left], self.own_sparse[in_sparse]
-        more = [first, *sparse, self.own_dense[in_dense], above_word]
+        more = [*sparse, self.own_dense[in_dense], above_word]
         if any(map(len, more)):
-            first, rest, far_sparse, far_dense, above_word = yield from self._exchanged(more)
-            self.sparse[left] = rest
-            if len(first):
-                yield from self._peel_without(first, sketch, places)
+            self.sparse[left], far_sparse, far_dense, above_word = yield from self._exchanged(more)
             self._write_dense_sums(in_dense, far_dense)
             self.sparse[in_sparse] = far_sparse
             parts[lost] = memory.on_host(above_word).view(np.int32)
         self.wide = Wide(wide, self._totals(wide, places, parts[near]), numbers[near])
 
     def again(self, wide: int) -> int:
-        """See `Exchange.again`. What peeling leaves over by chance does not count: it depends on the seed."""
+        """See `Exchange.again`."""
         return _PER_BLOCK * self._far + (wide if wide > FIT * self._expected.wide else 0)
 
     def _write(self, ored: Words, added: Words) -> None:
@@ -154,65 +155,79 @@ class AheadExchange(Exchange):
         codec.use(codec.fields, scales)
         return exceeding, again
 
-    def _candidates(self, sums: Sums) -> Generator[Round, Sums, _Places]:
-        """Place the sums, and return the candidates' places. Too many candidates are refined if that pays."""
-        codec, memory = self.codec, self._memory
+    def _decode(self, sums: Sums) -> Generator[Round, Sums, tuple[_Places, _Places]]:
+        """Place and peel the sums; return the candidates' places, and which of them are left over."""
+        codec, memory, room = self.codec, self._memory, self._expected.candidates
         self._unite(sums)
         dense, candidates = codec.place(self.union)
-        if self._too_many(candidates):
-            refined, passed = self._needless(sums)
-            if refined:
-                yield from self._refine(refined, passed)
-                dense, candidates = codec.place(self.union)
+        needless = self._needless(sums) if candidates > FIT * room else []
+        if not all(part.certain for part in needless):
+            yield from self._refine(needless)
+            needless, (dense, candidates) = [], codec.place(self.union)
+        likely = candidates - sum(part.passed - part.found for part in needless)
+        share = max(1 - room / (_SPARE * likely), 0.0) if candidates > FIT * room else 0.0
+        more, cells = self._sketch_of(share * likely), memory.words(0)
+        if share:
+            cells = yield from self._refine(needless, more.cells, partial(self._write_more, more, share))
+        elif needless:
+            yield from self._refine(needless)
+        if share or needless:
+            dense, candidates = codec.place(self.union)
         self.dense = self._present(dense, memory.signed(sums.added[: self._border]))
         self.own_dense = self._present(dense, self.own_dense)
         self.sparse, self.own_sparse = memory.integers(candidates), memory.integers(candidates)
         codec.gather(self.own_sparse)
         self.beside_words = self._border - dense  # zeros, and what is not finite
-        if candidates:
-            self.value_words = self.cells
-        else:
+        places = self._ops.positions(self.union, ROW * len(self.union), count=candidates)
+        sketch = sums.added[self._border : self._border + self.cells]
+        if not candidates:
             self.beside_words += self.cells
-        places: _Places = self._ops.positions(self.union, ROW * len(self.union), count=candidates)
-        return places
+            return places, np.empty(0, np.int64)
+        if share:
+            return places, (yield from self._peel_both(sketch, places, more, cells, share))
+        left: _Places = self._ops.sketch_decode(self._expected.sketch, sketch, places, self.sparse)
+        self._count(left)
+        return places, left
 
-    def _too_many(self, candidates: int) -> bool:
-        return candidates > FIT * self._expected.candidates
+    def _count(self, left: _Places) -> None:
+        self.left_over += len(left)
+        self.value_words = self.cells + self.left_over
 
-    def _beyond(self, places: _Places) -> Integers:
-        """Return this worker's numbers, as they are in the sketch, of the candidates that it has no room for.
+    def _sketch_of(self, candidates: float) -> SketchLayout:
+        """Return the layout of a second sketch, of about so many candidates."""
+        count = math.ceil(_SPARE * candidates + DEVIATIONS * math.sqrt(candidates))
+        setting = self._setting
+        return SketchLayout.sized(count, setting.seed ^ 1, setting.settings.cells(count))
 
-        They are the first ones. Any would do, because all are hashed alike.
-        """
-        memory = self._memory
-        if not self._too_many(len(places)):
-            return memory.integers(0)
-        numbers, bits = memory.integers(len(places)), ROW * len(self._own)
-        numbers[:] = 0
-        own = self._ops.positions(self._own, bits, count=len(self._in_sketch))
-        numbers[memory.search(places, own)] = self._in_sketch
-        return numbers[: len(places) - self._expected.candidates]
+    def _write_more(self, layout: SketchLayout, share: float, out: Words) -> None:
+        """Write a sketch of this worker's numbers, as they are in the first one, of the places `drawn`."""
+        own = self._ops.positions(self._own, ROW * len(self._own), count=len(self._in_sketch))
+        chosen = _drawn(own, share)
+        self._ops.sketch_encode(layout, own[chosen], self._in_sketch[chosen], out)
 
-    def _peel(self, sketch: Words, places: _Places, skipped: int = 0) -> _Places:
-        """Peel all candidates but the first; return the numbers of those that are left over."""
-        if skipped == len(places) or (not skipped and self._too_many(len(places))):
-            return self._memory.placed(np.empty(0, np.int64))
-        layout, rest = self._expected.sketch, self.sparse[skipped:]
-        left: _Places = self._ops.sketch_decode(layout, sketch, places[skipped:], rest) + skipped
-        self.left_over = skipped + len(left)
-        self.value_words += len(left)
-        return left
-
-    def _peel_without(self, first: Integers, sketch: Words, places: _Places) -> Rounds:
-        """Take the sums of the first candidates out of the sketch, peel it, and exchange the left-over."""
-        rest = self._memory.words(self.cells)
-        self._ops.sketch_encode(self._expected.sketch, places[: len(first)], first, rest)
-        rest[:] = sketch - rest
-        left = self._peel(rest, places, len(first))
-        self.sparse[: len(first)] = first
-        self.value_words += len(first)
+    def _peel_both(
+        self, sketch: Words, places: _Places, layout: SketchLayout, cells: Words, share: float
+    ) -> Generator[Round, Sums, _Places]:
+        """Peel the second sketch, and the first one without its candidates; return which are left over."""
+        ops, memory, chosen = self._ops, self._memory, _drawn(places, share)
+        self.cells += layout.cells
+        further, others = places[chosen], places[~chosen]
+        numbers, rest = memory.integers(len(further)), memory.words(len(sketch))
+        left = ops.sketch_decode(layout, cells, further, numbers)
+        self._count(left)
         if len(left):
-            (self.sparse[left],) = yield from self._exchanged([self.own_sparse[left]])
+            own = ops.positions(self._own, ROW * len(self._own), count=len(self._in_sketch))
+            sent = memory.integers(len(places))
+            sent[:] = 0
+            sent[memory.search(places, own)] = self._in_sketch
+            (numbers[left],) = yield from self._exchanged([sent[chosen][left]])
+        ops.sketch_encode(self._expected.sketch, further, numbers, rest)
+        rest[:] = sketch - rest
+        self.sparse[chosen], numbers = numbers, memory.integers(len(others))
+        left = ops.sketch_decode(self._expected.sketch, rest, others, numbers)
+        self.sparse[~chosen] = numbers
+        self._count(left)
+        return memory.search(places, others[left])
 
     def _present(self, count: int, numbers: Integers) -> Integers:
         """Return the numbers of the dense segments that are neither zero nor not finite."""
@@ -300,3 +315,8 @@ class AheadExchange(Exchange):
         above = upper.astype(np.int64) << self._bits
         below: _Places = (lower - above + _WORD // 2) % _WORD - _WORD // 2
         return above + below
+
+
+def _drawn(places: _Places, share: float) -> Any:
+    """Return which places belong to a share of all: bool[k], in the places' memory."""
+    return (places * _DRAW & _WORD - 1) < int(share * _WORD)

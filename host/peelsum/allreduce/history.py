@@ -110,15 +110,15 @@ class History:
             rows = self._known(keys)
             return float(self._state[rows, loops.FILLED].sum())
 
-    def learn(self, keys: tuple[Key, ...], table: Table, step: Learned, exchange: float) -> None:
+    def learn(self, keys: tuple[Key, ...], table: Table, step: Learned, prices: tuple[float, float]) -> None:
         """Record a step of these tensors, the segments of `table`.
 
-        exchange: how many words take as long as an exchange more.
+        prices: as `NetworkModel.prices`.
         """
         with self._lock:
             again = -1 if step.again is None else step.again
             rows = self._known(keys)
-            loops.learn(self._state, rows, step.finite, step.unions, step.wide, again, exchange)
+            loops.learn(self._state, rows, step.finite, step.unions, step.wide, again, *prices)
             cpu_block_loops.learn(self._levels.of(keys, table), step.levels, table.blocks)
 
     def saved(self) -> dict[str, dict[str, NDArray[Any]]]:

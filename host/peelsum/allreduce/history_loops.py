@@ -96,11 +96,11 @@ def _wrong(count: float, room: float, kind: int, exchange: float) -> float:
         return 0.0 if count <= _ENOUGH * room else exchange + count
     if count <= max(FIT * room, room + DEVIATIONS * np.sqrt(room)):
         return 0.0
-    return exchange + count - room + (exchange + count if count > _FULL * room else 0.0)
+    return exchange + _ROOM[AHEAD] * (count - room) + (count if count > _FULL * room else 0.0)
 
 
 @_compiled
-def _estimate(row: _Counts, exchange: float) -> None:
+def _estimate(row: _Counts, exchange: float, cells: float) -> None:
     """Expect the union that the rule finds which would have cost least in the last steps."""
     most = fewest = row[UNIONS]
     for step in range(1, RING):
@@ -117,7 +117,7 @@ def _estimate(row: _Counts, exchange: float) -> None:
             for kind in range(ESTIMATES):
                 more = _wrong(count, room, kind, exchange)
                 wrong[kind] += more / _COMPARED
-                costs[kind] += more + _ROOM[kind] * room
+                costs[kind] += more + (_ROOM[kind] + kind * cells) * room
         for kind in range(ESTIMATES):
             if costs[kind] < least[kind]:
                 least[kind], row[WRONG + kind] = costs[kind], wrong[kind]
@@ -209,11 +209,12 @@ def expected(state: _Counts, rows: _Rows, out: _Counts) -> float:
 
 @_compiled
 def learn(
-    state: _Counts, rows: _Rows, finite: _Flags, unions: _Counts, wide: _Counts, again: int, exchange: float
-) -> None:
+    state: _Counts, rows: _Rows, finite: _Flags, unions: _Counts, wide: _Counts, again: int,
+    exchange: float, cells: float,
+) -> None:  # fmt: skip
     """Record a step of the rows that were `finite`; again: as `Learned.again`, -1 for None.
 
-    exchange: how many words take as long as an exchange more.
+    exchange, cells: `NetworkModel.prices`.
     """
     for i in range(rows.size):
         if not finite[i]:
@@ -234,7 +235,7 @@ def learn(
             )
         if seen[0] > 0:
             row[FILLED] = seen[0]
-        _estimate(row, exchange)
+        _estimate(row, exchange, cells)
         row[STEPS] += 1
 
 
@@ -285,7 +286,7 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     choice, seen, counts = np.zeros((1, BASIS_COLUMNS)), np.zeros((1, BLOCK_SIZES)), np.ones(1, np.int64)
     with first_alone(cache_of(learn), "loops over tensors"):
         unions(counts, 1, np.zeros(1, np.int32), counts, counts, np.zeros((1, BLOCK_SIZES), np.int64), seen)
-        learn(state, rows, flags, seen, np.zeros(1), -1, 0.0)
+        learn(state, rows, flags, seen, np.zeros(1), -1, 0.0, 0.0)
         choose(state, rows)
         differ(state, rows, flags)
         basis(state, rows, choice)
