@@ -132,7 +132,7 @@ class NetworkModel:
 
     @property
     def prices(self) -> tuple[float, float]:
-        """How many words take as long as another exchange, and as a candidate's cells in encoding and peeling."""
+        """How many words take as long as another exchange, and as a candidate's cells in the codec."""
         words_per_s = self.gbps * 1e9 / WORD_BITS
         return self.round_trip_s * words_per_s, FEWEST_CELLS * self.codec.cell * 1e-9 * words_per_s
 

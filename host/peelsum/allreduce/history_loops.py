@@ -16,17 +16,23 @@ from peelsum.codec.block_scales import ZERO
 from peelsum.compiled_once import cache_of, first_alone
 from peelsum.wire.compiled import compiler
 
-#: Steps whose unions are kept, and the last ones of these, by which rules are compared.
-RING, _COMPARED = 12, 6
+#: Steps whose unions are kept.
+RING = 6
+#: Rules that expect the union of an earlier step again: the one with the n-th most candidates of so many
+#: steps, of which each is so many steps before the next. Of rules that cost the same, the first one counts.
+RULES = np.array(
+    [(1, 3, 1), (1, 1, 1), (2, 3, 1), (2, 1, 1), (1, 2, 2), (1, 6, 1), (1, 6, 2), (1, 6, 3)], np.int64
+)
 #: Two estimates of the next union: for steps whose numbers follow the index, and for those that go ahead.
 AFTER, AHEAD, ESTIMATES = range(3)
 #: Columns of facts: steps; whether the last choice knew a union; elements of blocks that exceeded what was
-#: expected in the step before the last; the non-zeros of the last union with any; and which step back is
-#: expected again, for both estimates.
+#: expected in the step before the last; the non-zeros of the last union with any; which step back is expected
+#: again, for both estimates; and the words that each rule would have cost a step, with its wrong estimates.
 STEPS, INFORMED, WIDE_BEFORE, FILLED, BACK = range(5)
+RULED = BACK + ESTIMATES
 #: Then how often blocks were sent again, and how many words, on average, elements that exceeded in the last
 #: step, and the words that wrong estimates of both kinds cost a step; and these at the last choice.
-MISSED, AGAIN, WIDE, WRONG = range(BACK + ESTIMATES, BACK + ESTIMATES + 4)
+MISSED, AGAIN, WIDE, WRONG = range(RULED + ESTIMATES * len(RULES), RULED + ESTIMATES * len(RULES) + 4)
 BASES = WRONG + ESTIMATES
 FACTS = 2 * BASES - MISSED
 #: Where unions begin: those of past steps, the last one first, and the estimates at the last choice.
@@ -35,12 +41,6 @@ COLUMNS = BASIS + ESTIMATES * BLOCK_SIZES
 #: Columns of a choice's basis: its estimates, then facts from BASES on.
 _FIRST_FACT = ESTIMATES * BLOCK_SIZES
 BASIS_COLUMNS = _FIRST_FACT + FACTS - BASES
-#: Rules that expect the union of an earlier step again: the one with the n-th most candidates of so many
-#: steps, of which each is so many steps before the next. The first is kept where no other costs less: a
-#: larger union costs another exchange, a smaller one words.
-_RULES = np.array(
-    [(1, 3, 1), (1, 1, 1), (2, 3, 1), (2, 1, 1), (1, 2, 2), (1, 6, 1), (1, 6, 2), (1, 6, 3)], np.int64
-)
 #: Words for each expected candidate: of its index alone, and with its cells.
 _ROOM = (0.45, 1.75)
 #: A sketch peels so much more than it has room for, and a filter that holds so many times as many candidates
@@ -53,6 +53,8 @@ DEVIATIONS = 2.0
 _RESEMBLING, _BY_CHANCE = 16.0, 3.0
 #: Part of `MISSED` that a step contributes, and a change of it that calls for another choice.
 _RECENT, _MOVED = 0.125, 0.25
+#: Part of the cost of rules and of wrong estimates that a step contributes.
+_REGARDED = 0.25
 #: A change of the elements that exceed that calls for another choice: this part of them, and so many.
 _WIDENED, _MANY_WIDE = 0.6, 4096.0
 #: Above this density, the positions of the non-zeros do not affect the choice of a form.
@@ -76,17 +78,17 @@ def _expected(row: _Counts, kind: int) -> int:
 
 
 @_compiled
-def _ranked(row: _Counts, step: int, stride: int, steps: int, rank: int) -> int:
-    """Return how many steps back a rule finds the union that it expects `step` steps back."""
-    for i in range(1, steps + 1):
-        count, larger, alike = row[UNIONS + BLOCK_SIZES * (step + stride * i)], 0, 0
-        for j in range(1, steps + 1):
-            other = row[UNIONS + BLOCK_SIZES * (step + stride * j)]
-            larger += other > count
-            alike += other >= count
+def _back(row: _Counts, rule: int) -> int:
+    """Return which step back has the union that a rule expects."""
+    stride, steps, rank = RULES[rule]
+    for step in range(stride - 1, stride * steps, stride):
+        count, larger, alike = row[UNIONS + BLOCK_SIZES * step], 0, 0
+        for other in range(stride - 1, stride * steps, stride):
+            larger += row[UNIONS + BLOCK_SIZES * other] > count
+            alike += row[UNIONS + BLOCK_SIZES * other] >= count
         if larger < rank <= alike:
-            return step + stride * i
-    return step + stride
+            return step
+    return 0
 
 
 @_compiled
@@ -100,28 +102,27 @@ def _wrong(count: float, room: float, kind: int, exchange: float) -> float:
 
 
 @_compiled
-def _estimate(row: _Counts, exchange: float, cells: float) -> None:
-    """Expect the union that the rule finds which would have cost least in the last steps."""
-    most = fewest = row[UNIONS]
-    for step in range(1, RING):
-        most = max(most, row[UNIONS + BLOCK_SIZES * step])
-        fewest = min(fewest, row[UNIONS + BLOCK_SIZES * step])
-    rules = 1 if most <= FIT * fewest else len(_RULES)
-    least = np.full(ESTIMATES, np.inf)
-    for rule in range(rules):
-        stride, steps, rank = _RULES[rule]
-        costs, wrong = np.zeros(ESTIMATES), np.zeros(ESTIMATES)
-        for step in range(_COMPARED):
-            count = row[UNIONS + BLOCK_SIZES * step]
-            room = row[UNIONS + BLOCK_SIZES * _ranked(row, step, stride, steps, rank)]
-            for kind in range(ESTIMATES):
-                more = _wrong(count, room, kind, exchange)
-                wrong[kind] += more / _COMPARED
-                costs[kind] += more + (_ROOM[kind] + kind * cells) * room
-        for kind in range(ESTIMATES):
-            if costs[kind] < least[kind]:
-                least[kind], row[WRONG + kind] = costs[kind], wrong[kind]
-                row[BACK + kind] = _ranked(row, -1, stride, steps, rank)
+def _judge(row: _Counts, count: float, exchange: float, cells: float) -> None:
+    """Update what each rule costs, and what wrong estimates do, by a step's `count`."""
+    for kind in range(ESTIMATES):
+        price = _ROOM[kind] + (cells if kind == AHEAD else 0.0)
+        for rule in range(len(RULES)):
+            room, column = row[UNIONS + BLOCK_SIZES * _back(row, rule)], RULED + ESTIMATES * rule + kind
+            cost = _wrong(count, room, kind, exchange) + price * room
+            row[column] += _REGARDED * (cost - row[column])
+        wrong = _wrong(count, row[_expected(row, kind)], kind, exchange)
+        row[WRONG + kind] += _REGARDED * (wrong - row[WRONG + kind])
+
+
+@_compiled
+def _estimate(row: _Counts) -> None:
+    """Expect what the cheapest rules do."""
+    for kind in range(ESTIMATES):
+        best = 0
+        for rule in range(len(RULES)):
+            if row[RULED + ESTIMATES * rule + kind] < row[RULED + ESTIMATES * best + kind]:
+                best = rule
+        row[BACK + kind] = _back(row, best)
 
 
 @_compiled
@@ -228,6 +229,8 @@ def learn(
             row[WIDE_BEFORE], row[WIDE] = row[WIDE], wide[i]
             row[MISSED] += _RECENT * ((again > 0) - row[MISSED])
             row[AGAIN] += _RECENT * (again - row[AGAIN])
+        if row[STEPS] > 0:
+            _judge(row, seen[0], exchange, cells)
         for column in range(BASIS - 1, UNIONS - 1, -1):
             before = column - BLOCK_SIZES
             row[column] = (
@@ -235,7 +238,7 @@ def learn(
             )
         if seen[0] > 0:
             row[FILLED] = seen[0]
-        _estimate(row, exchange, cells)
+        _estimate(row)
         row[STEPS] += 1
 
 

@@ -132,7 +132,7 @@ def judge(
     These are above what two words hold, or leave fewer than FEWEST_BITS of `bits` to their numbers, or were
     expected to exceed the largest of their segment by more than COARSEST octaves.
     words: their words of scales. scales: what `decode_scales` made of these; overwritten by the scales of the
-    step. bounds: the lesser of both.
+    step, which are those of blocks without numbers, too. bounds: the lesser of both.
     """
     count = 0
     for s in range(firsts.size - 1):
@@ -143,7 +143,7 @@ def judge(
             exceeding[b] = words[b] != 0 and highest - actual > field
             coarse = level > 0 and (level < field - bits + FEWEST_BITS or field > coarsest)
             again[b] = coarse or level > field + bits - 1
-            scales[b] = actual if again[b] else highest - field
+            scales[b] = highest - field if level > 0 and not again[b] else actual
             bounds[b] = min(scales[b], actual)
             count += again[b]
     return count
