@@ -85,19 +85,20 @@ class AheadExchange(Exchange):
     def rounds(self) -> Rounds:
         """See `Exchange.rounds`."""
         table, upper, memory = self.layout.table, self._expected.upper, self._memory
-        sums = yield Round(self.layout.header_words, self._border + self.cells + upper.cells, self._write)
+        end = self._border + self.cells
+        sums = yield Round(self.layout.header_words, end + upper.cells, self._write)
         exceeding, far = self._judge(memory.on_host(sums.near[: table.scale_words]))
         places, left = yield from self._decode(sums)
         again, above = self._elements(far), self._elements(exceeding)
         parts = np.zeros(len(above.elements), np.int32)
-        words = memory.on_host(sums.added[self._border + self.cells :])
+        words = memory.on_host(sums.added[end:])
         lost = kernels().sketch_decode(upper, words, above.places, parts)
         near = ~far[above.blocks] & (self.levels[above.blocks] > 0)
         lost, wide, numbers = lost[near[lost]], above.take(near), self._numbers(above)
         self._renew(far, wide, numbers[near], places)
         in_dense, in_sparse = self._places(again, places)
         self.beside_words += upper.cells + len(lost) + len(in_dense)
-        self.value_words += len(in_sparse)
+        self.value_words += len(in_sparse) + (self.cells + self.left_over if len(places) else 0)
         above_word = memory.signed(memory.receive(self._upper(numbers[lost]).view(np.uint32)))
         sparse = self.own_sparse[left], self.own_sparse[in_sparse]
         more = [*sparse, self.own_dense[in_dense], above_word]
@@ -166,12 +167,14 @@ class AheadExchange(Exchange):
             needless, (dense, candidates) = [], codec.place(self.union)
         likely = candidates - sum(part.passed - part.found for part in needless)
         share = max(1 - room / (_SPARE * likely), 0.0) if candidates > FIT * room else 0.0
-        more, cells = self._sketch_of(share * likely), memory.words(0)
-        if share:
-            cells = yield from self._refine(needless, more.cells, partial(self._write_more, more, share))
+        more: tuple[SketchLayout, Words] | None = None
+        if needless and share:
+            layout = self._sketch_of(share * likely)
+            write = partial(self._write_more, layout, share)
+            more = layout, (yield from self._refine(needless, layout.cells, write))
         elif needless:
             yield from self._refine(needless)
-        if share or needless:
+        if needless:
             dense, candidates = codec.place(self.union)
         self.dense = self._present(dense, memory.signed(sums.added[: self._border]))
         self.own_dense = self._present(dense, self.own_dense)
@@ -184,14 +187,10 @@ class AheadExchange(Exchange):
             self.beside_words += self.cells
             return places, np.empty(0, np.int64)
         if share:
-            return places, (yield from self._peel_both(sketch, places, more, cells, share))
+            return places, (yield from self._peel_both(sketch, places, more, share))
         left: _Places = self._ops.sketch_decode(self._expected.sketch, sketch, places, self.sparse)
-        self._count(left)
+        self.left_over = len(left)
         return places, left
-
-    def _count(self, left: _Places) -> None:
-        self.left_over += len(left)
-        self.value_words = self.cells + self.left_over
 
     def _sketch_of(self, candidates: float) -> SketchLayout:
         """Return the layout of a second sketch, of about so many candidates."""
@@ -206,15 +205,22 @@ class AheadExchange(Exchange):
         self._ops.sketch_encode(layout, own[chosen], self._in_sketch[chosen], out)
 
     def _peel_both(
-        self, sketch: Words, places: _Places, layout: SketchLayout, cells: Words, share: float
+        self, sketch: Words, places: _Places, more: tuple[SketchLayout, Words] | None, share: float
     ) -> Generator[Round, Sums, _Places]:
-        """Peel the second sketch, and the first one without its candidates; return which are left over."""
+        """Peel the second sketch, and the first one without its candidates; return which are left over.
+
+        Without a second sketch, its candidates' numbers are exchanged as they are.
+        """
         ops, memory, chosen = self._ops, self._memory, _drawn(places, share)
-        self.cells += layout.cells
         further, others = places[chosen], places[~chosen]
         numbers, rest = memory.integers(len(further)), memory.words(len(sketch))
-        left = ops.sketch_decode(layout, cells, further, numbers)
-        self._count(left)
+        if more:
+            self.cells += len(more[1])
+            left = ops.sketch_decode(*more, further, numbers)
+            self.left_over += len(left)
+        else:
+            left = memory.placed(np.arange(len(further)))
+            self.value_words += len(left)
         if len(left):
             own = ops.positions(self._own, ROW * len(self._own), count=len(self._in_sketch))
             sent = memory.integers(len(places))
@@ -226,7 +232,7 @@ class AheadExchange(Exchange):
         self.sparse[chosen], numbers = numbers, memory.integers(len(others))
         left = ops.sketch_decode(self._expected.sketch, rest, others, numbers)
         self.sparse[~chosen] = numbers
-        self._count(left)
+        self.left_over += len(left)
         return memory.search(places, others[left])
 
     def _present(self, count: int, numbers: Integers) -> Integers:
