@@ -55,6 +55,8 @@ _RESEMBLING, _BY_CHANCE = 16.0, 3.0
 _RECENT, _MOVED = 0.125, 0.25
 #: Part of the cost of rules and of wrong estimates that a step contributes.
 _REGARDED = 0.25
+#: A change of what wrong estimates cost that calls for no other choice.
+_FEW_WORDS = 1000.0
 #: A change of the elements that exceed that calls for another choice: this part of them, and so many.
 _WIDENED, _MANY_WIDE = 0.6, 4096.0
 #: Above this density, the positions of the non-zeros do not affect the choice of a form.
@@ -104,12 +106,13 @@ def _wrong(count: float, room: float, kind: int, exchange: float) -> float:
 @_compiled
 def _judge(row: _Counts, count: float, exchange: float, cells: float) -> None:
     """Update what each rule costs, and what wrong estimates do, by a step's `count`."""
-    for kind in range(ESTIMATES):
-        price = _ROOM[kind] + (cells if kind == AHEAD else 0.0)
-        for rule in range(len(RULES)):
-            room, column = row[UNIONS + BLOCK_SIZES * _back(row, rule)], RULED + ESTIMATES * rule + kind
+    for rule in range(len(RULES)):
+        room = row[UNIONS + BLOCK_SIZES * _back(row, rule)]
+        for kind in range(ESTIMATES):
+            column, price = RULED + ESTIMATES * rule + kind, _ROOM[kind] + (cells if kind == AHEAD else 0.0)
             cost = _wrong(count, room, kind, exchange) + price * room
             row[column] += _REGARDED * (cost - row[column])
+    for kind in range(ESTIMATES):
         wrong = _wrong(count, row[_expected(row, kind)], kind, exchange)
         row[WRONG + kind] += _REGARDED * (wrong - row[WRONG + kind])
 
@@ -136,7 +139,7 @@ def _differs(row: _Counts) -> bool:
             if abs(row[union + b] - basis) > max(basis / _RESEMBLING, _BY_CHANCE * np.sqrt(basis)):
                 return True
         wrong, before = row[WRONG + kind], row[BASES + WRONG - MISSED + kind]
-        if abs(wrong - before) > _MOVED * max(wrong, before):
+        if abs(wrong - before) > max(_MOVED * max(wrong, before), _FEW_WORDS):
             return True
     if abs(row[MISSED] - row[BASES]) > _MOVED:
         return True
