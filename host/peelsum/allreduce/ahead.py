@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import kept_pages
-from peelsum.allreduce.exchange import Exchange, Round, Rounds, Setting, Sums, Wide
+from peelsum.allreduce.exchange import Exchange, Needless, Round, Rounds, Setting, Sums, Wide
 from peelsum.allreduce.history_loops import DEVIATIONS, FIT
 from peelsum.allreduce.plan import AHEAD, Layout
-from peelsum.codec import SketchLayout, cpu_block_loops, kernels
+from peelsum.codec import MANY_CANDIDATES, SketchLayout, cpu_block_loops, kernels
 from peelsum.codec.cpu import frozen
 from peelsum.codec.segments import ROW, Integers, Located, SegmentCodec
 from peelsum.summation import Words
@@ -162,9 +162,10 @@ class AheadExchange(Exchange):
         self._unite(sums)
         dense, candidates = codec.place(self.union)
         needless = self._needless(sums) if candidates > FIT * room else []
-        if not all(part.certain for part in needless):
+        if needless and not self._can_follow(needless, candidates):
             yield from self._refine(needless)
             needless, (dense, candidates) = [], codec.place(self.union)
+        # How many are not zero. Where their number is exact, their numbers can follow as they are.
         likely = candidates - sum(part.passed - part.found for part in needless)
         share = max(1 - room / (_SPARE * likely), 0.0) if candidates > FIT * room else 0.0
         more: tuple[SketchLayout, Words] | None = None
@@ -191,6 +192,11 @@ class AheadExchange(Exchange):
         left: _Places = self._ops.sketch_decode(self._expected.sketch, sketch, places, self.sparse)
         self.left_over = len(left)
         return places, left
+
+    def _can_follow(self, needless: Sequence[Needless], candidates: int) -> bool:
+        """Return whether a second sketch can be laid out before the candidates' bits are known."""
+        per_candidate = self._setting.settings.cells(MANY_CANDIDATES)
+        return all(part.certain for part in needless) and SketchLayout.holds(2 * candidates, per_candidate)
 
     def _sketch_of(self, candidates: float) -> SketchLayout:
         """Return the layout of a second sketch, of about so many candidates."""

@@ -90,7 +90,7 @@ class Chooser:
                 raise InvalidRequestError(f"forms: {form!r} for {name} was removed; {_REMOVED[form]}")
             _require("forms", form, f" for {name}", RequestedForm)
         _require("values", values, "", RequestedValues)
-        self._values, self.network = values, network
+        self._values, self.network, self.prices = values, network, network.prices
         #: How the candidates' numbers are sent.
         self.sparse_form: Form = "compact" if values == "auto" else values
         self.history = history or History()
@@ -123,23 +123,14 @@ class Chooser:
         differ = self.history.differ(keys)
         self.history.chosen(tuple(key for key, other in zip(keys, differ.tolist(), strict=True) if other))
         basis = self.history.basis(keys)
-        known, fit = (
-            basis[:, :-_FIT_COLUMNS].reshape(len(keys), ESTIMATES, BLOCK_SIZES),
-            basis[:, -_FIT_COLUMNS:],
-        )
-        informed = [
-            bool(union[0] >= 0) for one, union in zip(tensors, known[:, AFTER], strict=True) if one.elements
-        ]
-        best, unions, goes = (
-            self._candidates(tensors, known[:, AFTER], settings, ahead=False),
-            known[:, AFTER],
-            False,
-        )
-        if self._values in ("auto", *FORMS_AHEAD) and informed and all(informed):
-            ahead = self._candidates(tensors, known[:, AHEAD], settings, ahead=True)
-            goes = self._faster(ahead, best, fit)
-            best, unions = (ahead, known[:, AHEAD]) if goes else (best, unions)
-        return tuple(_sharing(_planned(tensors, best), unions[:, 0])), goes
+        unions = basis[:, :-_FIT_COLUMNS].reshape(len(keys), ESTIMATES, BLOCK_SIZES)
+        best, kind = self._candidates(tensors, unions[:, AFTER], settings, ahead=False), AFTER
+        known = [count >= 0 for one, count in zip(tensors, unions[:, AFTER, 0], strict=True) if one.elements]
+        if self._values in ("auto", *FORMS_AHEAD) and known and all(known):
+            ahead = self._candidates(tensors, unions[:, AHEAD], settings, ahead=True)
+            if self._faster(ahead, best, basis[:, -_FIT_COLUMNS:]):
+                best, kind = ahead, AHEAD
+        return tuple(_sharing(_planned(tensors, best), unions[:, kind, 0])), kind == AHEAD
 
     def _candidates(
         self, tensors: Sequence[TensorPlan], unions: NDArray[np.float64], settings: Settings, *, ahead: bool
@@ -154,10 +145,11 @@ class Chooser:
         self, ahead: Sequence[Candidate], after: Sequence[Candidate], fit: NDArray[np.float64]
     ) -> bool:
         """Return whether a step takes less time ahead. fit: how well each tensor's steps were as expected."""
-        missed, again, _, wrong_after, wrong_ahead = fit.max(axis=0, initial=0.0).tolist()
+        missed, again, _ = fit[:, :3].max(axis=0, initial=0.0).tolist()
+        wrong = _estimated(ahead, fit[:, 3 + AHEAD]) - _estimated(after, fit[:, 3 + AFTER])
         wide, network = float(fit[:, 2].sum()), self.network
         exchanges: float = max((one.exchanges for one in after), default=0) - 1 - missed
-        more_s = network.seconds(again + wrong_ahead - wrong_after + FEWEST_CELLS * wide, 0) + _WIDE_S * wide
+        more_s = network.seconds(again + wrong + FEWEST_CELLS * wide, 0) + _WIDE_S * wide
         more_s += 1e-9 * network.codec.ahead_step
         return _seconds(ahead, network) + more_s < _seconds(after, network) + exchanges * network.round_trip_s
 
@@ -204,6 +196,12 @@ class Chooser:
 def _seconds(found: Sequence[Candidate], network: NetworkModel) -> float:
     """Return the seconds of tensors in the codec, and of sending their words at the network's rate."""
     return sum(one.codec_s + network.seconds(one.words, 0) for one in found)
+
+
+def _estimated(found: Sequence[Candidate], wrong: NDArray[np.float64]) -> float:
+    """Return the most words that a wrong estimate costs, of tensors that send what depends on one."""
+    depends = (one.choice.form == "sketch" or isinstance(one.choice.index, BloomIndex) for one in found)
+    return max((words for words, sent in zip(wrong.tolist(), depends, strict=True) if sent), default=0.0)
 
 
 def _planned(tensors: Sequence[TensorPlan], found: Sequence[Candidate]) -> tuple[TensorPlan, ...]:

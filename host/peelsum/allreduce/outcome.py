@@ -97,7 +97,7 @@ class Outcome:
             wide[s] = len(one.totals) if s < table.dense else np.count_nonzero(one.totals)
         again = exchange.again(int(wide.sum()))
         step = Learned(self._fields != NON_FINITE, seen, exchange.levels, wide, again)
-        self._chooser.history.learn(layout.keys, table, step, self._chooser.network.prices)
+        self._chooser.history.learn(layout.keys, table, step, self._chooser.prices)
 
     def results(self) -> Results:
         """Return the tensors' results, each made when it is first read."""
