@@ -118,7 +118,7 @@ class History:
         with self._lock:
             again = -1 if step.again is None else step.again
             rows = self._known(keys)
-            loops.learn(self._state, rows, step.finite, step.unions, step.wide, again, *prices)
+            loops.learn(self._state, rows, step.finite, step.unions, step.wide, again, table.dense, *prices)
             cpu_block_loops.learn(self._levels.of(keys, table), step.levels, table.blocks)
 
     def saved(self) -> dict[str, dict[str, NDArray[Any]]]:

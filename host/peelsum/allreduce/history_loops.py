@@ -19,7 +19,7 @@ from peelsum.wire.compiled import compiler
 #: Steps whose unions are kept.
 RING = 6
 #: Rules that expect the union of an earlier step again: the one with the n-th most candidates of so many
-#: steps, of which each is so many steps before the next. Of rules that cost the same, the first one counts.
+#: steps, of which each is so many steps before the next. The first is the usual one.
 RULES = np.array(
     [(1, 3, 1), (1, 1, 1), (2, 3, 1), (2, 1, 1), (1, 2, 2), (1, 6, 1), (1, 6, 2), (1, 6, 3)], np.int64
 )
@@ -51,10 +51,11 @@ DEVIATIONS = 2.0
 #: Unions are alike if their counts differ by less than one part in so many, or by chance: by so many standard
 #: deviations of a random union's.
 _RESEMBLING, _BY_CHANCE = 16.0, 3.0
-#: Part of `MISSED` that a step contributes, and a change of it that calls for another choice.
+#: Part of `MISSED` and `WRONG` that a step contributes, and a change of it that calls for another choice.
 _RECENT, _MOVED = 0.125, 0.25
-#: Part of the cost of rules and of wrong estimates that a step contributes.
-_REGARDED = 0.25
+#: Part of the cost of rules that a step contributes; another than the first rule must cost that much less:
+#: a few steps without a larger union do not show that there will be none.
+_REGARDED, _CHEAPER = 0.25, 0.8
 #: A change of what wrong estimates cost that calls for no other choice.
 _FEW_WORDS = 1000.0
 #: A change of the elements that exceed that calls for another choice: this part of them, and so many.
@@ -105,26 +106,40 @@ def _wrong(count: float, room: float, kind: int, exchange: float) -> float:
 
 @_compiled
 def _judge(row: _Counts, count: float, exchange: float, cells: float) -> None:
-    """Update what each rule costs, and what wrong estimates do, by a step's `count`."""
+    """Update what each rule costs, by a step's `count`."""
     for rule in range(len(RULES)):
         room = row[UNIONS + BLOCK_SIZES * _back(row, rule)]
         for kind in range(ESTIMATES):
             column, price = RULED + ESTIMATES * rule + kind, _ROOM[kind] + (cells if kind == AHEAD else 0.0)
             cost = _wrong(count, room, kind, exchange) + price * room
             row[column] += _REGARDED * (cost - row[column])
+
+
+@_compiled
+def _total(state: _Counts, rows: _Rows, unions: _Counts, dense: int, exchange: float) -> _Counts:
+    """Return the candidates of the sparse rows, and what wrong estimates of each kind cost: float64[3].
+
+    They share index and sketch: one has room for more where another has fewer.
+    """
+    total, rooms = np.zeros(1 + ESTIMATES), np.zeros(ESTIMATES)
+    for i in range(dense, rows.size):
+        total[0] += unions[i, 0]
+        for kind in range(ESTIMATES):
+            rooms[kind] += state[rows[i], _expected(state[rows[i]], kind)]
     for kind in range(ESTIMATES):
-        wrong = _wrong(count, row[_expected(row, kind)], kind, exchange)
-        row[WRONG + kind] += _REGARDED * (wrong - row[WRONG + kind])
+        total[1 + kind] = _wrong(total[0], rooms[kind], kind, exchange)
+    return total
 
 
 @_compiled
 def _estimate(row: _Counts) -> None:
     """Expect what the cheapest rules do."""
     for kind in range(ESTIMATES):
-        best = 0
-        for rule in range(len(RULES)):
-            if row[RULED + ESTIMATES * rule + kind] < row[RULED + ESTIMATES * best + kind]:
-                best = rule
+        best, least = 0, _CHEAPER * row[RULED + kind]
+        for rule in range(1, len(RULES)):
+            cost = row[RULED + ESTIMATES * rule + kind]
+            if cost < least:
+                best, least = rule, cost
         row[BACK + kind] = _back(row, best)
 
 
@@ -214,12 +229,13 @@ def expected(state: _Counts, rows: _Rows, out: _Counts) -> float:
 @_compiled
 def learn(
     state: _Counts, rows: _Rows, finite: _Flags, unions: _Counts, wide: _Counts, again: int,
-    exchange: float, cells: float,
+    dense: int, exchange: float, cells: float,
 ) -> None:  # fmt: skip
     """Record a step of the rows that were `finite`; again: as `Learned.again`, -1 for None.
 
-    exchange, cells: `NetworkModel.prices`.
+    dense: how many rows are not sparse, the first ones. exchange, cells: `NetworkModel.prices`.
     """
+    total = _total(state, rows, unions, dense, exchange)
     for i in range(rows.size):
         if not finite[i]:
             continue
@@ -233,7 +249,11 @@ def learn(
             row[MISSED] += _RECENT * ((again > 0) - row[MISSED])
             row[AGAIN] += _RECENT * (again - row[AGAIN])
         if row[STEPS] > 0:
-            _judge(row, seen[0], exchange, cells)
+            share = seen[0] / total[0] if total[0] > seen[0] and i >= dense else 1.0
+            _judge(row, seen[0], share * exchange, cells)
+            for kind in range(ESTIMATES):
+                wrong = total[1 + kind] if i >= dense else 0.0
+                row[WRONG + kind] += _RECENT * (wrong - row[WRONG + kind])
         for column in range(BASIS - 1, UNIONS - 1, -1):
             before = column - BLOCK_SIZES
             row[column] = (
@@ -292,7 +312,7 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     choice, seen, counts = np.zeros((1, BASIS_COLUMNS)), np.zeros((1, BLOCK_SIZES)), np.ones(1, np.int64)
     with first_alone(cache_of(learn), "loops over tensors"):
         unions(counts, 1, np.zeros(1, np.int32), counts, counts, np.zeros((1, BLOCK_SIZES), np.int64), seen)
-        learn(state, rows, flags, seen, np.zeros(1), -1, 0.0, 0.0)
+        learn(state, rows, flags, seen, np.zeros(1), -1, 0, 0.0, 0.0)
         choose(state, rows)
         differ(state, rows, flags)
         basis(state, rows, choice)
