@@ -28,7 +28,7 @@ from peelsum import kept_pages
 from peelsum.allreduce.exchange import Exchange, Needless, Round, Rounds, Setting, Sums, Wide
 from peelsum.allreduce.history_loops import DEVIATIONS, FIT
 from peelsum.allreduce.plan import AHEAD, Layout
-from peelsum.codec import MANY_CANDIDATES, SketchLayout, cpu_block_loops, kernels
+from peelsum.codec import FEWEST_CELLS, MANY_CANDIDATES, SketchLayout, cpu_block_loops, kernels
 from peelsum.codec.cpu import frozen
 from peelsum.codec.segments import ROW, Integers, Located, SegmentCodec
 from peelsum.summation import Words
@@ -81,6 +81,8 @@ class AheadExchange(Exchange):
         #: The first element of the sparse segments, and their first place in rows.
         self._border, self._first = int(table.begins[table.dense]), ROW * int(table.rows[table.dense])
         self.cells = expected.sketch.cells if layout.parts else 0
+        #: More candidates than that are hardly peeled; a sketch of few has more cells than 1.3 for each.
+        self._most = FIT * max(expected.candidates, self.cells / FEWEST_CELLS)
 
     def rounds(self) -> Rounds:
         """See `Exchange.rounds`."""
@@ -161,13 +163,13 @@ class AheadExchange(Exchange):
         codec, memory, room = self.codec, self._memory, self._expected.candidates
         self._unite(sums)
         dense, candidates = codec.place(self.union)
-        needless = self._needless(sums) if candidates > FIT * room else []
+        needless = self._needless(sums) if candidates > self._most else []
         if needless and not self._can_follow(needless, candidates):
             yield from self._refine(needless)
             needless, (dense, candidates) = [], codec.place(self.union)
         # How many are not zero. Where their number is exact, their numbers can follow as they are.
         likely = candidates - sum(part.passed - part.found for part in needless)
-        share = max(1 - room / (_SPARE * likely), 0.0) if candidates > FIT * room else 0.0
+        share = max(1 - room / (_SPARE * likely), 0.0) if candidates > self._most else 0.0
         more: tuple[SketchLayout, Words] | None = None
         if needless and share:
             layout = self._sketch_of(share * likely)

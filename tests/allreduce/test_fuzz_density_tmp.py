@@ -1,0 +1,381 @@
+"""Steps in one exchange: by what earlier steps tell of scales and unions, exact where they are wrong."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from patience import PATIENCE_S
+from sums_of_floats import DTYPES, FAR, SLOW, check, typed, workers_of
+
+from peelsum.allreduce import Allreduce, History, NetworkModel, PlanMismatchError
+from peelsum.allreduce.levels import Levels
+from peelsum.allreduce.plan import Choice, Layout, TensorPlan
+from peelsum.codec import cpu_block_loops
+
+WORKERS = 3
+Tensors = list[dict[str, Any]]
+
+
+def drawn(step: int, *, density: float = 0.05, factor: float = 1.0, n: int = 20_000) -> Tensors:
+    """Draw every worker's dense and sparse tensor, of like magnitudes in all steps."""
+    dense = workers_of(3000, WORKERS, 1.0, step, spread=1)
+    sparse = workers_of(n, WORKERS, density, 100 + step, spread=1)
+    pairs = zip(dense, sparse, strict=True)
+    return [{"d": np.float32(factor) * one, "s": np.float32(factor) * other} for one, other in pairs]
+
+
+def checked(group: Any, inputs: Tensors) -> Any:
+    """Sum; return the first worker's result if all bits are right."""
+    results = group.sum(inputs)
+    for name in inputs[0]:
+        check(results, [tensors[name] for tensors in inputs], name)
+    return results[0]
+
+
+@pytest.mark.parametrize("values", ["sketch", "auto"])
+def test_a_step_like_the_ones_before_takes_one_exchange(make_workers: Any, values: str) -> None:
+    group = make_workers(WORKERS, 256, values=values)
+    results = [checked(group, drawn(step)) for step in range(12)]
+    assert [one.ahead for one in results] == [False] + 11 * [True]
+    assert sum(one.exchanges for one in results[2:]) <= 11
+    calls = group.take()
+    assert len(calls) == sum(one.exchanges for one in results)
+    one_exchange = calls[-1] if results[-1].exchanges == 1 else calls[-2]
+    assert {op for op, _, _ in one_exchange} == {"or", "add"}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_values_of_sums_beyond_float64_are_rounded_once(make_workers: Any, sign: int) -> None:
+    """2**28 + 16 + 2**-26 is above half of float32's spacing there; float64 rounds it to that half."""
+    group = make_workers(WORKERS, 256, forms="dense", network=FAR)
+    ones = np.ones(64, np.float32)
+    for _ in range(3):
+        checked(group, [{"g": ones}] * WORKERS)
+    inputs = [{"g": ones.copy()} for _ in range(WORKERS)]
+    for tensors, value in zip(inputs, (2.0**28, 16.0, 2.0**-26), strict=True):
+        tensors["g"][0] = sign * value
+    found = group.sum(inputs)[0]
+    assert found.ahead
+    assert found["g"].total[0] == sign * (2**54 + 2**30 + 1)
+    assert found["g"].values[0] == sign * (2**28 + 32)
+
+
+@pytest.mark.parametrize("factor", [2.0**-40, 2.0**-20, 2.0**35, 2.0**60])
+def test_scales_that_are_far_off_cost_one_more_exchange(make_workers: Any, factor: float) -> None:
+    group = make_workers(WORKERS, 256, values="sketch")
+    for step in range(4):
+        checked(group, drawn(step))
+    far = checked(group, drawn(4, factor=factor))
+    assert (far.ahead, far.exchanges) == (True, 2)
+    after = [checked(group, drawn(step, factor=factor)) for step in range(5, 9)]
+    assert after[-1].exchanges == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("forms", ["dense", "sparse"])
+@pytest.mark.parametrize("values", ["sketch", "auto", "compact"])
+def test_no_step_after_a_spike_is_less_precise(
+    make_workers: Any, dtype: str, forms: str, values: str
+) -> None:
+    """Of a scale that is too coarse for the largest values, no bits are missing: they are sent again."""
+    group, n = make_workers(WORKERS, 256, forms=forms, values=values, network=FAR), 5000
+    for step in range(12):
+        factor = np.float32(2.0 ** (10 * (step % 6 == 3)) * 2.0**-8)
+        tensors = [factor * one for one in workers_of(n, WORKERS, 0.05, step, spread=1)]
+        pairs = [typed(one, dtype) for one in tensors]
+        result = group.sum([{"g": tensor} for tensor, _ in pairs])[0]["g"]
+        exact = np.sum([floats.astype(np.float64) for _, floats in pairs], axis=0)
+        assert np.abs(result.values - exact).max() <= 2.0**-21 * np.abs(exact).max()
+
+
+class Moving:
+    """A job whose density, magnitude and spikes move from step to step, drawn from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        rng = self.rng = np.random.default_rng([seed, 77])
+        self.n, self.workers = int(rng.integers(1000, 60_000)), int(rng.integers(1, 5))
+        self.dtype, self.kind = str(rng.choice(DTYPES)), int(rng.integers(4))
+        self.settings: dict[str, Any] = {
+            "forms": str(rng.choice(["auto", "sparse"])),
+            "values": str(rng.choice(["auto", "sketch"])),
+            "network": [FAR, NetworkModel(), NetworkModel(gbps=10.0, round_trip_s=1e-3)][rng.integers(3)],
+            "implementations": rng.choice(["cpu", "reference"], self.workers, p=[0.8, 0.2]).tolist(),
+        }
+        self.densities = 10 ** rng.uniform(-3.5, -0.5, 3)
+
+    def step(self, step: int) -> list[tuple[Any, Any]]:
+        rng = self.rng
+        drawn = 10 ** rng.uniform(-3.5, -0.5)
+        density = [self.densities[step % 2], self.densities[step // 4 % 3], drawn, self.densities[0]][
+            self.kind
+        ]
+        rows = (
+            np.repeat(rng.random(self.n // 64 + 1) < 2 * density, 64)[: self.n]
+            if rng.random() < 0.2
+            else None
+        )
+        factor = 2.0 ** (int(rng.choice([0, 0, 0, 3, 9])) - 6)
+        first = int(rng.integers(self.n))
+        pairs = []
+        for _ in range(self.workers):
+            chosen = rng.random(self.n) < (density if rows is None else 0.7)
+            values = np.where(chosen & (True if rows is None else rows), rng.normal(size=self.n), 0) * factor
+            if self.kind == 3:
+                values[first : first + 200] *= 2.0 ** int(rng.choice([-12, 0, 8]))
+            if rng.random() < 0.02:
+                values[first] = np.inf
+            pairs.append(typed(values.astype(np.float32), self.dtype))
+        return pairs
+
+
+@pytest.mark.parametrize("seed", range(int(__import__("os").environ["FROM"]), int(__import__("os").environ["TO"])))
+def test_jobs_whose_densities_and_magnitudes_move_are_exact(make_workers: Any, seed: int) -> None:
+    job = Moving(seed)
+    group = make_workers(job.workers, 256, **job.settings)
+    for step in range(14):
+        pairs = job.step(step)
+        with np.errstate(invalid="ignore"):
+            check(group.sum([{"g": tensor} for tensor, _ in pairs]), [floats for _, floats in pairs])
+
+
+@pytest.mark.parametrize("factor", [2.0**-12, 2.0**5, 2.0**12, 2.0**20])
+def test_scales_that_are_off_cost_no_exchange_if_there_is_room_for_upper_parts(
+    make_workers: Any, factor: float
+) -> None:
+    group = make_workers(WORKERS, 256, values="sketch")
+    for step in range(3):
+        checked(group, drawn(step))
+    grown = drawn(3)
+    for tensors in grown:
+        tensors["d"][64:72] *= np.float32(factor)
+    assert checked(group, grown).exchanges == 1
+
+
+@pytest.mark.parametrize("density", [0.0005, 0.5, 0.0])
+def test_unions_of_other_sizes_end_exact(make_workers: Any, density: float) -> None:
+    group = make_workers(WORKERS, 256, values="sketch")
+    for step in range(4):
+        checked(group, drawn(step))
+    for step in range(4, 8):
+        other = checked(group, drawn(step, density=density))
+    assert other["s"].form in ("sketch", "dense")
+    assert [checked(group, drawn(step)).exchanges for step in range(8, 12)][-1] <= 2
+
+
+def test_a_tensor_that_is_zero_or_not_finite_takes_no_other_tensor_along(make_workers: Any) -> None:
+    group = make_workers(WORKERS, 256, values="sketch")
+    for step in range(9):
+        inputs = drawn(step)
+        for tensors in inputs:
+            tensors["z"] = np.zeros(500, np.float32) if step % 3 else np.ones(500, np.float32)
+        if step == 5:
+            inputs[1]["d"][7] = np.inf
+        if step == 7:
+            inputs[2]["s"][7] = np.nan
+        results = group.sum(inputs)
+        for name in inputs[0]:
+            with np.errstate(invalid="ignore"):
+                check(results, [tensors[name] for tensors in inputs], name)
+
+
+@pytest.mark.parametrize("bad", ["d", "s"])
+def test_upper_parts_of_a_tensor_that_is_not_finite_elsewhere(make_workers: Any, bad: str) -> None:
+    """A worker sends them before it knows, and they must not be taken for another tensor's."""
+    group = make_workers(WORKERS, 256, values="sketch")
+    for step in range(3):
+        checked(group, drawn(step))
+    grown = drawn(3)
+    for tensors in grown:  # few enough to be peeled
+        tensors["d"][:32] *= np.float32(256)
+        tensors["s"][:100] *= np.float32(256)
+    grown[1][bad][7] = np.inf
+    result = checked(group, grown)
+    assert (result.ahead, result[bad].own, result[bad].occupied) == (True, 0, 0)
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_worker_with_other_expectations_stops_all(make_workers: Any, restored: bool) -> None:
+    """Numbers by other scales would add up to nothing: also in the first step from a checkpoint."""
+    groups = [make_workers(WORKERS, 256, values="sketch", timeout_s=PATIENCE_S) for _ in range(2)]
+    for step in range(3):
+        for group, factor in zip(groups, (1.0, 8.0), strict=True):
+            checked(group, drawn(step, factor=factor))
+    group, odd = groups[0], groups[1].reduces[1]._chooser.history.saved()
+    if restored:
+        histories = [reduce._chooser.history for reduce in group.reduces]
+        group.reduces = [
+            Allreduce(one, values="sketch", history=history)
+            for one, history in zip(group.summations, histories, strict=True)
+        ]
+    group.reduces[1]._chooser.history.restore(odd)
+    failures = group.failures(drawn(3))
+    assert [type(failure) for failure in failures] == [PlanMismatchError] * WORKERS
+    assert "or restore the history of the same step, on all of them" in str(failures[0])
+
+
+def test_steps_go_ahead_where_an_exchange_takes_longer_than_its_words(make_workers: Any) -> None:
+    """Compact values always follow their index."""
+    for values, network, ahead in [
+        ("sketch", FAR, True),
+        ("auto", FAR, True),
+        ("sketch", SLOW, False),
+        ("auto", SLOW, False),
+        ("compact", FAR, False),
+    ]:
+        group = make_workers(WORKERS, 256, values=values, network=network)
+        results = [checked(group, drawn(step)) for step in range(3)]
+        assert [one.ahead for one in results] == [False, ahead, ahead], (values, network)
+
+
+def test_guesses_that_are_always_wrong_are_given_up(make_workers: Any) -> None:
+    group = make_workers(WORKERS, 256, values="sketch", network=NetworkModel(0.05, 3e-3))
+    results = [checked(group, drawn(step, factor=4.0 ** (30 * (step % 2)))) for step in range(40)]
+    given_up = [one.ahead for one in results].index(False, 1)
+    assert 3 < given_up < 30
+    assert sum(one.ahead for one in results[given_up:]) < 10, "tried again now and then"
+
+
+def test_a_tensor_that_is_not_finite_teaches_nothing(echo: Any) -> None:
+    """Its integers depend on the processor, as which NaN is converted."""
+    found, how = [], {"forms": "sparse", "values": "sketch", "network": NetworkModel(0.05, 3e-3)}
+    for implementation in ("cpu", "reference"):
+        reduce = Allreduce(echo, implementation=implementation, **how)
+        for step in range(24):
+            few, other = drawn(step, density=0.02, n=2000)[0]["s"], np.zeros(2000, np.float32)
+            other[: 20 if step < 3 else 400] = 1.0 if step < 3 else 1e30
+            other[0] = 1.0 if step < 3 else np.nan
+            result = reduce.sum({"few": few, "other": other})
+        assert result.ahead
+        found.append(reduce._chooser.history.saved())
+    for mine, others in zip(*(one["unions"].values() for one in found), strict=True):
+        np.testing.assert_array_equal(mine, others)
+
+
+def test_a_restored_history_goes_on_with_the_same_bits(make_workers: Any) -> None:
+    groups = [make_workers(WORKERS, 256, values="sketch", history=History()) for _ in range(2)]
+    # Workers are threads, and share a history only if each has its own.
+    for group in groups:
+        for reduce in group.reduces:
+            reduce._chooser.history = History()
+    for step in range(3):
+        checked(groups[0], drawn(step))
+    for there, here in zip(groups[1].reduces, groups[0].reduces, strict=True):
+        there._chooser.history.restore(here._chooser.history.saved())
+    for step in range(3, 6):
+        one, other = (checked(group, drawn(step)) for group in groups)
+        assert one.ahead
+        for name in ("d", "s"):
+            assert one[name].values.tobytes() == other[name].values.tobytes()
+            assert (one[name].scales == other[name].scales).all()
+
+
+def table(elements: int, block: int) -> Any:
+    return Layout([TensorPlan("g", (elements,), "float32", Choice("dense", scale_block=block))]).table
+
+
+def test_levels_of_blocks_of_another_size() -> None:
+    """The field of a larger block is the largest in it; smaller ones all have that of theirs."""
+    levels, key = Levels(), ("g", 1000)
+    levels.of((key,), table(1000, 32))[:] = np.arange(32)
+    assert levels.of((key,), table(1000, 256)).tolist() == [7, 15, 23, 31]
+    assert levels.of((key,), table(1000, 128)).tolist() == [7, 7, 15, 15, 23, 23, 31, 31]
+    levels.forget(key)
+    assert not levels.of((key,), table(1000, 128)).any()
+
+
+def test_levels_are_those_of_the_tensors_whatever_they_are_summed_with() -> None:
+    levels, keys = Levels(), (("a", 64), ("b", 32))
+    both = Layout([TensorPlan(name, (n,), "float32", Choice("dense", scale_block=32)) for name, n in keys])
+    levels.of(keys, both.table)[:] = [1, 2, 3]
+    assert levels.of(keys[1:], table(32, 32)).tolist() == [3]
+    assert levels.of(keys, both.table).tolist() == [1, 2, 3]
+
+
+def test_saved_levels_are_restored() -> None:
+    levels = Levels()
+    levels.of((("g", 1000),), table(1000, 64))[:] = np.arange(16)
+    levels.of((("g", 64),), table(64, 32))[:] = [255, 0]
+    restored = Levels.restored(levels.saved())
+    assert restored.of((("g", 1000),), table(1000, 64)).tolist() == list(range(16))
+    assert restored.of((("g", 64),), table(64, 32)).tolist() == [255, 0]
+
+
+@given(arrays(np.int32, st.integers(0, 12), elements=st.integers(-1, 300)))
+def test_any_array_is_restored_as_it_was_saved_or_refused(array: Any) -> None:
+    with suppress(ValueError):
+        restored = Levels.restored({"g": array})
+        np.testing.assert_array_equal(restored.saved().get("g", np.empty(0, np.int32)), array)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        [1, 0, 32, 0],
+        [33, 0, 32, 0, 5],
+        [32, 0, 31, 0, 5],
+        [32, 0, 16, 0, 5, 5],
+        [32, 0, 32, 0, 256],
+        [32, 0, 32, 0, -1],
+        [0, 0, 32, 0, 1],
+    ],
+)
+def test_fields_that_are_not_those_of_a_tensors_blocks_are_refused(array: list[int]) -> None:
+    with pytest.raises(ValueError, match=rf"'g' has {len(array)} fields"):
+        Levels.restored({"g": np.array(array, np.int32)})
+
+
+@pytest.mark.parametrize(
+    "array", [np.ones((3, 5), np.int32), np.ones((2, 2, 2), np.int32), np.array(5, np.int32), np.ones(9)]
+)
+def test_levels_of_another_shape_or_type_are_refused(array: Any) -> None:
+    with pytest.raises(ValueError, match=r"'g' has an array .*, not int32\[fields\]"):
+        Levels.restored({"g": array})
+
+
+def test_levels_of_a_block_of_any_size_take_no_more_memory_than_those_asked_for() -> None:
+    saved = np.concatenate([np.array([1000, 2**40], np.int64).view(np.int32), np.array([7], np.int32)])
+    levels = Levels.restored({"g": saved})
+    assert levels.of((("g", 1000),), table(1000, 32)).tolist() == [7] * 32
+
+
+def test_expected_fields() -> None:
+    """A block grows by up to two octaves; one that was always zero is like the largest of its segment."""
+    found = np.full(6, -1, np.int32)
+    cpu_block_loops.expect(np.array([10, 0, 7, 0, 0, 254], np.int32), np.array([0, 3, 5, 6]), found)
+    assert found.tolist() == [12, 10, 9, 0, 0, 254]
+
+
+@pytest.mark.parametrize("factor", [5, 100])
+def test_an_index_that_is_too_small_sends_bits_of_candidates(make_workers: Any, factor: int) -> None:
+    """The values of what is not zero follow: fewer words than those of all that pass a filter."""
+    group, n = make_workers(WORKERS, 256, forms="sparse", values="sketch"), 1 << 16
+    for step in range(5):
+        checked(group, [{"g": one} for one in workers_of(n, WORKERS, 0.0005, step, spread=1)])
+    group.take()
+    grown = workers_of(n, WORKERS, 0.0005 * factor, 5, spread=1)
+    results = checked(group, [{"g": one} for one in grown])
+    found = int(np.logical_or.reduce(grown).sum())
+    first, *more = [[(op, words.size) for op, words, _ in call] for call in group.take()]
+    assert {op for op, _ in first} == {"or", "add"}
+    # A filter that is full tells no number, so that the values follow the bits.
+    assert [[op for op, _ in call] for call in more] == (
+        [["or", "add"]] if factor == 5 else [["or"], ["add"]]
+    )
+    (_, bits), (_, numbers) = [part for call in more for part in call]
+    assert bits <= n // 32
+    assert numbers <= found * (1.4 if factor == 5 else 1)
+    assert results.exchanges == 1 + len(more)
+
+
+def test_saved_levels_are_of_the_last_steps_blocks_also_of_a_single_one() -> None:
+    keys, kept = (("a", 255),), Levels()
+    for block in (256, 1024):
+        plan = TensorPlan("a", (255,), "float32", Choice("dense", scale_block=block))
+        kept.of(keys, Layout([plan]).table)[:] = 7
+        assert kept.saved()["a"].tolist() == [255, 0, block, 0, 7]
