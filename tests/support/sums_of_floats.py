@@ -127,12 +127,15 @@ def check(results: Sequence[Any], arrays: Sequence[Floats], name: str = "g", *, 
 def ahead_of(scales: Numbers, arrays: Sequence[Floats], block: int) -> None:
     """Require that scales from earlier steps are those of blocks, and leave their largest number 10 bits.
 
-    A block of zeros can have any. Finer ones have numbers of up to 57 bits, with their sign.
+    None is coarser than that of the tensor's largest values by more than six bits. A block of zeros can have
+    any. Finer ones have numbers of up to 57 bits, with their sign.
     """
     begins = np.arange(0, scales.size, block)
     assert (np.repeat(scales[begins], block)[: scales.size] == scales).all()
     used = np.maximum.reduceat(np.max([np.abs(array) for array in arrays], axis=0), begins) > 0
-    finer = (scales - scales_of(arrays, block))[begins][used]
+    needed = scales_of(arrays, block)
+    assert (scales[begins][used] >= needed[begins][used].min() - 6).all()
+    finer = (scales - needed)[begins][used]
     assert ((finer >= 9 - finest(127, len(arrays))) & (finer <= 30)).all()
 
 

@@ -6,30 +6,41 @@ that field on a worker, the worker also sends the upper parts of the block's num
 own. The header shows all workers which blocks these are: their elements are the candidates of that sketch.
 
 What does not fit travels in a second round: candidates that peeling left over, and blocks that are far above
-or below what was expected. If too many zeros have passed an index, the candidates' bits are sent before that.
+or below what was expected. If there are more candidates than the sketch has room for, a second sketch
+follows, which has so many of them, drawn by their places, that the first one without them can be peeled. If
+too many zeros have passed an index, the candidates' own bits travel beside it.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import kept_pages
-from peelsum.allreduce.exchange import Exchange, Round, Rounds, Setting, Sums, Wide
+from peelsum.allreduce.exchange import Exchange, Needless, Round, Rounds, Setting, Sums, Wide
+from peelsum.allreduce.history_loops import DEVIATIONS, FIT
 from peelsum.allreduce.plan import AHEAD, Layout
-from peelsum.codec import SketchLayout, cpu_block_loops, kernels
+from peelsum.codec import FEWEST_CELLS, MANY_CANDIDATES, SketchLayout, cpu_block_loops, kernels
 from peelsum.codec.cpu import frozen
 from peelsum.codec.segments import ROW, Integers, Located, SegmentCodec
 from peelsum.summation import Words
 
 _Places = NDArray[np.int64]
 _WORD = 2**32
-#: So many more candidates than expected a sketch still peels; numbers of a block, about.
-_FIT, _PER_BLOCK = 1.05, 32
+#: Numbers of a block, about.
+_PER_BLOCK = 32
+#: So many more candidates than are likely the second sketch has room for.
+_SPARE = 1.03
+#: Places are drawn by the upper half of their product with this number, 2**32 over the golden ratio.
+_DRAW = 0x9E3779B1
 if set(AHEAD) != {"dense", "sketch"}:
     raise ImportError(f"AHEAD: {', '.join(AHEAD)} are not the forms that AheadExchange sends")
 
@@ -62,41 +73,47 @@ class AheadExchange(Exchange):
         super().__init__(layout, codec, setting)
         table = layout.table
         self._expected, self._far = expected, 0
+        #: This worker's numbers that are in the sketch.
+        self._in_sketch: Integers = self.own_sparse
         self._scales: Integers = setting.highest - expected.fields
         #: A worker's numbers fit so many bits, beside a sign; upper parts are those above.
         self._bits = setting.highest - 126
         #: The first element of the sparse segments, and their first place in rows.
         self._border, self._first = int(table.begins[table.dense]), ROW * int(table.rows[table.dense])
         self.cells = expected.sketch.cells if layout.parts else 0
+        #: More candidates than that are hardly peeled; a sketch of few has more cells than 1.3 for each.
+        self._most = FIT * max(expected.candidates, self.cells / FEWEST_CELLS)
 
     def rounds(self) -> Rounds:
         """See `Exchange.rounds`."""
-        table, upper = self.layout.table, self._expected.upper
-        sums = yield Round(self.layout.header_words, self._border + self.cells + upper.cells, self._write)
-        exceeding, far = self._judge(self._memory.on_host(sums.near[: table.scale_words]))
-        places, left = self._decode(sums)
-        refined, passed = self._needless(sums) if len(left) else ([], [])
-        if refined:
-            yield from self._refine(refined, passed)
-            places, left = self._narrowed(places, left)
+        table, upper, memory = self.layout.table, self._expected.upper, self._memory
+        end = self._border + self.cells
+        sums = yield Round(self.layout.header_words, end + upper.cells, self._write)
+        exceeding, far = self._judge(memory.on_host(sums.near[: table.scale_words]))
+        places, left = yield from self._decode(sums)
         again, above = self._elements(far), self._elements(exceeding)
         parts = np.zeros(len(above.elements), np.int32)
-        words = self._memory.on_host(sums.added[self._border + self.cells :])
+        words = memory.on_host(sums.added[end:])
         lost = kernels().sketch_decode(upper, words, above.places, parts)
         near = ~far[above.blocks] & (self.levels[above.blocks] > 0)
-        lost, wide, own = lost[near[lost]], above.take(near), self._numbers(above)
-        self._renew(far, wide, own[near], places)
-        self.left_over = len(left)
-        self.beside_words += upper.cells + len(lost)
-        if len(again.elements) + len(left) + len(lost):
-            yield from self._again(self._places(again, places), left, (parts, lost, own))
-        self.wide = Wide(wide, self._totals(wide, places, parts[near]), own[near])
+        lost, wide, numbers = lost[near[lost]], above.take(near), self._numbers(above)
+        self._renew(far, wide, numbers[near], places)
+        in_dense, in_sparse = self._places(again, places)
+        self.beside_words += upper.cells + len(lost) + len(in_dense)
+        self.value_words += len(in_sparse) + (self.cells + self.left_over if len(places) else 0)
+        above_word = memory.signed(memory.receive(self._upper(numbers[lost]).view(np.uint32)))
+        sparse = self.own_sparse[left], self.own_sparse[in_sparse]
+        more = [*sparse, self.own_dense[in_dense], above_word]
+        if any(map(len, more)):
+            self.sparse[left], far_sparse, far_dense, above_word = yield from self._exchanged(more)
+            self._write_dense_sums(in_dense, far_dense)
+            self.sparse[in_sparse] = far_sparse
+            parts[lost] = memory.on_host(above_word).view(np.int32)
+        self.wide = Wide(wide, self._totals(wide, places, parts[near]), numbers[near])
 
-    def again(self, found: int, wide: int) -> int:
-        """See `Exchange.again`. What peeling leaves over by chance does not count: it depends on the seed."""
-        room, again = self._expected, _PER_BLOCK * self._far
-        again += found if found > _FIT * room.candidates else 0
-        return again + (wide if wide > _FIT * room.wide else 0)
+    def again(self, wide: int) -> int:
+        """See `Exchange.again`."""
+        return _PER_BLOCK * self._far + (wide if wide > FIT * self._expected.wide else 0)
 
     def _write(self, ored: Words, added: Words) -> None:
         codec, memory, ops = self.codec, self._memory, self._ops
@@ -113,6 +130,7 @@ class AheadExchange(Exchange):
         above = above.take(np.flatnonzero(codec.values_at(above.elements)))
         numbers = self._numbers(above)
         self._put(numbers, above, places, sparse)
+        self._in_sketch = sparse
         if self.cells:
             ops.sketch_encode(self._expected.sketch, places, sparse, added[dense : dense + self.cells])
         self._write_upper(above, numbers, added[dense + self.cells :])
@@ -129,48 +147,101 @@ class AheadExchange(Exchange):
         Return which exceed that, and which are sent again, with scales of their own: bool[blocks] each. The
         first may be of tensors that are not finite on some worker: others have sent upper parts.
         """
-        codec, blocks = self.codec, len(self._scales)
+        codec, table, blocks = self.codec, self.layout.table, len(self._scales)
         self._read_scales(words)
         scales, self.bounds = codec.scales, kept_pages.empty(blocks, np.int32)
         exceeding, again = kept_pages.empty(blocks, np.bool), kept_pages.empty(blocks, np.bool)
         self._far = cpu_block_loops.judge(
-            frozen(words[len(self.layout.table) :]), self.levels, self._expected.fields,
+            frozen(words[len(table) :]), table.blocks, self.levels, self._expected.fields,
             self._setting.highest, self._bits, scales, self.bounds, exceeding, again,
         )  # fmt: skip
         codec.use(codec.fields, scales)
         return exceeding, again
 
-    def _decode(self, sums: Sums) -> tuple[_Places, _Places]:
+    def _decode(self, sums: Sums) -> Generator[Round, Sums, tuple[_Places, _Places]]:
         """Place and peel the sums; return the candidates' places, and which of them are left over."""
-        codec, memory, ops = self.codec, self._memory, self._ops
+        codec, memory, room = self.codec, self._memory, self._expected.candidates
         self._unite(sums)
         dense, candidates = codec.place(self.union)
+        needless = self._needless(sums) if candidates > self._most else []
+        if needless and not self._can_follow(needless, candidates):
+            yield from self._refine(needless)
+            needless, (dense, candidates) = [], codec.place(self.union)
+        # How many are not zero. Where their number is exact, their numbers can follow as they are.
+        likely = candidates - sum(part.passed - part.found for part in needless)
+        share = max(1 - room / (_SPARE * likely), 0.0) if candidates > self._most else 0.0
+        more: tuple[SketchLayout, Words] | None = None
+        if needless and share:
+            layout = self._sketch_of(share * likely)
+            write = partial(self._write_more, layout, share)
+            more = layout, (yield from self._refine(needless, layout.cells, write))
+        elif needless:
+            yield from self._refine(needless)
+        if needless:
+            dense, candidates = codec.place(self.union)
         self.dense = self._present(dense, memory.signed(sums.added[: self._border]))
         self.own_dense = self._present(dense, self.own_dense)
-        places = ops.positions(self.union, ROW * len(self.union), count=candidates)
         self.sparse, self.own_sparse = memory.integers(candidates), memory.integers(candidates)
+        codec.gather(self.own_sparse)
         self.beside_words = self._border - dense  # zeros, and what is not finite
+        places = self._ops.positions(self.union, ROW * len(self.union), count=candidates)
+        sketch = sums.added[self._border : self._border + self.cells]
         if not candidates:
             self.beside_words += self.cells
             return places, np.empty(0, np.int64)
-        codec.gather(self.own_sparse)
-        words = sums.added[self._border : self._border + self.cells]
-        left: _Places = ops.sketch_decode(self._expected.sketch, words, places, self.sparse)
-        self.value_words = self.cells + len(left)
+        if share:
+            return places, (yield from self._peel_both(sketch, places, more, share))
+        left: _Places = self._ops.sketch_decode(self._expected.sketch, sketch, places, self.sparse)
+        self.left_over = len(left)
         return places, left
 
-    def _narrowed(self, places: _Places, left: _Places) -> tuple[_Places, _Places]:
-        """Keep what is known of the refined union; return its candidates' places, and which are left over."""
-        codec, memory = self.codec, self._memory
-        _, candidates = codec.place(self.union)
-        kept = self._ops.positions(self.union, ROW * len(self.union), count=candidates)
-        unknown, at = np.zeros(len(places), np.bool_), memory.search(places, kept)
-        unknown[memory.on_host(left)] = True
-        self.sparse, self.own_sparse = self.sparse[at], memory.integers(candidates)
-        codec.gather(self.own_sparse)
-        left = memory.placed(np.flatnonzero(unknown[memory.on_host(at)]))
-        self.value_words = self.cells + len(left)
-        return kept, left
+    def _can_follow(self, needless: Sequence[Needless], candidates: int) -> bool:
+        """Return whether a second sketch can be laid out before the candidates' bits are known."""
+        per_candidate = self._setting.settings.cells(MANY_CANDIDATES)
+        return all(part.certain for part in needless) and SketchLayout.holds(2 * candidates, per_candidate)
+
+    def _sketch_of(self, candidates: float) -> SketchLayout:
+        """Return the layout of a second sketch, of about so many candidates."""
+        count = math.ceil(_SPARE * candidates + DEVIATIONS * math.sqrt(candidates))
+        setting = self._setting
+        return SketchLayout.sized(count, setting.seed ^ 1, setting.settings.cells(count))
+
+    def _write_more(self, layout: SketchLayout, share: float, out: Words) -> None:
+        """Write a sketch of this worker's numbers, as they are in the first one, of the places `drawn`."""
+        own = self._ops.positions(self._own, ROW * len(self._own), count=len(self._in_sketch))
+        chosen = _drawn(own, share)
+        self._ops.sketch_encode(layout, own[chosen], self._in_sketch[chosen], out)
+
+    def _peel_both(
+        self, sketch: Words, places: _Places, more: tuple[SketchLayout, Words] | None, share: float
+    ) -> Generator[Round, Sums, _Places]:
+        """Peel the second sketch, and the first one without its candidates; return which are left over.
+
+        Without a second sketch, its candidates' numbers are exchanged as they are.
+        """
+        ops, memory, chosen = self._ops, self._memory, _drawn(places, share)
+        further, others = places[chosen], places[~chosen]
+        numbers, rest = memory.integers(len(further)), memory.words(len(sketch))
+        if more:
+            self.cells += len(more[1])
+            left = ops.sketch_decode(*more, further, numbers)
+            self.left_over += len(left)
+        else:
+            left = memory.placed(np.arange(len(further)))
+            self.value_words += len(left)
+        if len(left):
+            own = ops.positions(self._own, ROW * len(self._own), count=len(self._in_sketch))
+            sent = memory.integers(len(places))
+            sent[:] = 0
+            sent[memory.search(places, own)] = self._in_sketch
+            (numbers[left],) = yield from self._exchanged([sent[chosen][left]])
+        ops.sketch_encode(self._expected.sketch, further, numbers, rest)
+        rest[:] = sketch - rest
+        self.sparse[chosen], numbers = numbers, memory.integers(len(others))
+        left = ops.sketch_decode(self._expected.sketch, rest, others, numbers)
+        self.sparse[~chosen] = numbers
+        self.left_over += len(left)
+        return memory.search(places, others[left])
 
     def _present(self, count: int, numbers: Integers) -> Integers:
         """Return the numbers of the dense segments that are neither zero nor not finite."""
@@ -229,30 +300,24 @@ class AheadExchange(Exchange):
             self.codec.write_dense(self.own_dense)
         self._put(own, wide, places, self.own_sparse)
 
-    def _again(
-        self, again: tuple[Any, Any], left: _Places, rest: tuple[Integers, _Places, _Places]
-    ) -> Rounds:
-        """Exchange the numbers of blocks far off, of candidates left over, and upper parts left over."""
-        (dense, sparse), (upper, lost, own), memory = again, rest, self._memory
-        ends = np.cumsum([len(dense), len(sparse), len(left), len(lost)]).tolist()
+    def _exchanged(self, numbers: Sequence[Integers]) -> Generator[Round, Sums, list[Integers]]:
+        """Exchange arrays of this worker's numbers, end to end; return the sums of each."""
+        ends = np.cumsum([0, *map(len, numbers)]).tolist()
 
         def write(ored: Words, added: Words) -> None:
-            out = memory.signed(added)
-            out[: ends[0]] = self.own_dense[dense]
-            out[ends[0] : ends[1]] = self.own_sparse[sparse]
-            out[ends[1] : ends[2]] = self.own_sparse[left]
-            out[ends[2] :] = memory.signed(memory.receive(self._upper(own[lost]).view(np.uint32)))
+            out = self._memory.signed(added)
+            for part, begin in zip(numbers, ends, strict=False):
+                out[begin : begin + len(part)] = part
 
         sums = yield Round(0, ends[-1], write)
-        found = memory.signed(sums.added)
-        if ends[0]:
-            received, self.dense = self.dense, memory.integers(len(self.dense))
+        return [self._memory.signed(sums.added)[begin:end] for begin, end in pairwise(ends)]
+
+    def _write_dense_sums(self, places: _Places, sums: Integers) -> None:
+        """Write sums over those of the first round, in an array of its own."""
+        if len(places):
+            received, self.dense = self.dense, self._memory.integers(len(self.dense))
             self.dense[:] = received
-        self.sparse[left] = found[ends[1] : ends[2]]
-        self.dense[dense], self.sparse[sparse] = found[: ends[0]], found[ends[0] : ends[1]]
-        upper[lost] = memory.on_host(found[ends[2] :]).view(np.int32)
-        self.value_words += len(sparse)
-        self.beside_words += len(dense)
+            self.dense[places] = sums
 
     def _totals(self, wide: Located, places: _Places, upper: Integers) -> _Places:
         """Return sums of the elements `wide`, from their lower words and the sums of upper parts."""
@@ -264,3 +329,8 @@ class AheadExchange(Exchange):
         above = upper.astype(np.int64) << self._bits
         below: _Places = (lower - above + _WORD // 2) % _WORD - _WORD // 2
         return above + below
+
+
+def _drawn(places: _Places, share: float) -> Any:
+    """Return which places belong to a share of all: bool[k], in the places' memory."""
+    return (places * _DRAW & _WORD - 1) < int(share * _WORD)

@@ -28,9 +28,11 @@ from peelsum.allreduce.costs import (
 )
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.history import History
+from peelsum.allreduce.history_loops import AFTER, AHEAD, BASIS_COLUMNS, DEVIATIONS, ESTIMATES
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex
 from peelsum.allreduce.levels import Key
-from peelsum.allreduce.plan import AHEAD, NAMED, Choice, Form, Layout, Settings, TensorPlan, by_form
+from peelsum.allreduce.plan import AHEAD as FORMS_AHEAD
+from peelsum.allreduce.plan import NAMED, Choice, Form, Layout, Settings, TensorPlan, by_form
 from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS, MANY_CANDIDATES, SketchLayout, cpu_block_loops
 
 RequestedForm = Literal["dense", "sparse", "auto"]
@@ -50,8 +52,8 @@ _WIDE_S = 1.2e-7
 #: From this number of elements on, a tensor is dense only if this share of its elements is not zero: else its
 #: blocks hold few values, and their levels change from step to step.
 _LARGE, _DENSE = 2**15, 0.2
-#: Room for more of a few candidates than before, in standard deviations of a random union's count.
-_DEVIATIONS = 2
+#: Columns of a basis that tell how well steps were as expected.
+_FIT_COLUMNS = BASIS_COLUMNS - ESTIMATES * BLOCK_SIZES
 #: Choices that are kept: choosing costs more than summing a small tensor.
 _KEPT = 1024
 
@@ -88,7 +90,7 @@ class Chooser:
                 raise InvalidRequestError(f"forms: {form!r} for {name} was removed; {_REMOVED[form]}")
             _require("forms", form, f" for {name}", RequestedForm)
         _require("values", values, "", RequestedValues)
-        self._values, self.network = values, network
+        self._values, self.network, self.prices = values, network, network.prices
         #: How the candidates' numbers are sent.
         self.sparse_form: Form = "compact" if values == "auto" else values
         self.history = history or History()
@@ -121,19 +123,19 @@ class Chooser:
         differ = self.history.differ(keys)
         self.history.chosen(tuple(key for key, other in zip(keys, differ.tolist(), strict=True) if other))
         basis = self.history.basis(keys)
-        unions = basis[:, :BLOCK_SIZES]
-        seen = [Seen(tuple(one)) if one[0] >= 0 else None for one in unions.tolist()]
-        informed = [known for one, known in zip(tensors, seen, strict=True) if one.elements]
-        after = self._candidates(tensors, seen, settings, ahead=False)
-        goes = False
-        if self._values in ("auto", *AHEAD) and informed and None not in informed:
-            ahead = self._candidates(tensors, seen, settings, ahead=True)
-            goes = self._faster(ahead, after, basis[:, BLOCK_SIZES:])
-        return tuple(_sharing(_planned(tensors, ahead if goes else after), unions[:, 0])), goes
+        unions = basis[:, :-_FIT_COLUMNS].reshape(len(keys), ESTIMATES, BLOCK_SIZES)
+        best, kind = self._candidates(tensors, unions[:, AFTER], settings, ahead=False), AFTER
+        known = [count >= 0 for one, count in zip(tensors, unions[:, AFTER, 0], strict=True) if one.elements]
+        if self._values in ("auto", *FORMS_AHEAD) and known and all(known):
+            ahead = self._candidates(tensors, unions[:, AHEAD], settings, ahead=True)
+            if self._faster(ahead, best, basis[:, -_FIT_COLUMNS:]):
+                best, kind = ahead, AHEAD
+        return tuple(_sharing(_planned(tensors, best), unions[:, kind, 0])), kind == AHEAD
 
     def _candidates(
-        self, tensors: Sequence[TensorPlan], seen: Sequence[Seen | None], settings: Settings, *, ahead: bool
+        self, tensors: Sequence[TensorPlan], unions: NDArray[np.float64], settings: Settings, *, ahead: bool
     ) -> list[Candidate]:
+        seen = [Seen(tuple(union)) if union[0] >= 0 else None for union in unions.tolist()]
         return [
             self._cheapest(self._forms.get(one.name, self._default), one.elements, known, settings, ahead)
             for one, known in zip(tensors, seen, strict=True)
@@ -143,20 +145,21 @@ class Chooser:
         self, ahead: Sequence[Candidate], after: Sequence[Candidate], fit: NDArray[np.float64]
     ) -> bool:
         """Return whether a step takes less time ahead. fit: how well each tensor's steps were as expected."""
-        missed, again, _ = fit.max(axis=0, initial=0.0).tolist()
+        missed, again, _ = fit[:, :3].max(axis=0, initial=0.0).tolist()
+        wrong = _estimated(ahead, fit[:, 3 + AHEAD]) - _estimated(after, fit[:, 3 + AFTER])
         wide, network = float(fit[:, 2].sum()), self.network
         exchanges: float = max((one.exchanges for one in after), default=0) - 1 - missed
-        more_s = network.seconds(again + FEWEST_CELLS * wide, 0) + _WIDE_S * wide
+        more_s = network.seconds(again + wrong + FEWEST_CELLS * wide, 0) + _WIDE_S * wide
         more_s += 1e-9 * network.codec.ahead_step
         return _seconds(ahead, network) + more_s < _seconds(after, network) + exchanges * network.round_trip_s
 
     def expected(self, layout: Layout, settings: Settings, seed: int) -> Expected:
-        """Return what is expected of a step, from the steps before: more candidates rather than fewer."""
+        """Return what is expected of a step, from the steps before."""
         keys, table = layout.keys, layout.table
         fields = kept_pages.empty(int(table.blocks[-1]), np.int32)
         cpu_block_loops.expect(self.history.levels(keys, table), table.blocks, fields)
-        (most, exceeded), first = self.history.most(keys), table.dense
-        seen = [Seen(tuple(most[part.segments].sum(axis=0).tolist())) for part in layout.parts]
+        (unions, exceeded), first = self.history.expected(keys), table.dense
+        seen = [Seen(tuple(unions[part.segments].sum(axis=0).tolist())) for part in layout.parts]
         # More that pass an index, which was chosen for fewer, are refined: no sketch has room for them.
         passed = [
             min(expected(part.index, part.elements, one)[1], (1 + TOLERANCE) * one.candidates)
@@ -164,7 +167,7 @@ class Chooser:
         ]
         count = math.ceil(sum(passed))
         if count < MANY_CANDIDATES:
-            count += math.ceil(_DEVIATIONS * math.sqrt(count))
+            count += math.ceil(DEVIATIONS * math.sqrt(count))
         numbers = int(table.begins[first]) + count
         wide = min(_WIDE_MORE, numbers) + math.ceil(_WIDE_SPARE * exceeded)
         sketch = SketchLayout.sized(count, seed, settings.cells(count))
@@ -179,7 +182,7 @@ class Chooser:
     def _chosen(
         self, form: RequestedForm, elements: int, seen: Seen | None, settings: Settings, ahead: bool
     ) -> Candidate:
-        sparse: Form = "sketch" if ahead and self.sparse_form not in AHEAD else self.sparse_form
+        sparse: Form = "sketch" if ahead and self.sparse_form not in FORMS_AHEAD else self.sparse_form
         if seen is None and form != "dense":
             return Candidate(Choice(sparse, BitmapIndex(), scale_block(elements, elements)), elements, 2, 0.0)
         forms: tuple[Form, ...] = ("dense",) if form == "dense" else (sparse,)
@@ -193,6 +196,12 @@ class Chooser:
 def _seconds(found: Sequence[Candidate], network: NetworkModel) -> float:
     """Return the seconds of tensors in the codec, and of sending their words at the network's rate."""
     return sum(one.codec_s + network.seconds(one.words, 0) for one in found)
+
+
+def _estimated(found: Sequence[Candidate], wrong: NDArray[np.float64]) -> float:
+    """Return the most words that a wrong estimate costs, of tensors that send what depends on one."""
+    depends = (one.choice.form == "sketch" or isinstance(one.choice.index, BloomIndex) for one in found)
+    return max((words for words, sent in zip(wrong.tolist(), depends, strict=True) if sent), default=0.0)
 
 
 def _planned(tensors: Sequence[TensorPlan], found: Sequence[Candidate]) -> tuple[TensorPlan, ...]:

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index
 from peelsum.allreduce.plan import AHEAD, FORMS, Choice, Form, Settings, by_form
-from peelsum.codec import BLOCK_SIZES, ROW, BloomLayout, SketchLayout
+from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS, ROW, BloomLayout, SketchLayout
 from peelsum.codec.index import WORD_BITS
 
 #: Elements of the largest block of scales: a large tensor is cut into pieces of whole blocks.
@@ -129,6 +129,12 @@ class NetworkModel:
             raise InvalidRequestError(f"workers: {workers} are too few for a ring; use 2 or more")
         steps = 2 * (workers - 1)
         return cls(gbps * workers / steps, steps * hop_s)
+
+    @property
+    def prices(self) -> tuple[float, float]:
+        """How many words take as long as another exchange, and as a candidate's cells in the codec."""
+        words_per_s = self.gbps * 1e9 / WORD_BITS
+        return self.round_trip_s * words_per_s, FEWEST_CELLS * self.codec.cell * 1e-9 * words_per_s
 
     def seconds(self, words: float, exchanges: int) -> float:
         """Return the seconds that it takes to send `words` 32-bit words in `exchanges` exchanges."""

@@ -60,6 +60,18 @@ class Sums(NamedTuple):
 Rounds = Generator[Round, Sums, None]
 
 
+class Needless(NamedTuple):
+    """A part of the sparse vector whose index lets many zeros pass, so that its candidates' bits are sent."""
+
+    number: int
+    passed: int
+    """Candidates."""
+    found: float
+    """How many of them are probably not zero."""
+    certain: bool
+    """Whether a filter has told that number."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """The parameters of one step's exchange."""
@@ -118,10 +130,10 @@ class Exchange:
         send = _NUMBERS[self._setting.form if candidates else "dense"]
         yield from send(self, dense, candidates)
 
-    def again(self, found: int, wide: int) -> int | None:
-        """Return how many words were sent again because something was not as expected; None without such.
+    def again(self, wide: int) -> int | None:
+        """Return how many words were sent again because scales were not as expected; None without such.
 
-        found: candidates whose sum is not 0. wide: of them and of dense elements, those in `wide`.
+        wide: elements in `wide` whose sum is not 0, and its dense elements.
         """
         return None
 
@@ -156,19 +168,20 @@ class Exchange:
         """Set `union` to the candidates; refine it where that pays. Return what `SegmentCodec.place` does."""
         self._unite(sums)
         placed = self.codec.place(self.union)
-        refined, passed = self._needless(sums)
-        if refined:
-            yield from self._refine(refined, passed)
+        needless = self._needless(sums)
+        if needless:
+            yield from self._refine(needless)
             placed = self.codec.place(self.union)
         return placed
 
-    def _needless(self, sums: Sums) -> tuple[list[int], list[int]]:
-        """Return the parts whose candidates are to be refined, and how many candidates each part has."""
-        parts = self.layout.parts
-        passed = [int(self.codec.sent[part.segments].sum()) for part in parts]
-        near = [sums.near[part.sent] for part in parts]
-        refined = [m for m, part in enumerate(parts) if passed[m] and self._refined(part, passed[m], near[m])]
-        return refined, passed
+    def _needless(self, sums: Sums) -> list[Needless]:
+        """Return the parts whose candidates are to be refined."""
+        found = []
+        for number, part in enumerate(self.layout.parts):
+            passed = int(self.codec.sent[part.segments].sum())
+            needless = self._judged(number, passed, sums.near[part.sent]) if passed else None
+            found += [needless] if needless else []
+        return found
 
     def _decoded(self, part: IndexPart, sums: Sums) -> Words:
         """Return a part's candidates."""
@@ -178,39 +191,42 @@ class Exchange:
         bitmap &= self._memory.receive(self.layout.valid[part.words])
         return bitmap
 
-    def _refined(self, part: IndexPart, passed: int, words: Words) -> bool:
-        """Return whether the candidates' own bits are sent: as planned, or because too many are zeros."""
-        index, network = part.index, self._setting.network
-        if index.refined or index.form == "bitmap":
-            return index.refined
+    def _judged(self, number: int, passed: int, words: Words) -> Needless | None:
+        """Return whether a part's candidates' bits are sent: as planned, or because too many are zeros."""
+        part, network = self.layout.parts[number], self._setting.network
+        index, certain = part.index, False
         found = min(self._setting.likely(part.keys), passed)
         if isinstance(index, BloomIndex):
             estimate = index.estimate(self._ops.count(words, 32 * len(words)))
-            found = min(max(estimate.elements, found if estimate.full else 0.0), passed)
-        if passed <= (1 + TOLERANCE) * found:
-            return False
+            certain = not estimate.full
+            found = min(estimate.elements if certain else max(estimate.elements, found), passed)
         later = network.seconds(found + passed / 32, 1)
-        return too_many(passed, found) or network.seconds(passed, 0) > later
+        wasteful = passed > (1 + TOLERANCE) * found and index.form != "bitmap"
+        wasteful &= too_many(passed, found) or network.seconds(passed, 0) > later
+        return Needless(number, passed, found, certain) if index.refined or wasteful else None
 
-    def _refine(self, numbers: Sequence[int], passed: Sequence[int]) -> Generator[Round, Sums, None]:
-        """Exchange the candidates' own bits in some parts."""
-        parts = [self.layout.parts[m] for m in numbers]
-        lengths = [-(-passed[m] // 32) for m in numbers]
-        ends = np.cumsum([0, *lengths]).tolist()
+    def _refine(
+        self, needless: Sequence[Needless], cells: int = 0, add: Callable[[Words], object] = len
+    ) -> Generator[Round, Sums, Words]:
+        """Exchange the candidates' own bits in some parts; return the sum of `cells` that `add` writes."""
+        parts = [self.layout.parts[one.number] for one in needless]
+        ends = np.cumsum([0, *(-(-one.passed // 32) for one in needless)]).tolist()
         spans = [slice(a, b) for a, b in pairwise(ends)]
         scans: list[Any] = []
 
         def write(ored: Words, added: Words) -> None:
             for part, span in zip(parts, spans, strict=True):
                 scans.append(self._ops.gather_bits(self._own[part.words], self.union[part.words], ored[span]))
+            add(added)
 
-        sums = yield Round(ends[-1], 0, write)
-        for part, span, scan, m in zip(parts, spans, scans, numbers, strict=True):
+        sums = yield Round(ends[-1], cells, write)
+        for part, span, scan, one in zip(parts, spans, scans, needless, strict=True):
             mask = self.union[part.words]
             chosen = self._memory.words(len(mask))
             self._ops.scatter_bits(sums.ored[span], mask, chosen, scan)
             mask[:] = chosen
-            self.index_words[m] += span.stop - span.start
+            self.index_words[one.number] += span.stop - span.start
+        return sums.added
 
     def _write_numbers(self, dense: int, ored: Words, added: Words) -> None:
         numbers = self._memory.signed(added)

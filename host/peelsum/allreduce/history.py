@@ -68,10 +68,10 @@ class History:
     def basis(self, keys: tuple[Key, ...]) -> _Counts:
         """Return the unions for which forms were chosen last, and how well steps were as expected.
 
-        The result is float64[tensors, BLOCK_SIZES + 3], -1 for a tensor without a union. Its last columns are
-        how often something was sent again, how many words, and the elements of blocks that exceeded what was
-        expected. Of the last two steps' unions, the one with fewer candidates counts: an index that is too
-        small costs an exchange, one that is too large costs words that cannot be saved.
+        The result is float64[tensors, BASIS_COLUMNS], -1 for a tensor without a union. It has the expected
+        union of steps whose numbers follow the index and of steps ahead, BLOCK_SIZES counts each. Its last
+        columns are how often blocks were sent again, how many words, the elements of blocks that exceeded
+        what was expected, and the words that wrong expectations cost a step of each kind.
         """
         with self._lock:
             rows, basis = self._known(keys), np.empty((len(keys), loops.BASIS_COLUMNS))
@@ -90,14 +90,14 @@ class History:
             rows = self._known(keys)
             loops.choose(self._state, rows)
 
-    def most(self, keys: tuple[Key, ...]) -> tuple[_Counts, float]:
-        """Return the unions of the last three steps with most candidates: float64[tensors, BLOCK_SIZES].
+    def expected(self, keys: tuple[Key, ...]) -> tuple[_Counts, float]:
+        """Return the unions that are expected of a step ahead: float64[tensors, BLOCK_SIZES].
 
         Return also the elements of blocks that exceeded what was expected, in the worse of two steps.
         """
         with self._lock:
             rows, unions = self._known(keys), np.empty((len(keys), BLOCK_SIZES))
-            return unions, loops.most(self._state, rows, unions)
+            return unions, loops.expected(self._state, rows, unions)
 
     def levels(self, keys: tuple[Key, ...], table: Table) -> _Levels:
         """Return `Levels` of the table's blocks: int32[blocks]."""
@@ -110,13 +110,16 @@ class History:
             rows = self._known(keys)
             return float(self._state[rows, loops.FILLED].sum())
 
-    def learn(self, keys: tuple[Key, ...], table: Table, step: Learned) -> None:
-        """Record a step of these tensors, the segments of `table`."""
+    def learn(self, keys: tuple[Key, ...], table: Table, step: Learned, prices: tuple[float, float]) -> None:
+        """Record a step of these tensors, the segments of `table`.
+
+        prices: as `NetworkModel.prices`.
+        """
         with self._lock:
             again = -1 if step.again is None else step.again
             rows = self._known(keys)
-            loops.learn(self._state, rows, step.finite, step.unions, step.wide, again)
-            cpu_block_loops.learn(self._levels.of(keys, table), step.levels)
+            loops.learn(self._state, rows, step.finite, step.unions, step.wide, again, table.dense, *prices)
+            cpu_block_loops.learn(self._levels.of(keys, table), step.levels, table.blocks)
 
     def saved(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return what later choices depend on: `unions` and `levels`, by name."""
@@ -186,6 +189,8 @@ class History:
 def _possible(rows: _Counts) -> bool:
     """Return whether no count of a saved array is negative, infinite, or more than there are elements."""
     elements, facts, unions = np.split(rows, [1, 1 + loops.FACTS], axis=1)
-    counted = np.hstack([unions, facts[:, [loops.WIDE_BEFORE, loops.WIDE]]])
+    counted = np.hstack([unions, facts[:, [loops.WIDE_BEFORE, loops.WIDE, loops.FILLED]]])
     sizes = (elements < _MOST_ELEMENTS) & (elements == np.floor(elements))
-    return bool(np.isfinite(rows).all() and sizes.all() and (rows >= 0).all() and (counted <= elements).all())
+    back = facts[:, loops.BACK : loops.BACK + loops.ESTIMATES]
+    possible = sizes.all() and (back < loops.RING).all() and (counted <= elements).all()
+    return bool(np.isfinite(rows).all() and (rows >= 0).all() and possible)

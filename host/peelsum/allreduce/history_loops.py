@@ -13,22 +13,48 @@ from peelsum.codec import BLOCK_SIZES, NON_FINITE, Implementation
 from peelsum.codec.block_scales import ZERO
 from peelsum.compiling import compiler
 
+#: Steps whose unions are kept.
+RING = 6
+#: Rules that expect the union of an earlier step again: the one with the n-th most candidates of so many
+#: steps, of which each is so many steps before the next. The first is the usual one.
+RULES = np.array(
+    [(1, 3, 1), (1, 1, 1), (2, 3, 1), (2, 1, 1), (1, 2, 2), (1, 6, 1), (1, 6, 2), (1, 6, 3)], np.int64
+)
+#: Two estimates of the next union: for steps whose numbers follow the index, and for those that go ahead.
+AFTER, AHEAD, ESTIMATES = range(3)
 #: Columns of facts: steps; whether the last choice knew a union; elements of blocks that exceeded what was
-#: expected in the step before the last. Then how often something is sent again, and how many words, on
-#: average, and elements that exceeded in the last step; and these three at the last choice.
-FACTS = 9
-STEPS, INFORMED, WIDE_BEFORE, MISSED, AGAIN, WIDE, BASES = range(7)
-#: Where unions begin: the last three, the last with a non-zero, and the one of the last choice.
-UNIONS = 5
-LAST, BEFORE, EARLIEST, FILLED, BASIS = range(FACTS, FACTS + UNIONS * BLOCK_SIZES, BLOCK_SIZES)
-COLUMNS = FACTS + UNIONS * BLOCK_SIZES
-#: Columns of a choice's basis: a union, then facts from BASES on.
-BASIS_COLUMNS = BLOCK_SIZES + FACTS - BASES
+#: expected in the step before the last; the non-zeros of the last union with any; which step back is expected
+#: again, for both estimates; and the words that each rule would have cost a step, with its wrong estimates.
+STEPS, INFORMED, WIDE_BEFORE, FILLED, BACK = range(5)
+RULED = BACK + ESTIMATES
+#: Then how often blocks were sent again, and how many words, on average, elements that exceeded in the last
+#: step, and the words that wrong estimates of both kinds cost a step; and these at the last choice.
+MISSED, AGAIN, WIDE, WRONG = range(RULED + ESTIMATES * len(RULES), RULED + ESTIMATES * len(RULES) + 4)
+BASES = WRONG + ESTIMATES
+FACTS = 2 * BASES - MISSED
+#: Where unions begin: those of past steps, the last one first, and the estimates at the last choice.
+UNIONS, BASIS = FACTS, FACTS + RING * BLOCK_SIZES
+COLUMNS = BASIS + ESTIMATES * BLOCK_SIZES
+#: Columns of a choice's basis: its estimates, then facts from BASES on.
+_FIRST_FACT = ESTIMATES * BLOCK_SIZES
+BASIS_COLUMNS = _FIRST_FACT + FACTS - BASES
+#: Words for each expected candidate: of its index alone, and with its cells.
+_ROOM = (0.45, 1.75)
+#: A sketch peels so much more than it has room for, and a filter that holds so many times as many candidates
+#: as it was sized for lets few zeros pass, or too many.
+FIT, _ENOUGH, _FULL = 1.05, 1.5, 2.0
+#: A union is larger by chance by so many standard deviations of a random union's count.
+DEVIATIONS = 2.0
 #: Unions are alike if their counts differ by less than one part in so many, or by chance: by so many standard
 #: deviations of a random union's.
 _RESEMBLING, _BY_CHANCE = 16.0, 3.0
-#: Part of `MISSED` that a step contributes, and a change of it that calls for another choice.
+#: Part of `MISSED` and `WRONG` that a step contributes, and a change of it that calls for another choice.
 _RECENT, _MOVED = 0.125, 0.25
+#: Part of the cost of rules that a step contributes; another than the first rule must cost that much less:
+#: a few steps without a larger union do not show that there will be none.
+_REGARDED, _CHEAPER = 0.25, 0.8
+#: A change of what wrong estimates cost that calls for no other choice.
+_FEW_WORDS = 1000.0
 #: A change of the elements that exceed that calls for another choice: this part of them, and so many.
 _WIDENED, _MANY_WIDE = 0.6, 4096.0
 #: Above this density, the positions of the non-zeros do not affect the choice of a form.
@@ -42,19 +68,86 @@ _compiled = compiler({"nogil": True})
 
 
 @_compiled
-def _fewest(row: _Counts) -> int:
-    """Return where a row's union begins of the last two with fewer candidates."""
-    return LAST if row[LAST] <= row[BEFORE] else BEFORE
+def _expected(row: _Counts, kind: int) -> int:
+    """Return where the union begins that is expected again."""
+    return UNIONS + BLOCK_SIZES * int(row[BACK + kind])
+
+
+@_compiled
+def _back(row: _Counts, rule: int) -> int:
+    """Return which step back has the union that a rule expects."""
+    stride, steps, rank = RULES[rule]
+    for step in range(stride - 1, stride * steps, stride):
+        count, larger, alike = row[UNIONS + BLOCK_SIZES * step], 0, 0
+        for other in range(stride - 1, stride * steps, stride):
+            larger += row[UNIONS + BLOCK_SIZES * other] > count
+            alike += row[UNIONS + BLOCK_SIZES * other] >= count
+        if larger < rank <= alike:
+            return step
+    return 0
+
+
+@_compiled
+def _wrong(count: float, room: float, kind: int, exchange: float) -> float:
+    """Return the words that it costs to expect `room` candidates of a step that has `count`."""
+    if kind == AFTER:
+        return 0.0 if count <= _ENOUGH * room else exchange + count
+    if count <= max(FIT * room, room + DEVIATIONS * np.sqrt(room)):
+        return 0.0
+    return exchange + _ROOM[AHEAD] * (count - room) + (count if count > _FULL * room else 0.0)
+
+
+@_compiled
+def _judge(row: _Counts, count: float, exchange: float, cells: float) -> None:
+    """Update what each rule costs, by a step's `count`."""
+    for rule in range(len(RULES)):
+        room = row[UNIONS + BLOCK_SIZES * _back(row, rule)]
+        for kind in range(ESTIMATES):
+            column, price = RULED + ESTIMATES * rule + kind, _ROOM[kind] + (cells if kind == AHEAD else 0.0)
+            cost = _wrong(count, room, kind, exchange) + price * room
+            row[column] += _REGARDED * (cost - row[column])
+
+
+@_compiled
+def _total(state: _Counts, rows: _Rows, unions: _Counts, dense: int, exchange: float) -> _Counts:
+    """Return the candidates of the sparse rows, and what wrong estimates of each kind cost: float64[3].
+
+    They share index and sketch: one has room for more where another has fewer.
+    """
+    total, rooms = np.zeros(1 + ESTIMATES), np.zeros(ESTIMATES)
+    for i in range(dense, rows.size):
+        total[0] += unions[i, 0]
+        for kind in range(ESTIMATES):
+            rooms[kind] += state[rows[i], _expected(state[rows[i]], kind)]
+    for kind in range(ESTIMATES):
+        total[1 + kind] = _wrong(total[0], rooms[kind], kind, exchange)
+    return total
+
+
+@_compiled
+def _estimate(row: _Counts) -> None:
+    """Expect what the cheapest rules do."""
+    for kind in range(ESTIMATES):
+        best, least = 0, _CHEAPER * row[RULED + kind]
+        for rule in range(1, len(RULES)):
+            cost = row[RULED + ESTIMATES * rule + kind]
+            if cost < least:
+                best, least = rule, cost
+        row[BACK + kind] = _back(row, best)
 
 
 @_compiled
 def _differs(row: _Counts) -> bool:
-    union = _fewest(row)
     if row[INFORMED] == 0 and row[STEPS] > 0:
         return True
-    for b in range(BLOCK_SIZES):
-        basis = row[BASIS + b]
-        if abs(row[union + b] - basis) > max(basis / _RESEMBLING, _BY_CHANCE * np.sqrt(basis)):
+    for kind in range(ESTIMATES):
+        union, then = _expected(row, kind), BASIS + BLOCK_SIZES * kind
+        for b in range(BLOCK_SIZES):
+            basis = row[then + b]
+            if abs(row[union + b] - basis) > max(basis / _RESEMBLING, _BY_CHANCE * np.sqrt(basis)):
+                return True
+        wrong, before = row[WRONG + kind], row[BASES + WRONG - MISSED + kind]
+        if abs(wrong - before) > max(_MOVED * max(wrong, before), _FEW_WORDS):
             return True
     if abs(row[MISSED] - row[BASES]) > _MOVED:
         return True
@@ -74,7 +167,7 @@ def differ(state: _Counts, rows: _Rows, out: _Flags) -> None:
 def _basis(row: _Counts, column: int) -> float:
     if row[INFORMED] == 0:
         return -1.0
-    value: float = row[BASIS + column] if column < BLOCK_SIZES else row[BASES + column - BLOCK_SIZES]
+    value: float = row[BASIS + column] if column < _FIRST_FACT else row[BASES + column - _FIRST_FACT]
     return value
 
 
@@ -104,32 +197,38 @@ def choose(state: _Counts, rows: _Rows) -> None:
     """Note that choices are made for the rows as they are."""
     for i in range(rows.size):
         row = state[rows[i]]
-        union = _fewest(row)
-        row[BASIS:] = row[union : union + BLOCK_SIZES]
+        for kind in range(ESTIMATES):
+            union, basis = _expected(row, kind), BASIS + BLOCK_SIZES * kind
+            row[basis : basis + BLOCK_SIZES] = row[union : union + BLOCK_SIZES]
         row[INFORMED] = row[STEPS] > 0
         row[BASES:FACTS] = row[MISSED:BASES]
 
 
 @_compiled
-def most(state: _Counts, rows: _Rows, out: _Counts) -> float:
-    """Write each row's union with most candidates of its last three; return their elements that exceed.
+def expected(state: _Counts, rows: _Rows, out: _Counts) -> float:
+    """Write the union that is expected of each row in a step ahead; return their elements that exceed.
 
     These are elements of blocks that exceeded what was expected, in the worse of the last two steps.
     """
     now = before = 0.0
     for i in range(rows.size):
         row = state[rows[i]]
-        union = LAST
-        for other in (BEFORE, EARLIEST):
-            union = other if row[other] > row[union] else union
+        union = _expected(row, AHEAD)
         out[i] = row[union : union + BLOCK_SIZES]
         now, before = now + row[WIDE], before + row[WIDE_BEFORE]
     return max(now, before)
 
 
 @_compiled
-def learn(state: _Counts, rows: _Rows, finite: _Flags, unions: _Counts, wide: _Counts, again: int) -> None:
-    """Record a step of the rows that were `finite`; again: as `Learned.again`, -1 for None."""
+def learn(
+    state: _Counts, rows: _Rows, finite: _Flags, unions: _Counts, wide: _Counts, again: int,
+    dense: int, exchange: float, cells: float,
+) -> None:  # fmt: skip
+    """Record a step of the rows that were `finite`; again: as `Learned.again`, -1 for None.
+
+    dense: how many rows are not sparse, the first ones. exchange, cells: `NetworkModel.prices`.
+    """
+    total = _total(state, rows, unions, dense, exchange)
     for i in range(rows.size):
         if not finite[i]:
             continue
@@ -142,13 +241,20 @@ def learn(state: _Counts, rows: _Rows, finite: _Flags, unions: _Counts, wide: _C
             row[WIDE_BEFORE], row[WIDE] = row[WIDE], wide[i]
             row[MISSED] += _RECENT * ((again > 0) - row[MISSED])
             row[AGAIN] += _RECENT * (again - row[AGAIN])
-        first = row[STEPS] == 0
-        for b in range(BLOCK_SIZES):
-            row[EARLIEST + b] = seen[b] if first else row[BEFORE + b]
-            row[BEFORE + b] = seen[b] if first else row[LAST + b]
-            row[LAST + b] = seen[b]
-            if seen[0] > 0:
-                row[FILLED + b] = seen[b]
+        if row[STEPS] > 0:
+            share = seen[0] / total[0] if total[0] > seen[0] and i >= dense else 1.0
+            _judge(row, seen[0], share * exchange, cells)
+            for kind in range(ESTIMATES):
+                wrong = total[1 + kind] if i >= dense else 0.0
+                row[WRONG + kind] += _RECENT * (wrong - row[WRONG + kind])
+        for column in range(BASIS - 1, UNIONS - 1, -1):
+            before = column - BLOCK_SIZES
+            row[column] = (
+                row[before] if before >= UNIONS and row[STEPS] > 0 else seen[(column - UNIONS) % BLOCK_SIZES]
+            )
+        if seen[0] > 0:
+            row[FILLED] = seen[0]
+        _estimate(row)
         row[STEPS] += 1
 
 
@@ -161,22 +267,21 @@ def unions(
     total: _Rows,
     counted: NDArray[np.int64],
     out: _Counts,
-) -> tuple[int, int]:
-    """Write the union of each segment; return the non-zeros of the sparse ones, and how many are open.
+) -> int:
+    """Write the union of each segment; return how many are open.
 
     A union of at most a quarter of the elements is what was `counted`, in a sparse segment. In a dense one it
     is open, and -1. Others are what is expected of elements that are non-zero with the same probability, and
     0 if the segment is not finite. wanted: whether the next choice depends on where the non-zeros are.
     total: the non-zeros of dense segments.
     """
-    found = few = 0
+    few = 0
     for s in range(elements.size):
         if fields[s] == NON_FINITE:  # its integers are undefined, and differ between processors
             out[s] = 0.0
             continue
         sparse = s >= dense
         count = counted[s, 0] if sparse else total[s]
-        found += count if sparse else 0
         density = count / elements[s] if wanted[s] else 1.0
         if fields[s] == ZERO:
             density = 0.0
@@ -190,7 +295,7 @@ def unions(
         for b in range(BLOCK_SIZES):
             out[s, b] = elements[s] / size * (1.0 - zeros)
             zeros, size = zeros * zeros, 2.0 * size
-    return found, few
+    return few
 
 
 def warm_up(implementation: Implementation = "cpu") -> None:
@@ -199,9 +304,9 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     state, rows, flags = np.zeros((1, COLUMNS)), np.zeros(1, np.int64), np.zeros(1, np.bool_)
     choice, seen, counts = np.zeros((1, BASIS_COLUMNS)), np.zeros((1, BLOCK_SIZES)), np.ones(1, np.int64)
     unions(counts, 1, np.zeros(1, np.int32), counts, counts, np.zeros((1, BLOCK_SIZES), np.int64), seen)
-    learn(state, rows, flags, seen, np.zeros(1), -1)
+    learn(state, rows, flags, seen, np.zeros(1), -1, 0, 0.0, 0.0)
     choose(state, rows)
     differ(state, rows, flags)
     basis(state, rows, choice)
     changed(state, rows, choice)
-    most(state, rows, seen)
+    expected(state, rows, seen)

@@ -26,7 +26,8 @@ class _Part(NamedTuple):
 class Levels:
     """int32[blocks] for each tensor: a block's field in its last step with a non-zero, or 0.
 
-    If the field has fallen, it is the mean of that and of what was kept before.
+    If the field has fallen, it is the mean of that and of what was kept before. No field is kept that is far
+    above the largest of the tensor's last step with a non-zero.
     """
 
     def __init__(self) -> None:

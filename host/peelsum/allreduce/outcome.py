@@ -84,7 +84,7 @@ class Outcome:
         if len(exchange.sparse):
             counted = exchange.codec.occupied(exchange.sparse, wanted)
         seen = np.empty((len(table), BLOCK_SIZES))
-        found, few = history_loops.unions(
+        few = history_loops.unions(
             table.elements, table.dense, self._fields, wanted, counts.total, counted, seen
         )
         if few:
@@ -95,9 +95,9 @@ class Outcome:
         wide = np.zeros(len(table))
         for s, one in self._wide.items():
             wide[s] = len(one.totals) if s < table.dense else np.count_nonzero(one.totals)
-        again = exchange.again(found, int(wide.sum()))
+        again = exchange.again(int(wide.sum()))
         step = Learned(self._fields != NON_FINITE, seen, exchange.levels, wide, again)
-        self._chooser.history.learn(layout.keys, table, step)
+        self._chooser.history.learn(layout.keys, table, step, self._chooser.prices)
 
     def results(self) -> Results:
         """Return the tensors' results, each made when it is first read."""

@@ -34,6 +34,9 @@ _LARGEST_FINITE = NON_FINITE - 1
 MARGIN = 2
 #: Bits of a block's largest number, beside its sign. With fewer, its numbers are sent again.
 FEWEST_BITS = 10
+#: Octaves by which a block's expected field may exceed the largest of its segment. Beyond, its numbers are
+#: sent again: else a step after much larger ones would lose as many bits more than fixed point has to.
+COARSEST = 6
 
 _Words = NDArray[np.uint32]
 _Fields = NDArray[np.int32]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.codec.block_scales import (
+    COARSEST,
     DEPTH,
     FEWEST_BITS,
     LEVEL_BITS,
@@ -115,9 +116,7 @@ def expect(levels: _Integers, firsts: Numbers, out: _Integers) -> None:
     """
     for s in range(firsts.size - 1):
         begin, end = np.uint64(firsts[s]), np.uint64(firsts[s + 1])
-        largest = np.int32(0)
-        for b in range(begin, end):
-            largest = max(largest, levels[b])
+        largest = _largest(levels, begin, end)
         for b in range(begin, end):
             field = levels[b] + MARGIN if levels[b] else largest
             out[b] = field if field < _LARGEST_FINITE else _LARGEST_FINITE
@@ -125,35 +124,52 @@ def expect(levels: _Integers, firsts: Numbers, out: _Integers) -> None:
 
 @compiled
 def judge(
-    words: Words, levels: _Integers, expected: _Integers, highest: int, bits: int,
+    words: Words, firsts: Numbers, levels: _Integers, expected: _Integers, highest: int, bits: int,
     scales: _Integers, bounds: _Integers, exceeding: _Flags, again: _Flags,
 ) -> int:  # fmt: skip
     """Compare blocks with the fields that were `expected` of them; return how many are sent `again`.
 
-    These are above what two words hold, or leave fewer than FEWEST_BITS of `bits` to their numbers.
+    These are above what two words hold, or leave fewer than FEWEST_BITS of `bits` to their numbers, or were
+    expected to exceed the largest of their segment by more than COARSEST octaves.
     words: their words of scales. scales: what `decode_scales` made of these; overwritten by the scales of the
-    step. bounds: the lesser of both.
+    step, which are those of blocks without numbers, too. bounds: the lesser of both.
     """
     count = 0
-    for b in range(np.uint64(words.size)):
-        level, field, actual = levels[b], expected[b], scales[b]
-        exceeding[b] = words[b] != 0 and highest - actual > field
-        coarse = level > 0 and level < field - bits + FEWEST_BITS
-        again[b] = coarse or level > field + bits - 1
-        scales[b] = actual if again[b] else highest - field
-        bounds[b] = min(scales[b], actual)
-        count += again[b]
+    for s in range(firsts.size - 1):
+        begin, end = np.uint64(firsts[s]), np.uint64(firsts[s + 1])
+        coarsest = _largest(levels, begin, end) + COARSEST
+        for b in range(begin, end):
+            level, field, actual = levels[b], expected[b], scales[b]
+            exceeding[b] = words[b] != 0 and highest - actual > field
+            coarse = level > 0 and (level < field - bits + FEWEST_BITS or field > coarsest)
+            again[b] = coarse or level > field + bits - 1
+            scales[b] = highest - field if level > 0 and not again[b] else actual
+            bounds[b] = min(scales[b], actual)
+            count += again[b]
     return count
 
 
 @compiled
-def learn(kept: _Integers, levels: _Integers) -> None:
+def _largest(levels: _Integers, begin: np.uint64, end: np.uint64) -> np.int32:
+    largest = np.int32(0)
+    for b in range(begin, end):
+        largest = max(largest, levels[b])
+    return largest
+
+
+@compiled
+def learn(kept: _Integers, levels: _Integers, firsts: Numbers) -> None:
     """Update the fields that are kept of blocks by those of a step: see `Levels`."""
-    for b in range(np.uint64(kept.size)):
-        level = levels[b]
-        if level > 0:
-            fallen = kept[b] - level
-            kept[b] = level + (fallen // 2 if fallen > 0 else 0)
+    for s in range(firsts.size - 1):
+        begin, end = np.uint64(firsts[s]), np.uint64(firsts[s + 1])
+        largest = _largest(levels, begin, end)
+        for b in range(begin, end):
+            level = levels[b]
+            if level > 0:
+                fallen = kept[b] - level
+                kept[b] = level + (fallen // 2 if fallen > 0 else 0)
+            if largest > 0:
+                kept[b] = min(kept[b], largest + COARSEST - MARGIN)
 
 
 @compiled
