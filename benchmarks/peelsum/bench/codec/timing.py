@@ -93,7 +93,7 @@ def taught(chooser: Chooser, layout: Layout, known: Seen, levels: NDArray[np.int
     if levels is None:
         levels = np.zeros(int(layout.table.blocks[-1]), np.int32)
     step = Learned(np.array([True]), np.array([known.occupied]), levels, np.zeros(1), None)
-    chooser.history.learn(layout.keys, layout.table, step)
+    chooser.history.learn(layout.keys, layout.table, step, chooser.prices)
 
 
 def format_of(exchange: Exchange) -> FixedPoint:
