@@ -61,13 +61,15 @@ def inherit_no_ends() -> None:
 class Forked:
     """What `Child` uses of `subprocess.Popen`."""
 
-    def __init__(self, command: Sequence[str], *, stderr: IO[bytes], **_: object) -> None:
+    def __init__(
+        self, command: Sequence[str], *, stderr: IO[bytes], env: Mapping[str, str], **_: object
+    ) -> None:
         self.args = command
         child_in, to_child = os.pipe()
         from_child, child_out = os.pipe()
         self.stdin, self.stdout = os.fdopen(to_child, "wb"), os.fdopen(from_child, "rb")
         theirs = (child_in, child_out, stderr.fileno())
-        arguments = (command[len(_PEELSUM) :], dict(os.environ), Path.cwd(), [_Passed(one) for one in theirs])
+        arguments = (command[len(_PEELSUM) :], dict(env), Path.cwd(), [_Passed(one) for one in theirs])
         self._process = _CONTEXT.Process(target=_run, args=arguments)
         start_apart(self._process)
         os.close(child_in)

@@ -65,7 +65,7 @@ def test_that_it_starts_is_told_without_a_terminal(pair, monkeypatch, capsys) ->
         raise TopologyError("enough")
 
     monkeypatch.setattr(progress, "BEAT_S", 0.01)
-    monkeypatch.setattr(progress, "SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr("peelsum.compiling.progress.SHOWN_AFTER_S", 0.0)
     monkeypatch.setattr(UdpNetwork, "_start", start)
     with pytest.raises(SystemExit):
         network.up(pair)

@@ -81,7 +81,8 @@ class OverNccl(ProcessGroupSummation):
         self.lanes, self.workers, self.worker_id = 32, WORKERS, rank
         self.device, self._few, self._or_by = DEVICE, None, or_by
         self._group: Any = Nccl(crew, rank)
-        self._backend, self._timeout_s, self._store, self._keeper = "nccl", 0.1, crew.store, None
+        self._backend, self._store, self._keeper = "nccl", crew.store, None
+        self._sums, self._watch = 0, process_group_summation._Watch(crew.store, rank)
         self._crew = crew
         #: Whether each part's words were on the device.
         self.on_device: list[bool] = []

@@ -14,7 +14,9 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 
 from peelsum.compiling.cache import CodeCache
-from peelsum.compiling.progress import announce as announce
+from peelsum.compiling.progress import announce
+
+__all__ = ["PACKET_LOOP", "announce", "compiled", "compiler"]
 
 #: Numba's options for loops over packets. `_nrt` switches its counting of references to arrays, which would
 #: take most of the time of a packet: so these loops cannot allocate arrays. Their callers do, and keep them
