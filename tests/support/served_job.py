@@ -14,8 +14,9 @@ from peelsum.transport.lease import Lease
 ASK_S = 600.0
 
 
-def described(switch, workers=2, *, job_id=1, lanes=32, spare=0, timeout_s=200.0):
-    """A description of a job at a `Switch`: workers at its first ports, then the server, then spare ports."""
+def described(switch, workers=2, *, job_id=1, lanes=32, first=1, spare=0, timeout_s=200.0):
+    """A description of a job at a `Switch`: workers from port `first` on, the server, spare ports."""
+    server = first + workers
     return f"""
 [job]
 id = {job_id}
@@ -25,9 +26,9 @@ timeout_s = {timeout_s}
 p4runtime = "{switch.p4runtime}"
 pipeline_lanes = {lanes}
 [ports]
-workers = {list(range(1, workers + 1))}
-server = {workers + 1}
-spare = {list(range(workers + 2, workers + 2 + spare))}
+workers = {list(range(first, server))}
+server = {server}
+spare = {list(range(server + 1, server + 1 + spare))}
 """
 
 

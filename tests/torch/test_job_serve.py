@@ -83,7 +83,7 @@ def test_addresses_that_are_none(refused):
 
 @pytest.fixture(scope="module")
 def switch():
-    with closing(Switch()) as made:
+    with closing(Switch(ports=6)) as made:
         yield made
 
 
@@ -241,7 +241,7 @@ def test_racks_below_a_spine(tmp_path):
     ],
 )
 def test_its_end_is_that_of_all_it_started(switch, tmp_path, number):
-    served = Controlling(tmp_path, described(switch, job_id=2), switch)
+    served = Controlling(tmp_path, described(switch, job_id=2, first=4), switch)
     with served.asked() as answer:
         admitted = (2, answer["admission"]["generation"])
         assert admitted in switch.jobs
