@@ -38,7 +38,7 @@ class DLRM(nn.Module):
 
     def forward(self, features: torch.Tensor, clicked: torch.Tensor) -> torch.Tensor:
         dense = self.bottom(features)
-        vectors = [dense, *(table(one[:, None]) for table, one in zip(self.tables, clicked, strict=True))]
+        vectors = [dense, *(table(rows[:, None]) for table, rows in zip(self.tables, clicked, strict=True))]
         stacked = torch.stack(vectors, 1)
         products = (stacked @ stacked.mT)[:, self.pairs[0], self.pairs[1]]
         return self.top(torch.cat([dense, products], 1)).squeeze(1)
@@ -49,14 +49,14 @@ def batch(rows: list[int], size: int, seed: int) -> tuple[torch.Tensor, torch.Te
     draw = torch.Generator().manual_seed(seed)
     features = torch.randn((size, FEATURES), generator=draw)
     uniform = torch.rand((len(rows), size), generator=draw, dtype=torch.float64)
-    most = torch.tensor(rows, dtype=torch.float64)[:, None] ** (1 - POWER)
-    clicked = ((1 - uniform * (1 - most)) ** (1 / (1 - POWER)) - 1).long()
+    tail = torch.tensor(rows, dtype=torch.float64)[:, None] ** (1 - POWER)
+    clicked = ((1 - uniform * (1 - tail)) ** (1 / (1 - POWER)) - 1).long()  # the inverse of the distribution
     weights = torch.sin(clicked * 12.9898).sum(0)  # the hidden weight of a row, between -1 and 1
     return features, clicked, torch.bernoulli((weights + features[:, 0]).sigmoid(), generator=draw)
 
 
 def train(rows: list[int], steps: int, size: int) -> tuple[list[float], DLRM, HookStats]:
-    """Train with all ranks; return this rank's losses, the model and what the sums cost."""
+    """Train with all ranks; return this rank's losses, the model and the statistics of its sums."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = DLRM(rows)
@@ -83,7 +83,7 @@ def train(rows: list[int], steps: int, size: int) -> tuple[list[float], DLRM, Ho
 
 
 def main() -> None:
-    """Train, and print what came of it."""
+    """Train, and print the losses, a digest of the parameters and the statistics."""
     parser = argparse.ArgumentParser(description="Train a DLRM with sparse tables.")
     parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 10_000, 100], help="of each table")
     parser.add_argument("--steps", type=int, default=50)
@@ -92,7 +92,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     losses, model, stats = train(options.rows, options.steps, options.batch)
-    bits = hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in model.parameters()))
+    bits = hashlib.sha256(b"".join(weight.detach().numpy().tobytes() for weight in model.parameters()))
     if dist.get_rank() == 0:
         print(f"loss {losses[0]:.4f} -> {sum(losses[-10:]) / len(losses[-10:]):.4f}", flush=True)
         print(f"parameters: {bits.hexdigest()[:16]}")

@@ -13,12 +13,14 @@ from typing import Any
 MOST_BYTES = 1 << 20
 #: Most parts of a dotted key. For each key, `tomllib` takes memory that grows with the square of its parts.
 MOST_PARTS = 16
+# A part of a dotted key, bare or quoted, and MOST_PARTS of them with their dots. Possessive, so that a search
+# takes linear time.
 _PART = r"""(?:(?<![\w-])[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"(?:{_PART}[ \t]*+\.[ \t]*+){{{MOST_PARTS}}}")
 
 
 class LimitError(ValueError):
-    """A text is beyond a limit. The message goes behind the text's name."""
+    """A text is beyond a limit. The message does not name the text: callers put its name before it."""
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
@@ -44,7 +46,7 @@ def parse_toml(text: str, most: int = MOST_BYTES) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise LimitError(_TOO_DEEP) from None
+        raise _too_deep() from None
 
 
 def parse_json(text: str | bytes, most: int = MOST_BYTES) -> Any:
@@ -53,7 +55,7 @@ def parse_json(text: str | bytes, most: int = MOST_BYTES) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        raise LimitError(_TOO_DEEP) from None
+        raise _too_deep() from None
 
 
 def _check_length(text: str | bytes, most: int) -> None:
@@ -63,4 +65,5 @@ def _check_length(text: str | bytes, most: int) -> None:
         )
 
 
-_TOO_DEEP = "has lists or tables nested too deeply; remove them"
+def _too_deep() -> LimitError:
+    return LimitError("has lists or tables nested too deeply; remove them")

@@ -28,23 +28,23 @@ def test_rows_come_back_from_their_words(table):
 
 
 def test_other_words_are_refused():
-    with pytest.raises(ValueError, match="rows: 4 in the words of 5"):
+    with pytest.raises(ValueError, match="rows: 4 in words for 5"):
         unpack_rows(pack_rows(np.array([1, 2, 3, 50]), 64) & ~np.uint32(0), 5, 64)
 
 
 def united(of_workers, what=lambda worker: "tables"):
-    """What each worker makes of its rows of several tables, or its error."""
-    seats = LocalSummation.group(len(of_workers))
+    """Return the unions of several tables' rows on each worker, or its error's message."""
+    summations = LocalSummation.group(len(of_workers))
 
-    def one(seat):
-        tables = [(np.array(rows, np.int64), length) for rows, length in of_workers[seat.worker_id]]
+    def unions(summation):
+        tables = [(np.array(rows, np.int64), length) for rows, length in of_workers[summation.worker_id]]
         try:
-            return unite_rows(seat, tables, what(seat.worker_id))
+            return unite_rows(summation, tables, what(summation.worker_id))
         except PlanMismatchError as error:
             return str(error)
 
-    with ThreadPoolExecutor(len(seats)) as pool:
-        return list(pool.map(one, seats))
+    with ThreadPoolExecutor(len(summations)) as pool:
+        return list(pool.map(unions, summations))
 
 
 @pytest.mark.parametrize("most", [0, 3, 2000])
@@ -60,16 +60,17 @@ def test_all_workers_know_who_has_which_row(most):
     ]
     for unions in united(given):
         for number, union in enumerate(unions):
-            of_table = [one[number][0] for one in given]
-            rows = sorted(set().union(*of_table))
-            assert union.rows.tolist() == rows
-            for worker, own in enumerate(of_table):
-                assert union.rows[union.places[worker]].tolist() == own
-                others = {row for other, rows in enumerate(of_table) if other != worker for row in rows}
-                assert union.rows[union.alone(worker)].tolist() == [row for row in own if row not in others]
+            by_worker = [tables[number][0] for tables in given]
+            assert union.rows.tolist() == sorted(set().union(*by_worker))
+            for worker, rows in enumerate(by_worker):
+                assert union.rows[union.places[worker]].tolist() == rows
+                others = set().union(*by_worker[:worker], *by_worker[worker + 1 :])
+                assert union.rows[union.unshared(worker)].tolist() == [
+                    row for row in rows if row not in others
+                ]
 
 
-def test_workers_that_differ_are_told():
-    for told in united([[([1], 5)], [([2], 5)]], what="table {}".format):
-        assert "workers gave other tensors than worker" in told
-        assert "give sparse tensors of the same shapes" in told
+def test_tensors_that_differ_are_an_error():
+    for error in united([[([1], 5)], [([2], 5)]], what="table {}".format):
+        assert "workers gave other tensors than worker" in error
+        assert "give sparse tensors of the same shapes" in error

@@ -1,4 +1,4 @@
-"""Compiled loops: what their code depends on, and their cache when it is damaged, full, foreign or shared."""
+"""Compiled loops: what their code depends on, and a cache that is damaged, full, shared or another user's."""
 
 import errno
 import importlib.util
@@ -58,7 +58,7 @@ def use(state, by=2):
 
 
 def loops(folder: Path, text: str = LOOPS):
-    """Return the module of loops, made anew: its functions are not compiled."""
+    """Write and import the module of loops, and return it: its functions are not compiled yet."""
     path = folder / "peelsum_loops.py"
     path.write_text(text)
     spec = importlib.util.spec_from_file_location("peelsum_loops", path)
@@ -111,8 +111,8 @@ def test_code_depends_on_the_fields_of_its_arguments(tmp_path):
     assert after.use(after.State(5, 9)) == 17
 
 
-def test_what_cannot_be_told_is_an_error(tmp_path):
-    with pytest.raises(TypeError, match="its content cannot be told"):
+def test_a_value_without_known_content_is_an_error(tmp_path):
+    with pytest.raises(TypeError, match="its content is unknown; pass it as an argument"):
         fingerprint(loops(tmp_path, LOOPS.replace("LESS, TABLE = 1", "LESS, TABLE = object()")).use)
 
 
@@ -285,7 +285,7 @@ def test_a_forked_child_does_not_hold_the_lock(tmp_path, folder):
     """It outlives its parent's compilation, as a data loader may."""
     folder.mkdir(parents=True)
     read, write = os.pipe()
-    with cache._lock.of(folder / f"loop-{'0' * 16}.nbc", loops(tmp_path).less):
+    with cache._locks.held(folder / f"loop-{'0' * 16}.nbc", loops(tmp_path).less):
         if not (child := os.fork()):
             os.close(write)
             os.read(read, 1)

@@ -283,7 +283,7 @@ def test_the_backup_takes_over_from_a_primary_that_was_killed(primary, controlle
 def test_a_switch_with_a_job_that_another_controller_holds_is_left_to_it(
     controllers, switches, files, told, monkeypatch
 ):
-    monkeypatch.setattr("peelsum.control.session._LEFT_S", 0.1)
+    monkeypatch.setattr("peelsum.control.session._RELEASE_S", 0.1)
     with Fabric.connect(parse_description(job_text(3, switches[0].address)), timeout_s=PATIENCE_S) as fabric:
         fabric.load_pipeline(*files)
         generation = fabric.admit().generation

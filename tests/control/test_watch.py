@@ -198,7 +198,7 @@ def test_a_held_job_is_refused_to_others_until_its_holder_ends(held, switch, des
         rf"job.id: 3: process {os.getpid()} at 127.0.0.1:\d+ holds",
     )
     with monkeypatch.context() as patched:
-        patched.setattr("peelsum.control.session._LEFT_S", 0.0)
+        patched.setattr("peelsum.control.session._RELEASE_S", 0.0)
         with pytest.raises(HeldError, match=refusal):
             Fabric.connect(job, timeout_s=PATIENCE_S)
         with (

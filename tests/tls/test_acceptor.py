@@ -13,7 +13,7 @@ import pytest
 from patience import PATIENCE_S
 
 from peelsum.tls import TlsError, acceptor, grpc_ends
-from peelsum.tls.acceptor import Acceptor, crowding, source_of
+from peelsum.tls.acceptor import Acceptor, oldest_of_largest_source, source_of
 from peelsum.transport.lease import Lease
 
 
@@ -89,7 +89,7 @@ def test_every_form_of_address_is_reached_by_ipv4(host):
 
 
 def test_the_oldest_of_the_largest_crowd():
-    assert crowding({1: "a", 2: "b", 3: "c", 4: "b", 5: "c"}) == 2
+    assert oldest_of_largest_source({1: "a", 2: "b", 3: "c", 4: "b", 5: "c"}) == 2
 
 
 def test_strangers_do_not_use_up_the_connections_of_grpc(identity, device, monkeypatch):

@@ -12,6 +12,7 @@ from networks import PEELSUM, exec_in, own_folder, said
 from patience import PATIENCE_S
 
 from peelsum.cli import network
+from peelsum.compiling import progress as compiling
 from peelsum.topology import TopologyError, progress
 from peelsum.topology.network import UdpNetwork
 from peelsum.topology.records import Record, folder
@@ -65,7 +66,7 @@ def test_that_it_starts_is_told_without_a_terminal(pair, monkeypatch, capsys) ->
         raise TopologyError("enough")
 
     monkeypatch.setattr(progress, "BEAT_S", 0.01)
-    monkeypatch.setattr("peelsum.compiling.progress.SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(compiling, "SHOWN_AFTER_S", 0.0)
     monkeypatch.setattr(UdpNetwork, "_start", start)
     with pytest.raises(SystemExit):
         network.up(pair)

@@ -139,7 +139,7 @@ def test_it_compiles_before_it_is_asked_if_no_other_holds_its_job(
     switch, controller, refused, tmp_path, monkeypatch, job_id
 ):
     monkeypatch.setattr("peelsum.transport.warming.warm_up", Mock(side_effect=TopologyError("compiled")))
-    monkeypatch.setattr("peelsum.control.session._LEFT_S", 0.0)
+    monkeypatch.setattr("peelsum.control.session._RELEASE_S", 0.0)
     (path := tmp_path / "job.toml").write_text(described(switch, job_id=job_id))
     said = refused(str(path), "--udp", f"127.0.0.1:{switch.base}", "--listen", "127.0.0.1:0")
     holder = f"peelsum: job.id: 1: process {controller.child.pid} at 127.0.0.1:"

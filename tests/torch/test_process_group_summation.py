@@ -171,7 +171,7 @@ def test_a_worker_that_does_not_report_is_missing():
 
 def test_a_sum_that_still_waits_is_reported_for_its_worker(monkeypatch):
     """A worker that sums nothing, as one that hangs, does not answer."""
-    monkeypatch.setattr(summed, "_LOOK_S", 0.01)
+    monkeypatch.setattr(summed, "_WATCH_S", 0.01)
     store = HashStore()
     watches = waits, _ = [summed._Watch(store, worker) for worker in range(2)]
     waits.waits_for = 5

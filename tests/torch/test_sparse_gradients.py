@@ -17,32 +17,32 @@ STEPS = 4
 LOSSY = {"loss": 0.05, "seed": 3}
 
 
-def alike(parameters):
-    """What all ranks have, the same bits."""
-    for several in zip(*parameters, strict=True):
-        for one in several[1:]:
-            np.testing.assert_array_equal(one, several[0])
-    return parameters[0]
+def alike(by_rank):
+    """Return the parameters of all ranks, which must have the same bits."""
+    for parameters in by_rank[1:]:
+        for parameter, first in zip(parameters, by_rank[0], strict=True):
+            np.testing.assert_array_equal(parameter, first)
+    return by_rank[0]
 
 
-def close(left, right):
-    for one, other in zip(left, right, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
+def assert_close(parameters, expected):
+    for parameter, other in zip(parameters, expected, strict=True):
+        np.testing.assert_allclose(parameter, other, rtol=0, atol=1e-4)
 
 
 def check_averages(before, after):
-    """A row of several ranks has the average of integers, that of a single one its own value's."""
-    rows, counts = np.unique(np.concatenate([own for own, _ in before]), return_counts=True)
-    tables = [np.zeros((rows.size, values.shape[1]), np.float32) for _, values in before]
-    for table, (own, values) in zip(tables, before, strict=True):
-        table[np.searchsorted(rows, own)] = values
+    """Rows of several ranks have the average in fixed point, those of a single rank its values over ranks."""
+    union, counts = np.unique(np.concatenate([rows for rows, _ in before]), return_counts=True)
+    tables = [np.zeros((union.size, values.shape[1]), np.float32) for _, values in before]
+    for table, (rows, values) in zip(tables, before, strict=True):
+        table[np.searchsorted(union, rows)] = values
     ranks, shared = len(before), counts > 1
     expected = (np.sum(tables, 0, np.float64) / ranks).astype(np.float32)
-    if any(one[shared].any() for one in tables):
-        meant = sums_of_floats.expected([one[shared] for one in tables], 32, ranks).values
-        expected[shared] = meant.reshape(expected[shared].shape)
-    for own, values in after:
-        np.testing.assert_array_equal(own, rows)
+    if any(table[shared].any() for table in tables):
+        averages = sums_of_floats.expected([table[shared] for table in tables], 32, ranks).values
+        expected[shared] = averages.reshape(expected[shared].shape)
+    for rows, values in after:
+        np.testing.assert_array_equal(rows, union)
         np.testing.assert_array_equal(values.view(np.uint32), expected.view(np.uint32))
 
 
@@ -57,7 +57,7 @@ def test_averages_are_those_of_integers_bit_for_bit():
         table = stats.tensors["bags.0.weight"]
         assert (table.form, table.elements) == ("rows", sparse.ROWS[0] * sparse.WIDTH)
         _, (rows, _) = pairs[-3:][
-            [len(own) for _, (own, _) in pairs[-3:]].index(round(table.density * sparse.ROWS[0]))
+            [len(rows) for _, (rows, _) in pairs[-3:]].index(round(table.density * sparse.ROWS[0]))
         ]
         assert 0 < table.density_worker < table.density == rows.size / sparse.ROWS[0]
         assert 0 < table.error_bound < 1e-6
@@ -66,8 +66,8 @@ def test_averages_are_those_of_integers_bit_for_bit():
 
 def test_options_of_ddp_and_a_compressor():
     for usual, *others in run_ranks(2, sparse.by_options):
-        for one in others:
-            close(one, usual)
+        for parameters in others:
+            assert_close(parameters, usual)
 
 
 def test_a_trainer_without_ddp():
@@ -91,15 +91,12 @@ def test_float64_is_refused_with_a_remedy():
 def test_the_switch_gives_the_same_bits_whatever_is_lost():
     by_hook, star = run_at_switch(2, sparse.trained, {"over": "switch"}, STEPS, star=LOSSY)
     over_gloo = run_ranks(2, sparse.trained, {"over": "gloo"}, STEPS)
-    for one, other in zip(
-        alike([one for one, *_ in by_hook]), alike([one for one, *_ in over_gloo]), strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
+    alike([parameters for parameters, *_ in [*by_hook, *over_gloo]])
     assert star.report.server["chunks_in_switch"] > 0
-    without = alike([one for one, *_ in run_ranks(2, sparse.trained, None, STEPS)])
-    close(by_hook[0][0], without)
+    without = alike([parameters for parameters, *_ in run_ranks(2, sparse.trained, None, STEPS)])
+    assert_close(by_hook[0][0], without)
     by_group, star = run_at_switch(2, sparse.trained, None, STEPS, backend="cpu:peelsum", star=LOSSY)
-    close(alike([one for one, *_ in by_group]), without)
+    assert_close(alike([parameters for parameters, *_ in by_group]), without)
     assert star.report.server["chunks_in_switch"] > 0
 
 

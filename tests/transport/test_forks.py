@@ -24,16 +24,16 @@ from peelsum.transport.lease import Lease
 link.UDP_PORT = 0  # any
 lease = Lease(("127.0.0.1", int(sys.argv[1])), 300.0)
 port = link.PortLink(("127.0.0.1", 9), 48, hello_s=1.0, wire="ethernet")
-told = {"port": port.socket.address}
+addresses = {"port": port.socket.address}
 try:
     from peelsum.metrics import PARTS, MetricsServer
     metrics = MetricsServer(("127.0.0.1", 0), PARTS["switch"], dict)
-    told["metrics"] = ("127.0.0.1", metrics._server.server_port)
+    addresses["metrics"] = ("127.0.0.1", int(metrics.url.rpartition(":")[2].partition("/")[0]))
 except ModuleNotFoundError:  # prometheus_client is an extra
     pass
 if os.fork() == 0:
     lease.close()
-    print(json.dumps(told), flush=True)
+    print(json.dumps(addresses), flush=True)
 os.read(0, 1)
 os._exit(0)
 """
@@ -80,7 +80,7 @@ class Killed:
             pass
         self.requests.tell({"admission": {}})
         assert worker.stdout is not None
-        self.told: dict[str, Any] = json.loads(worker.stdout.readline())
+        self.addresses: dict[str, Any] = json.loads(worker.stdout.readline())
         self.requests.next(0.0, 0.0)
         self.holder_before = self.requests.holder
         worker.send_signal(signal.SIGKILL)
@@ -102,10 +102,10 @@ def test_the_lease_ends_with_its_holder_and_not_before(killed: Killed) -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [("port", socket.SOCK_DGRAM), ("metrics", socket.SOCK_STREAM)])
 def test_its_ports_are_free(killed: Killed, name: str, kind: int) -> None:
-    if name not in killed.told:
+    if name not in killed.addresses:
         pytest.skip("prometheus_client is not installed")
     with socket.socket(socket.AF_INET, kind) as again:
-        again.bind(tuple(killed.told[name]))
+        again.bind(tuple(killed.addresses[name]))
 
 
 def test_a_closed_file_that_an_error_refers_to_does_not_keep_the_others_open() -> None:

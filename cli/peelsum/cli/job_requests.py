@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from peelsum.tls import Identity, Role, same_token
-from peelsum.tls.acceptor import crowding, source_of
+from peelsum.tls.acceptor import oldest_of_largest_source, source_of
 from peelsum.tls.roles import role_of_peer
 from peelsum.transport.lease import LONGEST_REQUEST, parsed_request
 
@@ -62,7 +62,7 @@ class Requests:
     | new           | a request, one line           | it waits for the lease                        |
     | new           | anything else; SPEAK_S passes | it gets an error and is closed                |
     | new           | wrong certificate or token    | likewise                                      |
-    | new           | MOST others are open          | a silent one is closed, see `crowding`        |
+    | new           | MOST others are open          | a silent one is closed, see `_make_room`      |
     | waiting       | the lease is free             | the longest waiting gets it; its run starts   |
     | waiting       | WAIT_S passes                 | it gets an error with the holder, and closes  |
     | waiting       | it is for a further group     | it gets a lease of its own; a run starts      |
@@ -173,10 +173,13 @@ class Requests:
         return self._tls.wrap_socket(link, server_side=True, do_handshake_on_connect=False)
 
     def _make_room(self) -> bool:
-        """Close a connection that is silent, so that strangers cannot keep workers out."""
+        """Close the oldest silent connection of the address that has the most; return whether there was one.
+
+        So strangers cannot keep workers out.
+        """
         silent = {guest: source_of(guest.host) for guest in self._guests.values() if guest.process is None}
         if silent:
-            self._close(crowding(silent))
+            self._close(oldest_of_largest_source(silent))
         return bool(silent)
 
     def _shake_hands(self, guest: Guest) -> None:

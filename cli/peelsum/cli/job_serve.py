@@ -157,9 +157,9 @@ def serve(
 
 
 class _Runs:
-    """The job, which is held on its switches, and its current run: an admission and a server.
+    """A job that is held on its switches from `connect` to `close`, and its current run, if there is one.
 
-    The job is held from `connect` to `close`, with or without a run.
+    A run is an admission and a server.
     """
 
     def __init__(
@@ -198,9 +198,9 @@ class _Runs:
         self._connection.close()
 
     def connect(self) -> Fabric:
-        """Connect to the switches again, as their primary, hold the job and load the pipeline.
+        """Connect to the switches as their primary, hold the job and load the pipeline.
 
-        Raises ControlError.
+        An earlier connection ends. Raises ControlError.
         """
         from peelsum.control import Fabric
 
@@ -277,15 +277,12 @@ class _Runs:
             pass
 
     def _serving(self, admission: dict[str, Any]) -> Child:
-        at, environment = (
-            self._port(self._bases[0], self._job.server_port),
-            {ADMISSION: json_.dumps(admission)},
-        )
+        address = self._port(self._bases[0], self._job.server_port)
         wire = ["--ethernet"] if self._ethernet else []
         server = Child.peelsum(
             "server",
-            *("server", "run", "--switch", at, "--json", "--child", *wire),
-            environment=environment,
+            *("server", "run", "--switch", address, "--json", "--child", *wire),
+            environment={ADMISSION: json_.dumps(admission)},
         )
         try:
             server.ready()
@@ -435,7 +432,7 @@ def _answer(requests: Requests, runs: _Runs, groups: _Groups, ended: Signalled) 
 
     looked, busy_s = time.monotonic(), 0.0
     while not ended.wait(0):
-        # Connections have deadlines, which do not run while this thread is busy and hears nobody.
+        # The connections' deadlines do not run while this thread is busy, as it reads nothing then.
         guest = requests.next(time.monotonic() - busy_s, LOOK_EVERY_S)
         busy_since = time.monotonic()
         if guest is not None:

@@ -75,8 +75,8 @@ def admit(
     admission starts over in another generation.
     now: seconds since the epoch. free: False leaves the slots as they are, for switches that just started.
     known: generations that the job had earlier, from records other than the switches' tables.
-    secret: the job's, in hexadecimal; by default a random one. Empty for ports that any host may take, if the
-    switch permits that.
+    secret: the job's, in hexadecimal; by default a random one. With an empty one, any host may take the job's
+    ports, if the switch permits that.
     Raises DescriptionError before anything is changed, SwitchError if a switch refuses.
     """
     job_id = description.job.id

@@ -64,7 +64,7 @@ class SwitchPlan:
 
     @property
     def host_ports(self) -> tuple[int, ...]:
-        """The ports with one of the job's workers, or its server, behind them."""
+        """The ports with a worker of the job, or its server, behind them."""
         server = () if self.level is Level.LEAF else (self.up_port,)
         return (*(member.port for member in self.members if not member.is_rack), *server)
 

@@ -33,7 +33,7 @@ _BATCH = 256
 #: Pause between two bids of a controller that waits for the primary to leave.
 _BID_EVERY_S = 0.1
 #: How long a switch may take to notice that a job's last holder has left.
-_LEFT_S = 10.0
+_RELEASE_S = 10.0
 #: Pause before a Write that found no room is sent again.
 _AGAIN_S = 0.05
 _OPTIONS = (
@@ -130,7 +130,7 @@ class Session:
         if election_id <= 0:
             raise ControlError(f"election_id: {election_id}: must be 1 or more")
         self.become_backup()
-        self._stream = self._won(
+        self._stream = self._elected(
             "", lambda stream: stream.become_primary(election_id, self._timeout_s), patience_s
         )
         self._learn_schema()
@@ -154,8 +154,11 @@ class Session:
         while self.stream.next_packet(deadline=0.0) is not None:
             pass
 
-    def _won(self, role: str, bid: Callable[[Stream], None], patience_s: float) -> Stream:
-        """Return a stream of a role whose `bid` succeeded. Raises its last error after `patience_s`."""
+    def _elected(self, role: str, bid: Callable[[Stream], None], patience_s: float) -> Stream:
+        """Open a stream of a role and bid on it until it is the primary; return it.
+
+        Raises NotPrimaryError if another is the primary for longer than `patience_s`, other errors at once.
+        """
         deadline = monotonic() + patience_s
         while True:
             stream = Stream(self._stub, self.address, self._device_id, role)
@@ -173,14 +176,14 @@ class Session:
     def hold(self, job_id: int) -> None:
         """Hold a job until `release` or `close`, as the primary of a role with its number.
 
-        The switch frees it, too, when this process ends. Raises HeldError if another controller holds it,
-        SwitchError if the switch is gone. Nobody holds jobs of a switch without roles, such as BMv2.
+        The switch also releases it when this process ends. On a switch without roles, such as BMv2, nothing
+        happens. Raises HeldError if another controller holds the job, SwitchError if the switch is gone.
         """
         if job_id in self._holds:
             return
         role = f"peelsum job {job_id}"
         try:
-            self._holds[job_id] = self._won(role, lambda stream: stream.hold(self._timeout_s), _LEFT_S)
+            self._holds[job_id] = self._elected(role, lambda stream: stream.hold(self._timeout_s), _RELEASE_S)
         except NotPrimaryError as error:
             holder = error.reason.partition(", of ")[2].partition(";")[0] or "another controller"
             raise HeldError(
@@ -191,7 +194,7 @@ class Session:
             pass
 
     def release(self, job_id: int) -> None:
-        """Hold a job no longer."""
+        """Stop holding a job."""
         if stream := self._holds.pop(job_id, None):
             stream.close()
 
@@ -202,7 +205,7 @@ class Session:
             self.release(job_id)
 
     def check_holds(self) -> None:
-        """Raise SwitchError if this controller has lost a job that it held, as far as the switch has told."""
+        """Raise SwitchError if the switch has reported that this controller lost a job that it held."""
         for stream in self._holds.values():
             while stream.next_packet(deadline=0.0) is not None:
                 pass
@@ -272,7 +275,7 @@ class Session:
         self.write_raw(encoded)
 
     def write_raw(self, updates: Sequence[Any]) -> None:
-        """Send Updates, in order. Raises SwitchError naming the first that fails."""
+        """Send P4Runtime's Updates, in order. Raises SwitchError naming the first that fails."""
         for start in range(0, len(updates), _BATCH):
             batch = updates[start : start + _BATCH]
             request = p4r.WriteRequest(
@@ -301,7 +304,7 @@ class Session:
         yield from self.read_encoded(*entities)
 
     def read_encoded(self, *entities: p4r.Entity) -> Iterator[p4r.Entity]:
-        """Yield the entities that encoded ones select. Raises SwitchError."""
+        """Yield the entities that `entities` select, both as P4Runtime's messages. Raises SwitchError."""
         request = p4r.ReadRequest(device_id=self._device_id, entities=entities)
         try:
             for response in self._stub.Read(request, timeout=self._timeout_s):

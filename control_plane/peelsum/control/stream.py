@@ -54,10 +54,10 @@ class Stream:
         return bool(self._bid(0, monotonic() + timeout_s).status.code == rpc_code.ALREADY_EXISTS)
 
     def hold(self, timeout_s: float) -> None:
-        """Become the primary of a role with a name.
+        """Become the primary of this stream's role.
 
-        Raises NotPrimaryError if another stream is, UnsupportedError if the switch has no roles: it refuses
-        them or, as BMv2, ignores them, so the first bid is one that cannot win.
+        Raises NotPrimaryError if another stream is, UnsupportedError if the switch has no roles. BMv2 ignores
+        them, and would make a bid for a role the primary of all. So the first bid, 0, is one that cannot win.
         """
         try:
             named = self._bid(0, monotonic() + timeout_s).role.name == self._role

@@ -32,8 +32,8 @@ from peelsum.control.session import Session, lanes, slots
 def check(session: Session, plan: SwitchPlan) -> None:
     """Raise DescriptionError if pipeline or ports cannot hold the job, or another controller holds it.
 
-    Two jobs may share a port, as packets carry the job's number. They may not give different addresses for
-    the host behind it, and not share one with a secret, as that is a UDP socket, for one host of one job.
+    Two jobs may share a port, as packets carry the job's number, if they give the same address for the host
+    behind it. They may not share a port with a secret, a UDP socket, behind which is one host of one job.
     """
     session.check_unheld(plan.job_id)
     _check_fits(plan, lanes(session), slots(session))
@@ -89,7 +89,7 @@ def open_job(session: Session, plan: SwitchPlan, generation: int) -> None:
 
 
 def close_job(session: Session, job_id: int, generation: int) -> None:
-    """Refuse a job's packets from now on, and remove its rows, except the one in `jobs`, and its secrets.
+    """Refuse a job's packets from now on, and remove its ports' secrets and its rows, except that in `jobs`.
 
     That row remembers the generation. If a generation were used twice, late packets of its first use would
     be accepted.

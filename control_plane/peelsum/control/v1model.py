@@ -88,9 +88,9 @@ class V1Model:
             return None
 
     def set_secrets(self, ports: Collection[int], secret: str) -> None:
-        """Give ports a secret, in hexadecimal, or take theirs away if it is empty.
+        """Set the secret of ports, in hexadecimal; an empty one removes theirs.
 
-        Does nothing at ports that are not UDP sockets.
+        Does nothing if the switch's ports are not UDP sockets.
         """
         known = self.secret_ports()
         if known is not None:
@@ -99,7 +99,7 @@ class V1Model:
             self._session.write_raw(
                 [
                     p4r.Update(
-                        type=_change(port in known, secret),
+                        type=_update_type(port in known, secret),
                         entity=p4r.Entity(
                             extern_entry=p4r.ExternEntry(
                                 extern_type_id=SECRETS_EXTERN, extern_id=port, entry=value
@@ -117,7 +117,7 @@ class V1Model:
         return None if owners is None else dict(Counter(owners.values()))
 
 
-def _change(has_secret: bool, secret: str) -> p4r.Update.Type.ValueType:
+def _update_type(has_secret: bool, secret: str) -> p4r.Update.Type.ValueType:
     if not secret:
         return p4r.Update.DELETE
     return p4r.Update.MODIFY if has_secret else p4r.Update.INSERT

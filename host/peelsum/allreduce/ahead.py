@@ -6,9 +6,10 @@ that field on a worker, the worker also sends the upper parts of the block's num
 own. The header shows all workers which blocks these are: their elements are the candidates of that sketch.
 
 What does not fit travels in a second round: candidates that peeling left over, and blocks that are far above
-or below what was expected. If there are more candidates than the sketch has room for, a second sketch
-follows, which has so many of them, drawn by their places, that the first one without them can be peeled. If
-too many zeros have passed an index, the candidates' own bits travel beside it.
+or below what was expected. If there are more candidates than the sketch has room for, some of them, drawn by
+a hash of their places, are sent in a second sketch. Their sums are subtracted from the first sketch, which
+then has few enough candidates to be peeled. If too many zeros have passed an index, the candidates' own bits
+travel beside the second sketch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import kept_pages
-from peelsum.allreduce.exchange import Exchange, Needless, Round, Rounds, Setting, Sums, Wide
+from peelsum.allreduce.exchange import Exchange, Refinement, Round, Rounds, Setting, Sums, Wide
 from peelsum.allreduce.history_loops import DEVIATIONS, FIT
 from peelsum.allreduce.plan import AHEAD, Layout
 from peelsum.codec import FEWEST_CELLS, MANY_CANDIDATES, SketchLayout, cpu_block_loops, kernels
@@ -37,10 +38,10 @@ _Places = NDArray[np.int64]
 _WORD = 2**32
 #: Numbers of a block, about.
 _PER_BLOCK = 32
-#: So many more candidates than are likely the second sketch has room for.
+#: The second sketch has room for the number of candidates that is likely, times this.
 _SPARE = 1.03
-#: Places are drawn by the upper half of their product with this number, 2**32 over the golden ratio.
-_DRAW = 0x9E3779B1
+#: A place's hash is its product with this number, 2**32 over the golden ratio, modulo 2**32.
+_HASH_FACTOR = 0x9E3779B1
 if set(AHEAD) != {"dense", "sketch"}:
     raise ImportError(f"AHEAD: {', '.join(AHEAD)} are not the forms that AheadExchange sends")
 
@@ -81,8 +82,8 @@ class AheadExchange(Exchange):
         #: The first element of the sparse segments, and their first place in rows.
         self._border, self._first = int(table.begins[table.dense]), ROW * int(table.rows[table.dense])
         self.cells = expected.sketch.cells if layout.parts else 0
-        #: More candidates than that are hardly peeled; a sketch of few has more cells than 1.3 for each.
-        self._most = FIT * max(expected.candidates, self.cells / FEWEST_CELLS)
+        #: The sketch can hardly be peeled with more candidates; a small one has more than 1.3 cells for each.
+        self._peelable = FIT * max(expected.candidates, self.cells / FEWEST_CELLS)
 
     def rounds(self) -> Rounds:
         """See `Exchange.rounds`."""
@@ -90,7 +91,7 @@ class AheadExchange(Exchange):
         end = self._border + self.cells
         sums = yield Round(self.layout.header_words, end + upper.cells, self._write)
         exceeding, far = self._judge(memory.on_host(sums.near[: table.scale_words]))
-        places, left = yield from self._decode(sums)
+        places, unpeeled = yield from self._decode(sums)
         again, above = self._elements(far), self._elements(exceeding)
         parts = np.zeros(len(above.elements), np.int32)
         words = memory.on_host(sums.added[end:])
@@ -102,10 +103,10 @@ class AheadExchange(Exchange):
         self.beside_words += upper.cells + len(lost) + len(in_dense)
         self.value_words += len(in_sparse) + (self.cells + self.left_over if len(places) else 0)
         above_word = memory.signed(memory.receive(self._upper(numbers[lost]).view(np.uint32)))
-        sparse = self.own_sparse[left], self.own_sparse[in_sparse]
-        more = [*sparse, self.own_dense[in_dense], above_word]
-        if any(map(len, more)):
-            self.sparse[left], far_sparse, far_dense, above_word = yield from self._exchanged(more)
+        sparse = self.own_sparse[unpeeled], self.own_sparse[in_sparse]
+        resent = [*sparse, self.own_dense[in_dense], above_word]
+        if any(map(len, resent)):
+            self.sparse[unpeeled], far_sparse, far_dense, above_word = yield from self._exchanged(resent)
             self._write_dense_sums(in_dense, far_dense)
             self.sparse[in_sparse] = far_sparse
             parts[lost] = memory.on_host(above_word).view(np.int32)
@@ -163,21 +164,22 @@ class AheadExchange(Exchange):
         codec, memory, room = self.codec, self._memory, self._expected.candidates
         self._unite(sums)
         dense, candidates = codec.place(self.union)
-        needless = self._needless(sums) if candidates > self._most else []
-        if needless and not self._can_follow(needless, candidates):
-            yield from self._refine(needless)
-            needless, (dense, candidates) = [], codec.place(self.union)
-        # How many are not zero. Where their number is exact, their numbers can follow as they are.
-        likely = candidates - sum(part.passed - part.found for part in needless)
-        share = max(1 - room / (_SPARE * likely), 0.0) if candidates > self._most else 0.0
-        more: tuple[SketchLayout, Words] | None = None
-        if needless and share:
-            layout = self._sketch_of(share * likely)
-            write = partial(self._write_more, layout, share)
-            more = layout, (yield from self._refine(needless, layout.cells, write))
-        elif needless:
-            yield from self._refine(needless)
-        if needless:
+        overfull = candidates > self._peelable
+        refinements = self._refinements(sums) if overfull else []
+        if refinements and not self._size_is_known(refinements, candidates):
+            yield from self._refine(refinements)
+            refinements, (dense, candidates) = [], codec.place(self.union)
+            overfull = candidates > self._peelable
+        likely = candidates - sum(part.candidates - part.non_zeros for part in refinements)
+        share = max(1 - room / (_SPARE * likely), 0.0) if overfull else 0.0
+        second: tuple[SketchLayout, Words] | None = None
+        if refinements and share:
+            layout = self._second_layout(share * likely)
+            write = partial(self._write_second, layout, share)
+            second = layout, (yield from self._refine(refinements, layout.cells, write))
+        elif refinements:
+            yield from self._refine(refinements)
+        if refinements:
             dense, candidates = codec.place(self.union)
         self.dense = self._present(dense, memory.signed(sums.added[: self._border]))
         self.own_dense = self._present(dense, self.own_dense)
@@ -190,58 +192,60 @@ class AheadExchange(Exchange):
             self.beside_words += self.cells
             return places, np.empty(0, np.int64)
         if share:
-            return places, (yield from self._peel_both(sketch, places, more, share))
-        left: _Places = self._ops.sketch_decode(self._expected.sketch, sketch, places, self.sparse)
-        self.left_over = len(left)
-        return places, left
+            return places, (yield from self._peel_both(sketch, places, second, share))
+        unpeeled: _Places = self._ops.sketch_decode(self._expected.sketch, sketch, places, self.sparse)
+        self.left_over = len(unpeeled)
+        return places, unpeeled
 
-    def _can_follow(self, needless: Sequence[Needless], candidates: int) -> bool:
+    def _size_is_known(self, refinements: Sequence[Refinement], candidates: int) -> bool:
         """Return whether a second sketch can be laid out before the candidates' bits are known."""
         per_candidate = self._setting.settings.cells(MANY_CANDIDATES)
-        return all(part.certain for part in needless) and SketchLayout.holds(2 * candidates, per_candidate)
+        counted = all(refinement.counted for refinement in refinements)
+        return counted and SketchLayout.holds(2 * candidates, per_candidate)
 
-    def _sketch_of(self, candidates: float) -> SketchLayout:
-        """Return the layout of a second sketch, of about so many candidates."""
+    def _second_layout(self, candidates: float) -> SketchLayout:
+        """Return the layout of a second sketch of about `candidates` candidates."""
         count = math.ceil(_SPARE * candidates + DEVIATIONS * math.sqrt(candidates))
         setting = self._setting
         return SketchLayout.sized(count, setting.seed ^ 1, setting.settings.cells(count))
 
-    def _write_more(self, layout: SketchLayout, share: float, out: Words) -> None:
-        """Write a sketch of this worker's numbers, as they are in the first one, of the places `drawn`."""
+    def _write_second(self, layout: SketchLayout, share: float, out: Words) -> None:
+        """Write the second sketch: this worker's numbers, as in the first one, at the places `_drawn`."""
         own = self._ops.positions(self._own, ROW * len(self._own), count=len(self._in_sketch))
-        chosen = _drawn(own, share)
-        self._ops.sketch_encode(layout, own[chosen], self._in_sketch[chosen], out)
+        drawn = _drawn(own, share)
+        self._ops.sketch_encode(layout, own[drawn], self._in_sketch[drawn], out)
 
     def _peel_both(
-        self, sketch: Words, places: _Places, more: tuple[SketchLayout, Words] | None, share: float
+        self, sketch: Words, places: _Places, second: tuple[SketchLayout, Words] | None, share: float
     ) -> Generator[Round, Sums, _Places]:
         """Peel the second sketch, and the first one without its candidates; return which are left over.
 
-        Without a second sketch, its candidates' numbers are exchanged as they are.
+        second: layout and sum of the second sketch; None exchanges its candidates' numbers as they are.
+        share: of the places, those in the second sketch.
         """
-        ops, memory, chosen = self._ops, self._memory, _drawn(places, share)
-        further, others = places[chosen], places[~chosen]
-        numbers, rest = memory.integers(len(further)), memory.words(len(sketch))
-        if more:
-            self.cells += len(more[1])
-            left = ops.sketch_decode(*more, further, numbers)
-            self.left_over += len(left)
+        ops, memory, drawn = self._ops, self._memory, _drawn(places, share)
+        in_second, in_first = places[drawn], places[~drawn]
+        numbers, remainder = memory.integers(len(in_second)), memory.words(len(sketch))
+        if second:
+            self.cells += len(second[1])
+            unpeeled = ops.sketch_decode(*second, in_second, numbers)
+            self.left_over += len(unpeeled)
         else:
-            left = memory.placed(np.arange(len(further)))
-            self.value_words += len(left)
-        if len(left):
+            unpeeled = memory.placed(np.arange(len(in_second)))
+            self.value_words += len(unpeeled)
+        if len(unpeeled):
             own = ops.positions(self._own, ROW * len(self._own), count=len(self._in_sketch))
             sent = memory.integers(len(places))
             sent[:] = 0
             sent[memory.search(places, own)] = self._in_sketch
-            (numbers[left],) = yield from self._exchanged([sent[chosen][left]])
-        ops.sketch_encode(self._expected.sketch, further, numbers, rest)
-        rest[:] = sketch - rest
-        self.sparse[chosen], numbers = numbers, memory.integers(len(others))
-        left = ops.sketch_decode(self._expected.sketch, rest, others, numbers)
-        self.sparse[~chosen] = numbers
-        self.left_over += len(left)
-        return memory.search(places, others[left])
+            (numbers[unpeeled],) = yield from self._exchanged([sent[drawn][unpeeled]])
+        ops.sketch_encode(self._expected.sketch, in_second, numbers, remainder)
+        remainder[:] = sketch - remainder
+        self.sparse[drawn], numbers = numbers, memory.integers(len(in_first))
+        unpeeled = ops.sketch_decode(self._expected.sketch, remainder, in_first, numbers)
+        self.sparse[~drawn] = numbers
+        self.left_over += len(unpeeled)
+        return memory.search(places, in_first[unpeeled])
 
     def _present(self, count: int, numbers: Integers) -> Integers:
         """Return the numbers of the dense segments that are neither zero nor not finite."""
@@ -313,7 +317,10 @@ class AheadExchange(Exchange):
         return [self._memory.signed(sums.added)[begin:end] for begin, end in pairwise(ends)]
 
     def _write_dense_sums(self, places: _Places, sums: Integers) -> None:
-        """Write sums over those of the first round, in an array of its own."""
+        """Replace the first round's sums at `places` of the dense vector.
+
+        They lie in the backend's memory, so `dense` becomes a copy.
+        """
         if len(places):
             received, self.dense = self.dense, self._memory.integers(len(self.dense))
             self.dense[:] = received
@@ -332,5 +339,5 @@ class AheadExchange(Exchange):
 
 
 def _drawn(places: _Places, share: float) -> Any:
-    """Return which places belong to a share of all: bool[k], in the places' memory."""
-    return (places * _DRAW & _WORD - 1) < int(share * _WORD)
+    """Return which of places[k] a hash draws, about `share` of them: bool[k], in the places' memory."""
+    return (places * _HASH_FACTOR & _WORD - 1) < int(share * _WORD)

@@ -52,8 +52,8 @@ _WIDE_S = 1.2e-7
 #: From this number of elements on, a tensor is dense only if this share of its elements is not zero: else its
 #: blocks hold few values, and their levels change from step to step.
 _LARGE, _DENSE = 2**15, 0.2
-#: Columns of a basis that tell how well steps were as expected.
-_FIT_COLUMNS = BASIS_COLUMNS - ESTIMATES * BLOCK_SIZES
+#: The last columns of a basis: how well steps were as expected.
+_FACT_COLUMNS = BASIS_COLUMNS - ESTIMATES * BLOCK_SIZES
 #: Choices that are kept: choosing costs more than summing a small tensor.
 _KEPT = 1024
 
@@ -123,12 +123,13 @@ class Chooser:
         differ = self.history.differ(keys)
         self.history.chosen(tuple(key for key, other in zip(keys, differ.tolist(), strict=True) if other))
         basis = self.history.basis(keys)
-        unions = basis[:, :-_FIT_COLUMNS].reshape(len(keys), ESTIMATES, BLOCK_SIZES)
+        unions = basis[:, :-_FACT_COLUMNS].reshape(len(keys), ESTIMATES, BLOCK_SIZES)
         best, kind = self._candidates(tensors, unions[:, AFTER], settings, ahead=False), AFTER
-        known = [count >= 0 for one, count in zip(tensors, unions[:, AFTER, 0], strict=True) if one.elements]
+        counts = zip(tensors, unions[:, AFTER, 0], strict=True)
+        known = [count >= 0 for tensor, count in counts if tensor.elements]
         if self._values in ("auto", *FORMS_AHEAD) and known and all(known):
             ahead = self._candidates(tensors, unions[:, AHEAD], settings, ahead=True)
-            if self._faster(ahead, best, basis[:, -_FIT_COLUMNS:]):
+            if self._faster(ahead, best, basis[:, -_FACT_COLUMNS:]):
                 best, kind = ahead, AHEAD
         return tuple(_sharing(_planned(tensors, best), unions[:, kind, 0])), kind == AHEAD
 
@@ -146,10 +147,11 @@ class Chooser:
     ) -> bool:
         """Return whether a step takes less time ahead. fit: how well each tensor's steps were as expected."""
         missed, again, _ = fit[:, :3].max(axis=0, initial=0.0).tolist()
-        wrong = _estimated(ahead, fit[:, 3 + AHEAD]) - _estimated(after, fit[:, 3 + AFTER])
+        misestimates = _misestimate_words(ahead, fit[:, 3 + AHEAD])
+        misestimates -= _misestimate_words(after, fit[:, 3 + AFTER])
         wide, network = float(fit[:, 2].sum()), self.network
         exchanges: float = max((one.exchanges for one in after), default=0) - 1 - missed
-        more_s = network.seconds(again + wrong + FEWEST_CELLS * wide, 0) + _WIDE_S * wide
+        more_s = network.seconds(again + misestimates + FEWEST_CELLS * wide, 0) + _WIDE_S * wide
         more_s += 1e-9 * network.codec.ahead_step
         return _seconds(ahead, network) + more_s < _seconds(after, network) + exchanges * network.round_trip_s
 
@@ -198,10 +200,13 @@ def _seconds(found: Sequence[Candidate], network: NetworkModel) -> float:
     return sum(one.codec_s + network.seconds(one.words, 0) for one in found)
 
 
-def _estimated(found: Sequence[Candidate], wrong: NDArray[np.float64]) -> float:
-    """Return the most words that a wrong estimate costs, of tensors that send what depends on one."""
-    depends = (one.choice.form == "sketch" or isinstance(one.choice.index, BloomIndex) for one in found)
-    return max((words for words, sent in zip(wrong.tolist(), depends, strict=True) if sent), default=0.0)
+def _misestimate_words(choices: Sequence[Candidate], costs: NDArray[np.float64]) -> float:
+    """Return the most words that wrong estimates cost a tensor whose sketch or filter is sized by one.
+
+    costs: each tensor's, in words a step.
+    """
+    sized = (best.choice.form == "sketch" or isinstance(best.choice.index, BloomIndex) for best in choices)
+    return max((cost for cost, by_one in zip(costs.tolist(), sized, strict=True) if by_one), default=0.0)
 
 
 def _planned(tensors: Sequence[TensorPlan], found: Sequence[Candidate]) -> tuple[TensorPlan, ...]:

@@ -60,16 +60,17 @@ class Sums(NamedTuple):
 Rounds = Generator[Round, Sums, None]
 
 
-class Needless(NamedTuple):
-    """A part of the sparse vector whose index lets many zeros pass, so that its candidates' bits are sent."""
+class Refinement(NamedTuple):
+    """A part of the sparse vector whose candidates' own bits are sent, as its index lets many zeros pass."""
 
-    number: int
-    passed: int
-    """Candidates."""
-    found: float
+    part: int
+    """The part's place in `Layout.parts`."""
+    candidates: int
+    """Elements that the index lets pass."""
+    non_zeros: float
     """How many of them are probably not zero."""
-    certain: bool
-    """Whether a filter has told that number."""
+    counted: bool
+    """Whether `non_zeros` was estimated from a filter's words, and not from earlier steps."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Exchange:
         yield from send(self, dense, candidates)
 
     def again(self, wide: int) -> int | None:
-        """Return how many words were sent again because scales were not as expected; None without such.
+        """Return how many words were sent again as expected scales did not fit; None if none were expected.
 
         wide: elements in `wide` whose sum is not 0, and its dense elements.
         """
@@ -168,20 +169,16 @@ class Exchange:
         """Set `union` to the candidates; refine it where that pays. Return what `SegmentCodec.place` does."""
         self._unite(sums)
         placed = self.codec.place(self.union)
-        needless = self._needless(sums)
-        if needless:
-            yield from self._refine(needless)
+        refinements = self._refinements(sums)
+        if refinements:
+            yield from self._refine(refinements)
             placed = self.codec.place(self.union)
         return placed
 
-    def _needless(self, sums: Sums) -> list[Needless]:
+    def _refinements(self, sums: Sums) -> list[Refinement]:
         """Return the parts whose candidates are to be refined."""
-        found = []
-        for number, part in enumerate(self.layout.parts):
-            passed = int(self.codec.sent[part.segments].sum())
-            needless = self._judged(number, passed, sums.near[part.sent]) if passed else None
-            found += [needless] if needless else []
-        return found
+        refinements = (self._refinement(number, sums.near) for number in range(len(self.layout.parts)))
+        return [refinement for refinement in refinements if refinement is not None]
 
     def _decoded(self, part: IndexPart, sums: Sums) -> Words:
         """Return a part's candidates."""
@@ -191,26 +188,33 @@ class Exchange:
         bitmap &= self._memory.receive(self.layout.valid[part.words])
         return bitmap
 
-    def _judged(self, number: int, passed: int, words: Words) -> Needless | None:
-        """Return whether a part's candidates' bits are sent: as planned, or because too many are zeros."""
+    def _refinement(self, number: int, words: Words) -> Refinement | None:
+        """Return a part's refinement, if it is planned or too many candidates are zeros.
+
+        words: the OR of all workers' header words.
+        """
         part, network = self.layout.parts[number], self._setting.network
-        index, certain = part.index, False
-        found = min(self._setting.likely(part.keys), passed)
+        candidates, index, counted = int(self.codec.sent[part.segments].sum()), part.index, False
+        if not candidates:
+            return None
+        non_zeros = min(self._setting.likely(part.keys), candidates)
         if isinstance(index, BloomIndex):
-            estimate = index.estimate(self._ops.count(words, 32 * len(words)))
-            certain = not estimate.full
-            found = min(estimate.elements if certain else max(estimate.elements, found), passed)
-        later = network.seconds(found + passed / 32, 1)
-        wasteful = passed > (1 + TOLERANCE) * found and index.form != "bitmap"
-        wasteful &= too_many(passed, found) or network.seconds(passed, 0) > later
-        return Needless(number, passed, found, certain) if index.refined or wasteful else None
+            sent = words[part.sent]
+            estimate = index.estimate(self._ops.count(sent, 32 * len(sent)))
+            counted = not estimate.full
+            at_least = estimate.elements if counted else max(estimate.elements, non_zeros)
+            non_zeros = min(at_least, candidates)
+        refined_s = network.seconds(non_zeros + candidates / 32, 1)
+        wasteful = candidates > (1 + TOLERANCE) * non_zeros and index.form != "bitmap"
+        wasteful &= too_many(candidates, non_zeros) or network.seconds(candidates, 0) > refined_s
+        return Refinement(number, candidates, non_zeros, counted) if index.refined or wasteful else None
 
     def _refine(
-        self, needless: Sequence[Needless], cells: int = 0, add: Callable[[Words], object] = len
+        self, refinements: Sequence[Refinement], cells: int = 0, add: Callable[[Words], object] = len
     ) -> Generator[Round, Sums, Words]:
         """Exchange the candidates' own bits in some parts; return the sum of `cells` that `add` writes."""
-        parts = [self.layout.parts[one.number] for one in needless]
-        ends = np.cumsum([0, *(-(-one.passed // 32) for one in needless)]).tolist()
+        parts = [self.layout.parts[refinement.part] for refinement in refinements]
+        ends = np.cumsum([0, *(-(-refinement.candidates // 32) for refinement in refinements)]).tolist()
         spans = [slice(a, b) for a, b in pairwise(ends)]
         scans: list[Any] = []
 
@@ -220,12 +224,12 @@ class Exchange:
             add(added)
 
         sums = yield Round(ends[-1], cells, write)
-        for part, span, scan, one in zip(parts, spans, scans, needless, strict=True):
+        for part, span, scan, refinement in zip(parts, spans, scans, refinements, strict=True):
             mask = self.union[part.words]
             chosen = self._memory.words(len(mask))
             self._ops.scatter_bits(sums.ored[span], mask, chosen, scan)
             mask[:] = chosen
-            self.index_words[one.number] += span.stop - span.start
+            self.index_words[refinement.part] += span.stop - span.start
         return sums.added
 
     def _write_numbers(self, dense: int, ored: Words, added: Words) -> None:

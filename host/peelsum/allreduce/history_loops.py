@@ -15,22 +15,24 @@ from peelsum.compiling import compiler
 
 #: Steps whose unions are kept.
 RING = 6
-#: Rules that expect the union of an earlier step again: the one with the n-th most candidates of so many
-#: steps, of which each is so many steps before the next. The first is the usual one.
+#: Rules that expect the union of an earlier step again: (stride, count, rank) takes the one with the rank-th
+#: most candidates of `count` steps, `stride` steps apart. The first rule is the usual one.
 RULES = np.array(
     [(1, 3, 1), (1, 1, 1), (2, 3, 1), (2, 1, 1), (1, 2, 2), (1, 6, 1), (1, 6, 2), (1, 6, 3)], np.int64
 )
 #: Two estimates of the next union: for steps whose numbers follow the index, and for those that go ahead.
 AFTER, AHEAD, ESTIMATES = range(3)
 #: Columns of facts: steps; whether the last choice knew a union; elements of blocks that exceeded what was
-#: expected in the step before the last; the non-zeros of the last union with any; which step back is expected
-#: again, for both estimates; and the words that each rule would have cost a step, with its wrong estimates.
+#: expected in the step before the last; the non-zeros of the last union with any; for both estimates, how
+#: many steps before the last one the expected union is; and the words that each rule would have cost a step,
+#: with its wrong estimates.
 STEPS, INFORMED, WIDE_BEFORE, FILLED, BACK = range(5)
-RULED = BACK + ESTIMATES
+RULE_COSTS = BACK + ESTIMATES
 #: Then how often blocks were sent again, and how many words, on average, elements that exceeded in the last
 #: step, and the words that wrong estimates of both kinds cost a step; and these at the last choice.
-MISSED, AGAIN, WIDE, WRONG = range(RULED + ESTIMATES * len(RULES), RULED + ESTIMATES * len(RULES) + 4)
-BASES = WRONG + ESTIMATES
+MISSED = RULE_COSTS + ESTIMATES * len(RULES)
+AGAIN, WIDE, MISESTIMATES = range(MISSED + 1, MISSED + 4)
+BASES = MISESTIMATES + ESTIMATES
 FACTS = 2 * BASES - MISSED
 #: Where unions begin: those of past steps, the last one first, and the estimates at the last choice.
 UNIONS, BASIS = FACTS, FACTS + RING * BLOCK_SIZES
@@ -38,22 +40,23 @@ COLUMNS = BASIS + ESTIMATES * BLOCK_SIZES
 #: Columns of a choice's basis: its estimates, then facts from BASES on.
 _FIRST_FACT = ESTIMATES * BLOCK_SIZES
 BASIS_COLUMNS = _FIRST_FACT + FACTS - BASES
-#: Words for each expected candidate: of its index alone, and with its cells.
-_ROOM = (0.45, 1.75)
-#: A sketch peels so much more than it has room for, and a filter that holds so many times as many candidates
-#: as it was sized for lets few zeros pass, or too many.
-FIT, _ENOUGH, _FULL = 1.05, 1.5, 2.0
+#: Words for each expected candidate, by estimate: of its index alone, and with its cells.
+_CANDIDATE_WORDS = (0.45, 1.75)
+#: Times the expected candidates: a sketch can be peeled up to the first; a filter lets few zeros pass up to
+#: the second, and too many beyond the third.
+FIT, _SPARSE_ENOUGH, _FULL = 1.05, 1.5, 2.0
 #: A union is larger by chance by so many standard deviations of a random union's count.
 DEVIATIONS = 2.0
 #: Unions are alike if their counts differ by less than one part in so many, or by chance: by so many standard
 #: deviations of a random union's.
 _RESEMBLING, _BY_CHANCE = 16.0, 3.0
-#: Part of `MISSED` and `WRONG` that a step contributes, and a change of it that calls for another choice.
+#: Part of `MISSED` and `MISESTIMATES` that a step contributes, and a change of them that calls for another
+#: choice.
 _RECENT, _MOVED = 0.125, 0.25
-#: Part of the cost of rules that a step contributes; another than the first rule must cost that much less:
-#: a few steps without a larger union do not show that there will be none.
-_REGARDED, _CHEAPER = 0.25, 0.8
-#: A change of what wrong estimates cost that calls for no other choice.
+#: Part of the rules' mean costs that a step contributes; and the share of the first rule's cost below which
+#: another is chosen, because a few steps without a larger union do not show that there will be none.
+_RULE_WEIGHT, _CHEAPER = 0.25, 0.8
+#: The largest change of the cost of wrong estimates, in words, that calls for no other choice.
 _FEW_WORDS = 1000.0
 #: A change of the elements that exceed that calls for another choice: this part of them, and so many.
 _WIDENED, _MANY_WIDE = 0.6, 4096.0
@@ -74,45 +77,52 @@ def _expected(row: _Counts, kind: int) -> int:
 
 
 @_compiled
-def _back(row: _Counts, rule: int) -> int:
-    """Return which step back has the union that a rule expects."""
-    stride, steps, rank = RULES[rule]
-    for step in range(stride - 1, stride * steps, stride):
-        count, larger, alike = row[UNIONS + BLOCK_SIZES * step], 0, 0
-        for other in range(stride - 1, stride * steps, stride):
-            larger += row[UNIONS + BLOCK_SIZES * other] > count
-            alike += row[UNIONS + BLOCK_SIZES * other] >= count
-        if larger < rank <= alike:
+def _step_back(row: _Counts, rule: int) -> int:
+    """Return how many steps before the last one the union is that a rule expects."""
+    stride, count, rank = RULES[rule]
+    for step in range(stride - 1, stride * count, stride):
+        candidates, larger, at_least = row[UNIONS + BLOCK_SIZES * step], 0, 0
+        for other in range(stride - 1, stride * count, stride):
+            larger += row[UNIONS + BLOCK_SIZES * other] > candidates
+            at_least += row[UNIONS + BLOCK_SIZES * other] >= candidates
+        if larger < rank <= at_least:
             return step
     return 0
 
 
 @_compiled
-def _wrong(count: float, room: float, kind: int, exchange: float) -> float:
-    """Return the words that it costs to expect `room` candidates of a step that has `count`."""
+def _misestimate_cost(count: float, room: float, kind: int, exchange: float) -> float:
+    """Return the words that it costs to expect `room` candidates of a step that has `count`.
+
+    kind: AFTER or AHEAD. exchange: the words that take as long as an exchange.
+    """
     if kind == AFTER:
-        return 0.0 if count <= _ENOUGH * room else exchange + count
+        return 0.0 if count <= _SPARSE_ENOUGH * room else exchange + count
     if count <= max(FIT * room, room + DEVIATIONS * np.sqrt(room)):
         return 0.0
-    return exchange + _ROOM[AHEAD] * (count - room) + (count if count > _FULL * room else 0.0)
+    return exchange + _CANDIDATE_WORDS[AHEAD] * (count - room) + (count if count > _FULL * room else 0.0)
 
 
 @_compiled
-def _judge(row: _Counts, count: float, exchange: float, cells: float) -> None:
-    """Update what each rule costs, by a step's `count`."""
+def _update_rule_costs(row: _Counts, count: float, exchange: float, cells: float) -> None:
+    """Update the mean cost of each rule by a step with `count` candidates.
+
+    exchange, cells: as for `learn`.
+    """
     for rule in range(len(RULES)):
-        room = row[UNIONS + BLOCK_SIZES * _back(row, rule)]
+        room = row[UNIONS + BLOCK_SIZES * _step_back(row, rule)]
         for kind in range(ESTIMATES):
-            column, price = RULED + ESTIMATES * rule + kind, _ROOM[kind] + (cells if kind == AHEAD else 0.0)
-            cost = _wrong(count, room, kind, exchange) + price * room
-            row[column] += _REGARDED * (cost - row[column])
+            column = RULE_COSTS + ESTIMATES * rule + kind
+            price = _CANDIDATE_WORDS[kind] + (cells if kind == AHEAD else 0.0)
+            cost = _misestimate_cost(count, room, kind, exchange) + price * room
+            row[column] += _RULE_WEIGHT * (cost - row[column])
 
 
 @_compiled
-def _total(state: _Counts, rows: _Rows, unions: _Counts, dense: int, exchange: float) -> _Counts:
-    """Return the candidates of the sparse rows, and what wrong estimates of each kind cost: float64[3].
+def _misestimates(state: _Counts, rows: _Rows, unions: _Counts, dense: int, exchange: float) -> _Counts:
+    """Return the candidates of the sparse rows, and the words that wrong estimates cost: float64[3].
 
-    They share index and sketch: one has room for more where another has fewer.
+    The rows share index and sketch: one has room for more where another has fewer.
     """
     total, rooms = np.zeros(1 + ESTIMATES), np.zeros(ESTIMATES)
     for i in range(dense, rows.size):
@@ -120,20 +130,20 @@ def _total(state: _Counts, rows: _Rows, unions: _Counts, dense: int, exchange: f
         for kind in range(ESTIMATES):
             rooms[kind] += state[rows[i], _expected(state[rows[i]], kind)]
     for kind in range(ESTIMATES):
-        total[1 + kind] = _wrong(total[0], rooms[kind], kind, exchange)
+        total[1 + kind] = _misestimate_cost(total[0], rooms[kind], kind, exchange)
     return total
 
 
 @_compiled
-def _estimate(row: _Counts) -> None:
-    """Expect what the cheapest rules do."""
+def _choose_rules(row: _Counts) -> None:
+    """Set the expected unions to those of the cheapest rules."""
     for kind in range(ESTIMATES):
-        best, least = 0, _CHEAPER * row[RULED + kind]
+        best, least = 0, _CHEAPER * row[RULE_COSTS + kind]
         for rule in range(1, len(RULES)):
-            cost = row[RULED + ESTIMATES * rule + kind]
+            cost = row[RULE_COSTS + ESTIMATES * rule + kind]
             if cost < least:
                 best, least = rule, cost
-        row[BACK + kind] = _back(row, best)
+        row[BACK + kind] = _step_back(row, best)
 
 
 @_compiled
@@ -141,13 +151,13 @@ def _differs(row: _Counts) -> bool:
     if row[INFORMED] == 0 and row[STEPS] > 0:
         return True
     for kind in range(ESTIMATES):
-        union, then = _expected(row, kind), BASIS + BLOCK_SIZES * kind
+        union, chosen = _expected(row, kind), BASIS + BLOCK_SIZES * kind
         for b in range(BLOCK_SIZES):
-            basis = row[then + b]
+            basis = row[chosen + b]
             if abs(row[union + b] - basis) > max(basis / _RESEMBLING, _BY_CHANCE * np.sqrt(basis)):
                 return True
-        wrong, before = row[WRONG + kind], row[BASES + WRONG - MISSED + kind]
-        if abs(wrong - before) > max(_MOVED * max(wrong, before), _FEW_WORDS):
+        cost, before = row[MISESTIMATES + kind], row[BASES + MISESTIMATES - MISSED + kind]
+        if abs(cost - before) > max(_MOVED * max(cost, before), _FEW_WORDS):
             return True
     if abs(row[MISSED] - row[BASES]) > _MOVED:
         return True
@@ -228,7 +238,7 @@ def learn(
 
     dense: how many rows are not sparse, the first ones. exchange, cells: `NetworkModel.prices`.
     """
-    total = _total(state, rows, unions, dense, exchange)
+    total = _misestimates(state, rows, unions, dense, exchange)
     for i in range(rows.size):
         if not finite[i]:
             continue
@@ -243,10 +253,10 @@ def learn(
             row[AGAIN] += _RECENT * (again - row[AGAIN])
         if row[STEPS] > 0:
             share = seen[0] / total[0] if total[0] > seen[0] and i >= dense else 1.0
-            _judge(row, seen[0], share * exchange, cells)
+            _update_rule_costs(row, seen[0], share * exchange, cells)
             for kind in range(ESTIMATES):
-                wrong = total[1 + kind] if i >= dense else 0.0
-                row[WRONG + kind] += _RECENT * (wrong - row[WRONG + kind])
+                cost = total[1 + kind] if i >= dense else 0.0
+                row[MISESTIMATES + kind] += _RECENT * (cost - row[MISESTIMATES + kind])
         for column in range(BASIS - 1, UNIONS - 1, -1):
             before = column - BLOCK_SIZES
             row[column] = (
@@ -254,7 +264,7 @@ def learn(
             )
         if seen[0] > 0:
             row[FILLED] = seen[0]
-        _estimate(row)
+        _choose_rules(row)
         row[STEPS] += 1
 
 
@@ -268,14 +278,14 @@ def unions(
     counted: NDArray[np.int64],
     out: _Counts,
 ) -> int:
-    """Write the union of each segment; return how many are open.
+    """Write the union of each segment; return how many are open, which the caller must count.
 
     A union of at most a quarter of the elements is what was `counted`, in a sparse segment. In a dense one it
     is open, and -1. Others are what is expected of elements that are non-zero with the same probability, and
     0 if the segment is not finite. wanted: whether the next choice depends on where the non-zeros are.
     total: the non-zeros of dense segments.
     """
-    few = 0
+    open_count = 0
     for s in range(elements.size):
         if fields[s] == NON_FINITE:  # its integers are undefined, and differ between processors
             out[s] = 0.0
@@ -286,7 +296,7 @@ def unions(
         if fields[s] == ZERO:
             density = 0.0
         if wanted[s] and 0 < density <= _DENSE:
-            few += not sparse
+            open_count += not sparse
             for b in range(BLOCK_SIZES):
                 out[s, b] = counted[s, b] if sparse else -1.0
             continue
@@ -295,7 +305,7 @@ def unions(
         for b in range(BLOCK_SIZES):
             out[s, b] = elements[s] / size * (1.0 - zeros)
             zeros, size = zeros * zeros, 2.0 * size
-    return few
+    return open_count
 
 
 def warm_up(implementation: Implementation = "cpu") -> None:

@@ -84,10 +84,10 @@ class Outcome:
         if len(exchange.sparse):
             counted = exchange.codec.occupied(exchange.sparse, wanted)
         seen = np.empty((len(table), BLOCK_SIZES))
-        few = history_loops.unions(
+        open_count = history_loops.unions(
             table.elements, table.dense, self._fields, wanted, counts.total, counted, seen
         )
-        if few:
+        if open_count:
             ends = np.cumsum(counts.sent)
             sums = self._memory.on_host(exchange.dense)
             for s in np.flatnonzero(seen[:, 0] < 0).tolist():

@@ -7,10 +7,10 @@ exchanges:
     rows       gathered: a digest, counts, the packed row numbers always; once more beyond one packet
     scales     OR: scales of blocks of the shared rows' floats    if rows are shared
     values     ADD: the shared rows' numbers                      likewise
-    alone      gathered: rows that a single worker has            if there are such rows
+    unshared   gathered: rows that a single worker has            if there are such rows
 
-All workers know then who has which row. What a single worker has needs no sum: it travels as it is. No step
-takes memory or time by the length of a table.
+After the first exchange all workers know who has which row. A row that a single worker has needs no sum: it
+is sent as it is. Memory and time depend on the touched rows, not on the length of a table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from peelsum.summation import Part, Summation, Words
 
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float32]
-#: The first packet of a message: its length and a digest, then words of it; at least so many words in all.
+#: Words before the message in its first packet: its length and a digest. Fewest words of that packet.
 _HEAD_WORDS, _FEWEST_WORDS = 3, 32
 _WORD_BITS = 32
 
@@ -48,21 +48,21 @@ class RowUnion(NamedTuple):
     rows: Rows
     """int64[u], ascending."""
     places: Sequence[Rows]
-    """Of each worker, int64[n]: where its rows are among them."""
+    """For each worker, int64[n]: the places of its rows in `rows`."""
     shared: NDArray[np.bool_]
     """bool[u]: whether several workers have the row."""
 
-    def alone(self, worker: int) -> Rows:
-        """Return where the rows are that only this worker has: int64[k]."""
+    def unshared(self, worker: int) -> Rows:
+        """Return the places in `rows` of those that only this worker has: int64[k]."""
         places = self.places[worker]
         return places[~self.shared[places]]
 
 
 def pack_rows(rows: Rows, length: int) -> Words:
-    """Return words for ascending, distinct numbers below `length`, as Elias and Fano code them.
+    """Return the Elias-Fano code of ascending, distinct numbers below `length`: uint32[`packed_words`].
 
-    Of n numbers, the lower log2(length / n) bits of each, then the upper bits in unary: 2 to 3 bits a number
-    more. `packed_words` says how many words.
+    Of n numbers, it has the lower log2(length / n) bits of each, then the upper bits in unary, which take 2
+    to 3 bits a number.
     """
     low = _low_bits(rows.size, length)
     bits = np.zeros(_WORD_BITS * packed_words(rows.size, length), np.uint8)
@@ -74,12 +74,14 @@ def pack_rows(rows: Rows, length: int) -> Words:
 
 
 def unpack_rows(words: Words, count: int, length: int) -> Rows:
-    """Return the int64[count] of which `pack_rows` made words. Raises ValueError for other words."""
+    """Return the int64[count] that `pack_rows` packed. Raises ValueError if the words hold another count."""
     low = _low_bits(count, length)
     bits = np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little")
     rows = np.flatnonzero(bits[count * low :])
     if rows.size != count:
-        raise ValueError(f"rows: {rows.size} in the words of {count}")
+        raise ValueError(
+            f"rows: {rows.size} in words for {count}; use the count and length they were packed with"
+        )
     rows = (rows - np.arange(count)) << low
     lower = bits[: count * low].reshape(count, low)
     for bit in range(low):
@@ -104,23 +106,26 @@ def unite_rows(
 ) -> list[RowUnion]:
     """Return the union of all workers' rows in each table.
 
-    tables: this worker's rows, ascending and distinct, and the table's length.
-    what: describes the tables. Raises PlanMismatchError if it is not the same on all workers.
+    tables: for each, this worker's rows, int64[n], ascending and distinct, and the table's length.
+    what: a description of the tables. Raises PlanMismatchError if it is not the same on all workers.
     """
     counts = np.array([rows.size for rows, _ in tables], np.uint32)
     message = np.concatenate([counts, *(pack_rows(*table) for table in tables)])
     messages = _gathered(summation, message, what)
-    of_workers = [_rows_of(one, [length for _, length in tables]) for one in messages]
-    return [_united(of_table) for of_table in zip(*of_workers, strict=True)]
+    by_worker = [_rows_of(message, [length for _, length in tables]) for message in messages]
+    return [_union(of_table) for of_table in zip(*by_worker, strict=True)]
 
 
 def _gathered(summation: GatheringSummation, message: Words, what: str) -> list[Words]:
-    """Return all workers' messages, of any lengths: the first packet of each, then the longest rest."""
+    """Return all workers' messages, of any lengths.
+
+    A first exchange gathers a packet of each, a second one the rest, padded to the longest.
+    """
     digest = int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest())
     first = np.zeros(max(summation.lanes, _FEWEST_WORDS), np.uint32)
-    begin = message[: first.size - _HEAD_WORDS]
+    start = message[: first.size - _HEAD_WORDS]
     first[:_HEAD_WORDS] = message.size, digest & 0xFFFFFFFF, digest >> 32
-    first[_HEAD_WORDS:][: begin.size] = begin
+    first[_HEAD_WORDS:][: start.size] = start
     packets = summation.all_gather(first).reshape(summation.workers, first.size)
     if (packets[:, 1:_HEAD_WORDS] != first[1:_HEAD_WORDS]).any():
         raise PlanMismatchError(
@@ -129,7 +134,7 @@ def _gathered(summation: GatheringSummation, message: Words, what: str) -> list[
         )
     lengths = packets[:, 0].tolist()
     rest = np.zeros(max(0, max(lengths) - (first.size - _HEAD_WORDS)), np.uint32)
-    rest[: message.size - begin.size] = message[begin.size :]
+    rest[: message.size - start.size] = message[start.size :]
     rests = [rest] * summation.workers
     if rest.size:
         rests = list(summation.all_gather(rest).reshape(summation.workers, -1))
@@ -141,13 +146,13 @@ def _rows_of(message: Words, lengths: Sequence[int]) -> list[Rows]:
     counts = message[: len(lengths)].tolist()
     sizes = [packed_words(count, length) for count, length in zip(counts, lengths, strict=True)]
     ends = np.cumsum([len(lengths), *sizes]).tolist()
-    pieces = [message[a:b] for a, b in pairwise(ends)]
-    return [unpack_rows(*one) for one in zip(pieces, counts, lengths, strict=True)]
+    pieces = [message[begin:end] for begin, end in pairwise(ends)]
+    return [unpack_rows(*packed) for packed in zip(pieces, counts, lengths, strict=True)]
 
 
-def _united(of_workers: Sequence[Rows]) -> RowUnion:
-    rows, counts = np.unique(np.concatenate(of_workers), return_counts=True)
-    return RowUnion(rows, [np.searchsorted(rows, one) for one in of_workers], counts > 1)
+def _union(by_worker: Sequence[Rows]) -> RowUnion:
+    rows, counts = np.unique(np.concatenate(by_worker), return_counts=True)
+    return RowUnion(rows, [np.searchsorted(rows, of_worker) for of_worker in by_worker], counts > 1)
 
 
 class RowSums(NamedTuple):
@@ -156,20 +161,20 @@ class RowSums(NamedTuple):
     values: Sequence[Floats]
     """Each tensor's sum or average, float32[n]; NaN if it was not finite on some worker."""
     scales: Sequence[int]
-    """Of each tensor, the smallest scale of a block."""
+    """The smallest scale of each tensor's blocks; 0 for an empty tensor."""
 
 
 def sum_floats(summation: Summation, tensors: Sequence[Floats], *, average: bool) -> RowSums:
     """Sum float32[n] tensors over workers in fixed point, as the dense form of `Allreduce` does.
 
-    All workers must know that their tensors are alike: nothing is compared. A tensor may be empty.
+    Tensors may be empty. The caller ensures that their number and sizes are the same on all workers.
     """
     codecs, nothing = segment_codec("cpu"), np.empty(0, np.int32)
-    given = [one for one in tensors if one.size]
-    if not given:
+    filled = [tensor for tensor in tensors if tensor.size]
+    if not filled:
         return RowSums(list(tensors), [0] * len(tensors))
-    table = Table([Segment(one.size, sparse=False) for one in given])
-    codec = codecs(table, given, [None] * len(given), summation.workers)
+    table = Table([Segment(tensor.size, sparse=False) for tensor in filled])
+    codec = codecs(table, filled, [None] * len(filled), summation.workers)
     header = np.zeros(table.scale_words, np.uint32)
     codec.write_scales(header)
     (united,) = summation.sum_words([Part(header, "or")])
@@ -182,5 +187,5 @@ def sum_floats(summation: Summation, tensors: Sequence[Floats], *, average: bool
         numbers = total.view(np.int32)
     sums = iter(codec.read(numbers, nothing, summation.workers if average else 1))
     lowest = iter(np.minimum.reduceat(codec.scales, table.blocks[:-1]).tolist())
-    pairs = [(next(sums), next(lowest)) if one.size else (one, 0) for one in tensors]
+    pairs = [(next(sums), next(lowest)) if tensor.size else (tensor, 0) for tensor in tensors]
     return RowSums(*map(list, zip(*pairs, strict=True)))

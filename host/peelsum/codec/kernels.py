@@ -192,9 +192,8 @@ def segment_codec(implementation: Implementation = "cpu") -> SegmentCodecs:
 def warm_up(implementation: Implementation = "cpu") -> None:
     """Run every kernel once, so that a later timed step does not include its compilation.
 
-    Takes seconds if Numba's or Triton's cache is cold; of processes that start together, one compiles for
-    Numba's cache and the others wait for it. Triton compiles the "gpu" kernels once more for
-    sizes that are multiples of 16.
+    Takes seconds if Numba's or Triton's cache is cold. Triton compiles the "gpu" kernels once more for sizes
+    that are multiples of 16.
     """
     ops, room = kernels(implementation), memory(implementation)
     _run_all(ops, room)

@@ -107,17 +107,17 @@ def add(
     other_velocity: NDArray[np.int64],
     other_scales: NDArray[np.int16],
 ) -> None:
-    """Add other numbers and velocities in place, each pair of which has one scale."""
+    """Add other numbers and velocities in place, all [n]; an element's number and velocity have one scale."""
     for i in range(np.uint64(numbers.size)):
         scale, other_scale = np.int64(scales[i]), np.int64(other_scales[i])
-        either, other_either = numbers[i] | velocity[i], other[i] | other_velocity[i]
+        bits, other_bits = numbers[i] | velocity[i], other[i] | other_velocity[i]
         most = max(_bits(numbers[i]), _bits(velocity[i])) - scale
         other_most = max(_bits(other[i]), _bits(other_velocity[i])) - other_scale
-        finest = max(_finest(either, scale), _finest(other_either, other_scale))
+        finest = max(_finest(bits, scale), _finest(other_bits, other_scale))
         target = _target(finest, max(most, other_most))
-        by, other_by = target - scale, target - other_scale
-        numbers[i] = _moved(numbers[i], by) + _moved(other[i], other_by)
-        velocity[i] = _moved(velocity[i], by) + _moved(other_velocity[i], other_by)
+        shift, other_shift = target - scale, target - other_scale
+        numbers[i] = _moved(numbers[i], shift) + _moved(other[i], other_shift)
+        velocity[i] = _moved(velocity[i], shift) + _moved(other_velocity[i], other_shift)
         scales[i] = target
 
 

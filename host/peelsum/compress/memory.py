@@ -156,14 +156,15 @@ class Residual:
             self.velocity[positions] = some.velocity
 
     def plus(self, other: Residual) -> Residual:
-        """Return the sum of two residuals of as many elements, exact like that of gradients."""
+        """Return the sum of two residuals of the same size, as exact as a gradient's addition to one."""
         numbers, scales = self.numbers.copy(), self.scales.copy()
         velocity, other_velocity = (
-            np.zeros_like(numbers) if one.velocity is None else one.velocity.copy() for one in (self, other)
+            np.zeros_like(numbers) if residual.velocity is None else residual.velocity.copy()
+            for residual in (self, other)
         )
         loops.add(numbers, velocity, scales, other.numbers, other_velocity, other.scales)
-        without = self.velocity is None and other.velocity is None
-        return Residual(numbers, scales, None if without else velocity)
+        has_velocity = self.velocity is not None or other.velocity is not None
+        return Residual(numbers, scales, velocity if has_velocity else None)
 
     def send(self, sent: Exact) -> None:
         """Subtract, in place, what this worker contributed to a finite sum."""
@@ -206,13 +207,13 @@ class Memory:
         Raises CompressConfigError if they are damaged, or of different sizes.
         """
         residuals: dict[str, Residual] = {}
-        for name, one in chain.from_iterable(memory.items() for memory in memories):
-            before = residuals.get(name)
-            if not one.sound or (before is not None and before.numbers.size != one.numbers.size):
+        for name, residual in chain.from_iterable(memory.items() for memory in memories):
+            total = residuals.get(name)
+            if not residual.sound or (total is not None and total.numbers.size != residual.numbers.size):
                 raise CompressConfigError(
                     f"residual: {name} has arrays of other types, sizes or ranges; give what a memory kept"
                 )
-            residuals[name] = one if before is None else before.plus(one)
+            residuals[name] = residual if total is None else total.plus(residual)
         self.residuals = residuals
         #: The number of the last step, or -1.
         self.step, self._skipped = -1, False

@@ -184,8 +184,8 @@ class BucketSums:
     ) -> Future[None]:
         """Queue the sum of a bucket, whose parameters have these names; return its future.
 
-        last: False lets it wait for the next bucket, or for `flush`. within: the backward pass, None outside.
-        Sparse gradients wait for the last bucket.
+        last: False lets it wait for the next bucket, or for `flush`; sparse gradients wait for the last
+        bucket. within: the backward pass, None outside.
         """
         if self._closed:
             refused: Future[None] = Future()

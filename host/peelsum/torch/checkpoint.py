@@ -24,7 +24,7 @@ from peelsum.torch.errors import HookConfigError
 
 _VERSION = 3
 _FILE = re.compile(r"peelsum-rank-(\d+)-of-(\d+)\.pt")
-#: A rank, and the number of ranks.
+#: A rank and the number of ranks.
 Place = tuple[int, int]
 
 
@@ -38,7 +38,7 @@ def place_in(group: dist.ProcessGroup | None) -> Place:
 def saved(
     place: Place, steps: int, history: History, memory: Memory | None, decisions: Decisions | None
 ) -> dict[str, Any]:
-    """Return place and number of steps, with copies of history, memory and decisions."""
+    """Return a rank's place and number of steps, with copies of its history, memory and decisions."""
     rank, ranks = place
     values: dict[str, Any] = {"version": _VERSION, "rank": rank, "ranks": ranks, "steps": steps}
     values["seen"] = {kind: _tensors(kept) for kind, kept in history.saved().items()}
@@ -58,7 +58,9 @@ def loaded(
     memory: Memory | None,
     decisions: Decisions | None,
 ) -> int:
-    """Restore what `saved` returned at this place, or at all places of a run; return the number of steps.
+    """Restore what `saved` returned at this place, or the list of what it returned at all places of a run.
+
+    Return the number of steps.
 
     Residuals serve any compressor or strategy, but only a strategy continues its decisions.
     Raises HookConfigError if the values do not fit this state or this place.
@@ -111,9 +113,9 @@ def write(folder: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
     rank, ranks = place_in(None)
     path = Path(folder) / f"peelsum-rank-{rank}-of-{ranks}.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".new")
-    torch.save(values, fresh)
-    fresh.replace(path)
+    temporary = path.with_suffix(".new")
+    torch.save(values, temporary)
+    temporary.replace(path)
     for (_, others), old in files(folder).items():
         if others != ranks:
             old.unlink(missing_ok=True)  # other ranks remove it, too
@@ -122,7 +124,8 @@ def write(folder: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
 def read(folder: str | os.PathLike[str], *, redistribute: bool) -> Any:
     """Return this rank's values from a folder, or those of all ranks that wrote there, for `loaded`.
 
-    redistribute: whether another number of ranks may have written them. Raises HookConfigError if not.
+    redistribute: whether another number of ranks may have written them. Raises HookConfigError if there is no
+    file of this rank, and `redistribute` is False or the folder has no files.
     """
     place, written = place_in(None), files(folder)
     if place in written:

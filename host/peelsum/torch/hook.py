@@ -17,8 +17,8 @@ def hook(state: SwitchAllreduceState, bucket: GradBucket) -> torch.futures.Futur
     """Average a bucket's gradients over ranks, exactly; for `ddp.register_comm_hook(state, hook)`.
 
     Return at once, with a future of the bucket's own buffer. Gradients are float32, float16 or bfloat16,
-    dense or sparse.
-    One that is not finite on some rank becomes NaN on all ranks, so a GradScaler skips the step everywhere.
+    dense or sparse. One that is not finite on some rank becomes NaN on all ranks, so a GradScaler skips the
+    step everywhere.
     If the allreduce fails, e.g. because a rank died, `backward` raises.
     Raises HookConfigError if `state` is not a SwitchAllreduceState, or has another group than DDP.
     """
@@ -96,9 +96,10 @@ def _check(state: object) -> None:
 
 
 def _check_groups(state: SwitchAllreduceState) -> None:
-    """Raise HookConfigError unless the modules whose hook has this state are of the ranks that sum.
+    """Raise HookConfigError if a DDP module whose hook has this state is in another group than the state.
 
-    A hook does not get its module. Without this check, the sums of several groups would be one.
+    Otherwise gradients of several groups would be added up. A hook does not get its module, so all modules
+    of the process are examined.
     """
     ranks = dist.get_process_group_ranks(state.process_group)
     for module in [item for item in gc.get_objects() if DistributedDataParallel in type(item).__mro__]:

@@ -215,16 +215,16 @@ class SwitchProcessGroup(dist.ProcessGroup):
         self, name: str, opts: Any, tensors: list[torch.Tensor], reduction: Reduction, written: bool
     ) -> dist.Work:
         """Queue a reduction of sparse tensors, which are replaced if `written`."""
-        sums, given = self._sums, [SparseTensor(one) for one in tensors]
+        sums, sparse = self._sums, [SparseTensor(tensor) for tensor in tensors]
         assert sums is not None
         if self._check is not None:
             self._compare(name, tensors, opts)
 
         def work() -> None:
-            for one in given:
-                total = sums.summed_rows(one, reduction)
+            for tensor in sparse:
+                row_sum = sums.summed_rows(tensor, reduction)
                 if written:
-                    total.replace()
+                    row_sum.replace()
 
         return self._work(name, opts, tensors, work)
 
@@ -270,6 +270,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
 
 
 def _as_reals(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a complex tensor as pairs of floats. Sparse ones have none, and are left to gloo."""
     return torch.view_as_real(tensor) if tensor.is_complex() and not tensor.is_sparse else tensor
 
 

@@ -44,9 +44,9 @@ _MOST_TO_GATHER = 16
 _TIMEOUT_S = 30.0
 #: How long the next of the others may take to report after this worker's sum has failed, in seconds.
 _ROLL_CALL_S = 3.0
-#: How often a worker whose sum waits looks whether one has failed elsewhere.
-_LOOK_S = 0.5
-#: The key that says so.
+#: Seconds between two looks at the store, by a worker whose sum waits, for the failure of another's sum.
+_WATCH_S = 0.5
+#: The store's key that a worker sets when its sum has failed.
 _FAILED = "peelsum/failed"
 _ROLL_CALL_PAUSE_S = 0.05
 #: How long the store may take for one answer.
@@ -289,9 +289,9 @@ class ProcessGroupSummation:
 
 
 class _Watch(Thread):
-    """Reports to the store for a sum that still waits when another worker's has failed.
+    """Answers the roll call for a sum that still waits when another worker's has failed.
 
-    Gloo's timeout counts for each wait of a sum, so that this sum may fail much later.
+    Gloo's timeout counts for each wait of a sum, so this sum may fail much later.
     """
 
     def __init__(self, store: Store, worker_id: int) -> None:
@@ -304,10 +304,10 @@ class _Watch(Thread):
     def run(self) -> None:
         """See `Thread.run`."""
         before = 0
-        while not self.ended.wait(_LOOK_S):
+        while not self.ended.wait(_WATCH_S):
             current = self.waits_for
-            if current and current == before:  # most sums end before
-                with suppress(RuntimeError):  # of a store that is gone
+            if current and current == before:  # it has waited for _WATCH_S or longer
+                with suppress(RuntimeError):  # the store is gone
                     if self._store.check([_FAILED]):
                         self._store.set(_here(self._worker_id), "")
                         return

@@ -31,17 +31,17 @@ T = TypeVar("T")
 
 
 class SparseTensor:
-    """A COO tensor's coalesced rows as they are now, on the host, and the tensor, for `replace`."""
+    """A COO tensor, and a coalesced copy of its rows in host memory."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        given, dimensions = tensor.detach().coalesce().cpu(), tensor.sparse_dim()
-        self.tensor, self.values = tensor, given.values()
+        copy, dimensions = tensor.detach().coalesce().cpu(), tensor.sparse_dim()
+        self.tensor, self.values = tensor, copy.values()
         self._shape, self._row_shape = tensor.shape[:dimensions], tensor.shape[dimensions:]
         #: Number of rows of the whole tensor, zeros included, and of elements in a row.
         self.length, self.width = math.prod(self._shape), math.prod(self._row_shape)
         #: int64[n], ascending: this rank's rows by number.
-        self.rows = np.zeros(given._nnz(), np.int64)
-        for size, index in zip(self._shape, given.indices().numpy(), strict=True):
+        self.rows = np.zeros(copy._nnz(), np.int64)
+        for size, index in zip(self._shape, copy.indices().numpy(), strict=True):
             self.rows = self.rows * size + index
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
@@ -53,11 +53,11 @@ class SparseTensor:
         return f"{dtype}{list(self.tensor.shape)} with {len(self._shape)} sparse dimensions"
 
     def replace(self, rows: NDArray[np.int64], values: torch.Tensor) -> None:
-        """Give the tensor these rows only, int64[u], with values[u, width], as a coalesced tensor."""
+        """Replace the tensor's content by rows int64[u] with values[u, width], coalesced."""
         indices = np.empty((len(self._shape), rows.size), np.int64)
-        for at in reversed(range(len(self._shape))):
-            rows, indices[at] = np.divmod(rows, max(self._shape[at], 1))
-        there = torch.sparse_coo_tensor(
+        for dimension in reversed(range(len(self._shape))):
+            rows, indices[dimension] = np.divmod(rows, max(self._shape[dimension], 1))
+        replacement = torch.sparse_coo_tensor(
             torch.from_numpy(indices),
             values.view(len(values), *self._row_shape),
             self.tensor.shape,
@@ -65,7 +65,7 @@ class SparseTensor:
             check_invariants=False,
         )
         with torch.no_grad():
-            self.tensor.copy_(there)  # `detach` would copy the tensor's list of rows
+            self.tensor.copy_(replacement)  # `detach` would copy the tensor's list of rows
         if self.tensor.is_cuda:
             torch.cuda.current_stream(self.tensor.device).synchronize()
 
@@ -88,9 +88,9 @@ class RowSum:
         self.values = torch.empty((union.rows.size, tensor.width), dtype=tensor.values.dtype)
         #: Whether floats that several ranks have are summed in fixed point.
         self.fixed = self.values.is_floating_point() and self.values.numel() > precise_up_to
-        #: False if `values` are NaN, as one was not finite on some rank.
+        #: False if a value was not finite on some rank: then the whole sum in fixed point is NaN.
         self.finite = True
-        #: Of fixed point, the smallest scale of a block.
+        #: The smallest scale of a block; None if not summed in fixed point.
         self.scale: int | None = None
         own = tensor.values.reshape(tensor.rows.size, tensor.width)
         places = union.places[worker_id]
@@ -100,29 +100,34 @@ class RowSum:
         among_shared = np.cumsum(union.shared)[places[is_shared]] - 1
         self.shared[torch.from_numpy(among_shared)] = own[torch.from_numpy(is_shared)]
         #: uint32[k]: this rank's other rows.
-        self.alone = _as_words(own[torch.from_numpy(~is_shared)])
+        self.unshared = _as_words(own[torch.from_numpy(~is_shared)])
 
-    def put_shared(self, total: torch.Tensor) -> None:
-        """Write the sum of the rows that several ranks have."""
+    def write_shared(self, total: torch.Tensor) -> None:
+        """Write the sum, or average, of `shared`, a flat tensor, to `values`."""
         self.finite &= not (self.fixed and bool(total.isnan().any()))
         self.values[torch.from_numpy(self.union.shared)] = total.view(self.shared.shape).to(self.values.dtype)
 
-    def words_alone(self, worker: int) -> int:
-        """Return how many words a worker's rows take that only it has."""
-        return -(-self._size_alone(worker) // 4)
+    def unshared_words(self, worker: int) -> int:
+        """Return how many words `unshared` has on a worker."""
+        return -(-self._unshared_bytes(worker) // 4)
 
-    def _size_alone(self, worker: int) -> int:
-        return self.union.alone(worker).size * self.tensor.width * self.values.element_size()
+    def _unshared_bytes(self, worker: int) -> int:
+        return self.union.unshared(worker).size * self.tensor.width * self.values.element_size()
 
-    def put_alone(self, worker: int, words: Words, scaled: Callable[[torch.Tensor], torch.Tensor]) -> int:
-        """Write the rows that only `worker` has, from the first of these words; return how many they are."""
-        places = torch.from_numpy(self.union.alone(worker))
-        size, count = self._size_alone(worker), self.words_alone(worker)
+    def write_unshared(
+        self, worker: int, words: Words, scaled: Callable[[torch.Tensor], torch.Tensor]
+    ) -> int:
+        """Write a worker's `unshared` rows to `values`; return how many of `words` they take, the first ones.
+
+        scaled: returns a sum's part for the values of a single worker.
+        """
+        places = torch.from_numpy(self.union.unshared(worker))
+        size, count = self._unshared_bytes(worker), self.unshared_words(worker)
         if not size:
             return 0
-        own = torch.from_numpy(words[:count].view(np.uint8)[:size].copy()).view(self.values.dtype)
-        self.finite &= not self.fixed or bool(own.isfinite().all())
-        self.values[places] = scaled(own).view(places.numel(), self.tensor.width).to(self.values.dtype)
+        rows = torch.from_numpy(words[:count].view(np.uint8)[:size].copy()).view(self.values.dtype)
+        self.finite &= not self.fixed or bool(rows.isfinite().all())
+        self.values[places] = scaled(rows).view(places.numel(), self.tensor.width).to(self.values.dtype)
         return count
 
     def replace(self) -> None:
@@ -138,60 +143,63 @@ def sum_rows(
     average: bool,
     factor: float | None = None,
     precise_up_to: float = 0,
-    otherwise: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    sum_flat: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> list[RowSum]:
     """Return the sum of each tensor over ranks.
 
     Rows that several ranks have are summed in fixed point, if the union has more than `precise_up_to`
-    elements; `otherwise` sums flat tensors of fewer, and of integers. Rows that a single rank has are taken
-    as they are. In fixed point, one value that is not finite makes the tensor's whole sum NaN.
+    elements. Integers, and floats of a smaller union, are summed by `sum_flat`, which takes and returns flat
+    tensors. Rows that a single rank has are gathered without rounding. In fixed point, one value that is not
+    finite makes the tensor's whole sum NaN.
 
-    what: describes the call; raises PlanMismatchError unless it and the tensors' shapes and types are the
-    same on all ranks. average: divide by the number of ranks. factor: multiply by it first.
+    what: the call, for errors. average: divide by the number of ranks. factor: multiply by it first.
+    Raises PlanMismatchError unless `what` and the tensors' shapes and types are the same on all ranks.
     """
     what = f"{what} of {', '.join(map(str, tensors))}"
-    tables = [(one.rows, one.length) for one in tensors]
-    unions = unite_rows(summation, tables, what)
-    sums = [RowSum(*one, summation.worker_id, precise_up_to) for one in zip(tensors, unions, strict=True)]
-    fixed = [one for one in sums if one.fixed]
-    floats = [_multiplied(one.shared.float(), factor).view(-1).numpy() for one in fixed]
+    unions = unite_rows(summation, [(tensor.rows, tensor.length) for tensor in tensors], what)
+    sums = [
+        RowSum(tensor, union, summation.worker_id, precise_up_to)
+        for tensor, union in zip(tensors, unions, strict=True)
+    ]
+    fixed = [row_sum for row_sum in sums if row_sum.fixed]
+    floats = [_multiplied(row_sum.shared.float(), factor).view(-1).numpy() for row_sum in fixed]
     of_fixed = sum_floats(summation, floats, average=average)
-    for one, total, scale in zip(fixed, of_fixed.values, of_fixed.scales, strict=True):
-        one.put_shared(torch.from_numpy(total))
-        one.scale = scale
-    for one in sums:
-        if not one.fixed and one.shared.numel():
-            assert otherwise is not None
-            one.put_shared(otherwise(one.shared.view(-1)))
-    _take_alone(summation, sums, partial(_scaled, workers=summation.workers if average else 1, factor=factor))
-    for one in sums:
-        if not one.finite:
-            one.values.fill_(math.nan)
+    for row_sum, total, scale in zip(fixed, of_fixed.values, of_fixed.scales, strict=True):
+        row_sum.write_shared(torch.from_numpy(total))
+        row_sum.scale = scale
+    for row_sum in sums:
+        if not row_sum.fixed and row_sum.shared.numel():
+            assert sum_flat is not None
+            row_sum.write_shared(sum_flat(row_sum.shared.view(-1)))
+    divisor = summation.workers if average else 1
+    _exchange_unshared(summation, sums, partial(_scaled, divisor=divisor, factor=factor))
+    for row_sum in sums:
+        if not row_sum.finite:
+            row_sum.values.fill_(math.nan)
     return sums
 
 
-def _take_alone(
+def _exchange_unshared(
     summation: GatheringSummation, sums: Sequence[RowSum], scaled: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    """Give all ranks the rows that a single one has."""
+    """Gather the rows that a single rank has, and write them to all sums."""
     workers = range(summation.workers)
-    sizes = [sum(one.words_alone(worker) for one in sums) for worker in workers]
+    sizes = [sum(row_sum.unshared_words(worker) for row_sum in sums) for worker in workers]
+    if not any(sizes):
+        return
     own = np.zeros(max(sizes), np.uint32)
-    own[: sizes[summation.worker_id]] = np.concatenate([one.alone for one in sums])
-    everybody = (
-        summation.all_gather(own).reshape(len(workers), own.size) if own.size else [own] * len(workers)
-    )
-    for worker, words in zip(workers, everybody, strict=True):
+    own[: sizes[summation.worker_id]] = np.concatenate([row_sum.unshared for row_sum in sums])
+    for worker, words in enumerate(summation.all_gather(own).reshape(len(workers), own.size)):
         begin = 0
-        for one in sums:
-            begin += one.put_alone(worker, words[begin:], scaled)
+        for row_sum in sums:
+            begin += row_sum.write_unshared(worker, words[begin:], scaled)
 
 
 def _as_words(tensor: torch.Tensor) -> Words:
     """Return a tensor's bytes as words, padded with zeros."""
-    given = tensor.contiguous().view(-1).view(torch.uint8).numpy()
-    words = np.zeros(-(-given.size // 4), np.uint32)
-    words.view(np.uint8)[: given.size] = given
+    content = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+    words = np.zeros(-(-content.size // 4), np.uint32)
+    words.view(np.uint8)[: content.size] = content
     return words
 
 
@@ -199,34 +207,34 @@ def _multiplied(values: torch.Tensor, factor: float | None) -> torch.Tensor:
     return values if factor is None else values.float() * factor
 
 
-def _scaled(values: torch.Tensor, workers: int, factor: float | None) -> torch.Tensor:
+def _scaled(values: torch.Tensor, divisor: int, factor: float | None) -> torch.Tensor:
     values = _multiplied(values, factor)
-    if workers == 1:
+    if divisor == 1:
         return values
     if values.is_floating_point():
-        return values.double() / workers
-    return values.div(workers, rounding_mode="trunc")
+        return values.double() / divisor
+    return values.div(divisor, rounding_mode="trunc")
 
 
 def average_rows(
     summation: GatheringSummation, tensors: Sequence[SparseTensor], names: Sequence[str]
 ) -> SparseResult:
-    """Replace gradients by their averages over ranks; return what it cost.
+    """Replace gradients by their averages over ranks; return bytes, seconds and statistics.
 
     Raises InvalidRequestError for a dtype that hooks do not take, PlanMismatchError if ranks differ.
     """
-    for name, one in zip(names, tensors, strict=True):
-        dtype = str(one.values.dtype).removeprefix("torch.")
+    for name, tensor in zip(names, tensors, strict=True):
+        dtype = str(tensor.values.dtype).removeprefix("torch.")
         if dtype not in SUPPORTED_DTYPES:
             error = unsupported_dtype(name, dtype)
             raise InvalidRequestError(f"{error}, or leave the hook out: DDP itself sums float64")
     began, metered = time.perf_counter(), _MeteredSummation(summation)
     sums = sum_rows(metered, tensors, f"average gradients {', '.join(names)}", average=True)
-    for total in sums:
-        total.replace()
-    ended, elements = time.perf_counter(), sum(one.length * one.width for one in tensors)
+    for row_sum in sums:
+        row_sum.replace()
+    ended, elements = time.perf_counter(), sum(tensor.length * tensor.width for tensor in tensors)
     return SparseResult(
-        tensors=[_stats(*one, summation) for one in zip(names, sums, strict=True)],
+        tensors=[_stats(name, row_sum, summation) for name, row_sum in zip(names, sums, strict=True)],
         wire_bytes=metered.chunks * packet_bytes(summation.lanes),
         dense_bytes=-(-elements // summation.lanes) * packet_bytes(summation.lanes),
         encode_s=metered.ended - began - metered.seconds,
@@ -235,20 +243,20 @@ def average_rows(
     )
 
 
-def _stats(name: str, total: RowSum, summation: GatheringSummation) -> SparseTensorStats:
-    tensor, workers, bound = total.tensor, summation.workers, 0.0
-    if total.scale is not None and total.shared.numel():
-        bound = FixedPoint(total.scale).error_bound(workers, workers)
+def _stats(name: str, row_sum: RowSum, summation: GatheringSummation) -> SparseTensorStats:
+    tensor, workers, bound = row_sum.tensor, summation.workers, 0.0
+    if row_sum.scale is not None and row_sum.shared.numel():
+        bound = FixedPoint(row_sum.scale).error_bound(workers, workers)
     length = max(tensor.length, 1)
     return SparseTensorStats(
         name=name,
-        finite=total.finite,
+        finite=row_sum.finite,
         elements=tensor.length * tensor.width,
         form="rows",
         index=None,
-        density=total.union.rows.size / length if total.finite else math.nan,
-        density_worker=tensor.rows.size / length if total.finite else math.nan,
-        error_bound=bound if total.finite else math.inf,
+        density=row_sum.union.rows.size / length if row_sum.finite else math.nan,
+        density_worker=tensor.rows.size / length if row_sum.finite else math.nan,
+        error_bound=bound if row_sum.finite else math.inf,
         scale_block=ROW,
     )
 
@@ -283,10 +291,10 @@ class _MeteredSummation:
 class SparseSums:
     """The sparse gradients of a backward pass, which are summed together, at its end.
 
-    A parameter's first gradient does not wait: in the first pass of a static graph DDP hands over no bucket
-    as the last one, and waits for all before the pass ends.
+    A parameter's first gradient does not wait: in the first pass of a static graph DDP marks no bucket as the
+    last one, and waits for all sums before the pass ends.
 
-    submit: queues the work that sums them, of which a future tells.
+    submit: queues the sum of tensors with these names, and completes the future with it.
     """
 
     def __init__(self, submit: Callable[[Sequence[SparseTensor], Sequence[str], Future[None]], None]) -> None:
@@ -299,8 +307,8 @@ class SparseSums:
     def add(self, tensor: SparseTensor, name: str, within: int | None) -> Future[None]:
         """Add a gradient of the backward pass `within`; return the future of its sum.
 
-        If one of that name waits, its pass has failed: then what waits is dropped. What waits of another
-        pass is summed before.
+        If a gradient of that name waits already, its pass has failed, and all that wait are dropped. Those
+        of another pass are summed first.
         """
         if name in self._waiting:
             self._waiting = {}

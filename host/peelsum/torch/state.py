@@ -122,7 +122,7 @@ class SwitchAllreduceState:
     def _begin(
         self, process_group: dist.ProcessGroup | None, settings: Settings, tracing: Tracing | None
     ) -> None:
-        """Make what is kept between steps."""
+        """Set all attributes, for no steps yet."""
         self.process_group, self._settings, self._tracing = process_group, settings, tracing
         self._memory, self._history = None if settings.lossless else Memory(), History()
         self._steps, self._passes = 0, PassCounter()
@@ -176,7 +176,7 @@ class SwitchAllreduceState:
 
     @property
     def unused(self) -> bool:
-        """Whether no gradient has come to it."""
+        """Whether no gradient has been submitted yet."""
         return self._unused.alive
 
     def stats(self) -> HookStats:
@@ -196,8 +196,8 @@ class SwitchAllreduceState:
     def load_state_dict(self, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue where `state_dict` was called.
 
-        values: what `state_dict` returned on this rank. Or a list of what it returned on all ranks of a run,
-        in any order and of any number: then this rank takes its share of the residuals.
+        values: what `state_dict` returned on this rank, or a list of what it returned on all ranks of a run,
+        in any order. With a list, their number may differ, and this rank takes its share of the residuals.
         Raises HookConfigError for values of another state, and for residuals of another rank.
         """
         self._sums.drain()
@@ -253,7 +253,7 @@ class SwitchAllreduceState:
             work.add_done_callback(self._tracing.note_sum)
         if within is not None:
             # DDP must end its pass normally to be able to begin another; failed gradients become NaN.
-            told = pass_on(work, done, lambda: buffer, after_error=lambda: _spoiled(buffer))
+            told = pass_on(work, done, lambda: buffer, after_error=lambda: _filled_with_nan(buffer))
             wait_at_end(told, self._stats.add_wait)
         else:
             pass_on(work, done, lambda: buffer)
@@ -281,7 +281,7 @@ class SwitchAllreduceState:
         given = {one: one.grad for one in parameters if one.grad is not None}
         if not given:
             raise HookConfigError("parameters: none has a gradient; call this after `backward`")
-        for parameter in [one for one, gradient in given.items() if gradient.is_sparse]:
+        for parameter in [parameter for parameter, gradient in given.items() if gradient.is_sparse]:
             self.submit(given.pop(parameter), [parameter]).wait()
         if given:
             self._average_dense(given)
@@ -310,8 +310,8 @@ class SwitchAllreduceState:
             self._stats.log()
 
 
-def _spoiled(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a gradient whose values have become NaN."""
+def _filled_with_nan(gradient: torch.Tensor) -> torch.Tensor:
+    """Set a gradient's values to NaN, in place, and return it."""
     (gradient._values() if gradient.is_sparse else gradient).fill_(math.nan)
     return gradient
 

@@ -17,7 +17,7 @@ from peelsum.compress import CompressedResult, CompressedTensor, Kind
 from peelsum.flexible import Carrier, DecidedStep, Event, LinkModel, Next
 
 _LOGGER = logging.getLogger("peelsum.torch")
-#: After so many steps, a warning says if dense gradients take less than this share of what is sent.
+#: From this step on, a warning is logged if dense gradients have less than this share of the bytes sent.
 _SETTLED_STEPS, _WORTH = 10, 0.9
 #: What a result and `HookStats` count under the same name.
 _COUNTED = ("wire_bytes", "dense_bytes", "encode_s", "network_s", "decode_s")
@@ -63,7 +63,7 @@ class SparseTensorStats(TensorStats):
 
 @dataclass(frozen=True)
 class SparseResult:
-    """What the sum of a backward pass's sparse gradients cost; the fields are those of `StepResult`."""
+    """The cost of summing a backward pass's sparse gradients; bytes and seconds are as in `StepResult`."""
 
     tensors: Sequence[SparseTensorStats]
     """The gradients."""

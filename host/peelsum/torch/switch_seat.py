@@ -274,7 +274,7 @@ def _admitted(
         except UnicodeError as error:  # of a name that no resolver takes, such as one of 64 letters and more
             answer = json.dumps({"error": f"rank 0: {error}; check the host's name"})
         store.set(key, answer)
-    # Rank 0 waits as long for a server that compiles, which may be longer than the store's own limit.
+    # The store's own limit may be shorter than rank 0's wait for a server that compiles.
     store.wait([key], timedelta(seconds=CONNECT_S + join_limit_s()))
     values = _parsed(store.get(key).decode(), f"the answer of controller {controller}")
     if "error" in values:

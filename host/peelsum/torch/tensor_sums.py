@@ -66,7 +66,9 @@ class Reduction(NamedTuple):
         """Return whether a switch reduces the tensor."""
         if self.op in SUMS:
             return tensor.dtype != torch.float64
-        if tensor.is_sparse:  # zeros of booleans change no OR; gloo refuses what they change
+        if (
+            tensor.is_sparse
+        ):  # rows that a rank lacks are zeros, which change no OR; gloo refuses other operations
             return self.op == _R.BOR and tensor.dtype == torch.bool
         return self.op in (_R.BOR, _R.BAND)
 
@@ -130,7 +132,7 @@ class TensorSums:
             average=reduction.op == _R.AVG,
             factor=reduction.factor,
             precise_up_to=self._precise_up_to,
-            otherwise=reduced,
+            sum_flat=reduced,
         )
         return total
 

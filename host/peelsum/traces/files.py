@@ -17,7 +17,8 @@ from peelsum.traces.trace import Trace, TraceError
 VERSION = 2
 SUFFIX = ".trace.npz"
 _MOST_ELEMENTS = 1 << 32
-#: A file of more unpacked bytes than this may be compressed at most so much. Zeros shrink 1,000 times.
+#: A file may unpack to the first, in bytes, or to the second times its size, whichever is more. NumPy's
+#: compression of zeros would permit 1,000 times.
 _SMALL, _MOST_RATIO = 64 << 20, 100
 _FORMAT = "peelsum trace"
 _ARRAYS = {
@@ -102,7 +103,9 @@ def _check_size(path: Path) -> None:
     with zipfile.ZipFile(path) as file:
         size = sum(entry.file_size for entry in file.infolist())
     if size > max(_SMALL, _MOST_RATIO * path.stat().st_size):
-        raise TraceError(f"unpacks to {size:,} bytes, more than {_MOST_RATIO} times its size; pass another")
+        raise TraceError(
+            f"unpacks to {size:,} bytes, more than {_MOST_RATIO} times its size; pass another file"
+        )
 
 
 def _trace(header: Any, arrays: dict[str, NDArray[Any]]) -> Trace:

@@ -88,7 +88,7 @@ class JobConfig:
     timers: Timers = field(default_factory=Timers)
     """How long this participant waits."""
     secret: str = field(default="", repr=False)
-    """What hosts prove at switch ports that are UDP sockets: 16 bytes in hexadecimal; empty for nothing."""
+    """What hosts prove at switch ports that are UDP sockets: 16 bytes in hexadecimal, or empty."""
 
     def __post_init__(self) -> None:
         _within("job_id", self.job_id, 1, 255)
@@ -101,7 +101,7 @@ class JobConfig:
         _within("initial_window", self.initial_window, 1, 1 << 16)
         if not _SECRET.fullmatch(self.secret):
             raise TransportConfigError(
-                f"secret: {len(self.secret)} characters are not a secret; give the admission's, "
+                f"secret: {len(self.secret)} characters are not a secret; give that of the admission, "
                 f"{2 * SECRET_BYTES} hexadecimal digits"
             )
 

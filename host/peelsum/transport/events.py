@@ -69,12 +69,12 @@ class Stalled:
     generation: int | None = None
     """The worker's generation; None at the server."""
     mtu: int = 0
-    """The MTU that packets need, at a worker that has received none; else 0."""
+    """The MTU in bytes that packets need, if this worker has received none; else 0."""
 
     def __str__(self) -> str:
         mtu = (
-            f"whether every interface of the way, the switch's too, has an MTU of {self.mtu}, as no packet "
-            "has come back, "
+            f"whether every interface on the path, the switch's too, has an MTU of {self.mtu} or more, as no "
+            "packet has come back, "
             if self.mtu
             else ""
         )

@@ -1,4 +1,4 @@
-"""The decorator of loops that Numba compiles. It compiles at the first call; importing a loop needs nothing.
+"""The decorator of loops that Numba compiles at their first call: importing them compiles nothing.
 
 Machine code is cached in a folder of the user's. Without such a folder, or on a full disk, every process
 compiles again. Of processes that need a loop at the same time, one compiles it and the others load it.
@@ -38,7 +38,7 @@ def compiler(
     def decorate(function: Function) -> Function:
         loop: Any = njit(**options)(function)
         if isinstance(loop, Dispatcher):  # with NUMBA_DISABLE_JIT it is the function
-            _keep(loop)
+            _use_cache(loop)
             if signature is not None:
                 loop.compile(signature)
                 loop.disable_compile()
@@ -50,13 +50,13 @@ def compiler(
 compiled = compiler()
 
 
-def _keep(loop: Any) -> None:
-    """Give a loop the cache, and let one process at a time compile it."""
+def _use_cache(loop: Any) -> None:
+    """Cache a loop's machine code, and let one process at a time compile it."""
     cache, compile_loop = CodeCache(loop), loop.compile
 
     def compile_once(signature: Any) -> Any:
-        # Every thread takes Numba's lock before a file's, and files' in the order of calls.
-        with global_compiler_lock, cache.alone(signature):
+        # Numba's lock first, so that no two threads take the locks in different orders.
+        with global_compiler_lock, cache.locked(signature):
             return compile_loop(signature)
 
     loop._cache, loop.compile = cache, compile_once

@@ -1,8 +1,9 @@
 """Machine code on disk: a file for each function and signature, in a folder that nobody else can write to.
 
-A file is named by all that its code depends on, and begins with a digest of the rest. So processes may write
-at the same time, and what a power cut or a full disk has left is noticed, removed and compiled again. Loading
-a file can run any code, so the folder must belong to this user, or to root, and no other may write to it.
+A file's name contains a digest of all that its code depends on, and its content begins with a digest of the
+rest. So processes may write at the same time, and a file that a power cut or a full disk has truncated is
+noticed, removed and compiled again. Loading a file can run any code, so the folder must belong to this user,
+or to root, and nobody else may write to it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _log = logging.getLogger("peelsum")
 
 @cache
 def folder() -> Path | None:
-    """Return the folder for machine code, made if needed: the first usable one. Without any, return None.
+    """Return the first usable folder for machine code, created if needed; None if there is none.
 
     Logs one line if the folder that the user has chosen cannot be used, or none can.
     """
@@ -55,16 +56,19 @@ def folder() -> Path | None:
 
 
 def examine() -> Iterator[tuple[Path, str]]:
-    """Yield candidates for `folder`, each with its problem, up to the first without one."""
-    for place in _places():
+    """Yield candidates for `folder`, each with the reason why it cannot be used, up to the first usable one.
+
+    The usable one's reason is empty.
+    """
+    for place in _candidates():
         problem = _problem(place)
         yield place, problem
         if not problem:
             return
 
 
-def _places() -> Iterator[Path]:
-    """Yield candidates: the chosen one, the user's cache, and folders that last until a restart."""
+def _candidates() -> Iterator[Path]:
+    """Yield the folder that the user has chosen, the user's cache, and folders that last until a restart."""
     if chosen := os.environ.get(CACHE_DIR):
         yield Path(chosen) / "peelsum"
     base = os.environ.get("XDG_CACHE_HOME" if os.name != "nt" else "LOCALAPPDATA", "")
@@ -89,7 +93,7 @@ def _problem(place: Path) -> str:
         shared = above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or shared:
             return "others can write to it"
-    filled = any(place.glob(f"*{_SUFFIX}"))  # is of use also if it is a read-only image's
+    filled = any(place.glob(f"*{_SUFFIX}"))  # a read-only image's folder is useful if it has files
     return "" if filled or os.access(place, os.W_OK) else "cannot be written to"
 
 
@@ -97,15 +101,9 @@ class CodeCache(NullCache):
     """A dispatcher's cache, in place of Numba's own."""
 
     def __init__(self, loop: Any) -> None:
-        """Take a dispatcher. Nothing is read or written before its first compilation."""
+        """Make the cache of a dispatcher, which reads and writes nothing before the first compilation."""
         self._loop = loop
         self._prefix = ""
-
-    @property
-    def cache_path(self) -> str | None:
-        """The folder, or None."""
-        place = folder()
-        return None if place is None else str(place)
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         """Return the compiled function for a signature, or None if it must be compiled."""
@@ -148,13 +146,13 @@ class CodeCache(NullCache):
             )
 
     @contextmanager
-    def alone(self, signature: Any) -> Iterator[None]:
-        """Run the body while no other process compiles the function, unless its code is there already."""
+    def locked(self, signature: Any) -> Iterator[None]:
+        """Run the body while no other process compiles the function; at once if its code is in the cache."""
         path = self._path(signature)
         if path is None or path.exists():
             yield
         else:
-            with _lock.of(path, self._loop):
+            with _locks.held(path, self._loop):
                 yield
 
     def _path(self, signature: Any) -> Path | None:
@@ -170,7 +168,7 @@ class CodeCache(NullCache):
         return place / f"{self._prefix}-{digest}{_SUFFIX}"
 
     def _name(self) -> None:
-        """Add a fingerprint to the function's name: to files', and to the symbols' that they define."""
+        """Add the fingerprint to the function's name, which becomes part of file names and of symbols."""
         function = self._loop.py_func
         function.__qualname__ += f"_{fingerprint(self._loop)}"
         self._prefix = f"{function.__module__}.{function.__qualname__}".replace("<locals>.", "")
@@ -182,7 +180,7 @@ def _fields(kind: Any) -> list[Any]:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file; it has its old content or the new one at every moment."""
+    """Replace a file's content; a reader sees the old or the new content, and no part of one."""
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
         try:
             file.write(content)
@@ -196,7 +194,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 @cache
 def _remove_unused(place: Path) -> None:
-    """Remove, once a process, files that no process has loaded for a long time."""
+    """Remove files that no process has loaded for _UNUSED_S; once in each process."""
     for path in place.iterdir():
         with suppress(OSError):
             if path.stat().st_mtime < time.time() - _UNUSED_S:
@@ -208,22 +206,23 @@ def _warn_once(message: str) -> None:
     _log.warning(message)
 
 
-class _Lock:
-    """A lock for each file, among the processes that share the folder.
+class _Locks:
+    """A lock for each file of machine code, shared with the processes that use the folder.
 
-    Forked children do not hold their parent's locks, and closing any copy of the lock file releases all of
-    them: so it is open while this process compiles, once.
+    The locks are bytes of the file `.lock`, at offsets that are digests of the names. Forked children do not
+    inherit POSIX locks, and closing any descriptor of `.lock` releases all of a process's locks there: so it
+    is opened once, by the outermost lock, and closed with it.
     """
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
 
     @contextmanager
-    def of(self, path: Path, loop: Any) -> Iterator[None]:
+    def held(self, path: Path, loop: Any) -> Iterator[None]:
         """Hold the lock of `path`; without locks, e.g. on some network file systems, run the body at once."""
-        outermost, place = self._file is None, int(path.stem[-15:], 16)
+        outermost, offset = self._file is None, int(path.stem[-15:], 16)
         try:
-            self._acquire(path.parent / ".lock", place, loop)
+            self._acquire(path.parent / ".lock", offset, loop)
             yield
         finally:
             if outermost:
@@ -231,25 +230,25 @@ class _Lock:
                 if file is not None:
                     file.close()
             else:
-                self._release(place)
+                self._release(offset)
 
-    def _acquire(self, file: Path, place: int, loop: Any) -> None:
+    def _acquire(self, file: Path, offset: int, loop: Any) -> None:
         with suppress(ImportError, OSError):  # Windows has no fcntl
             import fcntl
 
             self._file = self._file or file.open("ab")
             try:
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
             except (BlockingIOError, PermissionError):
                 with waiting_for(loop):
-                    fcntl.lockf(self._file, fcntl.LOCK_EX, 1, place)
+                    fcntl.lockf(self._file, fcntl.LOCK_EX, 1, offset)
 
-    def _release(self, place: int) -> None:
+    def _release(self, offset: int) -> None:
         with suppress(ImportError, OSError):
             import fcntl
 
             if self._file is not None:
-                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, place)
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, offset)
 
 
-_lock = _Lock()
+_locks = _Locks()

@@ -1,7 +1,7 @@
-"""What the machine code of a function depends on, as a number.
+"""A digest of all that the machine code of a function depends on.
 
 Compiled code contains the functions that it calls and the constants of their modules. Numba's own cache
-notices only changes of the function's file.
+notices changes of the function's file only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.types import ExternalFunction, Type
 
 _VERSIONS = (platform.python_version(), numba.__version__, llvmlite.__version__, np.__version__)
-#: Packages whose content their versions tell.
+#: Packages of which the version stands for the content.
 _VERSIONED = {"numba", "llvmlite", "numpy"} | sys.stdlib_module_names
 _Constants = int | float | complex | str | bytes | bool | None | np.generic
 
@@ -30,7 +30,7 @@ _Constants = int | float | complex | str | bytes | bool | None | np.generic
 def fingerprint(loop: Any) -> str:
     """Return 32 hexadecimal digits that change with the code of a dispatcher and with all that it uses.
 
-    Raises TypeError if it uses a value whose content cannot be told.
+    Raises TypeError if it uses a value whose content is unknown, as its `repr` is only an address.
     """
     uses = _Uses()
     uses.add(loop, ())
@@ -50,65 +50,69 @@ class _Uses:
     def add(self, value: Any, names: Iterable[str]) -> None:
         """Add a value, and those of its attributes that are among `names`."""
         if value is None or isinstance(value, _Constants):
-            self._put("constant", type(value).__qualname__, repr(value))
+            self._hash_texts("constant", type(value).__qualname__, repr(value))
         elif isinstance(value, type | ModuleType):
-            self._add_space(value, names)
+            self._add_namespace(value, names)
         elif id(value) in self._seen:
-            self._put("again", str(self._seen[id(value)][0]))
+            self._hash_texts("again", str(self._seen[id(value)][0]))
         else:
             self._seen[id(value)] = len(self._seen), value
             self._add_new(value)
 
-    def _put(self, *parts: str) -> None:
+    def _hash_texts(self, *parts: str) -> None:
         for part in parts:
             content = part.encode()
             self._hash.update(b"%d:%b" % (len(content), content))
 
-    def _add_space(self, value: Any, names: Iterable[str]) -> None:
-        """Add a module or a class; other packages' are told by their versions."""
-        self._put("space", getattr(value, "__module__", ""), getattr(value, "__qualname__", value.__name__))
+    def _add_namespace(self, value: Any, names: Iterable[str]) -> None:
+        """Add a module or a class, and its attributes `names` unless its package is in _VERSIONED."""
+        self._hash_texts(
+            "namespace", getattr(value, "__module__", ""), getattr(value, "__qualname__", value.__name__)
+        )
         if not _versioned(getattr(value, "__module__", value.__name__)):
-            self._put(*map(str, getattr(value, "_fields", ())))
+            self._hash_texts(*map(str, getattr(value, "_fields", ())))
             for name in names:
                 if hasattr(value, name) and not hasattr(tuple, name):
-                    self._put(name)
+                    self._hash_texts(name)
                     self.add(getattr(value, name), names)
 
     def _add_new(self, value: Any) -> None:
-        self._put(type(value).__qualname__)
+        self._hash_texts(type(value).__qualname__)
         match value:
             case Dispatcher():
-                self._put(repr(sorted(value.targetoptions.items())))
+                self._hash_texts(repr(sorted(value.targetoptions.items())))
                 self._add_function(value.py_func)
             case FunctionType():
                 self._add_function(value)
             case partial():
                 self._add_all((value.func, value.args, value.keywords))
             case CodeType():
-                self._put(value.co_code.hex(), *value.co_names, *value.co_varnames)
+                self._hash_texts(value.co_code.hex(), *value.co_names, *value.co_varnames)
                 self._add_all(value.co_consts)
             case np.ndarray():
-                self._put(value.dtype.str, repr(value.shape), value.tobytes().hex())
+                self._hash_texts(value.dtype.str, repr(value.shape), value.tobytes().hex())
             case tuple() | list():
                 self._add_all(value)
             case dict():
                 self._add_all(value.items())
             case ExternalFunction():
-                self._put(value.symbol, str(value.sig))
+                self._hash_texts(value.symbol, str(value.sig))
             case Type() | Enum() | BuiltinFunctionType() | np.ufunc():
-                self._put(repr(value))
+                self._hash_texts(repr(value))
             case frozenset():
-                self._put(*sorted(map(repr, value)))
+                self._hash_texts(*sorted(map(repr, value)))
             case _ if hasattr(value, "_defn"):  # an intrinsic of Numba
                 self._add_function(value._defn)
             case _:
-                self._add_foreign(value)
+                self._add_other(value)
 
-    def _add_foreign(self, value: Any) -> None:
+    def _add_other(self, value: Any) -> None:
         shown = repr(value)
         if " at 0x" in shown:
-            raise TypeError(f"{shown}: a compiled function uses it, and its content cannot be told")
-        self._put(shown)
+            raise TypeError(
+                f"{shown}: a compiled function uses it, and its content is unknown; pass it as an argument"
+            )
+        self._hash_texts(shown)
 
     def _add_all(self, values: Iterable[Any]) -> None:
         for value in values:
@@ -116,7 +120,7 @@ class _Uses:
 
     def _add_function(self, function: Any) -> None:
         if _versioned(function.__module__):
-            self._put(function.__module__, function.__qualname__)
+            self._hash_texts(function.__module__, function.__qualname__)
             return
         names = sorted(_names(function.__code__))
         self.add(function.__code__, ())
@@ -125,7 +129,7 @@ class _Uses:
             self.add(cell.cell_contents, names)
         for name in names:
             if name in function.__globals__:
-                self._put(name)
+                self._hash_texts(name)
                 self.add(function.__globals__[name], names)
 
 

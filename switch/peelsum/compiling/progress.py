@@ -1,4 +1,4 @@
-"""Report what Numba compiles, or what another process compiles for this one, while it takes time."""
+"""Report what Numba compiles, or what another process compiles for this one, every few seconds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from numba.core import event
 Tell = Callable[[str], None]
 #: Seconds between messages. Loading compiled code takes less.
 BEAT_S = 2.0
-#: Seconds until the first of messages that are equal up to their last colon is shown, and then between two,
-#: doubled each time.
+#: Seconds until the first of a series of messages, equal up to their last colon, is shown, and then between
+#: two, doubled each time.
 SHOWN_AFTER_S, SHOWN_EVERY_S = 1.0, 10.0
 _log = logging.getLogger("peelsum")
 #: Name of a module's functions in messages, by the prefix of the module's name.
@@ -28,27 +28,27 @@ _PARTS = {
 }
 
 
-def seldom(show: Tell) -> Tell:
+def throttled(show: Tell) -> Tell:
     """Return a function that passes progress messages on to `show`, at growing intervals."""
     due: dict[str, tuple[float, float]] = {}
 
     def show_if_due(text: str) -> None:
-        about, now = text.rpartition(":")[0], time.monotonic()
-        at, interval = due.setdefault(about, (now + SHOWN_AFTER_S, SHOWN_EVERY_S))
-        if now >= at:
-            due[about] = now + interval, 2 * interval
+        series, now = text.rpartition(":")[0], time.monotonic()
+        due_at, interval = due.setdefault(series, (now + SHOWN_AFTER_S, SHOWN_EVERY_S))
+        if now >= due_at:
+            due[series] = now + interval, 2 * interval
             show(text)
 
     return show_if_due
 
 
 class _Work(event.Listener):
-    """A listener that counts compiled functions and reports every BEAT_S from a thread."""
+    """Counts the functions that Numba compiles, and reports every BEAT_S from a thread."""
 
     def __init__(self) -> None:
-        self.tell: Tell = seldom(_log.warning)
+        self.tell: Tell = throttled(_log.warning)
         self._depth = 0
-        self._doing = ""
+        self._activity = ""
         self._done = 0
         self._since = 0.0
         self._busy = threading.Event()
@@ -58,16 +58,19 @@ class _Work(event.Listener):
         self.begin("compiling the {}, once for this machine", event.data["dispatcher"])
 
     def on_end(self, event: Any) -> None:
-        self._done += 1  # those that another one calls, too: a switch program is one function
+        self._done += 1  # called functions, too, as a switch program is a single function
         self.end()
 
     def begin(self, message: str, loop: Any) -> None:
-        """Report `message` with the name of the loop's part until `end`; within another call, count only."""
+        """Report `message`, with the name of the loop's part for {}, until `end`.
+
+        Within another call, only count.
+        """
         if not self._depth:
             module = str(loop.py_func.__module__)
             part = next((name for start, name in _PARTS.items() if module.startswith(start)), "loops")
-            if message.format(part) != self._doing:
-                self._doing, self._done, self._since = message.format(part), 0, time.monotonic()
+            if (activity := message.format(part)) != self._activity:
+                self._activity, self._done, self._since = activity, 0, time.monotonic()
         self._depth += 1
         self._busy.set()
         if self._thread is None or not self._thread.is_alive():  # threads do not survive a fork
@@ -85,7 +88,7 @@ class _Work(event.Listener):
             time.sleep(BEAT_S)
             if self._busy.is_set():
                 done = f", functions done {self._done}" if self._done else ""
-                self.tell(f"{self._doing}: {time.monotonic() - self._since:.0f} s{done}")
+                self.tell(f"{self._activity}: {time.monotonic() - self._since:.0f} s{done}")
 
 
 _work = _Work()

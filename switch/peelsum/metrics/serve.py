@@ -17,7 +17,7 @@ from peelsum.tls.acceptor import MOST_PENDING, Acceptor
 
 #: Most clients at once, and seconds of silence after which one is closed.
 MOST_CLIENTS, ASK_S = 64, 5.0
-#: Bytes of a request that are read, at most 4 KiB more.
+#: Bytes of a request after which no more are read; the last read may add up to 4 KiB.
 LONGEST_REQUEST = 16 << 10
 
 
@@ -143,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: MetricsServer  # type: ignore[assignment]  # it has what a handler uses of a server
 
     def setup(self) -> None:
-        """Read the request, up to a limit, in place of 100 lines of 64 KiB."""
+        """Read the request up to a limit; the base class would accept 100 lines of 64 KiB each."""
         super().setup()
         request = b""
         while b"\r\n\r\n" not in request and len(request) < LONGEST_REQUEST:

@@ -19,9 +19,8 @@ from peelsum.forks import keep_from_children
 #: Seconds that a client has for its handshake, and most connections that have not finished theirs.
 HANDSHAKE_S = 10.0
 MOST_PENDING = 512
-#: Most connections that are accepted between two turns of the handshakes, and seconds between two looks at
-#: the deadlines.
-_AT_ONCE, _LOOK_EVERY_S = 64, 0.1
+#: Most connections that are accepted in a row, and most seconds until deadlines are checked again.
+_MOST_AT_ONCE, _SELECT_S = 64, 0.1
 #: Seconds without accepting if the process has no file descriptor left.
 _PAUSE_S = 0.1
 
@@ -32,7 +31,9 @@ class _Pending(NamedTuple):
     """A connection before the end of its handshake."""
 
     source: str
-    until: float
+    """As `source_of` returns it."""
+    deadline: float
+    """When the client must have finished it, by `monotonic`."""
 
 
 class Acceptor:
@@ -40,8 +41,8 @@ class Acceptor:
 
     A connection is pending until its TLS handshake is done. Until the client's first bytes it costs no more
     than a descriptor. When MOST_PENDING are pending, a further one takes the place of the oldest of the
-    address that has the most. So clients of one address cannot keep those of others out. A client beside them
-    has all the time in which MOST_PENDING further ones connect for a handshake of milliseconds.
+    address that has the most. So clients of one address cannot keep those of others out. At that address, a
+    client has the time in which MOST_PENDING others connect, and its handshake takes milliseconds.
     """
 
     def __init__(
@@ -50,7 +51,11 @@ class Acceptor:
         serve: Callable[[socket.socket], None],
         context: ssl.SSLContext | None = None,
     ) -> None:
-        """serve: takes over a connection, which blocks, in this object's thread. context: None is plain."""
+        """Accept from now on, in a thread.
+
+        serve: takes over a connection, a blocking socket; it is called in that thread and returns at once.
+        context: a server's; None for connections without TLS.
+        """
         listening.setblocking(False)
         keep_from_children(listening)
         self._listening, self._serve, self._context = listening, serve, context
@@ -72,17 +77,17 @@ class Acceptor:
 
     def _run(self) -> None:
         while not self._ended:
-            for key, _ in self._selector.select(_LOOK_EVERY_S):
+            for key, _ in self._selector.select(_SELECT_S):
                 if key.fileobj is self._listening:
                     self._accept()
                 elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._pending:
                     self._shake_hands(key.fileobj)
             now = monotonic()
-            for link in [link for link, pending in self._pending.items() if now >= pending.until]:
+            for link in [link for link, pending in self._pending.items() if now >= pending.deadline]:
                 self._drop(link)
 
     def _accept(self) -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(_MOST_AT_ONCE):
             try:
                 link, (host, *_) = self._listening.accept()
             except BlockingIOError:
@@ -103,7 +108,9 @@ class Acceptor:
     def _make_room(self) -> bool:
         """Close a pending connection, if there is one."""
         if self._pending:
-            self._drop(crowding({link: pending.source for link, pending in self._pending.items()}))
+            self._drop(
+                oldest_of_largest_source({link: pending.source for link, pending in self._pending.items()})
+            )
             return True
         return False
 
@@ -150,7 +157,10 @@ def source_of(host: str) -> str:
     return host if "." in host else IPv6Address(host.partition("%")[0]).exploded[:19]
 
 
-def crowding(sources: Mapping[T, str]) -> T:
-    """Return the first connection of the source that has the most. sources: by connection, oldest first."""
+def oldest_of_largest_source(sources: Mapping[T, str]) -> T:
+    """Return the oldest connection of the source that has the most connections.
+
+    sources: the sources of all connections, the oldest first.
+    """
     counts = Counter(sources.values())
     return max(sources, key=lambda connection: counts[sources[connection]])

@@ -29,8 +29,8 @@ HANDSHAKE_MS = 5000
 #: Most connections after their handshakes; further ones are closed, before they use up the process's
 #: descriptors.
 MOST_CONNECTIONS = 512
-#: Seconds that a client has to take what it is sent.
-TAKE_S = 30.0
+#: Seconds that an end of a relayed connection has to take what it is sent.
+_SEND_S = 30.0
 _OPTIONS = (
     # Otherwise a second server would share the port silently and receive half of the connections.
     ("grpc.so_reuseport", 0),
@@ -134,13 +134,13 @@ def _copy_both_ways(link: socket.socket, inner: socket.socket) -> None:
             source, target = targets[descriptor]
             source.settimeout(0.0)
             try:
-                # More than a TLS record, of which nothing may stay where `poll` cannot see it.
+                # More than a TLS record has: the rest of one would wait where `poll` does not see it.
                 data = source.recv(1 << 16)
             except (ssl.SSLWantReadError, BlockingIOError):
                 continue
             if not data:
                 return
-            target.settimeout(TAKE_S)
+            target.settimeout(_SEND_S)
             target.sendall(data)
 
 

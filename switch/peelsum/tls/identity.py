@@ -23,7 +23,7 @@ CLOSED_EARLY = (
     "closed the connection before TLS; too many are open that have no certificate, or it has no TLS: try "
     "again later, or close its port to strangers"
 )
-#: Seconds between two trials.
+#: Seconds between two attempts.
 _AGAIN_S = 0.1
 
 
@@ -81,17 +81,20 @@ class Identity:
     def try_tls(self, name: str, address: str, timeout_s: float) -> None:
         """Try TLS with a gRPC server at host:port; raise TlsError if either end refuses the other.
 
-        name: what listens there, for errors. timeout_s: seconds for the trial; it passes if nothing answers.
-        A connection that the server closes before the handshake is tried again in that time.
+        A server that does not answer is no error here. One that closes the connection before the handshake is
+        tried again until `timeout_s` seconds have passed. name: what listens there, for errors.
         """
         deadline = monotonic() + timeout_s
-        while not self._tried(name, address, max(deadline - monotonic(), 0.1)):
+        while not self._shake_hands(name, address, max(deadline - monotonic(), 0.1)):
             if monotonic() >= deadline:
                 raise TlsError(f"{name}: {address}: {CLOSED_EARLY}")
             sleep(_AGAIN_S)
 
-    def _tried(self, name: str, address: str, timeout_s: float) -> bool:
-        """Return whether the handshake has not been cut off. Raises TlsError if it failed."""
+    def _shake_hands(self, name: str, address: str, timeout_s: float) -> bool:
+        """Return False if the server closed the connection before the handshake, else True.
+
+        Raises TlsError if either end refuses the other's certificate.
+        """
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         context = self.context(server=False)

@@ -226,11 +226,11 @@ class BatchSocket:
         _option(self._sock, socket.SOL_UDP, _UDP_SEGMENT, 0)
 
     def send_hello(self, address: Address | None = None, proof: bytes = b"") -> None:
-        """Send a hello or its proof in one datagram, which is lost if the kernel's buffer is full."""
+        """Send a hello, or with `proof` the answer to a challenge; lost if the kernel's buffer is full."""
         self._send(memoryview(proof), address)
 
     def receive_hello(self) -> bytes | None:
-        """Drop packets up to the next datagram that is too short for one; return that, or None."""
+        """Return the next datagram that is too short for a packet, and drop those before it; or None."""
         while (got := self._take_bytes(self._view)) is not None:
             if got[0] < HEADER_BYTES:
                 return bytes(self._view[: got[0]])

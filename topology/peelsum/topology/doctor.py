@@ -34,7 +34,7 @@ _SEGMENTS, _SIZE = 4, 1000
 _WAIT_S = 1.0
 #: How long a switch may take to answer; on a busy machine an embedded one takes a second.
 _ANSWER_S = 3.0
-#: Bytes of memory for compiling a program, and of disk for all machine code; files that are open at once.
+#: Bytes of memory for compiling a program, bytes of disk for all machine code, and file descriptors.
 _MEMORY, _CODE, _DESCRIPTORS = 1 << 30, 100 << 20, 256
 _NEEDED = ("numpy", "numba", "grpcio", "finsy", "pydantic")
 _OPTIONAL = {
@@ -268,7 +268,7 @@ def _cores() -> Finding:
 
 
 def _memory() -> Finding:
-    """Return the smallest of the memory that is available here and the limits of this process."""
+    """Report the memory that this process can have: what is available, or a smaller limit."""
     limits = {"of this machine, available": 1024 * int(_field("/proc/meminfo", "MemAvailable") or 0)}
     group = Path("/sys/fs/cgroup", _text(Path("/proc/self/cgroup")).rpartition("::/")[2])
     for folder in (group, *group.parents):
@@ -296,7 +296,7 @@ def _descriptors() -> Finding:
 
 
 def _compiled_code() -> Finding:
-    """Look for the folder of machine code, and for room in it."""
+    """Report the folder for machine code, its free space, and why others before it cannot be used."""
     examined = list(cache.examine())
     place, problem = examined[-1]
     found = "; ".join(f"{refused}: {why}" for refused, why in examined if why)

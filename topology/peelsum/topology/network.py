@@ -14,6 +14,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -170,14 +171,11 @@ class Network(ABC):
     def _serve(self, switch: str, admission: Mapping[str, Any], *more: str, pid: int | None = None) -> None:
         assert self.seats_file is not None
         options = ("server", "run", "--switch", switch, *more, "--seats", str(self.seats_file))
-        environment = {ADMISSION: json.dumps(admission)}
-        child, _ = _ready(_SERVER, *options, pid=pid, environment=environment)
-        self._play(self._job_stack, child)
+        start = partial(_ready, _SERVER, *options, pid=pid, environment={ADMISSION: json.dumps(admission)})
+        self._play(self._job_stack, start()[0])
         # Removed first when the job ends: `exec` gives out no seat whose server is about to end.
         self._job_stack.callback(self.seats_file.unlink, missing_ok=True)
-        self._processes[_SERVER].again = lambda: _ready(_SERVER, *options, pid=pid, environment=environment)[
-            0
-        ]
+        self._processes[_SERVER].again = lambda: start()[0]
 
     def _place(
         self, host: str, address: tuple[str, int], wire: str, admission: Mapping[str, Any] | None, **more: Any

@@ -54,8 +54,9 @@ class Child:
         foreign: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """foreign: whether the command does not always read its input, as programs of others do not.
+        """Start the command.
 
+        foreign: whether it may leave its input unread, as programs other than peelsum do.
         environment: variables in addition to this process's.
         """
         self.name = name

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from peelsum.compiling.progress import Tell as Tell
-from peelsum.compiling.progress import seldom
+from peelsum.compiling.progress import throttled
 
 #: Seconds from one message of `taking_time` to the next, and before the first.
 BEAT_S = 1.0
@@ -18,7 +18,7 @@ BEAT_S = 1.0
 
 def shown_on_stderr() -> Tell:
     """Return a function that prints progress messages on stderr, at growing intervals."""
-    return seldom(partial(print, file=sys.stderr, flush=True))
+    return throttled(partial(print, file=sys.stderr, flush=True))
 
 
 @contextmanager

@@ -36,49 +36,47 @@ class _Call(NamedTuple):
 
 def measure(seed: int, collective: str, elements: int, ranks: int, rounds: int, calls: int) -> dict[str, Any]:
     """Measure a collective over a star. Raises what a rank raises."""
+    width = ranks * max(1, int(elements**0.5) // ranks)
+    results, sent, received = run_ranks(ranks, _rank, collective, width, rounds, calls, seed)
+    whole = 4 * width**2 * calls * (rounds + 1)
+    return {
+        "sent": round(sent / whole, 3),
+        "received": round(received / whole, 3),
+        "ring": round(RING[collective] * (ranks - 1) / ranks, 3),
+        **compared(results),
+        "wrong": sum(result["wrong"] for result in results),
+    }
+
+
+def run_ranks(
+    ranks: int, measure_rank: Callable[..., _Found], *arguments: Any
+) -> tuple[list[_Found], int, int]:
+    """Run `measure_rank` in a process for each rank, over a star.
+
+    Return the ranks' results, and the bytes that rank 0 sent and received. Raises what a rank raises.
+    """
     from peelsum.topology import Star
     from peelsum.wire import packet_bytes
 
-    width = ranks * max(1, int(elements**0.5) // ranks)
-    whole, packet = 4 * width**2 * calls * (rounds + 1), packet_bytes(_LANES)
     with (
         Star(ranks, lanes=_LANES) as star,
         TemporaryDirectory(prefix="peelsum-") as folder,
         ProcessPoolExecutor(ranks, mp_context=get_context("spawn")) as pool,
     ):
         seats = [json.dumps(asdict(seat)) for seat in star.seats]
-        same = f"{folder}/store", seats, collective, width, rounds, calls, seed
         # No process is idle yet, so that each call starts one.
-        running = [pool.submit(_rank, rank, *same) for rank in range(ranks)]
-        found = [one.result() for one in running]
-    ports = star.report.ports if star.report is not None else {}
-    return {
-        "sent": round(packet * ports["1"]["received"] / whole, 3),
-        "received": round(packet * ports["1"]["sent"] / whole, 3),
-        "ring": round(RING[collective] * (ranks - 1) / ranks, 3),
-        **compared(found),
-        "wrong": sum(one["wrong"] for one in found),
-    }
+        running = [
+            pool.submit(measure_rank, rank, f"{folder}/store", seats, *arguments) for rank in range(ranks)
+        ]
+        results = [future.result() for future in running]
+    ports, size = star.report.ports if star.report is not None else {}, packet_bytes(_LANES)
+    return results, size * ports["1"]["received"], size * ports["1"]["sent"]
 
 
-def compared(found: list[_Found]) -> dict[str, float]:
-    """Return the medians over rounds of the slowest rank, by backend, and peelsum's over gloo's."""
-    each = {
-        f"{name}{what}": 1e3
-        * median(max(column) for column in zip(*(one[by][what] for one in found), strict=True))
-        for by, name in (("peelsum", ""), ("gloo", "gloo_"))
-        for what in ("time_ms", "cpu_ms")
-    }
-    ratios = {f"{what}_ratio": each[f"{what}_ms"] / each[f"gloo_{what}_ms"] for what in ("time", "cpu")}
-    return {name: round(value, 3) for name, value in (each | ratios).items()}
-
-
-def _rank(
-    rank: int, path: str, seats: list[str], collective: str, width: int, rounds: int, calls: int, seed: int
-) -> _Found:
+def join(path: str, seats: list[str], rank: int) -> dict[str, Any]:
+    """Join the process group over the switch as a rank; return it, and gloo's of the same ranks, by name."""
     import os
 
-    import numpy as np
     import torch
     import torch.distributed as dist
     from torch.distributed import FileStore  # type: ignore[attr-defined]  # not exported, but documented
@@ -89,7 +87,29 @@ def _rank(
     torch.set_num_threads(1)
     register_backend()
     dist.init_process_group("peelsum", store=FileStore(path, len(seats)), rank=rank, world_size=len(seats))
-    groups = {"peelsum": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+    return {"peelsum": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+
+
+def compared(results: list[_Found]) -> dict[str, float]:
+    """Return the medians over rounds of the slowest rank, by backend, and peelsum's over gloo's."""
+    each = {
+        f"{name}{what}": 1e3
+        * median(max(column) for column in zip(*(result[by][what] for result in results), strict=True))
+        for by, name in (("peelsum", ""), ("gloo", "gloo_"))
+        for what in ("time_ms", "cpu_ms")
+    }
+    ratios = {f"{what}_ratio": each[f"{what}_ms"] / each[f"gloo_{what}_ms"] for what in ("time", "cpu")}
+    return {name: round(value, 3) for name, value in (each | ratios).items()}
+
+
+def _rank(
+    rank: int, path: str, seats: list[str], collective: str, width: int, rounds: int, calls: int, seed: int
+) -> _Found:
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+
+    groups = join(path, seats, rank)
     # Integers, whose sums float32 and 31-bit fixed point hold exactly.
     drawn = [np.random.default_rng([seed, one]).integers(-999, 999, width**2) for one in range(len(seats))]
     everybody = torch.from_numpy(np.stack(drawn).astype(np.float32))

@@ -9,18 +9,13 @@ Results are compared with sums of integers that float32 holds exactly.
 
 from __future__ import annotations
 
-import json
 import time
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
-from multiprocessing import get_context
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from peelsum.experiments import Column, Experiment, Plot, Size
-from peelsum.experiments.catalogue.pieces import compared
+from peelsum.experiments.catalogue.pieces import compared, join, run_ranks
 
-_LANES, _ROWS, _WIDTH = 256, 10**7, 64
+_ROWS, _WIDTH = 10**7, 64
 #: Of the power law by which clicks fall on rows.
 _EXPONENT = 1.05
 _INDEX_BYTES, _FLOAT_BYTES = 8, 4
@@ -28,62 +23,39 @@ _INDEX_BYTES, _FLOAT_BYTES = 8, 4
 
 def measure(seed: int, draw: str, touched: int, ranks: int, rounds: int, calls: int) -> dict[str, Any]:
     """Measure all-reduces over a star. Raises what a rank raises."""
-    from peelsum.topology import Star
-    from peelsum.wire import packet_bytes
-
-    with (
-        Star(ranks, lanes=_LANES) as star,
-        TemporaryDirectory(prefix="peelsum-") as folder,
-        ProcessPoolExecutor(ranks, mp_context=get_context("spawn")) as pool,
-    ):
-        seats = [json.dumps(asdict(seat)) for seat in star.seats]
-        same = f"{folder}/store", seats, draw, touched, rounds, calls, seed
-        # No process is idle yet, so that each call starts one.
-        running = [pool.submit(_rank, rank, *same) for rank in range(ranks)]
-        by_rank = [one.result() for one in running]
-    ports = star.report.ports if star.report is not None else {}
-    size, made = packet_bytes(_LANES) / 1e6, calls * (rounds + 1)
-    row_bytes = _INDEX_BYTES + _FLOAT_BYTES * _WIDTH
+    by_rank, sent, received = run_ranks(ranks, _rank, draw, touched, rounds, calls, seed)
+    made, row_bytes = calls * (rounds + 1), _INDEX_BYTES + _FLOAT_BYTES * _WIDTH
     return {
-        "sent_mb": round(size * ports["1"]["received"] / made, 4),
-        "received_mb": round(size * ports["1"]["sent"] / made, 4),
+        "sent_mb": round(sent / 1e6 / made, 4),
+        "received_mb": round(received / 1e6 / made, 4),
         "gloo_mb": round((ranks - 1) * by_rank[0]["rows"] * row_bytes / 1e6, 4),
         "union": by_rank[0]["union"],
         **compared(by_rank),
-        "wrong": sum(one["wrong"] for one in by_rank),
+        "wrong": sum(result["wrong"] for result in by_rank),
     }
 
 
 def _rank(
     rank: int, path: str, seats: list[str], draw: str, touched: int, rounds: int, calls: int, seed: int
 ) -> dict[str, Any]:
-    import os
-
     import torch
     import torch.distributed as dist
-    from torch.distributed import FileStore  # type: ignore[attr-defined]  # not exported, but documented
 
-    from peelsum.torch.process_group import register_backend
-
-    os.environ["PEELSUM_SEAT"] = seats[rank]
-    torch.set_num_threads(1)
-    register_backend()
-    dist.init_process_group("peelsum", store=FileStore(path, len(seats)), rank=rank, world_size=len(seats))
-    groups = {"peelsum": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-    given = [_gradient(draw, touched, [seed, one]) for one in range(len(seats))]
-    expected = torch.stack(given).sum(0).coalesce()
+    groups = join(path, seats, rank)
+    gradients = [_gradient(draw, touched, [seed, other]) for other in range(len(seats))]
+    expected = torch.stack(gradients).sum(0).coalesce()
     result: dict[str, Any] = {by: {"time_ms": [], "cpu_ms": []} for by in groups}
-    result |= {"wrong": 0, "rows": given[rank]._nnz(), "union": expected._nnz()}
+    result |= {"wrong": 0, "rows": gradients[rank]._nnz(), "union": expected._nnz()}
     for number in range(rounds + 1):
         for by, group in groups.items():
-            copies = [given[rank].clone() for _ in range(calls)]
+            copies = [gradients[rank].clone() for _ in range(calls)]
             dist.barrier(group=groups["gloo"])
             cpu, began = time.process_time(), time.perf_counter()
-            for one in copies:
-                dist.all_reduce(one, group=group)
+            for gradient in copies:
+                dist.all_reduce(gradient, group=group)
             spent = {"time_ms": time.perf_counter() - began, "cpu_ms": time.process_time() - cpu}
-            for one in copies:
-                total = one.coalesce()
+            for gradient in copies:
+                total = gradient.coalesce()
                 same = torch.equal(total.indices(), expected.indices())
                 wrong = (total.values() != expected.values()).sum() if same else expected.values().numel()
                 result["wrong"] += int(wrong)
@@ -105,8 +77,8 @@ def _gradient(draw: str, touched: int, seed: list[int]) -> Any:
     places = (1 - uniform * (1 - _ROWS**power)) ** (1 / power) - 1 if draw == "clicks" else uniform * _ROWS
     rows = np.unique(places.astype(np.int64))
     values = random.integers(-999, 999, (rows.size, _WIDTH)).astype(np.float32)
-    given = torch.from_numpy(rows[None]), torch.from_numpy(values), (_ROWS, _WIDTH)
-    return torch.sparse_coo_tensor(*given, is_coalesced=True, check_invariants=False)
+    content = torch.from_numpy(rows[None]), torch.from_numpy(values), (_ROWS, _WIDTH)
+    return torch.sparse_coo_tensor(*content, is_coalesced=True, check_invariants=False)
 
 
 EXPERIMENT = Experiment(

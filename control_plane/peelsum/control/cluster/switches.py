@@ -64,7 +64,7 @@ class Wanted(NamedTuple):
     generation: int
     """The generation that runs."""
     secret: str
-    """What its hosts prove."""
+    """What its hosts prove at UDP ports, in hexadecimal."""
 
 
 @dataclass(frozen=True)
@@ -196,9 +196,9 @@ class ManagedSwitch:
         return session, fresh
 
     def _check_unheld(self, session: Session) -> None:
-        """Raise SwitchError if a job runs there that another controller holds: that would lose it."""
+        """Raise SwitchError if another controller holds a job there, as becoming primary would end it."""
         jobs: list[AdmittedJob] = []
-        with suppress(SwitchError):  # of no pipeline, or of another program's
+        with suppress(SwitchError):  # there is no pipeline, or one of another program
             jobs = read_jobs(session)
         for job in jobs:
             try:

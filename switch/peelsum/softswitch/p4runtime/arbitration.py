@@ -1,7 +1,7 @@
 """The elections among clients: their election ids, and which stream is the primary of each role.
 
 It follows section 5 of the P4Runtime specification, and runs without gRPC. The primary of the default role
-may write. A role with a name is a lock among the clients that bid for it, and gives no rights.
+may write. A role with a name gives no rights: it is a lock among the clients that bid for it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Arbiter:
                 raise invalid(f"role: {role!r}: this stream has another; open a stream for each role")
             self._roles[stream] = role
             election = self._elections[role]
-            holders = (other for other, held in election.bids.items() if election_id and held == election_id)
+            holders = (other for other, bid in election.bids.items() if election_id and bid == election_id)
             if (holder := next(holders, stream)) is not stream:
                 raise invalid(f"Election id {election_id} already exists, of {holder.client}; bid another")
             election.bids[stream] = election_id

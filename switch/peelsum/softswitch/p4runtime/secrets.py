@@ -34,16 +34,19 @@ class Secrets:
         with self._switch.lock:  # which the loop over the ports holds
             port.set_secret(secret)
 
-    def read(self, wanted: p4r.ExternEntry) -> Iterator[p4r.ExternEntry]:
-        """Return the port's entry if it has a secret, or all such entries for port 0, without values."""
-        if wanted.extern_id:
-            self._port(wanted)
-        _check_type(wanted)
+    def read(self, selector: p4r.ExternEntry) -> Iterator[p4r.ExternEntry]:
+        """Yield an entry, without its value, for the selected port if it has a secret; port 0 selects all.
+
+        Raises RequestError for another extern or port.
+        """
+        if selector.extern_id:
+            self._port(selector)
+        _check_type(selector)
         return iter(
             [
                 p4r.ExternEntry(extern_type_id=SECRETS_EXTERN, extern_id=number)
                 for number, port in self._ports.items()
-                if port.has_secret and wanted.extern_id in (0, number)
+                if port.has_secret and selector.extern_id in (0, number)
             ]
         )
 
@@ -63,5 +66,5 @@ def _check_type(entry: p4r.ExternEntry) -> None:
 def _secret_in(entry: p4r.ExternEntry) -> bytes:
     value = BytesValue()
     if not entry.entry.Unpack(value) or len(value.value) != SECRET_BYTES or not any(value.value):
-        raise invalid(f"entry: is no secret; give a BytesValue of {SECRET_BYTES} random bytes")
+        raise invalid(f"entry: is not a secret; give a BytesValue of {SECRET_BYTES} random bytes")
     return value.value

@@ -14,8 +14,8 @@ A port takes packets from its peer only. A hello (see `peelsum.wire.hello`) make
 | has none, and is open | accept the source | refuse it |
 | has none, and is not open | refuse it | refuse it |
 
-A proof from another address than the peer's is refused, too, as long as the peer sends. A challenge is a hash
-of its source, so the switch keeps nothing of those who never prove anything.
+As long as the peer sends, a right proof from another address is refused, too. A challenge is a hash of its
+source, so the switch stores nothing about hosts that have not proved the secret.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHARE = 8
 MOST_PARTS = 1024
 #: How long a peer must have sent nothing before another host can take its place, in nanoseconds.
 SILENCE_NS = 1_000_000_000
-#: A challenge is good for so long, and at most twice that, in nanoseconds: a host may compile the hash first.
+#: A challenge is valid for this time to twice this time, in nanoseconds: a host may first compile the hash.
 _CHALLENGE_NS = 60_000_000_000
 #: The most datagrams without a packet for the pipeline that one call reads from a port.
 _PATIENCE = 64
@@ -81,8 +81,8 @@ class Column(IntEnum):
     JOINED = 4  # 1 if the peer is permanent
     ANSWERED = 5  # 1 if a permanent peer has said hello
     OPEN = 6  # 1 if a port without a secret accepts every hello
-    RECEIVED = 7  # Count.RECEIVED when the peer was last seen to have sent something
-    SPOKE_AT = 8  # when that was, in nanoseconds
+    RECEIVED = 7  # Count.RECEIVED when the peer was last known to be active
+    ACTIVE_AT = 8  # when that was, in nanoseconds
 
 
 class Sockets(NamedTuple):
@@ -193,9 +193,9 @@ def _received_once(sockets: Sockets, row: int, batch: Batch, first: int) -> int:
     message[4] = sockets.control.ctypes.data
     got = receive_datagram(sockets.state[row, Column.DESCRIPTOR], message)
     if got <= 0:
-        return got if got else _greeted(sockets, row)
+        return got if got else _take_hello(sockets, row)
     if got == PROOF_BYTES:
-        return _proved(sockets, row, batch.data[first])
+        return _take_proof(sockets, row, batch.data[first])
     segment = sockets.control[4] if message[5] else got
     size = batch.parts[first, 1]
     packets = got // segment if segment == size and got <= message[3] * size else 0
@@ -214,7 +214,7 @@ def _from_peer(sockets: Sockets, row: int) -> bool:
 
 
 @compiled
-def _greeted(sockets: Sockets, row: int) -> int:
+def _take_hello(sockets: Sockets, row: int) -> int:
     """Take a hello: accept its source, challenge it or refuse it; return 0."""
     state = sockets.state[row]
     if state[Column.JOINED]:
@@ -231,7 +231,7 @@ def _greeted(sockets: Sockets, row: int) -> int:
 
 
 @compiled
-def _proved(sockets: Sockets, row: int, frame: NDArray[np.uint8]) -> int:
+def _take_proof(sockets: Sockets, row: int, frame: NDArray[np.uint8]) -> int:
     """Take the proof in a frame's payload: accept its source or refuse it; return 0."""
     period, proof, proves = _period(sockets), np.uint64(0), False
     for i in range(PROOF_BYTES):
@@ -258,7 +258,7 @@ def _accept(sockets: Sockets, row: int) -> None:
     """Make the source the peer, and answer it."""
     sockets.peers[row, 0], sockets.peers[row, 1] = sockets.source[0], sockets.source[1]
     sockets.counts[row, Count.HELLOS] += 1
-    _note_sent(sockets, row)
+    _note_activity(sockets, row)
     _sent_once(sockets, row, sockets.peers[row], 0, 0)
 
 
@@ -266,22 +266,22 @@ def _accept(sockets: Sockets, row: int) -> None:
 def _in_use(sockets: Sockets, row: int) -> bool:
     """Return whether another host than the source is the peer, and still sends.
 
-    Nothing is noted when packets arrive: a peer counts as silent once two proofs, SILENCE_NS apart, have seen
-    the same count of packets.
+    Counts are compared here, not when packets arrive: a peer is silent if none of its packets came between
+    two proofs of others that are SILENCE_NS apart.
     """
     state = sockets.state[row]
     if not sockets.peers[row, 0] or _from_peer(sockets, row):
         return False
     if state[Column.RECEIVED] != sockets.counts[row, Count.RECEIVED]:
-        _note_sent(sockets, row)
-    return bool(nanoseconds(sockets.clock) - state[Column.SPOKE_AT] < SILENCE_NS)
+        _note_activity(sockets, row)
+    return bool(nanoseconds(sockets.clock) - state[Column.ACTIVE_AT] < SILENCE_NS)
 
 
 @compiled
-def _note_sent(sockets: Sockets, row: int) -> None:
-    """Note that the peer sends."""
+def _note_activity(sockets: Sockets, row: int) -> None:
+    """Note that the peer is active now."""
     sockets.state[row, Column.RECEIVED] = sockets.counts[row, Count.RECEIVED]
-    sockets.state[row, Column.SPOKE_AT] = nanoseconds(sockets.clock)
+    sockets.state[row, Column.ACTIVE_AT] = nanoseconds(sockets.clock)
 
 
 @compiled
@@ -292,8 +292,8 @@ def _has_secret(sockets: Sockets, row: int) -> bool:
 @compiled
 def _challenge(sockets: Sockets, row: int, period: int) -> np.uint64:
     """Return the challenge for the source at a port in a period."""
-    what = np.uint64(period * PORTS + row)
-    return keyed_hash(sockets.key[0], sockets.key[1], sockets.source[0], what)
+    period_and_port = np.uint64(period * PORTS + row)
+    return keyed_hash(sockets.key[0], sockets.key[1], sockets.source[0], period_and_port)
 
 
 @compiled

@@ -55,24 +55,29 @@ from peelsum.wire import DROP_PORT
 
 
 def load_action(item: Mapping[str, Any], scope: Scope) -> Action:
-    """Return one action. Its jumps lead to the places that its primitives have in the action's body."""
+    """Return one action, whose jumps are numbers of statements in its body.
+
+    In BMv2 JSON they are numbers of primitives, of which one may become several statements, or none.
+    """
     params = tuple(
         ActionParam(part["name"], int(part["bitwidth"]), (int(item["id"]), index) in scope.signed)
         for index, part in enumerate(item["runtime_data"])
     )
     inside = replace(scope, params=params)
-    parts = [load_primitive(part, inside, f"action {item['name']}") for part in item["primitives"]]
-    places = list(accumulate(map(len, parts), initial=0))
+    primitives = [load_primitive(part, inside, f"action {item['name']}") for part in item["primitives"]]
+    firsts = list(accumulate(map(len, primitives), initial=0))
     body = tuple(
-        replace(step, to=places[min(step.to, len(parts))]) if isinstance(step, (Jump, JumpIfZero)) else step
-        for part in parts
-        for step in part
+        replace(statement, to=firsts[min(statement.to, len(primitives))])
+        if isinstance(statement, (Jump, JumpIfZero))
+        else statement
+        for statements in primitives
+        for statement in statements
     )
     return Action(int(item["id"]), item["name"], params, body)
 
 
 def load_primitive(item: Mapping[str, Any], scope: Scope, where: str) -> tuple[Primitive, ...]:
-    """Return what a primitive does. Raises UnsupportedConstruct with its name and `where` it is used."""
+    """Return a primitive's statements. Raises UnsupportedConstruct with its name and `where` it is used."""
     op, args = item["op"], item["parameters"]
     match op:
         case "mark_to_drop":
@@ -87,7 +92,7 @@ def load_primitive(item: Mapping[str, Any], scope: Scope, where: str) -> tuple[P
 
 
 def _dropped(spec: FieldRef, group: FieldRef | None) -> tuple[Primitive, ...]:
-    """Return what drops a packet, unless a later statement chooses a port or a multicast group."""
+    """Return the statements that drop a packet, unless later ones choose a port or a multicast group."""
     drop = Assign(spec, Const(DROP_PORT))
     return (drop,) if group is None else (drop, Assign(group, Const(0)))
 
@@ -202,7 +207,7 @@ def _state(item: Mapping[str, Any], scope: Scope) -> ParserState:
 
 
 def _key_part(item: Mapping[str, Any], scope: Scope, where: str) -> tuple[Expr, Field]:
-    """Return a part of a state's key, and the field that it is."""
+    """Return a part of a state's key as an expression, and the field that gives its width and sign."""
     kind, value = item["type"], item["value"]
     if kind == "field" and value[1] != VALID:
         return scope.field(value), scope.declared(scope.field(value))
@@ -234,8 +239,8 @@ def _transition(item: Mapping[str, Any], key: Sequence[Field], where: str) -> Tr
 def _split(value: int, key: Sequence[Field]) -> tuple[int, ...]:
     """Split a concatenation of byte-padded fields into the fields' bits.
 
-    p4c adds a negative field to those before it. BMv2 does not load a program in which the whole becomes
-    negative. Such a whole is split so that each field has the number in the program.
+    p4c adds fields up, each shifted to its place, so that a negative one also changes those before it. If the
+    whole is negative, which BMv2 does not load, each field gets the number in the program.
     """
     negative = value < 0
     parts = []

@@ -22,14 +22,14 @@ WAITING_LIMIT = 8192
 
 
 class SecretPort(Protocol):
-    """A port whose host must prove a secret, once there is one."""
+    """A port that can have a secret, which its host must then prove."""
 
     @property
     def has_secret(self) -> bool:
-        """Whether there is one."""
+        """Whether it has one."""
 
     def set_secret(self, secret: bytes) -> None:
-        """Replace it by 16 bytes; 16 zeros remove it."""
+        """Replace the secret by these 16 bytes; 16 zero bytes remove it."""
 
 
 class Device:
@@ -40,7 +40,7 @@ class Device:
 
     queues: the queues of ports that have a rate; None if no port has one.
     ports: the ports to which a controller may send packets; None if they are unknown.
-    secret_ports: the ports that take secrets, which UDP ports do; None if the kind does not.
+    secret_ports: by number, the UDP ports, which can have secrets; None if the ports are interfaces.
     """
 
     def __init__(
