@@ -92,9 +92,11 @@ def test_a_switch_that_stays_away_is_told_of_once(held, switch, monkeypatch):
     switch.stop()
     assert [type(event) for event in watch.look()] == [SwitchLost]
     assert watch.look() == watch.look() == []
+    assert watch.misses_switch
     switch.start()
     monkeypatch.setattr("peelsum.control.watch._PATIENCE_S", PATIENCE_S)
     assert watch.look() == [SwitchRegained(switch.address, restored=True)]
+    assert not watch.misses_switch
 
 
 def test_tables_lost_without_the_connection_are_put_back(held, switch, files):

@@ -3,6 +3,8 @@ import pytest
 from finsy.proto import U128, p4r, rpc_code
 from p4runtime_client import Client
 
+from peelsum.softswitch.p4runtime.arbitration import Arbiter
+
 
 def told(stream):
     arbitration = stream.receive().arbitration
@@ -70,3 +72,10 @@ def test_a_stream_that_ended_makes_room(connect):
         stream.close()
         with pytest.raises(EOFError):
             stream.receive()
+
+
+def test_asking_for_the_primary_adds_no_election():
+    # The data plane asks without the lock, so what it added could replace the election of a bid.
+    arbiter = Arbiter(1)
+    assert arbiter.primary is None
+    assert not arbiter._elections

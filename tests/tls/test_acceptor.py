@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import ssl
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from queue import Queue
 from threading import Thread
 
@@ -106,6 +108,19 @@ def test_strangers_do_not_use_up_the_connections_of_grpc(identity, device, monke
         observed = Controller.observe(server.address, identity=identity("viewer"), timeout_s=PATIENCE_S)
         with observed as viewer, pytest.raises(SwitchError, match="runs no pipeline"):
             viewer.status()
+
+
+def test_the_folder_for_temporary_files_may_have_a_long_name(identity, device, monkeypatch, tmp_path):
+    from peelsum.control import Controller
+    from peelsum.softswitch.p4runtime import serve
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 20)))
+    Path(tempfile.gettempdir()).mkdir()
+    server = serve(device, "127.0.0.1:0", identity("switch"))
+    try:
+        Controller.observe(server.address, identity=identity("viewer"), timeout_s=PATIENCE_S).close()
+    finally:
+        server.stop()
 
 
 def test_a_connection_that_is_closed_before_tls_is_no_fault_of_certificates(identity):

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 from peelsum.allreduce import Part
 from peelsum.cli.app import app
-from peelsum.cli.job_serve import _Groups
+from peelsum.cli.holding import ControllerCounts
+from peelsum.cli.job_serve import _Groups, _Runs
 from peelsum.compress import CompressedSum, StarTopK
 from peelsum.control import JobDescription
 from peelsum.tls.identity import tls_reason
@@ -265,6 +266,18 @@ def described_with_hosts() -> JobDescription:
             "hosts": {str(n): {"mac": mac.format(n), "ip": f"10.0.0.{n}"} for n in range(1, 7)},
         }
     )
+
+
+def test_a_server_is_not_started_again_without_its_switch():
+    runs = _Runs(
+        described_with_hosts(), ControllerCounts(1), compiled=Mock(), bases=[], tell=lambda news: None,
+        certificate=None, ethernet=False,
+    )  # fmt: skip
+    runs._server = Mock(child=Mock(status=-signal.SIGKILL), restart=Mock(return_value="started again"))
+    for misses_switch in (True, False):
+        runs._watch = Mock(look=list, misses_switch=misses_switch)
+        runs.look()
+        assert runs._server.restart.called is not misses_switch
 
 
 class Guest:

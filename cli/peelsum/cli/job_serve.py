@@ -258,7 +258,8 @@ class _Runs:
         try:
             for event in self._watch.look():
                 self.tell(event)
-            if self._server.child.status:
+            # Without its switch, a new server would end at once, and the run with it.
+            if self._server.child.status and not self._watch.misses_switch:
                 self.tell(self._server.restart())
         except (ControlError, ProcessError) as error:
             self.tell(error)

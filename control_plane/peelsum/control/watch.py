@@ -60,6 +60,11 @@ class Watch:
         self._away: set[int] = set()
         self._halfway: set[int] = set()
 
+    @property
+    def misses_switch(self) -> bool:
+        """Whether a switch did not respond at the last poll."""
+        return bool(self._away)
+
     def look(self) -> list[SwitchLost | SwitchRegained]:
         """Poll every switch once, and restore a job that is missing. `str` turns an event into a sentence.
 

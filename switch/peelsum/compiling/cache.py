@@ -88,7 +88,8 @@ def _problem(place: Path) -> str:
     except OSError as error:
         return error.strerror or str(error)
     if hasattr(os, "getuid"):
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid not in (0, os.getuid()):
+        trusted = {0, os.getuid()}  # whoever owns the folder above can put another in its place
+        if not stat.S_ISDIR(status.st_mode) or not {status.st_uid, above.st_uid} <= trusted:
             return "belongs to another user"
         shared = above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or shared:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from threading import Thread
 
 import grpc
@@ -31,6 +31,9 @@ HANDSHAKE_MS = 5000
 MOST_CONNECTIONS = 512
 #: Seconds that an end of a relayed connection has to take what it is sent.
 _SEND_S = 30.0
+#: Most bytes of the name of the folder for temporary files. A socket's name has 107: 17 for a folder in that,
+#: and the rest for a role and a number.
+_MOST_TEMPORARY = 60
 _OPTIONS = (
     # Otherwise a second server would share the port silently and receive half of the connections.
     ("grpc.so_reuseport", 0),
@@ -83,7 +86,7 @@ class LimitedServer:
         self._closing.callback(self._listening.close)
         self.port = self._listening.getsockname()[1]
         # Only this user reaches the socket behind the acceptor.
-        self._folder = Path(self._closing.enter_context(TemporaryDirectory(prefix="peelsum-")))
+        self._folder = Path(self._closing.enter_context(_folder_for_sockets()))
         self._numbers = count()
         self._bound(f"unix:{self._folder / 'grpc'}")
 
@@ -112,6 +115,12 @@ class LimitedServer:
         # `caller_role` reads the role from the name of the relaying socket.
         name = self._folder / f"{role_of_peer(link)}-{next(self._numbers)}"
         Thread(target=_relay, args=(link, name, self._folder / "grpc"), daemon=True).start()
+
+
+def _folder_for_sockets() -> TemporaryDirectory[str]:
+    """Return a new temporary folder; it is in /tmp if sockets' names would be too long elsewhere."""
+    is_long = len(os.fsencode(gettempdir())) > _MOST_TEMPORARY
+    return TemporaryDirectory(prefix="peelsum-", dir="/tmp" if is_long else None)
 
 
 def _relay(link: ssl.SSLSocket, name: Path, server: Path) -> None:

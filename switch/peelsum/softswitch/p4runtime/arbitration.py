@@ -105,7 +105,8 @@ class Arbiter:
     @property
     def primary(self) -> ControllerStream | None:
         """The stream that may write and that receives PacketIns."""
-        return self._elections[_DEFAULT].primary
+        election = self._elections.get(_DEFAULT)  # the data plane's thread must not add one beside a bid's
+        return None if election is None else election.primary
 
     def require_primary(self, election_id: p4r.Uint128, role: str) -> None:
         """Raise RequestError unless `election_id` is the primary's."""
