@@ -164,6 +164,20 @@ def test_booleans_and_scalars(summed):
     assert summed([scalar] * RANKS)[0].to_dense().tolist() == [3.0] * 4
 
 
+def test_torch_checks_calls_of_any_type(ranks, monkeypatch):
+    """Torch's debug level DETAIL sends what gloo compares, by a reduction that gloo must have."""
+    monkeypatch.setattr(process_group_module, "get_debug_level", lambda: dist.DebugLevel.DETAIL)
+
+    def work(group):
+        given = [coo([[group.rank(), 5]], [1, 0], (9,), dtype) for dtype in (*TYPES, torch.bool)]
+        for one in given:
+            group.allreduce([one]).wait()
+        return [one.to_dense().tolist() for one in given]
+
+    results, _ = ranks(work)
+    assert results == [[[1] * 3 + [0] * 6] * (len(TYPES) + 1)] * RANKS
+
+
 @pytest.mark.parametrize("op", [R.SUM, R.AVG], ids=str)
 def test_float64_is_summed_by_gloo(summed, op):
     given = [drawn(rank, (50, 4), 1, 6, torch.float64) for rank in range(RANKS)]

@@ -257,6 +257,8 @@ class SwitchProcessGroup(dist.ProcessGroup):
 
     def _compare(self, name: str, tensors: list[torch.Tensor], opts: Any) -> None:
         """Raise torch's error unless all ranks make the same call, with tensors alike."""
+        # Gloo has no reduction of sparse booleans.
+        tensors = [one.byte() if one.is_sparse and one.dtype == torch.bool else one for one in tensors]
         by_gloo(self._check, name, tensors, type(opts)()).wait()
 
     def _work(
