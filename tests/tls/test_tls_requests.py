@@ -7,6 +7,7 @@ import re
 import socket
 import ssl
 import struct
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from threading import Event
@@ -163,6 +164,15 @@ def test_a_client_that_comes_while_a_start_takes_long_is_answered(serving, ident
         finally:
             ended.set()
         loop.result()
+
+
+def test_a_handshake_may_last_as_long_as_the_start_of_another_job(serving, identity, monkeypatch):
+    monkeypatch.setattr("peelsum.transport.lease.CONNECT_S", 0.2)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(Lease, serving.address, PATIENCE_S, identity=identity("worker"), token=TOKEN)
+        time.sleep(0.5)
+        with closing(serving.answers(asked.result)) as lease:
+            assert json.loads(lease.response) == {"welcome": True}
 
 
 def test_a_controller_beyond_loopback_needs_an_identity():

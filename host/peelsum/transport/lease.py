@@ -70,6 +70,7 @@ class Lease:
         group = "" if ranks is None else f" for {ranks} ranks"
         require_tls("controller", host, identity, "set PEELSUM_TLS to a folder")
         self._link = socket.create_connection(controller, CONNECT_S)
+        self._link.settimeout(patience_s)  # for the handshake, too: the controller may be busy
         if identity is not None:
             try:
                 self._link = identity.context(server=False).wrap_socket(self._link, server_hostname=host)
@@ -79,7 +80,6 @@ class Lease:
             except BaseException:
                 self._link.close()
                 raise
-        self._link.settimeout(patience_s)
         keep_from_children(self._link)
         waiting = "controller %s:%d: admits the job; waiting up to %g s"
         told = threading.Timer(_TELL_AFTER_S, _log.warning, (waiting, *controller, patience_s))
