@@ -1,5 +1,6 @@
 """Sums over a star of processes, and the errors that every worker gets when a part fails."""
 
+import json
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ from patience import PATIENCE_S, with_longer_timeouts
 
 from peelsum.allreduce import Allreduce, Part, PlanMismatchError
 from peelsum.topology import Child, ProcessError, Star
+from peelsum.topology.processes import ADMISSION
 from peelsum.transport import TransportError
 from peelsum.transport.errors import StalledError, SwitchUnreachableError
 from peelsum.transport.seats import plug_in
@@ -254,7 +256,8 @@ def test_what_a_killed_run_left_in_the_switch_is_not_added_to_the_next():
         server = star._children["server"]
         os.kill(server.pid, signal.SIGKILL)
         server.stop()
-        star._children["server"] = Child("server", server._process.args)
+        environment = {ADMISSION: json.dumps(star.seats[0].admission)}
+        star._children["server"] = Child("server", server._process.args, environment=environment)
         star._children["server"].ready()
         outcomes = on_every_worker(star, again)
     for sums in outcomes.values():
