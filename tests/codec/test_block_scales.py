@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sums_of_floats import finest, scales_of
 
 from peelsum.codec import segment_codec
-from peelsum.codec.block_scales import FEWEST_BITS, MARGIN, ZERO, decoded, encoded
+from peelsum.codec.block_scales import COARSEST, FEWEST_BITS, MARGIN, ZERO, decoded, encoded
 from peelsum.codec.cpu_block_loops import (
     decode_scales,
     encode_scales,
@@ -149,13 +149,14 @@ def test_loops_compare_blocks_with_what_was_expected_of_them(data: Any) -> None:
     np.testing.assert_array_equal(levels, np.where(summed & (words != 0), highest - actual, 0))
 
     scales, bounds, flags = actual.copy(), np.full(count, -7, np.int32), np.zeros((2, count), np.bool)
-    found = judge(words, levels, expected_fields, highest, bits, scales, bounds, *flags)
-    coarse = (levels > 0) & (levels < expected_fields - bits + FEWEST_BITS)
-    again = (levels > expected_fields + bits - 1) | coarse
-    assert found == again.sum()
+    count_again = judge(words, firsts, levels, expected_fields, highest, bits, scales, bounds, *flags)
+    coarsest = np.repeat(np.maximum.reduceat(levels, firsts[:-1]), lengths) + COARSEST
+    coarse = (levels < expected_fields - bits + FEWEST_BITS) | (expected_fields > coarsest)
+    again = (levels > expected_fields + bits - 1) | ((levels > 0) & coarse)
+    assert count_again == again.sum()
     np.testing.assert_array_equal(flags[0], (words != 0) & (highest - actual > expected_fields))
     np.testing.assert_array_equal(flags[1], again)
-    np.testing.assert_array_equal(scales, np.where(again, actual, highest - expected_fields))
+    np.testing.assert_array_equal(scales, np.where(again | (levels <= 0), actual, highest - expected_fields))
     np.testing.assert_array_equal(bounds, np.minimum(scales, actual))
 
     largest = np.repeat(np.maximum.reduceat(kept, firsts[:-1]), lengths)
@@ -164,6 +165,8 @@ def test_loops_compare_blocks_with_what_was_expected_of_them(data: Any) -> None:
     np.testing.assert_array_equal(out, np.minimum(np.where(kept > 0, kept + MARGIN, largest), 254))
 
     learned = kept.copy()
-    learn(learned, levels)
+    learn(learned, levels, firsts)
     fallen = np.maximum(kept - levels, 0) // 2
-    np.testing.assert_array_equal(learned, np.where(levels > 0, levels + fallen, kept))
+    largest = np.repeat(np.maximum.reduceat(levels, firsts[:-1]), lengths)
+    most = np.where(largest > 0, largest + COARSEST - MARGIN, 255)
+    np.testing.assert_array_equal(learned, np.minimum(np.where(levels > 0, levels + fallen, kept), most))
