@@ -115,7 +115,7 @@ def test_a_job_that_was_only_half_put_back_is_put_back_again(held, switch, files
     with fabric.as_primary(patience_s=PATIENCE_S):
         fabric._placed[0][0].session.commit(pipeline_schema(*files))
 
-    def dying(session, plan):
+    def dying(session, plan, secret):
         raise SwitchError("switch: did not answer in time while writing; try again")
 
     with monkeypatch.context() as patched:
