@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from peelsum.compiling.progress import Tell as Tell
 from peelsum.compiling.progress import throttled
@@ -18,7 +17,7 @@ BEAT_S = 1.0
 
 def shown_on_stderr() -> Tell:
     """Return a function that prints progress messages on stderr, at growing intervals."""
-    return throttled(partial(print, file=sys.stderr, flush=True))
+    return throttled(lambda text: print(text, file=sys.stderr, flush=True))
 
 
 @contextmanager
