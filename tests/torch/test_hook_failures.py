@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import time
 import weakref
@@ -187,11 +186,8 @@ def owned(sums, monkeypatch):
 
 
 def ended(threads):
-    """Whether threads end within `PATIENCE_S`, once what they belong to has been collected."""
-    deadline = time.monotonic() + PATIENCE_S
-    while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
-        gc.collect()
-        time.sleep(0.01)
+    for thread in threads:
+        thread.join(PATIENCE_S)
     return not any(thread.is_alive() for thread in threads)
 
 

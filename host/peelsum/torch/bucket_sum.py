@@ -38,7 +38,7 @@ from peelsum.torch.errors import HookError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.routes import Routes, collectives_of, path_of
 from peelsum.torch.settings import Settings
-from peelsum.torch.sparse_sums import SparseSums, SparseTensor, average_rows
+from peelsum.torch.sparse_sums import SparseSums, SparseTensor
 from peelsum.torch.stats import SparseResult
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
 
@@ -125,8 +125,7 @@ class BucketSums:
         self._sums: dict[tuple[str, ...], BucketSum] = {}
         self._queue: SumQueue | None = None
         self._waiting = WaitingBuckets(settings.model)
-        self._sparse = SparseSums(self._submit_sparse)
-        self._of_sparse: QueuedSummation | None = None
+        self._sparse = SparseSums(count)
         self._closed = False
 
     def connect(self, group: dist.ProcessGroup | None, gradients: torch.Tensor | None = None) -> SumQueue:
@@ -192,8 +191,8 @@ class BucketSums:
             refused.set_exception(_closed_error())
             return refused
         if isinstance(bucket, SparseTensor):
-            self.connect(group, bucket.tensor)
-            done = self._sparse.add(bucket, names[0], within)
+            queue = self.connect(group, bucket.tensor)
+            done = self._sparse.add(queue, bucket, names[0], within)
         else:
             self.connect(group, bucket.buffer)
             done = self._submit_dense(bucket, names, step, last, within)
@@ -217,14 +216,6 @@ class BucketSums:
         if last or not self._waiting.wait():
             self._flush_dense(step)
         return done
-
-    def _submit_sparse(
-        self, tensors: Sequence[SparseTensor], names: Sequence[str], done: Future[None]
-    ) -> None:
-        queue, count = self._queue, self._count
-        assert queue is not None
-        queued = self._of_sparse = self._of_sparse or QueuedSummation(queue)
-        queue.submit(queued, lambda: count(average_rows(queued, tensors, names), len(tensors)), done)
 
     def _flush_dense(self, step: int) -> None:
         waiting = self._waiting.taken()
@@ -269,7 +260,7 @@ class BucketSums:
         self._closed = True
         queue, self._queue = self._queue, None
         self._sums.clear()
-        self._of_sparse = None
+        self._sparse = SparseSums(self._count)
         if queue is not None:
             try:
                 queue.close()

@@ -24,6 +24,7 @@ from peelsum.codec import ROW, FixedPoint
 from peelsum.summation import Part, Words
 from peelsum.torch.errors import HookConfigError, HookError
 from peelsum.torch.stats import SparseResult, SparseTensorStats
+from peelsum.torch.sum_queue import QueuedSummation, SumQueue
 from peelsum.transport.endpoint import PACE
 from peelsum.wire import packet_bytes
 
@@ -294,22 +295,26 @@ class SparseSums:
     A parameter's first gradient does not wait: in the first pass of a static graph DDP marks no bucket as the
     last one, and waits for all sums before the pass ends.
 
-    submit: queues the sum of tensors with these names, and completes the future with it.
+    count: called with the result of every sum and the number of its tensors, on the queue's thread.
     """
 
-    def __init__(self, submit: Callable[[Sequence[SparseTensor], Sequence[str], Future[None]], None]) -> None:
-        self._submit = submit
+    def __init__(self, count: Callable[[SparseResult, int], None]) -> None:
+        self._count = count
+        self._queue: SumQueue | None = None
+        self._queued: QueuedSummation | None = None
         self._waiting: dict[str, SparseTensor] = {}
         self._summed_before: set[str] = set()
         self._done: Future[None] = Future()
         self._pass: int | None = None
 
-    def add(self, tensor: SparseTensor, name: str, within: int | None) -> Future[None]:
-        """Add a gradient of the backward pass `within`; return the future of its sum.
+    def add(self, queue: SumQueue, tensor: SparseTensor, name: str, within: int | None) -> Future[None]:
+        """Add a gradient of the backward pass `within`, to be summed over `queue`; return its sum's future.
 
         If a gradient of that name waits already, its pass has failed, and all that wait are dropped. Those
         of another pass are summed first.
         """
+        if self._queue is not queue:
+            self._queue, self._queued = queue, QueuedSummation(queue)
         if name in self._waiting:
             self._waiting = {}
             self._done.set_exception(HookError("sum: its backward pass ended before the last bucket"))
@@ -326,5 +331,9 @@ class SparseSums:
     def flush(self) -> None:
         """Queue the sum of the gradients that wait."""
         waiting, self._waiting = self._waiting, {}
-        if waiting:
-            self._submit(list(waiting.values()), list(waiting), self._done)
+        if self._queue and self._queued and waiting:
+            tensors, names = list(waiting.values()), list(waiting)
+            queued, count = self._queued, self._count
+            self._queue.submit(
+                queued, lambda: count(average_rows(queued, tensors, names), len(tensors)), self._done
+            )
