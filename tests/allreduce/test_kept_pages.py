@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from peelsum import kept_pages
+from peelsum import buffers
 from peelsum.allreduce import Allreduce, LocalSummation
 
 COUNT = 2**17
@@ -19,14 +19,14 @@ def address(array) -> int:
 
 @pytest.fixture(autouse=True)
 def none_kept(monkeypatch):
-    monkeypatch.setattr(kept_pages, "_free", {})
+    monkeypatch.setattr(buffers, "_free", {})
 
 
 def test_a_new_array_takes_the_pages_of_one_that_nothing_refers_to():
-    array = kept_pages.empty(COUNT, np.uint32)
+    array = buffers.empty(COUNT, np.uint32)
     before = address(array)
     del array
-    assert address(kept_pages.empty(COUNT - 5, np.int32)) == before
+    assert address(buffers.empty(COUNT - 5, np.int32)) == before
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_a_new_array_takes_the_pages_of_one_that_nothing_refers_to():
     ids=["itself", "slice", "row", "view", "buffer"],
 )
 def test_pages_are_not_used_again_while_a_part_of_the_array_lives(part):
-    array = kept_pages.empty(COUNT, np.uint32)
+    array = buffers.empty(COUNT, np.uint32)
     array[:] = np.arange(COUNT)
     kept, before = part(array), address(array)
     del array
     gc.collect()
-    other = kept_pages.empty(COUNT, np.uint32)
+    other = buffers.empty(COUNT, np.uint32)
     other[:] = 0
     assert address(other) != before
     assert np.asarray(kept).max() > 0
@@ -56,37 +56,37 @@ def test_pages_are_not_used_again_while_a_part_of_the_array_lives(part):
     ("bytes_", "kept"), [(2**16 - 4, False), (2**16, True), (2**22, True), (2**22 + 4, False)]
 )
 def test_arrays_of_64_kib_to_4_mib_are_kept(bytes_, kept):
-    array = kept_pages.empty(bytes_ // 4, np.float32)
+    array = buffers.empty(bytes_ // 4, np.float32)
     assert (array.size, array.dtype, array.flags.owndata) == (bytes_ // 4, np.float32, not kept)
     assert array.flags.writeable
     del array
-    assert sum(map(len, kept_pages._free.values())) == kept
+    assert sum(map(len, buffers._free.values())) == kept
 
 
 @pytest.mark.parametrize("count", [5, COUNT, 2**20 + 1])
 def test_zeros_are_zeros_also_in_pages_that_had_other_words(count):
-    kept_pages.empty(count, np.float32)[:] = 7
-    array = kept_pages.zeros(count, np.float32)
+    buffers.empty(count, np.float32)[:] = 7
+    array = buffers.zeros(count, np.float32)
     assert (array.size, array.dtype, array.any()) == (count, np.float32, False)
 
 
 def test_at_most_four_blocks_of_a_size_are_kept():
-    arrays = [kept_pages.empty(COUNT, np.uint32) for _ in range(6)]
+    arrays = [buffers.empty(COUNT, np.uint32) for _ in range(6)]
     assert len({address(array) for array in arrays}) == 6
     del arrays
-    assert [len(free) for free in kept_pages._free.values()] == [4]
-    assert not kept_pages._lent
+    assert [len(free) for free in buffers._free.values()] == [4]
+    assert not buffers._lent
 
 
 @pytest.mark.parametrize("size", [2**16, 2**16 + 1, 5 * 2**14 + 1, 2**17 - 1, 3 * 2**18, 2**22])
 def test_blocks_hold_the_array_and_at_most_a_quarter_more(size):
-    assert size <= kept_pages._rounded(size) <= 1.25 * size
+    assert size <= buffers._rounded(size) <= 1.25 * size
 
 
 def test_threads_never_share_an_array():
     def fill(number: int) -> bool:
         for _ in range(200):
-            array = kept_pages.empty(COUNT // 4, np.uint32)
+            array = buffers.empty(COUNT // 4, np.uint32)
             array[:] = number
             if (array != number).any():
                 return False

@@ -15,8 +15,9 @@ from patience import PATIENCE_S
 from peelsum.allreduce import Allreduce, LocalSummation
 from peelsum.cli.demo import command, processes
 from peelsum.cli.demo.worker import GlooCheck, GlooError, InexactSumError
-from peelsum.topology import Child, ProcessError, Star
-from peelsum.topology.interrupts import Interruption
+from peelsum.processes import Child, ProcessError
+from peelsum.processes.interrupts import Interruption
+from peelsum.topology import Star
 
 #: A worker whose gloo gets one bit wrong.
 ONE_BIT_WRONG = """\

@@ -25,7 +25,7 @@ from peelsum.control.cluster import cluster as cluster_module
 from peelsum.control.cluster.client import LONGEST_REQUEST, SERVICE, encoded
 from peelsum.control.cluster.description import parse_cluster
 from peelsum.control.errors import DescriptionError
-from peelsum.topology import Child
+from peelsum.processes import Child
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PACKAGES = ("switch", "host", "control_plane", "topology", "simulation", "training", "benchmarks", "cli")
+PACKAGES = ("common", "switch", "host", "control_plane", "topology", "benchmarks", "cli")
 #: Folders whose README has a picture.
 FOLDERS = [*PACKAGES, "tests", "docs"]
 API = DOCS / "reference/api"

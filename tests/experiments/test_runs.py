@@ -175,7 +175,7 @@ def test_a_row_that_takes_long_is_told_of_also_with_json(
     mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lines come before the first row has ended, on stderr."""
-    monkeypatch.setattr("peelsum.topology.progress.BEAT_S", 0.05)
+    monkeypatch.setattr("peelsum.processes.progress.BEAT_S", 0.05)
     monkeypatch.setattr("peelsum.compiling.progress.SHOWN_AFTER_S", 0.0)
     mine.write_text(mine.read_text().replace("PAUSE_S = 0.0", "PAUSE_S = 0.4"))
     done = peelsum("bench", "run", str(mine), "--quick", "--out", str(tmp_path), "--json")

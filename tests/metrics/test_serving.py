@@ -25,8 +25,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from peelsum.allreduce import Part
 from peelsum.metrics import PARTS, MetricsError, MetricsServer, metrics_address, serve
 from peelsum.metrics.serve import MOST_CLIENTS
+from peelsum.processes import Child
 from peelsum.tls import TlsError
-from peelsum.topology import Child
 from peelsum.torch.switch_seat import METRICS, connect_rank
 
 pytestmark = pytest.mark.usefixtures("forked_children")

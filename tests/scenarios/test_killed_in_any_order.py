@@ -27,7 +27,7 @@ from patience import PATIENCE_S
 from peelsum.allreduce import Part
 from peelsum.control import ControlError
 from peelsum.control.cluster import ControllerClient, Store
-from peelsum.topology import Child
+from peelsum.processes import Child
 from peelsum.transport import SwitchSummation, TransportError, job_config
 
 VICTIMS = ("primary", "backup", "switch", "server")

@@ -7,7 +7,7 @@ import pytest
 from forked_children import Forked
 from patience import PATIENCE_S
 
-from peelsum.topology import Child, ProcessError
+from peelsum.processes import Child, ProcessError
 
 RUN = ("switch", "run", "--ports", "1", "--p4runtime", "127.0.0.1:0", "--json", "--child")
 

@@ -8,9 +8,6 @@ import grpc._server  # noqa: F401
 from finsy.p4schema import P4Schema
 from finsy.proto import p4r
 
-import peelsum.control
-import peelsum.softswitch.process
-import peelsum.topology.telling  # noqa: F401
 from peelsum.pipelines import pipeline
 from peelsum.softswitch import Switch
 from peelsum.softswitch.p4runtime import pipeline as requests

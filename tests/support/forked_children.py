@@ -26,7 +26,7 @@ from weakref import finalize
 
 import pytest
 
-from peelsum.topology import processes
+from peelsum.processes import children
 
 #: Modules that the one process has loaded from which children, and ranks of torch_ranks.py, are forked.
 LOADED = ["torch_ranks_loaded", "children_loaded"]
@@ -147,4 +147,4 @@ def _popen(command: Sequence[str], **options: object) -> object:
 def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork every `Child.peelsum` that this process starts."""
     calls = SimpleNamespace(Popen=_popen, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(processes, "subprocess", calls)
+    monkeypatch.setattr(children, "subprocess", calls)

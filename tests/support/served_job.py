@@ -7,7 +7,7 @@ import psutil
 from free_ports import KeptPort, free_udp_base
 
 from peelsum.control import Controller
-from peelsum.topology import Child
+from peelsum.processes import Child
 from peelsum.transport.lease import Lease
 
 #: How long a controller, whose server may compile, may take, in seconds.

@@ -13,7 +13,8 @@ from patience import PATIENCE_S
 
 from peelsum.cli import network
 from peelsum.compiling import progress as compiling
-from peelsum.topology import TopologyError, progress
+from peelsum.processes import progress
+from peelsum.topology import TopologyError
 from peelsum.topology.network import UdpNetwork
 from peelsum.topology.records import Record, folder
 

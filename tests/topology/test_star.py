@@ -12,8 +12,9 @@ import pytest
 from patience import PATIENCE_S, with_longer_timeouts
 
 from peelsum.allreduce import Allreduce, Part, PlanMismatchError
-from peelsum.topology import Child, ProcessError, Star
-from peelsum.topology.processes import ADMISSION
+from peelsum.processes import Child, ProcessError
+from peelsum.processes.children import ADMISSION
+from peelsum.topology import Star
 from peelsum.transport import TransportError
 from peelsum.transport.errors import StalledError, SwitchUnreachableError
 from peelsum.transport.seats import plug_in

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce, AllreduceError, Form, Summation, TensorResult
 from peelsum.allreduce.history_loops import warm_up
-from peelsum.topology import Child, ProcessError, Star, end_with_parent, say
-from peelsum.topology.telling import told_of_compiling
-from peelsum.topology.user_errors import reported
+from peelsum.processes import Child, ProcessError, end_with_parent, say
+from peelsum.processes.reports import told_of_compiling
+from peelsum.processes.user_errors import reported
+from peelsum.topology import Star
 from peelsum.traces import SUFFIX, TraceError, read, read_folder
 from peelsum.transport import TransportError
 from peelsum.transport.seats import plug_in

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from peelsum.control import ControlError, Controller, JobDescription
 from peelsum.pipelines import pipeline
+from peelsum.processes.children import Child
 from peelsum.simulation import Job, NetworkSection, Scenario, Simulation
 from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts
 from peelsum.summation import Part
 from peelsum.topology.errors import TopologyError
-from peelsum.topology.processes import Child
 from peelsum.transport import AggregationServer, JobConfig, SwitchSummation, TransportError, job_config
 from peelsum.transport.warming import warm_up
 from peelsum.wire import FRAME_HEADER_BYTES, fields_of, packet_bytes

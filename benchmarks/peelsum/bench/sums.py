@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Part
-from peelsum.topology import Child, ProcessError, hear, say
-from peelsum.topology.telling import told_of_compiling
-from peelsum.topology.user_errors import reported
+from peelsum.processes import Child, ProcessError, hear, say
+from peelsum.processes.reports import told_of_compiling
+from peelsum.processes.user_errors import reported
 from peelsum.transport import TransportError
 from peelsum.transport.seats import plug_in
 

@@ -22,7 +22,7 @@ from peelsum.experiments.loading import Source, load
 from peelsum.experiments.machine import commit
 from peelsum.experiments.measuring import Care, measure
 from peelsum.experiments.store import Row, Store, complete, key, text, texts
-from peelsum.topology.processes import die_with_parent
+from peelsum.processes.children import die_with_parent
 
 #: Fewer rows are measured before other processes have started.
 _FEW = 8

@@ -25,7 +25,7 @@ from peelsum.cli import (
 )
 from peelsum.cli.demo import command as demo
 from peelsum.cli.demo import worker as demo_worker
-from peelsum.topology.user_errors import INTERRUPTED, USER_ERROR, delivered
+from peelsum.processes.user_errors import INTERRUPTED, USER_ERROR, delivered
 
 app = typer.Typer(
     name="peelsum",

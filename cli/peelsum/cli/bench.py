@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from peelsum.experiments import Experiment, Value
     from peelsum.experiments.running import Measured, Report, Run, Watch
     from peelsum.experiments.store import Row
-    from peelsum.topology.progress import Tell
+    from peelsum.processes.progress import Tell
 
 
 class _Group(TyperGroup):
@@ -360,7 +360,7 @@ def _shown(title: str, tell: Tell) -> Iterator[Watch]:
     from rich.console import Console
 
     from peelsum.experiments.running import Failed, Watch
-    from peelsum.topology.progress import taking_time
+    from peelsum.processes.progress import taking_time
 
     console = Console(stderr=True)
     with progress_bar(console) as progress:

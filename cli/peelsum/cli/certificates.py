@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from peelsum.processes.user_errors import reported
 from peelsum.tls import Role, TlsError, make_token
-from peelsum.topology.user_errors import reported
 
 app = typer.Typer(help="Certificates and tokens, for connections between machines.", no_args_is_help=True)
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from peelsum.cli.options import address, identity, reporting
-from peelsum.topology import say
-from peelsum.topology.progress import taking_time
-from peelsum.topology.telling import told
+from peelsum.processes import say
+from peelsum.processes.progress import taking_time
+from peelsum.processes.reports import told
 
 if TYPE_CHECKING:
     from peelsum.control.cluster import ControllerClient, Report

@@ -22,7 +22,7 @@ from peelsum.cli.options import (
     serve_metrics,
 )
 from peelsum.cli.options import address as host_and_port
-from peelsum.topology import Signalled, end_with_parent, say
+from peelsum.processes import Signalled, end_with_parent, say
 
 if TYPE_CHECKING:
     from finsy.p4schema import P4Schema

@@ -10,7 +10,7 @@ import typer
 
 from peelsum.cli.cluster import Controllers
 from peelsum.cli.options import Json, Tls, identity, reporting
-from peelsum.topology import say
+from peelsum.processes import say
 from peelsum.wire import DEFAULT_LANES
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from peelsum.cli.options import logged
 from peelsum.metrics import Values, controller_values
-from peelsum.topology import say
+from peelsum.processes import say
 
 LOOK_EVERY_S = 1.0
 #: How long to wait while another controller is primary, e.g. to admit or restore a job.

@@ -26,9 +26,9 @@ from peelsum.cli.options import (
     require_device_id,
     serve_metrics,
 )
-from peelsum.topology import Signalled, end_with_parent, say
-from peelsum.topology.progress import taking_time
-from peelsum.topology.telling import told
+from peelsum.processes import Signalled, end_with_parent, say
+from peelsum.processes.progress import taking_time
+from peelsum.processes.reports import told
 
 if TYPE_CHECKING:
     from peelsum.control import AdmittedJob, SwitchStatus

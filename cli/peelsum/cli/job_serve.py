@@ -40,11 +40,12 @@ from peelsum.cli.options import (
     reporting,
     serve_metrics,
 )
-from peelsum.topology import Child, ProcessError, Signalled, TopologyError, end_with_parent, records, say
-from peelsum.topology.processes import ADMISSION
-from peelsum.topology.progress import taking_time
-from peelsum.topology.restartable import RestartableProcess
-from peelsum.topology.telling import told_of_compiling
+from peelsum.processes import Child, ProcessError, Signalled, end_with_parent, say
+from peelsum.processes.children import ADMISSION
+from peelsum.processes.progress import taking_time
+from peelsum.processes.reports import told_of_compiling
+from peelsum.processes.restarts import RestartableProcess
+from peelsum.topology import TopologyError, records
 from peelsum.wire import UDP_PORT
 
 if TYPE_CHECKING:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 import typer
 
 from peelsum.cli.options import ChildOf, Json
-from peelsum.topology import Signalled, TopologyError, end_with_parent, say
-from peelsum.topology.interrupts import Interrupted, Interruption
-from peelsum.topology.progress import taking_time
-from peelsum.topology.telling import told
-from peelsum.topology.user_errors import reported
+from peelsum.processes import Signalled, end_with_parent, say
+from peelsum.processes.interrupts import Interrupted, Interruption
+from peelsum.processes.progress import taking_time
+from peelsum.processes.reports import told
+from peelsum.processes.user_errors import reported
+from peelsum.topology import TopologyError
 
 if TYPE_CHECKING:
     from peelsum.topology.network import Network

@@ -11,8 +11,8 @@ import typer
 
 from peelsum.logs import LogsError, configure, log_event
 from peelsum.metrics import PARTS, MetricsError, MetricsServer, Values, metrics_address
+from peelsum.processes.user_errors import reported
 from peelsum.tls import Identity, TlsError
-from peelsum.topology.user_errors import reported
 
 #: What is wrong with the options below.
 OPTION_ERRORS = (TlsError, MetricsError, LogsError)

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from peelsum.topology.interrupts import Interruption
-from peelsum.topology.progress import Tell
-from peelsum.topology.telling import told
-from peelsum.topology.user_errors import reported
+from peelsum.processes.interrupts import Interruption
+from peelsum.processes.progress import Tell
+from peelsum.processes.reports import told
+from peelsum.processes.user_errors import reported
 
 if TYPE_CHECKING:
     from rich.console import Console

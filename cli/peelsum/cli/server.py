@@ -22,11 +22,11 @@ from peelsum.cli.options import (
     logged,
     serve_metrics,
 )
+from peelsum.processes import end_with_parent, say
+from peelsum.processes.children import ADMISSION
+from peelsum.processes.reports import told_of_compiling
+from peelsum.processes.user_errors import reported
 from peelsum.reading import parse_json, read_text
-from peelsum.topology import end_with_parent, say
-from peelsum.topology.processes import ADMISSION
-from peelsum.topology.telling import told_of_compiling
-from peelsum.topology.user_errors import reported
 
 app = typer.Typer(help="The aggregation server.", no_args_is_help=True)
 

@@ -26,9 +26,9 @@ from peelsum.cli.options import (
     serve_metrics,
     within,
 )
-from peelsum.topology import end_with_parent, say
-from peelsum.topology.telling import told_of_compiling
-from peelsum.topology.user_errors import reported
+from peelsum.processes import end_with_parent, say
+from peelsum.processes.reports import told_of_compiling
+from peelsum.processes.user_errors import reported
 
 app = typer.Typer(help="The softswitch and its pipelines.", no_args_is_help=True)
 #: How long running P4Runtime calls may take to end.

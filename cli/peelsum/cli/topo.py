@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from peelsum.processes.user_errors import reported
 from peelsum.topology import TopologyError
-from peelsum.topology.user_errors import reported
 
 app = typer.Typer(help="Look at descriptions of networks.", no_args_is_help=True)
 

@@ -17,7 +17,7 @@ from peelsum.cli.output import measuring, print_json, table_of
 from peelsum.extras import missing
 
 if TYPE_CHECKING:
-    from peelsum.topology.progress import Tell
+    from peelsum.processes.progress import Tell
     from peelsum.traces import Trace
 
 app = typer.Typer(help="Record gradients, and replay them without torch.", no_args_is_help=True)

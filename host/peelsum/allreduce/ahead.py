@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum import kept_pages
+from peelsum import buffers
 from peelsum.allreduce.exchange import Exchange, Refinement, Round, Rounds, Setting, Sums, Wide
 from peelsum.allreduce.history_loops import DEVIATIONS, FIT
 from peelsum.allreduce.plan import AHEAD, Layout
@@ -150,8 +150,8 @@ class AheadExchange(Exchange):
         """
         codec, table, blocks = self.codec, self.layout.table, len(self._scales)
         self._read_scales(words)
-        scales, self.bounds = codec.scales, kept_pages.empty(blocks, np.int32)
-        exceeding, again = kept_pages.empty(blocks, np.bool), kept_pages.empty(blocks, np.bool)
+        scales, self.bounds = codec.scales, buffers.empty(blocks, np.int32)
+        exceeding, again = buffers.empty(blocks, np.bool), buffers.empty(blocks, np.bool)
         self._far = cpu_block_loops.judge(
             frozen(words[len(table) :]), table.blocks, self.levels, self._expected.fields,
             self._setting.highest, self._bits, scales, self.bounds, exceeding, again,

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum import kept_pages
+from peelsum import buffers
 from peelsum.allreduce.ahead import Expected
 from peelsum.allreduce.costs import (
     TOLERANCE,
@@ -158,7 +158,7 @@ class Chooser:
     def expected(self, layout: Layout, settings: Settings, seed: int) -> Expected:
         """Return what is expected of a step, from the steps before."""
         keys, table = layout.keys, layout.table
-        fields = kept_pages.empty(int(table.blocks[-1]), np.int32)
+        fields = buffers.empty(int(table.blocks[-1]), np.int32)
         cpu_block_loops.expect(self.history.levels(keys, table), table.blocks, fields)
         (unions, exceeded), first = self.history.expected(keys), table.dense
         seen = [Seen(tuple(unions[part.segments].sum(axis=0).tolist())) for part in layout.parts]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum import kept_pages
+from peelsum import buffers
 from peelsum.allreduce.costs import TOLERANCE, NetworkModel, too_many
 from peelsum.allreduce.indexes import BloomIndex
 from peelsum.allreduce.plan import Form, IndexPart, Layout, Settings, by_form
@@ -149,7 +149,7 @@ class Exchange:
         codec, table, highest = self.codec, self.layout.table, self._setting.highest
         codec.read_scales(words)
         self.bounds = codec.scales
-        self.levels = kept_pages.empty(len(codec.scales), np.int32)
+        self.levels = buffers.empty(len(codec.scales), np.int32)
         of_blocks = frozen(words[len(table) :])
         cpu_block_loops.levels_of(of_blocks, table.blocks, codec.fields, codec.scales, highest, self.levels)
 

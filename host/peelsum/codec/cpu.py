@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum import kept_pages
+from peelsum import buffers
 from peelsum.codec import cpu_index_loops as index_loops
 from peelsum.codec import cpu_loops as loops
 from peelsum.codec import cpu_sketch_loops as sketch_loops
@@ -41,11 +41,11 @@ def positions(
     """See `Kernels.positions`."""
     index, spans = frozen(index), slices(elements)
     if len(spans) == 1:
-        out = kept_pages.empty(index_loops.count(index, elements) if count is None else count, np.int64)
+        out = buffers.empty(index_loops.count(index, elements) if count is None else count, np.int64)
         index_loops.positions(index, elements, first, out)
         return out
     counts = each(elements, lambda a, b: int(index_loops.count(_words(index, a, b), b - a)))
-    out = kept_pages.empty(sum(counts), np.int64)
+    out = buffers.empty(sum(counts), np.int64)
     parts = dict(zip(spans, np.split(out, list(accumulate(counts[:-1]))), strict=True))
     each(
         elements,
@@ -194,10 +194,10 @@ def _dealt(
     count, segments, seed = positions.size, layout.segments, np.uint64(layout.seed)
     owners, begins, dealt = np.empty(0, np.uint16), np.array([0, count]), np.empty(0, np.uint32)
     if segments > 1:
-        owners, begins = kept_pages.empty(count, np.uint16), np.empty(segments + 1, np.int64)
-        dealt = kept_pages.empty(values.size, np.uint32)
+        owners, begins = buffers.empty(count, np.uint16), np.empty(segments + 1, np.int64)
+        dealt = buffers.empty(values.size, np.uint32)
         sketch_loops.own(positions, segments, seed, owners, begins)
-    places = kept_pages.empty(count, np.uint64)
+    places = buffers.empty(count, np.uint64)
     sketch_loops.deal(positions, values, layout.width, segments, seed, begins, places, dealt)
     return places, values if segments == 1 else frozen(dealt), owners, begins
 

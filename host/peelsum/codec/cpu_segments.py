@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum import kept_pages
+from peelsum import buffers
 from peelsum.codec import cpu_block_loops
 from peelsum.codec import cpu_segment_loops as loops
 from peelsum.codec.cpu import frozen
@@ -51,7 +51,7 @@ class CpuSegments:
 
     def write_scales(self, out: Words) -> Words:
         """See `SegmentCodec.write_scales`."""
-        bitmap = kept_pages.empty(self._table.words, np.uint32)
+        bitmap = buffers.empty(self._table.words, np.uint32)
         count = len(self._table)
         segments, blocks = out[:count], out[count:]
         self._each(lambda a, b: loops.measure(self._pieces, a, b, bitmap, blocks))
@@ -62,7 +62,7 @@ class CpuSegments:
         """See `SegmentCodec.read_scales`."""
         words, count = frozen(words), len(self._table)
         given = words[:count], words[count:], self._table.blocks, self._highest
-        fields, scales = np.empty(count, np.int32), kept_pages.empty(len(words) - count, np.int32)
+        fields, scales = np.empty(count, np.int32), buffers.empty(len(words) - count, np.int32)
         cpu_block_loops.decode_scales(*given, fields, scales)
         self.use(fields, scales)
 
@@ -117,8 +117,8 @@ class CpuSegments:
                 clear[s] = 0
             elif result is None:
                 size = len(own)
-                kept = kept_pages.keeps(size, np.float32)
-                self._out[s] = kept_pages.empty(size, np.float32) if kept else np.zeros(size, np.float32)
+                kept = buffers.keeps(size, np.float32)
+                self._out[s] = buffers.empty(size, np.float32) if kept else np.zeros(size, np.float32)
                 clear[s] = kept
         self._pieces[:, _C.CLEAR] = clear[self._of]
         addresses = np.array([address(cast(Floats, own)) for own in self._out], np.int64)
@@ -150,7 +150,7 @@ class CpuSegments:
         """Return 2**scale and 2**-scale of the blocks."""
         if self._powers is None:
             blocks = len(self.scales)
-            self._powers = kept_pages.empty(blocks, np.float64), kept_pages.empty(blocks, np.float64)
+            self._powers = buffers.empty(blocks, np.float64), buffers.empty(blocks, np.float64)
             cpu_block_loops.powers(self.scales, *self._powers)
         return self._powers
 

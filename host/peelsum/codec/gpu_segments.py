@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peelsum import kept_pages
+from peelsum import buffers
 from peelsum.codec import cpu_block_loops
 from peelsum.codec import gpu_launch as launch
 from peelsum.codec.block_scales import ZERO
@@ -78,7 +78,7 @@ class GpuSegments:
         """See `SegmentCodec.read_scales`."""
         words, count = frozen(words), len(self._table)
         given = words[:count], words[count:], self._table.blocks, self._highest
-        fields, scales = np.empty(count, np.int32), kept_pages.empty(len(words) - count, np.int32)
+        fields, scales = np.empty(count, np.int32), buffers.empty(len(words) - count, np.int32)
         cpu_block_loops.decode_scales(*given, fields, scales)
         self.use(fields, scales)
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
-from peelsum import kept_pages
+from peelsum import buffers
 from peelsum.codec.errors import CodecError
 from peelsum.codec.floats import BFloat16, widened
 
@@ -159,11 +159,11 @@ class HostMemory:
 
     def words(self, count: int) -> Words:
         """See `Memory.words`."""
-        return kept_pages.empty(count, np.uint32)
+        return buffers.empty(count, np.uint32)
 
     def integers(self, count: int) -> NDArray[np.int32]:
         """See `Memory.integers`."""
-        return kept_pages.empty(count, np.int32)
+        return buffers.empty(count, np.int32)
 
     def signed(self, words: Words) -> NDArray[np.int32]:
         """See `Memory.signed`."""
@@ -179,7 +179,7 @@ class HostMemory:
 
     def traveling(self, count: int) -> Words:
         """See `Memory.traveling`."""
-        return kept_pages.empty(count, np.uint32)
+        return buffers.empty(count, np.uint32)
 
     def send(self, words: Words, out: Words) -> None:
         """See `Memory.send`."""

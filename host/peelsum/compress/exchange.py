@@ -9,7 +9,7 @@ from itertools import chain
 
 import numpy as np
 
-from peelsum import kept_pages
+from peelsum import buffers
 from peelsum.allreduce import Allreduce
 from peelsum.compress.arguments import CompressError
 from peelsum.compress.arithmetic import arrays_of, bytes_of, code_of, value_of
@@ -198,7 +198,7 @@ def exchange_indexed(
     with wire.timed("encode"):
         ends = np.cumsum([0, *(one.size for one in offered.values())], dtype=np.int64)
         begins = dict(zip(offered, ends[:-1].tolist(), strict=True))
-        whole = kept_pages.zeros(int(ends[-1]), np.float32)
+        whole = buffers.zeros(int(ends[-1]), np.float32)
         sparse = {name: whole[begin : begin + offered[name].size] for name, begin in begins.items()}
         for unit in units:
             if unit.finite:

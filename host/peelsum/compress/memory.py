@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum import kept_pages
+from peelsum import buffers
 from peelsum.compress import loops
 from peelsum.compress.arguments import CompressConfigError
 from peelsum.compress.compressor import Floats, Positions, Values
@@ -116,8 +116,8 @@ class Residual:
     @classmethod
     def empty(cls, elements: int, *, velocity: bool) -> Residual:
         """Return a residual whose arrays are to be written."""
-        numbers, scales = kept_pages.empty(elements, np.int64), kept_pages.empty(elements, np.int16)
-        return cls(numbers, scales, kept_pages.empty(elements, np.int64) if velocity else None)
+        numbers, scales = buffers.empty(elements, np.int64), buffers.empty(elements, np.int16)
+        return cls(numbers, scales, buffers.empty(elements, np.int64) if velocity else None)
 
     def part(self, begin: int, end: int) -> Residual:
         """Return some of its elements, as views."""
@@ -140,7 +140,7 @@ class Residual:
 
     def offer(self) -> Floats:
         """Return float32[n]: the numbers, each rounded to a float; of very large ones, a part."""
-        floats = kept_pages.empty(self.numbers.size, np.float32)
+        floats = buffers.empty(self.numbers.size, np.float32)
         loops.offer(self.numbers, self.scales, floats)
         return floats
 

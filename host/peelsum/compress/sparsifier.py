@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from peelsum import kept_pages
+from peelsum import buffers
 from peelsum.compress import loops
 from peelsum.compress.arguments import CompressConfigError, Momentum, Norm, Share, Steps
 from peelsum.compress.arithmetic import arrays_of, bytes_of
@@ -159,6 +159,6 @@ def largest(floats: Floats, count: int) -> Positions:
 
     NaN is never among them, so that there may be fewer.
     """
-    positions, space = np.empty(count, np.int64), kept_pages.empty(floats.size + loops.COUNTS, np.int64)
+    positions, space = np.empty(count, np.int64), buffers.empty(floats.size + loops.COUNTS, np.int64)
     above, counts = space[: floats.size], space[floats.size :]
     return positions[: loops.largest(floats.view(np.uint32), above, counts, positions)]

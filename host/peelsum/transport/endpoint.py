@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum import kept_pages
+from peelsum import buffers
 from peelsum.summation import Op
 from peelsum.transport import endpoint_kernels as kernels
 from peelsum.transport.config import JobConfig, numbers_of
@@ -169,7 +169,7 @@ class WorkerEndpoint:
                 f"of {pieces} workers, and an all-gather or broadcast the op 'or'"
             )
         if result is None:
-            result = kept_pages.empty(size * pieces if collective == GATHER else size, np.uint32)
+            result = buffers.empty(size * pieces if collective == GATHER else size, np.uint32)
         mine = self._mine if root is None else 0 if root == self._mine else -1
         tensor = self._append(words, result, size, _FLAGS[op], urgent, collective, pieces, mine)
         if tensor.number < 0:

@@ -20,7 +20,7 @@ from typing import Self
 
 import numpy as np
 
-from peelsum import kept_pages
+from peelsum import buffers
 from peelsum.summation import Part, Words
 from peelsum.transport.config import JobConfig
 from peelsum.transport.endpoint import BATCH, WorkerEndpoint
@@ -217,7 +217,7 @@ class SwitchSummation:
             submit = self._endpoints[turn].submit
             ticket = submit(words, part.op, urgent=urgent, collective=collective, root=root)
             return _Sum([(turn, ticket)], 1, None, part.check)
-        result = kept_pages.empty(words.size, np.uint32)
+        result = buffers.empty(words.size, np.uint32)
         cuts = [self.lanes * (chunks * i // count) for i in range(count)] + [words.size]
         shares = []
         for i in range(count):

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 
+from peelsum.processes.children import Child
 from peelsum.topology.errors import TopologyError
-from peelsum.topology.processes import Child
 from peelsum.wire import CPU_PORT
 
 BINARY = "simple_switch_grpc"

@@ -2,8 +2,4 @@
 
 
 class TopologyError(Exception):
-    """The base of all errors of a network of processes."""
-
-
-class ProcessError(TopologyError):
-    """A process of the network did not start, did not answer, or ended with an error."""
+    """A network that cannot be described, started or found. A process that fails raises ProcessError."""

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from peelsum.processes.children import die_with_parent
 from peelsum.softswitch.ports.interfaces import without_offloads
 from peelsum.topology.errors import TopologyError
-from peelsum.topology.processes import die_with_parent
 
 #: The name of a host's end of its link, as in Mininet's tutorials.
 HOST_INTERFACE = "eth0"

@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from peelsum.processes.children import ADMISSION, Child
+from peelsum.processes.restarts import RestartableProcess
 from peelsum.topology import bmv2, jobs, veth
 from peelsum.topology.description import JobNode, Link, Topology, switch_port
 from peelsum.topology.errors import ProcessError, TopologyError
@@ -31,9 +33,7 @@ from peelsum.topology.namespaces import (
     lose,
     shape,
 )
-from peelsum.topology.processes import ADMISSION, Child
 from peelsum.topology.records import MARKER, Place, Process, files_of
-from peelsum.topology.restartable import RestartableProcess
 from peelsum.transport.seats import SEAT
 from peelsum.wire import UDP_PORT
 

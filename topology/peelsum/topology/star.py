@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from peelsum.topology.errors import ProcessError
-from peelsum.topology.processes import ADMISSION, Child
+from peelsum.processes.children import ADMISSION, Child
+from peelsum.processes.errors import ProcessError
 
 
 @dataclass(frozen=True)

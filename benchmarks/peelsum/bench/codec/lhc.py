@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum import kept_pages
+from peelsum import buffers
 from peelsum.bench.codec import lhc_loops as loops
 from peelsum.bench.codec.peeling import Peeled, peel
 from peelsum.codec import FixedPoint
@@ -113,7 +113,7 @@ class LhcLayout:
         elements: int,
     ) -> tuple[NDArray[np.float32], int]:
         """Peel; return float32[elements] and the number of left-over non-zeros. Overwrites its input."""
-        out = kept_pages.zeros(elements, np.float32)  # as for the codec's own results
+        out = buffers.zeros(elements, np.float32)  # as for the codec's own results
         factor = np.ldexp(1.0, -fixed.scale)
 
         def work(begin: int, end: int) -> int:

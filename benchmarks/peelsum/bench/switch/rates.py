@@ -17,6 +17,7 @@ from peelsum.bench.switch.load import Hosts, Load, Timed, WrongSumError, drive, 
 from peelsum.bench.switch.load_hosts import RawHosts, RingHosts, UdpHosts
 from peelsum.control import ControlError, Controller, JobDescription
 from peelsum.pipelines import pipeline
+from peelsum.processes.children import Child
 from peelsum.softswitch import Frames, Switch
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.ports.interfaces import Method
@@ -24,7 +25,6 @@ from peelsum.softswitch.ports.udp import frame_header
 from peelsum.softswitch.runtime.device import Device
 from peelsum.topology import bmv2, veth
 from peelsum.topology.errors import TopologyError
-from peelsum.topology.processes import Child
 from peelsum.wire import FRAME_HEADER_BYTES, Batch, packet_bytes
 
 #: Chunks per batch in memory; with 4 workers and the results, it has five times as many frames.

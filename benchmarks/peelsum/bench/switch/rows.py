@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from peelsum.bench.switch import rates
 from peelsum.bench.switch.forwarder import forwarded
+from peelsum.processes import ProcessError
 from peelsum.topology import bmv2
 from peelsum.topology.errors import TopologyError
 
@@ -63,7 +64,7 @@ def compared(lanes: int, workers: int, seconds: float) -> list[dict[str, Any]]:
         if not bmv2.available():
             raise TopologyError("not on PATH")
         base = measured("bmv2", lanes, workers, seconds)
-    except (TopologyError, OSError) as error:
+    except (TopologyError, ProcessError, OSError) as error:
         return [row | {"bmv2": str(error)} for row in rows]
     return [
         row

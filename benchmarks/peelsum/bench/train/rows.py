@@ -18,7 +18,8 @@ from typing import Any
 from peelsum.bench.devices import require_device
 from peelsum.bench.train.links import ShapedLan
 from peelsum.bench.train.worker import FORMS, FP16, HOOK_OVER_GLOO, Job
-from peelsum.topology import Child, Star, TopologyError
+from peelsum.processes import Child
+from peelsum.topology import Star, TopologyError
 from peelsum.topology.namespaces import HOST_INTERFACE
 
 #: Seconds that a sum waits for a worker. At the published sizes, steps take minutes and differ by as much.

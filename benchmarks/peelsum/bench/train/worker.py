@@ -26,10 +26,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from peelsum.allreduce import AllreduceError, Part, RequestedForm, Summation
 from peelsum.bench.devices import cpu_s
+from peelsum.processes import hear, say
+from peelsum.processes.reports import told_of_compiling
+from peelsum.processes.user_errors import reported
 from peelsum.summation import Words
-from peelsum.topology import hear, say
-from peelsum.topology.telling import told_of_compiling
-from peelsum.topology.user_errors import reported
 from peelsum.torch import HookError, HookStats, SwitchAllreduceState, TopK, hook
 from peelsum.training import Batch, ModelName, Task, TrainingDataError, make_task
 from peelsum.transport import TransportError

@@ -16,11 +16,12 @@ from peelsum.cli.demo.worker import SentAs
 from peelsum.cli.options import Json, within
 from peelsum.cli.output import progress_bar, table_of
 from peelsum.extras import missing
-from peelsum.topology import Child, Star, TopologyError
-from peelsum.topology.interrupts import Interruption
-from peelsum.topology.progress import Tell, taking_time
-from peelsum.topology.telling import told
-from peelsum.topology.user_errors import reported
+from peelsum.processes import Child
+from peelsum.processes.interrupts import Interruption
+from peelsum.processes.progress import Tell, taking_time
+from peelsum.processes.reports import told
+from peelsum.processes.user_errors import reported
+from peelsum.topology import Star, TopologyError
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -10,8 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from peelsum.topology import Child, ProcessError, Star
-from peelsum.topology.interrupts import Interruption
+from peelsum.processes import Child, ProcessError
+from peelsum.processes.interrupts import Interruption
+from peelsum.topology import Star
 
 Reports = list[dict[str, Any]]
 _POLL_S = 0.05

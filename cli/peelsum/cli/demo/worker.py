@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from peelsum.topology import end_with_parent, hear, say
-from peelsum.topology.telling import told_of_compiling
-from peelsum.topology.user_errors import reported
+from peelsum.processes import end_with_parent, hear, say
+from peelsum.processes.reports import told_of_compiling
+from peelsum.processes.user_errors import reported
 
 if TYPE_CHECKING:
     import numpy as np

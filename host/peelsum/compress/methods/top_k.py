@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from peelsum import kept_pages
+from peelsum import buffers
 from peelsum.compress.arguments import Level, Seed, Share, Steps
 from peelsum.compress.compressor import Floats, Positions, TensorState
 from peelsum.compress.sparsifier import Choice, Ratio, Sparsifier, largest
@@ -34,7 +34,7 @@ class TopK(Ratio):
         count = self.count(tensor.size, state.step)
         if self.sample is None or not tensor.size:
             return largest(tensor, count)
-        magnitudes = np.abs(tensor, out=kept_pages.empty(tensor.size, np.float32))
+        magnitudes = np.abs(tensor, out=buffers.empty(tensor.size, np.float32))
         generator = state.generator(self.seed, own=False)
         some = generator.choice(tensor.size, math.ceil(self.sample * tensor.size), replace=False)
         few = max(1, round(some.size * count / tensor.size))
@@ -63,7 +63,7 @@ class Threshold(Sparsifier):
     value: Level = 0.01
 
     def choose(self, tensor: Floats, state: TensorState) -> Positions:
-        return np.flatnonzero(np.abs(tensor, out=kept_pages.empty(tensor.size, np.float32)) >= self.value)
+        return np.flatnonzero(np.abs(tensor, out=buffers.empty(tensor.size, np.float32)) >= self.value)
 
 
 class RandomK(Ratio):

@@ -12,15 +12,15 @@ from numba import njit
 from patience import PATIENCE_S
 
 from peelsum.compiling import progress as compiling
-from peelsum.topology import Child, ProcessError, progress
-from peelsum.topology.progress import shown_on_stderr, taking_time
+from peelsum.processes import Child, ProcessError, progress
+from peelsum.processes.progress import shown_on_stderr, taking_time
 
 #: Busy until told to go on; says so all the while.
 BUSY = """
 import sys, threading, time
-from peelsum.topology import hear, say
-from peelsum.topology.progress import taking_time
-import peelsum.topology.progress as progress
+from peelsum.processes import hear, say
+from peelsum.processes.progress import taking_time
+import peelsum.processes.progress as progress
 progress.BEAT_S = 0.05
 with taking_time("compiling loops", lambda text: say(working=text)):
     hear()

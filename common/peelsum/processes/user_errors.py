@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from peelsum.topology.interrupts import Interrupted
+from peelsum.processes.errors import ProcessError
+from peelsum.processes.interrupts import Interrupted
 
 OUTPUT_LOST = 1
 USER_ERROR = 2
@@ -19,10 +20,13 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 @contextmanager
 def reported(*kinds: type[Exception]) -> Iterator[None]:
-    """Turn errors of these kinds into one line and exit status 2, a signal into its exit status."""
+    """Turn errors of these kinds, and of child processes, into one line and exit status 2.
+
+    A signal becomes the exit status that shells expect.
+    """
     try:
         yield
-    except kinds as error:
+    except (*kinds, ProcessError) as error:
         print(f"peelsum: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(USER_ERROR) from None
     except KeyboardInterrupt as stopped:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from peelsum.topology.errors import ProcessError
-from peelsum.topology.restartable import LONG_LIFE_S, MOST_RESTARTS, RestartableProcess
+from peelsum.processes.errors import ProcessError
+from peelsum.processes.restarts import LONG_LIFE_S, MOST_RESTARTS, RestartableProcess
 
 
 class Mortal:

@@ -7,7 +7,7 @@ import sys
 import pytest
 from patience import PATIENCE_S
 
-from peelsum.topology import Child, Signalled
+from peelsum.processes import Child, Signalled
 
 
 def ended(program: str) -> Child:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from peelsum.topology import Child, say
-from peelsum.topology.progress import Tell, shown_on_stderr
+from peelsum.processes import Child, say
+from peelsum.processes.progress import Tell, shown_on_stderr
 
 
 def told(*, child: bool = False) -> Tell:

@@ -11,7 +11,7 @@ import pytest
 from patience import PATIENCE_S
 
 from peelsum.cli.demo.processes import Processes
-from peelsum.topology.interrupts import SIGNALS, Interrupted, Interruption
+from peelsum.processes.interrupts import SIGNALS, Interrupted, Interruption
 
 DEMO = [sys.executable, "-m", "peelsum.cli", "demo", "--workers", "2", "--steps", "100000"]
 #: Put ahead of everything else in a process: Ctrl-C when the command line's own imports begin.
@@ -60,8 +60,8 @@ os.environ.setdefault("BENCH", str(os.getpgid(0)))
 """
 IN_BENCH_SWITCH = """\
 from peelsum.bench.switch import rows as bench_switch
-from peelsum.topology.user_errors import reported
-from peelsum.topology.interrupts import Interruption
+from peelsum.processes.user_errors import reported
+from peelsum.processes.interrupts import Interruption
 
 with reported(), Interruption():
     bench_switch.{}

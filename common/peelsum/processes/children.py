@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
-from peelsum.topology.errors import ProcessError
+from peelsum.processes.errors import ProcessError
 
 #: How long a child may take to clean up before it is killed, in seconds.
 GRACE_S = 10.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from peelsum.topology.errors import ProcessError
-from peelsum.topology.processes import Child
+from peelsum.processes.children import Child
+from peelsum.processes.errors import ProcessError
 
 #: Restarts in a row after which the cause is taken to be permanent.
 MOST_RESTARTS = 5

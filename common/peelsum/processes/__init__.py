@@ -1,0 +1,13 @@
+"""Processes: children that report to their parent, signals, progress messages, errors of the command line."""
+
+from peelsum.processes.children import Child, Signalled, end_with_parent, hear, say
+from peelsum.processes.errors import ProcessError
+
+__all__ = [
+    "Child",
+    "ProcessError",
+    "Signalled",
+    "end_with_parent",
+    "hear",
+    "say",
+]
