@@ -24,9 +24,10 @@ def reported(*kinds: type[Exception]) -> Iterator[None]:
 
     A signal becomes the exit status that shells expect.
     """
+    caught: tuple[type[Exception], ...] = (*kinds, ProcessError)
     try:
         yield
-    except (*kinds, ProcessError) as error:
+    except caught as error:
         print(f"peelsum: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(USER_ERROR) from None
     except KeyboardInterrupt as stopped:

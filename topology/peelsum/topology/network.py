@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from peelsum.processes.children import ADMISSION, Child
+from peelsum.processes.errors import ProcessError
 from peelsum.processes.restarts import RestartableProcess
 from peelsum.topology import bmv2, jobs, veth
 from peelsum.topology.description import JobNode, Link, Topology, switch_port
-from peelsum.topology.errors import ProcessError, TopologyError
+from peelsum.topology.errors import TopologyError
 from peelsum.topology.namespaces import (
     HOST_INTERFACE,
     attach_host,
