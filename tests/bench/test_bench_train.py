@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from peelsum.bench.train import rows as bench
 from peelsum.bench.train.links import ShapedLan
 from peelsum.cli.app import app
+from peelsum.processes import ProcessError
 from peelsum.topology import TopologyError
 
 TRAIN = ("bench", "train")
@@ -133,7 +134,7 @@ def started_from(folder: Path) -> list[str]:
 def test_the_worker_that_failed_is_named(tmp_path: Path) -> None:
     message = f"worker [01]: {tmp_path}: has no CIFAR-10 files .* and no folder of images; pass"
     options = OPTIONS | STEPS | {"model": "vgg19", "path": str(tmp_path)}
-    with pytest.raises(TopologyError, match=message):
+    with pytest.raises(ProcessError, match=message):
         bench.bench_train(options, 2, (1.0,), cpu=False)
 
 
