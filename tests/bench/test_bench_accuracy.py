@@ -223,6 +223,7 @@ def test_gathered_values_take_the_planner_s_time() -> None:
     assert fastest(run, link).network_s == pytest.approx(cost("top_k_all_gather", step).seconds)
 
 
+@pytest.mark.system
 def test_quick_rows_compare_with_dense_training() -> None:
     done = peelsum(*ACCURACY, "--quick", "--gbps", "1", "--json")
     assert done.returncode == 0, done.stderr

@@ -25,6 +25,7 @@ def test_buckets_are_measured() -> None:
     assert bench.bucket_us(str(DEVICE), 3, 40, steps=1) > 0
 
 
+@pytest.mark.slow
 def test_stages_are_measured() -> None:
     found = gpu_stages.stages(str(DEVICE), 3, 3001, 0.05, runs=1)
     assert 100 < found["candidates"] < 200

@@ -131,6 +131,7 @@ def started_from(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.system
 def test_the_worker_that_failed_is_named(tmp_path: Path) -> None:
     message = f"worker [01]: {tmp_path}: has no CIFAR-10 files .* and no folder of images; pass"
     options = OPTIONS | STEPS | {"model": "vgg19", "path": str(tmp_path)}

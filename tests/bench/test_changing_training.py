@@ -50,6 +50,7 @@ def test_learning_is_that_of_the_same_compressor() -> None:
     assert 0 < run.gain < 1
 
 
+@pytest.mark.slow
 def test_a_strategy_changes_with_the_network_and_decides_the_same_again() -> None:
     setting = Setting("digits", "top-k", workers=2, steps=60)
     run = train_over(setting, "alternating", Flexible(explore_steps=1))

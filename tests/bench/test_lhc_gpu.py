@@ -46,7 +46,10 @@ def test_index_sketch_and_counts_are_those_of_the_cpu(
     np.testing.assert_array_equal(bits(on_device_counts).view(np.uint8), counts)
 
 
-@pytest.mark.parametrize(("rows", "index_bits"), [(2, 4), (5, 1), (5, 4), (60, 1)])
+@pytest.mark.parametrize(
+    ("rows", "index_bits"),
+    [pytest.param(2, 4, marks=pytest.mark.slow), pytest.param(5, 1, marks=pytest.mark.slow), (5, 4), (60, 1)],
+)
 def test_recovers_what_parallel_peeling_recovers(cuda: Device, rows: int, index_bits: Literal[1, 4]) -> None:
     values, positions = tensor("uniform", 6001, 0.3, 2)
     layout = LhcLayout(rows, seed=7, index_bits=index_bits)
@@ -55,6 +58,7 @@ def test_recovers_what_parallel_peeling_recovers(cuda: Device, rows: int, index_
     assert lhc_step(cuda, layout, values, FIXED).left == left
 
 
+@pytest.mark.slow
 def test_peeling_does_not_depend_on_the_order_of_programs() -> None:
     """In one launch, a program finds cells that others have just made pure; values and left-over stay."""
     values, positions = tensor("uniform", 6001, 0.3, 2)

@@ -25,7 +25,9 @@ def drawn(elements: int, density: float, seed: int) -> tuple[NDArray[np.float32]
     return values, fixed_point(int(np.abs(values).max().view(np.uint32)) >> 23, LARGEST_FAN_IN)
 
 
-@pytest.mark.parametrize("elements", [1, 15, 16, 17, 1023, 1024, 1025, 33_333, 2**23 + 5])
+@pytest.mark.parametrize(
+    "elements", [1, 15, 16, 17, 1023, 1024, 1025, 33_333, pytest.param(2**23 + 5, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("density", [0.01, 1.0])
 @pytest.mark.parametrize("index_bits", [1, 4])
 def test_decodes_the_exact_sum_of_workers(elements: int, density: float, index_bits: Literal[1, 4]) -> None:

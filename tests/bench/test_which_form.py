@@ -18,7 +18,7 @@ from peelsum.experiments.summaries import Group, summary
 POINT = Point(elements=1 << 14, density=0.02, gbps=0.1, rtt=5e-3)
 
 
-@pytest.mark.parametrize(("gbps", "rtt"), [(1.0, 20e-3), (10.0, 1e-3)])
+@pytest.mark.parametrize(("gbps", "rtt"), [(1.0, 20e-3), pytest.param(10.0, 1e-3, marks=pytest.mark.slow)])
 def test_long_exchanges_take_as_long_as_if_all_of_them_were_simulated(
     gbps: float, rtt: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

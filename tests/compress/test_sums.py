@@ -138,6 +138,7 @@ def test_no_tensor_of_a_worker_is_finite(compressor):
         assert all(result[name].finite for name in names)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("compressor", COMPRESSORS.values(), ids=COMPRESSORS)
 def test_a_tensor_that_is_not_finite_reaches_every_worker_and_leaves_no_trace(compressor, value):

@@ -124,6 +124,7 @@ def without_freeing(monkeypatch):
     monkeypatch.setattr("peelsum.control.admission.free_slots", lambda *_: None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_freeing")
 def test_a_few_hundred_operations(tmp_path, monkeypatch):
     life = live(tmp_path, monkeypatch, 300, seed=1, jobs=25)

@@ -108,7 +108,9 @@ def stamps(device):
     return next(r for name, r in device.switch.registers.items() if name.endswith("owner_stamp"))
 
 
-@pytest.mark.parametrize("hours", [0, 20, 40, 60, 77])
+@pytest.mark.parametrize(
+    "hours", [0, pytest.param(20, marks=pytest.mark.slow), 40, pytest.param(60, marks=pytest.mark.slow), 77]
+)
 def test_a_fresh_pipeline_in_a_switch_that_has_run_for_days_has_no_slot_that_looks_live(
     server, device, files, description, hours
 ):

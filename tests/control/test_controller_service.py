@@ -100,6 +100,7 @@ def test_the_command_line_asks_it(start, folder, switches):
     assert said.startswith(f"peelsum: {wrong}: job.windw: is not a field of a job description; call it")
 
 
+@pytest.mark.system
 def test_status_and_doctor_compare_desired_with_actual(start, folder, switches):
     """The second controller is the backup; then a switch vanishes, and its job is desired but not there."""
     running, text = start(), job_text(3, switches[0].address)

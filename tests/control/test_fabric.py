@@ -163,7 +163,9 @@ def test_a_switch_that_forgot_comes_back_under_a_generation_that_the_others_neve
     assert {row[1] for row in job_rows(devices)} == {second.generation}
 
 
-@pytest.mark.parametrize("forgetful", range(3))
+@pytest.mark.parametrize(
+    "forgetful", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_a_switch_that_forgot_gets_a_running_job_back_in_its_generation(
     fabric, text, devices, files, forgetful
 ):

@@ -49,7 +49,7 @@ def test_with_few_slots_the_servers_sum_what_the_switch_cannot_exactly() -> None
     assert found.packets_to_servers == pytest.approx(1 + found.at_server, rel=0.05)
 
 
-@pytest.mark.parametrize("share", [share_slots, share_slots_atp])
+@pytest.mark.parametrize("share", [share_slots, pytest.param(share_slots_atp, marks=pytest.mark.slow)])
 def test_with_all_chunks_under_way_one_in_a_hundred_slots_leaves_the_servers_nearly_all(
     share: Callable[[Scene], Shares],
 ) -> None:

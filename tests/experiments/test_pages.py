@@ -98,6 +98,7 @@ def test_quick_rows_have_a_page_of_their_own_size(mine: Path, tmp_path: Path) ->
     assert f"`peelsum bench run {mine} --quick`" in (tmp_path / "squares/page.md").read_text()
 
 
+@pytest.mark.system
 def test_two_runs_are_compared_point_by_point(mine: Path, tmp_path: Path) -> None:
     for name, seed in (("a", "0"), ("b", "100")):
         out = ("--out", str(tmp_path / name), "--seed", seed)

@@ -60,6 +60,7 @@ def test_a_file_cut_at_any_byte_is_completed_to_the_same_rows(mine: Path, tmp_pa
         assert [row["area"] for row in again.rows] == [row["area"] for row in report.rows]
 
 
+@pytest.mark.system
 def test_a_killed_run_is_completed_to_the_same_page(mine: Path, tmp_path: Path) -> None:
     done = peelsum("bench", "run", str(mine), "--out", str(tmp_path / "whole"))
     assert done.returncode == 0, done.stderr
@@ -105,6 +106,7 @@ def test_an_interrupt_keeps_the_rows_and_leaves_nothing_else(mine: Path, tmp_pat
     assert len(read(tmp_path / "out/squares/rows.csv")) == order.index(4)
 
 
+@pytest.mark.system
 def test_a_run_that_is_ended_does_not_wait_for_rows_that_are_measured_side_by_side(
     mine: Path, tmp_path: Path
 ) -> None:
@@ -208,7 +210,7 @@ def test_two_runs_do_not_write_to_one_file(mine: Path, tmp_path: Path) -> None:
         Store(tmp_path / "rows.csv", experiment)
 
 
-@pytest.mark.parametrize("timed", [True, False])
+@pytest.mark.parametrize("timed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_only_rows_without_measured_times_are_side_by_side(timed: bool, mine: Path, tmp_path: Path) -> None:
     theirs = mine.read_text().replace('"label": way', '"label": str(os.getpid())')
     theirs = theirs.replace("PAUSE_S = 0.0", "PAUSE_S = 0.1").replace("import time", "import os, time")

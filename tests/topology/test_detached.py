@@ -38,6 +38,7 @@ def pair(tmp_path):
     subprocess.run([*PEELSUM, "down"], check=True)
 
 
+@pytest.mark.system
 def test_it_returns_when_commands_can_run_and_the_network_goes_on(pair) -> None:
     done = detached(pair)
     assert done.returncode == 0

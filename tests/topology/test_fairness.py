@@ -24,7 +24,7 @@ def depths(network: Simulation, start_s: float, end_s: float) -> np.ndarray:
     return np.array(found)
 
 
-@pytest.mark.parametrize("jobs", [2, 4])
+@pytest.mark.parametrize("jobs", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_jobs_share_a_port_and_keep_its_queue_short(jobs: int) -> None:
     scene = replace(SCENE, jobs=jobs)
     network = virtual_network(scene)
@@ -41,6 +41,7 @@ def test_jobs_share_a_port_and_keep_its_queue_short(jobs: int) -> None:
     assert [job.wrong for job in network.jobs] == [0] * jobs
 
 
+@pytest.mark.slow
 def test_without_marks_the_queue_takes_every_window() -> None:
     scene = replace(SCENE, mark_from=(1 << 19) - 1, settle_s=0.1)
     network = virtual_network(scene)
@@ -49,6 +50,7 @@ def test_without_marks_the_queue_takes_every_window() -> None:
     assert waiting.mean() > 1.5 * scene.window
 
 
+@pytest.mark.slow
 def test_a_job_that_comes_later_gets_its_share() -> None:
     scene = replace(SCENE, mbit=1000.0)
     network = virtual_network(scene, starts_s=[0.0, 0.01])

@@ -512,6 +512,7 @@ LONG_SCENES = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     ("scene", "expected"),
     [*SCENES.items(), *(pytest.param(*item, marks=pytest.mark.system) for item in LONG_SCENES.items())],
@@ -541,12 +542,14 @@ def test_frames_that_are_no_packets_are_the_kernels(method: str) -> None:
     assert seen["received"] == (2 if method == "xdp" else 2 + seen["others"])
 
 
+@pytest.mark.system
 def test_frames_with_a_tag_do_not_pass_for_others(method: str) -> None:
     seen = alone("tagged")
     assert seen["untagged"]
     assert seen["gone"] == seen["tagged"] == (method == "packet")
 
 
+@pytest.mark.system
 def test_the_best_method_is_found_and_undone(needs_xdp: None) -> None:
     seen = alone("best")
     assert seen["free"] == seen["again"] == ["xdp", "native"]

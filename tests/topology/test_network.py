@@ -103,6 +103,7 @@ def test_racks_below_a_spine_sum_exactly(links: str) -> None:
         assert [said(worker) for worker in workers] == exact
 
 
+@pytest.mark.system
 def test_a_part_that_dies_ends_the_network_and_is_named(tmp_path) -> None:
     with up(described(tmp_path), "udp") as network:
         network.kill_part("s1")
@@ -131,6 +132,7 @@ def test_parts_joined_by_udp_find_each_other_again_after_a_restart(tmp_path) -> 
         assert [said(one) for one in workers] == ["exact"] * 4
 
 
+@pytest.mark.system
 def test_readmission_needs_a_job(tmp_path) -> None:
     def refusal() -> str:
         return peelsum("readmit").stderr
@@ -159,6 +161,7 @@ def test_hosts_have_their_addresses_and_a_namespace_each(tmp_path) -> None:
         assert (tmp_path / "greeting").read_text().strip() == record.network
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("switch", ["embedded", "bmv2"])
 def test_a_killed_up_leaves_only_what_the_user_started_and_down_ends_that(tmp_path, switch: str) -> None:
     needs("veth", switch)
@@ -206,6 +209,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path) -> None:
     assert Record.read() is None
 
 
+@pytest.mark.system
 def test_exec_names_what_is_not_there(tmp_path) -> None:
     with up(described(tmp_path, job=None), "udp"):
         for command, message in (

@@ -41,6 +41,7 @@ def test_runs_in_succession_are_each_in_a_generation_of_their_own(pair: str, lin
             assert int(said(exec_in("h2", *GENERATION))) == first + run + 1
 
 
+@pytest.mark.system
 def test_exec_waits_for_a_network_that_is_starting(pair: str) -> None:
     command = [*PEELSUM, "up", pair, "--json"]
     starting = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

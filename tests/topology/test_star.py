@@ -142,6 +142,7 @@ def test_sums_over_planes_are_exact_and_each_plane_gets_its_share(planes, loss):
     assert all((count > 0) == (loss > 0) for count in lost)
 
 
+@pytest.mark.system
 def test_a_plane_whose_switch_ends_ends_the_sum_of_every_worker():
     met = threading.Barrier(WORKERS)
 

@@ -68,7 +68,7 @@ def test_sums_over_links_that_become_quick_become_quick(tmp_path):
         sums(star, lambda _, quick: quick > 0)
 
 
-@pytest.mark.parametrize("loss", [0.0, 0.02])
+@pytest.mark.parametrize("loss", [pytest.param(0.0, marks=pytest.mark.slow), 0.02])
 def test_a_constant_delay_is_of_both_links_in_both_directions(loss):
     with Star(WORKERS, delay_ms=15, loss=loss) as star:
         found = sums(star)

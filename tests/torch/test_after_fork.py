@@ -69,7 +69,7 @@ REFUSED = (
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        pytest.param(QUEUE + "if not child: sys.exit(3)", [], id="exit"),
+        pytest.param(QUEUE + "if not child: sys.exit(3)", [], id="exit", marks=pytest.mark.slow),
         pytest.param(QUEUE + CALLS, [REFUSED] * 3, id="queue", marks=pytest.mark.slow),
         pytest.param(PROCESS_GROUP, [REFUSED] * 2, id="process group"),
         pytest.param(STATE, [REFUSED] * 2, id="state", marks=pytest.mark.slow),

@@ -40,6 +40,8 @@ METHODS = {
     "qsgd": QSGD(4),
     "top-k, qsgd": TopK(0.1, quantizer=QSGD(4)),
 }
+#: Those that are not `slow`: each of them keeps something else from step to step.
+QUICK = ["momentum", "var per bucket", "power", "top-k, qsgd"]
 
 
 def kept(compressor):
@@ -47,7 +49,13 @@ def kept(compressor):
     return {"compressor": compressor, "error_feedback": True}
 
 
-@pytest.mark.parametrize("compressor", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        pytest.param(method, id=name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name, method in METHODS.items()
+    ],
+)
 def test_training_is_exact_and_goes_on_from_a_checkpoint(compressor):
     """DDP rebuilds buckets after the first step; a restore in the middle changes no bit but of buckets."""
     ranks = run_ranks(2, compressed.audited, "gloo", kept(compressor), 6, 3)
@@ -60,7 +68,7 @@ def test_training_is_exact_and_goes_on_from_a_checkpoint(compressor):
         np.testing.assert_array_equal(ranks[0]["parameters"], through[0]["parameters"])
 
 
-@pytest.mark.parametrize("loss", [0.0, 0.05])
+@pytest.mark.parametrize("loss", [pytest.param(0.0, marks=pytest.mark.slow), 0.05])
 def test_switch_and_gloo_give_the_same_sums(loss):
     """Every compressor, at two ranks, whatever the switch's links lose."""
     every = list(COMPRESSORS.values()) if not loss else [*METHODS.values()]
@@ -71,7 +79,11 @@ def test_switch_and_gloo_give_the_same_sums(loss):
             np.testing.assert_array_equal(mine, other)
 
 
-@pytest.mark.parametrize("compressor", [METHODS["star"], METHODS["qsgd"]], ids=["star", "qsgd"])
+@pytest.mark.parametrize(
+    "compressor",
+    [pytest.param(METHODS["star"], marks=pytest.mark.slow), METHODS["qsgd"]],
+    ids=["star", "qsgd"],
+)
 def test_training_over_a_switch(compressor):
     """What the switch cannot add is gathered by the ranks' process group."""
     trained, _ = run_at_switch(2, compressed.audited, "switch", kept(compressor), 5, 99)

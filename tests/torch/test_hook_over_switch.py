@@ -29,7 +29,7 @@ def over_gloo():
 @pytest.mark.parametrize(
     ("steps", "loss", "seed", "order", "by_server", "planes"),
     [
-        (STEPS, 0.0, 0, (0, 1), 0, 1),
+        pytest.param(STEPS, 0.0, 0, (0, 1), 0, 1, marks=pytest.mark.slow),
         (STEPS, 0.02, 1, (1, 0), 0, 1),
         (10, 0.15, 2, (0, 1), 1, 1),
         (10, 0.02, 3, (0, 1), 0, 2),
@@ -50,7 +50,7 @@ def test_gloo_without_the_hook_gives_nearly_the_same(over_gloo):
     np.testing.assert_allclose(run_ranks(2, training.by_ddp, STEPS)[0], over_gloo(STEPS), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("or_by", ["bor", "gather", "max"])
+@pytest.mark.parametrize("or_by", ["bor", "gather", pytest.param("max", marks=pytest.mark.slow)])
 def test_every_way_to_or_gives_the_same_bits(or_by):
     trained = run_ranks(3, training.by_or, 6, or_by)
     for parameters in trained:

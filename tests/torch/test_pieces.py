@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("forked_children")
 LIMIT_S = 20.0
 
 
-@pytest.mark.parametrize("loss", [0.0, 0.02])
+@pytest.mark.parametrize("loss", [pytest.param(0.0, marks=pytest.mark.slow), 0.02])
 def test_every_form_comes_to_what_gloo_makes_of_it(loss: float):
     ours, star = run_at_switch(3, shards.in_pieces, star={"loss": loss, "seed": 3}, backend="peelsum")
     gloos = run_ranks(3, shards.in_pieces)
@@ -29,6 +29,7 @@ def test_every_form_comes_to_what_gloo_makes_of_it(loss: float):
     assert star.report.server["chunks_at_server"] > 20
 
 
+@pytest.mark.system
 def test_fsdp_trains_through_the_switch():
     """By the bits the same in two runs, with losses and without, and nearly as by gloo."""
     ours, star = run_at_switch(4, shards.sharded_by_torch, 3, (4,), backend="peelsum")
@@ -81,6 +82,7 @@ def test_when_a_rank_is_killed_every_other_gets_one_error_in_time(tmp_path, dims
     assert any("still waiting for worker" in message for _, message, _ in others)
 
 
+@pytest.mark.system
 def test_an_optimizer_in_shards_of_its_own_trains_as_by_gloo():
     """ZeRO-1 sums by DDP and broadcasts what each rank has updated."""
     ours, _ = run_at_switch(2, shards.by_zero, 3, backend="peelsum")
@@ -90,7 +92,14 @@ def test_an_optimizer_in_shards_of_its_own_trains_as_by_gloo():
 
 
 @pytest.mark.parametrize(
-    "call", ["reduce", "of integers", "of int64", "of bits", "reduce_scatter", "all_gather", "broadcast"]
+    "call",
+    [
+        *("of integers", "reduce_scatter", "broadcast"),
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("reduce", "of int64", "of bits", "all_gather")
+        ),
+    ],
 )
 def test_ranks_with_tensors_of_other_sizes_get_an_error(call: str):
     """Of sizes that take as many packets, so that nothing else would notice."""

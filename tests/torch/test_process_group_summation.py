@@ -101,7 +101,14 @@ def test_a_tree_gives_the_bits_of_a_ring(world: int) -> None:
         assert tree == ring == exact.tolist()
 
 
-@pytest.mark.parametrize(("members", "slow"), [((0, 1), 0), ((0, 2), 2), ((0, 1, 2), 1)])
+@pytest.mark.parametrize(
+    ("members", "slow"),
+    [
+        pytest.param((0, 1), 0, marks=pytest.mark.slow),
+        ((0, 2), 2),
+        pytest.param((0, 1, 2), 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_second_group_of_the_same_ranks_does_not_meet_the_first(members, slow):
     """The store still has the first group's addresses while the slow rank has not made the second."""
     found = run_ranks(3, sums_again, members, slow)

@@ -41,6 +41,7 @@ def wrapped(number, dtype):
     return (number - low) % size + low
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("op", [*OF_NUMBERS, *OF_BITS], ids=str)
 @pytest.mark.parametrize("dtype", SIGNED + UNSIGNED, ids=str)
 def test_integers_of_any_bits(reduced, dtype, op):
@@ -67,6 +68,7 @@ def test_averages_of_integers_are_rounded_towards_zero(reduced, dtype):
     assert sums > 0
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("op", [R.SUM, R.AVG, "premul", R.MIN, R.MAX, R.PRODUCT], ids=str)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_floats(reduced, dtype, op):

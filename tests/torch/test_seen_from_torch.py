@@ -145,7 +145,10 @@ def test_nothing_is_logged_unasked(alone, caplog):
 # torch.compile
 
 
-@pytest.mark.parametrize("outside", [True, False], ids=["around DDP", "in DDP"])
+@pytest.mark.parametrize(
+    "outside",
+    [pytest.param(True, id="around DDP", marks=pytest.mark.slow), pytest.param(False, id="in DDP")],
+)
 def test_a_compiled_module_trains_with_the_same_bits(outside):
     """As traced and differentiated ahead of time, but with torch's own kernels."""
     ranks = run_ranks(2, training.compiled, "aot_eager", outside, patience_s=COMPILING_S)

@@ -110,6 +110,7 @@ def test_zero_sums_over_a_switch(stage, tmp_path):
     assert min(checked.values()) >= 10
 
 
+@pytest.mark.system
 def test_shards_of_two_with_replicas_of_two():
     """Of four ranks, torch adds two gradients in floats first; so only replicas have the same bits."""
     places = trainer_ranks.environments(4)

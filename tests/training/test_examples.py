@@ -46,7 +46,13 @@ def digest(monkeypatch, capsys):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("example", MODELS)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(one, marks=pytest.mark.slow if one in ("train_bert", "train_lm") else [])
+        for one in MODELS
+    ],
+)
 def test_training_in_two_parts(digest, tmp_path, example):
     """It ends with the same bits as in one."""
     folder = ("--checkpoint", str(tmp_path / "kept"))

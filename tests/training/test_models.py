@@ -46,7 +46,9 @@ def test_the_full_size_is_the_published_one(make: Callable[[], nn.Module], param
         assert sum(parameter.numel() for parameter in make().parameters()) == parameters
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.slow if one in ("bert", "lstm") else []) for one in MODELS]
+)
 def test_training_gets_somewhere(name: ModelName) -> None:
     task = make_task(name)
     optimizer = task.optimizer(task.model.parameters())
@@ -62,7 +64,9 @@ def test_training_gets_somewhere(name: ModelName) -> None:
     assert min(losses[-3:]) < losses[0]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.slow if one == "bert" else []) for one in MODELS]
+)
 def test_a_task_is_the_same_for_the_same_seed(name: ModelName) -> None:
     one, other, third = make_task(name), make_task(name), make_task(name, seed=1)
     assert all(map(torch.equal, one.model.parameters(), other.model.parameters()))

@@ -88,6 +88,7 @@ def test_a_switch_trains_as_gloo_does(model: ModelName, trained: Trained, data: 
     assert distance(model, trained("gloo"), trained("gloo without one"), data) > 100 * TOLERANCE
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("model", MODELS)
 def test_every_way_of_the_words_gives_the_same_bits(model: ModelName, trained: Trained) -> None:
     for other in ("losing switch", "words by gloo"):
