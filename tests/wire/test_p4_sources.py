@@ -1,8 +1,11 @@
 """What derives from the wire format, and the pipelines compiled from it, are current."""
 
+import json
 import re
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from p4_programs import program_in
@@ -161,6 +164,25 @@ def test_a_changed_pipeline_is_not_taken(copies):
     (built / "peelsum_32.json").write_text("{}")
     with pytest.raises(artifacts.PipelineError, match=r"peelsum_32\.json is not the one that was compiled"):
         artifacts.pipeline(32, built, p4)
+
+
+def test_a_width_that_is_not_the_compilers_is_refused(copies):
+    built, p4 = copies
+    manifest = json.loads((built / artifacts.MANIFEST).read_text())
+    manifest["artifacts"]["peelsum_64.json"] = manifest["artifacts"]["peelsum_32.json"]
+    (built / artifacts.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(artifacts.PipelineError, match=r"peelsum_64\.json as made is not the one that p4c"):
+        artifacts.pipeline(64, built, p4)
+
+
+def test_a_made_width_is_removed_by_the_process_that_made_it():
+    program = (
+        "import os, sys; from peelsum.pipelines import pipeline; made = pipeline(64).json_path\n"
+        "if child := os.fork(): os.waitpid(child, 0); print(made.is_file(), made.parent)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    there, folder = done.stdout.split()
+    assert (there, Path(folder).exists()) == ("True", False)
 
 
 def test_lanes_that_are_not_compiled_are_refused():

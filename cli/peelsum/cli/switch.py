@@ -281,6 +281,24 @@ def compile_(
 
 
 @app.command()
+def pipeline(
+    lanes: Annotated[int, typer.Argument(help="Lanes of a packet: 32, 64, ... 2048.")],
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
+) -> None:
+    """Write a compiled pipeline, BMv2 JSON and P4Info, for a switch or a controller of your own."""
+    import shutil
+
+    from peelsum.pipelines import PipelineError
+    from peelsum.pipelines import pipeline as compiled
+
+    with reported(PipelineError, OSError):
+        out.mkdir(parents=True, exist_ok=True)
+        files = compiled(lanes)
+        for path in (files.json_path, files.p4info_path):
+            print(shutil.copyfile(path, out / path.name))
+
+
+@app.command()
 def dissector() -> None:
     """Print a Wireshark dissector of the packet format, in Lua."""
     from peelsum.wire.wireshark import dissector

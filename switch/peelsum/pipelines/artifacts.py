@@ -1,21 +1,31 @@
-"""The compiled pipelines that come with peelsum: find them, check that they are current, rebuild them."""
+"""The compiled pipelines that come with peelsum: find them, check that they are current, rebuild them.
+
+Two widths are committed: the default and the smallest. The others are made from the smallest when they are
+asked for (`peelsum.pipelines.widths`), and are the same bytes as p4c's.
+"""
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from peelsum.wire import COMPILED_LANES
+from peelsum.pipelines.widths import BASE_LANES, json_of, p4info_of
+from peelsum.wire import COMPILED_LANES, DEFAULT_LANES
 from peelsum.wire.p4 import sources as generated_sources
 
 COMPILER = "p4c-bm2-ss"
 MANIFEST = "manifest.json"
+#: Lanes of the pipelines whose files are committed.
+COMMITTED_LANES = (BASE_LANES, DEFAULT_LANES)
 
 
 class PipelineError(Exception):
@@ -30,6 +40,11 @@ class Pipeline:
     json_path: Path
     p4info_path: Path
 
+    @classmethod
+    def of(cls, lanes: int, folder: Path) -> Pipeline:
+        """Return the pipeline whose files are in a folder, by their usual names."""
+        return cls(lanes, folder / f"peelsum_{lanes}.json", folder / f"peelsum_{lanes}.p4info.txtpb")
+
 
 def _beside_or_in_checkout(name: str) -> Path:
     """Return a folder that is inside this package in a wheel, and in switch/ in a checkout."""
@@ -42,15 +57,43 @@ P4_SOURCES = _beside_or_in_checkout("p4")
 
 
 def pipeline(lanes: int, artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> Pipeline:
-    """Return the committed pipeline of `lanes` lanes. Raises PipelineError if it is missing or stale."""
+    """Return the pipeline of `lanes` lanes. Raises PipelineError if it is missing or stale."""
     if lanes not in COMPILED_LANES:
         have = ", ".join(map(str, COMPILED_LANES))
         raise PipelineError(f"lanes: {lanes} is not compiled; choose one of {have}")
-    found = Pipeline(lanes, artifacts / f"peelsum_{lanes}.json", artifacts / f"peelsum_{lanes}.p4info.txtpb")
     reason = staleness(artifacts, p4)
     if reason:
         raise PipelineError(f"pipeline: {reason}; run `peelsum switch compile` (it needs {COMPILER})")
-    return found
+    return Pipeline.of(lanes, artifacts) if lanes in COMMITTED_LANES else _made(lanes, artifacts, os.getpid())
+
+
+@cache
+def _made(lanes: int, artifacts: Path, process: int) -> Pipeline:
+    """Make a pipeline of other lanes; its files last until this process, whose id is given, ends.
+
+    Raises PipelineError if it is not what the compiler made.
+    """
+    base, recorded = Pipeline.of(BASE_LANES, artifacts), json.loads((artifacts / MANIFEST).read_text())
+    made = Pipeline.of(lanes, _temporary_folder(process))
+    made.json_path.write_text(json_of(base.json_path.read_text(), lanes))
+    made.p4info_path.write_text(p4info_of(base.p4info_path.read_text(), lanes))
+    for path in (made.json_path, made.p4info_path):
+        if _digest(path.read_bytes()) != recorded["artifacts"].get(path.name):
+            raise PipelineError(f"pipeline: {path.name} as made is not the one that {COMPILER} made")
+    return made
+
+
+@cache
+def _temporary_folder(process: int) -> Path:
+    """Return a new folder that the process removes at its end, and its forked children do not."""
+    folder = tempfile.mkdtemp(prefix="peelsum-pipelines-")
+    atexit.register(_remove, folder, process)
+    return Path(folder)
+
+
+def _remove(folder: str, process: int) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def staleness(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> str | None:
@@ -68,12 +111,11 @@ def staleness(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> str | None:
     )
     if changed:
         return f"{changed[0]} changed after the pipelines were compiled"
-    built = digests(artifacts, "peelsum_*")
-    foreign = sorted(
-        name
-        for name in built.keys() | manifest["artifacts"]
-        if built.get(name) != manifest["artifacts"].get(name)
-    )
+    built, recorded = digests(artifacts, "peelsum_*"), manifest["artifacts"]
+    committed = {
+        f"peelsum_{lanes}{ending}" for lanes in COMMITTED_LANES for ending in (".json", ".p4info.txtpb")
+    }
+    foreign = sorted(name for name in built.keys() | committed if built.get(name) != recorded.get(name))
     return f"{foreign[0]} is not the one that was compiled" if foreign else None
 
 
@@ -107,26 +149,42 @@ def write_generated(p4: Path = P4_SOURCES) -> None:
 
 
 def compile_pipelines(artifacts: Path = ARTIFACTS, p4: Path = P4_SOURCES) -> list[Pipeline]:
-    """Rebuild the generated sources, all pipelines and the manifest.
+    """Rebuild the generated sources, the committed pipelines and the manifest, which has all widths' digests.
 
-    Raises PipelineError if the compiler is missing or fails.
+    Raises PipelineError if the compiler is missing or fails, or if a width does not follow from the smallest.
     """
     if shutil.which(COMPILER) is None:
         raise PipelineError(f"{COMPILER}: not found on PATH; install p4c, or keep the committed pipelines")
     write_generated(p4)
     artifacts.mkdir(parents=True, exist_ok=True)
-    built = [_compile(lanes, artifacts, p4) for lanes in COMPILED_LANES]
-    manifest = {
-        "compiler": _version(),
-        "sources": _sources(p4),
-        "artifacts": digests(artifacts, "peelsum_*"),
-    }
+    with tempfile.TemporaryDirectory() as name:
+        compiled = [_compile(lanes, Path(name), p4) for lanes in COMPILED_LANES]
+        _check_rule(compiled)
+        manifest = {
+            "compiler": _version(),
+            "sources": _sources(p4),
+            "artifacts": digests(Path(name), "peelsum_*"),
+        }
+        built = [Pipeline.of(lanes, artifacts) for lanes in COMMITTED_LANES]
+        for path in (path for pipeline in built for path in (pipeline.json_path, pipeline.p4info_path)):
+            shutil.copyfile(Path(name) / path.name, path)
     (artifacts / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     return built
 
 
+def _check_rule(compiled: list[Pipeline]) -> None:
+    """Raise PipelineError unless every width is what `widths` makes of the smallest."""
+    (base,) = (pipeline for pipeline in compiled if pipeline.lanes == BASE_LANES)
+    program, info = base.json_path.read_text(), base.p4info_path.read_text()
+    for width in compiled:
+        made = (json_of(program, width.lanes), p4info_of(info, width.lanes))
+        if made != (width.json_path.read_text(), width.p4info_path.read_text()):
+            name, remedy = width.json_path.name, "correct peelsum.pipelines.widths"
+            raise PipelineError(f"{name}: does not follow from {BASE_LANES} lanes; {remedy}")
+
+
 def _compile(lanes: int, artifacts: Path, p4: Path) -> Pipeline:
-    built = Pipeline(lanes, artifacts / f"peelsum_{lanes}.json", artifacts / f"peelsum_{lanes}.p4info.txtpb")
+    built = Pipeline.of(lanes, artifacts)
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "raw.json"
         # Run in the sources' folder: the compiler writes its arguments' paths into its output.
