@@ -48,7 +48,7 @@ class Link:
         ([(20e-3, 0.1), (20e-3, 0.1)], (20e-3, 0.1), 2**19),
         ([(5e-5, 10.0)] * 3, (5e-5, 10.0), 2**16),
         # Even the longest sum takes less time than a round trip.
-        ([(0.5, 100.0)] * 2, (0.5, 100.0), 2**22),
+        pytest.param([(0.5, 100.0)] * 2, (0.5, 100.0), 2**22, marks=pytest.mark.slow),
         pytest.param([(1.0, 1e9)] * 2, (1.0, 1000.0), 2**22, marks=pytest.mark.slow),
     ],
 )

@@ -45,6 +45,7 @@ def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(threads, "_CORES", request.param)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize(
     ("settings", "per_element", "per_candidate", "while_peeling"),

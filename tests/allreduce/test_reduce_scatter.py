@@ -23,6 +23,7 @@ def drawn(workers: int, size: int, seed: int) -> list[np.ndarray]:
     return list(tensors)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 1000, 70_001])
 @pytest.mark.parametrize("average", [False, True])

@@ -51,6 +51,7 @@ def garbage(job):
     return [0xDEADBEEF] * job.rig.lanes
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("flags", [0, OR, CE, FIN])
 @pytest.mark.parametrize("kind", [k for k in Kind if k is not Kind.RESET])
 @pytest.mark.parametrize("seat", FOREIGN_PORTS)
@@ -84,6 +85,7 @@ def test_a_worker_that_names_another_worker_is_refused(victim, kind):
     finish(victim, 10, 20, 30)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("bitmap", [0, 0b001, 0b010, 0b100, 0b111, 0xFFFFFFFF])
 @pytest.mark.parametrize("kind", [Kind.CONTRIBUTION, Kind.RETRY, Kind.RESEND, Kind.BYPASS])
 def test_a_worker_that_claims_others_masks_speaks_for_itself_only(victim, kind, bitmap):
@@ -114,6 +116,7 @@ def test_a_worker_cannot_forge_what_only_the_server_sends(victim, kind, worker):
     finish(victim, 10, 20, 30)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("generation", [0, 6, 8, 0xFFFF])
 @pytest.mark.parametrize("kind", [k for k in Kind if k is not Kind.RESET])
 def test_another_generation_is_refused_from_the_rightful_ports_too(victim, kind, generation):

@@ -14,6 +14,7 @@ PACKETS = 400
 SEEDS = range(3)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("age_limit", [0, NEVER_TICKS])
 @pytest.mark.parametrize("level", list(Level))
 @pytest.mark.parametrize("seed", SEEDS)

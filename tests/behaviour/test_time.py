@@ -78,6 +78,7 @@ def test_random_packets_while_time_passes(target, start_us, limit, level):
     assert target.verdicts() == spec.verdicts()
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("start_us", [*STARTS, HALF + 1_000_000, ROUND + 1_000_000])
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_chunk_may_be_claimed_from_the_age_limit_on_and_no_sooner(clocked, start_us, limit):
@@ -93,6 +94,7 @@ def test_a_chunk_may_be_claimed_from_the_age_limit_on_and_no_sooner(clocked, sta
     assert job.at(limit + 2**29, start_us).claims(7)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("start_us", STARTS)
 @pytest.mark.parametrize(
     ("packet", "refreshes"),
@@ -125,6 +127,7 @@ def test_every_contribution_that_a_slot_takes_refreshes_it_and_nothing_else(
     assert job.at(since + limit, start_us).claims(5)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("start_us", STARTS)
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("freed_by", ["result", "reset"])

@@ -108,6 +108,7 @@ def test_a_signal_ends_all_processes_and_frees_all_ports(endless, tmp_path, numb
             free.bind(tuple(connection.laddr))
 
 
+@pytest.mark.system
 def test_killed_demo_takes_its_processes_along(endless):
     demo, parts = endless
     demo.kill()

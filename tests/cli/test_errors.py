@@ -232,7 +232,12 @@ PLAN = ["plan", "--elements=100000", "--density=0.01", "--gbps=10", "--rtt=0.000
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full: nothing that is always full")
 @pytest.mark.parametrize(
     ("arguments", "unbuffered"),
-    [(PLAN, ""), ([*PLAN, "--json"], ""), (["--help"], ""), (["--version"], "1")],
+    [
+        (PLAN, ""),
+        pytest.param([*PLAN, "--json"], "", marks=pytest.mark.slow),
+        pytest.param(["--help"], "", marks=pytest.mark.slow),
+        (["--version"], "1"),
+    ],
     ids=["table", "json", "help", "unbuffered"],
 )
 def test_output_that_is_full_is_said_in_one_line(arguments, unbuffered):
@@ -250,7 +255,9 @@ def test_output_that_is_full_is_said_in_one_line(arguments, unbuffered):
     assert done.returncode == 1
 
 
-@pytest.mark.parametrize("arguments", [PLAN, [*PLAN, "--json"]], ids=["table", "json"])
+@pytest.mark.parametrize(
+    "arguments", [PLAN, pytest.param([*PLAN, "--json"], marks=pytest.mark.slow)], ids=["table", "json"]
+)
 def test_a_reader_that_left_causes_no_message(arguments):
     with subprocess.Popen([*PEELSUM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()

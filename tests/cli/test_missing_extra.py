@@ -17,7 +17,12 @@ main()
 
 @pytest.mark.parametrize(
     ("package", "command"),
-    [("typer", ["--version"]), ("rich", ["plan", "--help"]), ("grpc", ["status"]), ("pydantic", ["down"])],
+    [
+        ("typer", ["--version"]),
+        ("grpc", ["status"]),
+        pytest.param("rich", ["plan", "--help"], marks=pytest.mark.slow),
+        pytest.param("pydantic", ["down"], marks=pytest.mark.slow),
+    ],
 )
 def test_a_missing_package_is_named_with_the_extra_that_has_it(package, command):
     done = subprocess.run(

@@ -17,11 +17,12 @@ APART = (
     ROOT / "docs/how-to/use-p4runtime-shell.md",
 )
 RUN = [page for page in PAGES if page not in APART and blocks(page.read_text(encoding="utf-8"))]
-#: Networks: from ten seconds to half a minute of processor time. Trainings over networks: minutes.
+#: Networks or training: from ten seconds to half a minute of processor time. Training over networks: minutes.
 LONG = {
     "docs/how-to/choose-a-form.md": pytest.mark.system,
     "docs/how-to/deploy.md": pytest.mark.system,
     "docs/how-to/run-the-demo.md": pytest.mark.system,
+    "docs/how-to/train-with-sparse-tables.md": pytest.mark.system,
     "docs/how-to/use-bmv2-and-mininet.md": pytest.mark.system,
     "docs/how-to/use-with-your-trainer.md": pytest.mark.system,
     "docs/reference/topology.md": pytest.mark.system,

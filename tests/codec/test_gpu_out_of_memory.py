@@ -43,8 +43,8 @@ STEPS: list[tuple[list[str], dict[str, Any], Any, Mode]] = [
     (["a", "b"], {"forms": {"b": "dense"}, "values": "sketch"}, None, "in place"),
     (["a"], {"forms": "sparse", "values": "sketch", "cells_per_candidate": 0.6}, None, "no room"),
 ]
-#: Steps with very many allocations.
-SLOW = 5, 7
+#: Steps with many allocations, or of whose kind there is another.
+SLOW = 0, 3, 5, 7
 
 
 @pytest.fixture(autouse=True)

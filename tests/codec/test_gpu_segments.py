@@ -67,6 +67,7 @@ def placed(arrays: Sequence[Floats], where: str) -> tuple[list[torch.Tensor], li
     return tensors, [each[m % 3 if kind is None else kind][m] for m in range(len(arrays))]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", TABLES)
 def test_a_step_has_the_references_words_and_results(name: str, where: str) -> None:

@@ -68,16 +68,16 @@ def filtered(ops: Kernels, layout: BloomLayout, index: Words, elements: int, fir
     return out.array
 
 
-@pytest.mark.parametrize("n", ENDS)
 @pytest.mark.parametrize("density", DENSITIES)
-def test_bitmap(n: int, density: float) -> None:
-    sample, out = drawn(n, density), Guarded(index_words(n))
-    magnitude = cpu_index_loops.pack(sample.view(np.uint32), 0, n, out.array)
-    out.check(packed(sample != 0))
-    assert magnitude == np.abs(sample).max(initial=0).view(np.uint32)
-    truth = np.empty(index_words(n), np.uint32)
-    assert reference.index(sample, truth) == magnitude
-    np.testing.assert_array_equal(truth, out.array)
+def test_bitmap(density: float) -> None:
+    for n in ENDS:
+        sample, out = drawn(n, density), Guarded(index_words(n))
+        magnitude = cpu_index_loops.pack(sample.view(np.uint32), 0, n, out.array)
+        out.check(packed(sample != 0))
+        assert magnitude == np.abs(sample).max(initial=0).view(np.uint32)
+        truth = np.empty(index_words(n), np.uint32)
+        assert reference.index(sample, truth) == magnitude
+        np.testing.assert_array_equal(truth, out.array)
 
 
 def test_bit_order_is_least_significant_first() -> None:
@@ -90,19 +90,21 @@ def test_bit_order_is_least_significant_first() -> None:
         np.testing.assert_array_equal(out, [1 << 0, 1 << 1, 1 << 5])
 
 
-@pytest.mark.parametrize("n", ENDS)
 @pytest.mark.parametrize("density", DENSITIES)
 @pytest.mark.parametrize("first", [0, 2**40])
-def test_positions(n: int, density: float, first: int) -> None:
-    where = np.flatnonzero(drawn(n, density))
-    out = Guarded(where.size, np.int64)
-    words = packed(np.isin(np.arange(n), where))
-    if n % 32:
-        words[-1] |= np.uint32(0xFFFFFFFF << n % 32 & 0xFFFFFFFF)  # bits beyond the last element are ignored
-    cpu_index_loops.positions(words, n, first, out.array)
-    out.check(first + where)
-    for ops in ALL:
-        np.testing.assert_array_equal(ops.positions(np.append(words, ~words[:1]), n, first), first + where)
+def test_positions(density: float, first: int) -> None:
+    for n in ENDS:
+        where = np.flatnonzero(drawn(n, density))
+        out = Guarded(where.size, np.int64)
+        words = packed(np.isin(np.arange(n), where))
+        if n % 32:
+            # Bits beyond the last element are ignored.
+            words[-1] |= np.uint32(0xFFFFFFFF << n % 32 & 0xFFFFFFFF)
+        cpu_index_loops.positions(words, n, first, out.array)
+        out.check(first + where)
+        for ops in ALL:
+            result = ops.positions(np.append(words, ~words[:1]), n, first)
+            np.testing.assert_array_equal(result, first + where)
 
 
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 39, 40, 41, 63, 64, 65])
@@ -122,17 +124,17 @@ def test_the_last_word_may_have_any_number_of_bits(count: int) -> None:
 
 
 @IMPLEMENTATIONS
-@pytest.mark.parametrize("n", ENDS)
 @pytest.mark.parametrize("block", [2, 4, 8, 16, 32, 64, 128, 1024, 4096])
 @pytest.mark.parametrize("density", [0.0, 0.001, 0.1, 1.0])
-def test_blocks(ops: Kernels, n: int, block: int, density: float) -> None:
-    where = np.flatnonzero(drawn(n, density))
-    blocks, out = Guarded(block_words(n, block)), Guarded(index_words(n))
-    ops.block_encode(packed(np.isin(np.arange(n), where)), n, block, blocks.array)
-    used = np.isin(np.arange(-(-n // block)), where // block)
-    blocks.check(packed(used))
-    ops.block_decode(blocks.array, n, block, out.array)
-    out.check(packed(used[np.arange(n) // block]))
+def test_blocks(ops: Kernels, block: int, density: float) -> None:
+    for n in ENDS:
+        where = np.flatnonzero(drawn(n, density))
+        blocks, out = Guarded(block_words(n, block)), Guarded(index_words(n))
+        ops.block_encode(packed(np.isin(np.arange(n), where)), n, block, blocks.array)
+        used = np.isin(np.arange(-(-n // block)), where // block)
+        blocks.check(packed(used))
+        ops.block_decode(blocks.array, n, block, out.array)
+        out.check(packed(used[np.arange(n) // block]))
 
 
 @IMPLEMENTATIONS
@@ -146,11 +148,11 @@ def test_occupied_blocks_are_counted(ops: Kernels, density: float, base: int) ->
 
 
 @IMPLEMENTATIONS
-@pytest.mark.parametrize("n", ENDS)
 @pytest.mark.parametrize("density", DENSITIES)
-def test_bits_of_candidates(ops: Kernels, n: int, density: float) -> None:
-    mask, chosen = drawn(n, density) != 0, np.random.default_rng(n).random(n) < 0.5
-    gathered_and_scattered(ops, mask, chosen)
+def test_bits_of_candidates(ops: Kernels, density: float) -> None:
+    for n in ENDS:
+        mask, chosen = drawn(n, density) != 0, np.random.default_rng(n).random(n) < 0.5
+        gathered_and_scattered(ops, mask, chosen)
 
 
 def gathered_and_scattered(ops: Kernels, mask: NDArray[np.bool_], chosen: NDArray[np.bool_]) -> None:
@@ -161,6 +163,7 @@ def gathered_and_scattered(ops: Kernels, mask: NDArray[np.bool_], chosen: NDArra
     out.check(packed(chosen & mask))
 
 
+@pytest.mark.covering(2)
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("words", [1, 2, 3, 31, 1023, 1024, 1025, 3073])
 @pytest.mark.parametrize("density", [0.01, 0.4, 0.6, 0.9, 1.0])
@@ -172,22 +175,22 @@ def test_the_last_word_may_have_any_number_of_candidates(ops: Kernels, words: in
         gathered_and_scattered(ops, mask, rng.random(32 * words) < 0.5)
 
 
-@pytest.mark.parametrize("n", ENDS)
 @pytest.mark.parametrize("density", [0.0, 0.001, 0.1])
 @pytest.mark.parametrize("hashes", [1, 2, 7, 32])
-def test_a_filter_lets_everything_pass_that_is_in_it(n: int, density: float, hashes: int) -> None:
-    where, first = np.flatnonzero(drawn(n, density)), 64
-    layout, index = BloomLayout.sized(where.size, hashes, n), packed(np.isin(np.arange(n), where))
-    truth = np.empty(layout.words, np.uint32)
-    REFERENCE.bloom_encode(layout, index, truth, first)
-    passed = filtered(REFERENCE, layout, index, n, first)
-    words, out = Guarded(layout.words), Guarded(index_words(n))
-    CPU.bloom_encode(layout, index, words.array, first)
-    words.check(truth)
-    CPU.bloom_decode(layout, truth, n, out.array, first)
-    out.check(passed)
-    assert not (index & ~passed).any()
-    assert all(element < n for element in set_bits(passed))
+def test_a_filter_lets_everything_pass_that_is_in_it(density: float, hashes: int) -> None:
+    for n in ENDS:
+        where, first = np.flatnonzero(drawn(n, density)), 64
+        layout, index = BloomLayout.sized(where.size, hashes, n), packed(np.isin(np.arange(n), where))
+        truth = np.empty(layout.words, np.uint32)
+        REFERENCE.bloom_encode(layout, index, truth, first)
+        passed = filtered(REFERENCE, layout, index, n, first)
+        words, out = Guarded(layout.words), Guarded(index_words(n))
+        CPU.bloom_encode(layout, index, words.array, first)
+        words.check(truth)
+        CPU.bloom_decode(layout, truth, n, out.array, first)
+        out.check(passed)
+        assert not (index & ~passed).any()
+        assert all(element < n for element in set_bits(passed))
 
 
 def blank(words: int) -> Words:

@@ -93,6 +93,7 @@ def cells_of(layout: SketchLayout, element: int) -> list[int]:
     return [(first + j) * layout.width + (share * layout.width >> 16) for j, share in enumerate(shares)]
 
 
+@pytest.mark.covering(2)
 @IMPLEMENTATIONS
 @SUPPORTS
 @pytest.mark.parametrize("n", [0, 1, 31, 997, 4096])

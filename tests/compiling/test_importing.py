@@ -53,6 +53,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.system
 def test_without_a_folder_all_modules_are_imported_and_commands_run(tmp_path):
     pytest.importorskip("torch")
     run = subprocess.run(

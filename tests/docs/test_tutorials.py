@@ -55,6 +55,7 @@ def test_a_compressor_of_ones_own():
     run_session((DOCS / "how-to/add-a-compressor.md").read_text(), at_least=7)
 
 
+@pytest.mark.system
 def test_one_chunk_packet_by_packet(shell, monkeypatch, kept_port):
     base, tcp = free_udp_base(3), kept_port.number
     page = (DOCS / "tutorial/one-chunk.md").read_text()

@@ -137,7 +137,11 @@ class FailuresOfRacks(Failures):
 
 @pytest.mark.parametrize(
     ("machine", "examples"),
-    [(Failures, 50), (FailuresOfRacks, 22)],
+    [
+        (Failures, 15),
+        (FailuresOfRacks, 6),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((Failures, 200), (FailuresOfRacks, 80))),
+    ],
 )
 def test_whatever_fails_sums_stay_exact(machine: type[Failures], examples: int) -> None:
     run_state_machine_as_test(

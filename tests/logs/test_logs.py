@@ -81,11 +81,6 @@ def test_an_unknown_format_or_a_missing_package_is_an_error(monkeypatch):
         configure("json", "server")
 
 
-def test_nothing_is_imported_before_it_is_asked_for():
-    code = "import peelsum.logs, peelsum.torch, sys; sys.exit('structlog' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_the_commands_have_the_option():
     said = peelsum("switch", "run", "--log-format", "xml")
     assert (said.returncode, said.stderr) == (

@@ -1,27 +1,25 @@
-"""Small changes to Python source that tests should notice: found in the syntax tree, made in the text."""
+"""Small changes to Python source that tests should notice, made in the syntax tree."""
 
 from __future__ import annotations
 
 import ast
 import random
-import warnings
+from collections import defaultdict
 from collections.abc import Iterator
-from copy import deepcopy
+from copy import copy
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
     ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
     ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
     ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
     ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
 }
+_COMPARED |= {other: operator for operator, other in _COMPARED.items()}
 _COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -35,146 +33,127 @@ _COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitOr: ast.BitAnd,
     ast.BitXor: ast.BitAnd,
 }
-#: Statements that are left out or swapped: those that have an effect beyond a name's value.
-_EFFECTS = (ast.Expr, ast.AugAssign, ast.Delete, ast.Raise, ast.Continue, ast.Break, ast.Assign)
+_JUMPS = (ast.Raise, ast.Continue, ast.Break)
+#: Kind of a change, the node whose fields change, their new values, and a text that shows the change.
+Change = tuple[str, ast.AST, dict[str, Any], str]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of the bytes `start` to `end` of a file, given as UTF-8. `kind` is for an even choice."""
+    """The change of this number in a file. `kind` is for an even choice."""
 
     path: Path
+    number: int
     line: int
     kind: str
-    start: int
-    end: int
-    text: str
     change: str
 
-    def applied(self, source: bytes) -> bytes:
-        """The file with the change in it."""
-        return source[: self.start] + self.text.encode() + source[self.end :]
+    def source(self) -> str:
+        """Return the file with the change in it, without comments."""
+        tree = ast.parse(self.path.read_bytes())
+        _, node, fields, _ = next(islice(_changes(tree), self.number, None))
+        vars(node).update(fields)
+        return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def mutants(path: Path) -> list[Mutant]:
-    """All that are made of a file, in its order; those that do not parse are left out."""
-    source = path.read_bytes()
-    found = _Finder(path, source).all()
-    return [mutant for mutant in found if _parses(mutant.applied(source))]
+    """Return all changes of a file, in its order."""
+    changes = enumerate(_changes(ast.parse(path.read_bytes())))
+    return [
+        Mutant(path, number, getattr(node, "lineno", 0), kind, text)
+        for number, (kind, node, _, text) in changes
+    ]
 
 
-def chosen(found: list[Mutant], count: int, seed: str) -> list[Mutant]:
+def chosen(candidates: list[Mutant], count: int, seed: str) -> list[Mutant]:
     """Return `count` mutants, similar numbers of each kind, the same ones for a seed."""
-    rng = random.Random(seed)
-    kinds: dict[str, list[Mutant]] = {}
-    for mutant in found:
-        kinds.setdefault(mutant.kind, []).append(mutant)
-    for of_a_kind in kinds.values():
-        rng.shuffle(of_a_kind)
-    taken: list[Mutant] = []
-    while len(taken) < min(count, len(found)):
-        for of_a_kind in kinds.values():
-            if of_a_kind and len(taken) < count:
-                taken.append(of_a_kind.pop())
-    return taken
+    kinds: dict[str, list[Mutant]] = defaultdict(list)
+    for mutant in random.Random(seed).sample(candidates, len(candidates)):
+        kinds[mutant.kind].append(mutant)
+    ranked = sorted(
+        (place, mutant.kind, mutant) for kind in kinds.values() for place, mutant in enumerate(kind)
+    )
+    return [mutant for _, _, mutant in ranked[:count]]
 
 
-def _parses(source: bytes) -> bool:
-    try:
-        with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
-            compile(source, "<mutant>", "exec", dont_inherit=True)
-    except SyntaxError:
-        return False
-    return True
-
-
-class _Finder:
-    def __init__(self, path: Path, source: bytes) -> None:
-        self._path, self._source = path, source
-        self._begins = [0]
-        for line in source.splitlines(keepends=True):
-            self._begins.append(self._begins[-1] + len(line))
-
-    def all(self) -> list[Mutant]:
-        found = [mutant for node in _code(ast.parse(self._source)) for mutant in self._of(node)]
-        return sorted(found, key=lambda mutant: (mutant.start, mutant.end, mutant.kind, mutant.text))
-
-    def _of(self, node: ast.AST) -> Iterator[Mutant]:
-        yield from self._of_value(node)
+def _changes(tree: ast.AST) -> Iterator[Change]:
+    for node in _code(tree):
+        for kind, fields in _of_value(node):
+            changed = copy(node)
+            vars(changed).update(fields)
+            shown = [getattr(one, "test", one) for one in (node, changed)]
+            yield kind, node, fields, f"{ast.unparse(shown[0])} -> {ast.unparse(shown[1])}"
         for body in ("body", "orelse", "finalbody"):
-            statements = getattr(node, body, None)
-            if isinstance(statements, list):
-                yield from self._of_statements(statements)
+            if isinstance(statements := getattr(node, body, None), list):
+                for kind, place, others, text in _of_statements(statements):
+                    yield (
+                        kind,
+                        node,
+                        {body: statements[:place] + others + statements[place + len(others) :]},
+                        text,
+                    )
 
-    def _of_value(self, node: ast.AST) -> Iterator[Mutant]:
-        match node:
-            case ast.Constant(value=bool(value)):
-                yield self._replaced(node, "constant", ast.Constant(not value))
-            case ast.Constant(value=int(value) | float(value)):
-                yield self._replaced(node, "constant", ast.Constant(value + 1))
-                yield self._replaced(node, "constant", ast.Constant(value - 1))
-            case ast.Compare(ops=[only]) if type(only) in _COMPARED:
-                yield self._changed(node, "comparison", ops=[_COMPARED[type(only)]()])
-            case ast.BoolOp(op=op):
-                yield self._changed(node, "and/or", op=ast.Or() if isinstance(op, ast.And) else ast.And())
-            case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in _COMPUTED:
-                yield self._changed(node, "operator", op=_COMPUTED[type(op)]())
-            case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
-                yield self._replaced(test, "condition", ast.UnaryOp(ast.Not(), test))
-            case ast.Call(func=ast.Name(id="min" | "max")):
-                return  # the order of their arguments means nothing
-            case ast.Call(args=[first, second, *rest]) if ast.dump(first) != ast.dump(second):
-                if not any(isinstance(one, ast.Starred) for one in (first, second)):
-                    yield self._changed(node, "arguments", args=[second, first, *rest])
 
-    def _of_statements(self, statements: list[ast.stmt]) -> Iterator[Mutant]:
-        for number, statement in enumerate(statements):
-            if not _has_effect(statement):
-                continue
-            yield self._replaced(statement, "removal", ast.Pass())
-            after = statements[number + 1] if number + 1 < len(statements) else None
-            if after is not None and _has_effect(after) and self._meet(statement, after):
-                yield self._swapped(statement, after)
+def _of_value(node: ast.AST) -> Iterator[tuple[str, dict[str, Any]]]:
+    match node:
+        case ast.Constant(value=bool(value)):
+            yield "constant", {"value": not value}
+        case ast.Constant(value=int(value) | float(value)):
+            yield "constant", {"value": value + 1}
+            yield "constant", {"value": value - 1}
+        case ast.Compare(ops=[only]) if type(only) in _COMPARED:
+            yield "comparison", {"ops": [_COMPARED[type(only)]()]}
+        case ast.BoolOp(op=op):
+            yield "and/or", {"op": ast.Or() if isinstance(op, ast.And) else ast.And()}
+        case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in _COMPUTED:
+            yield "operator", {"op": _COMPUTED[type(op)]()}
+        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
+            yield "condition", {"test": ast.UnaryOp(ast.Not(), test)}
+        case ast.Call(func=ast.Name(id="min" | "max")):
+            return  # the order of their arguments means nothing
+        case ast.Call(args=[first, second, *rest]) if ast.dump(first) != ast.dump(second):
+            if not any(isinstance(one, ast.Starred) for one in (first, second)):
+                yield "arguments", {"args": [second, first, *rest]}
 
-    def _meet(self, first: ast.stmt, second: ast.stmt) -> bool:
-        """Return whether their order can matter: both call something, or one assigns what the other uses."""
-        if any(isinstance(one, (ast.Raise, ast.Continue, ast.Break)) for one in (first, second)):
+
+def _of_statements(statements: list[ast.stmt]) -> Iterator[tuple[str, int, list[ast.stmt], str]]:
+    """Yield the kind, the first statement's place, those instead of as many, and a text."""
+    for place, (statement, after) in enumerate(zip(statements, [*statements[1:], None], strict=False)):
+        if _has_effect(statement):
+            yield "removal", place, [ast.Pass()], f"{ast.unparse(statement)} -> pass"
+            if after is not None and _has_effect(after) and _meet(statement, after):
+                text = f"{ast.unparse(statement)}; {ast.unparse(after)} -> swapped"
+                yield "order", place, [after, statement], text
+
+
+def _has_effect(statement: ast.stmt) -> bool:
+    """Return whether a statement does more than set a name."""
+    match statement:
+        case ast.Expr(value=ast.Constant()):
             return False
-        if isinstance(first, ast.Expr) and isinstance(second, ast.Expr):
-            return True
-        pairs = ((first, second), (second, first))
-        return any(self._text(target) in self._text(other) for one, other in pairs for target in _set(one))
+        case ast.Assign(targets=targets):
+            return not all(isinstance(target, ast.Name) for target in targets)
+    return isinstance(statement, (ast.Expr, ast.AugAssign, ast.Delete, *_JUMPS))
 
-    def _changed(self, node: ast.AST, kind: str, **fields: object) -> Mutant:
-        other = deepcopy(node)
-        for name, value in fields.items():
-            setattr(other, name, value)
-        return self._replaced(node, kind, other)
 
-    def _replaced(self, node: ast.AST, kind: str, other: ast.AST) -> Mutant:
-        text = ast.unparse(other)
-        return self._mutant(
-            node, node, kind, text if isinstance(node, ast.stmt) or kind == "constant" else f"({text})"
-        )
+def _meet(first: ast.stmt, second: ast.stmt) -> bool:
+    """Return whether their order can matter: both call something, or one assigns what the other uses."""
+    if isinstance(first, _JUMPS) or isinstance(second, _JUMPS):
+        return False
+    if isinstance(first, ast.Expr) and isinstance(second, ast.Expr):
+        return True
+    pairs = ((first, second), (second, first))
+    return any(ast.unparse(target) in ast.unparse(other) for one, other in pairs for target in _targets(one))
 
-    def _swapped(self, first: ast.stmt, second: ast.stmt) -> Mutant:
-        between = self._source[self._span(first)[1] : self._span(second)[0]].decode()
-        return self._mutant(first, second, "order", self._text(second) + between + self._text(first))
 
-    def _mutant(self, first: ast.AST, last: ast.AST, kind: str, text: str) -> Mutant:
-        start, end = self._span(first)[0], self._span(last)[1]
-        before = " ".join(self._source[start:end].decode().split())
-        change = f"{before} -> {' '.join(text.split())}"
-        return Mutant(self._path, first.lineno, kind, start, end, text, change)  # type: ignore[attr-defined]
-
-    def _span(self, node: ast.AST) -> tuple[int, int]:
-        line, column = node.lineno, node.col_offset  # type: ignore[attr-defined]
-        last, end = node.end_lineno, node.end_col_offset  # type: ignore[attr-defined]
-        return self._begins[line - 1] + column, self._begins[last - 1] + end
-
-    def _text(self, node: ast.AST) -> str:
-        start, end = self._span(node)
-        return self._source[start:end].decode()
+def _targets(statement: ast.stmt) -> list[ast.expr]:
+    """Return the targets of an assignment or a deletion."""
+    match statement:
+        case ast.Assign(targets=targets) | ast.Delete(targets=targets):
+            return targets
+        case ast.AugAssign(target=target):
+            return [target]
+    return []
 
 
 def _code(tree: ast.AST) -> Iterator[ast.AST]:
@@ -190,22 +169,3 @@ def _code(tree: ast.AST) -> Iterator[ast.AST]:
 
 def _for_types(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-
-
-def _has_effect(statement: ast.stmt) -> bool:
-    match statement:
-        case ast.Expr(value=ast.Constant()):
-            return False
-        case ast.Assign(targets=targets):
-            return not all(isinstance(target, ast.Name) for target in targets)
-    return isinstance(statement, _EFFECTS)
-
-
-def _set(statement: ast.stmt) -> list[ast.expr]:
-    """Return the targets of an assignment or a deletion."""
-    match statement:
-        case ast.Assign(targets=targets) | ast.Delete(targets=targets):
-            return targets
-        case ast.AugAssign(target=target):
-            return [target]
-    return []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ast
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import run as harness
 from mutants import chosen, mutants
 from patience import PATIENCE_S
+from run import fate_of
 
 SOURCE = '''\
 """A docstring with 1 in it."""
@@ -36,35 +36,35 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_kind_is_found_except_in_docstrings_and_annotations(file: Path) -> None:
-    assert [(mutant.line, mutant.kind, mutant.change) for mutant in mutants(file)] == [
-        (5, "comparison", "a < 3 -> (a <= 3)"),
-        (5, "and/or", "a < 3 and b -> (a < 3 or b)"),
-        (5, "condition", "a < 3 and b -> (not (a < 3 and b))"),
-        (5, "constant", "3 -> 2"),
-        (5, "constant", "3 -> 4"),
-        (6, "arguments", "g(a, b.c) -> (g(b.c, a))"),
-        (6, "removal", "g(a, b.c) -> pass"),
-        (6, "order", "g(a, b.c) b.c = 4 -> b.c = 4 g(a, b.c)"),
-        (7, "removal", "b.c = 4 -> pass"),
-        (7, "constant", "4 -> 3"),
-        (7, "constant", "4 -> 5"),
-        (8, "removal", "b.d = 5 -> pass"),
-        (8, "constant", "5 -> 4"),
-        (8, "constant", "5 -> 6"),
-        (9, "removal", "h(*rest, a) -> pass"),
-        (10, "operator", "max(a, b) + 1 -> (max(a, b) - 1)"),
-        (10, "constant", "1 -> 0"),
-        (10, "constant", "1 -> 2"),
+def test_each_kind_is_made_except_in_docstrings_and_annotations(file: Path) -> None:
+    assert [(mutant.kind, mutant.change) for mutant in mutants(file)] == [
+        ("removal", "h(*rest, a) -> pass"),
+        ("condition", "a < 3 and b -> not (a < 3 and b)"),
+        ("removal", "g(a, b.c) -> pass"),
+        ("order", "g(a, b.c); b.c = 4 -> swapped"),
+        ("removal", "b.c = 4 -> pass"),
+        ("removal", "b.d = 5 -> pass"),
+        ("and/or", "a < 3 and b -> a < 3 or b"),
+        ("comparison", "a < 3 -> a <= 3"),
+        ("constant", "3 -> 4"),
+        ("constant", "3 -> 2"),
+        ("arguments", "g(a, b.c) -> g(b.c, a)"),
+        ("constant", "4 -> 5"),
+        ("constant", "4 -> 3"),
+        ("constant", "5 -> 6"),
+        ("constant", "5 -> 4"),
+        ("operator", "max(a, b) + 1 -> max(a, b) - 1"),
+        ("constant", "1 -> 2"),
+        ("constant", "1 -> 0"),
     ]
 
 
 def test_a_mutant_changes_its_place_only(file: Path) -> None:
+    before = ast.unparse(ast.parse(SOURCE)).splitlines()
     for mutant in mutants(file):
-        before, after = SOURCE.splitlines(), mutant.applied(SOURCE.encode()).decode().splitlines()
-        assert len(before) == len(after)
-        differing = [line for line, pair in enumerate(zip(before, after, strict=True), 1) if len({*pair}) > 1]
-        assert differing == ([6, 7] if mutant.kind == "order" else [mutant.line])
+        after = mutant.source().splitlines()
+        differing = [line for line, pair in enumerate(zip(before, after, strict=True)) if len({*pair}) > 1]
+        assert len(differing) == (2 if mutant.kind == "order" else 1), mutant
 
 
 def test_the_choice_is_even_and_the_same_for_the_same_seed(file: Path) -> None:
@@ -77,35 +77,14 @@ def test_the_choice_is_even_and_the_same_for_the_same_seed(file: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "fate"), [(0, "survived"), (1, "killed"), (2, "killed"), (4, "killed"), (None, "timed out")]
 )
-def test_a_change_is_noticed_also_where_nothing_can_be_imported(
-    status: int | None, fate: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_is_noticed_also_where_nothing_can_be_imported(status: int | None, fate: str) -> None:
     """pytest ends with 2 or 4 then: a test file, or conftest.py, that cannot be loaded."""
-    monkeypatch.setattr(harness, "ROOT", tmp_path)
-    monkeypatch.setattr(harness.Bench, "run", lambda bench, *_: (status, ""))
-    area = harness.Area("*.py", ())
-    result = harness.Run(1, None, tmp_path / "benches")._tried("wire", area, mutants(file)[0], "", 1.0)
-    assert result.fate == fate
+    assert fate_of(status) == fate
 
 
-@pytest.mark.parametrize("named", ["tests", "tests/test_f.py"])
-def test_results_are_kept_while_tests_are_the_same(
-    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(harness, "ROOT", tmp_path)
-    (tmp_path / "tests").mkdir()
-    area, seen = harness.Area("*.py", (named,)), set()
-    for text in ("one", "two", "one"):
-        (tmp_path / "tests/test_f.py").write_text(text)
-        seen.add(harness._fingerprint(area))
-    assert len(seen) == 2
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_is_ended_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
-    """Neither the tests that it started, nor their folder, nor a result."""
-    options = ["--area", "wire", "--sample", "1", "--json", str(tmp_path / "kept")]
-    command = [sys.executable, str(Path(__file__).with_name("run.py")), *options]
+def test_a_run_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Neither the tests that it started, nor their folder."""
+    command = [sys.executable, str(Path(__file__).with_name("run.py")), "--area", "wire", "--sample", "1"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
     try:
@@ -113,10 +92,10 @@ def test_a_run_that_is_ended_leaves_nothing_behind(number: signal.Signals, tmp_p
         while not (children := psutil.Process(run.pid).children(recursive=True)):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        run.send_signal(number)
+        run.terminate()
         run.communicate(timeout=PATIENCE_S)
     finally:
         run.kill()
         run.communicate()
     _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
-    assert (run.returncode in (143, -signal.SIGINT, 130), alive, list(tmp_path.iterdir())) == (True, [], [])
+    assert (run.returncode, alive, list(tmp_path.iterdir())) == (143, [], [])

@@ -94,7 +94,10 @@ def batch(schema, table, kind, count):
     return [update(kind, table_entry=entry(schema, table, number)) for number in range(count)]
 
 
-@pytest.mark.parametrize("table", ["exact_match", "route", "filter", "group"])
+@pytest.mark.parametrize(
+    "table",
+    ["route", *(pytest.param(one, marks=pytest.mark.slow) for one in ("exact_match", "filter", "group"))],
+)
 def test_the_time_of_a_batch_grows_with_its_length(entities, large, table):
     """Compare the lesser of two times each: a quadratic algorithm would take 16 times as long."""
     kinds, counts, taken = ("INSERT", "MODIFY", "DELETE"), (1000, 4000), {}
@@ -331,6 +334,7 @@ def test_packets_flow_while_a_long_write_goes_on(primary, long_write):
     assert came_back > 5
 
 
+@pytest.mark.system
 def test_an_interrupt_ends_the_switch_whatever_is_queued(large, long_write):
     with switch_process(large) as (running, client):
         client.update("INSERT", table_entry=entry(large, "route", 0))

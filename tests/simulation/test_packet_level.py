@@ -41,7 +41,9 @@ def check(report: Report) -> None:
     assert report.offered == report.delivered + report.drops["queue_full"] + report.drops["lost"]
 
 
-@pytest.mark.parametrize("scenario", [LOSSY, CROWDED], ids=["lossy", "crowded"])
+@pytest.mark.parametrize(
+    "scenario", [LOSSY, pytest.param(CROWDED, marks=pytest.mark.slow)], ids=["lossy", "crowded"]
+)
 def test_the_same_seed_gives_the_same_rows_on_every_switch_and_in_every_batch(scenario: Scenario) -> None:
     report = simulate(scenario)
     check(report)

@@ -132,7 +132,7 @@ def test_the_check_of_words_finds_one_wrong_bit() -> None:
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_jobs_share_a_switch_and_sum_exactly(name: str) -> None:
-    one = scenario(2, LANES * 2000)
+    one = scenario(2, LANES * 800)
     jobs = tuple(one.jobs[0].model_copy(update={"workers": workers}) for workers in (2, 3, 2))
     alone = run_protocol(one.model_copy(update={"slots": 512}), name, PROTOCOLS[name])
     both = one.model_copy(update={"slots": 512, "jobs": jobs})

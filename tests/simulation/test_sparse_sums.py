@@ -22,7 +22,7 @@ def blocks(words: np.ndarray) -> np.ndarray:
     return padded.reshape(len(words), -1, LANES).any(2)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("density", [0.0, 0.02, 1.0])
 @pytest.mark.parametrize("support", ["uniform", "rows"])

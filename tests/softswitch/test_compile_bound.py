@@ -73,6 +73,7 @@ def test_programs_up_to_the_bound_are_compiled(monkeypatch, caplog):
     sums_exactly(switch, 4)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("lanes", [32, 64, 128, 256])
 @pytest.mark.parametrize("queued", [False, True])
 def test_our_pipelines_stay_far_below_the_bound(lanes, queued):

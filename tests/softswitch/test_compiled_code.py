@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from patience import PATIENCE_S
 
 P4 = Path(__file__).parent / "p4"
@@ -25,6 +26,7 @@ def start(cache):
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
+@pytest.mark.system
 def test_processes_that_start_at_once_compile_a_program_once(tmp_path):
     both = start(tmp_path), start(tmp_path)
     printed = sorted(process.communicate(timeout=PATIENCE_S)[0].split() for process in both)

@@ -135,7 +135,7 @@ def plain(text, values):
     return eval(text, {"K": int, "clamp": clamp, "shl": shl, "shr": shr, **limbs(values)})
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(NUMBERS, VALUES, st.sampled_from([1, 8, 13, 32, 48, 64]))
 @example(Binary("<<", FieldRef("h", "t"), Const(3)), NEGATIVE, 32)
 @example(Binary("<<", FieldRef("h", "t"), FieldRef("h", "d")), NEGATIVE, 32)
@@ -155,7 +155,7 @@ def test_what_is_stored_is_what_integers_of_any_size_give(expr, values, bits):
     assert (plain(text, values), machine(text, values)) == (expected, expected), text
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(TRUTHS, VALUES)
 def test_truth_values_are_those_of_integers_of_any_size(expr, values):
     try:
@@ -178,7 +178,7 @@ WIDE_NUMBERS = st.deferred(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(WIDE_NUMBERS, WIDE_NUMBERS, VALUES)
 def test_wide_numbers_limb_by_limb_are_never_refused(expr, other, values):
     page, true = Page(), meaning(expr, values)

@@ -83,7 +83,9 @@ def program(lanes):
     return json.loads(pipeline(lanes).json_path.read_text())
 
 
-@pytest.mark.parametrize("lanes", COMPILED_LANES)
+@pytest.mark.parametrize(
+    "lanes", [pytest.param(one, marks=pytest.mark.slow if one > 512 else []) for one in COMPILED_LANES]
+)
 def test_every_register_is_touched_at_most_once_on_every_path(lanes):
     paths = Paths(program(lanes))
     assert len(paths.worst(paths.start)) == lanes + 4  # owner_tag, owner_stamp, worker_bitmap, slot_marks

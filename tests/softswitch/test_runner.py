@@ -166,7 +166,7 @@ def test_stop_before_run_is_not_forgotten(rig: SimpleNamespace) -> None:
     rig.plane.run()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_ends_the_process_and_frees_every_port(number: signal.Signals) -> None:
     script = """
 from peelsum.softswitch.process import run

@@ -1,6 +1,7 @@
 """Networks that `peelsum up` runs for a test, commands in their hosts, and reasons to skip."""
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -8,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +34,11 @@ PAIR = {
 
 def _refusal() -> str:
     """Why this machine has no network namespaces for us; empty if it has."""
-    if shutil.which("nsenter") is None:
-        return "nsenter is not on PATH"
-    program = "from peelsum.topology.veth import enter_own_namespace as e; e()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    return done.stderr.strip().rpartition("\n")[2]
+    for tool in ("nsenter", "unshare", "ip"):
+        if shutil.which(tool) is None:
+            return f"{tool} is not on PATH"
+    done = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True, check=False)
+    return done.stderr.strip()
 
 
 REFUSAL = _refusal()
@@ -98,24 +101,54 @@ def up(topology: str, links: str, switch: str = "embedded", *options: str):
         process.stderr.close()
 
 
-def alone(file: str, scene: str) -> Any:
-    """Run a function of a test file in a new process, by `main`, and return its result.
+@functools.lru_cache(maxsize=1)
+def _server(file: str) -> subprocess.Popen[str]:
+    """Start the process that runs the scenes of a test file; it ends when its standard input is closed."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, file], text=True, env=environment, **pipes)
 
-    A process cannot leave a namespace it has entered. Skips where there are no namespaces.
+
+def alone(file: str, scene: str) -> Any:
+    """Run a function of a test file in a process and a network namespace of its own; return its result.
+
+    The process is forked from one that has imported the file, which takes longer than most scenes. Skips
+    where there are no namespaces.
     """
     if REFUSAL:
         pytest.skip(REFUSAL)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, file, scene]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    server = _server(file)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(json.dumps([scene, dict(os.environ)]) + "\n")
+    server.stdin.flush()
+    assert select.select([server.stdout], [], [], PATIENCE_S)[0], f"{scene}: no result"
+    result, failure = json.loads(server.stdout.readline() or '[null, "the process of scenes has ended"]')
+    assert not failure, failure
+    return result
 
 
 def main(scenes: dict[str, Any]) -> None:
-    """Run the function named on the command line in a namespace of its own; print its result as JSON."""
-    veth.enter_own_namespace()
-    print(json.dumps(scenes[sys.argv[1]]()))
+    """Run the functions that `alone` asks for, each in a fork of this process."""
+    for line in sys.stdin:
+        scene, environment = json.loads(line)
+        if (child := os.fork()) == 0:
+            os.environ.clear()
+            os.environ.update(environment)
+            print(json.dumps(_outcome(scenes[scene])), flush=True)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status:
+            print(json.dumps([None, f"{scene}: ended with {status}"]), flush=True)
+
+
+def _outcome(scene: Callable[[], object]) -> tuple[object, str]:
+    """Return what a scene returns in a new namespace, or its traceback."""
+    try:
+        veth.enter_own_namespace()
+        return scene(), ""
+    except BaseException:
+        return None, traceback.format_exc()
 
 
 def xdp_refusal() -> dict[str, str]:

@@ -103,8 +103,9 @@ def test_a_compressed_step_has_a_span_with_its_bytes(made):
     assert outer.attributes["peelsum.bytes"] == result.wire_bytes
 
 
-def test_nothing_is_imported_unless_asked():
-    code = "import peelsum.torch, sys; sys.exit(any('opentelemetry' in name for name in sys.modules))"
+def test_neither_telemetry_nor_logs_are_imported_unless_asked():
+    modules = "{'opentelemetry', 'structlog'} & {*sys.modules}"
+    code = f"import peelsum.logs, peelsum.torch, sys; sys.exit(bool({modules}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -325,4 +325,4 @@ def test_latency_without_netem_is_refused_with_the_reason() -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(globals()[sys.argv[1]]()))
+    networks.main(globals())

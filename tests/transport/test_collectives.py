@@ -163,6 +163,7 @@ def test_collectives_between_sums_keep_the_order_of_submission() -> None:
     quietly(rounds)
 
 
+@pytest.mark.system
 def test_over_sockets_small_reduce_scatters_are_rarely_retransmitted() -> None:
     """The last result is for all, and brings the list. By a timer, each call had a retransmission."""
     workers, calls = 3, 100

@@ -120,6 +120,7 @@ LENGTHS = [
 ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("loss", [0.0, 0.03])
 def test_sums_are_those_of_pythons_integers(count: int, loss: float) -> None:
@@ -224,7 +225,7 @@ def test_what_a_check_raises_ends_the_sum_in_all_planes() -> None:
         assert made.on_all(work) == ["done"] * WORKERS
 
 
-@pytest.mark.parametrize(("dead", "length"), [(0, LANES), (1, 4 * SHARE)])
+@pytest.mark.parametrize(("dead", "length"), [pytest.param(0, LANES, marks=pytest.mark.slow), (1, 4 * SHARE)])
 def test_a_plane_whose_switch_falls_silent_is_named_by_every_worker(dead: int, length: int) -> None:
     def named(timeout_s: float) -> None:
         met = threading.Barrier(WORKERS)

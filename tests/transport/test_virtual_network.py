@@ -71,6 +71,8 @@ def run(
     return network
 
 
+#: Of each scene, so many blocks of seeds are not slow.
+QUICK = 2
 #: The first of ten seeds for each test, and the settings of a seed.
 SCENES: dict[str, tuple[range, Callable[[int], dict[str, Any]]]] = {
     "sums": (range(0, 150, 10), lambda seed: {}),
@@ -94,15 +96,25 @@ COLLECTIVES: dict[str, tuple[range, Callable[[int], dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize(("scene", "first"), [(name, n) for name in SCENES for n in SCENES[name][0]])
+def blocks(scenes: dict[str, tuple[range, Callable[[int], dict[str, Any]]]]) -> pytest.MarkDecorator:
+    """Parametrize a test by a scene and the first of its seeds."""
+    return pytest.mark.parametrize(
+        ("scene", "first"),
+        [
+            pytest.param(name, first, marks=[pytest.mark.slow] if place >= QUICK else [])
+            for name, (firsts, _) in scenes.items()
+            for place, first in enumerate(firsts)
+        ],
+    )
+
+
+@blocks(SCENES)
 def test_sums_are_exact_whatever_the_network_does(scene: str, first: int) -> None:
     for seed in range(first, first + 10):
         run(seed, **SCENES[scene][1](seed))
 
 
-@pytest.mark.parametrize(
-    ("scene", "first"), [(name, n) for name in COLLECTIVES for n in COLLECTIVES[name][0]]
-)
+@blocks(COLLECTIVES)
 def test_collectives_are_exact_whatever_the_network_does(scene: str, first: int) -> None:
     for seed in range(first, first + 10):
         run(seed, worst=0.2, collectives=True, **COLLECTIVES[scene][1](seed))
@@ -143,7 +155,7 @@ def test_a_new_generation_is_not_touched_by_the_old_one_s_packets(first: int) ->
 
 
 @pytest.mark.parametrize(
-    ("racks", "seed"), [((), seed) for seed in range(10)] + [((2, 3), n) for n in range(5)]
+    ("racks", "seed"), [((), seed) for seed in range(4)] + [((2, 3), n) for n in range(2)]
 )
 def test_a_quiet_network_sums_every_chunk_in_the_switches(racks: tuple[int, ...], seed: int) -> None:
     network = quiet(seed, racks=len(racks))
@@ -285,7 +297,9 @@ def run_with_strays(seed: int, *, worst: float, restart: bool) -> VirtualNetwork
 
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("worst", [0.0, 0.2])
-@pytest.mark.parametrize("block", range(5))
+@pytest.mark.parametrize(
+    "block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 5))]
+)
 def test_sums_are_exact_whatever_strays_come(block: int, worst: float, restart: bool) -> None:
     for seed in range(block * 10, block * 10 + 10):
         run_with_strays(seed, worst=worst, restart=restart)

@@ -111,10 +111,10 @@ def test_unpack_refuses_a_part_of_a_packet():
 
 
 def test_random_bytes_raise_the_wire_error_or_are_packets():
-    """10^5 cases: random bytes, and golden packets with a few bytes changed."""
+    """Half of the cases are random bytes, half golden packets with a few bytes changed."""
     rng = np.random.default_rng(1)
     refused = accepted = 0
-    for case in range(100_000):
+    for case in range(20_000):
         if case % 2:
             data = rng.bytes(int(rng.integers(0, 100)))
         else:
@@ -129,8 +129,8 @@ def test_random_bytes_raise_the_wire_error_or_are_packets():
         else:
             accepted += 1
             assert packets.tobytes() == data
-    assert refused > 40_000
-    assert accepted > 10_000
+    assert refused > 8000
+    assert accepted > 2000
 
 
 def test_malformed_agrees_with_unpack_packet_by_packet():
