@@ -135,14 +135,16 @@ def job(net, python, window):
         asked = [python, "-c", "from peelsum.wire import UDP_PORT; print(UDP_PORT)"]
         udp_port = int(subprocess.check_output(asked))
         serve = [*peelsum, "server", "run", "--switch", f"{SWITCH_IP}:{udp_port}"]
-        serve += ["--admission", json.dumps(admission), "--ethernet", "--json", "--child"]
-        started(stack, net.hosts[-1].popen, serve)
+        serve += ["--ethernet", "--json", "--child"]
+        # Not as an argument, which every user of the machine can read: it has the ports' secrets.
+        environment = {**os.environ, "PEELSUM_ADMISSION": json.dumps(admission)}
+        started(stack, net.hosts[-1].popen, serve, env=environment)
         yield admission, udp_port
 
 
-def started(stack, popen, command):
+def started(stack, popen, command, **options):
     """Start a command, which ends with the stack; return the line of its output that says it is ready."""
-    process = popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None)
+    process = popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None, **options)
     stack.callback(process.wait)
     stack.callback(process.terminate)
     for line in process.stdout:

@@ -5,9 +5,11 @@ It matches chunks by number, as a switch does, so workers that disagree fail her
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -114,9 +116,10 @@ class _Hub:
         deadline = time.monotonic() + self._timeout_s
         with self._changed:
             for chunk_id in chunk_ids:
-                while self._missing[chunk_id]:
-                    if not self._changed.wait(deadline - time.monotonic()):
-                        raise SummationStalledError(self._stall_message(chunk_id))
+                missing = self._missing[chunk_id]
+                # The last contribution may come at the deadline.
+                if not self._changed.wait_for(partial(operator.not_, missing), deadline - time.monotonic()):
+                    raise SummationStalledError(self._stall_message(chunk_id))
             return [self._take(chunk_id) for chunk_id in chunk_ids]
 
     def _take(self, chunk_id: int) -> Words:
