@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("sklearn")
+if find_spec("sklearn") is None:  # its import takes seconds, of every process that collects tests
+    pytest.skip("scikit-learn is not installed", allow_module_level=True)
 
 import torch
 from torch_accuracy import flat, trained

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 from command_line import peelsum
 
 pytest.importorskip("torch")
-pytest.importorskip("sklearn")
+if find_spec("sklearn") is None:  # its import takes seconds, of every process that collects tests
+    pytest.skip("scikit-learn is not installed", allow_module_level=True)
 
 import torch
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("sklearn")
+if find_spec("sklearn") is None:  # its import takes seconds, of every process that collects tests
+    pytest.skip("scikit-learn is not installed", allow_module_level=True)
 
 from compressors import Books
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("sklearn")
+if find_spec("sklearn") is None:  # its import takes seconds, of every process that collects tests
+    pytest.skip("scikit-learn is not installed", allow_module_level=True)
 
 from peelsum.bench.accuracy import subjects
 from peelsum.bench.accuracy.subjects import PUBLISHED, make_subject

@@ -71,8 +71,8 @@ def run(
     return network
 
 
-#: Of each scene, so many blocks of seeds are not slow.
-QUICK = 2
+#: Of each scene, as many blocks of seeds are not slow.
+QUICK = 1
 #: The first of ten seeds for each test, and the settings of a seed.
 SCENES: dict[str, tuple[range, Callable[[int], dict[str, Any]]]] = {
     "sums": (range(0, 150, 10), lambda seed: {}),
