@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-from peelsum.bench.accuracy import subjects
-from peelsum.bench.accuracy.subjects import PUBLISHED, make_subject
+from benchmarks.accuracy import subjects
+from benchmarks.accuracy.subjects import PUBLISHED, make_subject
 from peelsum.training import TrainingDataError
 from peelsum.training.lstm import Size as LanguageSize
 from peelsum.training.ncf import Size as RatingsSize
