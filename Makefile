@@ -62,9 +62,9 @@ test-trainers:
 gpu: $(VENV)/.installed
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("gpu: torch " + torch.__version__ + " finds none; install its CUDA build on a machine with an NVIDIA GPU")'
 	$(BIN)/pytest -q tests/codec/test_gpu_segments.py tests/codec/test_gpu_kernels.py tests/codec/test_gpu_programs.py tests/codec/test_gpu_counts.py tests/codec/test_gpu_allreduce.py tests/codec/test_gpu_out_of_memory.py tests/torch/test_words_stay_on_device.py tests/torch/test_hook_on_gpu.py tests/torch/test_hook_training.py tests/codec/test_gpu_several.py tests/bench/test_bench_gpu.py tests/bench/test_lhc_gpu.py
-	$(BIN)/peelsum bench run gpu gpu_stages --out docs/results/gpu
-	$(BIN)/peelsum bench codec --device cuda --support uniform --elements 131072,1048576,16777216,67108864,134217728 --density 0.001,0.01,0.05,0.2 --out docs/results/gpu
-	$(BIN)/peelsum bench train --model ncf,lstm,vgg19,bert --cpu --device cuda --out docs/results/gpu
+	$(BIN)/python -m benchmarks gpu gpu_stages --out docs/results/gpu
+	$(BIN)/python -m benchmarks codec --device cuda --support uniform --elements 131072,1048576,16777216,67108864,134217728 --density 0.001,0.01,0.05,0.2 --out docs/results/gpu
+	$(BIN)/python -m benchmarks train --model ncf,lstm,vgg19,bert --cpu --device cuda --out docs/results/gpu
 
 # What must hold besides the tests: format, lint, types, layers.
 check: $(VENV)/.installed
@@ -83,12 +83,12 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.installed
-	$(BIN)/peelsum bench run switch endpoint codec allreduce --again
+	$(BIN)/python -m benchmarks switch endpoint codec allreduce --again
 
 # The experiments of docs/results/experiments; goes on where an interrupted run ended.
 EXPERIMENTS := $(notdir $(patsubst %/,%,$(wildcard docs/results/experiments/*/)))
 experiments: $(VENV)/.installed
-	$(BIN)/peelsum bench run $(EXPERIMENTS)
+	$(BIN)/python -m benchmarks $(EXPERIMENTS)
 
 $(VENV)/.installed: $(INPUTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "python: $$($(PYTHON) -V) is too old; peelsum needs 3.11 or later: make PYTHON=python3.11" >&2; exit 2; }

@@ -5,15 +5,13 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from peelsum.experiments.loading import catalogue, find
-from peelsum.experiments.results import option_of, rendered
-from peelsum.experiments.running import Run, rows_of
-from peelsum.experiments.store import read
+from benchmarks.experiment import find
+from benchmarks.page import page
+from benchmarks.rows import Run, of_plan, read
 
 project = "peelsum"
 author = "the peelsum authors"
@@ -90,8 +88,7 @@ def _experiment_pages(app: Any) -> None:
     for committed in sorted(folder.glob("*/rows.csv")):
         name = committed.parent.name
         what = Run(find(name))
-        rows = rows_of(what, read(committed))
-        _write(folder / name / "page.md", rendered(what, rows, name))
+        _write(folder / name / "page.md", page(what, of_plan(what, read(committed)), name))
 
 
 def _command_line(app: Any) -> None:
@@ -106,16 +103,7 @@ def _command_line(app: Any) -> None:
     # In a list, typer cuts help off, also within `code`: then a backtick has no partner.
     alone = re.compile(r"^((?:[^`\n]*`[^`\n]*`)*[^`\n]*)`([^`\n]*[.]{3})$", re.MULTILINE)
     text = alone.sub(r"\1\2", text)
-    text += "\n".join(_measurements()) + "\n"
     _write(Path(app.srcdir) / "reference" / "command-line.md", text)
-
-
-def _measurements() -> Iterator[str]:
-    """Yield the lines of a section about what `peelsum bench` measures."""
-    yield from ("", "## What `peelsum bench` measures", "")
-    for one in catalogue():
-        options = ", ".join(f"`{option_of(name)}`" for name in one.parameters)
-        yield f"- `{one.name}`: {one.title} ({options})"
 
 
 def setup(app: Any) -> None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from peelsum.simulation import Job, Scenario
-from peelsum.simulation.collectives import Transfers, shares
-from peelsum.simulation.flows import FlowRow, run_collective
-from peelsum.simulation.slot_model import (
+from benchmarks.rivals.collectives import Transfers, shares
+from benchmarks.rivals.flows import FlowRow, run_collective
+from benchmarks.rivals.slot_model import (
     EVERYBODY,
     Message,
     Setting,
@@ -20,6 +19,7 @@ from peelsum.simulation.slot_model import (
     Words,
     run_protocol,
 )
+from peelsum.simulation import Job, Scenario
 
 
 def chain(workers: int, words: int) -> Transfers:

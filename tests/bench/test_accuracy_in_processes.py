@@ -17,7 +17,7 @@ import torch
 from torch_accuracy import flat, trained
 from torch_ranks import run_ranks
 
-from peelsum.bench.accuracy.training import Setting, Training
+from benchmarks.accuracy.training import Setting, Training
 from peelsum.topology import Star
 
 RANKS, STEPS = 2, 5

@@ -6,11 +6,12 @@ import json
 import math
 from dataclasses import asdict, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from command_line import peelsum
+from command_line import benchmarks
 
 pytest.importorskip("torch")
 if find_spec("sklearn") is None:  # its import takes seconds, of every process that collects tests
@@ -18,18 +19,17 @@ if find_spec("sklearn") is None:  # its import takes seconds, of every process t
 
 import torch
 
-from peelsum.bench.accuracy.in_process import Traffic, WorkerThreads
-from peelsum.bench.accuracy.methods import METHODS, MethodError, parse
-from peelsum.bench.accuracy.rows import compared, fastest
-from peelsum.bench.accuracy.shares import SharesError, divide
-from peelsum.bench.accuracy.subjects import SUBJECTS, SubjectName, make_subject
-from peelsum.bench.accuracy.training import Run, Setting, train
+from benchmarks.accuracy.in_process import Traffic, WorkerThreads
+from benchmarks.accuracy.methods import METHODS, MethodError, parse
+from benchmarks.accuracy.rows import compared, fastest
+from benchmarks.accuracy.shares import SharesError, divide
+from benchmarks.accuracy.subjects import SUBJECTS, SubjectName, make_subject
+from benchmarks.accuracy.training import Run, Setting, train
 from peelsum.compress import DGC, QSGD, PackedIntegers, TopK, registered
 from peelsum.flexible import DENSE, LinkModel, Step, cost, costs
 from peelsum.summation import Part
 
 LABELS = np.repeat(np.arange(10), 50)
-ACCURACY = ("bench", "accuracy")
 
 
 def finished(method: str = "dense", seed: int = 0, **changes: Any) -> Run:
@@ -157,7 +157,7 @@ def test_a_run_is_the_same_for_the_same_seed() -> None:
 
 
 def test_training_ends_where_it_is_no_longer_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peelsum.bench.accuracy.subjects.SmallConvNet.forward", infinite)
+    monkeypatch.setattr("benchmarks.accuracy.subjects.SmallConvNet.forward", infinite)
     run = train(Setting("digits", "top-k", workers=2, steps=50))
     assert run.curve[-1] == (1, None)
     (row,) = compared([run], [run], [1.0], 0.0)
@@ -227,7 +227,7 @@ def test_gathered_values_take_the_planner_s_time() -> None:
 
 @pytest.mark.system
 def test_quick_rows_compare_with_dense_training() -> None:
-    done = peelsum(*ACCURACY, "--quick", "--gbps", "1", "--json")
+    done = benchmarks("accuracy", "--quick", "--gbps", "1", "--json")
     assert done.returncode == 0, done.stderr
     rows = {row["compressor"]: row for row in json.loads(done.stdout)}
     dense, signs = rows["dense"], rows["ef-sign"]
@@ -240,21 +240,21 @@ def test_quick_rows_compare_with_dense_training() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("--model", "bert"), "--model: 'bert' is unknown; use one of digits, images"),
+        (("--model", "bert"), "--model: 'bert' cannot be used; use digits, images"),
         (("--compressor", "zip"), "compressor: 'zip' is unknown"),
         (("--compressor", "packed:4", "--workers", "8"), "bits: 4"),
         (("--compressor", "top-k/momentum", "--model", "ratings"), "ratings is trained by Adam"),
-        (("--workers", "1"), "--workers: 1 is out of range; use 2 to 32"),
-        (("--gbps", "fast"), "--gbps: 'fast' is no number"),
-        (("--latency-us", "-1"), "--latency-us: -1 is out of range"),
+        (("--workers", "1"), "--workers: '1' cannot be used; use 2 to 32"),
+        (("--gbps", "fast"), "--gbps: 'fast' cannot be used; use 0.001"),
+        (("--latency-us", "-1"), "--latency-us: '-1' cannot be used"),
         (("--shares", "some"), "shares: 'some' is unknown"),
-        (("--seeds", "0"), "--seeds: 0 is out of range"),
-        (("--steps", "0"), "--steps: 0 is out of range"),
+        (("--seeds", "0"), "--seeds: '0' cannot be used"),
+        (("--steps", "0"), "--steps: '0' cannot be used"),
     ],
 )
-def test_invalid_options_are_one_line(arguments: tuple[str, ...], error: str) -> None:
+def test_invalid_options_are_one_line(arguments: tuple[str, ...], error: str, tmp_path: Path) -> None:
     quick = ("--quick", "--compressor", "top-k") if "--compressor" not in arguments else ("--quick",)
-    done = peelsum(*ACCURACY, *quick, *arguments)
+    done = benchmarks("accuracy", *quick, *arguments, "--out", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
+    *_, line = done.stderr.splitlines()  # after what failed
     assert error in line

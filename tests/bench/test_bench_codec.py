@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import peelsum
+from command_line import benchmarks, peelsum
 from numba import config
 
+from benchmarks.experiments import codec, sequence
 from peelsum.allreduce.costs import lower_bound_bits
-from peelsum.bench.codec import (
-    Device,
-    NotEnoughMemoryError,
-    Support,
-    device,
-    require_memory,
-    tensor,
-)
+from peelsum.bench.codec import Device, NotEnoughMemoryError, Support, device, require_memory, tensor
 from peelsum.bench.codec import rows as bench
-from peelsum.experiments.catalogue import sequence
 
 N = 1 << 16
-FORMS = [*bench.LHC_FORMS, *(form for form, _ in bench.WAYS if form != "lhc")]
+LHC_FORMS = ("lhc_published", "lhc", "lhc_best")
+FORMS = [*LHC_FORMS, *(form for form, _ in bench.WAYS)]
 
 
-def rows_of(support: Support, density: float, **options: Any) -> list[dict[str, Any]]:
-    return list(bench.bench_codec(support, options.pop("elements", N), density, **options))
+def rows_of(support: Support, density: float) -> list[dict[str, Any]]:
+    return list(codec.measure(0, N, density, support, 1.3, "cpu"))
 
 
 @pytest.mark.parametrize("support", ["uniform", "rows"])
@@ -40,7 +35,7 @@ def test_rows_of_every_form_and_ratios_to_lhc(support: Support) -> None:
     for row in rows:
         assert row["over_lower_bound"] == pytest.approx(row["bits_per_element"] / bound, rel=1e-3)
         assert (row["rounds"] is None) == (row["form"] in ("auto", "compact"))
-        assert (row["cells_per_non_zero"] is None) == (row["form"] not in bench.LHC_FORMS)
+        assert (row["cells_per_non_zero"] is None) == (row["form"] not in LHC_FORMS)
         seconds = (1 / row["encode_gbps"] + 1 / row["decode_gbps"]) * 32 * N / 1e9
         assert row["codec_ms"] == pytest.approx(1e3 * seconds, rel=0.02)
         for name in ("best", "published"):
@@ -61,7 +56,7 @@ def test_rows_of_every_form_and_ratios_to_lhc(support: Support) -> None:
 
 def test_what_peeling_leaves_over_is_counted_and_sent() -> None:
     roomy, tight = (
-        rows_of("uniform", 0.05, ways=[("sketch", "bitmap")], cells_per_candidate=cells)[0]
+        next(bench.bench_codec("uniform", N, 0.05, ways=[("sketch", "bitmap")], cells_per_candidate=cells))
         for cells in (1.6, 0.9)
     )
     assert roomy["recovered_by_peeling"] == 1
@@ -75,7 +70,6 @@ def test_what_peeling_leaves_over_is_counted_and_sent() -> None:
         <= tight["bits_per_element"] - (1 + 32 * (1 + 128) / N + cells + sent_again) + 1e-3
         <= 0.01 * cells + 2e-3
     )
-    assert tight["time_ratio_to_best"] is tight["size_ratio_to_published"] is None
 
 
 def test_where_lhc_recovers_everything_by_no_size_it_has_no_smallest_row() -> None:
@@ -85,15 +79,24 @@ def test_where_lhc_recovers_everything_by_no_size_it_has_no_smallest_row() -> No
 
 
 def test_warming_up_runs_every_way() -> None:
-    support, elements, density = bench.WARM_UP
-    assert [row["form"] for row in rows_of(support, density, elements=elements)] == FORMS
+    rows = list(codec.measure(0, codec.WARM_UP[1], codec.WARM_UP[2], codec.WARM_UP[0], 1.3, "cpu"))
+    assert [row["form"] for row in rows] == FORMS
+
+
+def test_the_command_prints_medians_and_all_rows_as_json() -> None:
+    command = ("bench", "codec", "--elements", "4096", "--density", "0.01", "--repetitions", "2")
+    rows = json.loads(peelsum(*command, "--json").stdout)
+    assert [row["form"] for row in rows] == [form for form, _ in bench.WAYS] * 2
+    heading, *lines = peelsum(*command).stdout.splitlines()
+    assert heading.split()[:5] == ["elements", "density", "support", "form", "index"]
+    assert [line.split()[3] for line in lines] == [form for form, _ in bench.WAYS]
 
 
 def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(bench.CodecBenchError, match=r"--density: 0.6 is too dense.* use at most 0\.5"):
-        rows_of("columns", 0.6)
+        bench.draw("columns", N, 0.6, 0, "cpu")
     with pytest.raises(bench.CodecBenchError, match=r"--density: .* no non-zeros; increase"):
-        rows_of("uniform", 1e-6, elements=64)
+        bench.draw("uniform", 64, 1e-6, 0, "cpu")
     monkeypatch.setattr(device, "free_bytes", lambda: 2**30)
     require_memory(2**25, 0.01)
     with pytest.raises(NotEnoughMemoryError, match=r"--elements: 67,108,864 .* use at most 42,"):
@@ -102,8 +105,9 @@ def test_what_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     require_memory(2**40, 1)
 
 
-def test_sequences_count_words_of_steps_that_change() -> None:
-    done = peelsum("bench", "sequence", "--elements", "4096", "--sequence", "dense", "--json")
+def test_sequences_count_words_of_steps_that_change(tmp_path: Path) -> None:
+    options = ("--sequence", "dense", "--out", str(tmp_path), "--json")
+    done = benchmarks("sequence", "--elements", "4096", *options)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     kinds = {(row["network"], row["way"]) for row in rows}

@@ -2,13 +2,13 @@
 
 import pytest
 
-from peelsum.experiments.catalogue import endpoint as rates
-from peelsum.experiments.catalogue.endpoint import WrongSumError, measure
+from peelsum.bench import endpoint as rates
+from peelsum.bench.endpoint import WrongSumError, measure
 from peelsum.wire import Batch
 
 
 def test_a_row_for_each_way_has_its_share_of_bare_sockets(capsys: pytest.CaptureFixture[str]) -> None:
-    found = list(measure(0, 32, seconds=0.02))
+    found = list(measure(32, seconds=0.02))
     assert [row["way"] for row in found] == ["memory", "sockets", "bare"]
     bare = found[-1]["packets_per_core_s"]
     for row in found:

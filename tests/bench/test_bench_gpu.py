@@ -4,18 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import benchmarks, peelsum
 
 pytest.importorskip("torch")
 
 import torch
 from gpu_device import DEVICE
-from typer.testing import CliRunner
 
+from benchmarks.experiments import gpu as bench
+from benchmarks.experiments import gpu_stages
 from peelsum.bench.codec import NotExactError
-from peelsum.cli.app import app
 from peelsum.codec import gpu
-from peelsum.experiments.catalogue import gpu as bench
-from peelsum.experiments.catalogue import gpu_stages
 
 NO_GPU = f"--device: 'cuda' is not available, as torch {torch.__version__} finds no GPU; use cpu, or install"
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
@@ -62,6 +61,6 @@ def test_a_missing_device_is_named_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # with it the codec runs without a GPU
-    done = CliRunner().invoke(app, ["bench", *arguments])
-    assert done.exit_code == 2
-    assert said in done.output
+    done = peelsum("bench", *arguments) if arguments[0] in ("codec", "train") else benchmarks(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr

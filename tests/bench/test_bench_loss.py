@@ -4,15 +4,15 @@ import json
 
 import numpy as np
 import pytest
-from command_line import peelsum
+from command_line import benchmarks
 
-from peelsum.bench.sums import expected, words_of
+from benchmarks.summing_workers import expected, words_of
 
 
 @pytest.mark.system
 def test_a_lossy_network_sums_in_more_packets() -> None:
     shape = ("--workers", "2", "--lanes", "32", "--elements", "5000", "--seconds", "0", "--seed", "3")
-    done = peelsum("bench", "loss", "--quick", "--loss", "0,0.02", *shape, "--attempts", "1", "--json")
+    done = benchmarks("loss", "--quick", "--loss", "0,0.02", *shape, "--attempts", "1", "--json")
     assert done.returncode == 0, done.stderr
     none, some = ([row for row in json.loads(done.stdout) if row["loss"] == loss] for loss in (0, 0.02))
     # A busy machine answers late: chunks sent again without loss are summed by the server.

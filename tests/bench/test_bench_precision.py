@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from peelsum.experiments.catalogue import precision
+from benchmarks.experiments import precision
 
 
 def drawn(workers: int = 3) -> dict[str, list[np.ndarray]]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from command_line import peelsum
+from command_line import benchmarks, peelsum
 from patience import PATIENCE_S
 
 pytest.importorskip("torch")
@@ -24,6 +24,7 @@ from peelsum.bench.train.links import ShapedLan
 from peelsum.cli.app import app
 from peelsum.processes import ProcessError
 from peelsum.topology import TopologyError
+from peelsum.training import TrainingDataError, check_model, make_task
 
 TRAIN = ("bench", "train")
 OPTIONS = {"model": "ncf", "small": True, "path": None, "seed": 0, "device": "cpu", "top_k": None}
@@ -105,7 +106,7 @@ def test_gloo_runs_over_links_of_the_rate() -> None:
 def test_ctrl_c_ends_all_that_it_started(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "peelsum.cli", "bench", "train", "--workers", "2", "--gbps", "1"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    command += ["--out", str(tmp_path.with_name("out")), "--steps", "100000"]
+    command += ["--steps", "100000"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
     try:
         began = time.monotonic()
@@ -140,8 +141,8 @@ def test_the_worker_that_failed_is_named(tmp_path: Path) -> None:
 
 
 def test_densities_are_of_every_tensor_and_of_all() -> None:
-    result = CliRunner().invoke(app, ["bench", "densities", "--model", "ncf", "--json"])
-    assert result.exit_code == 0, result.output
+    result = benchmarks("densities", "--model", "ncf", "--json")
+    assert result.returncode == 0, result.stderr
     found = {one["tensor"]: one for one in json.loads(result.stdout)}
     assert {"users.weight", "perceptron.0.weight", "all"} < found.keys()
     assert found["all"]["elements"] == sum(one["elements"] for one in found.values()) / 2
@@ -149,11 +150,23 @@ def test_densities_are_of_every_tensor_and_of_all() -> None:
         assert 0 < one["union_2"] <= one["union_4"] <= one["union_8"] <= 1
 
 
+def test_a_task_of_ones_own_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("from peelsum.training import make_task\nmade = make_task('ncf')\n")
+    (tmp_path / "mine.py").write_text(
+        "from peelsum.training import make_task\n\ndef make():\n    return make_task('ncf')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    own, ours = (make_task(name, seed=3).model.state_dict() for name in ("mine:make", "ncf"))
+    assert own.keys() == ours.keys()
+    with pytest.raises(TrainingDataError, match="--model: 'mine:other' cannot be imported"):
+        check_model("mine:other")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "resnet"], "'resnet' is unknown; use one of ncf, lstm, vgg19, bert"),
-        (["--gbps", "fast"], "'fast' is no number"),
+        (["--model", "resnet"], "'resnet' is unknown; use ncf, lstm, vgg19, bert"),
+        (["--gbps", "fast"], "'fast' is no list of numbers"),
         (["--gbps", "0"], "out of range"),
         (["--workers", "1"], "out of range"),
         (["--top-k", "2"], "out of range"),

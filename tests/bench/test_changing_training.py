@@ -15,9 +15,9 @@ if find_spec("sklearn") is None:  # its import takes seconds, of every process t
 
 from compressors import Books
 
-from peelsum.bench.accuracy import changing
-from peelsum.bench.accuracy.changing import COMPUTE_S, NETWORKS, SELECT_S, ChangingTraining, train_over
-from peelsum.bench.accuracy.training import Setting, train
+from benchmarks.accuracy import changing
+from benchmarks.accuracy.changing import COMPUTE_S, NETWORKS, SELECT_S, ChangingTraining, train_over
+from benchmarks.accuracy.training import Setting, train
 from peelsum.flexible import METHODS, Flexible, LinkModel, Step, cost
 
 SETTING = Setting("digits", "top-k", workers=3, seed=2, steps=12)
@@ -68,7 +68,7 @@ def test_a_strategy_changes_with_the_network_and_decides_the_same_again() -> Non
 @pytest.mark.slow
 def test_books_close_from_method_to_method(monkeypatch: pytest.MonkeyPatch) -> None:
     """After every step, all that was sent and what is kept come to all gradients."""
-    monkeypatch.setattr("peelsum.bench.accuracy.training.Memory", Books)
+    monkeypatch.setattr("benchmarks.accuracy.training.Memory", Books)
     script = itertools.cycle(METHODS)
     with ChangingTraining(Setting("digits", "top-k", 2), steady, ("dense_ring", 1.0)) as training:
         for method in itertools.islice(script, len(METHODS)):

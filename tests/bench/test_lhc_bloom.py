@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from peelsum.bench.codec.lhc import smallest_lhc
-from peelsum.bench.codec.lhc_bloom import best_hashes, fewest_words, filter_words, passing
+from benchmarks.rivals.lhc import smallest_lhc
+from benchmarks.rivals.lhc_bloom import best_hashes, fewest_words, filter_words, passing
 
 N = 2**17
 

@@ -14,9 +14,11 @@ import torch
 from gpu_device import DEVICE, REAL, bits, on_device
 from gpu_order import shuffled
 
-from peelsum.bench.codec import Device, LhcLayout, NoDeviceError, lhc, lhc_step, tensor, timing
-from peelsum.bench.codec import rows as bench
-from peelsum.bench.codec.lhc_gpu import DeviceLhc
+from benchmarks.experiments import codec
+from benchmarks.rivals import lhc
+from benchmarks.rivals.lhc import LhcLayout, lhc_step
+from benchmarks.rivals.lhc_gpu import DeviceLhc
+from peelsum.bench.codec import Device, NoDeviceError, tensor, timing
 from peelsum.codec import fixed_point
 
 FIXED = fixed_point(130, 1)
@@ -96,10 +98,10 @@ def test_rows_of_a_device_have_the_sizes_of_the_cpu(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(timing, "REPEATS", 1)
     monkeypatch.setattr(lhc, "SIZES", ())
     monkeypatch.setattr(lhc, "MULTIPLES", ())
-    ways: list[tuple[bench.Form, str]] = [("lhc", ""), ("compact", "bitmap"), ("sketch", "bitmap")]
+    monkeypatch.setattr(codec, "WAYS", (("compact", "bitmap"), ("sketch", "bitmap")))
     rows = {}
     for device in ("cpu", "cuda"):
-        measured = list(bench.bench_codec("rows", 1099, 0.05, ways=ways, device=device))
+        measured = list(codec.measure(0, 1099, 0.05, "rows", 1.3, device))
         # The fastest table may be another one on another device.
         rows[device] = [row for row in measured if row["form"] not in ("lhc_best", "lhc_cuda")]
         of_cuda = [row for row in measured if row["form"] == "lhc_cuda"]

@@ -9,9 +9,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from peelsum.bench.codec import LARGEST_FAN_IN, Device, LhcLayout, lhc_step, peel, smallest_lhc, tensor
-from peelsum.bench.codec.lhc import lhc_variants, published_lhc
-from peelsum.bench.codec.rows import TimedLhc, best_lhc
+from benchmarks.experiments.codec import TimedLhc, best_lhc
+from benchmarks.rivals.lhc import (
+    LARGEST_FAN_IN,
+    LhcLayout,
+    lhc_step,
+    lhc_variants,
+    published_lhc,
+    smallest_lhc,
+)
+from peelsum.bench.codec import Device, peel, tensor
 from peelsum.bench.codec.timing import Measured, NotExactError
 from peelsum.codec import FixedPoint, fixed_point
 

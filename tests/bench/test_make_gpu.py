@@ -7,8 +7,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from peelsum.cli.bench import _given, _split
-from peelsum.experiments.loading import find, load
+from benchmarks.__main__ import _given, _parser, _run
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,7 +17,7 @@ def commands() -> list[list[str]]:
     run = ["make", "--dry-run", "--no-print-directory", "gpu"]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
-    return [shlex.split(line) for line in lines if "/pytest " in line or "/peelsum " in line]
+    return [shlex.split(line) for line in lines if "/pytest " in line or " -m benchmarks " in line]
 
 
 def named_tests() -> list[Path]:
@@ -39,10 +38,9 @@ def test_every_test_of_a_device_is_among_them() -> None:
 
 
 def test_the_benchmarks_take_the_options_that_they_are_given() -> None:
-    found = [one for one in commands() if one[0].endswith("peelsum")]
+    found = [words[3:] for words in commands() if words[1:3] == ["-m", "benchmarks"]]
     assert len(found) == 3
-    for command in found:
-        names, options = _split(word for word in command[2:] if word != "run")
-        options.pop("out")
-        for name in names:
-            assert _given(load(find(name)), options).keys() or not options
+    for words in found:
+        options, others = _parser().parse_known_args(words)
+        given = _given(others)
+        assert len(_run(options.names[0], options, given).given) == len(given)

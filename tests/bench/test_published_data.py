@@ -14,8 +14,8 @@ pytest.importorskip("torch")
 if find_spec("sklearn") is None:  # its import takes seconds, of every process that collects tests
     pytest.skip("scikit-learn is not installed", allow_module_level=True)
 
-from peelsum.bench.accuracy import subjects
-from peelsum.bench.accuracy.subjects import PUBLISHED, make_subject
+from benchmarks.accuracy import subjects
+from benchmarks.accuracy.subjects import PUBLISHED, make_subject
 from peelsum.training import TrainingDataError
 from peelsum.training.lstm import Size as LanguageSize
 from peelsum.training.ncf import Size as RatingsSize

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.experiments import recovery
 from peelsum.bench.codec import SUPPORTS, Support, seen, tensor
 from peelsum.codec import kernels
-from peelsum.experiments.catalogue import recovery
 
 N = 1 << 20
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from benchmarks.experiment import find, load
 from peelsum.allreduce import Allreduce
 from peelsum.allreduce.plan import FORMS
 from peelsum.bench import which_form
 from peelsum.bench.alone import Alone
 from peelsum.bench.which_form import WINDOW, Point
-from peelsum.experiments.loading import find, load
-from peelsum.experiments.summaries import Group, summary
 
 POINT = Point(elements=1 << 14, density=0.02, gbps=0.1, rtt=5e-3)
 
@@ -80,25 +80,18 @@ def test_a_step_over_links_is_exact_and_no_quicker_than_they_are() -> None:
         assert forms[1].ms >= 2 * 20, "compact values follow the header"
 
 
-def group(gbps: float, density: float, fastest: str, over: float, *, modelled: bool = True) -> Group:
-    labels = {"gbps": gbps, "rtt_ms": 5.0, "elements": 1024, "density": density}
-    point = {name: str(value) for name, value in labels.items()}
-    return Group(point, {"fastest": fastest, "auto_over_fastest": summary([over])}, modelled, ())
-
-
 def test_the_map_has_a_square_for_each_point_and_marks_where_auto_is_slower() -> None:
     fill = load(find("which_form")).plots[0].fill
     assert fill is not None
+    columns = ["gbps", "density", "fastest", "auto_over_fastest", "modelled"]
+    points = [
+        ("0.1", "0.01", "compact", 1.05, True),
+        ("1.0", "0.01", "dense", 1.25, True),
+        ("0.1", "0.2", "dense", 1.0, True),
+        ("0.1", "0.2", "sketch", 3.0, False),
+    ]
     figure = Figure()
-    fill(
-        figure,
-        [
-            group(0.1, 0.01, "compact", 1.05),
-            group(1.0, 0.01, "dense", 1.25),
-            group(0.1, 0.2, "dense", 1.0),
-            group(0.1, 0.2, "sketch", 3.0, modelled=False),
-        ],
-    )
+    fill(figure, pd.DataFrame(points, columns=columns).assign(rtt_ms="5.0", elements="1024"))
     few, many = figure.axes
     assert [axes.get_title() for axes in figure.axes] == ["2^10 elements, 1.0%", "2^10 elements, 20.0%"]
     assert [len(axes.patches) for axes in figure.axes] == [2, 1]

@@ -6,7 +6,7 @@ from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
-from command_line import peelsum
+from command_line import benchmarks, peelsum
 
 import peelsum.simulation.simulation as simulations
 from peelsum.cli.demo import command as demo
@@ -101,7 +101,7 @@ def test_a_report_of_one_wrong_sum_is_printed_and_ends_with_status_1(monkeypatch
 
 
 BENCH = """
-from peelsum.experiments import Column, Experiment, Size
+from benchmarks import Column, Experiment, Size
 
 
 def measure(seed, point):
@@ -125,7 +125,7 @@ def test_a_benchmark_that_met_a_wrong_sum_prints_its_rows_and_ends_with_status_1
 ):
     mine = tmp_path / "mine.py"
     mine.write_text(BENCH.replace("WRONG", str(wrong)).replace("EXACT", str(exact)))
-    done = peelsum("bench", "run", str(mine), "--out", str(tmp_path), "--json")
+    done = benchmarks(str(mine), "--out", str(tmp_path), "--json")
     assert done.returncode == status, done.stderr
     rows = {row["point"]: (row["wrong"], row["exact"]) for row in json.loads(done.stdout)}
     assert rows == {0: (0, None), 1: (wrong, exact)}

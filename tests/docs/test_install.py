@@ -45,8 +45,8 @@ def test_the_table_has_every_extra():
 
 
 def test_extras_that_install_torch_are_found():
-    assert {"torch", "demo", "training", "rivals", "dev"} <= extras_with_torch()
-    assert not {"cli", "plots", "experiments", "ops", "gpu"} & extras_with_torch()
+    assert {"torch", "demo", "training", "benchmarks", "cluster", "dev"} <= extras_with_torch()
+    assert not {"cli", "plots", "ops", "gpu"} & extras_with_torch()
     assert any(".[torch]" in page.read_text() for page in PAGES)
 
 

@@ -14,13 +14,10 @@ from typing import Any
 
 import pytest
 
-from peelsum.experiments.loading import find, load
-from peelsum.experiments.page import shown, table
-from peelsum.experiments.results import rendered
-from peelsum.experiments.running import Run
-from peelsum.experiments.running import rows_of as planned
-from peelsum.experiments.store import read
-from peelsum.experiments.summaries import grouped, ours
+from benchmarks.experiment import find, load
+from benchmarks.page import ours, shown, summaries, table
+from benchmarks.page import page as page_of
+from benchmarks.rows import Run, of_plan, read
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGES = ROOT / "benchmarks/results", ROOT / "docs/results"
@@ -371,12 +368,12 @@ def test_an_experiment_s_page_has_the_table_of_its_rows(path: Path) -> None:
         assert len({len(row) for row in csv.reader(lines)}) == 1
     name, what = path.parent.name, Run(find(path.parent.name))
     experiment, rows = load(what.source), read(path)
-    page, groups = rendered(what, planned(what, rows), name), grouped(experiment, rows)
-    assert "\n".join(table(experiment, groups)) in page
-    for one in experiment.published:
-        found = ours(groups, one)
-        assert found is not None
-        assert f"| {shown(found[1])} |" in page
+    page, points = page_of(what, of_plan(what, rows), name), summaries(experiment, rows)
+    assert "\n".join(table(experiment, points)) in page
+    for published in experiment.published:
+        point = ours(points, published)
+        assert point is not None
+        assert f"| {shown(point, published.column)} |" in page
 
 
 def test_the_values_that_a_core_sums_are_those_of_the_rows() -> None:

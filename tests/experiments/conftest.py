@@ -11,7 +11,7 @@ MINE = '''\
 
 import time
 
-from peelsum.experiments import Column, Experiment, Plot, Published, Size
+from benchmarks import Column, Experiment, Plot, Published, Size
 
 
 def measure(seed, width, way):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from peelsum.bench import simulation as rows
-from peelsum.experiments.catalogue import simulation_loss
-from peelsum.experiments.catalogue.simulation_emulated import measure
+from benchmarks.experiments import simulation_loss
+from benchmarks.experiments.simulation_emulated import measure
+from benchmarks.rivals import sparse_sums as rows
+from benchmarks.rivals.cost_model import ALGORITHMS, CALIBRATION, Calibration, Parts, estimate, fitted, parts
+from benchmarks.rivals.slot_protocols import ATP_SLOTS
 from peelsum.simulation import Job, NetworkSection, Scenario, SimulationError
-from peelsum.simulation.cost_model import ALGORITHMS, CALIBRATION, Calibration, Parts, estimate, fitted, parts
-from peelsum.simulation.slot_protocols import ATP_SLOTS
 
 
 def test_formulas_are_within_a_tenth_of_packets_on_a_case_not_fitted() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.rivals.collectives import COLLECTIVES, Transfers, ring
+from benchmarks.rivals.flows import replayed, run_collective
+from benchmarks.rivals.slot_model import Message, Setting, Worker, run_protocol
+from benchmarks.rivals.slot_protocols import PROTOCOLS, BlockSwitch
 from peelsum.simulation import Job, NetworkSection, Scenario, SimulationError, TimersSection
-from peelsum.simulation.collectives import COLLECTIVES, Transfers, ring
-from peelsum.simulation.flows import replayed, run_collective
 from peelsum.simulation.scenario import Straggler
-from peelsum.simulation.slot_model import Message, Setting, Worker, run_protocol
-from peelsum.simulation.slot_protocols import PROTOCOLS, BlockSwitch
 
 LANES = 32
 QUICK = TimersSection(first_answer=1e-3, resend_least=5e-5, resend_most=2e-3, need=2e-4, reply_gap=2e-5)

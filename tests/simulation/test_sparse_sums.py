@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from peelsum.bench.simulation import LANES, SparseSum, Tensors, Way, links, omnireduce, sparse_sum
+from benchmarks.rivals.sparse_sums import LANES, SparseSum, Tensors, Way, links, omnireduce, sparse_sum
 
 GBPS = 0.2
 ELEMENTS = 20_003

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from io import StringIO
@@ -21,12 +22,23 @@ typer.main.get_command = cache(typer.main.get_command)
 
 def peelsum(*arguments: str) -> CompletedProcess[str]:
     """Run `peelsum ARGUMENTS`, in tenths of the time that a process takes to start."""
+    with patch.object(sys, "argv", ["peelsum", *arguments]):
+        return _run(main, arguments)
+
+
+def benchmarks(*arguments: str) -> CompletedProcess[str]:
+    """Run `python -m benchmarks ARGUMENTS`."""
+    from benchmarks.__main__ import main
+
+    return _run(lambda: main(arguments), arguments)
+
+
+def _run(run: Callable[[], None], arguments: tuple[str, ...]) -> CompletedProcess[str]:
     status: object = 0
     on_interrupt = signal.getsignal(signal.SIGINT)
-    said = patch.object(sys, "argv", ["peelsum", *arguments])
-    with said, patch.dict(os.environ), redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+    with patch.dict(os.environ), redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
         try:
-            main()
+            run()
         except SystemExit as ended:
             status = ended.code
         finally:

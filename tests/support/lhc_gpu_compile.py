@@ -7,7 +7,7 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from peelsum.bench.codec import lhc_gpu_kernels as lhc
+from benchmarks.rivals import lhc_gpu_kernels as lhc
 
 _TARGET = GPUTarget("cuda", 90, 32)
 _INTEGERS = {"n", "rows", "words"}
@@ -15,7 +15,7 @@ _POINTERS = {"factor": "*fp64", "out": "*fp32", "seed": "*i64", "progress": "*i6
 
 
 def compiled(kernel: Any, constant: int) -> None:
-    """Compile for the arguments that `peelsum.bench.codec.lhc_gpu` passes."""
+    """Compile for the arguments that `benchmarks.rivals.lhc_gpu` passes."""
     signature, constants, aligned = {}, {}, {}
     for i, parameter in enumerate(kernel.params):
         name = parameter.name

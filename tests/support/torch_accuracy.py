@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from peelsum.bench.accuracy.methods import MOMENTUM, parse
-from peelsum.bench.accuracy.subjects import make_subject
-from peelsum.bench.accuracy.training import Setting, batches, dropout_seed
+from benchmarks.accuracy.methods import MOMENTUM, parse
+from benchmarks.accuracy.subjects import make_subject
+from benchmarks.accuracy.training import Setting, batches, dropout_seed
 from peelsum.bench.train.worker import wrong_elements
 from peelsum.torch import SwitchAllreduceState, hook
 from peelsum.torch.backends import connect

@@ -6,9 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import peelsum
+from command_line import benchmarks
 
-from peelsum.bench.fairness import SERVERS, Scene, jain, over_udp, queue, simulated, summed, virtual_network
+from benchmarks.rivals.fairness import (
+    SERVERS,
+    Scene,
+    jain,
+    over_udp,
+    queue,
+    simulated,
+    summed,
+    virtual_network,
+)
 from peelsum.simulation import Simulation
 
 SCENE = Scene(2, lanes=32, mbit=200.0, mark_from=64, settle_s=0.03, seconds=0.06)
@@ -95,7 +104,7 @@ def test_jain_s_index_is_one_for_equals_and_one_over_n_for_one_who_has_all() -> 
 @pytest.mark.usefixtures("forked_children")
 def test_the_bench_says_so_in_json(tmp_path: Path) -> None:
     scene = ("--jobs", "2", "--lanes", "32", "--mbit", "100", "--seconds", "0.05")
-    done = peelsum("bench", "fairness", *scene, "--out", str(tmp_path), "--json")
+    done = benchmarks("fairness", *scene, "--out", str(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [(row["ports"], row["jobs"]) for row in rows] == [("virtual", 2), ("udp", 2)]

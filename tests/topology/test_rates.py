@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from patience import PATIENCE_S
 
+from benchmarks.experiments import switch as forwarder
 from peelsum.bench.devices import cpu_s
-from peelsum.bench.switch import forwarder, rates
+from peelsum.bench.switch import rates
 from peelsum.bench.switch import rows as bench_switch
 from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.interfaces import InterfacePorts
@@ -115,7 +116,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, *, refused: str = "") -> None:
 
 def test_rows_have_ratios_to_bmv2(monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch)
-    rows = bench_switch.compared(32, 4, 0.0)
+    rows = forwarder.measure(0, 32, 4, 0.0)
     assert [row["ports"] for row in rows] == list(RATES)
     assert [row["rate_to_bmv2"] for row in rows] == [100.0, 15.0, 12.0, 9.0, 20.0, 10.0, 1.0]
     assert [row["latency_to_bmv2"] for row in rows] == [0.037, 0.5, 0.25, 0.25, None, None, 1.0]
@@ -129,7 +130,7 @@ def test_what_needs_interfaces_is_left_out_without_them(monkeypatch: pytest.Monk
     assert [row["bmv2"] for row in bench_switch.compared(32, 4, 0.0)] == [why, why]
     measured(monkeypatch)
     monkeypatch.setattr(bmv2, "available", lambda: False)
-    assert [row["bmv2"] for row in bench_switch.compared(32, 4, 0.0)] == ["not on PATH"] * 6
+    assert [row["bmv2"] for row in bench_switch.compared(32, 4, 0.0)] == ["not on PATH"] * 4
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from peelsum.training import MODELS, ModelName, densities, make_task, overall  # noqa: E402
+from benchmarks.accuracy.density import densities, overall  # noqa: E402
+from benchmarks.accuracy.small import SmallConvNet, SmallTransformer, gratings  # noqa: E402
+from peelsum.training import MODELS, ModelName, make_task  # noqa: E402
 from peelsum.training.bert import FULL as BERT_BASE  # noqa: E402
 from peelsum.training.bert import Bert  # noqa: E402
 from peelsum.training.lstm import FULL as LARGE_LSTM  # noqa: E402
@@ -17,7 +19,6 @@ from peelsum.training.lstm import SMALL as SMALL_LSTM  # noqa: E402
 from peelsum.training.lstm import LanguageModel, draw  # noqa: E402
 from peelsum.training.ncf import FULL as MLPERF_NCF  # noqa: E402
 from peelsum.training.ncf import NeuMF  # noqa: E402
-from peelsum.training.small import SmallConvNet, SmallTransformer, gratings  # noqa: E402
 from peelsum.training.vgg19 import FULL as VGG19  # noqa: E402
 from peelsum.training.vgg19 import Vgg19  # noqa: E402
 

@@ -1,392 +1,360 @@
-"""`peelsum bench`: measure what is declared in the catalogue, or in a file of one's own, and compare runs.
-
-`peelsum bench NAME` is short for `peelsum bench run NAME`.
-"""
+"""`peelsum bench`: measure this machine's sums, switch, endpoint, codec and training."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from statistics import median
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
 from peelsum.cli.options import Json, within
-from peelsum.cli.output import measuring, print_json, progress_bar, table_of
+from peelsum.cli.output import aligned, measuring, print_json
 from peelsum.extras import missing
+from peelsum.processes.progress import taking_time
 
-if TYPE_CHECKING:
-    from peelsum.experiments import Experiment, Value
-    from peelsum.experiments.running import Measured, Report, Run, Watch
-    from peelsum.experiments.store import Row
-    from peelsum.processes.progress import Tell
+T = TypeVar("T", int, float)
+Row = Mapping[str, Any]
+_SEVERAL = "Several are separated by commas."
 
 
 class _Group(TyperGroup):
-    """The verbs; a first word that is none of them names what `run` measures."""
+    """The five commands; an error says how to reproduce our own figures."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            args = ["run", *args]
-        return super().resolve_command(ctx, args)
+        """See TyperGroup."""
+        word, names = (args[0], args[1:]) if args else ("", [])
+        if word in self.commands or not word or word.startswith("-"):
+            return super().resolve_command(ctx, args)
+        if word == "run" and names and names[0] in self.commands:
+            raise typer.BadParameter(f"run: is gone; write: {' '.join(['peelsum bench', *names])}")
+        verb = [] if word == "run" else [word]
+        command = " ".join(["python -m benchmarks", *verb, *names])
+        known = ", ".join(self.commands)
+        raise typer.BadParameter(f"{word}: is none of {known}; in a checkout of peelsum, write: {command}")
 
 
-app = typer.Typer(cls=_Group, help="Measure, from one command to the figure.", no_args_is_help=True)
+app = typer.Typer(cls=_Group, help="Measure this machine: sums, switch, endpoint, codec, training.")
 
-Name = Annotated[str, typer.Argument(help="A name of `peelsum bench list`, or the path of a file.")]
-Quick = Annotated[bool, typer.Option("--quick", help="The smallest size.")]
-Full = Annotated[bool, typer.Option("--full", help="The largest size.")]
-Out = Annotated[Path, typer.Option(help="Folder in which every measurement has a folder.")]
-Seed = Annotated[int, typer.Option(help="Seed of the order, and of the first repetition.")]
-_OUT = Path("build/bench")
-ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
+Repetitions = Annotated[int, typer.Option(help="How often to measure, each time with another seed.")]
+Seed = Annotated[int, typer.Option(help="Seed of the first repetition.")]
 
 
-@app.command("list")
-def list_(
-    name: Annotated[str | None, typer.Argument(help="Show the parameters and columns of this one.")] = None,
-    json: Json = False,
-) -> None:
-    """List what can be measured, with the rows of each size; or one, with its parameters and columns."""
-    from peelsum.experiments import ExperimentError
-    from peelsum.experiments.experiment import SIZES, plan
-    from peelsum.experiments.loading import catalogue, find, load
+class _Bench(NamedTuple):
+    """How rows are measured and shown."""
 
-    with measuring(ExperimentError):
-        if name is not None:
-            print("\n".join(_described(load(find(name)))))
-            return
-        found = [
-            {"name": one.name, "title": one.title, **{size: len(plan(one, size, 0)) for size in SIZES}}
-            for one in catalogue()
-        ]
-    if json:
-        print_json(found)
-        return
-    from rich.console import Console
-
-    table = table_of(("name", "title", *SIZES), left=("name", "title"), caption="points of each size")
-    for row in found:
-        table.add_row(*map(str, row.values()))
-    Console().print(table)
+    measure: Callable[..., Iterable[Row]]
+    """measure(seed=..., **point) measures a point's rows."""
+    points: Sequence[Mapping[str, Any]]
+    labels: Sequence[str]
+    """The figures that tell rows apart."""
+    columns: Sequence[str]
+    """The other figures of the table; JSON has all."""
 
 
-@app.command("run", context_settings=ANYTHING)
-def run(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME... [--PARAMETER VALUE,...]", help="Names, or paths of files."),
-    ] = None,
-    quick: Quick = False,
-    full: Full = False,
-    out: Out = _OUT,
+@app.command("allreduce")
+def allreduce(
+    elements: Annotated[
+        str, typer.Option(help=f"Elements of the tensor. {_SEVERAL}")
+    ] = "262144,1048576,4194304",
+    density: Annotated[
+        str, typer.Option(help="Shares of elements that are non-zero on some worker.")
+    ] = "0.01,0.1",
+    form: Annotated[str, typer.Option(help="Forms of the values: dense, compact, sketch.")] = "compact",
+    workers: Annotated[int, typer.Option(help="Worker processes, 2 to 32.")] = 4,
+    lanes: Annotated[int, typer.Option(help="Words of a packet, a power of 2 from 32 to 2048.")] = 256,
+    planes: Annotated[int, typer.Option(help="Switches that share the sum, each with a server.")] = 1,
+    iterations: Annotated[int, typer.Option(help="Timed sums of each tensor, back to back.")] = 5,
+    warmups: Annotated[int, typer.Option(help="Sums before them.")] = 2,
+    trace: Annotated[Path | None, typer.Option(help="Sum the last step of the trace in this folder.")] = None,
+    repetitions: Repetitions = 1,
     seed: Seed = 0,
-    calm: Annotated[
-        float, typer.Option(help="Share of the processors that others may use during a row.")
-    ] = 0.25,
-    attempts: Annotated[
-        int, typer.Option(help="How often a row is measured at most while others use more.")
-    ] = 3,
-    again: Annotated[bool, typer.Option("--again", help="Measure rows that there are, too.")] = False,
     json: Json = False,
 ) -> None:
-    """Measure rows, print them, and write a page and figures.
+    """Time exact sums over the softswitch, in nccl-tests' columns, beside dense sums.
 
-    Parameters, which `peelsum bench list NAME` shows, are options, too: --lanes 32,256.
-
-    Rows are kept as soon as they are measured: after an interrupt, the same command goes on. Status 1 says
-    that a sum was wrong, or that rows failed.
+    Every last sum is compared with one that plain NumPy computes in 64 bits.
     """
-    from peelsum.experiments import ExperimentError
-    from peelsum.experiments.loading import find, load
-    from peelsum.experiments.measuring import Care
-    from peelsum.experiments.running import Run
+    from peelsum.allreduce.plan import FORMS
+    from peelsum.bench.allreduce import sums
+    from peelsum.topology import TopologyError
+    from peelsum.traces import TraceError
+    from peelsum.wire import COMPILED_LANES, MAX_WORKERS
 
+    within("--workers", workers, 2, MAX_WORKERS)
+    within("--planes", planes, 1, 64)
+    within("--iterations", iterations, 1, 10**6)
+    within("--warmups", warmups, 0, 10**6)
+    each = {
+        "elements_each": tuple(_numbers("--elements", elements, int, 1, 2**32)),
+        "density_each": tuple(_numbers("--density", density, float, 0, 1)),
+        "form_each": tuple(_names("--form", form, FORMS)),
+    }
+    shape = {"workers": workers, "lanes": _lanes(str(lanes), COMPILED_LANES)[0], "planes": planes}
+    point = {**each, **shape, "iterations": iterations, "warmups": warmups, "trace": trace and str(trace)}
+    columns = [
+        "time_us",
+        "algbw",
+        "busbw",
+        "wire_bytes",
+        "ratio_to_dense",
+        "encode_us",
+        "network_us",
+        "decode_us",
+        "wrong",
+    ]
+    bench = _Bench(sums, [point], ("size_bytes", "ranks", "density", "form"), columns)
+    _measure(bench, repetitions, seed, json, TopologyError, TraceError)
+
+
+@app.command("switch")
+def switch(
+    lanes: Annotated[str, typer.Option(help=f"Words of a packet. {_SEVERAL}")] = "32,64,128,256",
+    workers: Annotated[int, typer.Option(help="Workers of the job, 1 to 32.")] = 4,
+    seconds: Annotated[float, typer.Option(help="Duration of each rate, and of each latency.")] = 3.0,
+    repetitions: Repetitions = 1,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Measure rate and latency of the softswitch, and of BMv2, in memory and on ports.
+
+    Ports are UDP, and virtual Ethernet by AF_XDP and AF_PACKET, which need root, as BMv2 does; that must be
+    on PATH. The first sums of every run are compared with the sums of what was sent.
+    """
+    from peelsum.bench.switch.load import WrongSumError
+    from peelsum.bench.switch.rows import compared
+    from peelsum.topology import TopologyError
+    from peelsum.wire import COMPILED_LANES, MAX_WORKERS
+
+    within("--workers", workers, 1, MAX_WORKERS)
+    within("--seconds", seconds, 0.1, 3600)
+    points = [
+        {"lanes": number, "workers": workers, "seconds": seconds} for number in _lanes(lanes, COMPILED_LANES)
+    ]
+    columns = [
+        "packets_per_s",
+        "packets_per_cpu_s",
+        "latency_p50_us",
+        "latency_p99_us",
+        "rate_to_bmv2",
+        "bmv2",
+    ]
+    bench = _Bench(
+        lambda seed, **point: compared(**point), points, ("lanes", "workers", "target", "ports"), columns
+    )
+    _measure(bench, repetitions, seed, json, TopologyError, WrongSumError)
+
+
+@app.command("endpoint")
+def endpoint(
+    lanes: Annotated[str, typer.Option(help=f"Words of a packet. {_SEVERAL}")] = "32,256",
+    seconds: Annotated[float, typer.Option(help="Duration of each measurement.")] = 3.0,
+    repetitions: Repetitions = 1,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Count the packets that one core of a worker sends and takes results for, beside bare sockets."""
+    from peelsum.bench.endpoint import measure
+    from peelsum.bench.switch.load import WrongSumError
+    from peelsum.wire import COMPILED_LANES
+
+    within("--seconds", seconds, 0.1, 3600)
+    points = [{"lanes": number, "seconds": seconds} for number in _lanes(lanes, COMPILED_LANES)]
+    columns = ["packets_per_core_s", "packets_per_s", "share_of_bare"]
+    bench = _Bench(lambda seed, **point: measure(**point), points, ("lanes", "way"), columns)
+    _measure(bench, repetitions, seed, json, WrongSumError)
+
+
+@app.command("codec")
+def codec(
+    elements: Annotated[str, typer.Option(help=f"Elements of the tensor. {_SEVERAL}")] = "1048576,16777216",
+    density: Annotated[str, typer.Option(help="Shares of elements that are not zero.")] = "0.001,0.01,0.1",
+    support: Annotated[str, typer.Option(help="Where they are: uniform, rows, columns.")] = "uniform",
+    cells: Annotated[float, typer.Option(help="Cells of a sketch for each candidate.")] = 1.3,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    repetitions: Repetitions = 1,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Measure size and speed of every form of the codec; nothing is sent.
+
+    Encoding is everything before words are sent, decoding is the rest. The fastest of up to five runs counts.
+    With NUMBA_NUM_THREADS=1, times are processor time. Every decoded tensor is compared with NumPy's sums.
+    """
+    from peelsum.bench.codec import SUPPORTS, NoDeviceError, NotEnoughMemoryError, NotExactError
+    from peelsum.bench.codec.rows import CodecBenchError, bench_codec
+    from peelsum.bench.devices import DEVICES
+
+    within("--cells", cells, 0.1, 100)
+    _names("--device", device, DEVICES)
+    sizes = _numbers("--elements", elements, int, 1, 2**40), _numbers("--density", density, float, 1e-9, 1)
+    names = ("elements", "density", "support")
+    points = [
+        dict(zip(names, point, strict=True))
+        for point in product(*sizes, _names("--support", support, SUPPORTS))
+    ]
+
+    def measure(seed: int, **point: Any) -> Iterator[dict[str, Any]]:
+        return bench_codec(**point, cells_per_candidate=cells, device=device, seed=seed)
+
+    columns = [
+        "bits_per_element",
+        "over_lower_bound",
+        "recovered_by_peeling",
+        "rounds",
+        "encode_gbps",
+        "decode_gbps",
+    ]
+    bench = _Bench(measure, points, (*names, "form", "index"), columns)
+    _measure(
+        bench, repetitions, seed, json, NoDeviceError, NotEnoughMemoryError, NotExactError, CodecBenchError
+    )
+
+
+@app.command("train")
+def train(
+    model: Annotated[
+        str,
+        typer.Option(help="ncf, lstm, vgg19, bert, or MODULE:FUNCTION, which returns a Task of your own."),
+    ] = "ncf",
+    workers: Annotated[int, typer.Option(help="Worker processes, 2 to 32.")] = 4,
+    gbps: Annotated[str, typer.Option(help=f"Rates of links in Gbit/s. {_SEVERAL}")] = "1,10",
+    steps: Annotated[int, typer.Option(help="Timed steps.")] = 10,
+    warm_ups: Annotated[int, typer.Option(help="Steps before them.")] = 3,
+    top_k: Annotated[
+        float | None, typer.Option(help="Share of elements that `switch` sends, the rest later.")
+    ] = None,
+    cpu: Annotated[
+        bool, typer.Option("--cpu", help="No rates: compare processor time beyond computation.")
+    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="The model's published size.")] = False,
+    data: Annotated[str | None, typer.Option(help="Path of the model's data.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    repetitions: Repetitions = 1,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Measure a training iteration through the switch, beside dense sums and gloo, by rate of links.
+
+    Every worker is a process. The softswitch's ports have the rate; gloo's links are virtual Ethernet,
+    limited to the same rate, which needs root. Gradients are compared with int64 sums over gloo.
+    """
+    if find_spec("torch") is None:
+        raise typer.BadParameter(missing("torch", "training"))
+    from peelsum.bench.devices import NoDeviceError
+    from peelsum.bench.train.rows import bench_train
+    from peelsum.topology import TopologyError
+    from peelsum.training import TrainingDataError, check_model
+
+    within("--workers", workers, 2, 32)
+    within("--steps", steps, 1, 100_000)
+    within("--warm-ups", warm_ups, 1, 100_000)
+    if top_k is not None:
+        within("--top-k", top_k, 1e-9, 1)
+    rates = _numbers("--gbps", gbps, float, 0.001, 400)
+    options = {
+        "small": not full,
+        "path": data,
+        "device": device,
+        "top_k": top_k,
+        "steps": steps,
+        "warm_ups": warm_ups,
+    }
+
+    def measure(seed: int, model: str) -> list[dict[str, Any]]:
+        check_model(model)
+        return bench_train({**options, "model": model, "seed": seed}, workers, rates, cpu=cpu)
+
+    columns = [
+        "form",
+        "density_union",
+        "bytes_per_step",
+        "iteration_ms",
+        "compute_ms",
+        "encode_ms",
+        "network_ms",
+        "decode_ms",
+        "aggregation_ms",
+        "cpu_ms",
+        "speedup_over_dense",
+        "speedup_over_gloo",
+        "exact",
+    ]
+    bench = _Bench(
+        measure, [{"model": name} for name in model.split(",")], ("model", "gbps", "path"), columns
+    )
+    _measure(bench, repetitions, seed, json, NoDeviceError, TopologyError, TrainingDataError)
+
+
+def _measure(bench: _Bench, repetitions: int, seed: int, json: bool, *errors: type[Exception]) -> None:
+    """Measure all points, print medians, or all rows as JSON. Status 1 says that a sum was wrong."""
+    within("--repetitions", repetitions, 1, 1000)
     within("--seed", seed, 0, 2**31)
-    within("--calm", calm, 0, 1)
-    within("--attempts", attempts, 1, 100)
-    size, (chosen, options) = _size(quick, full), _split(names or [])
-    if not chosen:
-        raise typer.BadParameter("NAME: is missing; name one of `peelsum bench list`")
-    with measuring(ExperimentError) as tell:
-        whats = []
-        for name in chosen:
-            experiment = load(find(name))
-            _require(experiment)
-            given = _given(experiment, options)
-            care = Care(calm, attempts)
-            whats.append(Run(find(name), size, seed, care, given, again))
-        reports = [
-            _measured(name, what, out, tell, json=json, alone=len(whats) == 1)
-            for name, what in zip(chosen, whats, strict=True)
-        ]
+    rows, total = list[dict[str, Any]](), repetitions * len(bench.points)
+    with measuring(*errors) as tell:
+        for number, (repetition, point) in enumerate(product(range(repetitions), bench.points), 1):
+            with taking_time(f"point {number} of {total}", tell):
+                measured = bench.measure(seed=seed + repetition, **point)
+                rows += [{"repetition": repetition, **point, **row} for row in measured]
         if json:
-            print_json([row for report in reports for row in report])
-    if any(_wrong(row) for report in reports for row in report):
+            print_json(rows)
+        else:
+            _print(bench, rows)
+    if any(row.get("wrong") or row.get("exact") is False for row in rows):
         raise typer.Exit(1)
 
 
-@app.command("show", context_settings=ANYTHING)
-def show(
-    name: Annotated[list[str], typer.Argument(metavar="NAME [--PARAMETER VALUE,...]")],
-    quick: Quick = False,
-    full: Full = False,
-    out: Out = _OUT,
-    seed: Seed = 0,
-    json: Json = False,
-) -> None:
-    """Print the page of the rows that were measured last, by whatever commit and version of the file."""
-    from peelsum.experiments import ExperimentError
-    from peelsum.experiments.loading import load
-    from peelsum.experiments.results import rendered
-    from peelsum.experiments.summaries import grouped
-
-    with measuring(ExperimentError):
-        what, rows = _measured_last(name, quick, full, seed, out)
-        if json:
-            print_json(grouped(load(what.source), rows))
-        else:
-            print(rendered(what, rows, name[0]), end="")
+def _print(bench: _Bench, rows: Sequence[Row]) -> None:
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in bench.labels), []).append(row)
+    names = (*bench.labels, *bench.columns)
+    lines = [[name.replace("_", " ") for name in names]]
+    for labels, group in groups.items():
+        cells = ([row[name] for row in group if row.get(name) is not None] for name in bench.columns)
+        lines.append([*map(_shown, labels), *map(_shown, map(_middle, cells))])
+    text = {name for name in names if any(isinstance(row.get(name), str) for row in rows)}
+    print(*aligned(lines, text), sep="\n")
 
 
-@app.command("draw")
-def draw(
-    names: Annotated[list[str], typer.Argument(help="Names, or paths of files.")],
-    quick: Quick = False,
-    full: Full = False,
-    out: Out = _OUT,
-    seed: Seed = 0,
-    rows: Annotated[
-        list[Path] | None, typer.Option(help="Files of rows as --json prints them, to draw instead.")
-    ] = None,
-) -> None:
-    """Write pages and figures again, of the rows that were measured last; measure nothing.
-
-    With --rows, write only the figures of one experiment.
-    """
-    from peelsum.experiments import ExperimentError, drawing
-    from peelsum.experiments.loading import find, load
-    from peelsum.experiments.results import read_json, write
-    from peelsum.experiments.running import Report
-
-    with measuring(ExperimentError):
-        for name in names:
-            if rows:
-                experiment = load(find(name))
-                print(*drawing.draw(experiment, read_json(experiment, rows), out / experiment.name), sep="\n")
-                continue
-            what, last = _measured_last([name], quick, full, seed, out)
-            print(write(what, Report(last, len(last), []), name, out))
+def _middle(values: Sequence[Any]) -> Any:
+    """Return the median of numbers, None for no values, or the first text."""
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    return median(numbers) if numbers else next(iter(values), None)
 
 
-@app.command("compare")
-def compare(
-    a: Annotated[Path, typer.Argument(help="A file of rows, or the folder of a run.")],
-    b: Annotated[Path, typer.Argument(help="Another run of the same measurement.")],
-    json: Json = False,
-) -> None:
-    """Compare two runs, point by point: the second over the first."""
-    from rich.console import Console
-
-    from peelsum.experiments import ExperimentError, comparing
-    from peelsum.experiments.page import shown
-
-    with measuring(ExperimentError):
-        found = comparing.compare(a, b)
-        if json:
-            print_json(found)
-            return
-        table = table_of(("point", "column", "a", "b", "b over a", "apart"), left=("point", "column"))
-        for one in found:
-            point = ", ".join(f"{name} {value}" for name, value in one.point.items() if value)
-            ratio = "-" if one.ratio is None else f"{one.ratio:.3f}"
-            table.add_row(point, one.column, shown(one.a), shown(one.b), ratio, "yes" if one.apart else "no")
-        Console().print(table)
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _described(one: Experiment) -> Iterator[str]:
-    """Yield the lines about a measurement: its text, its parameters with their usual values, its columns."""
-    from peelsum.experiments.results import option_of
-    from peelsum.experiments.store import text
-
-    yield from (f"{one.name}: {one.title}", "", one.about.strip(), "", "Parameters, with their usual values:")
-    for name in one.parameters:
-        usual = dict.fromkeys(value for part in one.size("usual").grid for value in part.get(name, ()))
-        limits = one.ranges.get(name)
-        known = f"; {limits[0]:g} to {limits[1]:g}" if limits else ""
-        known += f"; one of {', '.join(map(text, one.choices[name]))}" if name in one.choices else ""
-        yield f"  {option_of(name)} {','.join(text(value) or 'none' for value in usual)}{known}"
-    yield from ("", "Columns:", *(f"  {name}: {column.meaning}" for name, column in one.columns.items()))
+def _numbers(option: str, text: str, kind: type[T], least: float, most: float) -> list[T]:
+    """Return the numbers of an option, separated by commas. Raises typer.BadParameter."""
+    try:
+        values = [kind(cell) for cell in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(
+            f"{option}: {text!r} is no list of numbers; write numbers like 1,10"
+        ) from None
+    for value in values:
+        within(option, value, least, most)
+    return values
 
 
-def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Return names, and the texts of each parameter: `--name text`, `--name=text`, or `--name` for True."""
-    names, options, last = list[str](), dict[str, list[str]](), ""
-    for word in words:
-        if word.startswith("--"):
-            last, equals, value = word[2:].replace("-", "_").partition("=")
-            options.setdefault(last, [])
-            options[last] += [value] if equals else []
-            last = "" if equals else last
-        elif last:
-            options[last].append(word)
-            last = ""
-        else:
-            names.append(word)
-    return names, {name: texts or ["True"] for name, texts in options.items()}
+def _lanes(text: str, known: Sequence[int]) -> list[int]:
+    return [int(name) for name in _names("--lanes", text, list(map(str, known)))]
 
 
-def _given(experiment: Experiment, options: Mapping[str, Sequence[str]]) -> dict[str, Sequence[Value]]:
-    """Return the values of parameters that options give. Raises typer.BadParameter."""
-    from peelsum.experiments.results import option_of
-
-    given: dict[str, Sequence[Value]] = {}
-    for option, texts in options.items():
-        fits = [
-            name for name in experiment.parameters if option in (name, option_of(name)[2:].replace("-", "_"))
-        ]
-        if len(fits) != 1:
-            known = ", ".join(map(option_of, experiment.parameters))
-            raise typer.BadParameter(f"--{option}: is no parameter of {experiment.name}; use one of {known}")
-        cells = [cell for text in texts for cell in text.split(",")]
-        (name,), usual = fits, experiment.values(fits[0])
-        if any(isinstance(value, tuple) for value in usual):
-            kind = next((one for value in usual if isinstance(value, tuple) for one in value), "")
-            given[name] = (tuple(_parsed(experiment, name, option, cell, [kind]) for cell in cells),)
-        else:
-            given[name] = tuple(_parsed(experiment, name, option, cell, usual) for cell in cells)
-    return given
-
-
-def _parsed(experiment: Experiment, name: str, option: str, text: str, usual: Sequence[Value]) -> Value:
-    """Return the value that a text is, of the kind of the usual ones. Raises typer.BadParameter."""
-    shown = f"--{option.replace('_', '-')}"
-    kinds = {type(value) for value in usual if value is not None}
-    if text.lower() == "none" and None in usual:
-        return None
-    if kinds <= {bool} and kinds and text in ("True", "False"):
-        return text == "True"
-    value: Value = text
-    if kinds & {int, float} or name in experiment.ranges:
-        try:
-            value = int(text) if kinds == {int} else float(text)
-        except ValueError:
-            raise typer.BadParameter(f"{shown}: {text!r} is no number; write numbers like 1,10") from None
-    if name in experiment.ranges and isinstance(value, int | float):
-        within(shown, value, *experiment.ranges[name])
-    if value not in experiment.choices.get(name, (value,)):
-        known = ", ".join(map(str, experiment.choices[name]))
-        raise typer.BadParameter(f"{shown}: {text!r} is unknown; use one of {known}")
-    return value
-
-
-def _require(experiment: Experiment) -> None:
-    from peelsum.experiments import ExperimentError
-    from peelsum.experiments.drawing import require_matplotlib
-
-    if experiment.plots:
-        require_matplotlib()
-    for package in experiment.needs:
-        if find_spec(package) is None:
-            extra = "rivals" if package in ("lz4", "zstandard") else "training"
-            raise ExperimentError(missing(package, extra))
-
-
-def _size(quick: bool, full: bool) -> str:
-    if quick and full:
-        raise typer.BadParameter("--quick: cannot be used with --full; use one of them")
-    return "quick" if quick else "full" if full else "usual"
-
-
-def _measured_last(
-    words: Sequence[str], quick: bool, full: bool, seed: int, out: Path
-) -> tuple[Run, list[Row]]:
-    from peelsum.experiments.loading import find, load
-    from peelsum.experiments.results import ROWS, folder
-    from peelsum.experiments.running import Run, rows_of
-    from peelsum.experiments.store import read
-
-    (name, *_), options = _split(words)
-    source = find(name)
-    what = Run(source, _size(quick, full), seed, given=_given(load(source), options))
-    return what, rows_of(what, read(folder(out, what) / ROWS))
-
-
-def _measured(
-    name: str, what: Run, out: Path, tell: Tell, *, json: bool, alone: bool
-) -> list[dict[str, Value]]:
-    """Measure, write page and figures, print the table unless `json`; return the rows.
-
-    Raises ExperimentError if all rows failed, and there is no other measurement to go on with.
-    """
-    from peelsum.experiments import ExperimentError, running
-    from peelsum.experiments.loading import load
-    from peelsum.experiments.page import objects, text_of
-    from peelsum.experiments.results import ROWS, folder, write
-
-    experiment = load(what.source)
-    with _shown(experiment.name, tell) as watch:
-        report = running.run(what, folder(out, what) / ROWS, watch)
-    page = write(what, report, name, out)
-    if report.failed and not report.rows and alone:
-        raise ExperimentError(report.failed[0].error)
-    if not json:
-        if report.rows:
-            print(text_of(experiment, report.rows), flush=True)
-        print(f"{experiment.name}: {_counted(report)}: {page}", file=sys.stderr)
-    found = objects(experiment, report.rows)
-    return found + [{"failure": one.error} for one in report.failed]
-
-
-def _counted(report: Report) -> str:
-    kept = f", {report.kept} of them from earlier runs (--again measures them again)" if report.kept else ""
-    return f"{len(report.rows)} rows{kept}"
-
-
-def _wrong(row: Mapping[str, Any]) -> bool:
-    """Return whether a row failed, or says that sums were wrong."""
-    return "failure" in row or bool(row.get("wrong")) or row.get("exact") is False
-
-
-@contextmanager
-def _shown(title: str, tell: Tell) -> Iterator[Watch]:
-    """Show points and the time that is left: as a bar on a terminal, else as lines."""
-    import time
-
-    from rich.console import Console
-
-    from peelsum.experiments.running import Failed, Watch
-    from peelsum.processes.progress import taking_time
-
-    console = Console(stderr=True)
-    with progress_bar(console) as progress:
-        task = progress.add_task(title)
-
-        class Shown(Watch):
-            def starts(self, rows: int) -> None:
-                self._rows, self._done, self._began = rows, 0, time.monotonic()
-                progress.update(task, total=rows)
-
-            def measured(self, outcome: Measured) -> None:
-                self._done += 1
-                progress.advance(task)
-                if isinstance(outcome[1], Failed) and self._rows > 1:  # else the command ends with this error
-                    tell(f"{title}: failed: {outcome[1].error}")
-
-            def line(self, taken: str) -> None:
-                left_s = (time.monotonic() - self._began) / max(self._done, 1) * (self._rows - self._done)
-                left = f", {left_s:.0f} s left" if self._done else ""
-                tell(f"{taken}, {self._done} of {self._rows} points{left}")
-
-        shown = Shown()
-        shown.starts(0)
-        with nullcontext() if console.is_terminal else taking_time(title, shown.line):
-            try:
-                yield shown
-            except KeyboardInterrupt:
-                print(f"{title}: interrupted; the same command goes on", file=sys.stderr)
-                raise
+def _names(option: str, text: str, known: Sequence[str]) -> list[str]:
+    """Return the names of an option, separated by commas. Raises typer.BadParameter."""
+    for name in text.split(","):
+        if name not in known:
+            raise typer.BadParameter(f"{option}: {name!r} is unknown; use one of {', '.join(known)}")
+    return text.split(",")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,19 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[str] = ()) -> list[str]:
+    """Return lines of columns as wide as their cells, the first of which is the heading.
+
+    Columns in `left` are left-justified.
+    """
+    columns = [
+        [cell.ljust(width) if column[0] in left else cell.rjust(width) for cell in column]
+        for column in zip(*rows, strict=True)
+        for width in [max(map(len, column))]
+    ]
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 @contextmanager

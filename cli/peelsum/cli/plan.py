@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from peelsum.cli.options import Json, within
-from peelsum.cli.output import measuring, print_json
+from peelsum.cli.output import aligned, measuring, print_json
 
 if TYPE_CHECKING:
     from peelsum.bench.plan import MethodRow, Row
@@ -64,10 +63,12 @@ def plan(
             print_json(found)
         else:
             headings = (*_HEADINGS, *(_CHECK_HEADINGS if check else ()), "layout")
-            print("\n".join([*_aligned([headings, *map(_line, found.candidates)]), "", *found.why, ""]))
+            print(
+                "\n".join([*aligned([headings, *map(_line, found.candidates)], _WORDS), "", *found.why, ""])
+            )
             print("\n".join([*map(_form, found.forms), ""]))
             if found.methods:
-                print("\n".join(_aligned([_METHOD_HEADINGS, *map(_method, found.methods)])))
+                print("\n".join(aligned([_METHOD_HEADINGS, *map(_method, found.methods)], _WORDS)))
                 print("\n".join(["", *map(_crossover, found.crossovers)]))
             print(found.advice)
 
@@ -87,16 +88,6 @@ def _form(one: FormTime) -> str:
         return f"{said}; not measured."
     network_ms = one.ms - one.codec_ms
     return f"{said}; {one.codec_ms:.4g} ms of codec, measured, and {network_ms:.4g} ms of network, simulated."
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines of columns as wide as their cells, the first of which is the heading."""
-    columns = [
-        [cell.ljust(width) if column[0] in _WORDS else cell.rjust(width) for cell in column]
-        for column in zip(*rows, strict=True)
-        for width in [max(map(len, column))]
-    ]
-    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 def _method(row: MethodRow) -> list[str]:

@@ -31,7 +31,9 @@ def record(
     out: Annotated[Path, typer.Option(help="Folder for a file of each worker.")] = Path("trace"),
     model: Annotated[
         str | None,
-        typer.Option(help="Model to train in place of a command: ncf, lstm, vgg19 or bert, each small."),
+        typer.Option(
+            help="Model to train in place of a command: ncf, lstm, vgg19, bert, or MODULE:FUNCTION."
+        ),
     ] = None,
     workers: Annotated[int, typer.Option(help="Number of workers that train --model.")] = 4,
     steps: Annotated[int, typer.Option(help="Steps to record.")] = 50,
@@ -101,16 +103,16 @@ def _train(model: str, out: Path, workers: int, steps: int, values: bool, seed: 
     if find_spec("torch") is None:
         raise typer.BadParameter(missing("torch", "training"))
     from peelsum.traces import SUFFIX, write
-    from peelsum.training import MODELS, make_task
+    from peelsum.training import TrainingDataError, make_task
     from peelsum.training.recording import record as record_model
-
-    if model not in MODELS:
-        raise typer.BadParameter(f"--model: {model!r} is unknown; use {', '.join(MODELS)}")
 
     def told(step: int) -> None:
         tell(f"{model}: step {step} of {steps}")
 
-    task = make_task(model, seed=seed)
+    try:
+        task = make_task(model, seed=seed)
+    except TrainingDataError as error:
+        raise typer.BadParameter(str(error)) from None
     traces = record_model(task, workers, steps, seed=seed, values=values, tell=told)
     _clear(out)
     for trace in traces:

@@ -1,0 +1,8 @@
+"""What reproduces our pages' figures: `python -m benchmarks NAME`, from the root of a checkout.
+
+An experiment is one file of `experiments`, or a file of one's own, that sets EXPERIMENT.
+"""
+
+from benchmarks.experiment import Column, Experiment, ExperimentError, Plot, Published, Size, Value
+
+__all__ = ["Column", "Experiment", "ExperimentError", "Plot", "Published", "Size", "Value"]

@@ -1,0 +1,255 @@
+"""`python -m benchmarks NAME`: measure an experiment's rows, print them, and write a page and figures.
+
+A parameter of an experiment is an option, too: --lanes 32,256; `list NAME` shows them. Rows are kept as soon
+as they are measured: after an interrupt, the same command goes on. Status 1 says that a sum was wrong, or
+that rows failed. Other commands: list [NAME], show NAME, draw NAME..., compare A B.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from benchmarks import page as pages
+from benchmarks.experiment import Experiment, ExperimentError, Value, find, known, load, plan
+from benchmarks.rows import Run, measure_missing, of_plan, read, text
+from peelsum.extras import missing
+from peelsum.processes.interrupts import Interruption
+from peelsum.processes.progress import taking_time
+from peelsum.processes.reports import told
+from peelsum.processes.user_errors import delivered, reported
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run a command. Errors of experiments are one line with status 2; Ctrl-C ends it as shells expect."""
+    verbs = {"run": run, "list": list_, "show": show, "draw": draw, "compare": compare}
+    verb, words = (
+        (arguments[0], arguments[1:]) if arguments[:1] and arguments[0] in verbs else ("run", arguments)
+    )
+    with delivered(), reported(ExperimentError), Interruption():
+        options, others = _parser().parse_known_args(words)
+        verbs[verb](options, _given(others))
+
+
+def _parser() -> argparse.ArgumentParser:
+    how = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks", None, __doc__, formatter_class=how, allow_abbrev=False
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a name of `list`, or the path of a file")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument(
+        "--quick", dest="size", action="store_const", const="quick", default="usual", help="few points"
+    )
+    size.add_argument("--full", dest="size", action="store_const", const="full", help="many points")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/bench"), help="a folder of experiments' folders"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the order, and of the first repetition")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument(
+        "--calm", type=float, default=0.25, help="share of the processors that others may use"
+    )
+    parser.add_argument("--attempts", type=int, default=3, help="measurements of a row while others use more")
+    parser.add_argument("--again", action="store_true", help="measure rows that there are, too")
+    parser.add_argument("--scheduler", metavar="ADDRESS", help="Dask's, whose workers measure the rows")
+    parser.add_argument(
+        "--rows", nargs="+", type=Path, help="files of rows as --json prints them, to draw instead"
+    )
+    return parser
+
+
+def run(options: argparse.Namespace, given: dict[str, str]) -> None:
+    """Measure what is missing of each experiment."""
+    runs = [_run(name, options, given) for name in options.names]
+    if not runs:
+        raise ExperimentError(f"NAME: is missing; use the path of a file, or some of {', '.join(known())}")
+    failed, rows = list[str](), list[dict[str, Value]]()
+    with ExitStack() as stack:
+        executor = _cluster(options.scheduler, stack) if options.scheduler else None
+        for name, what in zip(options.names, runs, strict=True):
+            rows += _measured(name, what, options, failed, executor)
+    if failed and not rows:
+        raise ExperimentError(failed[0])
+    if options.json:
+        print(json.dumps([*rows, *({"failure": error} for error in failed)], indent=2))
+    if failed or any(row.get("wrong") or row.get("exact") is False for row in rows):
+        raise SystemExit(1)
+
+
+def _measured(
+    name: str, what: Run, options: argparse.Namespace, failed: list[str], executor: Executor | None
+) -> list[dict[str, Value]]:
+    """Measure, write page and figures, print the table unless --json; return rows, and add to `failed`."""
+    experiment, tell, before = load(what.source), told(), len(failed)
+    folder, done = options.out / experiment.name, 0
+    outcomes = measure_missing(what, folder / "rows.csv", executor)
+    total = next(outcomes)
+    try:
+        with taking_time(experiment.name, lambda said: tell(f"{said}, {done} of {total} points")):
+            for outcome in outcomes:
+                done += 1
+                if isinstance(outcome, str):
+                    failed.append(outcome)
+                    tell(f"{experiment.name}: failed: {outcome}")
+    except KeyboardInterrupt:
+        print(f"{experiment.name}: interrupted; the same command goes on", file=sys.stderr)
+        raise
+    rows = of_plan(what, read(folder / "rows.csv"), of_run=True)
+    path = _write(name, what, rows, folder, failed[before:])
+    if not options.json and len(rows):
+        print(*pages.table(experiment, pages.summaries(experiment, rows)), sep="\n", flush=True)
+    kept = len(what.tasks) - total
+    said = f", {kept} points of earlier runs (--again measures them again)" if kept else ""
+    print(f"{experiment.name}: {len(rows)} rows{said}: {path}", file=sys.stderr)
+    names = [*experiment.labels, *experiment.figures]
+    return [{name: _value(cell) for name, cell in row.items()} for row in rows[names].to_dict("records")]
+
+
+def _write(name: str, what: Run, rows: pd.DataFrame, folder: Path, failed: Sequence[str] = ()) -> Path:
+    """Write page and figures beside the rows; return the page's path."""
+    if len(rows):
+        list(pages.draw(load(what.source), rows, folder))
+    path = folder / "page.md"
+    path.write_text(pages.page(what, rows, name, failed), encoding="utf-8")
+    return path
+
+
+def _cluster(scheduler: str, stack: ExitStack) -> Executor:
+    """Return the executor of a cluster: each of its workers needs this checkout."""
+    try:
+        from distributed import Client
+    except ModuleNotFoundError:
+        raise ExperimentError(missing("distributed", "cluster")) from None
+    try:
+        client: Any = stack.enter_context(Client(scheduler, timeout="10s"))  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as error:
+        raise ExperimentError(f"--scheduler: {error}; start one with `dask scheduler`") from None
+    executor: Executor = client.get_executor()
+    return executor
+
+
+def list_(options: argparse.Namespace, given: dict[str, str]) -> None:
+    """List all experiments with the points of each size; or some, with their parameters and columns."""
+    for experiment in (load(find(name)) for name in options.names or known()):
+        counts = [f"{size} {len(plan(experiment, size, 0))}" for size in ("quick", "usual", "full")]
+        print(f"{experiment.name:20} {experiment.title} ({', '.join(counts)})")
+        for name in experiment.parameters if options.names else ():
+            usual = [part.get(name, ()) for part in experiment.sizes["usual"].grid]
+            cells = dict.fromkeys(text(value) or "none" for values in usual for value in values)
+            limits = [*map(text, (*experiment.ranges.get(name, ()), *experiment.choices.get(name, ())))]
+            print(
+                f"  {pages.option_of(name)} {','.join(cells)}"
+                + (f" (of {', '.join(limits)})" if limits else "")
+            )
+        for name, column in experiment.columns.items() if options.names else ():
+            print(f"  {name}: {column.meaning}")
+
+
+def show(options: argparse.Namespace, given: dict[str, str]) -> None:
+    """Print the pages of the rows that were measured last, by whatever commit and version of the file."""
+    for name in options.names:
+        what, rows, _ = _last(name, options, given)
+        points = pages.summaries(load(what.source), rows)
+        print(points.to_json(orient="records", indent=2) if options.json else pages.page(what, rows, name))
+
+
+def draw(options: argparse.Namespace, given: dict[str, str]) -> None:
+    """Write pages and figures again, of these rows; with --rows, only figures."""
+    for name in options.names:
+        if options.rows:
+            experiment = load(find(name))
+            rows = _printed(experiment, options.rows)
+            print(*pages.draw(experiment, rows, options.out / experiment.name), sep="\n")
+        else:
+            print(_write(name, *_last(name, options, given)))
+
+
+def compare(options: argparse.Namespace, given: dict[str, str]) -> None:
+    """Compare two runs, point by point: the second over the first."""
+    if len(options.names) != 2:
+        raise ExperimentError("compare: takes two files of rows, or folders; name both")
+    pair = pages.compare(*map(Path, options.names))
+    print(pair.to_json(orient="records", indent=2) if options.json else pair.to_string(index=False))
+
+
+def _printed(experiment: Experiment, paths: Sequence[Path]) -> pd.DataFrame:
+    """Return the rows of files that --json printed; a file may also have rows by command."""
+    rows = list[dict[str, Any]]()
+    for path in paths:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows += [row for each in content.values() for row in each] if isinstance(content, dict) else content
+    names = [*experiment.labels, *experiment.figures, "modelled", "note"]
+    return pd.DataFrame([{name: text(row.get(name)) for name in names} for row in rows])
+
+
+def _last(name: str, options: argparse.Namespace, given: dict[str, str]) -> tuple[Run, pd.DataFrame, Path]:
+    what = _run(name, options, given)
+    folder: Path = options.out / load(what.source).name
+    return what, of_plan(what, read(folder / "rows.csv")), folder
+
+
+def _run(name: str, options: argparse.Namespace, given: dict[str, str]) -> Run:
+    experiment = load(source := find(name))
+    values = dict(_parsed(experiment, option, cells) for option, cells in given.items())
+    return Run(source, options.size, options.seed, values, options.calm, options.attempts, options.again)
+
+
+def _given(words: Sequence[str]) -> dict[str, str]:
+    """Return the texts of parameters: `--name text`, `--name=text`, or `--name` for True."""
+    given, option = dict[str, str](), ""
+    for word in words:
+        if word.startswith("--"):
+            option, _, value = word[2:].replace("-", "_").partition("=")
+            given[option] = value or "True"
+        else:
+            given[option] = word
+    return given
+
+
+def _parsed(experiment: Experiment, option: str, cells: str) -> tuple[str, Sequence[Value]]:
+    """Return the parameter that an option is, and its values, of the kind of the usual ones."""
+    fits = [name for name in experiment.parameters if option in (name, name.removesuffix("_each"))]
+    if not fits:
+        options = ", ".join(map(pages.option_of, experiment.parameters))
+        raise ExperimentError(f"--{option}: is no parameter of {experiment.name}; use one of {options}")
+    usual = experiment.values(fits[0])
+    each = [value for values in usual if isinstance(values, tuple) for value in values]
+    values = tuple(_checked(experiment, fits[0], cell, each or usual) for cell in cells.split(","))
+    return fits[0], (values,) if each else values
+
+
+def _checked(experiment: Experiment, name: str, cell: str, usual: Sequence[Value]) -> Value:
+    value = None if cell.lower() == "none" and None in usual else _value(cell)
+    value = float(value) if type(value) is int and any(isinstance(other, float) for other in usual) else value
+    limits, choices = experiment.ranges.get(name), experiment.choices.get(name, (value,))
+    number = isinstance(value, int | float)
+    if value not in choices or (
+        limits and value is not None and not (number and limits[0] <= value <= limits[1])
+    ):
+        said = f"{limits[0]} to {limits[1]}" if limits else ", ".join(map(text, choices))
+        raise ExperimentError(f"{pages.option_of(name)}: {cell!r} cannot be used; use {said}")
+    return value
+
+
+def _value(cell: str) -> Any:
+    """Return the value that a text is, as in Python; numbers separated by commas are a tuple."""
+    for kind in (int, float):
+        try:
+            values = tuple(kind(part) for part in cell.split(","))
+            return values if len(values) > 1 else values[0]
+        except ValueError:
+            continue
+    return {"": None, "True": True, "False": False}.get(cell, cell)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,231 @@
+"""Definitions of experiments: parameters, a function that measures rows, plots; and the plan of a run."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from random import Random
+from types import ModuleType
+from typing import Any, Literal
+
+#: A parameter, or a figure of a row; None where a figure is not available. `measure` gets a tuple as a whole.
+Value = str | int | float | bool | tuple[Any, ...] | None
+Point = Mapping[str, Value]
+FOLDER = Path(__file__).parent / "experiments"
+
+
+class ExperimentError(ValueError):
+    """An experiment, or a file of rows, that cannot be used. The message is one line and names the field."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure of a row: its meaning, and whether a model computes it in every row."""
+
+    meaning: str
+    modelled: bool = False
+
+
+@dataclass(frozen=True)
+class Size:
+    """Points, all combinations of each part's values, and how often each is measured."""
+
+    grid: Sequence[Mapping[str, Any]]
+    repetitions: int = 5
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure: medians of `y` along `x`, with a line for each value of the parameters in `lines`."""
+
+    name: str
+    x: str
+    y: str
+    lines: str = ""
+    where: Point = field(default_factory=dict)
+    """Parameters with fixed values."""
+    log: Literal["", "x", "y", "xy"] = ""
+    fill: Callable[[Any, Any], None] | None = None
+    """Draws the DataFrame of `page.summaries` into a Matplotlib figure, in place of lines."""
+
+    @property
+    def title(self) -> str:
+        """What is drawn, along what, and the parameters whose values are fixed."""
+        fixed = ", ".join(f"{name} {value}" for name, value in self.where.items() if value is not None)
+        return (f"{self.y} by {self.x}" + (f" ({fixed})" if fixed else "")).replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published figure, to be shown beside the largest or smallest of our medians at some points."""
+
+    what: str
+    value: float
+    source: str
+    column: str
+    where: Point = field(default_factory=dict)
+    take: Literal["most", "least"] = "most"
+
+
+@dataclass(kw_only=True)
+class Experiment:
+    """An experiment. Raises ExperimentError, which names the field, where fields do not fit each other."""
+
+    measure: Callable[..., Mapping[str, Any] | Iterable[Any]]
+    """measure(seed=..., **parameters) returns a row with all columns, or several rows if there are `keys`.
+
+    A row may add `note`, which says why a figure is not available.
+    """
+    columns: Mapping[str, Column]
+    sizes: Mapping[str, Size]
+    """By name: "quick", "usual" and "full". "usual" is needed; the others default to it."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of parameters in the parts of grids that do not name them."""
+    plots: Sequence[Plot] = ()
+    published: Sequence[Published] = ()
+    modelled: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    """Parameters' values at which a whole row is computed from a model, or simulated, not measured."""
+    timed: bool = True
+    """Whether other programs change its figures, so that disturbed rows are repeated, and rows are alone."""
+    keys: Sequence[str] = ()
+    """The columns that tell the rows of one point apart, which are measured together."""
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """The least and the most of parameters that are numbers."""
+    choices: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    """The values that other parameters may have."""
+    name: str = ""
+    title: str = ""
+    about: str = ""
+    """By default, the file's name, the first line and the rest of its docstring."""
+
+    def __post_init__(self) -> None:
+        self.sizes = {
+            name: Size([*map(self._part, size.grid)], size.repetitions) for name, size in self.sizes.items()
+        }
+        names = [name for plot in self.plots for name in (plot.x, plot.y, *plot.lines.split(), *plot.where)]
+        names += [name for published in self.published for name in (published.column, *published.where)]
+        known = [*self.parameters, *self.columns]
+        for name in (*names, *self.keys, *self.modelled, *self.ranges, *self.choices):
+            if name not in known:
+                raise ExperimentError(f"name: {name!r} is unknown; use one of {', '.join(known)}")
+        for name, size in self.sizes.items():
+            if size.repetitions < 1 or not all(values for part in size.grid for values in part.values()):
+                raise ExperimentError(f"sizes.{name}: has no points; give each parameter a value")
+        if "usual" not in self.sizes:
+            raise ExperimentError(f"sizes: {', '.join(self.sizes)} cannot be all; add 'usual'")
+
+    def _part(self, part: Mapping[str, Any]) -> dict[str, Sequence[Value]]:
+        """Return a part of a grid with a sequence of values for every parameter."""
+        each = {**part, **self.defaults, **part}.items()
+        return {name: values if isinstance(values, tuple | list) else (values,) for name, values in each}
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names of all parameters, in the order of `measure`."""
+        names = {name for size in self.sizes.values() for part in size.grid for name in part}
+        return [name for name in inspect.signature(self.measure).parameters if name in names]
+
+    @property
+    def labels(self) -> list[str]:
+        """The names that tell rows apart: all parameters, then `keys`."""
+        return [*self.parameters, *self.keys]
+
+    @property
+    def figures(self) -> list[str]:
+        """The columns without `keys`."""
+        return [name for name in self.columns if name not in self.keys]
+
+    def values(self, parameter: str) -> list[Value]:
+        """Return the values that the sizes give a parameter."""
+        parts = [part for size in self.sizes.values() for part in size.grid]
+        return list(dict.fromkeys(value for part in parts for value in part.get(parameter, ())))
+
+    def size(self, name: str) -> Size:
+        """Return a size by name."""
+        return self.sizes.get(name, self.sizes["usual"])
+
+    def is_modelled(self, point: Point) -> bool:
+        """Return whether the rows of a point are modelled."""
+        return any(point.get(name) in values for name, values in self.modelled.items())
+
+
+@dataclass(frozen=True)
+class Task:
+    """A point to be measured, the number of its repetition, from 0, and the seed that `measure` gets."""
+
+    point: Point
+    repetition: int
+    seed: int
+
+
+def plan(
+    experiment: Experiment, size: str, seed: int, given: Mapping[str, Sequence[Value]] | None = None
+) -> list[Task]:
+    """Return the tasks of a run; equal arguments give equal plans. `given` replaces parameters' values.
+
+    Every repetition measures all points once, in another order. Points of one repetition have the same seed.
+    """
+    chosen, random, tasks = experiment.size(size), Random(seed), list[Task]()
+    parts = [{name: (given or {}).get(name, values) for name, values in part.items()} for part in chosen.grid]
+    points = (dict(zip(part, values, strict=True)) for part in parts for values in product(*part.values()))
+    distinct = list({tuple(point.items()): point for point in points}.values())
+    for repetition in range(chosen.repetitions):
+        order = list(distinct)
+        random.shuffle(order)
+        tasks += [Task(point, repetition, seed + repetition) for point in order]
+    return tasks
+
+
+@dataclass(frozen=True)
+class Source:
+    """The name and the text of an experiment's file, which make the experiment in every process."""
+
+    file: str
+    content: str
+
+    @property
+    def digest(self) -> str:
+        """The first 12 hexadecimal digits of the text's SHA-256."""
+        return hashlib.sha256(self.content.encode()).hexdigest()[:12]
+
+
+def known() -> list[str]:
+    """Return the names of our experiments."""
+    return sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
+
+
+def find(name: str) -> Source:
+    """Return an experiment's source by its name, or by the path of its file. Raises ExperimentError."""
+    path = Path(name) if name.endswith(".py") else FOLDER / f"{name.replace('-', '_')}.py"
+    try:
+        return Source(path.name, path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        names = ", ".join(known())
+        raise ExperimentError(f"{name}: cannot be read; use the path of a file, or one of {names}") from None
+
+
+@cache
+def load(source: Source) -> Experiment:
+    """Return the experiment that a file defines as EXPERIMENT. Raises ExperimentError if there is none."""
+    ours = FOLDER / source.file
+    if ours.exists() and ours.read_text(encoding="utf-8") == source.content:
+        module = import_module(f"benchmarks.experiments.{ours.stem}")  # as other processes can import it, too
+    else:
+        module = ModuleType(f"peelsum_experiment_{source.digest}")
+        sys.modules[module.__name__] = module  # dataclasses in the file look for their module there
+        exec(compile(source.content, source.file, "exec"), vars(module))
+    experiment = vars(module).get("EXPERIMENT")
+    if not isinstance(experiment, Experiment):
+        raise ExperimentError(f"{source.file}: EXPERIMENT: is {experiment!r}; set it to an Experiment")
+    title, _, about = (module.__doc__ or "").partition("\n\n")
+    experiment.name = experiment.name or Path(source.file).stem
+    experiment.title = experiment.title or " ".join(title.split()).rstrip(".")
+    experiment.about = experiment.about or about
+    return experiment

@@ -1,0 +1,61 @@
+"""Words of every form, and of LHC's program and best, over the lower bound.
+
+Words that a worker sends, over the least that non-zeros and their positions need. `lhc` is the layout of
+LHC's program, `lhc_fewest` what its paper allows at best. Nothing is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks import Column, Experiment, Plot, Size
+from benchmarks.rivals.lhc import smallest_lhc
+from benchmarks.rivals.lhc_bloom import fewest_words
+from peelsum.allreduce.costs import lower_bound_bits
+from peelsum.bench.codec import SUPPORTS
+from peelsum.bench.codec.rows import bench_codec
+from peelsum.bench.codec.supports import tensor
+
+CELLS = 1.3
+
+
+def measure(seed: int, elements: int, density: float, support: Any) -> Iterator[dict[str, Any]]:
+    """Count the words of one tensor; "lhc_fewest" is what LHC's paper allows at best."""
+    names = ("form", "index", "over_lower_bound")
+    for row in bench_codec(support, elements, density, cells_per_candidate=CELLS):
+        yield {name: row[name] for name in names}
+    _, union = tensor(support, elements, density, seed=0)
+    bound = lower_bound_bits(elements, union.size)
+    program, best = smallest_lhc(union, elements), fewest_words(union, elements)
+    if program is not None:
+        yield dict(
+            zip(names, ("lhc", "four_bit", round(32 * program.words(elements) / bound, 4)), strict=True)
+        )
+    if best is not None:
+        index = "bitmap" if best.index_words == -(-elements // 32) else "bloom"
+        yield dict(zip(names, ("lhc_fewest", index, round(32 * best.words / bound, 4)), strict=True))
+
+
+EXPERIMENT = Experiment(
+    measure=measure,
+    columns={
+        "form": Column("form of the values"),
+        "index": Column("form of the index"),
+        "over_lower_bound": Column("size over the lower bound, 32 rho + H(rho)"),
+    },
+    keys=("form", "index"),
+    defaults={"support": SUPPORTS},
+    sizes={
+        "quick": Size([{"elements": 2**18, "density": 0.01, "support": "uniform"}], 1),
+        "usual": Size(
+            [{"elements": 2**22, "density": (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)}], 1
+        ),
+    },
+    plots=[
+        Plot(f"size_{support}", "density", "over_lower_bound", "form index", {"support": support}, "xy")
+        for support in SUPPORTS
+    ],
+    choices={"support": SUPPORTS},
+    timed=False,
+)

@@ -1,0 +1,169 @@
+"""Aggregation throughput against density.
+
+Four workers sum one float32 tensor over links of `mbit` Mbit/s. `density` is the share of elements that
+are non-zero on some worker, anywhere (`uniform`), or the share of rows of 64 that are (`rows`, as of
+embeddings). Each worker holds half of them, and its own. All ways are compared with the dense sum
+through the switch.
+
+`emulated`: processes, and the softswitch with ports of this rate; ours only. The dense sum is measured
+over the same star for every row, so that other programs disturb both alike.
+
+`simulated`: packet by packet in virtual time, with links of this rate and 50 us (1 us from 1 Gbit/s on).
+The codec's processor time of one worker is added; `network_speedup` is without it and depends on nothing of
+the machine. Ours are real endpoints and the compiled switch program: the exchanges of a sum that was done
+in memory are simulated with as many words. `lhc` is the layout of LHC's program: batches of 1024 lanes and
+four bits of index for each element. `lhc_best` is what its paper allows at best: one bit for each element,
+or the Bloom filter with the fewest words by formula, and the best of batches of 32 to 1024; filling and
+testing the filter takes no time. Small batches have few words and take long to encode, so that `speedup` is
+not its best. Both have the smallest table that recovers everything, which a run knows only afterwards, in
+one exchange. `lhc_fastest` is the table, of many sizes and batches, that takes the least time at the rate,
+codec included; what a small one leaves over is a second exchange. OmniReduce (Fei et al., SIGCOMM'21,
+algorithm 1) is a model with the switch as aggregator: blocks of 256 elements, and of 16, 64 and 256 streams
+the number that is fastest; several blocks in a packet (fusion) are left out. Its packets carry the words.
+SwitchML and ATP are models that send all
+elements, at 100 Gbit/s alone. The ring is of dense words.
+
+The published maximum is of LHC's four models on GPUs. Any sparse sum's speed-up grows without bound as
+gradients get sparser, so maxima at different densities say little; ways at one density can be compared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks import Column, Experiment, Plot, Published, Size, Value
+from peelsum.bench.allreduce import Case, compared
+from peelsum.topology import Star
+
+
+def measure(
+    seed: int,
+    density: float,
+    way: str,
+    network: str,
+    support: str,
+    elements: int,
+    mbit: float,
+    workers: int,
+) -> dict[str, Value]:
+    """Sum one tensor over a star of processes, or simulate it."""
+    if network == "simulated":
+        return simulated(seed, density, way, support, elements, mbit, workers)
+    cases = [Case(elements, 1.0, "dense", seed), Case(elements, density, way, seed)]  # type: ignore[arg-type]
+    dense, row = compared(cases, Star(workers, rate_mbit=mbit), iterations=3, warmups=1)
+    return {
+        "speedup": dense["time_us"] / row["time_us"],
+        "network_speedup": dense["network_us"] / row["network_us"],
+        "time_ms": row["time_us"] / 1e3,
+        "throughput_gbit_s": 32 * elements / row["time_us"] / 1e3,
+        "bytes_over_dense": row["wire_bytes"] / dense["wire_bytes"],
+        "codec_ms": (row["encode_us"] + row["decode_us"]) / 1e3,
+        "wrong": row["wrong"] + dense["wrong"],
+    }
+
+
+def simulated(
+    seed: int, density: float, way: str, support: str, elements: int, mbit: float, workers: int
+) -> dict[str, Value]:
+    """Return a row in virtual time, with the dense sum through the same simulated switch as the base."""
+    from benchmarks.rivals.sparse_sums import Tensors, sparse_sum
+
+    tensors = Tensors(elements, density, support, workers, seed)  # type: ignore[arg-type]
+    dense = sparse_sum("dense", tensors, mbit / 1e3)
+    found = dense if way == "dense" else sparse_sum(way, tensors, mbit / 1e3)  # type: ignore[arg-type]
+    seconds = found.network_s + found.codec_s
+    return {
+        "speedup": (dense.network_s + dense.codec_s) / seconds,
+        "network_speedup": dense.network_s / found.network_s,
+        "time_ms": seconds * 1e3,
+        "throughput_gbit_s": 32 * elements / seconds / 1e9,
+        "bytes_over_dense": found.words / dense.words,
+        "codec_ms": found.codec_s * 1e3,
+        "wrong": found.wrong + dense.wrong,
+    }
+
+
+OURS = ("compact", "sketch")
+SPARSE = (*OURS, "omnireduce", "lhc", "lhc_best")
+SIMULATED: dict[str, Value] = {"network": "simulated"}
+DENSITIES = (0.001, 0.01, 0.05, 0.2, 0.5)
+EMULATED = {"way": OURS, "network": "emulated"}
+ROWS = {**SIMULATED, "way": SPARSE, "support": "rows"}
+#: Dense words and a ring's do not depend on the density.
+DENSE: dict[str, Any] = {**SIMULATED, "density": 1.0, "way": ("dense", "ring")}
+PEERS: dict[str, Any] = {**DENSE, "way": ("switchml", "atp"), "mbit": 100_000.0}
+#: Links at which the codec's time matters; figures of slower ones are without it.
+RATES = {"mbit": (1000.0, 10_000.0, 100_000.0)}
+FAST: dict[str, Any] = {"way": (*OURS, "omnireduce", "lhc_fastest"), **RATES}
+EXPERIMENT = Experiment(
+    measure=measure,
+    columns={
+        "speedup": Column("times faster than the dense sum through the switch"),
+        "network_speedup": Column("the same without the time of the codec"),
+        "time_ms": Column("milliseconds of a sum, of the slowest worker"),
+        "throughput_gbit_s": Column("gigabits of dense float32 summed per second and worker"),
+        "bytes_over_dense": Column("bytes that a worker sends, over those of the dense sum"),
+        "codec_ms": Column("milliseconds of encoding and decoding; `simulated`: of processor time"),
+        "wrong": Column("elements that differ from an independent sum"),
+    },
+    defaults={**SIMULATED, "way": SPARSE, "support": "uniform", "workers": 4},
+    sizes={
+        "quick": Size(
+            [
+                {"density": 0.05, **one, "elements": 2**18, "mbit": 100.0}
+                for one in (EMULATED, SIMULATED, ROWS, DENSE)
+            ],
+            2,
+        ),
+        "usual": Size(
+            [
+                {"elements": 2**20, "mbit": 200.0, **one}
+                for one in (
+                    {"density": DENSITIES, **EMULATED},
+                    {"density": DENSITIES},
+                    {"density": DENSITIES[::2], **ROWS},
+                    DENSE,
+                    {"density": DENSITIES, **FAST},
+                    {**DENSE, **RATES},
+                    PEERS,
+                )
+            ],
+            1,
+        ),
+        "full": Size(
+            [
+                {"density": DENSITIES, "elements": 2**22, "mbit": rates, **one}
+                for one, rates in (
+                    (EMULATED, (200.0, 1000.0)),
+                    *((one, (200.0, 1000.0, 100_000.0)) for one in (SIMULATED, ROWS, DENSE)),
+                )
+            ],
+            7,
+        ),
+    },
+    plots=[
+        Plot(
+            "speedup",
+            "density",
+            "network_speedup",
+            "way",
+            SIMULATED | {"support": "uniform", "mbit": 200.0},
+            "xy",
+        ),
+        Plot("speedup_rows", "density", "network_speedup", "way", SIMULATED | {"support": "rows"}, "xy"),
+        *(
+            Plot(f"time_{rate / 1000:.0f}", "density", "time_ms", "way", SIMULATED | {"mbit": rate}, "xy")
+            for rate in RATES["mbit"]
+        ),
+        Plot("speedup_emulated", "density", "speedup", "way", {"network": "emulated"}, "xy"),
+    ],
+    published=[
+        Published("aggregation throughput at most", 6.33, "LHC, arXiv 2402.07529", column, where)
+        for column, where in (
+            ("speedup", {"network": "emulated"}),
+            ("network_speedup", SIMULATED | {"way": "lhc"}),
+            ("network_speedup", SIMULATED | {"way": "lhc_best"}),
+        )
+    ],
+    modelled={"network": ("simulated",)},
+)

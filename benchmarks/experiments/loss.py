@@ -1,0 +1,78 @@
+"""Lost packets.
+
+Workers sum the same seeded words again and again over a star of processes. Every switch port loses a seeded
+share of the packets in each direction; a chunk of four workers crosses ten such places. Two sums to warm up
+are not timed, but their packets count. All sums are compared with an independent one.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks import Column, Experiment, Plot, Size, Value
+from benchmarks.summing_workers import WARM_UPS, ended, one_sum, started
+from peelsum.topology import Star
+from peelsum.wire import packet_bytes
+
+
+def measure(
+    seed: int, loss: float, workers: int, lanes: int, elements: int, seconds: float
+) -> dict[str, Value]:
+    """Sum words repeatedly over a star whose ports lose packets. Raises ProcessError."""
+    sums: list[list[dict[str, Any]]] = []
+    with Star(workers, lanes=lanes, loss=loss, seed=seed) as star, ExitStack() as stack:
+        children = started(stack, map(asdict, star.seats), elements=elements, seed=seed)
+        ends = time.monotonic() + seconds
+        while len(sums) <= WARM_UPS or time.monotonic() < ends:
+            sums.append(one_sum(children))
+        counts = ended(children)
+    slowest = [max(line["seconds"] for line in lines) for lines in sums[WARM_UPS:]]
+    assert star.report is not None
+    server = star.report.server
+    chunks = server["chunks_in_switch"] + server["chunks_at_server"]
+    sent = sum(worker["contributions"] + worker["resends"] for worker in counts)
+    return {
+        "goodput_gbit_s": 32 * elements * len(slowest) / sum(slowest) / 1e9,
+        "in_switch": server["chunks_in_switch"] / max(1, chunks),
+        "packets_over_least": sent / max(1, workers * chunks),
+        "bytes_a_sum": packet_bytes(lanes) * sent / workers / len(sums),
+        "window_cuts": sum(worker["window_cuts"] for worker in counts),
+        "wrong": sum(line["wrong"] for lines in sums for line in lines),
+    }
+
+
+EXPERIMENT = Experiment(
+    measure=measure,
+    columns={
+        "goodput_gbit_s": Column("gigabits of words that a worker had summed per second"),
+        "in_switch": Column("share of chunks that the switch summed; the server summed the others"),
+        "packets_over_least": Column("packets that workers sent, over one for each chunk"),
+        "bytes_a_sum": Column("bytes that a worker sent for a sum"),
+        "window_cuts": Column("times that a worker cut its window, all workers"),
+        "wrong": Column("words that differ from an independent sum"),
+    },
+    sizes={
+        "quick": Size(
+            [{"loss": (0.0, 0.01, 0.05), "workers": 4, "lanes": 256, "elements": 2**18, "seconds": 1.0}], 2
+        ),
+        "usual": Size(
+            [
+                {
+                    "loss": (0.0, 0.001, 0.005, 0.01, 0.02, 0.05),
+                    "workers": 4,
+                    "lanes": 256,
+                    "elements": 2**20,
+                    "seconds": 3.0,
+                }
+            ]
+        ),
+    },
+    ranges={"loss": (0, 0.5), "workers": (2, 32), "elements": (1, 1 << 28), "seconds": (0, 3600)},
+    plots=[
+        Plot("goodput", x="loss", y="goodput_gbit_s", log="x"),
+        Plot("in_switch", x="loss", y="in_switch", log="x"),
+    ],
+)

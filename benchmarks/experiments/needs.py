@@ -1,0 +1,92 @@
+"""What in-network aggregation needs of a switch.
+
+For each build of the switch program: what the compiler says that it takes, and what its lanes mean for a
+link of `gbps` Gbit/s whose exchange takes `rtt_us` microseconds. Reports are those of `switch/artifacts`,
+by p4c's Tofino back end; none of these builds has run on a Tofino. The softswitch's rate is measured in
+memory, with four workers.
+"""
+
+from __future__ import annotations
+
+from benchmarks import Column, Experiment, Plot, Published, Size, Value
+
+#: Compilers' reports, and the pipelines of the softswitch by their lanes.
+REPORTS = {"tofino, 32 lanes": "tofino_32.txt", "tofino2, 64 lanes": "tofino2_64.txt"}
+SOFTSWITCH = tuple(f"softswitch, {lanes} lanes" for lanes in (32, 64, 128, 256))
+
+
+def measure(seed: int, build: str, gbps: float, rtt_us: float) -> dict[str, Value]:
+    """Read one build's report, or measure the softswitch; compute what the lanes mean for a link."""
+    lanes = int(build.split()[1])
+    report = read(REPORTS[build]) if build in REPORTS else dict.fromkeys(("stages", "salus", "sram_blocks"))
+    return {
+        "lanes": lanes,
+        **report,
+        "measured_gbit_s": None if build in REPORTS else rate(lanes),
+        **of_a_link(lanes, gbps, rtt_us),
+    }
+
+
+def read(name: str) -> dict[str, Value]:
+    """Return the figures of a compiler's report."""
+    import re
+
+    from peelsum.pipelines.artifacts import ARTIFACTS
+
+    text = (ARTIFACTS / name).read_text()
+    found = re.search(r": (\d+) of \d+ stages", text)
+    sums = next(line.split()[1:] for line in text.splitlines() if line.split()[:1] == ["sum"])
+    assert found is not None
+    return {"stages": int(found[1]), "salus": int(sums[2]), "sram_blocks": int(sums[3])}
+
+
+def rate(lanes: int) -> float:
+    """Return the gigabits of words per second that the softswitch sums in memory, on one core."""
+    from peelsum.bench.switch.rows import measured
+
+    packets_per_s: float = measured("memory", lanes, 4, 0.5)["packets_per_s"]
+    return 32 * lanes * packets_per_s / 1e9
+
+
+def of_a_link(lanes: int, gbps: float, rtt_us: float) -> dict[str, Value]:
+    """Return what a packet of so many lanes means for a link's words, packets and slots."""
+    from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
+
+    # Beside the frame, a link carries preamble, check sequence and gap.
+    frame = FRAME_HEADER_BYTES + packet_bytes(lanes) + 24
+    packets_per_s = gbps * 1e9 / (8 * frame)
+    slots = packets_per_s * rtt_us * 1e-6
+    return {
+        "goodput": 4 * lanes / frame,
+        "mpackets_per_s": packets_per_s / 1e6,
+        "slots_a_job": slots,
+        "slot_memory_kib": slots * (4 * lanes + 16) / 1024,
+    }
+
+
+EXPERIMENT = Experiment(
+    measure=measure,
+    columns={
+        "lanes": Column("words of a packet"),
+        "stages": Column("pipeline stages, by the compiler's report"),
+        "salus": Column("stateful ALUs, by the compiler's report"),
+        "sram_blocks": Column("SRAM blocks, by the compiler's report"),
+        "measured_gbit_s": Column("gigabits of words that the softswitch takes per second, in memory"),
+        "goodput": Column("share of a link's bits that are words", modelled=True),
+        "mpackets_per_s": Column("million packets per second that fill the link", modelled=True),
+        "slots_a_job": Column("slots that a job holds at the link's rate", modelled=True),
+        "slot_memory_kib": Column("KiB of registers in these slots", modelled=True),
+    },
+    defaults={"build": (*REPORTS, *SOFTSWITCH), "gbps": 100.0, "rtt_us": 10.0},
+    sizes={"quick": Size([{"build": (*REPORTS, "softswitch, 256 lanes")}], 1), "usual": Size([{}], 5)},
+    plots=[Plot("goodput", x="build", y="goodput")],
+    published=[
+        Published(
+            "values of a packet in one pass, P4_14 for Tofino",
+            31,
+            "ATP's published program, in-ATP/ATP ddca27f",
+            "lanes",
+            {"build": "tofino, 32 lanes"},
+        )
+    ],
+)

@@ -1,0 +1,216 @@
+"""Reduce-scatter, all-gather and broadcast of the process group over the softswitch, beside gloo's.
+
+Ranks are processes on this machine, with one thread each. In every round, each backend runs the same calls,
+one after the other. `fsdp2_step` is a training step of a linear layer that `fully_shard` shards. Bytes are
+those of peelsum's packets, headers included, over the whole tensor's; `ring` is what a ring sends and
+receives. Results are compared with sums of integers that float32 holds exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from multiprocessing import get_context
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from benchmarks import Column, Experiment, Plot, Size
+
+#: What a ring sends and receives, in (n - 1) / n of the tensor. A step gathers once, and scatters once.
+RING = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "broadcast": 1, "fsdp2_step": 2}
+_LANES, _BATCH = 256, 4
+_Found = dict[str, Any]
+
+
+class _Call(NamedTuple):
+    """A call of one backend, to be repeated."""
+
+    run: Callable[[], object]
+    wrong: Callable[[int], int]
+    """Returns the number of elements that are wrong after so many calls."""
+
+
+def measure(seed: int, collective: str, elements: int, ranks: int, rounds: int, calls: int) -> dict[str, Any]:
+    """Measure a collective over a star. Raises what a rank raises."""
+    width = ranks * max(1, int(elements**0.5) // ranks)
+    results, sent, received = run_ranks(ranks, _rank, collective, width, rounds, calls, seed)
+    whole = 4 * width**2 * calls * (rounds + 1)
+    return {
+        "sent": round(sent / whole, 3),
+        "received": round(received / whole, 3),
+        "ring": round(RING[collective] * (ranks - 1) / ranks, 3),
+        **compared(results),
+        "wrong": sum(result["wrong"] for result in results),
+    }
+
+
+def run_ranks(
+    ranks: int, measure_rank: Callable[..., _Found], *arguments: Any
+) -> tuple[list[_Found], int, int]:
+    """Run `measure_rank` in a process for each rank, over a star.
+
+    Return the ranks' results, and the bytes that rank 0 sent and received. Raises what a rank raises.
+    """
+    from peelsum.topology import Star
+    from peelsum.wire import packet_bytes
+
+    with (
+        Star(ranks, lanes=_LANES) as star,
+        TemporaryDirectory(prefix="peelsum-") as folder,
+        ProcessPoolExecutor(ranks, mp_context=get_context("spawn")) as pool,
+    ):
+        seats = [json.dumps(asdict(seat)) for seat in star.seats]
+        # No process is idle yet, so that each call starts one.
+        running = [
+            pool.submit(measure_rank, rank, f"{folder}/store", seats, *arguments) for rank in range(ranks)
+        ]
+        results = [future.result() for future in running]
+    ports, size = star.report.ports if star.report is not None else {}, packet_bytes(_LANES)
+    return results, size * ports["1"]["received"], size * ports["1"]["sent"]
+
+
+def join(path: str, seats: list[str], rank: int) -> dict[str, Any]:
+    """Join the process group over the switch as a rank; return it, and gloo's of the same ranks, by name."""
+    import os
+
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import FileStore  # type: ignore[attr-defined]  # not exported, but documented
+
+    from peelsum.torch.process_group import register_backend
+
+    os.environ["PEELSUM_SEAT"] = seats[rank]
+    torch.set_num_threads(1)
+    register_backend()
+    dist.init_process_group("peelsum", store=FileStore(path, len(seats)), rank=rank, world_size=len(seats))
+    return {"peelsum": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+
+
+def compared(results: list[_Found]) -> dict[str, float]:
+    """Return the medians over rounds of the slowest rank, by backend, and peelsum's over gloo's."""
+    each = {
+        f"{name}{what}": 1e3
+        * median(max(column) for column in zip(*(result[by][what] for result in results), strict=True))
+        for by, name in (("peelsum", ""), ("gloo", "gloo_"))
+        for what in ("time_ms", "cpu_ms")
+    }
+    ratios = {f"{what}_ratio": each[f"{what}_ms"] / each[f"gloo_{what}_ms"] for what in ("time", "cpu")}
+    return {name: round(value, 3) for name, value in (each | ratios).items()}
+
+
+def _rank(
+    rank: int, path: str, seats: list[str], collective: str, width: int, rounds: int, calls: int, seed: int
+) -> _Found:
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+
+    groups = join(path, seats, rank)
+    # Integers, whose sums float32 and 31-bit fixed point hold exactly.
+    drawn = [np.random.default_rng([seed, one]).integers(-999, 999, width**2) for one in range(len(seats))]
+    everybody = torch.from_numpy(np.stack(drawn).astype(np.float32))
+    made = {by: _call(collective, group, rank, everybody) for by, group in groups.items()}
+    found: _Found = {by: {"time_ms": [], "cpu_ms": []} for by in groups} | {"wrong": 0}
+    for number in range(rounds + 1):
+        for by, call in made.items():
+            dist.barrier(group=groups["gloo"])
+            cpu, began = time.process_time(), time.perf_counter()
+            for _ in range(calls):
+                call.run()
+            spent = {"time_ms": time.perf_counter() - began, "cpu_ms": time.process_time() - cpu}
+            found["wrong"] += call.wrong(calls * (number + 1))
+            if number:  # the first round opens connections and compiles
+                for what, value in spent.items():
+                    found[by][what].append(value / calls)
+    dist.destroy_process_group()
+    return found
+
+
+def _call(collective: str, group: Any, rank: int, everybody: Any) -> _Call:
+    """Return the call of a rank, given all ranks' values float32[ranks, width * width]."""
+    import torch
+    import torch.distributed as dist
+
+    if collective == "fsdp2_step":
+        return _fsdp2_step(group, rank, everybody)
+    mine, total = everybody[rank], everybody.sum(0)
+    pieces = mine.chunk(len(everybody))
+    whole, own = mine.clone(), pieces[rank].clone()
+    run, result, expected = {
+        "all_reduce": (lambda: dist.all_reduce(whole.copy_(mine), group=group), whole, total),
+        "reduce_scatter": (
+            lambda: dist.reduce_scatter_tensor(own, mine, group=group),
+            own,
+            total.chunk(len(everybody))[rank],
+        ),
+        "all_gather": (
+            lambda: dist.all_gather_into_tensor(whole, pieces[rank], group=group),
+            whole,
+            torch.cat([one.chunk(len(everybody))[number] for number, one in enumerate(everybody)]),
+        ),
+        "broadcast": (lambda: dist.broadcast(whole, 0, group=group), whole, everybody[0]),
+    }[collective]
+    return _Call(run, lambda _: int((result != expected).sum()))
+
+
+def _fsdp2_step(group: Any, rank: int, everybody: Any) -> _Call:
+    """Return a step of a layer of zeros, whose gradient's rows are the sum of its input's."""
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    width = int(everybody.shape[1] ** 0.5)
+    given = everybody[:, : _BATCH * width].reshape(len(everybody), _BATCH, width)
+    layer = torch.nn.Linear(width, width, bias=False)
+    torch.nn.init.zeros_(layer.weight)
+    fully_shard(layer, mesh=DeviceMesh.from_group(group, "cpu"))
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    gradient = given.sum((0, 1)) / len(everybody)
+
+    def run() -> None:
+        optimizer.zero_grad()
+        layer(given[rank]).sum().backward()
+        optimizer.step()
+
+    weight: Any = layer.weight
+    return _Call(run, lambda calls: int((weight.to_local() != -calls * gradient).sum()))
+
+
+def draw(figure: Any, points: Any) -> None:
+    """Draw what rank 0 sends and receives in each collective, beside a ring's."""
+    axes = figure.subplots()
+    figure.suptitle("Bytes of a rank over the tensor's", fontweight="bold")
+    for number, name in enumerate(("sent", "received", "ring")):
+        places = [place + 0.27 * (number - 1) for place in range(len(points))]
+        axes.bar(places, points[name], 0.25, label=name)
+    axes.set_xticks(range(len(points)), points["collective"])
+    axes.legend()
+
+
+EXPERIMENT = Experiment(
+    measure=measure,
+    plots=[Plot("bytes", x="collective", y="sent", fill=draw)],
+    columns={
+        "sent": Column("bytes that rank 0 sends to the switch, over those of the whole tensor"),
+        "received": Column("bytes that rank 0 gets from the switch, over those of the whole tensor"),
+        "ring": Column("what a ring sends, and receives, without headers"),
+        "time_ms": Column("milliseconds a call, of the slowest rank"),
+        "gloo_time_ms": Column("the same with gloo, in the same round"),
+        "time_ratio": Column("`time_ms` over gloo's"),
+        "cpu_ms": Column("milliseconds of a rank's processor time a call, of the rank that takes most"),
+        "gloo_cpu_ms": Column("the same with gloo"),
+        "cpu_ratio": Column("`cpu_ms` over gloo's"),
+        "wrong": Column("elements with another value than an independent sum, over all ranks"),
+    },
+    defaults={"collective": tuple(RING)},
+    sizes={
+        "quick": Size([{"elements": 2**12, "ranks": 2, "rounds": 1, "calls": 1}], 1),
+        "usual": Size([{"elements": 2**20, "ranks": 4, "rounds": 5, "calls": 4}], 1),
+    },
+    ranges={"elements": (32, 2**28), "ranks": (2, 32), "rounds": (1, 1000), "calls": (1, 1000)},
+    choices={"collective": tuple(RING)},
+)

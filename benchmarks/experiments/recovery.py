@@ -1,0 +1,100 @@
+"""What peeling leaves over, by layout, support and size of the sketch: the tables of the codec's page.
+
+Sketches of 6,553,600 elements, 1% of them non-zero, in both layouts (`table` and `curve`): LHC's, which
+hashes blocks of `lanes` elements that keep their lanes, and the codec's, which hashes every element. `aim`
+counts the codec's sketches of 4,194,304 elements that leave anything over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks import Column, Experiment, Plot, Size
+from benchmarks.rivals.lhc import LhcLayout
+from peelsum.bench.codec import SUPPORTS, Support, peel_sketch
+from peelsum.bench.codec.supports import positions
+from peelsum.codec import SketchLayout
+
+ELEMENTS, DENSITY = 6_553_600, 0.01
+#: Support, LHC's lanes and cells per candidate of the table's rows; below, sizes of the plot's curves.
+TABLE: tuple[tuple[Support, int, float], ...] = (
+    ("uniform", 1024, 1.3),
+    ("uniform", 256, 1.3),
+    ("uniform", 64, 1.3),
+    ("rows", 1024, 1.3),
+    ("columns", 256, 1.3),
+    ("columns", 256, 1.6),
+    ("uniform", 256, 1.25),
+    ("uniform", 256, 1.4),
+)
+CURVE_SIZES = tuple(
+    round(float(size), 2) for size in (*np.arange(1.0, 1.5, 0.05), *np.arange(1.5, 4.05, 0.1))
+)
+#: Parameters of the aim: the codec's sketches leave nothing over.
+AIM_ELEMENTS, AIM_CELLS = 2**22, 1.3
+FIGURES = ("lhc", "lhc_rounds", "ours", "ours_rounds")
+AIM = {"kind": "aim", "density": (0.001, 0.01, 0.05, 0.1, 0.2)}
+
+
+def left_over(support: Support, lanes: int, cells: float, seeds: int) -> dict[str, float | None]:
+    """Return means over seeds: the share of left-over of both layouts, and peel rounds."""
+    outcomes = []
+    for seed in range(seeds):
+        where = positions(support, ELEMENTS, DENSITY, np.random.default_rng([seed, ELEMENTS]))
+        lhc = LhcLayout(max(round(where.size * cells / lanes), 1), seed, lanes).peeled(where)
+        ours = peel_sketch(SketchLayout.sized(where.size, seed, cells), where)
+        outcomes.append((lhc.left / where.size, lhc.rounds, ours.left / where.size, ours.rounds))
+    means = np.mean(outcomes, axis=0).round(6).tolist()
+    return {"failed": None, **dict(zip(FIGURES, means, strict=True))}
+
+
+def not_peeled(support: Support, density: float, seeds: int) -> dict[str, float | None]:
+    """Count the sketches with left-over, among some that are laid out as the codec does."""
+    failed = 0
+    for seed in range(seeds):
+        where = positions(support, AIM_ELEMENTS, density, np.random.default_rng([seed, AIM_ELEMENTS]))
+        layout = SketchLayout.sized(where.size, seed, AIM_CELLS)
+        failed += peel_sketch(layout, where).left > 0
+    return {"failed": failed, **dict.fromkeys(FIGURES)}
+
+
+def measure(
+    seed: int, kind: str, support: Any, lanes: int | None, cells: float, density: float, seeds: int
+) -> Any:
+    """Peel sketches without values; return means over seeds."""
+    if kind == "aim":
+        return not_peeled(support, density, seeds)
+    return left_over(support, lanes or 1024, cells, seeds)
+
+
+EXPERIMENT = Experiment(
+    measure=measure,
+    columns={
+        "lhc": Column("share of candidates left over in LHC's layout"),
+        "lhc_rounds": Column("peel rounds of LHC's layout"),
+        "ours": Column("share of candidates left over in the codec's layout"),
+        "ours_rounds": Column("peel rounds of the codec's layout"),
+        "failed": Column("sketches with left-over, of `aim`"),
+    },
+    defaults={"density": 0.01, "seeds": 5},
+    sizes={
+        "quick": Size([{"kind": "table", "support": "uniform", "lanes": 256, "cells": 1.3, "seeds": 1}], 1),
+        "usual": Size(
+            [
+                *(
+                    {"kind": "table", "support": support, "lanes": lanes, "cells": cells}
+                    for support, lanes, cells in TABLE
+                ),
+                {"kind": "curve", "support": SUPPORTS, "lanes": 1024, "cells": CURVE_SIZES},
+                {**AIM, "support": SUPPORTS, "lanes": None, "cells": AIM_CELLS, "seeds": 100},
+            ],
+            1,
+        ),
+    },
+    plots=[Plot(layout, "cells", layout, "support", {"kind": "curve"}) for layout in ("lhc", "ours")],
+    ranges={"seeds": (1, 1000)},
+    choices={"support": SUPPORTS},
+    timed=False,
+)

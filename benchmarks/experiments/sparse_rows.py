@@ -1,0 +1,109 @@
+"""Sparse all-reduces of the process group over the softswitch, beside gloo's.
+
+The tensor is the gradient of a table of ten million rows of 64 floats; every rank has drawn `touched` rows
+for each call: all alike, or by a power law, as clicks are. Ranks are processes on this machine, with one
+thread each. In every round, each backend runs the same calls, one after the other. Bytes are those of
+peelsum's packets, headers included; gloo's are those of the indices and values that it gathers, by formula.
+Results are compared with sums of integers that float32 holds exactly.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from benchmarks import Column, Experiment, Plot, Size
+from benchmarks.experiments.pieces import compared, join, run_ranks
+
+_ROWS, _WIDTH = 10**7, 64
+#: Of the power law by which clicks fall on rows.
+_EXPONENT = 1.05
+_INDEX_BYTES, _FLOAT_BYTES = 8, 4
+
+
+def measure(seed: int, draw: str, touched: int, ranks: int, rounds: int, calls: int) -> dict[str, Any]:
+    """Measure all-reduces over a star. Raises what a rank raises."""
+    by_rank, sent, received = run_ranks(ranks, _rank, draw, touched, rounds, calls, seed)
+    made, row_bytes = calls * (rounds + 1), _INDEX_BYTES + _FLOAT_BYTES * _WIDTH
+    return {
+        "sent_mb": round(sent / 1e6 / made, 4),
+        "received_mb": round(received / 1e6 / made, 4),
+        "gloo_mb": round((ranks - 1) * by_rank[0]["rows"] * row_bytes / 1e6, 4),
+        "union": by_rank[0]["union"],
+        **compared(by_rank),
+        "wrong": sum(result["wrong"] for result in by_rank),
+    }
+
+
+def _rank(
+    rank: int, path: str, seats: list[str], draw: str, touched: int, rounds: int, calls: int, seed: int
+) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    groups = join(path, seats, rank)
+    gradients = [_gradient(draw, touched, [seed, other]) for other in range(len(seats))]
+    expected = torch.stack(gradients).sum(0).coalesce()
+    result: dict[str, Any] = {by: {"time_ms": [], "cpu_ms": []} for by in groups}
+    result |= {"wrong": 0, "rows": gradients[rank]._nnz(), "union": expected._nnz()}
+    for number in range(rounds + 1):
+        for by, group in groups.items():
+            copies = [gradients[rank].clone() for _ in range(calls)]
+            dist.barrier(group=groups["gloo"])
+            cpu, began = time.process_time(), time.perf_counter()
+            for gradient in copies:
+                dist.all_reduce(gradient, group=group)
+            spent = {"time_ms": time.perf_counter() - began, "cpu_ms": time.process_time() - cpu}
+            for gradient in copies:
+                total = gradient.coalesce()
+                same = torch.equal(total.indices(), expected.indices())
+                wrong = (total.values() != expected.values()).sum() if same else expected.values().numel()
+                result["wrong"] += int(wrong)
+            if number:  # the first round opens connections and compiles
+                for what, value in spent.items():
+                    result[by][what].append(value / calls)
+    dist.destroy_process_group()
+    return result
+
+
+def _gradient(draw: str, touched: int, seed: list[int]) -> Any:
+    """Return a table's gradient, of integers, whose sums float32 and 31-bit fixed point hold exactly."""
+    import numpy as np
+    import torch
+
+    random = np.random.default_rng(seed)
+    uniform, power = random.random(touched), 1 - _EXPONENT
+    # For clicks, the inverse of the power law's distribution.
+    places = (1 - uniform * (1 - _ROWS**power)) ** (1 / power) - 1 if draw == "clicks" else uniform * _ROWS
+    rows = np.unique(places.astype(np.int64))
+    values = random.integers(-999, 999, (rows.size, _WIDTH)).astype(np.float32)
+    content = torch.from_numpy(rows[None]), torch.from_numpy(values), (_ROWS, _WIDTH)
+    return torch.sparse_coo_tensor(*content, is_coalesced=True, check_invariants=False)
+
+
+EXPERIMENT = Experiment(
+    measure=measure,
+    plots=[Plot("bytes", x="ranks", y="sent_mb", lines="draw", log="y")],
+    columns={
+        "sent_mb": Column("MB that rank 0 sends to the switch in a call"),
+        "received_mb": Column("MB that rank 0 gets from the switch in a call"),
+        "gloo_mb": Column(
+            "MB that rank 0 sends in a call with gloo, by formula, without headers", modelled=True
+        ),
+        "union": Column("rows that any rank has"),
+        "time_ms": Column("milliseconds a call, of the slowest rank"),
+        "gloo_time_ms": Column("the same with gloo, in the same round"),
+        "time_ratio": Column("`time_ms` over gloo's"),
+        "cpu_ms": Column("milliseconds of a rank's processor time a call, of the rank that takes most"),
+        "gloo_cpu_ms": Column("the same with gloo"),
+        "cpu_ratio": Column("`cpu_ms` over gloo's"),
+        "wrong": Column("elements with another value than an independent sum, over all ranks"),
+    },
+    defaults={"draw": ("uniform", "clicks")},
+    sizes={
+        "quick": Size([{"touched": 100, "ranks": 2, "rounds": 1, "calls": 1}], 1),
+        "usual": Size([{"touched": (100, 10_000), "ranks": (2, 4), "rounds": 5, "calls": 4}], 1),
+    },
+    ranges={"touched": (1, 10**6), "ranks": (2, 32), "rounds": (1, 1000), "calls": (1, 1000)},
+    choices={"draw": ("uniform", "clicks")},
+)

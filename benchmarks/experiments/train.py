@@ -1,0 +1,109 @@
+"""A training iteration through the switch, beside dense sums and gloo, by rate of links.
+
+The small model is trained, or with `--full` that of the published size. Every worker is a process. The
+switch is the softswitch on loopback, with ports of a rate; gloo's links are virtual Ethernet, limited to
+the same rate by token buckets, which needs root. With `cpu`, no link has a rate, and the processor time of
+all processes beyond computation is compared. `top_k` is the share of elements that `switch` sends, the rest
+later.
+
+LHC's paper (arXiv 2402.07529) has up to 3.74 for an iteration and 6.33 for aggregation, on GPUs, over its
+own baselines.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks import Column, Experiment, Plot, Size
+
+MODELS = ("ncf", "lstm", "vgg19", "bert")
+
+
+def measure(
+    seed: int,
+    model: Any,
+    workers: int,
+    gbps_each: tuple[float, ...],
+    small: bool,
+    data: str | None,
+    steps: int,
+    warm_ups: int,
+    top_k: float | None,
+    cpu: bool,
+    device: str,
+) -> Any:
+    """Train a model by every backend."""
+    from peelsum.bench.train.rows import bench_train
+
+    task = {"model": model, "small": small, "path": data, "seed": seed, "device": device, "top_k": top_k}
+    return bench_train({**task, "steps": steps, "warm_ups": warm_ups}, workers, gbps_each, cpu=cpu)
+
+
+DRAWN = {"path": "switch", "top_k": None, "cpu": False, "small": True}
+EXPERIMENT = Experiment(
+    measure=measure,
+    columns={
+        "gbps": Column("rate of every link in each direction, in Gbit/s; none if links could not be shaped"),
+        "shaped_by": Column("what limits the rate: `switch ports`, or virtual Ethernet of `namespaces`"),
+        "path": Column(
+            "`switch`; `switch-dense`, all gradients dense; `gloo`, its all_reduce of floats; `hook-gloo`, "
+            "the hook over gloo; `fp16`, torch's hook over gloo, which halves gradients"
+        ),
+        "form": Column("forms in which gradients were sent"),
+        "density_worker": Column(
+            "share of elements that are non-zero on one worker; with top-k, of those sent"
+        ),
+        "density_union": Column(
+            "share of elements that are non-zero on any worker; with top-k, of those sent"
+        ),
+        "bytes_per_step": Column("bytes that a worker sends per step; for gloo and fp16, those of a ring"),
+        "iteration_ms": Column("time of an iteration, of the slowest worker, as all times: the median"),
+        "iteration_least_ms": Column("time of the fastest iteration"),
+        "iteration_most_ms": Column("time of the slowest iteration"),
+        "compute_ms": Column("time of forward, backward and optimizer, without sums"),
+        "encode_ms": Column("encoding time of the summing threads, beside the computation"),
+        "network_ms": Column("network time of these threads; for gloo, the iteration's beyond `compute_ms`"),
+        "decode_ms": Column("decoding time of the summing threads"),
+        "aggregation_ms": Column("time to sum all gradients of a step without any computation"),
+        "aggregation_gbps": Column("gigabits of gradients, 32 bits per element, per second of this time"),
+        "exact": Column(
+            "whether all workers have the same bits, within the sum's error bound; not for gloo and top-k"
+        ),
+        "cpu_ms": Column("CPU time of all processes per step beyond computation, the mean"),
+        "switch_cpu_ms": Column("the share of `cpu_ms` of switch and server"),
+        "speedup_over_dense": Column("`iteration_ms` of `switch-dense` over that of this row"),
+        "speedup_over_gloo": Column("`iteration_ms` of `gloo` over that of this row"),
+        "aggregation_over_dense": Column("`aggregation_ms` of `switch-dense` over that of this row"),
+        "aggregation_over_gloo": Column("`aggregation_ms` of `gloo` over that of this row"),
+        "cpu_of_gloo": Column("`cpu_ms` of this row over that of `gloo`"),
+    },
+    keys=("gbps", "path"),
+    defaults={
+        "model": "ncf",
+        "workers": 4,
+        "gbps_each": ((1.0, 10.0),),
+        "small": True,
+        "data": None,
+        "warm_ups": 3,
+        "top_k": None,
+        "cpu": False,
+        "device": "cpu",
+    },
+    sizes={
+        "quick": Size([{"workers": 2, "steps": 2, "warm_ups": 1, "cpu": True}], 1),
+        "usual": Size([{"steps": 10}], 1),
+        "full": Size([{"small": False, "steps": 10}], 1),
+    },
+    plots=[
+        Plot(name, "gbps", name, "model steps", DRAWN, "xy")
+        for name in ("speedup_over_dense", "speedup_over_gloo", "aggregation_over_dense")
+    ],
+    ranges={
+        "workers": (2, 32),
+        "gbps_each": (0.001, 400),
+        "steps": (1, 100_000),
+        "warm_ups": (1, 100_000),
+        "top_k": (1e-9, 1),
+    },
+    choices={"model": MODELS, "device": ("cpu", "cuda")},
+)

@@ -1,0 +1,142 @@
+"""Which form is fastest, by rate, round trip, density and size"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks import Column, Experiment, Plot, Size, Value
+
+FORMS = ("dense", "compact", "sketch")
+#: A map's colours: blue, orange, green.
+_COLOURS = {"dense": (0.35, 0.55, 0.8), "compact": (0.95, 0.65, 0.3), "sketch": (0.4, 0.7, 0.4)}
+#: From which ratio of times on the automatic choice is marked.
+_APART = 1.1
+
+
+def measure(
+    seed: int, level: str, gbps: float, rtt_ms: float, elements: int, density_each: tuple[float, ...]
+) -> Iterator[dict[str, Value]]:
+    """Yield a row for each density."""
+    from peelsum.bench import which_form
+
+    points = [which_form.Point(elements, one, gbps, rtt_ms / 1e3, seed=seed) for one in density_each]
+    simulated = ((point, which_form.simulated(point)) for point in points)
+    for point, found in which_form.over_links(points) if level == "links" else simulated:
+        ms = {one.form: one.ms or 0.0 for one in found}
+        fastest, auto = min(ms, key=lambda form: ms[form]), which_form.automatic(point)
+        yield {
+            "density": point.density,
+            **{f"{form}_ms": took for form, took in ms.items()},
+            "fastest": fastest,
+            "auto": auto,
+            "auto_over_fastest": ms[auto] / ms[fastest],
+            **{f"{one.form}_predicted_ms": one.predicted_ms for one in found},
+            **{f"{one.form}_codec_ms": one.codec_ms for one in found},
+            "wrong": sum(one.wrong or 0 for one in found),
+        }
+
+
+def draw(figure: Any, points: Any) -> None:
+    """Draw a map for each size and density."""
+    axes_of = ("elements", "density", "gbps", "rtt_ms")
+    points = points.astype(dict.fromkeys(axes_of, float))
+    sizes, densities, rates, trips = (sorted(points[name].unique()) for name in axes_of)
+    figure.set_size_inches(2.1 * len(densities) + 1, 2.1 * len(sizes) + 1)
+    figure.suptitle("Fastest form; the number is auto's time over its, where above 1.1", fontweight="bold")
+    grid = figure.subplots(len(sizes), len(densities), squeeze=False, sharex=True, sharey=True)
+    for _, point in points.iterrows():
+        axes = grid[sizes.index(point["elements"])][densities.index(point["density"])]
+        x, y, colour = rates.index(point["gbps"]), trips.index(point["rtt_ms"]), _COLOURS[point["fastest"]]
+        if not point["modelled"]:
+            axes.plot(x + 0.3, y + 0.3, "o", color=colour, markeredgecolor="black", markersize=6)
+            continue
+        axes.bar(x, 1, 1, y - 0.5, color=colour, edgecolor="white")
+        if (ratio := point["auto_over_fastest"]) > _APART:
+            axes.text(x, y, f"{ratio:.3g}x", ha="center", va="center", fontsize=7)
+    drawn = set(zip(points["elements"], points["density"], strict=True))
+    for row, size in zip(grid, sizes, strict=True):
+        for axes, density in zip(row, densities, strict=True):
+            axes.set_visible((size, density) in drawn)
+            axes.set_title(f"2^{round(size).bit_length() - 1} elements, {density:.1%}", fontsize=8)
+            axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
+            axes.set_yticks(range(len(trips)), [f"{trip:g}" for trip in trips])
+        row[0].set_ylabel("round trip, ms")
+    for axes in grid[-1]:
+        axes.set_xlabel("Gbit/s")
+    for form, colour in _COLOURS.items():
+        grid[0][0].plot([], [], "s", color=colour, label=form)
+    grid[0][0].plot([], [], "o", color="white", markeredgecolor="black", label="measured over links")
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+
+
+def part(
+    level: str,
+    gbps: tuple[float, ...],
+    rtt_ms: tuple[float, ...],
+    elements: tuple[int, ...],
+    densities: tuple[float, ...] = (0.001, 0.01, 0.05, 0.2),
+) -> dict[str, tuple[Value, ...]]:
+    """Return one part of the grid."""
+    links: dict[str, tuple[Value, ...]] = {"level": (level,), "gbps": gbps, "rtt_ms": rtt_ms}
+    return {**links, "elements": elements, "density_each": (densities,)}
+
+
+EXPERIMENT = Experiment(
+    about="""
+A steady step of two workers through one switch: the third or a later one, with non-zeros that are drawn again
+in every step, uniformly, with the same density of the union. `gbps` is the rate of every link, `rtt_ms` the
+time from a worker to the server and back without the packets' own. Allreduces are told both. Forms are forced
+by `forms` and `values`.
+
+`virtual` rows are modelled: one worker's words and processor time are measured in memory, and each exchange
+is simulated packet by packet, in packets of 256 words of which at most 1,024 are under way. So at 20 ms no
+worker sends more than 0.4 Gbit/s. Exchanges of five such windows or more are extended from the simulated
+ones. Codec and network do not overlap. Of three steps, codecs are those of the fastest, words of the middle
+one.
+
+`links` rows are measured: two workers are threads of one process, and a softswitch paces and delays their
+packets on loopback. On 2 cores it can do this for 0.1 Gbit/s and round trips of milliseconds; a step is the
+fastest of three, of the slower worker. Workers send as fast as they can, and the switch's ports set no marks.
+
+The map has a square for each point: its colour is the form that is fastest there, simulated. A number says
+how many times as long `auto`'s form takes, where that is more than 1.1. A circle has the colour of the form
+that was fastest as measured.
+""",
+    measure=measure,
+    columns={
+        "density": Column("share of elements that are non-zero on some worker"),
+        **{f"{form}_ms": Column(f"milliseconds of a step, {form}") for form in FORMS},
+        "fastest": Column("the form with the shortest step"),
+        "auto": Column("the form that `auto` chooses by formula", modelled=True),
+        "auto_over_fastest": Column("time of `auto`'s form over that of the fastest"),
+        **{f"{form}_predicted_ms": Column(f"`{form}_ms` by formula", modelled=True) for form in FORMS},
+        **{f"{form}_codec_ms": Column(f"of `{form}_ms`, milliseconds in the codec") for form in FORMS},
+        "wrong": Column("wrong elements of the last step, and wrong simulated sums"),
+    },
+    keys=("density",),
+    sizes={
+        "quick": Size(
+            [
+                part("virtual", (0.1, 10.0), (0.2, 5.0), (2**14,), (0.01,)),
+                part("links", (0.1,), (5.0,), (2**14,), (0.01,)),
+            ],
+            1,
+        ),
+        "usual": Size(
+            [
+                part(
+                    *("virtual", (0.1, 1.0, 10.0, 100.0), (0.05, 0.2, 1.0, 5.0, 20.0)),
+                    (2**16, 2**20, 2**24),
+                ),
+                part("links", (0.1,), (5.0, 20.0), (2**16, 2**20)),
+                part("links", (0.1,), (5.0,), (2**16,), (0.9,)),
+            ],
+            1,
+        ),
+    },
+    plots=[Plot("map", x="gbps", y="fastest", fill=draw)],
+    modelled={"level": ("virtual",)},
+    ranges={"gbps": (0.001, 1600), "rtt_ms": (0, 4000), "elements": (1, 2**26), "density_each": (0, 1)},
+    choices={"level": ("virtual", "links")},
+)

@@ -1,0 +1,324 @@
+"""Figures of one simulated allreduce, in virtual time or by formula; and of a sparse sum by every way.
+
+The words of sparse sums are real: every worker has a float32 tensor, and every sum is compared bit for bit
+with one computed by plain NumPy in 64 bits. The network's time is simulated packet by packet, the codec's is
+processor time of one worker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.rivals.flows import run_collective
+from benchmarks.rivals.lhc import lhc_step, lhc_variants, smallest_lhc
+from benchmarks.rivals.lhc_bloom import BATCHES, FewestWords, fewest_words
+from benchmarks.rivals.slot_model import SlotRow, run_protocol
+from benchmarks.rivals.slot_protocols import PROTOCOLS
+from peelsum.allreduce import Allreduce, Form, LocalSummation
+from peelsum.bench.allreduce import settings_of, shared_tensor, wrong_elements
+from peelsum.bench.codec import Device
+from peelsum.bench.codec.supports import Support, positions
+from peelsum.codec import fixed_point
+from peelsum.simulation import Job, NetworkSection, Scenario, TimersSection, simulate
+from peelsum.summation import Part, Words
+
+#: Timers for round trips of microseconds, in place of those for a host's system calls.
+QUICK = TimersSection(
+    first_answer=2e-3, resend_least=1e-4, resend_most=5e-3, need=5e-4, need_most=2e-2, reply_gap=5e-5
+)
+
+
+def scenario_of(
+    workers: int,
+    *,
+    elements: int = 1 << 20,
+    gbps: float = 100.0,
+    loss: float = 0.0,
+    timers: TimersSection = QUICK,
+    one_switch: bool = False,
+) -> Scenario:
+    """Return a scenario of one job, in as few racks of 32 as hold it."""
+    racks = 1 if one_switch else max(1, -(-workers // 32))
+    job = Job(workers=workers, elements=elements, timers=timers)
+    return Scenario(network=NetworkSection(racks=racks, gbps=gbps, loss=loss), jobs=(job,))
+
+
+def measured(scenario: Scenario, algorithm: str) -> dict[str, Any]:
+    """Simulate one allreduce packet by packet. Raises SimulationError if the algorithm is unknown."""
+    if algorithm == "peelsum":
+        report = simulate(scenario)
+        jobs = report.jobs
+        return figures(
+            scenario,
+            max(one.seconds for one in jobs),
+            in_switch=sum(one.in_switch for one in jobs) / len(jobs),
+            resends=sum(one.resends for one in jobs),
+            octets=report.octets,
+            wrong=sum(one.wrong for one in jobs),
+        )
+    if algorithm in PROTOCOLS:
+        found: Any = run_protocol(scenario, algorithm, PROTOCOLS[algorithm])
+    else:
+        found = run_collective(scenario, algorithm)
+    share = getattr(found, "in_switch", None)
+    counts = {"resends": found.resends, "octets": found.octets, "wrong": found.wrong}
+    return figures(scenario, found.seconds, in_switch=share, **counts)
+
+
+def figures(scenario: Scenario, seconds: float, **others: Any) -> dict[str, Any]:
+    """Return the figures of a sum that takes so many seconds; counts that are not given are 0."""
+    goodput = 32 * scenario.jobs[0].elements / seconds / 1e9
+    none = {"in_switch": None, "resends": 0, "octets": 0, "wrong": 0}
+    return {**none, **others, "seconds": seconds, "goodput_gbps": goodput}
+
+
+Way = Literal[
+    "dense", "compact", "sketch", "lhc", "lhc_best", "lhc_fastest", "switchml", "atp", "omnireduce", "ring"
+]
+#: Streams of blocks that OmniReduce is tried with. A first block is sent even if it is zero, so that many
+#: streams waste words, and few do not fill the links.
+STREAMS = (16, 64, 256)
+#: Elements of a block, and words of a packet.
+LANES = 256
+_TIMED = 3
+_SMALLEST = np.finfo(np.float32).smallest_subnormal
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """What is summed: `workers` tensors of `elements` float32 that share a support."""
+
+    elements: int
+    """Elements of a tensor."""
+    density: float
+    """Share of elements that are non-zero on some worker; of rows, with `support` "rows"."""
+    support: Support = "uniform"
+    """Where they are; see `peelsum.bench.codec.supports`."""
+    workers: int = 4
+    """Number of workers."""
+    seed: int = 0
+    """Determines positions and values."""
+
+    def each(self) -> list[Floats]:
+        """Return every worker's float32[elements]: half of the union, at random, and its own share."""
+        shared = np.random.default_rng([self.seed, self.elements])
+        union = positions(self.support, self.elements, self.density, shared)
+        return [
+            shared_tensor(union, self.elements, worker, self.workers, self.seed)
+            for worker in range(self.workers)
+        ]
+
+
+@dataclass(frozen=True)
+class SparseSum:
+    """What one sum takes."""
+
+    network_s: float
+    """Simulated seconds."""
+    codec_s: float
+    """Processor seconds in which one worker encodes and decodes."""
+    words: int
+    """Words that a worker sends, the mean over workers; headers excluded."""
+    wrong: int
+    """Elements, chunks or parts of a simulated sum with a wrong bit, over all workers."""
+
+
+def links(gbps: float, workers: int, elements: int = 1) -> Scenario:
+    """Return one switch with links of a rate; their delay is 50 us below 1 Gbit/s, else 1 us."""
+    network = NetworkSection(gbps=gbps, delay_us=50.0 if gbps < 1 else 1.0)
+    return Scenario(lanes=LANES, network=network, jobs=(Job(workers=workers, elements=elements),))
+
+
+def sparse_sum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
+    """Sum the tensors one way. Raises SimulationError if the simulation fails."""
+    if way == "ring":
+        # A ring of floats needs no codec. Its order of transfers is checked, not its rounding.
+        row = run_collective(links(gbps, tensors.workers, tensors.elements), "ring")
+        moved = 2 * (tensors.workers - 1) * tensors.elements // tensors.workers
+        return SparseSum(row.seconds, 0.0, moved, row.wrong)
+    if way == "omnireduce":
+        return _omnireduce(tensors, gbps)
+    if way in ("switchml", "atp"):
+        # Either sends every element as an integer; its codec is peelsum's of everything.
+        scenario = links(gbps, tensors.workers, tensors.elements)
+        found = run_protocol(scenario, way, PROTOCOLS[way])
+        codec_s = _codec_s("dense", np.sum(tensors.each(), axis=0))
+        return SparseSum(found.seconds, codec_s, tensors.elements, found.wrong)
+    if way == "lhc_fastest":
+        return _lhc_fastest(tensors, gbps)
+    return _lhc(way, tensors, gbps) if way in ("lhc", "lhc_best") else _peelsum(way, tensors, gbps)
+
+
+def _form(way: Way) -> Form:
+    assert way in ("dense", "compact", "sketch")
+    return way
+
+
+class _Recorded(LocalSummation):
+    """A sum in memory that remembers the words of each exchange."""
+
+    exchanges: list[int]
+
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        self.exchanges.append(sum(part.words.size for part in parts))
+        return super().sum_words(parts)
+
+
+@lru_cache(maxsize=64)
+def _peelsum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
+    """Sum in memory, and simulate each exchange; an exchange waits for the results of the one before."""
+    each = tensors.each()
+    seats = _Recorded.group(tensors.workers, lanes=LANES)
+    assert all(isinstance(seat, _Recorded) for seat in seats)
+
+    def work(seat: LocalSummation) -> tuple[list[int], int]:
+        assert isinstance(seat, _Recorded)
+        reduce = Allreduce(seat, **settings_of(_form(way)), seed=tensors.seed)
+        for _ in range(2):  # the second step knows the union
+            seat.exchanges = []
+            step = reduce.sum({"gradient": each[seat.worker_id]})
+        return seat.exchanges, wrong_elements(step["gradient"], each)
+
+    with ThreadPoolExecutor(tensors.workers) as pool:
+        done = list(pool.map(work, seats))
+    exchanges = done[0][0]  # all workers send as many words
+    sums = [_network(gbps, tensors.workers, words) for words in exchanges]
+    wrong = sum(one for _, one in sums) + sum(one for _, one in done)
+    return SparseSum(sum(one for one, _ in sums), _codec_s(way, np.sum(each, axis=0)), sum(exchanges), wrong)
+
+
+@lru_cache(maxsize=256)
+def _network(gbps: float, workers: int, words: int) -> tuple[float, int]:
+    """Return the seconds of a sum of so many words through the switch, and wrong sums."""
+    (row,) = simulate(links(gbps, workers, words)).jobs
+    return row.seconds, row.wrong
+
+
+def _field(values: Floats) -> int:
+    """Return the largest exponent field."""
+    return int((np.abs(values).view(np.uint32) >> 23).max(initial=0))
+
+
+def _codec_s(way: Way, union: Floats) -> float:
+    """Return a worker's processor seconds of encoding and decoding a tensor with the union's support."""
+    (alone,) = LocalSummation.group(1, lanes=LANES)
+    reduce = Allreduce(alone, **settings_of(_form(way)), clock=time.process_time)
+    reduce.sum({"gradient": union})  # the second step knows the union
+    steps = [reduce.sum({"gradient": union}) for _ in range(_TIMED)]
+    return min(one.encode_s + one.decode_s for one in steps)
+
+
+def _processor_s(work: Callable[[], object]) -> float:
+    """Return the least processor time of some runs, all threads: other programs hardly change it."""
+
+    def once() -> float:
+        started = time.process_time()
+        work()
+        return time.process_time() - started
+
+    return min(once() for _ in range(_TIMED))
+
+
+def _lhc(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
+    """Simulate the words that recover everything, in one exchange: LHC's table needs no union.
+
+    "lhc" is the layout of LHC's program, "lhc_best" what its paper allows at best. Building and testing a
+    Bloom filter does not count as codec time; its false positives do.
+    """
+    union = np.sum(tensors.each(), axis=0)
+    found = lhc_words(way, np.flatnonzero(union), tensors.elements)
+    if found is None:
+        return _peelsum("dense", tensors, gbps)
+    candidates = union.copy()
+    # A false positive is a candidate whose integer is 0: so is the smallest float.
+    candidates[found.candidates] = np.where(union[found.candidates], union[found.candidates], _SMALLEST)
+    fixed = fixed_point(_field(union), 1)
+    device = replace(Device.of("cpu"), clock=time.process_time)
+    codec_s = min(lhc_step(device, found.layout, candidates, fixed).codec_s for _ in range(_TIMED))
+    seconds, wrong = _network(gbps, tensors.workers, found.words)
+    return SparseSum(seconds, codec_s, found.words, wrong)
+
+
+@lru_cache(maxsize=8)
+def _lhc_steps(tensors: Tensors) -> list[tuple[float, list[int]]]:
+    """Return the codec's seconds of LHC's tables, and the words of each one's exchanges.
+
+    They are tables of many sizes with batches of 1024, and the smallest table of every other batch.
+    """
+    union = np.sum(tensors.each(), axis=0)
+    where, fixed = np.flatnonzero(union), fixed_point(_field(union), 1)
+    device = replace(Device.of("cpu"), clock=time.process_time)
+    smallest = [smallest_lhc(where, tensors.elements, lanes=lanes, index_bits=1) for lanes in BATCHES]
+    layouts = [*lhc_variants(where.size, smallest[-1]), *filter(None, smallest)]
+    found = []
+    for layout in layouts:
+        runs = [lhc_step(device, layout, union, fixed) for _ in range(_TIMED)]
+        left = runs[0].left
+        words = [runs[0].words - left, left] if left else [runs[0].words]
+        found.append((min(run.codec_s for run in runs), words))
+    return found
+
+
+def _lhc_fastest(tensors: Tensors, gbps: float) -> SparseSum:
+    """Simulate LHC's table that takes the least time at this rate, codec included.
+
+    What a small table leaves over is one more exchange.
+    """
+    best: SparseSum | None = None
+    for codec_s, exchanges in _lhc_steps(tensors):
+        sums = [_network(gbps, tensors.workers, words) for words in exchanges]
+        one = SparseSum(
+            sum(seconds for seconds, _ in sums), codec_s, sum(exchanges), sum(wrong for _, wrong in sums)
+        )
+        if best is None or one.network_s + one.codec_s < best.network_s + best.codec_s:
+            best = one
+    assert best is not None
+    return best
+
+
+def lhc_words(way: str, union: NDArray[np.int64], elements: int) -> FewestWords | None:
+    """Return the words of "lhc", four bits and batches of 1024 lanes, or of "lhc_best"."""
+    if way == "lhc_best":
+        return fewest_words(union, elements)
+    layout = smallest_lhc(union, elements)
+    return None if layout is None else FewestWords(layout, layout.words(elements) - layout.cells, union)
+
+
+def _omnireduce(tensors: Tensors, gbps: float) -> SparseSum:
+    """Simulate OmniReduce with the number of streams that is fastest, on quantized words.
+
+    Its codec is peelsum's quantizing and dequantizing of everything, and the search for zero blocks.
+    """
+    each = tensors.each()
+    fixed = fixed_point(max(map(_field, each)), tensors.workers)
+    quantized = [np.rint(np.ldexp(one.astype(np.float64), fixed.scale)) for one in each]
+    words = np.array(quantized, np.int32).view(np.uint32)
+    best = omnireduce(links(gbps, tensors.workers, tensors.elements), words)
+    blocks = each[0][: tensors.elements // LANES * LANES].reshape(-1, LANES)
+    codec_s = _codec_s("dense", np.sum(each, axis=0)) + _processor_s(lambda: blocks.any(1))
+    sent = best.packets * LANES // tensors.workers
+    return SparseSum(best.seconds, codec_s, sent, best.wrong)
+
+
+def omnireduce(scenario: Scenario, words: Words) -> SlotRow:
+    """Run OmniReduce for uint32[workers, elements] with each of STREAMS; return the fastest run.
+
+    Its `wrong` is that of all runs.
+    """
+    protocol = PROTOCOLS["omnireduce"]
+    rows = [
+        run_protocol(scenario.model_copy(update={"slots": streams}), "omnireduce", protocol, [words])
+        for streams in STREAMS
+    ]
+    fastest = min(rows, key=lambda row: row.seconds)
+    return replace(fastest, wrong=sum(row.wrong for row in rows))

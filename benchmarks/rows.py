@@ -1,0 +1,303 @@
+"""Measured rows in a CSV file: measure what is missing of a plan, keep each row at once, and read them.
+
+Rows whose times are measured are alone on the machine. The others run side by side in an executor.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import os
+import platform
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from multiprocessing import active_children, get_context
+from pathlib import Path
+from typing import IO, Any
+
+import pandas as pd
+import psutil
+
+from benchmarks.experiment import Experiment, ExperimentError, Source, Task, Value, load, plan
+from peelsum.processes.children import die_with_parent
+
+#: Files on which figures depend, besides an experiment's own file; each row has the digest of that.
+_SOURCES = (
+    "*.py",
+    "*.p4",
+    "switch/artifacts",
+    "constraints.txt",
+    ":!docs",
+    ":!tests",
+    ":!benchmarks/experiments",
+)
+_TITLE = "# peelsum experiment rows, version 1:"
+#: The columns that rows have beside parameters and figures.
+RESERVED = (
+    *("repetition", "seed", "size", "commit", "source", "started", "wall_s", "cpu_s", "load", "others"),
+    *("attempt", "disturbed", "machine", "versions", "modelled", "note"),
+)
+#: The column that numbers the rows of one task, if it may have several.
+PART = "part"
+#: What tells tasks apart beside parameters: a plan's, and a run's.
+_OF_PLAN, _OF_RUN = ("repetition", "seed"), ("repetition", "seed", "commit", "source")
+#: Fewer rows are measured before other processes have started.
+_FEW = 8
+#: The rows of a task, or the error that ended it, in one line.
+Outcome = list[dict[str, str]] | str
+
+
+@dataclass(frozen=True)
+class Run:
+    """Which rows to measure, and how."""
+
+    source: Source
+    size: str = "usual"
+    seed: int = 0
+    given: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    """Parameters' values, in place of the size's."""
+    calm: float = 0.25
+    """The largest share of the processors that others may use while a row is measured."""
+    attempts: int = 3
+    """How often a row is measured at most; if all were disturbed, the least disturbed counts."""
+    again: bool = False
+    """Whether to measure rows that were measured already."""
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The plan."""
+        return plan(load(self.source), self.size, self.seed, self.given)
+
+    def key(self, task: Task) -> dict[str, str]:
+        """Return the cells of a task's rows that tell it from others."""
+        point = {name: text(task.point.get(name)) for name in load(self.source).parameters}
+        of_task = {"repetition": text(task.repetition), "seed": text(task.seed)}
+        return point | of_task | {"commit": commit(), "source": self.source.digest}
+
+
+def text(value: Any) -> str:
+    """Return a value as it is written; equal values have equal texts, and None is ""."""
+    if isinstance(value, tuple):
+        return ",".join(map(text, value))
+    return "" if value is None else " ".join(str(value).split())
+
+
+def read(path: Path) -> pd.DataFrame:
+    """Return all rows of a file, as texts, but a torn last one. Raises ExperimentError if it is none."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ExperimentError(f"{path}: {error.strerror}; pass a file of rows, or its folder") from None
+    title, _, table = content[: content.rfind(b"\n") + 1].decode(errors="replace").partition("\n")
+    if not title.startswith(_TITLE):
+        raise ExperimentError(f"{path}: is not a file of rows, version 1; pass another, or remove it")
+    try:
+        return pd.read_csv(io.StringIO(table), dtype=str, keep_default_na=False, index_col=False)
+    except ValueError as error:
+        raise ExperimentError(f"{path}: {' '.join(str(error).split())}; remove the line") from None
+
+
+def of_plan(run: Run, rows: pd.DataFrame, *, of_run: bool = False) -> pd.DataFrame:
+    """Return the rows of a plan, in its order: the last of each task that has all its parts.
+
+    They are of whatever commit and source; with `of_run`, of the present ones.
+    """
+    key = [*load(run.source).parameters, *(_OF_RUN if of_run else _OF_PLAN)]
+    part = rows[PART] if PART in rows else pd.Series("1 of 1", rows.index)
+    batch = part.str.startswith("1 of ").cumsum()
+    whole = batch.map(batch.value_counts()) == part.str.split(" of ").str[-1].astype(int)
+    rows = rows.assign(_batch=batch)[whole]
+    rows = rows[rows["_batch"] == rows.groupby(key)["_batch"].transform("max")].drop(columns="_batch")
+    return pd.DataFrame([run.key(task) for task in run.tasks], dtype=str)[key].merge(rows, on=key)[list(rows)]
+
+
+def measure_missing(run: Run, path: Path, executor: Executor | None = None) -> Iterator[Any]:
+    """Measure what is missing among the rows of the file, and append it there.
+
+    Yield the number of tasks at first, then the Outcome of each. Rows count as measured if parameters,
+    repetition, seed, commit and source are the same. `executor` runs all tasks; by default, tasks without
+    measured times run in processes, and others here, one after the other. Raises ExperimentError.
+    """
+    experiment = load(run.source)
+    with _open(path, experiment) as (file, names):
+        rows = of_plan(run, read(path), of_run=True)
+        key = [*experiment.parameters, *_OF_RUN]
+        done = set() if run.again else {tuple(cells) for cells in rows[key].to_numpy()}
+        missing = [task for task in run.tasks if tuple(run.key(task).values()) not in done]
+        yield len(missing)
+        aside = [task for task in missing if executor or not _is_timed(experiment, task)]
+        aside = aside if executor or len(aside) >= _FEW else []
+        alone = (measured(run, commit(), task) for task in missing if task not in aside)
+        for outcomes in (_side_by_side(run, aside, executor), alone):
+            for outcome in outcomes:
+                if isinstance(outcome, list):  # in one write, so that a kill loses at most one task
+                    lines = pd.DataFrame(outcome)[names].to_csv(
+                        index=False, header=False, lineterminator="\n"
+                    )
+                    file.write(lines.encode())
+                    file.flush()
+                yield outcome
+
+
+def measured(run: Run, at_commit: str, task: Task) -> Outcome:
+    """Measure a task, again if it was disturbed and its size repeats points. It may raise anything."""
+    experiment = load(run.source)
+    timed = _is_timed(experiment, task)
+    attempts = run.attempts if timed and experiment.size(run.size).repetitions > 1 else 1
+    tries = []
+    try:
+        for attempt in range(1, attempts + 1):
+            began, span = datetime.now(UTC), Span()
+            rows = checked(experiment, experiment.measure(seed=task.seed, **task.point))
+            # Rows without measured times run side by side, so that each would count the others.
+            conditions = span.conditions() | ({} if timed else {"others": ""})
+            others = float(conditions["others"] or 0)
+            conditions |= {"attempt": f"{attempt} of {attempts}", "disturbed": text(others > run.calm)}
+            conditions |= {"started": began.isoformat(timespec="seconds"), "size": run.size}
+            conditions |= {"modelled": text(experiment.is_modelled(task.point))}
+            conditions |= run.key(task) | {"commit": at_commit}
+            tries.append(
+                (others, [{name: text(cell) for name, cell in row.items()} | conditions for row in rows])
+            )
+            if others <= run.calm:
+                break
+    except Exception as error:
+        # Our own errors say what to do; the names of others say what they are.
+        ours = type(error).__module__.startswith(("peelsum.", "benchmarks."))
+        return f"{'' if ours else f'{type(error).__name__}: '}{' '.join(str(error).split())}"
+    return min(tries, key=lambda one: one[0])[1]
+
+
+def checked(experiment: Experiment, result: Any) -> list[dict[str, Any]]:
+    """Return the rows that `measure` returned. Raises ExperimentError, which names a column that is wrong."""
+    rows = [result] if isinstance(result, Mapping) or not experiment.keys else list(result)
+    for row in rows:
+        if not isinstance(row, Mapping):
+            raise ExperimentError(f"measure: returned {type(row).__name__}; return a dict of all columns")
+        if wrong := {*experiment.columns} ^ ({*row} - {*experiment.parameters, "note"}):
+            names = ", ".join(sorted(wrong))
+            raise ExperimentError(
+                f"measure: {names}: is only in `columns` or only in the row; put it in both"
+            )
+    return [{"note": None, **row, PART: f"{number} of {len(rows)}"} for number, row in enumerate(rows, 1)]
+
+
+def _is_timed(experiment: Experiment, task: Task) -> bool:
+    return experiment.timed and not experiment.is_modelled(task.point)
+
+
+def _side_by_side(run: Run, tasks: Sequence[Task], executor: Executor | None) -> Iterator[Outcome]:
+    """Yield what an executor measures, in any order; a task whose process ended has failed."""
+    if not tasks:
+        return
+    before = set(active_children())
+    pool = executor or ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), initializer=_begin)
+    try:
+        for future in as_completed([pool.submit(measured, run, commit(), task) for task in tasks]):
+            error = future.exception()
+            yield f"{type(error).__name__}: {error}" if error else future.result()
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in set(active_children()) - before:
+            process.terminate()  # a row may take minutes
+        raise
+    pool.shutdown()
+
+
+def _begin() -> None:
+    """End with the parent, and without words at Ctrl-C."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def _open(path: Path, experiment: Experiment) -> Iterator[tuple[IO[bytes], list[str]]]:
+    """Open a file of rows for one run, without its torn last line; begin it if it is new."""
+    names = [*experiment.labels, *RESERVED, *([PART] if experiment.keys else []), *experiment.figures]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            content = path.read_bytes()
+            os.ftruncate(file.fileno(), content.rfind(b"\n") + 1)
+            if content.count(b"\n") < 2:
+                os.ftruncate(file.fileno(), 0)
+                file.write(f"{_TITLE} {experiment.name}\n{','.join(names)}\n".encode())
+                file.flush()
+            if list(read(path)) != names:
+                raise ExperimentError(f"{path}: has other columns than {experiment.name}; remove it")
+            yield file, names
+    except OSError as error:
+        said = "another run writes to it" if isinstance(error, BlockingIOError) else error.strerror
+        raise ExperimentError(f"{path}: {said}; pass another --out") from None
+
+
+class Span:
+    """A span of time on this machine: `Span()` begins it, `conditions` ends it."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu, self._busy = time.monotonic(), _own_s(), _busy_s()
+
+    def conditions(self) -> dict[str, str]:
+        """Return what a row says of its machine, and of this span: seconds, load, and what others used."""
+        wall_s, cpu_s = time.monotonic() - self._wall, _own_s() - self._cpu
+        others = (_busy_s() - self._busy - cpu_s) / max(wall_s, 1e-9) / (os.cpu_count() or 1)
+        return {
+            "wall_s": f"{wall_s:.3f}",
+            "cpu_s": f"{cpu_s:.3f}",
+            "load": f"{os.getloadavg()[0]:.2f}",
+            "others": f"{min(max(others, 0.0), 1.0):.3f}",
+            **machine(),
+        }
+
+
+def _own_s() -> float:
+    """Return the processor seconds of this process, and of its children that have ended."""
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in both)
+
+
+def _busy_s() -> float:
+    """Return the seconds that all processors have worked or were withheld."""
+    ticks = psutil.cpu_times()._asdict()
+    return float(sum(ticks.get(name, 0) for name in ("user", "nice", "system", "irq", "softirq", "steal")))
+
+
+@cache
+def machine() -> dict[str, str]:
+    """Return processor, number of cores and system; and versions of what figures depend on."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor = [*names, platform.machine()][0]
+    packages = [name for name in ("peelsum", "numpy", "numba", "torch") if find_spec(name)]
+    versions = [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in packages)]
+    system = f"{os.cpu_count()} cores of {processor}, {platform.system()} {platform.release()}"
+    return {"machine": system, "versions": ", ".join(versions)}
+
+
+@cache
+def commit() -> str:
+    """Return the checkout's last commit; with `+` and a digest of changes, if there are any."""
+
+    def git(*arguments: str) -> str:
+        # In a group of its own, which Ctrl-C does not reach.
+        command = ["git", "-C", str(Path(__file__).parents[1]), *arguments, "--", *_SOURCES]
+        return subprocess.run(command, capture_output=True, text=True, check=True, process_group=0).stdout
+
+    try:
+        head, changes = git("log", "-1", "--abbrev=10", "--format=%h").strip(), git("diff", "HEAD")
+    except (OSError, subprocess.CalledProcessError):
+        return version("peelsum")
+    return f"{head}+{hashlib.sha256(changes.encode()).hexdigest()[:8]}" if changes else head

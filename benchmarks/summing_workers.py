@@ -1,0 +1,100 @@
+"""Worker processes that sum seeded words over a network on each command, timed and checked.
+
+This module is also the program of a worker. The check is plain NumPy, in 64 bits.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.allreduce import Part
+from peelsum.processes import Child, ProcessError, hear, say
+from peelsum.processes.reports import told_of_compiling
+from peelsum.processes.user_errors import reported
+from peelsum.transport import TransportError
+from peelsum.transport.seats import plug_in
+
+#: Sums that are not timed.
+WARM_UPS = 2
+#: Seconds within which a worker must finish a sum; otherwise the run fails.
+_PATIENCE_S = 120.0
+
+
+def started(stack: ExitStack, seats: Iterable[Mapping[str, Any]], *, elements: int, seed: int) -> list[Child]:
+    """Start a worker in each seat, until `stack` closes; return them when all are ready."""
+    workers = []
+    for seat in seats:
+        arguments = json.dumps({"seat": seat, "elements": elements, "seed": seed})
+        command = [sys.executable, "-m", "benchmarks.summing_workers", arguments]
+        # In a sum it does not read its input, and would outlive a killed parent until the sum stalls.
+        workers.append(Child(f"worker {seat['worker_id']}", command, foreign=True))
+        stack.callback(workers[-1].stop)
+    for worker in workers:
+        worker.ready()
+    return workers
+
+
+def one_sum(workers: Sequence[Child], late_s: float = 0.0) -> list[dict[str, Any]]:
+    """Begin a sum at all workers, at the last one later; return the seconds and wrong words of each."""
+    for worker in workers[:-1]:
+        worker.tell(again=True)
+    time.sleep(late_s)
+    workers[-1].tell(again=True)
+    return [_line(worker) for worker in workers]
+
+
+def ended(workers: Sequence[Child]) -> list[dict[str, Any]]:
+    """Let the workers leave their job; return each one's counters."""
+    for worker in workers:
+        worker.tell(again=False)
+    return [_line(worker) for worker in workers]
+
+
+def _line(worker: Child) -> dict[str, Any]:
+    line = worker.next_line(_PATIENCE_S)
+    if line is None:
+        raise ProcessError(f"{worker.name}: ended before it finished; run again, it may have been stopped")
+    return line
+
+
+def words_of(elements: int, seed: int, worker_id: int) -> NDArray[np.uint32]:
+    """Return worker `worker_id`'s words uint32[elements]; every process computes the same ones."""
+    return np.random.default_rng([seed, worker_id]).integers(0, 1 << 32, elements, np.uint32)
+
+
+def expected(elements: int, seed: int, workers: int) -> NDArray[np.uint32]:
+    """Return the sum of all workers' words, modulo 2**32."""
+    total = np.zeros(elements, np.uint64)
+    for worker_id in range(workers):
+        total += words_of(elements, seed, worker_id)
+    return (total % (1 << 32)).astype(np.uint32)
+
+
+def run(seat: Mapping[str, Any], *, elements: int, seed: int) -> None:
+    """Join the job of `seat`; print a line for every sum, and the endpoint's counters at the end."""
+    with plug_in(seat) as summation:
+        words = words_of(elements, seed, summation.worker_id)
+        right = expected(elements, seed, summation.workers)
+        say(ready=True)
+        while hear()["again"]:
+            started = time.perf_counter()
+            (total,) = summation.sum_words([Part(words, "add")])
+            elapsed = time.perf_counter() - started
+            say(seconds=elapsed, wrong=int(np.count_nonzero(total != right)))
+        stats = summation.stats()
+    say(**asdict(stats))
+
+
+if __name__ == "__main__":
+    told_of_compiling(child=True)
+    with reported(TransportError):
+        run(**json.loads(sys.argv[1]))

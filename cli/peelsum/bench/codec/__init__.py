@@ -1,0 +1,26 @@
+"""Tools to measure the codec: supports, one worker's timed rounds, and peeling in rounds."""
+
+from peelsum.bench.codec.device import Device, NotEnoughMemoryError, require_memory
+from peelsum.bench.codec.peeling import Peeled, peel, peel_sketch
+from peelsum.bench.codec.supports import SUPPORTS, Support, seen, tensor
+from peelsum.bench.codec.timing import Measured, NotExactError, fastest, one_step, taught
+from peelsum.bench.devices import NoDeviceError
+
+__all__ = [
+    "SUPPORTS",
+    "Device",
+    "Measured",
+    "NoDeviceError",
+    "NotEnoughMemoryError",
+    "NotExactError",
+    "Peeled",
+    "Support",
+    "fastest",
+    "one_step",
+    "peel",
+    "peel_sketch",
+    "require_memory",
+    "seen",
+    "taught",
+    "tensor",
+]

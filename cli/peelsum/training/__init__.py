@@ -1,0 +1,18 @@
+"""The four models whose training LHC's paper measures, with their data, at the published size and small.
+
+A task is a model, which returns the loss of a batch, and the source of its batches. Needs torch.
+"""
+
+from peelsum.training.task import Batch, Task, TrainingDataError
+from peelsum.training.tasks import DATA, MODELS, ModelName, check_model, make_task
+
+__all__ = [
+    "DATA",
+    "MODELS",
+    "Batch",
+    "ModelName",
+    "Task",
+    "TrainingDataError",
+    "check_model",
+    "make_task",
+]
