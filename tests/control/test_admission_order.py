@@ -1,6 +1,8 @@
 """The order of a controller's actions, and the state it leaves at the limits of clocks and counters."""
 
+import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from device_state import rows, tables
@@ -9,9 +11,10 @@ from patience import PATIENCE_S
 from test_controller import contribute, stamps
 
 from peelsum.control import Fabric, SwitchError, admission
+from peelsum.control.drivers import driver_of
 from peelsum.control.entries import _SALT_FACTOR, salt
 from peelsum.control.session import Session
-from peelsum.control.tables import set_limits
+from peelsum.control.tables import Placement
 from peelsum.control.v1model import reset
 from peelsum.wire import Verdict
 
@@ -69,6 +72,35 @@ def test_a_job_s_row_is_written_first_to_close_it_and_last_to_open_it(controller
     assert set(writes[1:]) == {"members", "return_paths", "group"}
 
 
+def test_the_walk_of_an_admission_is_short(controller, description, monkeypatch):
+    """One Read and four Writes; and what a reader of the code passes: calls, files, changes between files."""
+    calls, requests = [], []
+
+    def noted(frame, event, _):
+        file = frame.f_code.co_filename
+        if event == "call" and "/peelsum/" in file and "site-packages" not in file:
+            calls.append(file)
+
+    stub = controller.session._stub
+    for call in ("Read", "Write"):
+
+        def counted(request, timeout, call=call, send=getattr(stub, call)):  # noqa: B008 - as it is now
+            requests.append(call)
+            return send(request, timeout=timeout)
+
+        monkeypatch.setattr(stub, call, counted)
+    controller.session.hold(3)
+    sys.setprofile(noted)
+    try:
+        controller.admit(description, free_slots=False)
+    finally:
+        sys.setprofile(None)
+    assert requests == ["Write", "Read", "Read", "Write", "Write", "Write"]
+    assert len(calls) <= 200
+    assert len(set(calls)) <= 11
+    assert sum(one != other for one, other in pairwise(calls)) <= 100
+
+
 def test_a_row_that_refuses_to_close_keeps_the_job_as_it_is(controller, device, description, monkeypatch):
     first = controller.admit(description)
     before = [rows(device, name) for name in ("jobs", "members", "return_paths")]
@@ -78,7 +110,7 @@ def test_a_row_that_refuses_to_close_keeps_the_job_as_it_is(controller, device, 
 
     with monkeypatch.context() as patched:
         patched.setattr(Session, "write", refuse)
-        patched.setattr(admission, "check", lambda *_: None)
+        patched.setattr(Placement, "_check_ports", lambda *_: None)
         with pytest.raises(SwitchError, match="went away"):
             controller.admit(description)
     assert [rows(device, name) for name in ("jobs", "members", "return_paths")] == before
@@ -211,7 +243,7 @@ def test_every_slot_is_asked_for_once_where_all_answer(controller, device, freed
 def test_age_limits_are_rounded_to_ticks_and_beyond_the_clock_s_reach_are_never(
     controller, device, milliseconds, ticks
 ):
-    set_limits(controller.session, milliseconds, 12)
+    controller.session.write(driver_of(controller.session).limit_updates(milliseconds, 12))
     assert tables(device)["limits"].default[1] == (ticks,)
     assert tables(device)["congestion"].default[1] == (12,)
 
@@ -282,12 +314,10 @@ def test_an_admission_has_the_slots_of_the_smallest_switch(description, monkeypa
 
 def test_a_job_is_put_back_only_where_it_still_fits(recorded, monkeypatch):
     fabric, asked = recorded
-    for step in ("check", "close_job", "free_slots", "prepare", "open_job"):
+    steps = ["check", "close", "free_slots", "prepare", "open"]
+    for step in steps:
         monkeypatch.setattr(
-            admission, step, lambda session, *_, step=step: asked.append((step, session.name))
+            Placement, step, lambda placed, *_, step=step: asked.append((step, placed.session.name))
         )
-    monkeypatch.setattr(admission, "lanes", lambda session: 32)
-    monkeypatch.setattr(admission, "slots", lambda session: 4096)
     fabric.put_back(1, 7)
-    steps = ["check", "close_job", "free_slots", "prepare", "open_job"]
     assert asked == [(step, 9003) for step in steps]

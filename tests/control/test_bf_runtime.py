@@ -18,10 +18,10 @@ from peelsum.control.bfruntime import BfRuntimeSession, messages, row
 from peelsum.control.cluster import Cluster, Store
 from peelsum.control.cluster.description import parse_cluster
 from peelsum.control.description import parse_description
+from peelsum.control.drivers import driver_of
 from peelsum.control.entries import age_limit_entry
 from peelsum.control.errors import DescriptionError, NotPrimaryError, RefusedError, UnsupportedError
 from peelsum.control.session import pipeline_schema
-from peelsum.control.tables import set_limits
 from peelsum.control.tofino import ARCHITECTURES
 from peelsum.pipelines.stratum import Profile, pipeline_config
 from peelsum.wire import Verdict
@@ -415,7 +415,7 @@ def test_a_tofino_s_program_over_p4runtime_is_named(server, files):
     with Controller.observe(server.address) as controller:
         controller.session.schema = pipeline_schema(*files)
         with pytest.raises(SwitchError, match=r"runs the program of a Tofino, .* \[switch\.tofino\]"):
-            set_limits(controller.session, 1, None)
+            driver_of(controller.session)
         refuses_the_limits_of_v1model(controller.session)
 
 

@@ -30,7 +30,7 @@ TOKEN = "0123456789abcdef"
 def slots_are_freed_elsewhere(monkeypatch, request):
     """Freeing slots takes most of an admission's time, and is tested elsewhere."""
     if "freed" not in request.fixturenames:
-        monkeypatch.setattr("peelsum.control.admission.free_slots", lambda *_: None)
+        monkeypatch.setattr("peelsum.control.tables.Placement.free_slots", lambda *_: None)
 
 
 @pytest.fixture
@@ -369,11 +369,11 @@ def test_an_admission_that_a_switch_refuses_half_way_leaves_the_job_as_it_was(
     text = job_text(3, switches[0].address)
     jobs = {3: (text, primary.admit(text)["generation"])} if known else {}
 
-    def refusing(session, plan, generation):
+    def refusing(placement, generation):
         raise SwitchError("switch: refused writing: update 0 (table_entry): no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr("peelsum.control.admission.open_job", refusing)
+        patched.setattr("peelsum.control.tables.Placement.open", refusing)
         with pytest.raises(SwitchError, match="no room"):
             primary.admit(job_text(3, switches[0].address, ports=(7, 8)))
     primary.poll()
@@ -425,7 +425,7 @@ def test_a_controller_that_starts_before_its_switches_and_with_a_list_that_has_c
     assert [one["p4runtime"] for one in cluster.listed()["switches"]] == [switches[0].address]
 
 
-@pytest.mark.parametrize("writes", range(1, 7))
+@pytest.mark.parametrize("writes", range(1, 4))
 def test_an_admission_that_ends_half_way_leaves_nothing(controllers, primary, switches, monkeypatch, writes):
     kept = job_text(3, switches[0].address)
     jobs = {3: (kept, primary.admit(kept)["generation"])}

@@ -5,10 +5,11 @@ import pytest
 from device_state import forward, forwarding, rows, tables
 from patience import PATIENCE_S
 
-from peelsum.control import ControlError, Fabric, SwitchError, admission, controller
+from peelsum.control import ControlError, Fabric, SwitchError, controller
 from peelsum.control.description import parse_description
 from peelsum.control.errors import DescriptionError
 from peelsum.control.session import pipeline_schema
+from peelsum.control.tables import Placement
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device
 from peelsum.transport import AggregationServer, JobConfig, TensorCompleted, WorkerEndpoint
@@ -197,18 +198,17 @@ def test_no_packet_meets_half_an_admission(fabric, devices, monkeypatch):
     """The job is closed from the workers upwards, reset, prepared, and opened from the server downwards."""
     fabric.admit()
     seen = []
-    for step in ("check", "close_job", "free_slots", "prepare", "open_job"):
-        original = getattr(admission, step)
+    for step in ("check", "close", "free_slots", "prepare", "open"):
+        original = getattr(Placement, step)
 
-        def noted(session, *args, step=step, original=original):
-            place = next(n for n, (one, _) in enumerate(fabric._placed) if one.session is session)
-            seen.append((step, place))
-            return original(session, *args)
+        def noted(placement, *args, step=step, original=original):
+            seen.append((step, fabric.switches.index(placement.plan.switch.p4runtime)))
+            return original(placement, *args)
 
-        monkeypatch.setattr(admission, step, noted)
+        monkeypatch.setattr(Placement, step, noted)
     fabric.admit()
     down, up = [0, 1, 2], [2, 1, 0]
-    steps = {"check": down, "close_job": up, "free_slots": down, "prepare": down, "open_job": down}
+    steps = {"check": down, "close": up, "free_slots": down, "prepare": down, "open": down}
     assert seen == [(step, place) for step, places in steps.items() for place in places]
 
 
@@ -217,11 +217,11 @@ def test_when_a_switch_fails_on_the_way_the_job_is_closed_and_the_next_admission
 ):
     first = fabric.admit()
 
-    def fail(session, plan, secret):
+    def fail(placement, secret):
         raise SwitchError("switch: went away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(admission, "prepare", fail)
+        patched.setattr(Placement, "prepare", fail)
         with pytest.raises(SwitchError, match="went away"):
             fabric.admit()
     assert [status.jobs for status in fabric.status()] == [(), (), ()]

@@ -10,6 +10,7 @@ from p4runtime_client import Client, refusal
 
 from peelsum.control.admission import put_back
 from peelsum.control.errors import DescriptionError
+from peelsum.control.tables import Placement
 from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.runtime.device import Device
 from peelsum.wire import SECRETS_EXTERN
@@ -48,7 +49,7 @@ def test_every_admission_has_a_secret_of_its_own_until_the_job_is_evicted(contro
     controller.evict(3)
     assert secrets(ports) == {}
     (plan,) = description.plans()
-    put_back(controller.session, plan, second.generation, second.secret)
+    put_back(Placement(controller.session, plan), second.generation, second.secret)
     assert secrets(ports) == dict.fromkeys((4, 5, 9), second.secret)
 
 

@@ -18,11 +18,11 @@ from peelsum.control import (
     SwitchLost,
     SwitchRegained,
     Watch,
-    admission,
 )
 from peelsum.control.description import parse_description
 from peelsum.control.errors import DescriptionError, HeldError
 from peelsum.control.session import pipeline_schema
+from peelsum.control.tables import Placement
 from peelsum.pipelines import pipeline
 
 
@@ -115,11 +115,11 @@ def test_a_job_that_was_only_half_put_back_is_put_back_again(held, switch, files
     with fabric.as_primary(patience_s=PATIENCE_S):
         fabric._placed[0][0].session.commit(pipeline_schema(*files))
 
-    def dying(session, plan, secret):
+    def dying(placement, secret):
         raise SwitchError("switch: did not answer in time while writing; try again")
 
     with monkeypatch.context() as patched:
-        patched.setattr(admission, "prepare", dying)
+        patched.setattr(Placement, "prepare", dying)
         assert [type(event) for event in watch.look()] == [SwitchLost]
     ((_, row),) = rows(switch.device, "jobs")
     assert row[2] == 0  # closed, as if evicted

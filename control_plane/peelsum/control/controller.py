@@ -13,6 +13,7 @@ from peelsum.control.drivers import open_session
 from peelsum.control.sections import TofinoSection
 from peelsum.control.session import Session, pipeline_schema
 from peelsum.control.status import AdmittedJob, SwitchStatus
+from peelsum.control.tables import Placement
 from peelsum.tls import Identity
 from peelsum.wire import Verdict
 
@@ -120,7 +121,7 @@ class Controller:
         Raises DescriptionError if the pipeline cannot hold the job, SwitchError if the switch refuses.
         """
         (plan,) = description.plans()
-        placed = [admission.Placement(self.session, plan)]
+        placed = [Placement(self.session, plan)]
         return admission.admit(description, placed, self._clock(), free=free_slots, secret=secret)
 
     def evict(self, job_id: int) -> None:

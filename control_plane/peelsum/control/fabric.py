@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Self
 
 from peelsum.control import admission
-from peelsum.control.admission import Admission, Placement
+from peelsum.control.admission import Admission
 from peelsum.control.controller import Controller
 from peelsum.control.description import AnyDescription
 from peelsum.control.errors import ControlError, DescriptionError
 from peelsum.control.plan import SwitchPlan
 from peelsum.control.session import peelsum_lanes
 from peelsum.control.status import SwitchStatus
-from peelsum.control.tables import known_generation
+from peelsum.control.tables import Placement, known_generation
 from peelsum.tls import Identity
 from peelsum.wire import Verdict
 
@@ -211,7 +211,7 @@ class Fabric:
         the switch fails on the way, call this again.
         """
         controller, plan = self._placed[switch]
-        admission.put_back(controller.session, plan, generation, self._secret)
+        admission.put_back(Placement(controller.session, plan), generation, self._secret)
 
     def evict(self) -> None:
         """Stop letting the job's packets in, on all switches, as their primary.

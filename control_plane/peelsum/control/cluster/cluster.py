@@ -15,7 +15,6 @@ from typing import Any
 from finsy.p4schema import P4Schema
 
 from peelsum.control import admission
-from peelsum.control.admission import Placement
 from peelsum.control.cluster.description import ClusterDescription
 from peelsum.control.cluster.store import BackupError, Store, StoredJob
 from peelsum.control.cluster.switches import KINDS, Event, ManagedSwitch, Wanted
@@ -25,7 +24,7 @@ from peelsum.control.errors import ControlError, DescriptionError, SwitchError
 from peelsum.control.plan import SwitchPlan
 from peelsum.control.sections import MAX_JOB_ID, PlacedSwitch
 from peelsum.control.session import pipeline_schema
-from peelsum.control.tables import close_job
+from peelsum.control.tables import Placement, close_job
 from peelsum.tls import Identity
 from peelsum.wire import RESERVED_JOB_ID
 
@@ -236,7 +235,7 @@ class Cluster:
                 sessions = [switch.ready(epoch) for switch in switches]
                 admitted = admission.admit(
                     described,
-                    [Placement(*one) for one in zip(sessions, plans, strict=True)],
+                    [Placement(*pair) for pair in zip(sessions, plans, strict=True)],
                     self._clock(),
                     known=[known.generation] if known else [],
                 )

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from threading import RLock
 from typing import Any, Literal, NamedTuple, get_args
 
-from finsy.p4entity import P4MulticastGroupEntry, P4TableAction, P4TableEntry
+from finsy.p4entity import P4TableEntry
 from finsy.p4schema import P4Schema
 
 from peelsum.control import admission
 from peelsum.control.drivers import driver_of, open_session
-from peelsum.control.entries import FLOOD_GROUP, group_entry, host_entry, job_entry, participant_entries
+from peelsum.control.entries import job_entry, participant_entries
 from peelsum.control.errors import DescriptionError, HeldError, SwitchError
 from peelsum.control.plan import SwitchPlan
 from peelsum.control.sections import PlacedSwitch
 from peelsum.control.session import Session
 from peelsum.control.status import AdmittedJob, read_jobs
-from peelsum.control.tables import close_job
+from peelsum.control.tables import (
+    Placement,
+    Tables,
+    changes,
+    close_job,
+    host_entries,
+    is_closed,
+    values,
+)
 from peelsum.tls import Identity
 
 #: How long a switch may take to answer a new connection, and every request but one for a pipeline.
 _CONNECT_S, _ANSWER_S = 1.0, 10.0
-
-
-#: A row or a group in a form that can be compared.
-_Row = tuple[object, ...]
 
 
 Kind = Literal["primary", "backup", "admitted", "evicted", "lost", "regained", "restored", "removed", "error"]
@@ -214,13 +217,12 @@ class ManagedSwitch:
             yield Event("removed", f"job: {job_id}: removed from {self.name}, where it should not be", job_id)
         if found.idle_hosts:
             idle = differences(session, wanted).idle_hosts  # closing jobs may have removed some
-            for entry in idle:
-                entry.action = None
-            session.write([-entry for entry in idle])
+            session.write(changes(session, idle, []))
         free = True
         for job_id in found.missing:
             try:
-                admission.put_back(session, *wanted[job_id], free=free)
+                job = wanted[job_id]
+                admission.put_back(Placement(session, job.plan), job.generation, job.secret, free=free)
             except DescriptionError as error:
                 if self.refused.get(job_id) != str(error):
                     yield Event("error", f"job: {job_id}: {error}", job_id)
@@ -234,69 +236,23 @@ class ManagedSwitch:
 
 def jobs_agree(session: Session, wanted: Mapping[int, Wanted]) -> bool:
     """Return whether the wanted jobs are open, and no others. Reads one table. Raises SwitchError."""
-    expected = {_row(job_entry(one.plan, one.generation)) for one in wanted.values()}
-    return {_row(entry) for entry in session.entries("jobs") if not _closed(entry)} == expected
+    expected = values(session, [job_entry(job.plan, job.generation) for job in wanted.values()])
+    return values(session, [row for row in session.entries("jobs") if not is_closed(row)]) == expected
 
 
 def differences(session: Session, wanted: Mapping[int, Wanted]) -> Differences:
     """Compare all rows and groups of jobs, except other traffic's and limits. Raises SwitchError."""
-    present, generations = _present(session)
-    entries = session.entries("hosts")
-    hosts = {_row(entry) for entry in entries}
+    tables = Tables(session)
+    hosts, present = values(session, tables.rows["hosts"]), tables.present()
     missing = tuple(
         job_id
-        for job_id, one in wanted.items()
-        if present.get(job_id, set()) != _expected(one) or not _hosts(one.plan) <= hosts
+        for job_id, job in wanted.items()
+        if values(session, present.get(job_id, ()))
+        != values(session, [job_entry(job.plan, job.generation), *participant_entries(job.plan)])
+        or not tables.has_group(job.plan)
+        or not values(session, host_entries(job.plan)) <= hosts
     )
-    stale = {job_id: generations.get(job_id, 0) for job_id in present if job_id not in wanted}
-    used = {port for one in wanted.values() for port in one.plan.ports}
-    idle = tuple(entry for entry in entries if entry["egress_port"] not in used)
+    stale = {job_id: tables.generations.get(job_id, 0) for job_id in present if job_id not in wanted}
+    used = {port for job in wanted.values() for port in job.plan.ports}
+    idle = tuple(row for row in tables.rows["hosts"] if row["egress_port"] not in used)
     return Differences(stale, missing, idle)
-
-
-def _present(session: Session) -> tuple[dict[int, set[_Row]], dict[int, int]]:
-    """Return the rows and groups of each job, but not a closed job's row; and all jobs' generations."""
-    rows: defaultdict[int, set[_Row]] = defaultdict(set)
-    generations: dict[int, int] = {}
-    for table in ("jobs", "members", "return_paths"):
-        for entry in session.entries(table):
-            job_id: int = entry["job_id"]
-            if table == "jobs" and isinstance(entry.action, P4TableAction):
-                generations[job_id] = entry.action.args["generation"]
-            if table != "jobs" or not _closed(entry):
-                rows[job_id].add(_row(entry))
-    schema = session.loaded()
-    for entity in session.read(P4MulticastGroupEntry()):
-        group = P4MulticastGroupEntry.decode(entity, schema)
-        if group.multicast_group_id < FLOOD_GROUP - 1:
-            rows[group.multicast_group_id].add(_group(group))
-    return dict(rows), generations
-
-
-def _expected(one: Wanted) -> set[_Row]:
-    entries = [job_entry(one.plan, one.generation), *participant_entries(one.plan)]
-    return {*map(_row, entries), _group(group_entry(one.plan))}
-
-
-def _hosts(plan: SwitchPlan) -> set[_Row]:
-    address = plan.switch.address
-    return {_row(host_entry(port, host, address)) for port, host in plan.hosts.items() if address is not None}
-
-
-def _closed(entry: P4TableEntry) -> bool:
-    return isinstance(entry.action, P4TableAction) and not entry.action.args.get("expected_mask")
-
-
-def _row(entry: P4TableEntry) -> _Row:
-    assert isinstance(entry.action, P4TableAction)
-    assert entry.match is not None
-    return (
-        entry.table_id,
-        tuple(sorted(entry.match.items())),
-        entry.action.name,
-        tuple(sorted(entry.action.args.items())),
-    )
-
-
-def _group(group: P4MulticastGroupEntry) -> _Row:
-    return ("group", tuple(sorted(str(replica) for replica in group.replicas)))
