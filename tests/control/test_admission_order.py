@@ -1,16 +1,14 @@
 """The order of a controller's actions, and the state it leaves at the limits of clocks and counters."""
 
 import sys
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from device_state import rows, tables
 from finsy.p4entity import P4TableAction, P4TableEntry, P4TableMatch
-from patience import PATIENCE_S
 from test_controller import contribute, stamps
 
-from peelsum.control import Fabric, SwitchError, admission
+from peelsum.control import SwitchError, admission
 from peelsum.control.drivers import driver_of
 from peelsum.control.entries import _SALT_FACTOR, salt
 from peelsum.control.session import Session
@@ -21,16 +19,6 @@ from peelsum.wire import Verdict
 #: Limits of the stamps that `stale_slots` leaves alone, relative to the stamp of a slot freed now: half of
 #: 2**30 ticks before it, and 2**30 ticks and an hour after it. Such slots are in use or were freed lately.
 EARLIEST, LATEST = -(1 << 29), (1 << 30) + (1 << 26)
-
-
-@pytest.fixture
-def fabric(controller, server, description, files):
-    section = description.switch.model_copy(update={"p4runtime": server.address})
-    controller.close()
-    with Fabric.connect(
-        description.model_copy(update={"switch": section}), timeout_s=PATIENCE_S, patience_s=PATIENCE_S
-    ) as fabric:
-        yield fabric
 
 
 @pytest.fixture
@@ -140,24 +128,23 @@ def test_the_generation_of_a_job_that_no_switch_remembers_comes_from_the_clock()
         assert admission.next_generation([], seconds) == expected
 
 
-def test_putting_a_job_back_frees_what_its_slots_hold(fabric, device, freed):
+def test_putting_a_job_back_frees_what_its_slots_hold(controller, description, device, freed):
     """A switch lost its tables but not its registers: retransmitted packets must not count as duplicates."""
-    admission = fabric.admit()
-    contribute(device, admission, 0, chunk_id=5, lanes=100)
-    contribute(device, admission, 1, chunk_id=6)
+    admitted = controller.admit(description)
+    contribute(device, admitted, 0, chunk_id=5, lanes=100)
+    contribute(device, admitted, 1, chunk_id=6)
     before = [rows(device, name) for name in ("jobs", "members", "return_paths")]
-    session = fabric._placed[0][0].session
-    session.write([-P4TableEntry("jobs", match=P4TableMatch(job_id=3))])
+    controller.session.write([-P4TableEntry("jobs", match=P4TableMatch(job_id=3))])
     freed.clear()
-    assert not fabric.holds(0, admission.generation)
-    fabric.put_back(0, admission.generation)
+    (plan,) = description.plans()
+    admission.put_back(Placement(controller.session, plan), admitted.generation, admitted.secret)
     assert [rows(device, name) for name in ("jobs", "members", "return_paths")] == before
     assert len(freed) >= 2
-    assert fabric.status()[0].slots_in_use == {}
-    assert contribute(device, admission, 0, chunk_id=5, lanes=1) == []
-    ((_, up),) = contribute(device, admission, 1, chunk_id=5, lanes=2)
+    assert controller.status().slots_in_use == {}
+    assert contribute(device, admitted, 0, chunk_id=5, lanes=1) == []
+    ((_, up),) = contribute(device, admitted, 1, chunk_id=5, lanes=2)
     assert (up["lanes"] == 3).all()
-    assert fabric.verdicts()[0][Verdict.DUPLICATE] == 0
+    assert controller.verdicts()[Verdict.DUPLICATE] == 0
 
 
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 513])
@@ -254,70 +241,8 @@ def test_no_two_jobs_start_at_the_same_slot():
     assert _SALT_FACTOR % 2 == 1
 
 
-class Recorded:
-    """A controller that is its own session, and records requests in a list that several share."""
-
-    is_primary = False
-
-    def __init__(self, name, asked):
-        self.name, self.asked, self.session = name, asked, self
-
-    def become_primary(self, *, patience_s):
-        self.asked.append(("take", self.name))
-        self.is_primary = True
-
-    def become_backup(self):
-        self.asked.append(("leave", self.name))
-        self.is_primary = False
-
-
-@pytest.fixture
-def recorded(description):
-    """Return a fabric of three recorded switches, whose addresses are not in the order of their places."""
-    asked = []
-    (plan,) = description.plans()
-    fabric = Fabric.__new__(Fabric)
-    fabric._description = description
-    fabric._secret = ""
-    fabric._placed = [
-        (
-            Recorded(port, asked),
-            replace(plan, switch=plan.switch.model_copy(update={"p4runtime": f"127.0.0.1:{port}"})),
-        )
-        for port in (9002, 9003, 9001)
-    ]
-    return fabric, asked
-
-
-def test_roles_of_primary_are_taken_in_order_of_addresses_and_only_those_taken_are_left(recorded):
-    """Switches are taken in the order of addresses, so no two controllers wait for each other."""
-    fabric, asked = recorded
-    with fabric.as_primary():
-        assert asked == [("take", 9001), ("take", 9002), ("take", 9003)]
-        asked.clear()
-        with fabric.as_primary(0, 2):
-            assert asked == []
-        assert asked == []
-    assert sorted(asked) == [("leave", 9001), ("leave", 9002), ("leave", 9003)]
-    asked.clear()
-    with pytest.raises(ZeroDivisionError), fabric.as_primary(1):
-        raise ZeroDivisionError
-    assert asked == [("take", 9003), ("leave", 9003)]
-
-
 def test_an_admission_has_the_slots_of_the_smallest_switch(description, monkeypatch):
     sizes = {"spine": 4096, "first": 1024, "second": 2048}
     monkeypatch.setattr(admission, "lanes", lambda session: 32)
     monkeypatch.setattr(admission, "slots", sizes.__getitem__)
     assert admission.admission_of(description, 7, list(sizes)).slots == 1024
-
-
-def test_a_job_is_put_back_only_where_it_still_fits(recorded, monkeypatch):
-    fabric, asked = recorded
-    steps = ["check", "close", "free_slots", "prepare", "open"]
-    for step in steps:
-        monkeypatch.setattr(
-            Placement, step, lambda placed, *_, step=step: asked.append((step, placed.session.name))
-        )
-    fabric.put_back(1, 7)
-    assert asked == [(step, 9003) for step in steps]

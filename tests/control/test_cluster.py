@@ -12,8 +12,8 @@ from bmv2_process import running_bmv2
 from clusters import Controllers, cluster_text, have, job_text
 from patience import PATIENCE_S, until
 
-from peelsum.control import ControlError, Controller, Fabric, SwitchError
-from peelsum.control.cluster import Store
+from peelsum.control import ControlError, Controller, SwitchError
+from peelsum.control.cluster import JobController, Store
 from peelsum.control.cluster.description import ControllerSection, parse_cluster, read_cluster
 from peelsum.control.cluster.store import BackupError, StoredJob, StoreError
 from peelsum.control.cluster.switches import KINDS
@@ -281,17 +281,17 @@ def test_the_backup_takes_over_from_a_primary_that_was_killed(primary, controlle
 
 
 def test_a_switch_with_a_job_that_another_controller_holds_is_left_to_it(
-    controllers, switches, files, told, monkeypatch
+    controllers, switches, told, monkeypatch
 ):
     monkeypatch.setattr("peelsum.control.session._RELEASE_S", 0.1)
-    with Fabric.connect(parse_description(job_text(3, switches[0].address)), timeout_s=PATIENCE_S) as fabric:
-        fabric.load_pipeline(*files)
-        generation = fabric.admit().generation
-        fabric.become_backup()
+    with closing(JobController()) as holder:
+        job = parse_description(job_text(3, switches[0].address))
+        generation = holder.admit_job(job)["generation"]
         cluster = polled(controllers.start())
         cluster.poll()
         assert any(kind == "lost" and "holds this job at" in text for kind, text in told)
-        assert fabric.holds(0, generation)
+        holder.poll()
+        assert holder.generation(3) == generation
     told.clear()
     until(lambda: cluster.poll() or told, "the switch is not its own")
     # Among the jobs that are removed are those of other tests.

@@ -15,7 +15,7 @@ from threading import Event
 
 import grpc
 import pytest
-from clusters import PIPELINES, cluster_text, have, job_text, random_job
+from clusters import cluster_text, have, job_text, random_job
 from command_line import peelsum
 from patience import PATIENCE_S
 
@@ -255,7 +255,7 @@ def cluster(tmp_path, switches):
     """A controller in this process that is not polled."""
     described = parse_cluster(cluster_text([switch.address for switch in switches]))
     with Store(tmp_path / "state") as store:
-        yield Cluster(described, store, PIPELINES)
+        yield Cluster(described, store)
 
 
 def refusal(cluster, call, request):

@@ -10,12 +10,6 @@ from peelsum.control.cluster import Cluster, Store
 from peelsum.control.cluster.description import parse_cluster
 from peelsum.control.description import parse_description
 from peelsum.control.entries import salt
-from peelsum.control.session import pipeline_schema
-from peelsum.pipelines import pipeline
-
-LANES = 32
-_FILES = pipeline(LANES)
-PIPELINES = {LANES: pipeline_schema(_FILES.json_path, _FILES.p4info_path)}
 
 ONE = """
 [job]
@@ -122,7 +116,7 @@ class Controllers:
         store = Store(self._path)
         self._stack.callback(store.close)
         described = parse_cluster(cluster_text(addresses or self.addresses))
-        cluster = Cluster(described, store, PIPELINES, **{**self._options, **options})
+        cluster = Cluster(described, store, **{**self._options, **options})
         self._stack.callback(cluster.close)
         return cluster
 

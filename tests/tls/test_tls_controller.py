@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
-from clusters import PIPELINES, Controllers, cluster_text
+from clusters import Controllers, cluster_text
 
 from peelsum.control import ControlError
 from peelsum.control.cluster import Cluster, ControllerClient, ControllerService, Store
@@ -18,7 +18,7 @@ from peelsum.tls import TlsError
 def cluster(tmp_path):
     """A controller that is not polled, and takes itself for the primary."""
     with Store(tmp_path / "state") as store:
-        cluster = Cluster(parse_cluster(cluster_text(["127.0.0.1:1"])), store, PIPELINES)
+        cluster = Cluster(parse_cluster(cluster_text(["127.0.0.1:1"])), store)
         cluster._epoch = 1
         yield cluster
 

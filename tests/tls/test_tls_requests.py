@@ -143,16 +143,15 @@ def test_a_client_that_comes_while_a_start_takes_long_is_answered(serving, ident
     monkeypatch.setattr(job_serve, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     class Runs:
-        def start(self, guest=None):
+        def start(self, guest):
             clock[0] += 3 * SPEAK_S
             return {"error": "no switch"}
 
         def look(self): ...
-        def tell(self, news): ...
 
     with socket.create_connection(serving.address, PATIENCE_S) as second, ThreadPoolExecutor(1) as pool:
         serving.until(lambda: serving.requests._guests)
-        arguments = serving.requests, Runs(), Runs(), SimpleNamespace(wait=lambda _: ended.is_set())
+        arguments = serving.requests, Runs(), SimpleNamespace(wait=lambda _: ended.is_set())
         loop = pool.submit(job_serve._answer, *arguments)
         try:
             with closing(Lease(serving.address, PATIENCE_S, identity=worker, token=TOKEN)) as first:

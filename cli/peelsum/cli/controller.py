@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from signal import SIGINT, SIGTERM
@@ -25,9 +24,7 @@ from peelsum.cli.options import address as host_and_port
 from peelsum.processes import Signalled, end_with_parent, say
 
 if TYPE_CHECKING:
-    from finsy.p4schema import P4Schema
-
-    from peelsum.control.cluster import ClusterDescription, Event
+    from peelsum.control.cluster import Event
 
 app = typer.Typer(help="The controller of several switches and jobs.", no_args_is_help=True)
 _LOOK_EVERY_S = 0.2
@@ -65,12 +62,9 @@ def run(
     with reporting(), ExitStack() as stack:
         tell = logged(log_format, "controller", print_event)
         described, certificate = read_cluster(config), identity(tls)
-        pipelines = _pipelines(described)
         store = stack.enter_context(Store(config.parent / described.controller.state))
         service = stack.enter_context(ControllerService(listen, certificate))
-        cluster = Cluster(
-            described, store, pipelines, address=service.address, identity=certificate, tell=tell
-        )
+        cluster = Cluster(described, store, address=service.address, identity=certificate, tell=tell)
 
         def read() -> Values:
             return cluster_values(cluster.totals())
@@ -85,15 +79,3 @@ def run(
             service.start(cluster)
             while not ended.wait(_LOOK_EVERY_S) and not cluster.wait(0.0):
                 pass
-
-
-def _pipelines(described: ClusterDescription) -> Mapping[int, P4Schema]:
-    """Return the v1model pipelines that the cluster's switches run, by lanes."""
-    from peelsum.control.session import pipeline_schema
-    from peelsum.pipelines import pipeline
-
-    found = {
-        lanes: pipeline(lanes)
-        for lanes in {one.pipeline_lanes for one in described.switches if one.tofino is None}
-    }
-    return {lanes: pipeline_schema(one.json_path, one.p4info_path) for lanes, one in found.items()}

@@ -255,6 +255,10 @@ class Session:
             self._raise(error, "loading the pipeline")
         self.schema, self._cookie = wanted, wanted.p4cookie
 
+    def refresh(self) -> None:
+        """Read which pipeline the switch runs now. Raises SwitchError if the switch is gone."""
+        self._learn_schema()
+
     def loaded(self) -> P4Schema:
         """Return the running pipeline. Raises SwitchError if the switch has none."""
         if self.schema is None:
