@@ -10,7 +10,7 @@ from patience import PATIENCE_S
 
 from peelsum.control import ControlError, Controller, SwitchError, session
 from peelsum.control.description import parse_description
-from peelsum.control.entries import FLOOD_GROUP, age_limit_entry
+from peelsum.control.entries import FLOOD_GROUP, age_limit_entry, salt
 from peelsum.control.errors import DescriptionError, NotPrimaryError
 from peelsum.control.sections import SwitchSection
 from peelsum.softswitch.p4runtime import serve
@@ -107,7 +107,7 @@ def stamps(device):
     return next(r for name, r in device.switch.registers.items() if name.endswith("owner_stamp"))
 
 
-@pytest.mark.parametrize("hours", [0, 20, 40, 60, 77])
+@pytest.mark.parametrize("hours", [0, 40, 77])
 def test_a_fresh_pipeline_in_a_switch_that_has_run_for_days_has_no_slot_that_looks_live(
     server, device, files, description, hours
 ):
@@ -127,15 +127,16 @@ def test_a_switch_that_hides_its_registers_gets_every_slot_reset(
 ):
     from peelsum.control import v1model
 
-    first = controller.admit(description)
-    contribute(device, first, 0, chunk_id=5)
+    few = 512  # of the switch's 4,096 slots, so that this is quick
+    chunk = next(chunk for chunk in range(4096) if slot_index(salt(3), chunk, 4096) < few)
+    contribute(device, controller.admit(description), 0, chunk_id=chunk)
     monkeypatch.setattr(v1model, "slot_owners", lambda session: None)
+    monkeypatch.setattr(v1model, "slots", lambda session: few)
     controller.admit(description)
-    assert freed == set(range(4096))
-    assert controller.verdicts()[Verdict.RESET_DONE] >= 4097  # with one to read the clock, before
+    assert freed == set(range(few))
+    assert controller.verdicts()[Verdict.RESET_DONE] >= few + 1  # with one to read the clock, before
     register = next(r for name, r in device.switch.registers.items() if name.endswith("owner_tag"))
-    entry = next(iter(rows(device, "jobs")))
-    assert register.read(slot_index(entry[1][1], 5, 4096)) == 0
+    assert register.read(slot_index(salt(3), chunk, 4096)) == 0
 
 
 def test_resets_that_nobody_acknowledges_are_an_error(controller, device, description, monkeypatch):

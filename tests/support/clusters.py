@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from threading import Event, Thread
 
 from device_state import rows
 
-from peelsum.control.cluster import Cluster, Store
+from peelsum.control.cluster import Cluster, Requests, Store, answer_all, listening
 from peelsum.control.cluster.description import parse_cluster
 from peelsum.control.description import parse_description
 from peelsum.control.entries import salt
@@ -102,6 +103,23 @@ def actual(device):
 def have(switches, jobs):
     """Return whether switches have these jobs (description and generation by number), and nothing else."""
     return all(actual(switch.device) == expected(switch.address, jobs) for switch in switches)
+
+
+@contextmanager
+def answering(cluster, identity=None):
+    """Yield the address where a cluster's controller responds to requests, in a thread."""
+    calls = ("admit", "evict", "list")
+    with (
+        listening(("127.0.0.1", 0), identity) as socket,
+        Requests(socket, "controller", calls, identity=identity) as requests,
+    ):
+        ended = Event()
+        arguments = requests, cluster.respond, lambda: None, ended.is_set
+        thread = Thread(target=answer_all, args=arguments, kwargs={"every_s": 0.05})
+        thread.start()
+        yield f"127.0.0.1:{socket.getsockname()[1]}"
+        ended.set()
+        thread.join()
 
 
 class Controllers:

@@ -46,12 +46,12 @@ def run(
 
     Run it twice, with the same description and at two addresses: one is the backup of the other.
     """
-    from peelsum.control.cluster import Cluster, ControllerService, Store, read_cluster
+    from peelsum.control.cluster import Cluster, Requests, Store, answer_all, listening, read_cluster
     from peelsum.metrics import Values, cluster_values
 
     if child:
         end_with_parent()
-    host_and_port(listen, "the address to listen at")
+    place = host_and_port(listen, "the address to listen at")
 
     def print_event(event: object) -> None:
         if json:
@@ -63,8 +63,11 @@ def run(
         tell = logged(log_format, "controller", print_event)
         described, certificate = read_cluster(config), identity(tls)
         store = stack.enter_context(Store(config.parent / described.controller.state))
-        service = stack.enter_context(ControllerService(listen, certificate))
-        cluster = Cluster(described, store, address=service.address, identity=certificate, tell=tell)
+        socket = stack.enter_context(listening(place, certificate))
+        calls = ("admit", "evict", "list")
+        requests = stack.enter_context(Requests(socket, "controller", calls, identity=certificate))
+        here = f"{listen.rpartition(':')[0]}:{socket.getsockname()[1]}"
+        cluster = Cluster(described, store, address=here, identity=certificate, tell=tell)
 
         def read() -> Values:
             return cluster_values(cluster.totals())
@@ -72,10 +75,14 @@ def run(
         url = serve_metrics(stack, metrics, "cluster", read, tls, json)
         ended = Signalled(SIGINT, SIGTERM)
         if json:
-            say(listen=service.address, **url)
+            say(listen=here, **url)
         else:
-            print(f"controller: asked at {service.address}", flush=True)
+            print(f"controller: asked at {here}", flush=True)
         with cluster:
-            service.start(cluster)
-            while not ended.wait(_LOOK_EVERY_S) and not cluster.wait(0.0):
-                pass
+            answer_all(
+                requests,
+                cluster.respond,
+                lambda: None,
+                lambda: ended.wait(0) or cluster.wait(0.0),
+                every_s=_LOOK_EVERY_S,
+            )

@@ -1,6 +1,6 @@
 """`peelsum job serve`: admits a job again whenever its workers start, over one switch or racks.
 
-Rank 0 of a start sends a request; `job_requests` decides which request gets the job's lease. The response
+Rank 0 of a start sends a request; `Requests` decides which request gets the job's lease. The response
 follows once the job is admitted in a new generation and its server runs. It is one JSON object, with
 `admission` and with `switch`, the addresses of the workers' ports in order; or with `error`.
 
@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -46,9 +44,7 @@ from peelsum.topology import TopologyError, records
 from peelsum.wire import UDP_PORT
 
 if TYPE_CHECKING:
-    from peelsum.cli.job_requests import Requests
     from peelsum.control import JobDescription, RacksDescription
-    from peelsum.control.cluster import Runs
 
 
 class ServeError(Exception):
@@ -84,9 +80,8 @@ def serve(
     child: ChildOf = False,
 ) -> None:
     """Admit a job again, with a new aggregation server, whenever its workers start; until Ctrl-C."""
-    from peelsum.cli.job_requests import Requests
     from peelsum.control import JobDescription, read_description
-    from peelsum.control.cluster import Event, JobController, Runs
+    from peelsum.control.cluster import Event, JobController, Requests, Runs, answer_all, listening
     from peelsum.tls import read_token, require_tls
     from peelsum.transport.warming import warm_up
 
@@ -116,13 +111,13 @@ def serve(
         with taking_time("loading the pipeline, which a switch that has not run it before compiles", tell):
             controller.hold(job)  # report errors before the first request
         # Before jobs are evicted: a controller that is refused must not evict those of one that runs.
-        listening, left = stack.enter_context(_listening(place)), []
+        socket, left = stack.enter_context(listening(place, certificate)), []
         if isinstance(job, JobDescription):
             stack.enter_context(_only_server_of(job))
             left = controller.evict_at(job, job.ports.spare)
         warm_up(job.plans()[0].switch.pipeline_lanes)  # so that no start waits for its server to compile
         requests = stack.enter_context(
-            Requests(listening, f"job {job.job.id}", identity=certificate, token=secret)
+            Requests(socket, f"job {job.job.id}", identity=certificate, token=secret)
         )
         runs = stack.enter_context(Runs(controller, job, bases, ethernet=ethernet))
         url = serve_metrics(
@@ -130,7 +125,7 @@ def serve(
         )
         outlives_terminal = getsignal(SIGHUP) is SIG_IGN  # as with nohup
         ended = Signalled(SIGINT, SIGTERM, *(() if outlives_terminal else (SIGHUP,)))
-        host, port = listening.getsockname()[:2]
+        host, port = socket.getsockname()[:2]
         if json:
             say(host=host, port=port, **url)
         else:
@@ -140,7 +135,7 @@ def serve(
                 f"job {number}: evicted, as it has spare ports, and no `peelsum job serve` has a group there"
             )
             controller.tell(Event("removed", text, number))
-        _answer(requests, runs, ended)
+        answer_all(requests, runs.start, runs.look, lambda: ended.wait(0), every_s=LOOK_EVERY_S)
 
 
 def _addresses_of(job: JobDescription | RacksDescription) -> list[tuple[str, int]]:
@@ -171,26 +166,3 @@ def _only_server_of(job: JobDescription) -> Iterator[None]:
                     "end it, or give each its own spare ports"
                 ) from None
         yield
-
-
-def _listening(place: tuple[str, int]) -> socket.socket:
-    try:
-        return socket.create_server(place)
-    except OSError as error:
-        reason = str(error.strerror).partition(" (")[0]
-        raise ServeError(f"--listen: {place[0]}:{place[1]}: {reason}; choose another") from error
-
-
-def _answer(requests: Requests, runs: Runs, ended: Signalled) -> None:
-    """Start a run for each new holder of a lease, until a signal comes."""
-    looked, busy_s = time.monotonic(), 0.0
-    while not ended.wait(0):
-        # The connections' deadlines do not run while this thread is busy, as it reads nothing then.
-        guest = requests.next(time.monotonic() - busy_s, LOOK_EVERY_S)
-        busy_since = time.monotonic()
-        if guest is not None:
-            requests.tell(runs.start(guest))
-        if time.monotonic() - looked >= LOOK_EVERY_S:
-            runs.look()
-            looked = time.monotonic()
-        busy_s += time.monotonic() - busy_since

@@ -5,8 +5,8 @@ from peelsum.control.cluster.cluster import Cluster
 from peelsum.control.cluster.description import ClusterDescription, read_cluster
 from peelsum.control.cluster.jobs import JobController
 from peelsum.control.cluster.report import Report, observed
+from peelsum.control.cluster.requests import Requests, answer_all, listening
 from peelsum.control.cluster.runs import Runs
-from peelsum.control.cluster.service import ControllerService
 from peelsum.control.cluster.store import Store
 from peelsum.control.cluster.switches import Event
 
@@ -14,12 +14,14 @@ __all__ = [
     "Cluster",
     "ClusterDescription",
     "ControllerClient",
-    "ControllerService",
     "Event",
     "JobController",
     "Report",
+    "Requests",
     "Runs",
     "Store",
+    "answer_all",
+    "listening",
     "observed",
     "read_cluster",
 ]

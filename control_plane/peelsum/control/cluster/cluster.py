@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from threading import Condition, Lock, Thread
+from threading import Condition, Thread
 from typing import Any
 
 from peelsum.control.cluster.description import ClusterDescription
 from peelsum.control.cluster.jobs import JobController, digest_of, plans_of
+from peelsum.control.cluster.requests import Guest
 from peelsum.control.cluster.store import BackupError, Store, StoredJob
 from peelsum.control.cluster.switches import Event, ManagedSwitch, OwnedSwitch
 from peelsum.control.description import parse_description
@@ -20,6 +21,7 @@ from peelsum.control.errors import ControlError, DescriptionError
 from peelsum.control.plan import SwitchPlan
 from peelsum.control.sections import MAX_JOB_ID
 from peelsum.control.session import pipeline_schema
+from peelsum.pipelines import PipelineError
 from peelsum.tls import Identity
 from peelsum.wire import RESERVED_JOB_ID
 
@@ -74,7 +76,6 @@ class Cluster(JobController):
         self._file = store
         self._epoch = self._free_polls = 0
         self._told_role = self._followed = False
-        self._parsing = Lock()
         self._polls, self._ended = Condition(), False
         self._threads: list[Thread] = []
 
@@ -184,6 +185,23 @@ class Cluster(JobController):
 
     # Jobs
 
+    def respond(self, guest: Guest) -> dict[str, Any]:
+        """Return the response to a request: `error` says why it was not granted."""
+        values = guest.request
+        token = values.get("token", "")
+        try:
+            match values["call"]:
+                case "admit":
+                    return self.admit(values["description"], values.get("source") or "job description", token)
+                case "evict":
+                    return self.evict(values["job_id"], token)
+                case _:
+                    return self.listed()
+        except BackupError as error:
+            return {"error": str(error), "backup": True}
+        except (ControlError, PipelineError, ValueError) as error:
+            return {"error": " ".join(str(error).split())}
+
     def admit(self, text: str, source: str = "job description", token: str = "") -> dict[str, Any]:
         """Admit a job, or admit it again, in a new generation; return its admission.
 
@@ -191,9 +209,7 @@ class Cluster(JobController):
         token that is not text. After a switch's error, an already admitted job continues.
         """
         self._leading()
-        with self._parsing:  # not with `_changing`: a large text takes a second
-            job, digest = parse_description(text, source), digest_of(token)
-        return self._admit(job, text, digest)
+        return self._admit(parse_description(text, source), text, digest_of(token))
 
     def evict(self, job_id: int, token: str = "") -> dict[str, Any]:
         """Evict a job; return the switches that are away, and will follow when they are up, as `waiting`.
