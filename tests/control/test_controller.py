@@ -46,10 +46,9 @@ def test_another_program_with_the_same_tables_is_loaded(controller, files, tmp_p
     json_path, p4info_path = files
     other = tmp_path / "other.json"
     other.write_bytes(json_path.read_bytes() + b"\n")
-    assert controller.runs(json_path, p4info_path)
-    assert not controller.runs(other, p4info_path)
+    assert not controller.load_pipeline(json_path, p4info_path)
     assert controller.load_pipeline(other, p4info_path)
-    assert controller.runs(other, p4info_path)
+    assert not controller.load_pipeline(other, p4info_path)
 
 
 def test_admission_fills_the_tables(controller, device, description):
@@ -415,7 +414,7 @@ def test_a_losing_bid_is_made_once_and_its_stream_ends(controller, server, monke
             controller.become_primary()
         assert closed == opened
         assert len(opened) == 1
-        assert not controller.is_primary
+        assert not controller.session.is_primary
 
 
 def test_the_end_of_a_session_is_told_to_every_caller(controller, server):

@@ -94,6 +94,7 @@ def await_start(requests, now=0.0):
         b'{"call": []}\n',
         b"[" * 100_000 + b"\n",
         b"[]\n",
+        b"\0" * 1024,
         os.urandom(3000).replace(b"\n", b"") + b"\n",
     ],
 )

@@ -7,6 +7,7 @@ from finsy.proto import p4r
 from google.protobuf.any_pb2 import Any
 from google.protobuf.wrappers_pb2 import BytesValue, StringValue
 from p4runtime_client import Client, refusal
+from patience import until
 
 from peelsum.control.admission import put_back
 from peelsum.control.errors import DescriptionError
@@ -76,6 +77,7 @@ def extern(port, message=None, kind=SECRETS_EXTERN):
 
 def test_the_switch_takes_secrets_as_p4runtime_takes_entries_and_never_shows_one(controller, server, ports):
     controller.become_backup()
+    until(lambda: not controller.session.has_primary(), "the switch has a primary still")
     client, value = Client(server.address), BytesValue(value=bytes(range(16)))
     with closing(client.channel):
         client.become_primary()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peelsum.cli.cluster import Controllers, Token, admit_there, evict_there, show_cluster
+from peelsum.cli.controller import Controllers, Token, admit_there, evict_there, show_cluster
 from peelsum.cli.job_serve import serve
 from peelsum.cli.options import (
     LOOK_EVERY_S,
@@ -95,8 +95,8 @@ def admit(
                 show(event)
 
         jobs = stack.enter_context(JobController(identity=identity(tls), tell=tell_event))
-        switches = (plan.switch.p4runtime for plan in job.plans())
-        with taking_time(_connecting(*switches), tell):
+        switches = _connecting(*(plan.switch.p4runtime for plan in job.plans()))
+        with taking_time(f"{switches}, loading a pipeline that it does not run yet", tell):
             jobs.hold(job)
         with taking_time("freeing the job's slots, filling tables", tell):
             admission = jobs.admit_job(job)
@@ -124,7 +124,7 @@ def _hold(jobs: JobController, job: AnyDescription, json: bool) -> None:
 
 
 def _connecting(*addresses: str) -> str:
-    return f"connecting to {', '.join(addresses)}, loading the pipeline if necessary"
+    return f"connecting to {', '.join(addresses)}"
 
 
 def _show(admission: Mapping[str, object], json: bool) -> None:

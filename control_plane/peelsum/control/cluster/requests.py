@@ -27,6 +27,8 @@ SPEAK_S = 5.0
 WAIT_S = 8.0
 #: Maximum number of connections.
 MOST = 100
+#: Bytes of the longest request, with its line end, that describes no job.
+_SHORT_REQUEST = 1 << 10
 #: How long no connection is accepted if the process has no file descriptor left, in seconds.
 PAUSE_S = 1.0
 #: (option, value) in seconds, or probes: the connection of a lost machine is closed after 5 s.
@@ -113,6 +115,7 @@ class Requests:
         token: if not empty, what starts must contain.
         """
         self._listening, self._name, self._calls, self._token = listening, name, calls, token
+        self._longest = LONGEST_REQUEST if "admit" in calls else _SHORT_REQUEST
         self._tls = None if identity is None else identity.context(server=True)
         self._selector = selectors.DefaultSelector()
         listening.setblocking(False)
@@ -136,7 +139,10 @@ class Requests:
         return self._holder.name if self._holder else None
 
     def next(self, now: float, timeout_s: float) -> Guest | None:
-        """Wait up to `timeout_s`; return a client that got a lease and awaits `tell`, or None."""
+        """Wait up to `timeout_s`; return a client that got a lease or awaits another response, or None.
+
+        It is answered by `tell`.
+        """
         if self._deaf_until is not None and now >= self._deaf_until:
             self._deaf_until = None
             self._selector.register(self._listening, selectors.EVENT_READ)
@@ -243,7 +249,7 @@ class Requests:
             line, end, _ = guest.heard.partition(b"\n")
             if end:
                 self._accept(guest, parsed_request(line), now)
-            elif len(guest.heard) >= LONGEST_REQUEST:
+            elif len(guest.heard) >= self._longest:
                 self._turn_away(guest)
 
     def _accept(self, guest: Guest, request: dict[str, Any] | None, now: float) -> None:

@@ -9,9 +9,10 @@ import json
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any
 
 from peelsum.control.cluster.jobs import JobController
+from peelsum.control.cluster.requests import Guest
 from peelsum.control.cluster.switches import Event
 from peelsum.control.description import AnyDescription, JobDescription, PortsSection
 from peelsum.control.errors import ControlError, HeldError
@@ -20,22 +21,6 @@ from peelsum.processes import Child, ProcessError
 from peelsum.processes.children import ADMISSION
 from peelsum.processes.restarts import RestartableProcess
 from peelsum.wire.datagrams import Address
-
-
-class Tenant(Protocol):
-    """Who asked for a start: the holder of a lease."""
-
-    @property
-    def ranks(self) -> int | None:
-        """The size of the further group for which a job is requested; None for the job itself."""
-
-    @property
-    def left(self) -> bool:
-        """Whether the lease has ended."""
-
-    @property
-    def name(self) -> str:
-        """The client's name in messages."""
 
 
 class Run:
@@ -130,40 +115,40 @@ class Runs:
         self._job = job if isinstance(job, JobDescription) else None
         # Ports that were free for longest are taken first: a former worker's late packets may reach others.
         self._spare = deque(self._job.ports.spare if self._job else ())
-        self._groups: dict[Tenant, Run] = {}
+        self._groups: dict[Guest, Run] = {}
 
     def __enter__(self) -> Runs:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for tenant in list(self._groups):
-            self._end(tenant)
+        for guest in list(self._groups):
+            self._end(guest)
         self._main.end()
 
-    def start(self, tenant: Tenant) -> dict[str, Any]:
+    def start(self, guest: Guest) -> dict[str, Any]:
         """Start a run for the holder of a lease; return what its workers must know, or `error`, or `refused`.
 
         `refused` says why there is no room for a further group.
         """
         try:
-            answer = self._main.start() if tenant.ranks is None else self._start_group(tenant, tenant.ranks)
+            answer = self._main.start() if guest.ranks is None else self._start_group(guest, guest.ranks)
         except (ControlError, ProcessError, OSError) as error:
             self._controller.tell(Event("error", str(error)))
             return {"error": str(error)}
-        self._controller.tell(Event("run", _started(answer, tenant)))
+        self._controller.tell(Event("run", _started(answer, guest)))
         return answer
 
     def look(self) -> None:
         """Look after all runs: end those whose leases have ended, and restore what the others lost."""
         self._controller.poll()
         self._main.look()
-        for tenant, run in list(self._groups.items()):
-            if tenant.left:
-                self._end(tenant)
+        for guest, run in list(self._groups.items()):
+            if guest.left:
+                self._end(guest)
             else:
                 run.look()
 
-    def _start_group(self, tenant: Tenant, ranks: int) -> dict[str, Any]:
+    def _start_group(self, guest: Guest, ranks: int) -> dict[str, Any]:
         self.look()
         if self._job is None:
             return {"refused": "a job over racks has no jobs for further groups; use one switch"}
@@ -187,14 +172,16 @@ class Runs:
                 )
                 try:
                     answer = run.start(is_new=True)
-                except HeldError:
+                except BaseException as error:
                     self._controller.release(run.job)
-                    continue
-                self._groups[tenant] = run
+                    if isinstance(error, HeldError):
+                        continue
+                    raise
+                self._groups[guest] = run
                 return answer
             return {"refused": f"all {MAX_JOB_ID} numbers of jobs are taken at the switch; evict one"}
         finally:
-            if tenant not in self._groups:
+            if guest not in self._groups:
                 self._spare.extend(ports)
 
     def _group_job(self, job: JobDescription, number: int, ports: Sequence[int]) -> JobDescription:
@@ -206,19 +193,19 @@ class Runs:
             hosts={name: host for name, host in job.hosts.items() if int(name) in ports},
         )
 
-    def _end(self, tenant: Tenant) -> None:
-        run = self._groups.pop(tenant)
+    def _end(self, guest: Guest) -> None:
+        run = self._groups.pop(guest)
         run.end()
         self._controller.release(run.job)
         number, ports = run.job.job.id, (run.job.server_port, *run.job.worker_ports)
-        self._controller.tell(Event("run", f"group's job {number}: ended with {tenant.name}"))
+        self._controller.tell(Event("run", f"group's job {number}: ended with {guest.name}"))
         self._spare.extend(ports)
 
 
-def _started(answer: dict[str, Any], tenant: Tenant) -> str:
+def _started(answer: dict[str, Any], guest: Guest) -> str:
     """Return the line to be printed about a response."""
     if reason := answer.get("refused") or answer.get("error"):
-        return f"refused {tenant.name}: {reason}"
+        return f"refused {guest.name}: {reason}"
     admission = answer["admission"]
-    what = "" if tenant.ranks is None else f"group's job {admission['job_id']}: "
-    return f"{what}generation {admission['generation']}: started for {tenant.name}"
+    what = "" if guest.ranks is None else f"group's job {admission['job_id']}: "
+    return f"{what}generation {admission['generation']}: started for {guest.name}"

@@ -6,7 +6,7 @@ A controller owns its switches, or it shares them with others, each of which hol
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from threading import RLock
@@ -88,18 +88,6 @@ class Wanted(NamedTuple):
     """The generation that runs."""
     secret: str
     """What its hosts prove at UDP ports, in hexadecimal."""
-
-
-@dataclass(frozen=True)
-class Differences:
-    """What has to change on a switch."""
-
-    stale: Mapping[int, int]
-    """Jobs whose rows have to go, with the generation that the switch remembers."""
-    missing: tuple[int, ...]
-    """Jobs that have to be put back."""
-    idle_hosts: tuple[P4TableEntry, ...]
-    """Addresses of hosts behind ports that no wanted job uses."""
 
 
 class ManagedSwitch(ABC):
@@ -306,18 +294,23 @@ class OwnedSwitch(ManagedSwitch):
                 raise SwitchError(f"switch: {self.name}: {error}") from None
 
     def _repaired(self, session: Session, wanted: Mapping[int, Wanted], fresh: bool) -> Iterator[Event]:
-        found = differences(session, wanted)
+        tables = Tables(session)
+        present, hosts = tables.present(), values(session, tables.rows["hosts"])
         self.refused = {job_id: why for job_id, why in self.refused.items() if job_id in wanted}
-        for job_id, generation in found.stale.items():
-            close_job(session, job_id, generation)
+        for job_id in present.keys() - wanted.keys():
+            close_job(session, job_id, tables.generations.get(job_id, 0))
             yield Event("removed", f"job: {job_id}: removed from {self.name}, where it should not be", job_id)
-        if found.idle_hosts:
-            idle = differences(session, wanted).idle_hosts  # closing jobs may have removed some
-            session.write(changes(session, idle, []))
+        used = {port for job in wanted.values() for port in job.plan.ports}
+        # Read again, as closing jobs may have removed some.
+        idle = [row for row in session.entries("hosts") if row["egress_port"] not in used]
+        session.write(changes(session, idle, []))
         free = True
-        for job_id in found.missing:
+        for job_id, job in wanted.items():
+            rows = present.get(job_id, [])
+            if tables.has_group(job.plan) and is_complete(session, job, rows, hosts):
+                continue
             try:
-                yield self._put_back(session, job_id, wanted[job_id], free=free)
+                yield self._put_back(session, job_id, job, free=free)
                 free = not fresh  # one job's freeing is enough for all slots of a new pipeline
             except DescriptionError as error:
                 if self.refused.get(job_id) != str(error):
@@ -397,6 +390,8 @@ class SharedSwitch(ManagedSwitch):
         return known_generation(session, job_id) in (generation, None)
 
     def _corrected(self, epoch: int, wanted: Mapping[int, Wanted]) -> Iterator[Event]:
+        if not wanted:
+            return
         session, restored = self._connected(), 0
         missing = {}
         for job_id, job in wanted.items():
@@ -467,19 +462,11 @@ def jobs_agree(session: Session, wanted: Mapping[int, Wanted]) -> bool:
     return values(session, [row for row in session.entries("jobs") if not is_closed(row)]) == expected
 
 
-def differences(session: Session, wanted: Mapping[int, Wanted]) -> Differences:
-    """Compare all rows and groups of jobs, except other traffic's and limits. Raises SwitchError."""
-    tables = Tables(session)
-    hosts, present = values(session, tables.rows["hosts"]), tables.present()
-    missing = tuple(
-        job_id
-        for job_id, job in wanted.items()
-        if values(session, present.get(job_id, ()))
-        != values(session, [job_entry(job.plan, job.generation), *participant_entries(job.plan)])
-        or not tables.has_group(job.plan)
-        or not values(session, host_entries(job.plan)) <= hosts
-    )
-    stale = {job_id: tables.generations.get(job_id, 0) for job_id in present if job_id not in wanted}
-    used = {port for job in wanted.values() for port in job.plan.ports}
-    idle = tuple(row for row in tables.rows["hosts"] if row["egress_port"] not in used)
-    return Differences(stale, missing, idle)
+def is_complete(
+    session: Session, job: Wanted, rows: Iterable[P4TableEntry], hosts: Collection[object]
+) -> bool:
+    """Return whether `rows` are all of a job's, and `hosts` have the addresses of its hosts."""
+    expected = [job_entry(job.plan, job.generation), *participant_entries(job.plan)]
+    if values(session, rows) != values(session, expected):
+        return False
+    return all(host in hosts for host in values(session, host_entries(job.plan)))
