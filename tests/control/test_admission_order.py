@@ -1,33 +1,24 @@
 """The order of a controller's actions, and the state it leaves at the limits of clocks and counters."""
 
-from dataclasses import replace
+import sys
+from itertools import pairwise
 
 import pytest
 from device_state import rows, tables
 from finsy.p4entity import P4TableAction, P4TableEntry, P4TableMatch
-from patience import PATIENCE_S
 from test_controller import contribute, stamps
 
-from peelsum.control import Fabric, SwitchError, admission
+from peelsum.control import SwitchError, admission
+from peelsum.control.drivers import driver_of
 from peelsum.control.entries import _SALT_FACTOR, salt
 from peelsum.control.session import Session
-from peelsum.control.tables import set_limits
+from peelsum.control.tables import Placement
 from peelsum.control.v1model import reset
 from peelsum.wire import Verdict
 
 #: Limits of the stamps that `stale_slots` leaves alone, relative to the stamp of a slot freed now: half of
 #: 2**30 ticks before it, and 2**30 ticks and an hour after it. Such slots are in use or were freed lately.
 EARLIEST, LATEST = -(1 << 29), (1 << 30) + (1 << 26)
-
-
-@pytest.fixture
-def fabric(controller, server, description, files):
-    section = description.switch.model_copy(update={"p4runtime": server.address})
-    controller.close()
-    with Fabric.connect(
-        description.model_copy(update={"switch": section}), timeout_s=PATIENCE_S, patience_s=PATIENCE_S
-    ) as fabric:
-        yield fabric
 
 
 @pytest.fixture
@@ -69,6 +60,35 @@ def test_a_job_s_row_is_written_first_to_close_it_and_last_to_open_it(controller
     assert set(writes[1:]) == {"members", "return_paths", "group"}
 
 
+def test_the_walk_of_an_admission_is_short(controller, description, monkeypatch):
+    """Few requests to the switch; and what a reader passes: calls, files, changes between files."""
+    calls, requests = [], []
+
+    def noted(frame, event, _):
+        file = frame.f_code.co_filename
+        if event == "call" and "/peelsum/" in file and "site-packages" not in file:
+            calls.append(file)
+
+    stub = controller.session._stub
+    for call in ("Read", "Write"):
+
+        def counted(request, timeout, call=call, send=getattr(stub, call)):  # noqa: B008 - as it is now
+            requests.append(call)
+            return send(request, timeout=timeout)
+
+        monkeypatch.setattr(stub, call, counted)
+    controller.session.hold(3)
+    sys.setprofile(noted)
+    try:
+        controller.admit(description, free_slots=False)
+    finally:
+        sys.setprofile(None)
+    assert requests == ["Write", "Read", "Read", "Write", "Write", "Write"]
+    assert len(calls) <= 200
+    assert len(set(calls)) <= 10
+    assert sum(one != other for one, other in pairwise(calls)) <= 60
+
+
 def test_a_row_that_refuses_to_close_keeps_the_job_as_it_is(controller, device, description, monkeypatch):
     first = controller.admit(description)
     before = [rows(device, name) for name in ("jobs", "members", "return_paths")]
@@ -78,7 +98,7 @@ def test_a_row_that_refuses_to_close_keeps_the_job_as_it_is(controller, device, 
 
     with monkeypatch.context() as patched:
         patched.setattr(Session, "write", refuse)
-        patched.setattr(admission, "check", lambda *_: None)
+        patched.setattr(Placement, "_check_ports", lambda *_: None)
         with pytest.raises(SwitchError, match="went away"):
             controller.admit(description)
     assert [rows(device, name) for name in ("jobs", "members", "return_paths")] == before
@@ -108,24 +128,23 @@ def test_the_generation_of_a_job_that_no_switch_remembers_comes_from_the_clock()
         assert admission.next_generation([], seconds) == expected
 
 
-def test_putting_a_job_back_frees_what_its_slots_hold(fabric, device, freed):
+def test_putting_a_job_back_frees_what_its_slots_hold(controller, description, device, freed):
     """A switch lost its tables but not its registers: retransmitted packets must not count as duplicates."""
-    admission = fabric.admit()
-    contribute(device, admission, 0, chunk_id=5, lanes=100)
-    contribute(device, admission, 1, chunk_id=6)
+    admitted = controller.admit(description)
+    contribute(device, admitted, 0, chunk_id=5, lanes=100)
+    contribute(device, admitted, 1, chunk_id=6)
     before = [rows(device, name) for name in ("jobs", "members", "return_paths")]
-    session = fabric._placed[0][0].session
-    session.write([-P4TableEntry("jobs", match=P4TableMatch(job_id=3))])
+    controller.session.write([-P4TableEntry("jobs", match=P4TableMatch(job_id=3))])
     freed.clear()
-    assert not fabric.holds(0, admission.generation)
-    fabric.put_back(0, admission.generation)
+    (plan,) = description.plans()
+    admission.put_back(Placement(controller.session, plan), admitted.generation, admitted.secret)
     assert [rows(device, name) for name in ("jobs", "members", "return_paths")] == before
     assert len(freed) >= 2
-    assert fabric.status()[0].slots_in_use == {}
-    assert contribute(device, admission, 0, chunk_id=5, lanes=1) == []
-    ((_, up),) = contribute(device, admission, 1, chunk_id=5, lanes=2)
+    assert controller.status().slots_in_use == {}
+    assert contribute(device, admitted, 0, chunk_id=5, lanes=1) == []
+    ((_, up),) = contribute(device, admitted, 1, chunk_id=5, lanes=2)
     assert (up["lanes"] == 3).all()
-    assert fabric.verdicts()[0][Verdict.DUPLICATE] == 0
+    assert controller.verdicts()[Verdict.DUPLICATE] == 0
 
 
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 513])
@@ -211,7 +230,7 @@ def test_every_slot_is_asked_for_once_where_all_answer(controller, device, freed
 def test_age_limits_are_rounded_to_ticks_and_beyond_the_clock_s_reach_are_never(
     controller, device, milliseconds, ticks
 ):
-    set_limits(controller.session, milliseconds, 12)
+    controller.session.write(driver_of(controller.session).limit_updates(milliseconds, 12))
     assert tables(device)["limits"].default[1] == (ticks,)
     assert tables(device)["congestion"].default[1] == (12,)
 
@@ -222,72 +241,8 @@ def test_no_two_jobs_start_at_the_same_slot():
     assert _SALT_FACTOR % 2 == 1
 
 
-class Recorded:
-    """A controller that is its own session, and records requests in a list that several share."""
-
-    is_primary = False
-
-    def __init__(self, name, asked):
-        self.name, self.asked, self.session = name, asked, self
-
-    def become_primary(self, *, patience_s):
-        self.asked.append(("take", self.name))
-        self.is_primary = True
-
-    def become_backup(self):
-        self.asked.append(("leave", self.name))
-        self.is_primary = False
-
-
-@pytest.fixture
-def recorded(description):
-    """Return a fabric of three recorded switches, whose addresses are not in the order of their places."""
-    asked = []
-    (plan,) = description.plans()
-    fabric = Fabric.__new__(Fabric)
-    fabric._description = description
-    fabric._secret = ""
-    fabric._placed = [
-        (
-            Recorded(port, asked),
-            replace(plan, switch=plan.switch.model_copy(update={"p4runtime": f"127.0.0.1:{port}"})),
-        )
-        for port in (9002, 9003, 9001)
-    ]
-    return fabric, asked
-
-
-def test_roles_of_primary_are_taken_in_order_of_addresses_and_only_those_taken_are_left(recorded):
-    """Switches are taken in the order of addresses, so no two controllers wait for each other."""
-    fabric, asked = recorded
-    with fabric.as_primary():
-        assert asked == [("take", 9001), ("take", 9002), ("take", 9003)]
-        asked.clear()
-        with fabric.as_primary(0, 2):
-            assert asked == []
-        assert asked == []
-    assert sorted(asked) == [("leave", 9001), ("leave", 9002), ("leave", 9003)]
-    asked.clear()
-    with pytest.raises(ZeroDivisionError), fabric.as_primary(1):
-        raise ZeroDivisionError
-    assert asked == [("take", 9003), ("leave", 9003)]
-
-
 def test_an_admission_has_the_slots_of_the_smallest_switch(description, monkeypatch):
     sizes = {"spine": 4096, "first": 1024, "second": 2048}
     monkeypatch.setattr(admission, "lanes", lambda session: 32)
     monkeypatch.setattr(admission, "slots", sizes.__getitem__)
     assert admission.admission_of(description, 7, list(sizes)).slots == 1024
-
-
-def test_a_job_is_put_back_only_where_it_still_fits(recorded, monkeypatch):
-    fabric, asked = recorded
-    for step in ("check", "close_job", "free_slots", "prepare", "open_job"):
-        monkeypatch.setattr(
-            admission, step, lambda session, *_, step=step: asked.append((step, session.name))
-        )
-    monkeypatch.setattr(admission, "lanes", lambda session: 32)
-    monkeypatch.setattr(admission, "slots", lambda session: 4096)
-    fabric.put_back(1, 7)
-    steps = ["check", "close_job", "free_slots", "prepare", "open_job"]
-    assert asked == [(step, 9003) for step in steps]

@@ -5,6 +5,7 @@ import subprocess
 from contextlib import closing
 from pathlib import Path
 from shutil import which
+from types import SimpleNamespace
 
 import finsy
 import pytest
@@ -13,15 +14,15 @@ from command_line import peelsum
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from tofino_program import FOLDER
 
-from peelsum.control import Controller, Fabric, SwitchError
+from peelsum.control import Controller, SwitchError
 from peelsum.control.bfruntime import BfRuntimeSession, messages, row
-from peelsum.control.cluster import Cluster, Store
+from peelsum.control.cluster import Cluster, JobController, Store
 from peelsum.control.cluster.description import parse_cluster
 from peelsum.control.description import parse_description
+from peelsum.control.drivers import driver_of
 from peelsum.control.entries import age_limit_entry
 from peelsum.control.errors import DescriptionError, NotPrimaryError, RefusedError, UnsupportedError
 from peelsum.control.session import pipeline_schema
-from peelsum.control.tables import set_limits
 from peelsum.control.tofino import ARCHITECTURES
 from peelsum.pipelines.stratum import Profile, pipeline_config
 from peelsum.wire import Verdict
@@ -94,12 +95,31 @@ def files(program):
     return program / "stratum.pb.bin", program / "p4info.txtpb"
 
 
+class Admitting:
+    """A controller of the described job, and what another client sees of its switch."""
+
+    def __init__(self, text):
+        self.job, self.jobs = parse_description(text), JobController()
+
+    def admit(self):
+        return SimpleNamespace(**self.jobs.admit_job(self.job))
+
+    def status(self):
+        with self.observer() as observer:
+            return observer.status()
+
+    def observer(self):
+        switch = self.job.switch
+        return Controller.observe(*switch.place, tofino=switch.tofino)
+
+    def close(self):
+        self.jobs.close()
+
+
 @pytest.fixture
-def fabric(text, files):
-    """Return the primary of the switch, with the program just loaded."""
-    with Fabric.connect(parse_description(text)) as fabric:
-        assert fabric.load_pipeline(*files) == 1
-        yield fabric
+def admitting(text):
+    with closing(Admitting(text)) as admitting:
+        yield admitting
 
 
 @pytest.fixture
@@ -110,27 +130,27 @@ def session(switch, files):
         yield found
 
 
-def test_a_job_is_admitted_read_back_and_evicted(switch, fabric, files):
-    assert fabric.load_pipeline(*files) == 0
-    admission = fabric.admit()
-    (status,) = fabric.status()
+def test_a_job_is_admitted_read_back_and_evicted(switch, admitting):
+    admission = admitting.admit()
+    status = admitting.status()
     assert (admission.lanes, admission.slots) == (32, 1024)
     (admitted,) = status.jobs
     assert (admitted.generation, admitted.worker_ports) == (admission.generation, {0: 132, 1: 136})
     assert admitted.server_port == 140
     assert status.slots_in_use == {}
     assert status.verdicts == dict.fromkeys(Verdict, 0)
-    assert fabric.holds(0, admission.generation)
-    fabric.evict()
-    assert fabric.status()[0].jobs == ()
+    admitting.jobs.poll()
+    assert admitting.jobs.counts()["restored"] == 0
+    assert admitting.jobs.evict(3) == {"waiting": []}
+    assert admitting.status().jobs == ()
     assert len(switch.table("admission.jobs")) == 1  # which remembers the generation
     assert switch.table("$pre.mgid").keys() == {(b"\x01\x01",)}  # broadcasts
     assert not switch.table("admission.members")
 
 
-def test_rows_have_the_values_that_the_description_gives(switch, fabric):
-    generation = fabric.admit().generation
-    fabric.admit()  # again, over its own rows
+def test_rows_have_the_values_that_the_description_gives(switch, admitting):
+    generation = admitting.admit().generation
+    admitting.admit()  # again, over its own rows
     assert switch.table("owner.age_limit")["default"] == {1: (10_000).to_bytes(4, "big")}
     # A packet of 32 lanes is 42 + 16 + 128 = 186 bytes: 3 cells of 80 bytes.
     assert switch.table("Egress.congestion")["default"][1] == (30).to_bytes(4, "big")
@@ -156,22 +176,21 @@ def test_rows_have_the_values_that_the_description_gives(switch, fabric):
 
 def test_a_tofino_2_counts_cells_of_176_bytes(switch, text, files):
     """A packet of 186 bytes has 2 of them; its processor is at port 0."""
-    blob, p4info = files
+    _, p4info = files
     p4info.write_text(p4info.read_text().replace('arch: "tna"', 'arch: "t2na"'))
-    with Fabric.connect(parse_description(text)) as fabric:
-        fabric.load_pipeline(blob, p4info)
-        fabric.admit()
+    with closing(Admitting(text)) as admitting:
+        admitting.admit()
     assert switch.table("Egress.congestion")["default"][1] == (20).to_bytes(4, "big")
     assert [(name, one.processor_port) for name, one in ARCHITECTURES.items()] == [("tna", 192), ("t2na", 0)]
 
 
-def test_only_the_job_s_slots_of_its_own_pipe_are_freed(switch, fabric):
+def test_only_the_job_s_slots_of_its_own_pipe_are_freed(switch, admitting):
     """Slots of other jobs, and of other pipes with the same index, stay as they are, bit for bit."""
-    fabric.admit()
+    admitting.admit()
     held = {(1, 7): {1: 500, 2: 0x103}, (0, 7): {1: 600, 2: 0x103}, (1, 8): {1: 700, 2: 0x104}}
     switch.register("owner.owner").update({key: dict(value) for key, value in held.items()})
-    assert fabric.status()[0].slots_in_use == {3: 2, 4: 1}
-    fabric.admit()
+    assert admitting.status().slots_in_use == {3: 2, 4: 1}
+    admitting.admit()
     assert switch.register("owner.owner") == held | {(1, 7): {1: 500, 2: 0}}
 
 
@@ -194,27 +213,27 @@ def test_what_a_tofino_cannot_do_is_refused_before_anything_changes(switch, text
     switch.ports -= {250}
     switch.load(files[0].read_bytes())
     with (
-        Fabric.connect(parse_description(text.replace(old, new))) as fabric,
+        closing(Admitting(text.replace(old, new))) as admitting,
         pytest.raises(DescriptionError, match=words),
     ):
-        fabric.admit()
+        admitting.admit()
     assert not switch.table("admission.jobs")
     assert not switch.table("$PORT")
 
 
-def test_a_port_with_another_speed_is_named_and_left_alone(switch, text, fabric):
-    fabric.admit()
-    fabric.close()
+def test_a_port_with_another_speed_is_named_and_left_alone(switch, text, admitting):
+    admitting.admit()
+    admitting.close()
     before = {key: dict(value) for key, value in switch.table("$PORT").items()}
     slower = text.replace('speed = "100G"', 'speed = "40G"')
     with (
-        Fabric.connect(parse_description(slower)) as fabric,
+        closing(Admitting(slower)) as admitting,
         pytest.raises(
             DescriptionError,
             match=r"switch\.tofino\.ports\.132: 40G, reed_solomon: the switch has it with BF_SPEED_100G, BF",
         ),
     ):
-        fabric.admit()
+        admitting.admit()
     assert switch.table("$PORT") == before
 
 
@@ -227,20 +246,20 @@ def test_described_ports_need_a_number_a_speed_and_an_fec(text):
             parse_description(text.replace(line, "", 1))
 
 
-def test_one_client_binds_the_program_and_a_backup_may_read(text, fabric):
-    admission = fabric.admit()
-    with Fabric.observe(parse_description(text)) as second:
-        assert second.holds(0, admission.generation)
-        assert second._placed[0][0].session.has_primary()
-        with (
-            pytest.raises(NotPrimaryError, match=r"another client has bound peelsum at .*; end it first"),
-            second.as_primary(),
-        ):
-            raise AssertionError
-        fabric.become_backup()
-        with second.as_primary(patience_s=10):
-            second.evict()
-        assert not second._placed[0][0].session.has_primary()
+def test_one_client_binds_the_program_and_a_backup_may_read(admitting):
+    admission = admitting.admit()
+    with admitting.observer() as first, admitting.observer() as second:
+        assert not second.session.has_primary()
+        first.become_primary()
+        assert [job.generation for job in second.jobs()] == [admission.generation]
+        assert second.session.has_primary()
+        with pytest.raises(NotPrimaryError, match=r"another client has bound peelsum at .*; end it first"):
+            second.become_primary()
+        first.become_backup()
+        second.become_primary(patience_s=10)
+        second.evict(3)
+        second.become_backup()
+        assert not first.session.has_primary()
 
 
 def test_an_ended_stream_is_noticed(switch, session):
@@ -345,26 +364,26 @@ def test_a_program_without_a_binary_is_refused(switch, text, program):
     config = pipeline_config("peelsum", tables(), [Profile("pipe", b"{}", b"")])
     (program / "stratum.pb.bin").write_bytes(config)
     with (
-        Fabric.connect(parse_description(text)) as fabric,
+        closing(Admitting(text)) as admitting,
         pytest.raises(SwitchError, match="refused loading the program: Invalid device config sent"),
     ):
-        fabric.load_pipeline(program / "stratum.pb.bin", program / "p4info.txtpb")
+        admitting.admit()
 
 
-def test_another_program_is_not_taken_for_ours(switch, text, files):
+def test_another_program_is_not_taken_for_ours(switch, admitting):
     other = pipeline_config("other", b'{"tables": []}', [Profile("pipe", b"{}", b"binary")])
     switch.load(other)
-    with Fabric.connect(parse_description(text)) as fabric:
+    with admitting.observer() as observer:
+        observer.become_primary()
         with pytest.raises(SwitchError, match="is not peelsum's; load that first"):
-            fabric.admit()
-        assert fabric.load_pipeline(*files) == 1
-        fabric.admit()
+            observer.admit(admitting.job)
+    admitting.admit()
 
 
 def test_a_missing_program_folder_is_named(text, tmp_path):
-    missing = parse_description(text.replace(str(tmp_path), str(tmp_path / "none")))
+    missing = Admitting(text.replace(str(tmp_path), str(tmp_path / "none")))
     with pytest.raises(Exception, match=r"none/stratum\.pb\.bin: No such file"):
-        Fabric.connect(missing)
+        missing.admit()
 
 
 def test_a_switch_that_does_not_answer_is_asked_by_the_right_name(files):
@@ -415,7 +434,7 @@ def test_a_tofino_s_program_over_p4runtime_is_named(server, files):
     with Controller.observe(server.address) as controller:
         controller.session.schema = pipeline_schema(*files)
         with pytest.raises(SwitchError, match=r"runs the program of a Tofino, .* \[switch\.tofino\]"):
-            set_limits(controller.session, 1, None)
+            driver_of(controller.session)
         refuses_the_limits_of_v1model(controller.session)
 
 
@@ -434,7 +453,7 @@ def test_a_cluster_s_controller_brings_ports_up_and_puts_jobs_back(switch, text,
     """
     job = text.replace(ports, "")
     with Store(tmp_path / "cluster.sqlite") as store:
-        controller = Cluster(parse_cluster(cluster), store, {})
+        controller = Cluster(parse_cluster(cluster), store)
         with closing(controller):
             controller.elect()
             controller.elect()

@@ -14,7 +14,7 @@ from peelsum.control import SwitchError
 from peelsum.control.session import Session
 
 #: Operations between two checks, and between two of each kind of failure, on average.
-CHECK_EVERY, SWITCH_FAILS_EVERY, CONTROLLER_DIES_EVERY = 200, 250, 100
+CHECK_EVERY, SWITCH_FAILS_EVERY, CONTROLLER_DIES_EVERY = 50, 250, 50
 
 
 class KilledError(BaseException):
@@ -121,19 +121,19 @@ def live(tmp_path, monkeypatch, operations, seed, jobs):
 @pytest.fixture
 def without_freeing(monkeypatch):
     """Leave the slots as they are: that takes most of an admission's time, and no table depends on it."""
-    monkeypatch.setattr("peelsum.control.admission.free_slots", lambda *_: None)
+    monkeypatch.setattr("peelsum.control.tables.Placement.free_slots", lambda *_: None)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_freeing")
-def test_a_few_hundred_operations(tmp_path, monkeypatch):
-    life = live(tmp_path, monkeypatch, 300, seed=1, jobs=25)
+def test_a_hundred_operations(tmp_path, monkeypatch):
+    life = live(tmp_path, monkeypatch, 100, seed=1, jobs=25)
     assert life.restarts
     assert life.deaths
 
 
 def test_with_slots_that_are_freed(tmp_path, monkeypatch):
-    live(tmp_path, monkeypatch, 20, seed=2, jobs=25)
+    live(tmp_path, monkeypatch, 8, seed=2, jobs=25)
 
 
 @pytest.mark.slow

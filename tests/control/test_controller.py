@@ -10,10 +10,9 @@ from patience import PATIENCE_S
 
 from peelsum.control import ControlError, Controller, SwitchError, session
 from peelsum.control.description import parse_description
-from peelsum.control.entries import FLOOD_GROUP
+from peelsum.control.entries import FLOOD_GROUP, age_limit_entry, salt
 from peelsum.control.errors import DescriptionError, NotPrimaryError
 from peelsum.control.sections import SwitchSection
-from peelsum.control.tables import set_limits
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.runtime.device import Device
 from peelsum.wire import EVERYONE, Kind, Verdict, pack, slot_index, unpack
@@ -47,10 +46,9 @@ def test_another_program_with_the_same_tables_is_loaded(controller, files, tmp_p
     json_path, p4info_path = files
     other = tmp_path / "other.json"
     other.write_bytes(json_path.read_bytes() + b"\n")
-    assert controller.runs(json_path, p4info_path)
-    assert not controller.runs(other, p4info_path)
+    assert not controller.load_pipeline(json_path, p4info_path)
     assert controller.load_pipeline(other, p4info_path)
-    assert controller.runs(other, p4info_path)
+    assert not controller.load_pipeline(other, p4info_path)
 
 
 def test_admission_fills_the_tables(controller, device, description):
@@ -108,9 +106,7 @@ def stamps(device):
     return next(r for name, r in device.switch.registers.items() if name.endswith("owner_stamp"))
 
 
-@pytest.mark.parametrize(
-    "hours", [0, pytest.param(20, marks=pytest.mark.slow), 40, pytest.param(60, marks=pytest.mark.slow), 77]
-)
+@pytest.mark.parametrize("hours", [0, 40, 77])
 def test_a_fresh_pipeline_in_a_switch_that_has_run_for_days_has_no_slot_that_looks_live(
     server, device, files, description, hours
 ):
@@ -130,15 +126,16 @@ def test_a_switch_that_hides_its_registers_gets_every_slot_reset(
 ):
     from peelsum.control import v1model
 
-    first = controller.admit(description)
-    contribute(device, first, 0, chunk_id=5)
+    few = 512  # of the switch's 4,096 slots, so that this is quick
+    chunk = next(chunk for chunk in range(4096) if slot_index(salt(3), chunk, 4096) < few)
+    contribute(device, controller.admit(description), 0, chunk_id=chunk)
     monkeypatch.setattr(v1model, "slot_owners", lambda session: None)
+    monkeypatch.setattr(v1model, "slots", lambda session: few)
     controller.admit(description)
-    assert freed == set(range(4096))
-    assert controller.verdicts()[Verdict.RESET_DONE] >= 4097  # with one to read the clock, before
+    assert freed == set(range(few))
+    assert controller.verdicts()[Verdict.RESET_DONE] >= few + 1  # with one to read the clock, before
     register = next(r for name, r in device.switch.registers.items() if name.endswith("owner_tag"))
-    entry = next(iter(rows(device, "jobs")))
-    assert register.read(slot_index(entry[1][1], 5, 4096)) == 0
+    assert register.read(slot_index(salt(3), chunk, 4096)) == 0
 
 
 def test_resets_that_nobody_acknowledges_are_an_error(controller, device, description, monkeypatch):
@@ -150,9 +147,7 @@ def test_resets_that_nobody_acknowledges_are_an_error(controller, device, descri
     monkeypatch.setattr(device, "inject", lambda frame: True)
     with pytest.raises(SwitchError, match=r"did not acknowledge freeing 2 of 2 slots \(first: 5\)"):
         controller.admit(description)
-    # The job stays out rather than half in.
-    assert controller.status().jobs == ()
-    assert rows(device, "members") == []
+    assert controller.status().jobs == ()  # the job stays out rather than half in
 
 
 def test_participants_may_change(controller, device, description, data_plane):
@@ -336,7 +331,7 @@ def test_a_primary_that_became_a_backup_changes_nothing(server, controller):
         Controller.connect(server.address, patience_s=PATIENCE_S),
         pytest.raises(SwitchError, match="refused writing"),
     ):
-        set_limits(controller.session, 1, None)
+        controller.session.write([~age_limit_entry(1)])
 
 
 def test_nobody_there():
@@ -361,7 +356,7 @@ def test_one_controller_at_a_time(server):
 def test_a_greater_election_id_takes_over(server, controller):
     taking_over = Controller.connect(server.address, election_id=5)
     with taking_over, pytest.raises(SwitchError, match="refused writing"):
-        set_limits(controller.session, 1, None)
+        controller.session.write([~age_limit_entry(1)])
 
 
 def test_after_a_greater_id_the_next_controller_takes_over_where_it_left_off(server):
@@ -419,7 +414,7 @@ def test_a_losing_bid_is_made_once_and_its_stream_ends(controller, server, monke
             controller.become_primary()
         assert closed == opened
         assert len(opened) == 1
-        assert not controller.is_primary
+        assert not controller.session.is_primary
 
 
 def test_the_end_of_a_session_is_told_to_every_caller(controller, server):

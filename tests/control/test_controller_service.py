@@ -9,23 +9,18 @@ import signal
 import socket
 import threading
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from threading import Event
 
-import grpc
 import pytest
-from clusters import PIPELINES, cluster_text, have, job_text, random_job
+from clusters import answering, cluster_text, have, job_text, random_job
 from command_line import peelsum
 from patience import PATIENCE_S
 
 from peelsum.control import ControlError
-from peelsum.control.cluster import Cluster, ControllerClient, ControllerService, Store
-from peelsum.control.cluster import cluster as cluster_module
-from peelsum.control.cluster.client import LONGEST_REQUEST, SERVICE, encoded
+from peelsum.control.cluster import Cluster, ControllerClient, Store
 from peelsum.control.cluster.description import parse_cluster
-from peelsum.control.errors import DescriptionError
 from peelsum.processes import Child
+from peelsum.requests import LONGEST_REQUEST
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -177,7 +172,7 @@ def test_errors_at_the_start_are_one_line(folder):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         done = peelsum("controller", "run", "--config", config, "--listen", place)
-    assert done.stderr == f"peelsum: --listen: {place}: cannot be listened on; free it or choose another\n"
+    assert done.stderr == f"peelsum: --listen: {place}: Address already in use; choose another\n"
 
 
 def test_a_killed_controller_goes_on_where_it_was_and_its_backup_sooner(start, switches):
@@ -256,74 +251,33 @@ def cluster(tmp_path, switches):
     """A controller in this process that is not polled."""
     described = parse_cluster(cluster_text([switch.address for switch in switches]))
     with Store(tmp_path / "state") as store:
-        yield Cluster(described, store, PIPELINES)
-
-
-def refusal(cluster, call, request):
-    """Return the code and the details of the error that a call gets."""
-    with ControllerService("127.0.0.1:0", None) as service, grpc.insecure_channel(service.address) as channel:
-        service.start(cluster)
-        with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(f"/{SERVICE}/{call}")(request, timeout=PATIENCE_S)
-        return caught.value.code(), caught.value.details()
+        yield Cluster(described, store)
 
 
 @pytest.mark.parametrize(
-    ("request_", "said"),
+    ("values", "said"),
     [
-        (b"", "Expecting value: line 1 column 1 (char 0)"),
-        (b"[]", "is not a JSON object"),
-        (b"[" * 100_000, "has lists or tables nested too deeply; remove them"),
-        (b'{"job_id": "3"}', "job_id: '3': is not a number"),
-        (b'{"job_id": true}', "job_id: True: is not a number"),
-        (
-            b'{"job_id": 9223372036854775808}',
-            "job_id: 9223372036854775808: is not a job's number; use 1 to 255",
-        ),
-        (b'{"job_id": 3, "token": 4}', "token: 4: is not a text"),
+        ({"job_id": "3"}, "controller: takes requests of .*; this was not a request"),
+        ({"job_id": 9223372036854775808}, "9223372036854775808: is not a job's number; use 1 to 255"),
+        ({"job_id": 3, "token": "\ud800"}, "token: is not Unicode text; make one"),
+        ({"job_id": 3}, "job: 3: is not admitted; admitted: none"),
     ],
 )
-def test_a_malformed_request_gets_an_error(cluster, request_, said):
-    code, details = refusal(cluster, "Evict", request_)
-    assert (code, details.partition(" while ")[0]) == (grpc.StatusCode.INVALID_ARGUMENT, said)
+def test_a_request_that_is_not_granted_gets_the_reason(cluster, values, said):
+    cluster._epoch = 1
+    with answering(cluster) as address, pytest.raises(ControlError, match=said):
+        ControllerClient([address]).evict(**values)
 
 
 def test_an_error_about_a_file_whose_name_is_not_utf_8(cluster):
     cluster._epoch = 1
-    asked = encoded({"description": "x", "source": "\udcff.toml"})
-    code, said = refusal(cluster, "Admit", asked)
-    assert code == grpc.StatusCode.FAILED_PRECONDITION
-    assert said.startswith("\\udcff.toml: is not TOML: ")
-
-
-def test_a_description_that_is_being_parsed_holds_up_no_other_change(cluster, monkeypatch):
-    cluster._epoch = 1
-    parsing, go_on = Event(), Event()
-
-    def slow(text, source):
-        parsing.set()
-        assert go_on.wait(PATIENCE_S)
-        raise DescriptionError("parsed")
-
-    monkeypatch.setattr(cluster_module, "parse_description", slow)
-    with ThreadPoolExecutor(2) as pool:
-        admission = pool.submit(cluster.admit, "")
-        assert parsing.wait(PATIENCE_S)
-        eviction = pool.submit(cluster.evict, 3)
-        try:
-            with pytest.raises(ControlError, match="3: is not admitted"):
-                eviction.result(PATIENCE_S)
-        finally:
-            go_on.set()
-        with pytest.raises(DescriptionError, match="parsed"):
-            admission.result()
+    with answering(cluster) as address, pytest.raises(ControlError, match="is not TOML: "):
+        ControllerClient([address]).admit("x", "\udcff.toml")
 
 
 def test_a_request_that_is_too_long(cluster):
-    with ControllerService("127.0.0.1:0", None) as service:
-        service.start(cluster)
-        with pytest.raises(ControlError, match="larger than max"):
-            ControllerClient([service.address]).admit("#" * (LONGEST_REQUEST + 1))
+    with pytest.raises(ControlError, match="a request has at most 1,048,576 bytes; shorten the description"):
+        ControllerClient(["127.0.0.1:1"]).admit("#" * LONGEST_REQUEST)
 
 
 def test_metrics_are_those_of_the_list(start, switches):

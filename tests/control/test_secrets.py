@@ -7,9 +7,11 @@ from finsy.proto import p4r
 from google.protobuf.any_pb2 import Any
 from google.protobuf.wrappers_pb2 import BytesValue, StringValue
 from p4runtime_client import Client, refusal
+from patience import until
 
 from peelsum.control.admission import put_back
 from peelsum.control.errors import DescriptionError
+from peelsum.control.tables import Placement
 from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.runtime.device import Device
 from peelsum.wire import SECRETS_EXTERN
@@ -48,7 +50,7 @@ def test_every_admission_has_a_secret_of_its_own_until_the_job_is_evicted(contro
     controller.evict(3)
     assert secrets(ports) == {}
     (plan,) = description.plans()
-    put_back(controller.session, plan, second.generation, second.secret)
+    put_back(Placement(controller.session, plan), second.generation, second.secret)
     assert secrets(ports) == dict.fromkeys((4, 5, 9), second.secret)
 
 
@@ -75,6 +77,7 @@ def extern(port, message=None, kind=SECRETS_EXTERN):
 
 def test_the_switch_takes_secrets_as_p4runtime_takes_entries_and_never_shows_one(controller, server, ports):
     controller.become_backup()
+    until(lambda: not controller.session.has_primary(), "the switch has a primary still")
     client, value = Client(server.address), BytesValue(value=bytes(range(16)))
     with closing(client.channel):
         client.become_primary()

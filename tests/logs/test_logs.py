@@ -11,7 +11,7 @@ import pytest
 from command_line import peelsum
 from patience import PATIENCE_S
 
-from peelsum.control import SwitchError, SwitchRegained
+from peelsum.control import SwitchError
 from peelsum.control.cluster import Event
 from peelsum.logs import LogsError, configure, log_event
 from peelsum.transport import JobConfig, Stalled
@@ -52,14 +52,14 @@ def test_an_event_s_own_fields_win_and_errors_are_warnings(written):
     configure("json", "controller", {"job": 1}, out=written)
     log_event(Event("admitted", "job: 3: admitted in generation 9", 3, 9))
     log_event(Stalled(5, 80, (1, 4), 2.0))
-    log_event(SwitchRegained("127.0.0.1:9559", True))
+    log_event(Event("error", "job: 1: no room"))
     log_event(SwitchError("switch: gone; start it"))
-    admitted, stalled, regained, failed = lines(written)
+    admitted, stalled, error, failed = lines(written)
     assert (admitted["job"], admitted["generation"], admitted["kind"]) == (3, 9, "admitted")
     assert admitted["event"] == "job: 3: admitted in generation 9"
     assert (stalled["job"], stalled["missing_workers"], stalled["kind"]) == (5, [1, 4], "Stalled")
     assert "generation" not in stalled
-    assert (regained["p4runtime"], regained["restored"], regained["job"]) == ("127.0.0.1:9559", True, 1)
+    assert (error["level"], error["kind"], error["job"]) == ("warning", "error", 1)
     assert (failed["level"], failed["kind"]) == ("warning", "SwitchError")
 
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from threading import Event, Thread
 
 from device_state import rows
 
-from peelsum.control.cluster import Cluster, Store
+from peelsum.control.cluster import Cluster, Requests, Store, answer_all, listening
 from peelsum.control.cluster.description import parse_cluster
 from peelsum.control.description import parse_description
 from peelsum.control.entries import salt
-from peelsum.control.session import pipeline_schema
-from peelsum.pipelines import pipeline
-
-LANES = 32
-_FILES = pipeline(LANES)
-PIPELINES = {LANES: pipeline_schema(_FILES.json_path, _FILES.p4info_path)}
 
 ONE = """
 [job]
@@ -110,6 +105,23 @@ def have(switches, jobs):
     return all(actual(switch.device) == expected(switch.address, jobs) for switch in switches)
 
 
+@contextmanager
+def answering(cluster, identity=None):
+    """Yield the address where a cluster's controller responds to requests, in a thread."""
+    calls = ("admit", "evict", "list")
+    with (
+        listening(("127.0.0.1", 0), identity) as socket,
+        Requests(socket, "controller", calls, identity=identity) as requests,
+    ):
+        ended = Event()
+        arguments = requests, cluster.respond, lambda: None, ended.is_set
+        thread = Thread(target=answer_all, args=arguments, kwargs={"every_s": 0.05})
+        thread.start()
+        yield f"127.0.0.1:{socket.getsockname()[1]}"
+        ended.set()
+        thread.join()
+
+
 class Controllers:
     """Starts controllers of the same switches over the same file; each is polled by hand."""
 
@@ -122,7 +134,7 @@ class Controllers:
         store = Store(self._path)
         self._stack.callback(store.close)
         described = parse_cluster(cluster_text(addresses or self.addresses))
-        cluster = Cluster(described, store, PIPELINES, **{**self._options, **options})
+        cluster = Cluster(described, store, **{**self._options, **options})
         self._stack.callback(cluster.close)
         return cluster
 

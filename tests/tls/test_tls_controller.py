@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
-from clusters import PIPELINES, Controllers, cluster_text
+from clusters import Controllers, answering, cluster_text
 
 from peelsum.control import ControlError
-from peelsum.control.cluster import Cluster, ControllerClient, ControllerService, Store
+from peelsum.control.cluster import Cluster, ControllerClient, Store, listening
 from peelsum.control.cluster.description import parse_cluster
 from peelsum.softswitch.p4runtime import serve
 from peelsum.tls import TlsError
@@ -18,17 +18,16 @@ from peelsum.tls import TlsError
 def cluster(tmp_path):
     """A controller that is not polled, and takes itself for the primary."""
     with Store(tmp_path / "state") as store:
-        cluster = Cluster(parse_cluster(cluster_text(["127.0.0.1:1"])), store, PIPELINES)
+        cluster = Cluster(parse_cluster(cluster_text(["127.0.0.1:1"])), store)
         cluster._epoch = 1
         yield cluster
 
 
 def test_roles_and_certificates(cluster, identity):
-    with ControllerService("127.0.0.1:0", identity("operator")) as service:
-        service.start(cluster)
+    with answering(cluster, identity("operator")) as address:
 
         def asked(name):
-            return ControllerClient([service.address], identity(name), patience_s=0.0)
+            return ControllerClient([address], identity(name), patience_s=0.0)
 
         assert asked("operator").list()["jobs"] == asked("viewer").list()["jobs"] == []
         with pytest.raises(ControlError, match="is not admitted"):
@@ -44,12 +43,12 @@ def test_roles_and_certificates(cluster, identity):
             with pytest.raises(ControlError, match="TLS failed"):
                 asked(name).list()
         with pytest.raises(ControlError, match="nothing answers at"):
-            ControllerClient([service.address]).list()
+            ControllerClient([address]).list()
 
 
 def test_beyond_loopback_there_is_tls_only(identity):
     with pytest.raises(TlsError, match=r"--listen: 0.0.0.0 is beyond loopback"):
-        ControllerService("0.0.0.0:0", None)
+        listening(("0.0.0.0", 0), None)
 
 
 @pytest.mark.parametrize(("name", "up"), [("operator", 1), ("viewer", 0), ("stranger", 0)])

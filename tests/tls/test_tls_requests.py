@@ -17,8 +17,9 @@ import pytest
 from command_line import peelsum
 from patience import PATIENCE_S
 
-from peelsum.cli import job_serve
-from peelsum.cli.job_requests import MOST, SPEAK_S, Requests
+from peelsum.control.cluster import requests as requests_module
+from peelsum.control.cluster.requests import MOST, SPEAK_S, Requests, answer_all
+from peelsum.requests import encoded
 from peelsum.tls import TlsError
 from peelsum.tls.identity import tls_reason
 from peelsum.transport.lease import Lease
@@ -80,7 +81,7 @@ def test_a_worker_with_the_token_gets_the_job(serving, ask, name):
     serving.until(lambda: serving.requests.holder is None)
 
 
-@pytest.mark.parametrize("token", ["", "wrong" * 4, TOKEN[:-1], TOKEN + "x"])
+@pytest.mark.parametrize("token", ["", "wrong" * 4, TOKEN[:-1], TOKEN + "x", "\ud800"])
 def test_a_wrong_token(serving, ask, token):
     assert ask("worker", token) == {
         "error": "job 1: the token is not this job's; set PEELSUM_TOKEN to a file with the job's"
@@ -89,7 +90,9 @@ def test_a_wrong_token(serving, ask, token):
 
 
 def test_a_viewer_may_not_ask(ask):
-    assert ask("viewer") == {"error": "job 1: takes requests of role worker; this certificate's is viewer"}
+    assert ask("viewer") == {
+        "error": "job 1: start needs a certificate of role worker or operator; this one's is viewer"
+    }
 
 
 @pytest.mark.parametrize(
@@ -140,26 +143,21 @@ def test_silent_strangers_do_not_keep_a_worker_out(serving, ask):
 def test_a_client_that_comes_while_a_start_takes_long_is_answered(serving, identity, monkeypatch):
     """The thread that hears connections is busy for longer than a client has for TLS and its request."""
     clock, ended, worker = [0.0], Event(), identity("worker")
-    monkeypatch.setattr(job_serve, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(requests_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
-    class Runs:
-        def start(self, guest=None):
-            clock[0] += 3 * SPEAK_S
-            return {"error": "no switch"}
-
-        def look(self): ...
-        def tell(self, news): ...
+    def start(guest):
+        clock[0] += 3 * SPEAK_S
+        return {"error": "no switch"}
 
     with socket.create_connection(serving.address, PATIENCE_S) as second, ThreadPoolExecutor(1) as pool:
         serving.until(lambda: serving.requests._guests)
-        arguments = serving.requests, Runs(), Runs(), SimpleNamespace(wait=lambda _: ended.is_set())
-        loop = pool.submit(job_serve._answer, *arguments)
+        loop = pool.submit(answer_all, serving.requests, start, lambda: None, ended.is_set, every_s=1.0)
         try:
             with closing(Lease(serving.address, PATIENCE_S, identity=worker, token=TOKEN)) as first:
                 assert json.loads(first.response) == {"error": "no switch"}
             context = worker.context(server=False)
             with context.wrap_socket(second, server_hostname="127.0.0.1") as link:
-                link.sendall(f"peelsum start 1 for 2 ranks {TOKEN}\n".encode())
+                link.sendall(encoded({"call": "start", "process": 1, "ranks": 2, "token": TOKEN}))
                 assert json.loads(link.makefile().readline()) == {"error": "no switch"}
         finally:
             ended.set()

@@ -7,7 +7,6 @@ import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -18,10 +17,9 @@ from typer.testing import CliRunner
 
 from peelsum.allreduce import Part
 from peelsum.cli.app import app
-from peelsum.cli.holding import ControllerCounts
-from peelsum.cli.job_serve import _Groups, _Runs
 from peelsum.compress import CompressedSum, StarTopK
 from peelsum.control import JobDescription
+from peelsum.control.cluster.runs import Run, Runs
 from peelsum.tls.identity import tls_reason
 from peelsum.topology import TopologyError
 from peelsum.transport import SwitchSummation, job_config
@@ -268,35 +266,49 @@ def described_with_hosts() -> JobDescription:
     )
 
 
+class Jobs:
+    """A controller whose admissions do nothing, and which remembers them."""
+
+    def __init__(self):
+        self.admitted, self.up = [], True
+        self.poll = self.tell = self.evict = self.release = Mock()
+
+    def admit_job(self, job, *, is_new):
+        self.admitted.append(job)
+        return {"job_id": job.job.id, "generation": 1}
+
+    def generation(self, job_id):
+        return 1
+
+    def is_up(self, job):
+        return self.up
+
+
 def test_a_server_is_not_started_again_without_its_switch():
-    runs = _Runs(
-        described_with_hosts(), ControllerCounts(1), compiled=Mock(), bases=[], tell=lambda news: None,
-        certificate=None, ethernet=False,
-    )  # fmt: skip
-    runs._server = Mock(child=Mock(status=-signal.SIGKILL), restart=Mock(return_value="started again"))
-    for misses_switch in (True, False):
-        runs._watch = Mock(look=list, misses_switch=misses_switch)
-        runs.look()
-        assert runs._server.restart.called is not misses_switch
+    run = Run(jobs := Jobs(), described_with_hosts(), [], ethernet=False)
+    run._server = Mock(child=Mock(status=-signal.SIGKILL), restart=Mock(return_value="started again"))
+    for jobs.up in (False, True):
+        run.look()
+        assert run._server.restart.called is jobs.up
 
 
-class Guest:
+class Tenant:
     """A lease for a group of two ranks."""
 
-    ranks, left = 2, False
+    ranks, left, name = 2, False, "process 7"
 
 
-def test_a_group_s_job_has_the_hosts_of_its_ports():
-    made = []
-    runs = SimpleNamespace(start=lambda: {"admission": {}})
-    groups = _Groups(described_with_hosts(), lambda job: made.append(job) or runs, ethernet=False)
-    assert groups.start(Guest()) == {"admission": {}}
-    assert (made[0].ports.server, made[0].ports.workers, set(made[0].hosts)) == (4, (5, 6), {"4", "5", "6"})
+def test_a_group_s_job_has_the_hosts_of_its_ports(monkeypatch):
+    monkeypatch.setattr(Run, "_serving", Mock())
+    runs = Runs(jobs := Jobs(), described_with_hosts(), [("h", 100)], ethernet=False)
+    assert runs.start(Tenant())["switch"] == ["h:105", "h:106"]
+    (job,) = jobs.admitted
+    assert (job.ports.server, job.ports.workers, set(job.hosts)) == (4, (5, 6), {"4", "5", "6"})
 
 
 def test_on_a_wire_there_are_no_groups():
-    groups = _Groups(described_with_hosts(), lambda job: None, ethernet=True)
-    assert "further groups need ports that are UDP sockets" in groups.start(Guest())["refused"]
+    runs = Runs(Jobs(), described_with_hosts(), [], ethernet=True)
+    assert "further groups need ports that are UDP sockets" in runs.start(Tenant())["refused"]
 
 
 def test_an_end_of_tls_without_a_reason_has_words():

@@ -16,9 +16,9 @@ from patience import PATIENCE_S
 
 pytest.importorskip("torch", reason="torch is not installed")
 
+from peelsum.requests import parsed_request
 from peelsum.torch import HookConfigError, starts, switch_seat
 from peelsum.transport.errors import SwitchUnreachableError
-from peelsum.transport.lease import parsed_request
 
 ADMISSION = {"job_id": 1, "generation": 1, "workers": 2, "lanes": 32, "timeout_s": 5.0}
 #: A seat of worker 1.
@@ -299,7 +299,7 @@ class Controller:
     def _answer(self, answer):
         link, _ = self._socket.accept()
         with link, link.makefile("rb") as said:
-            self.process = parsed_request(said.readline().strip()).process
+            self.process = parsed_request(said.readline())["process"]
             link.sendall(json.dumps(answer).encode() + b"\n")
             said.read()
             self.ended.set()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from patience import PATIENCE_S
 
-from peelsum.cli.job_requests import Requests
+from peelsum.control.cluster import Requests
 
 #: A worker that holds all of them, and forks a child as a data loader does. Both end with the input.
 WORKER = """

@@ -1,12 +1,12 @@
-"""`peelsum controller`: the controller of several switches and jobs."""
+"""`peelsum controller`: the controller of several switches and jobs; and what `--controller` asks it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from signal import SIGINT, SIGTERM
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -23,11 +23,11 @@ from peelsum.cli.options import (
 )
 from peelsum.cli.options import address as host_and_port
 from peelsum.processes import Signalled, end_with_parent, say
+from peelsum.processes.progress import taking_time
+from peelsum.processes.reports import told
 
 if TYPE_CHECKING:
-    from finsy.p4schema import P4Schema
-
-    from peelsum.control.cluster import ClusterDescription, Event
+    from peelsum.control.cluster import ControllerClient, Event, Report
 
 app = typer.Typer(help="The controller of several switches and jobs.", no_args_is_help=True)
 _LOOK_EVERY_S = 0.2
@@ -49,12 +49,12 @@ def run(
 
     Run it twice, with the same description and at two addresses: one is the backup of the other.
     """
-    from peelsum.control.cluster import Cluster, ControllerService, Store, read_cluster
+    from peelsum.control.cluster import Cluster, Requests, Store, answer_all, listening, read_cluster
     from peelsum.metrics import Values, cluster_values
 
     if child:
         end_with_parent()
-    host_and_port(listen, "the address to listen at")
+    place = host_and_port(listen, "the address to listen at")
 
     def print_event(event: object) -> None:
         if json:
@@ -65,12 +65,12 @@ def run(
     with reporting(), ExitStack() as stack:
         tell = logged(log_format, "controller", print_event)
         described, certificate = read_cluster(config), identity(tls)
-        pipelines = _pipelines(described)
         store = stack.enter_context(Store(config.parent / described.controller.state))
-        service = stack.enter_context(ControllerService(listen, certificate))
-        cluster = Cluster(
-            described, store, pipelines, address=service.address, identity=certificate, tell=tell
-        )
+        socket = stack.enter_context(listening(place, certificate))
+        calls = ("admit", "evict", "list")
+        requests = stack.enter_context(Requests(socket, "controller", calls, identity=certificate))
+        here = f"{listen.rpartition(':')[0]}:{socket.getsockname()[1]}"
+        cluster = Cluster(described, store, address=here, identity=certificate, tell=tell)
 
         def read() -> Values:
             return cluster_values(cluster.totals())
@@ -78,22 +78,108 @@ def run(
         url = serve_metrics(stack, metrics, "cluster", read, tls, json)
         ended = Signalled(SIGINT, SIGTERM)
         if json:
-            say(listen=service.address, **url)
+            say(listen=here, **url)
         else:
-            print(f"controller: asked at {service.address}", flush=True)
+            print(f"controller: asked at {here}", flush=True)
         with cluster:
-            service.start(cluster)
-            while not ended.wait(_LOOK_EVERY_S) and not cluster.wait(0.0):
-                pass
+            answer_all(
+                requests,
+                cluster.respond,
+                lambda: None,
+                lambda: ended.wait(0) or cluster.wait(0.0),
+                every_s=_LOOK_EVERY_S,
+            )
 
 
-def _pipelines(described: ClusterDescription) -> Mapping[int, P4Schema]:
-    """Return the v1model pipelines that the cluster's switches run, by lanes."""
-    from peelsum.control.session import pipeline_schema
-    from peelsum.pipelines import pipeline
+Controllers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--controller",
+        metavar="HOST:PORT",
+        help="Ask the cluster's controller there; repeat it for a backup.",
+    ),
+]
+Token = Annotated[
+    Path | None, typer.Option(help="The job's token, without which nobody else may change the job.")
+]
 
-    found = {
-        lanes: pipeline(lanes)
-        for lanes in {one.pipeline_lanes for one in described.switches if one.tofino is None}
-    }
-    return {lanes: pipeline_schema(one.json_path, one.p4info_path) for lanes, one in found.items()}
+
+def admit_there(
+    controllers: list[str], description: Path, tls: Path | None, token: Path | None, json: bool
+) -> dict[str, Any]:
+    """Have a controller admit a job; return what its participants must know."""
+    from peelsum.control.description import file_text
+
+    with reporting():
+        client, text = controllers_client(controllers, tls), file_text(description)
+        with taking_time("waiting for the controller", told()):
+            return client.admit(text, str(description), _secret(token))
+
+
+def evict_there(controllers: list[str], job_id: int, tls: Path | None, token: Path | None) -> None:
+    """Have a controller evict a job, and print which switches will follow later."""
+    with reporting():
+        for switch in controllers_client(controllers, tls).evict(job_id, _secret(token))["waiting"]:
+            print(f"switch: {switch} is away; the job is removed from it when it is up")
+
+
+def controllers_client(controllers: list[str] | None, tls: Path | None) -> ControllerClient:
+    """Return a client of the controllers at these addresses. Raises TlsError, or BadParameter for none."""
+    from peelsum.control.cluster import ControllerClient
+
+    if not controllers:
+        raise typer.BadParameter("--controller: is missing; give HOST:PORT of `peelsum controller run`")
+    for one in controllers:
+        host_and_port(one, "the controller")
+    return ControllerClient(controllers, identity(tls))
+
+
+def _secret(token: Path | None) -> str:
+    from peelsum.tls import read_token
+
+    return "" if token is None else read_token(token)
+
+
+def show_cluster(controllers: list[str], tls: Path | None, json: bool) -> None:
+    """Ask the cluster's primary, and then every switch; print both. Raises ControlError or TlsError."""
+    from peelsum.control.cluster import observed
+
+    report = observed(controllers_client(controllers, tls).list(), identity(tls))
+    if json:
+        say(**_as_json(report))
+    else:
+        _print(report)
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    switches = [
+        {
+            **{name: value for name, value in asdict(switch).items() if name != "status"},
+            "lanes": switch.status.lanes if switch.status else None,
+            "slots_in_use": switch.status.slots_in_use if switch.status else None,
+        }
+        for switch in report.switches
+    ]
+    jobs = [{**asdict(job), "agrees": job.agrees} for job in report.jobs]
+    return {"primary": report.address, "epoch": report.epoch, "switches": switches, "jobs": jobs}
+
+
+def _print(report: Report) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(f"{report.address}: primary, epoch {report.epoch}")
+    switches = Table("switch", "device_id", "controller says", "switch says")
+    for one in report.switches:
+        says = f"{one.status.lanes} lanes, {one.status.slots} slots" if one.status else one.trouble
+        switches.add_row(one.p4runtime, str(one.device_id), one.state, says)
+    console.print(switches)
+    jobs = Table("job", "switch", "desired generation", "actual generation", "state")
+    for job in report.jobs:
+        state = job.state or "not admitted by this controller"
+        generations = ("-" if one is None else str(one) for one in (job.desired, job.actual))
+        jobs.add_row(
+            str(job.job_id), job.p4runtime, *generations, state if job.agrees else f"differs: {state}"
+        )
+    console.print(jobs if report.jobs else "no jobs")

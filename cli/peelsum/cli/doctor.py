@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peelsum.cli.cluster import Controllers
+from peelsum.cli.controller import Controllers
 from peelsum.cli.options import Json, Tls, identity, reporting
 from peelsum.processes import say
 from peelsum.wire import DEFAULT_LANES

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peelsum.cli.cluster import Controllers, Token, admit_there, evict_there, show_cluster
-from peelsum.cli.holding import LOADING, LOOK_EVERY_S, PATIENCE_S, ControllerCounts, event_teller
+from peelsum.cli.controller import Controllers, Token, admit_there, evict_there, show_cluster
 from peelsum.cli.job_serve import serve
 from peelsum.cli.options import (
+    LOOK_EVERY_S,
     ChildOf,
     Json,
     LogFormat,
     Metrics,
     Tls,
+    event_teller,
     identity,
+    job_values,
     reporting,
     require_device_id,
     serve_metrics,
@@ -32,11 +35,15 @@ from peelsum.processes.reports import told
 
 if TYPE_CHECKING:
     from peelsum.control import AdmittedJob, SwitchStatus
+    from peelsum.control.cluster import JobController
+    from peelsum.control.description import AnyDescription
     from peelsum.wire import Verdict
 
 app = typer.Typer(help="Admit, serve and evict jobs.", no_args_is_help=True)
 app.command()(serve)
 
+#: How long to wait while another controller is primary, e.g. to admit or restore a job.
+_PATIENCE_S = 10.0
 P4Runtime = Annotated[str, typer.Option(help="The switch's P4Runtime address.")]
 DeviceId = Annotated[int, typer.Option(help="P4Runtime's device_id.")]
 
@@ -60,8 +67,8 @@ def admit(
 
     With --controller, a cluster's controller does so, and holds the job until it is evicted.
     """
-    from peelsum.control import Fabric, Watch, read_description
-    from peelsum.control.drivers import program_files
+    from peelsum.control import ControlError, read_description
+    from peelsum.control.cluster import Event, JobController
 
     if controller:
         if hold or metrics is not None or log_format is not None:
@@ -79,34 +86,41 @@ def admit(
     tell = told(child=child)
     with reporting(), ExitStack() as stack:
         job = read_description(description)
-        switch = job.plans()[0].switch
-        files = program_files(switch.pipeline_lanes, switch.tofino)
-        with taking_time(_connecting(*(plan.switch.p4runtime for plan in job.plans())), tell):
-            connected = Fabric.connect(job, patience_s=PATIENCE_S, identity=identity(tls))
-        with connected as fabric:
-            with taking_time(LOADING, tell):
-                fabric.load_pipeline(*files)
-            with taking_time("freeing the job's slots, filling tables", tell):
-                admission = fabric.admit()
-            fabric.become_backup()
-            _show({**asdict(admission), "timeout_s": job.job.timeout_s}, json)
-            if hold:
-                counts = ControllerCounts(job.job.id)
-                counts.admitted(admission.generation)
-                serve_metrics(stack, metrics, "controller", counts.values, tls, json)
-                known = {"job": job.job.id, "generation": admission.generation}
-                tell_event = event_teller(log_format, json, **known)
-                watch, ended = Watch(fabric, admission.generation, *files), Signalled(SIGINT, SIGTERM)
-                while not ended.wait(LOOK_EVERY_S):
-                    for event in watch.look():
-                        counts.note(event)
-                        tell_event(event)
-                total: Counter[Verdict] = Counter()
-                for verdicts in fabric.verdicts():
-                    total.update(verdicts)
-                fabric.evict()
-                if json:
-                    say(verdicts=_named(total))
+        show: Callable[[Event], None] | None = None
+
+        def tell_event(event: Event) -> None:
+            if event.kind == "ended":
+                raise ControlError(str(event))
+            if show is not None:
+                show(event)
+
+        jobs = stack.enter_context(JobController(identity=identity(tls), tell=tell_event))
+        switches = _connecting(*(plan.switch.p4runtime for plan in job.plans()))
+        with taking_time(f"{switches}, loading a pipeline that it does not run yet", tell):
+            jobs.hold(job)
+        with taking_time("freeing the job's slots, filling tables", tell):
+            admission = jobs.admit_job(job)
+        _show(admission, json)
+        if hold:
+            show = event_teller(log_format, json, job=job.job.id, generation=admission["generation"])
+            serve_metrics(stack, metrics, "controller", partial(job_values, jobs, job.job.id), tls, json)
+            _hold(jobs, job, json)
+
+
+def _hold(jobs: JobController, job: AnyDescription, json: bool) -> None:
+    """Check the job's switches until a signal comes, then evict the job. Raises ControlError."""
+    from peelsum.control import ControlError
+
+    ended = Signalled(SIGINT, SIGTERM)
+    while not ended.wait(LOOK_EVERY_S):
+        jobs.poll()
+    total: Counter[Verdict] = Counter()
+    for verdicts in jobs.verdicts(job):
+        total.update(verdicts)
+    if waiting := jobs.evict(job.job.id)["waiting"]:
+        raise ControlError(f"job: {job.job.id}: is still on {', '.join(waiting)}, which is away")
+    if json:
+        say(verdicts=_named(total))
 
 
 def _connecting(*addresses: str) -> str:
@@ -146,7 +160,7 @@ def evict(
     with reporting():
         with taking_time(_connecting(p4runtime), told()):
             connected = Controller.connect(
-                p4runtime, device_id, patience_s=PATIENCE_S, identity=identity(tls)
+                p4runtime, device_id, patience_s=_PATIENCE_S, identity=identity(tls)
             )
         with connected:
             connected.evict(job_id)

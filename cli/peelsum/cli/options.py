@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from peelsum.logs import LogsError, configure, log_event
-from peelsum.metrics import PARTS, MetricsError, MetricsServer, Values, metrics_address
+from peelsum.metrics import PARTS, MetricsError, MetricsServer, Values, controller_values, metrics_address
+from peelsum.processes import say
 from peelsum.processes.user_errors import reported
 from peelsum.tls import Identity, TlsError
 
+if TYPE_CHECKING:
+    from peelsum.control.cluster import Event, JobController
+
+#: Seconds between two checks of a job's switches.
+LOOK_EVERY_S = 1.0
 #: What is wrong with the options below.
 OPTION_ERRORS = (TlsError, MetricsError, LogsError)
 
@@ -67,6 +73,29 @@ def logged(
         return otherwise
     configure(log_format, part, known)
     return log_event
+
+
+def event_teller(log_format: str | None, json: bool, **known: object) -> Callable[[Event], None]:
+    """Return what logs or prints the events of a controller of one job. Raises LogsError."""
+
+    def show(event: object) -> None:
+        if json:
+            say(event=str(event))
+        else:
+            print(event, flush=True)
+
+    log = logged(log_format, "controller", show, **known)
+
+    def tell(event: Event) -> None:
+        if event.kind not in ("admitted", "evicted"):  # which the command's own output says
+            log(event)
+
+    return tell
+
+
+def job_values(jobs: JobController, job_id: int) -> Values:
+    """Return the values of the metrics of a controller of one job."""
+    return controller_values(job_id, jobs.generation(job_id), jobs.counts(job_id))
 
 
 def identity(folder: Path | None) -> Identity | None:

@@ -78,7 +78,7 @@ def configure(
 
 def log_event(event: object, **known: object) -> None:
     """Log an event or error: its sentence, and its fields that are numbers or texts. Errors are warnings."""
-    failed = isinstance(event, Exception)
+    failed = isinstance(event, Exception) or getattr(event, "kind", "") in ("error", "ended")
     found = {"kind": type(event).__name__, **known}
     for name, value in _values(event).items():
         if isinstance(value, _PLAIN) and value is not None and name != "text":

@@ -73,9 +73,17 @@ def worker_values(job: int, worker: int, stats: Mapping[str, Any]) -> Values:
     return found
 
 
-def controller_values(job: int, counts: Mapping[str, int]) -> Values:
-    """Return the values of a job's controller. counts: by the metrics' names without part and unit."""
-    return {f"peelsum_controller_{_CONTROLLER[name]}": {(str(job),): counts[name]} for name in _CONTROLLER}
+def controller_values(job: int, generation: int | None, events: Mapping[str, int]) -> Values:
+    """Return the values of a job's controller. generation: None for none. events: counts by kind."""
+    counts = {
+        "generation": generation or 0,
+        "admissions_total": events["admitted"],
+        "lost_switches_total": events["lost"],
+        "regained_switches_total": events["regained"],
+        "restored_switches_total": events["restored"],
+        "errors_total": events["error"] + events["ended"],
+    }
+    return {f"peelsum_controller_{name}": {(str(job),): count} for name, count in counts.items()}
 
 
 def cluster_values(totals: Mapping[str, int]) -> Values:
@@ -113,12 +121,4 @@ _WORKER = {
     "marked": "marked_results_total",
     "window": "window_chunks",
     "window_cuts": "window_cuts_total",
-}
-_CONTROLLER = {
-    "generation": "generation",
-    "admissions": "admissions_total",
-    "lost": "lost_switches_total",
-    "regained": "regained_switches_total",
-    "restored": "restored_switches_total",
-    "errors": "errors_total",
 }

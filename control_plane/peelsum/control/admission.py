@@ -1,6 +1,6 @@
 """Admit a job to its switches, in an order that never exposes a half-configured job.
 
-One switch and several take the same steps. A switch is given as a session and a plan.
+One switch and several take the same steps.
 """
 
 from __future__ import annotations
@@ -8,15 +8,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from peelsum.control.description import AnyDescription
-from peelsum.control.drivers import free_slots
 from peelsum.control.errors import ControlError
-from peelsum.control.plan import SwitchPlan
 from peelsum.control.session import Session, lanes, slots
 from peelsum.control.status import read_jobs
-from peelsum.control.tables import check, close_job, known_generation, open_job, prepare
+from peelsum.control.tables import Placement, close_job
 from peelsum.wire import SECRET_BYTES
 
 _GENERATIONS = 1 << 16
@@ -50,15 +47,6 @@ class Admission:
     """What the job's hosts must prove at ports that are UDP sockets: 16 bytes in hexadecimal."""
 
 
-class Placement(NamedTuple):
-    """One job on one switch."""
-
-    session: Session
-    """The primary's session with the switch."""
-    plan: SwitchPlan
-    """The job's plan for the switch."""
-
-
 def admit(
     description: AnyDescription,
     placements: Sequence[Placement],
@@ -79,37 +67,34 @@ def admit(
     ports, if the switch permits that.
     Raises DescriptionError before anything is changed, SwitchError if a switch refuses.
     """
-    job_id = description.job.id
-    for session, plan in placements:
-        check(session, plan)
-    remembered = [known_generation(session, job_id) for session, _ in placements]
-    generation = next_generation([*known, *(one for one in remembered if one is not None)], now)
+    remembered = [placement.check() for placement in placements]
+    generation = next_generation([*known, *(number for number in remembered if number is not None)], now)
     secret = secrets.token_hex(SECRET_BYTES) if secret is None else secret
     _write(placements, generation, secret, free)
-    return admission_of(description, generation, [session for session, _ in placements], secret)
+    return admission_of(description, generation, [placement.session for placement in placements], secret)
 
 
-def put_back(session: Session, plan: SwitchPlan, generation: int, secret: str, *, free: bool = True) -> None:
+def put_back(placement: Placement, generation: int, secret: str, *, free: bool = True) -> None:
     """Admit a running job again to a switch that lost its tables. Raises ControlError.
 
     Workers and server go on in `generation`, with `secret`; they retransmit the slots' chunks. If the switch
     fails on the way, call this again.
     free: False leaves the slots as they are, for a switch on which all have been freed since it started.
     """
-    check(session, plan)
-    _write([Placement(session, plan)], generation, secret, free)
+    placement.check()
+    _write([placement], generation, secret, free)
 
 
 def _write(placements: Sequence[Placement], generation: int, secret: str, free: bool) -> None:
-    for session, plan in reversed(placements):
-        close_job(session, plan.job_id, generation)
+    for placement in reversed(placements):
+        placement.close(generation)
     if free:
-        for session, plan in placements:
-            free_slots(session, plan)
-    for session, plan in placements:
-        prepare(session, plan, secret)
-    for session, plan in placements:
-        open_job(session, plan, generation)
+        for placement in placements:
+            placement.free_slots()
+    for placement in placements:
+        placement.prepare(secret)
+    for placement in placements:
+        placement.open(generation)
 
 
 def evict(session: Session, job_id: int) -> None:

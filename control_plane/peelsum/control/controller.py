@@ -13,6 +13,7 @@ from peelsum.control.drivers import open_session
 from peelsum.control.sections import TofinoSection
 from peelsum.control.session import Session, pipeline_schema
 from peelsum.control.status import AdmittedJob, SwitchStatus
+from peelsum.control.tables import Placement
 from peelsum.tls import Identity
 from peelsum.wire import Verdict
 
@@ -74,13 +75,6 @@ class Controller:
         """End the connection. The switch keeps running as it is."""
         self.session.close()
 
-    # Primary and backup
-
-    @property
-    def is_primary(self) -> bool:
-        """Whether this controller became the primary and has not left that role."""
-        return self.session.is_primary
-
     def become_primary(self, election_id: int = 1, *, patience_s: float = 0.0) -> None:
         """Become the primary. Raises NotPrimaryError if another controller still is after `patience_s`."""
         self.session.become_primary(election_id, patience_s=patience_s)
@@ -88,14 +82,6 @@ class Controller:
     def become_backup(self) -> None:
         """Leave the role of primary to other controllers; this one can still read."""
         self.session.become_backup()
-
-    # The switch
-
-    def runs(self, json_path: Path, p4info_path: Path) -> bool | None:
-        """Return whether the switch runs this pipeline; None if it runs none. Raises ControlError."""
-        if self.session.schema is None:
-            return None
-        return self.session.runs(pipeline_schema(json_path, p4info_path))
 
     def load_pipeline(self, json_path: Path, p4info_path: Path) -> bool:
         """Commit a compiled pipeline, unless the switch runs it already. This removes all jobs.
@@ -108,8 +94,6 @@ class Controller:
         self.session.commit(wanted)
         return True
 
-    # Jobs
-
     def admit(
         self, description: JobDescription, *, free_slots: bool = True, secret: str | None = None
     ) -> Admission:
@@ -120,7 +104,7 @@ class Controller:
         Raises DescriptionError if the pipeline cannot hold the job, SwitchError if the switch refuses.
         """
         (plan,) = description.plans()
-        placed = [admission.Placement(self.session, plan)]
+        placed = [Placement(self.session, plan)]
         return admission.admit(description, placed, self._clock(), free=free_slots, secret=secret)
 
     def evict(self, job_id: int) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from peelsum.control.bfruntime import BfRuntimeSession
 from peelsum.control.errors import SwitchError
-from peelsum.control.plan import SwitchPlan
 from peelsum.control.sections import TofinoSection
 from peelsum.control.session import Session, pipeline_schema
 from peelsum.control.tofino import ARCHITECTURES, Tofino
@@ -61,8 +60,3 @@ def driver_of(session: Session) -> V1Model | Tofino:
             "address of bf_switchd, and [switch.tofino]"
         )
     return V1Model(session)
-
-
-def free_slots(session: Session, plan: SwitchPlan) -> None:
-    """Free the slots that a job's earlier generations hold. Raises SwitchError."""
-    driver_of(session).free_slots(plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from peelsum.control.sections import HostAddress, SwitchSection
 from peelsum.wire import Level
@@ -46,23 +47,23 @@ class SwitchPlan:
     section: str = "switch"
     """Name of the switch's table, for error messages."""
 
-    @property
+    @cached_property
     def expected_mask(self) -> int:
         """The bitmap of a complete sum."""
         return sum(member.mask for member in self.members)
 
-    @property
+    @cached_property
     def ports(self) -> tuple[int, ...]:
         """Every port that the job or other traffic uses, ascending."""
         others = {*self.switch.bridge.values(), *(hop.port for hop in self.switch.routes.values())}
         return tuple(sorted({self.up_port, *self.group, *self.return_ports.values(), *others}))
 
-    @property
+    @cached_property
     def group(self) -> tuple[int, ...]:
         """The ports that a result for all workers is copied to."""
         return tuple(member.port for member in self.members)
 
-    @property
+    @cached_property
     def host_ports(self) -> tuple[int, ...]:
         """The ports with a worker of the job, or its server, behind them."""
         server = () if self.level is Level.LEAF else (self.up_port,)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NoReturn
 
 import grpc
-from finsy.p4entity import P4Entity, P4MulticastGroupEntry, P4TableEntry, P4TableMatch
+from finsy.p4entity import P4Entity, P4TableEntry, P4TableMatch
 from finsy.p4schema import P4Schema
 from finsy.proto import U128, p4r, p4r_grpc
 from google.protobuf import text_format
@@ -69,8 +69,7 @@ class Session:
         """
         #: The P4Runtime server, host:port.
         self.address = address
-        #: The running pipeline; None if the switch has none.
-        self.schema: P4Schema | None = None
+        self.schema = None
         self._device_id = device_id
         self._timeout_s = timeout_s
         self._cookie = 0
@@ -101,6 +100,19 @@ class Session:
         for job_id in list(self._holds):
             self.release(job_id)
         self._channel.close()
+
+    @property
+    def schema(self) -> P4Schema | None:
+        """The running pipeline; None if the switch has none."""
+        return self._schema
+
+    @schema.setter
+    def schema(self, schema: P4Schema | None) -> None:
+        self._schema = schema
+        registers = list(schema.registers) if schema else []
+        # On a Tofino, a lane's register stands in a control of its own.
+        self._lanes = lanes_in(register.name.removesuffix(".sums") for register in registers)
+        self._slots = min((register.size for register in registers), default=0)
 
     # Primary and backup
 
@@ -243,6 +255,10 @@ class Session:
             self._raise(error, "loading the pipeline")
         self.schema, self._cookie = wanted, wanted.p4cookie
 
+    def refresh(self) -> None:
+        """Read which pipeline the switch runs now. Raises SwitchError if the switch is gone."""
+        self._learn_schema()
+
     def loaded(self) -> P4Schema:
         """Return the running pipeline. Raises SwitchError if the switch has none."""
         if self.schema is None:
@@ -264,14 +280,17 @@ class Session:
 
     # Entities
 
-    def write(self, updates: Sequence[P4TableEntry | P4MulticastGroupEntry]) -> None:
-        """Insert (+), modify (~) or delete (-) entities, in order.
+    def write(self, updates: Sequence[Any]) -> None:
+        """Insert (+), modify (~) or delete (-) entities, in order; P4Runtime's Updates are sent as they are.
 
         Raises SwitchError naming the first update that fails, or what the switch's program does not take.
         """
         schema = self.loaded()
         with for_program():
-            encoded = [update.encode_update(schema) for update in updates]
+            encoded = [
+                update if isinstance(update, p4r.Update) else update.encode_update(schema)
+                for update in updates
+            ]
         self.write_raw(encoded)
 
     def write_raw(self, updates: Sequence[Any]) -> None:
@@ -296,27 +315,29 @@ class Session:
                     self._raise(error, "writing", updates)
                 sleep(_AGAIN_S)
 
-    def read(self, *wanted: P4Entity) -> Iterator[p4r.Entity]:
-        """Yield the entities that `wanted` selects. Raises SwitchError."""
+    def read(self, *wanted: P4Entity) -> list[p4r.Entity]:
+        """Return the entities that `wanted` selects. Raises SwitchError."""
         schema = self.loaded()
         with for_program():
             entities = [entity.encode(schema) for entity in wanted]
-        yield from self.read_encoded(*entities)
+        return self.read_encoded(*entities)
 
-    def read_encoded(self, *entities: p4r.Entity) -> Iterator[p4r.Entity]:
-        """Yield the entities that `entities` select, both as P4Runtime's messages. Raises SwitchError."""
+    def read_encoded(self, *entities: p4r.Entity) -> list[p4r.Entity]:
+        """Return the entities that `entities` select, both as P4Runtime's messages. Raises SwitchError."""
         request = p4r.ReadRequest(device_id=self._device_id, entities=entities)
+        found: list[p4r.Entity] = []
         try:
             for response in self._stub.Read(request, timeout=self._timeout_s):
-                yield from response.entities
+                found += response.entities
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.NOT_FOUND:  # what BMv2 says of a missing multicast group
                 self._raise(error, "reading")
+        return found
 
-    def entries(self, table: str, match: P4TableMatch | None = None) -> list[P4TableEntry]:
+    def entries(self, table: str, match: Mapping[str, Any] | None = None) -> list[P4TableEntry]:
         """Return a table's rows, or those with one key. Raises SwitchError."""
         schema = self.loaded()
-        found = self.read(P4TableEntry(table, match=match))
+        found = self.read(P4TableEntry(table, match=P4TableMatch(match) if match else None))
         return [P4TableEntry.decode(entity, schema) for entity in found]
 
     def _raise(self, error: grpc.RpcError, doing: str, updates: Sequence[Any] = ()) -> NoReturn:
@@ -355,19 +376,18 @@ def peelsum_lanes(session: Session) -> int:
 
     Raises SwitchError if the switch has no pipeline.
     """
-    # On a Tofino, a lane's register stands in a control of its own.
-    return lanes_in(register.name.removesuffix(".sums") for register in session.loaded().registers)
+    session.loaded()
+    return session._lanes
 
 
 def lanes(session: Session) -> int:
     """Return the pipeline's 32-bit values per packet. Raises SwitchError if it is not peelsum's."""
-    found = peelsum_lanes(session)
-    if not found:
+    if not peelsum_lanes(session):
         raise SwitchError(f"switch: the pipeline of {session.address} is not peelsum's; load that first")
-    return found
+    return session._lanes
 
 
 def slots(session: Session) -> int:
     """Return how many chunks the pipeline sums at once. Raises SwitchError if it is not peelsum's."""
     lanes(session)
-    return min(register.size for register in session.loaded().registers)
+    return session._slots

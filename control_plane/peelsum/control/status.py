@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from finsy.p4entity import P4CounterEntry, P4TableAction
+from finsy.p4entity import P4CounterEntry, P4TableAction, P4TableEntry
 
 from peelsum.control.drivers import driver_of
 from peelsum.control.session import Session, lanes, slots
+from peelsum.control.tables import Tables, args, is_closed
 from peelsum.wire import MAX_WORKERS, Level, Verdict
 
 
@@ -74,29 +75,32 @@ def read_verdicts(session: Session) -> dict[Verdict, int]:
 
 def read_jobs(session: Session) -> list[AdmittedJob]:
     """Return the admitted jobs, by number; closed ones are left out."""
+    tables = Tables(session)
     workers: defaultdict[int, dict[int, int]] = defaultdict(dict)
     racks: defaultdict[int, dict[int, int]] = defaultdict(dict)
-    for entry in session.entries("members"):
-        action, job_id, port = entry.action, entry["job_id"], entry["ingress_port"]
-        if isinstance(action, P4TableAction) and action.name == "admit_worker":
-            workers[job_id][action.args["worker_id"]] = port
-        elif isinstance(action, P4TableAction) and action.name == "admit_rack":
-            racks[job_id][action.args["first_worker"] // MAX_WORKERS] = port
-    jobs = []
-    for entry in session.entries("jobs"):
-        action, job_id = entry.action, entry["job_id"]
-        if isinstance(action, P4TableAction) and action.args["expected_mask"]:
-            jobs.append(_admitted(job_id, action, workers[job_id], racks[job_id]))
+    for row in tables.rows["members"]:
+        job_id, port, values = row["job_id"], row["ingress_port"], args(row)
+        if "worker_id" in values:
+            workers[job_id][values["worker_id"]] = port
+        elif "first_worker" in values:
+            racks[job_id][values["first_worker"] // MAX_WORKERS] = port
+    jobs = [
+        _admitted(row, workers[row["job_id"]], racks[row["job_id"]])
+        for row in tables.rows["jobs"]
+        if not is_closed(row)
+    ]
     return sorted(jobs, key=lambda job: job.job_id)
 
 
-def _admitted(job_id: int, row: P4TableAction, workers: dict[int, int], racks: dict[int, int]) -> AdmittedJob:
+def _admitted(row: P4TableEntry, workers: dict[int, int], racks: dict[int, int]) -> AdmittedJob:
+    values = args(row)
+    assert isinstance(row.action, P4TableAction)
     return AdmittedJob(
-        job_id=job_id,
-        generation=row.args["generation"],
-        expected_mask=row.args["expected_mask"],
-        server_port=row.args["up_port"],
+        job_id=row["job_id"],
+        generation=values["generation"],
+        expected_mask=values["expected_mask"],
+        server_port=values["up_port"],
         worker_ports=dict(sorted(workers.items())),
         rack_ports=dict(sorted(racks.items())),
-        level=Level(row.name).name.lower(),
+        level=Level(row.action.name).name.lower(),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from peelsum.control.bfruntime import BfRuntimeSession, default_row, row
 from peelsum.control.entries import queue_limit_entry
@@ -66,15 +66,17 @@ class Tofino:
         missing = self._missing(described, section)
         self._session.write_raw([row("INSERT", table, port, _settings(one)) for port, one in missing.items()])
 
-    def set_limits(self, age_limit_ms: float | None, queue_depth: int | None) -> None:
-        """Change the limits; None keeps one. A queue's depth in packets becomes cells of whole packets."""
+    def limit_updates(self, age_limit_ms: float | None, queue_depth: int | None) -> list[Any]:
+        """Return the updates of limits; None keeps one. A queue's depth becomes cells of whole packets."""
+        updates: list[Any] = []
         if age_limit_ms is not None:
             table = self._session.tables.table("owner.age_limit")
-            self._session.write_raw([default_row(table, {"value": _ticks(age_limit_ms)})])
+            updates.append(default_row(table, {"value": _ticks(age_limit_ms)}))
         if queue_depth is not None:
             frame = FRAME_HEADER_BYTES + packet_bytes(lanes(self._session))
             cells = queue_depth * ceil(frame / self._device.cell_bytes)
-            self._session.write([~queue_limit_entry(min(cells, _DEEPEST))])
+            updates.append(~queue_limit_entry(min(cells, _DEEPEST)))
+        return updates
 
     def free_slots(self, plan: SwitchPlan) -> None:
         """Free the slots of the job's pipe that its earlier generations hold.
@@ -92,8 +94,9 @@ class Tofino:
     def secret_ports(self) -> None:
         """Return None: no port of a Tofino is a UDP socket."""
 
-    def set_secrets(self, ports: Collection[int], secret: str) -> None:
-        """Do nothing, for the same reason."""
+    def secret_updates(self, secrets: Mapping[int, str], known: Collection[int] | None) -> list[Any]:
+        """Return none, for the same reason."""
+        return []
 
     def slots_in_use(self) -> dict[int, int]:
         """Return the number of slots that each job holds, in all pipes."""

@@ -8,9 +8,10 @@ secrets.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from secrets import randbits
 from time import monotonic
+from typing import Any
 
 import numpy as np
 from finsy.p4entity import P4RegisterEntry
@@ -60,14 +61,14 @@ class V1Model:
     def bring_up(self, described: TofinoSection | None, section: str) -> None:
         """Do nothing: the ports of these switches are up when they start."""
 
-    def set_limits(self, age_limit_ms: float | None, queue_depth: int | None) -> None:
-        """Change the rows that hold the limits; None keeps one."""
-        entries = []
+    def limit_updates(self, age_limit_ms: float | None, queue_depth: int | None) -> list[Any]:
+        """Return the updates of the rows that hold the limits; None keeps one."""
+        updates: list[Any] = []
         if age_limit_ms is not None:
-            entries.append(~age_limit_entry(age_limit_ticks(age_limit_ms)))
+            updates.append(~age_limit_entry(age_limit_ticks(age_limit_ms)))
         if queue_depth is not None:
-            entries.append(~queue_limit_entry(queue_depth))
-        self._session.write(entries)
+            updates.append(~queue_limit_entry(queue_depth))
+        return updates
 
     def free_slots(self, plan: SwitchPlan) -> None:
         """Free the slots of a job's earlier generations, and stale ones.
@@ -87,29 +88,18 @@ class V1Model:
         except UnsupportedError:
             return None
 
-    def set_secrets(self, ports: Collection[int], secret: str) -> None:
-        """Set the secret of ports, in hexadecimal; an empty one removes theirs.
+    def secret_updates(self, secrets: Mapping[int, str], known: Collection[int] | None) -> list[Any]:
+        """Return the updates of ports' secrets, in hexadecimal by port; an empty one removes a port's.
 
-        Does nothing if the switch's ports are not UDP sockets.
+        known: what `secret_ports` returned; None if the switch's ports are not UDP sockets.
         """
-        known = self.secret_ports()
-        if known is not None:
-            value = AnyMessage()
-            value.Pack(BytesValue(value=bytes.fromhex(secret)))
-            self._session.write_raw(
-                [
-                    p4r.Update(
-                        type=_update_type(port in known, secret),
-                        entity=p4r.Entity(
-                            extern_entry=p4r.ExternEntry(
-                                extern_type_id=SECRETS_EXTERN, extern_id=port, entry=value
-                            )
-                        ),
-                    )
-                    for port in ports
-                    if secret or port in known
-                ]
-            )
+        if known is None:
+            return []
+        return [
+            _secret_update(port, secret, has_secret=port in known)
+            for port, secret in secrets.items()
+            if secret or port in known
+        ]
 
     def slots_in_use(self) -> dict[int, int] | None:
         """Return how many slots each job holds; None if registers cannot be read."""
@@ -117,10 +107,12 @@ class V1Model:
         return None if owners is None else dict(Counter(owners.values()))
 
 
-def _update_type(has_secret: bool, secret: str) -> p4r.Update.Type.ValueType:
-    if not secret:
-        return p4r.Update.DELETE
-    return p4r.Update.MODIFY if has_secret else p4r.Update.INSERT
+def _secret_update(port: int, secret: str, *, has_secret: bool) -> p4r.Update:
+    value = AnyMessage()
+    value.Pack(BytesValue(value=bytes.fromhex(secret)))
+    update = p4r.Update.MODIFY if has_secret else p4r.Update.INSERT
+    entry = p4r.ExternEntry(extern_type_id=SECRETS_EXTERN, extern_id=port, entry=value)
+    return p4r.Update(type=update if secret else p4r.Update.DELETE, entity=p4r.Entity(extern_entry=entry))
 
 
 def age_limit_ticks(age_limit_ms: float) -> int:

@@ -27,6 +27,7 @@ from peelsum.control.bfruntime.messages import (
     Set,
     StreamRequest,
     Stub,
+    Update,
     WriteRequest,
     codes,
     refused,
@@ -215,14 +216,17 @@ class BfRuntimeSession(Session):
 
     # Entities
 
-    def write(self, updates: Sequence[P4TableEntry | P4MulticastGroupEntry]) -> None:
-        """Insert (+), modify (~) or delete (-) entities, in order.
+    def write(self, updates: Sequence[Any]) -> None:
+        """Insert (+), modify (~) or delete (-) entities, in order; BF Runtime's Updates are sent as they are.
 
         Raises SwitchError naming the first update that fails.
         """
         schema = self.loaded()
         sent: list[Any] = []
         for update in updates:
+            if isinstance(update, Update):
+                sent.append(update)
+                continue
             with for_program():
                 encoded = update.encode_update(schema)
             if isinstance(update, P4MulticastGroupEntry):
@@ -243,22 +247,22 @@ class BfRuntimeSession(Session):
             except grpc.RpcError as error:
                 self._raise(error, "writing", batch)
 
-    def read(self, *wanted: P4Entity) -> Iterator[p4r.Entity]:
-        """Yield the entities that `wanted` selects. Raises SwitchError."""
-        schema = self.loaded()
+    def read(self, *wanted: P4Entity) -> list[p4r.Entity]:
+        """Return the entities that `wanted` selects. Raises SwitchError."""
+        schema, entities = self.loaded(), []
         for one in wanted:
             if isinstance(one, P4TableEntry):
                 with for_program():
                     query = table_query(one.encode(schema).table_entry, self.tables)
-                for entity in self.read_raw(query):
-                    if not entity.table_entry.is_default_entry:  # sent with all others
-                        yield row_of(entity, self.tables)
+                rows = self.read_raw(query)  # with the default row, whatever is asked for
+                entities += [row_of(row, self.tables) for row in rows if not row.table_entry.is_default_entry]
             elif isinstance(one, P4MulticastGroupEntry):
-                yield from self._groups(one, schema)
+                entities += self._groups(one, schema)
             elif isinstance(one, P4CounterEntry):
-                yield from self._counters(one, schema)
+                entities += self._counters(one, schema)
             else:
                 raise UnsupportedError(f"switch: {self.address}: cannot read {type(one).__name__} so")
+        return entities
 
     def read_raw(self, query: Any, pipe: int = ALL_PIPES) -> Iterator[Any]:
         """Yield the Entities that a query selects, in one pipe or in all. Nothing, if there are none."""

@@ -1,10 +1,12 @@
-"""A controller of several switches and jobs, with desired state in a file, a backup, and a gRPC API."""
+"""The controller of jobs on switches, alone or with a file, a backup and an API."""
 
 from peelsum.control.cluster.client import ControllerClient
 from peelsum.control.cluster.cluster import Cluster
 from peelsum.control.cluster.description import ClusterDescription, read_cluster
+from peelsum.control.cluster.jobs import JobController
 from peelsum.control.cluster.report import Report, observed
-from peelsum.control.cluster.service import ControllerService
+from peelsum.control.cluster.requests import Requests, answer_all, listening
+from peelsum.control.cluster.runs import Runs
 from peelsum.control.cluster.store import Store
 from peelsum.control.cluster.switches import Event
 
@@ -12,10 +14,14 @@ __all__ = [
     "Cluster",
     "ClusterDescription",
     "ControllerClient",
-    "ControllerService",
     "Event",
+    "JobController",
     "Report",
+    "Requests",
+    "Runs",
     "Store",
+    "answer_all",
+    "listening",
     "observed",
     "read_cluster",
 ]

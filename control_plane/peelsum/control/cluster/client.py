@@ -1,50 +1,24 @@
-"""Asks a cluster's primary controller by gRPC, wherever it is among several addresses.
-
-Both ends encode messages as JSON objects, so no compiler is needed.
-"""
+"""Asks a cluster's primary controller, wherever it is among several addresses."""
 
 from __future__ import annotations
 
-import json
+import ssl
 from collections.abc import Sequence
 from contextlib import closing
 from time import monotonic, sleep
 from typing import Any
 
-import grpc
-
 from peelsum.control.errors import ControlError
-from peelsum.reading import parse_json
-from peelsum.tls import Identity, TlsError
-from peelsum.tls.grpc_ends import open_channel
+from peelsum.requests import LONGEST_REQUEST, ask, decoded, encoded
+from peelsum.tls import Identity, TlsError, require_tls
+from peelsum.tls.identity import tls_reason
 
-#: The gRPC service.
-SERVICE = "peelsum.Controller"
-#: Bytes of the largest request and response.
-LONGEST_REQUEST, LONGEST_RESPONSE = 1 << 20, 16 << 20
-_OPTIONS = (
-    ("grpc.max_receive_message_length", LONGEST_RESPONSE),
-    ("grpc.use_local_subchannel_pool", 1),
-)
 #: How long to look for a primary while a backup answers: it takes over within a few polls.
 _PATIENCE_S = 10.0
 _AGAIN_S = 0.2
 #: A switch may have to build its pipeline before it takes a job.
 _ANSWER_S = 600.0
 _CONNECT_S = 4.0
-
-
-def encoded(values: dict[str, Any]) -> bytes:
-    """Return an object as a message."""
-    return json.dumps(values).encode()
-
-
-def decoded(message: bytes) -> dict[str, Any]:
-    """Return a message's object. Raises ValueError for anything else."""
-    values = parse_json(message, LONGEST_RESPONSE)
-    if not isinstance(values, dict):
-        raise ValueError("is not a JSON object")
-    return values
 
 
 class ControllerClient:
@@ -61,64 +35,72 @@ class ControllerClient:
 
         description: its description, TOML; source: where it is from, for errors.
         """
-        return self._ask("Admit", description=description, source=source, token=token)
+        return self._ask("admit", description=description, source=source, token=token)
 
     def evict(self, job_id: int, token: str = "") -> dict[str, Any]:
         """Evict a job; return the switches that are away, as `waiting`. Raises ControlError."""
-        return self._ask("Evict", job_id=job_id, token=token)
+        return self._ask("evict", job_id=job_id, token=token)
 
     def list(self) -> dict[str, Any]:
         """Return the epoch, the switches and the admitted jobs. Raises ControlError."""
-        return self._ask("List")
+        return self._ask("list")
 
-    def _ask(self, method: str, **values: object) -> dict[str, Any]:
+    def _ask(self, call: str, **values: object) -> dict[str, Any]:
         """Return the primary's response."""
         deadline = monotonic() + self._patience_s
         while True:
             errors = []
             for address in self._addresses:
                 try:
-                    return self._call(address, method, values)
+                    return self._call(address, {"call": call, **values})
                 except _OtherError as error:
                     errors.append(error)
-            if not any(error.backup for error in errors) or monotonic() >= deadline:
+            if not any(isinstance(error, _BackupError) for error in errors) or monotonic() >= deadline:
                 raise ControlError(str(errors[-1]))
             sleep(_AGAIN_S)
 
-    def _call(self, address: str, method: str, values: dict[str, object]) -> dict[str, Any]:
-        with closing(self._channel(address)) as channel:
-            call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{method}")
-            try:
-                grpc.channel_ready_future(channel).result(timeout=_CONNECT_S)
-                return decoded(call(encoded(values), timeout=_ANSWER_S))
-            except grpc.FutureTimeoutError:
-                raise _OtherError(_nobody(address)) from None
-            except grpc.RpcError as error:
-                code = error.code()
-                if code == grpc.StatusCode.UNAVAILABLE:
-                    raise _OtherError(_nobody(address)) from None
-                if code == grpc.StatusCode.ABORTED:
-                    raise _OtherError(_told(error), backup=True) from None
-                raise ControlError(_told(error)) from None
-
-    def _channel(self, address: str) -> grpc.Channel:
+    def _call(self, address: str, values: dict[str, object]) -> dict[str, Any]:
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        if len(encoded(values)) > LONGEST_REQUEST:
+            raise ControlError(
+                f"controller: a request has at most {LONGEST_REQUEST:,} bytes; shorten the description"
+            )
         try:
-            return open_channel("controller", address, self._identity, _OPTIONS, _CONNECT_S)
+            require_tls("controller", host, self._identity)
+            link, line = ask(
+                (host, int(port)),
+                values,
+                connect_s=_CONNECT_S,
+                answer_s=_ANSWER_S,
+                identity=self._identity,
+            )
         except TlsError as error:
             raise ControlError(str(error)) from None
+        except ssl.SSLError as error:
+            raise ControlError(
+                f"controller: {address}: TLS failed ({tls_reason(error)}); check that both ends' "
+                "certificates are of one CA, valid today, and the controller's for this host"
+            ) from None
+        except OSError:
+            raise _OtherError(_nobody(address)) from None
+        with closing(link):
+            try:
+                response = decoded(line)
+            except ValueError:
+                raise _OtherError(_nobody(address)) from None
+        if "error" in response:
+            raise (_BackupError if response.get("backup") else ControlError)(str(response["error"]))
+        return response
 
 
 class _OtherError(Exception):
-    """This controller does not answer, or is a backup: another may."""
+    """This controller does not answer; another may."""
 
-    def __init__(self, message: str, *, backup: bool = False) -> None:
-        super().__init__(message)
-        self.backup = backup
+
+class _BackupError(_OtherError):
+    """This controller is a backup, which may become the primary."""
 
 
 def _nobody(address: str) -> str:
     return f"controller: nothing answers at {address}; is `peelsum controller run` running there?"
-
-
-def _told(error: Any) -> str:
-    return str(error.details() or error.code().name)

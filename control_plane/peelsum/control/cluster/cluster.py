@@ -1,31 +1,27 @@
-"""A cluster's controller: it elects the primary, keeps the switches, and admits and evicts jobs."""
+"""A cluster's controller: one that owns its switches, with its jobs in a file, an election, and a backup."""
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
-from functools import lru_cache, partial
-from threading import Condition, Lock, RLock, Thread
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from threading import Condition, Thread
 from typing import Any
 
-from finsy.p4schema import P4Schema
-
-from peelsum.control import admission
-from peelsum.control.admission import Placement
 from peelsum.control.cluster.description import ClusterDescription
+from peelsum.control.cluster.jobs import JobController, digest_of, plans_of
+from peelsum.control.cluster.requests import Guest
 from peelsum.control.cluster.store import BackupError, Store, StoredJob
-from peelsum.control.cluster.switches import KINDS, Event, ManagedSwitch, Wanted
+from peelsum.control.cluster.switches import Event, ManagedSwitch, OwnedSwitch
 from peelsum.control.description import parse_description
 from peelsum.control.drivers import program_files
-from peelsum.control.errors import ControlError, DescriptionError, SwitchError
+from peelsum.control.errors import ControlError, DescriptionError
 from peelsum.control.plan import SwitchPlan
-from peelsum.control.sections import MAX_JOB_ID, PlacedSwitch
+from peelsum.control.sections import MAX_JOB_ID
 from peelsum.control.session import pipeline_schema
-from peelsum.control.tables import close_job
+from peelsum.pipelines import PipelineError
 from peelsum.tls import Identity
 from peelsum.wire import RESERVED_JOB_ID
 
@@ -35,12 +31,11 @@ _FREE_POLLS = 2
 _LAST_WORK_S = 2.0
 
 
-class Cluster:
+class Cluster(JobController):
     """A controller of several switches and jobs, as a context manager.
 
-    Theory of operation. The state file says which jobs are admitted, in which generation; the switches
-    follow. An admission writes the switches first and the file last, an eviction the other way round. So if a
-    controller ends in between, the next check makes the switches agree with the file.
+    Theory of operation. The jobs are in a file, and the switches in a description. One controller is the
+    primary; a backup, with the same file, takes its place.
 
     | state   | event                                              | then                                   |
     |---------|----------------------------------------------------|----------------------------------------|
@@ -57,31 +52,30 @@ class Cluster:
         self,
         described: ClusterDescription,
         store: Store,
-        pipelines: Mapping[int, P4Schema],
         *,
         address: str = "",
         identity: Identity | None = None,
         tell: Callable[[Event], None] = lambda event: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """pipelines: of v1model, by lanes. address: where this controller answers.
+        """address: where this controller answers. tell: called with every event.
 
-        tell: called with every event.
+        Raises PipelineError or ControlError for a switch's program that is missing.
         """
+        super().__init__(store=store, identity=identity, tell=tell, clock=clock)
         self.address = address
-        self._tell_caller = tell
-        self._counts: dict[str, int] = dict.fromkeys(KINDS, 0)
         self._failure: Exception | None = None
-        self._store, self._clock = store, clock
         self._poll_s = described.controller.poll_s
-        self._switches = {
-            switch.place: ManagedSwitch(switch, _program(switch, pipelines), identity)
-            for switch in described.switches
+        files = [program_files(one.pipeline_lanes, one.tofino) for one in described.switches]
+        pipelines = {paths: pipeline_schema(*paths) for paths in set(files)}
+        self._owned = {
+            switch.place: OwnedSwitch(switch, pipelines[paths], identity)
+            for switch, paths in zip(described.switches, files, strict=True)
         }
-        self._epoch = 0
-        self._free_polls = 0
+        self._switches |= self._owned
+        self._file = store
+        self._epoch = self._free_polls = 0
         self._told_role = self._followed = False
-        self._changing, self._parsing = RLock(), Lock()
         self._polls, self._ended = Condition(), False
         self._threads: list[Thread] = []
 
@@ -93,9 +87,6 @@ class Cluster:
             thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Stop. A primary resigns, and its backup takes over at once; the jobs stay as they are."""
         self.end()
@@ -103,9 +94,8 @@ class Cluster:
             thread.join(_LAST_WORK_S)
         if self._epoch:
             with suppress(ControlError):  # there is another primary already
-                self._store.resign(self._epoch)
-        for switch in self._switches.values():
-            switch.close()
+                self._file.resign(self._epoch)
+        super().close()
 
     def end(self) -> None:
         """Stop to poll, and make `wait` return."""
@@ -130,36 +120,36 @@ class Cluster:
 
     def elect(self) -> None:
         """Become the primary if there is none, or a backup if there is another."""
-        leader = self._store.leader()
+        leader = self._file.leader()
         if self._epoch and leader.epoch != self._epoch:
             self._leave()
             self._told_role, self._followed = False, True
         if self._epoch:
             return
         if self._may_lead(resigned=not leader.address):
-            self._epoch = self._store.take_over(self.address, list(self._switches))
-            self._tell(Event("primary", f"controller: is the primary, in epoch {self._epoch}"))
+            self._epoch = self._file.take_over(self.address, list(self._switches))
+            self.tell(Event("primary", f"controller: is the primary, in epoch {self._epoch}"))
             self._poll_now()
         elif not self._told_role:
-            self._tell(Event("backup", f"controller: is a backup; {self._primary(leader.address)}"))
+            self.tell(Event("backup", f"controller: is a backup; {self._primary(leader.address)}"))
         self._told_role = True
 
     def _primary(self, address: str) -> str:
         if not address:
             return "there is no primary yet"
-        if self._store.switches() == set(self._switches):
+        if self._file.switches() == set(self._switches):
             return f"the primary is at {address}"
         return f"the primary at {address} has other switches in its file, so it will not take over"
 
     def _may_lead(self, *, resigned: bool) -> bool:
         """Return whether every switch that answers has been without a primary for long enough."""
         seen = []
-        for switch in self._switches.values():
+        for switch in self._owned.values():
             with switch.lock:
                 seen.append(switch.has_primary())
         free = False in seen and True not in seen
         self._followed |= True in seen
-        if self._followed and self._store.switches() != set(self._switches):
+        if self._followed and self._file.switches() != set(self._switches):
             return False  # switches that the primary's file does not list would look free
         self._free_polls = self._free_polls + 1 if free else 0
         return self._free_polls >= (1 if resigned else _FREE_POLLS)
@@ -173,29 +163,10 @@ class Cluster:
 
     # The switches
 
-    def keep(self, switch: ManagedSwitch) -> None:
-        """Correct a switch's tables, if this controller is the primary."""
-        with switch.lock:
-            epoch = self._epoch
-            if not epoch or self._store.leader().epoch != epoch:
-                return
-            # Read the file with the lock held: an admission that holds it has not written the file yet.
-            for event in switch.keep(epoch, self._wanted(switch)):
-                self._tell(event)
-
     def poll(self) -> None:
         """Run each thread's work once; for tests."""
         self.elect()
-        for switch in self._switches.values():
-            self.keep(switch)
-
-    def _wanted(self, switch: ManagedSwitch) -> dict[int, Wanted]:
-        return {
-            job.job_id: Wanted(plan, job.generation, job.secret)
-            for job in self._store.jobs()
-            for plan in _plans(job.description)
-            if plan.switch.place == switch.described.place
-        }
+        super().poll()
 
     def _repeat(self, work: Callable[[], None]) -> None:
         while not self._ended:
@@ -214,6 +185,23 @@ class Cluster:
 
     # Jobs
 
+    def respond(self, guest: Guest) -> dict[str, Any]:
+        """Return the response to a request: `error` says why it was not granted."""
+        values = guest.request
+        token = values.get("token", "")
+        try:
+            match values["call"]:
+                case "admit":
+                    return self.admit(values["description"], values.get("source") or "job description", token)
+                case "evict":
+                    return self.evict(values["job_id"], token)
+                case _:
+                    return self.listed()
+        except BackupError as error:
+            return {"error": str(error), "backup": True}
+        except (ControlError, PipelineError, ValueError) as error:
+            return {"error": " ".join(str(error).split())}
+
     def admit(self, text: str, source: str = "job description", token: str = "") -> dict[str, Any]:
         """Admit a job, or admit it again, in a new generation; return its admission.
 
@@ -221,31 +209,7 @@ class Cluster:
         token that is not text. After a switch's error, an already admitted job continues.
         """
         self._leading()
-        with self._parsing:  # not with `_changing`: a large text takes a second
-            described, digest = parse_description(text, source), _digest(token)
-            job_id, plans = described.job.id, described.plans()
-        with self._changing:
-            epoch = self._leading()
-            known = self._permitted(job_id, digest)
-            switches = [self._switch_of(plan) for plan in plans]
-            with _locked(switches), ExitStack() as doubts:
-                for switch in switches:
-                    doubts.callback(switch.doubt)
-                    if switch.trouble:  # it may be up since the last poll
-                        self.keep(switch)
-                sessions = [switch.ready(epoch) for switch in switches]
-                admitted = admission.admit(
-                    described,
-                    [Placement(*one) for one in zip(sessions, plans, strict=True)],
-                    self._clock(),
-                    known=[known.generation] if known else [],
-                )
-                job = StoredJob(job_id, True, admitted.generation, text, digest, admitted.secret)
-                self._store.admit(epoch, job)
-                doubts.pop_all()  # nothing failed half-way
-        text = f"job: {job_id}: admitted in generation {admitted.generation}"
-        self._tell(Event("admitted", text, job_id, admitted.generation))
-        return {**asdict(admitted), "timeout_s": described.job.timeout_s}
+        return self._admit(parse_description(text, source), text, digest_of(token))
 
     def evict(self, job_id: int, token: str = "") -> dict[str, Any]:
         """Evict a job; return the switches that are away, and will follow when they are up, as `waiting`.
@@ -254,22 +218,7 @@ class Cluster:
         """
         if not RESERVED_JOB_ID < job_id <= MAX_JOB_ID:
             raise ValueError(f"job_id: {job_id}: is not a job's number; use 1 to {MAX_JOB_ID}")
-        with self._changing:
-            epoch = self._leading()
-            known = self._permitted(job_id, _digest(token))
-            if known is None or not known.admitted:
-                others = ", ".join(str(job.job_id) for job in self._store.jobs()) or "none"
-                raise ControlError(f"job: {job_id}: is not admitted; admitted: {others}")
-            switches = [
-                self._switches[place]
-                for place in (plan.switch.place for plan in reversed(_plans(known.description)))
-                if place in self._switches
-            ]
-            with _locked(switches):
-                self._store.evict(epoch, job_id)
-                waiting = [one.name for one in switches if not _closed(one, epoch, known)]
-        self._tell(Event("evicted", f"job: {job_id}: evicted", job_id))
-        return {"waiting": waiting}
+        return super().evict(job_id, token)
 
     def listed(self) -> dict[str, Any]:
         """Return the epoch, the switches and the admitted jobs, each with its state."""
@@ -289,14 +238,14 @@ class Cluster:
         switches = self._switches.values() if self._epoch else ()
         up = sum(not switch.trouble for switch in switches)
         now = {"epoch": self._epoch, "jobs": len(self._store.jobs()), "up": up, "away": len(switches) - up}
-        return {**now, **self._counts}
+        return {**now, **self.counts()}
 
     def _described(self, job: StoredJob) -> dict[str, Any]:
-        places = [plan.switch.place for plan in _plans(job.description)]
+        places = [plan.switch.place for plan in plans_of(job)]
         return {
             "job_id": job.job_id,
             "generation": job.generation,
-            "workers": parse_description(job.description).job.workers,
+            "workers": parse_description(str(job.description)).job.workers,
             "switches": [address for address, _ in places],
             "device_ids": [device_id for _, device_id in places],
             "state": next(filter(None, (self._trouble(job.job_id, place) for place in places)), "admitted"),
@@ -309,10 +258,14 @@ class Cluster:
         trouble = switch.trouble or switch.refused.get(job_id)
         return f"waits: {trouble}" if trouble else ""
 
+    def _before_writing(self, switch: ManagedSwitch, plan: SwitchPlan) -> None:
+        if switch.trouble:  # it may be up since the last poll
+            self.keep(switch)
+
     def _leading(self) -> int:
         """Return the epoch. Raises BackupError if this controller is not the primary."""
         if not self._epoch:
-            raise BackupError(self._store.leader().address)
+            raise BackupError(self._file.leader().address)
         return self._epoch
 
     def _permitted(self, job_id: int, digest: str) -> StoredJob | None:
@@ -331,44 +284,3 @@ class Cluster:
                 f"{plan.section}.p4runtime: {plan.switch.p4runtime!r}, device_id {plan.switch.device_id}: is "
                 f"not a switch of this cluster; use one of {have}"
             ) from None
-
-    def _tell(self, event: Event) -> None:
-        self._counts[event.kind] += 1
-        self._tell_caller(event)
-
-
-def _program(switch: PlacedSwitch, pipelines: Mapping[int, P4Schema]) -> P4Schema:
-    if switch.tofino is None:
-        return pipelines[switch.pipeline_lanes]
-    return pipeline_schema(*program_files(switch.pipeline_lanes, switch.tofino))
-
-
-@lru_cache(maxsize=512)
-def _plans(description: str) -> tuple[SwitchPlan, ...]:
-    return parse_description(description).plans()
-
-
-def _digest(token: str) -> str:
-    try:
-        return hashlib.sha256(token.encode()).hexdigest() if token else ""
-    except UnicodeEncodeError:
-        raise ValueError("token: is not Unicode text; make one: peelsum certificates token FILE") from None
-
-
-def _closed(switch: ManagedSwitch, epoch: int, job: StoredJob) -> bool:
-    """Close a job on a switch; return whether that succeeded."""
-    try:
-        close_job(switch.ready(epoch), job.job_id, job.generation)
-    except SwitchError:
-        switch.doubt()
-        return False
-    return True
-
-
-@contextmanager
-def _locked(switches: Sequence[ManagedSwitch]) -> Iterator[None]:
-    """Hold the locks of several switches."""
-    with ExitStack() as stack:
-        for switch in sorted(switches, key=lambda one: one.described.place):
-            stack.enter_context(switch.lock)
-        yield

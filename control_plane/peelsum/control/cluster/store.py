@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import RLock
 from typing import NamedTuple
 
+from peelsum.control.description import AnyDescription
 from peelsum.control.errors import ControlError
 
 #: Of the file's tables; stored in it as `user_version`.
@@ -51,8 +52,8 @@ class StoredJob(NamedTuple):
     """Whether it has not been evicted since."""
     generation: int
     """Its last generation, which no later one may repeat."""
-    description: str
-    """Its description, TOML."""
+    description: str | AnyDescription
+    """Its description, in a file as TOML."""
     token: str
     """SHA-256 of the token that changes need, in hexadecimal; empty without one."""
     secret: str
@@ -66,6 +67,33 @@ class Leader(NamedTuple):
     """How often the primary has changed; its election id."""
     address: str
     """Where it answers, host:port; empty if it has ended by itself."""
+
+
+class MemoryStore:
+    """The desired state of a controller without a file. Its only epoch is 1."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, StoredJob] = {}
+
+    def leader(self) -> Leader:
+        """Return the controller itself."""
+        return Leader(1, "")
+
+    def jobs(self) -> list[StoredJob]:
+        """Return the admitted jobs, by number."""
+        return [job for _, job in sorted(self._jobs.items()) if job.admitted]
+
+    def job(self, job_id: int) -> StoredJob | None:
+        """Return a job, also one that was evicted; None if it was never admitted."""
+        return self._jobs.get(job_id)
+
+    def admit(self, epoch: int, job: StoredJob) -> None:
+        """Store a job that its switches have."""
+        self._jobs[job.job_id] = job
+
+    def evict(self, epoch: int, job_id: int) -> None:
+        """Store that a job is evicted. Its generation is kept."""
+        self._jobs[job_id] = self._jobs[job_id]._replace(admitted=False)
 
 
 class Store:

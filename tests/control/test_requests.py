@@ -5,15 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import select
 import selectors
 import socket
 
 import pytest
 from patience import PATIENCE_S
 
-#: How long what has been sent over loopback may take to be there, in seconds.
-from peelsum.cli.job_requests import MOST, PAUSE_S, SPEAK_S, WAIT_S, Requests
-from peelsum.transport.lease import LONGEST_REQUEST
+from peelsum.control.cluster.requests import MOST, PAUSE_S, SPEAK_S, WAIT_S, Requests
+from peelsum.requests import encoded
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def link(place):
 
 
 def ask(process):
-    return f"peelsum start {process}\n".encode()
+    return encoded({"call": "start", "process": process})
 
 
 def heard(link):
@@ -58,6 +58,14 @@ def listen(requests, now=0.0):
     """Accept a connection, and read what it says."""
     for _ in range(2):
         requests.next(now, PATIENCE_S)
+
+
+def hear_all(requests, link):
+    """Read what a connection sends, until it is closed."""
+    link.setblocking(False)
+    while not select.select([link], [], [], 0)[0]:
+        requests.next(0.0, 0.1)
+    link.setblocking(True)
 
 
 def hold(requests, link, process, answer=None):
@@ -78,16 +86,21 @@ def await_start(requests, now=0.0):
     "said",
     [
         b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
-        b"peelsum start\n",
-        b"peelsum start 1 2\n",
-        b"peelsum start -1\n",
-        b"\0" * LONGEST_REQUEST,
+        b'{"call": "start"}\n',
+        b'{"call": "start", "process": "1"}\n',
+        b'{"call": "start", "process": 1, "more": 2}\n',
+        b'{"call": "start", "process": 1, "ranks": true}\n',
+        b'{"call": "list"}\n',
+        b'{"call": []}\n',
+        b"[" * 100_000 + b"\n",
+        b"[]\n",
+        b"\0" * 1024,
         os.urandom(3000).replace(b"\n", b"") + b"\n",
     ],
 )
 def test_who_says_something_else_is_told_so(requests, link, said):
     stranger = link(said)
-    listen(requests)
+    hear_all(requests, stranger)
     assert "job 1: takes requests of a training's rank 0" in heard(stranger)["error"]
     assert requests.holder is None
 
@@ -162,9 +175,10 @@ def test_who_says_nothing_is_not_waited_for(requests, link):
 
 
 def test_a_request_may_come_in_pieces(requests, link):
-    slow = link(b"peelsum st")
+    said = ask(12)
+    slow = link(said[:7])
     listen(requests)
-    slow.sendall(b"art 12\n")
+    slow.sendall(said[7:])
     await_start(requests)
     assert requests.holder == "process 12 of 127.0.0.1"
 
@@ -243,12 +257,14 @@ def test_beyond_the_most_that_wait_the_newest_is_closed(requests, link):
 
 def test_groups_get_leases_of_their_own_beside_the_jobs(requests, link):
     hold(requests, link, 1, {"admission": {}})
-    links = {process: link(f"peelsum start {process} for {process} ranks\n".encode()) for process in (2, 3)}
+    links = {
+        process: link(encoded({"call": "start", "process": process, "ranks": process})) for process in (2, 3)
+    }
     guests = {}
     while len(guests) < 2:
         if guest := requests.next(WAIT_S + 1, PATIENCE_S):
-            guests[guest.process] = guest
-            requests.tell({"refused": "no room"} if guest.process == 3 else {"admission": {}})
+            guests[guest.ranks] = guest
+            requests.tell({"refused": "no room"} if guest.ranks == 3 else {"admission": {}})
     assert {process: guest.ranks for process, guest in guests.items()} == {2: 2, 3: 3}
     assert "process 1 of" in requests.holder
     assert heard(links[3]) == {"refused": "no room"}

@@ -1,20 +1,25 @@
-"""Connections to a served job: each holds or requests a lease, of it or of a group. Time is a parameter."""
+"""Answers the requests of other processes, from connections to a listening socket. Time is a parameter.
+
+A start is answered by a lease on the job, or on a further group's, until its connection ends.
+"""
 
 from __future__ import annotations
 
 import errno
-import json
 import selectors
 import socket
 import ssl
+import time
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from peelsum.tls import Identity, Role, same_token
+from peelsum.control.errors import ControlError
+from peelsum.requests import LONGEST_REQUEST, encoded, parsed_request
+from peelsum.tls import Identity, Role, require_tls, same_token
 from peelsum.tls.acceptor import oldest_of_largest_source, source_of
 from peelsum.tls.roles import role_of_peer
-from peelsum.transport.lease import LONGEST_REQUEST, parsed_request
 
 #: How long a client may take to send its request, and to receive the response, in seconds.
 SPEAK_S = 5.0
@@ -22,34 +27,56 @@ SPEAK_S = 5.0
 WAIT_S = 8.0
 #: Maximum number of connections.
 MOST = 100
+#: Bytes of the longest request, with its line end, that describes no job.
+_SHORT_REQUEST = 1 << 10
 #: How long no connection is accepted if the process has no file descriptor left, in seconds.
 PAUSE_S = 1.0
 #: (option, value) in seconds, or probes: the connection of a lost machine is closed after 5 s.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3))
+#: The roles that may call, with TLS.
+_ROLES = {
+    "start": (Role.WORKER, Role.OPERATOR),
+    "admit": (Role.OPERATOR,),
+    "evict": (Role.OPERATOR,),
+    "list": (Role.OPERATOR, Role.VIEWER),
+}
+_CONTROLLED = "`peelsum job --controller` and `status --controller`"
+_CLIENTS = dict.fromkeys(_ROLES, _CONTROLLED) | {"start": "a training's rank 0, by 'switch://HOST:PORT'"}
 
 
 @dataclass(eq=False)
 class Guest:
-    """A connection. `until` is its deadline; `process` is the client's process id, after its request."""
+    """A connection. `until` is its deadline."""
 
     link: socket.socket
     host: str
     until: float
     heard: bytes = b""
-    process: int | None = None
+    request: dict[str, Any] = field(default_factory=dict)
+    """What it requests, as `parsed_request` returns it; empty before that."""
+    role: Role | None = None
+    """The role of its certificate; None without TLS."""
     secured: bool = True
     """Whether the TLS handshake, if there is one, is done."""
-    ranks: int | None = None
-    """The size of the further group for which a job is requested; None for the job itself."""
     served: bool = False
-    """Whether it has the lease of a further group's job, or is about to be told so."""
+    """Whether it has been answered, or is about to be."""
     left: bool = False
     """Whether the connection is closed, and so its lease freed."""
 
     @property
     def name(self) -> str:
         """The client's name in messages."""
-        return f"process {self.process} of {self.host}"
+        return f"process {self.request.get('process', 'unknown')} of {self.host}"
+
+    @property
+    def ranks(self) -> int | None:
+        """The size of the further group for which a job is requested; None for the job itself."""
+        return self.request.get("ranks")
+
+    @property
+    def wants_job(self) -> bool:
+        """Whether it requests the job itself, which one client may have at a time."""
+        return self.request.get("call") == "start" and self.ranks is None
 
 
 class Requests:
@@ -59,7 +86,8 @@ class Requests:
 
     | connection    | event                         | then                                          |
     |---------------|-------------------------------|-----------------------------------------------|
-    | new           | a request, one line           | it waits for the lease                        |
+    | new           | a start, one line             | it waits for the lease                        |
+    | new           | another call                  | it is answered, and closed                    |
     | new           | anything else; SPEAK_S passes | it gets an error and is closed                |
     | new           | wrong certificate or token    | likewise                                      |
     | new           | MOST others are open          | a silent one is closed, see `_make_room`      |
@@ -73,14 +101,21 @@ class Requests:
     """
 
     def __init__(
-        self, listening: socket.socket, job: str, *, identity: Identity | None = None, token: str = ""
+        self,
+        listening: socket.socket,
+        name: str,
+        calls: Collection[str] = ("start",),
+        *,
+        identity: Identity | None = None,
+        token: str = "",
     ) -> None:
-        """job: the job's name in responses.
+        """name: who answers, in errors. calls: those that are answered.
 
-        identity: with one, clients need TLS and a certificate of role worker or operator.
-        token: if not empty, what requests must contain.
+        identity: with one, clients need TLS and a certificate with a role that the call permits.
+        token: if not empty, what starts must contain.
         """
-        self._listening, self._job, self._token = listening, job, token
+        self._listening, self._name, self._calls, self._token = listening, name, calls, token
+        self._longest = LONGEST_REQUEST if "admit" in calls else _SHORT_REQUEST
         self._tls = None if identity is None else identity.context(server=True)
         self._selector = selectors.DefaultSelector()
         listening.setblocking(False)
@@ -104,7 +139,10 @@ class Requests:
         return self._holder.name if self._holder else None
 
     def next(self, now: float, timeout_s: float) -> Guest | None:
-        """Wait up to `timeout_s`; return a client that got a lease and awaits `tell`, or None."""
+        """Wait up to `timeout_s`; return a client that got a lease or awaits another response, or None.
+
+        It is answered by `tell`.
+        """
         if self._deaf_until is not None and now >= self._deaf_until:
             self._deaf_until = None
             self._selector.register(self._listening, selectors.EVENT_READ)
@@ -117,30 +155,28 @@ class Requests:
         if self._waiting():
             for key, _ in self._selector.select(0):  # who has left after its request
                 guest = self._guests.get(key.fileobj)  # type: ignore[call-overload]
-                if guest is not None and guest.process is not None:
+                if guest is not None and guest.request:
                     self._hear(guest, now)
             self._next = min(self._waiting(), key=lambda guest: guest.until, default=None)
-            if self._next is not None and self._next.ranks is None:
-                self._holder = self._next
-            elif self._next is not None:
+            if self._next is not None:
                 self._next.served = True
+                self._holder = self._next if self._next.wants_job else self._holder
         self._dismiss(now)
         return self._next
 
     def _waiting(self) -> list[Guest]:
-        """Return the connections that wait for a lease that is free."""
+        """Return the connections that can be answered now: the job itself has one holder."""
         return [
             guest
             for guest in self._guests.values()
-            if guest.process is not None
-            and not guest.served
-            and (guest.ranks is not None or self._holder is None)
+            if guest.request and not guest.served and (self._holder is None or not guest.wants_job)
         ]
 
     def tell(self, answer: dict[str, Any]) -> None:
-        """Send the response to who got a lease. An error, a refusal or a failure frees the lease."""
+        """Send the response to whom `next` returned. An error, a refusal or a failure frees the lease."""
         assert self._next is not None
-        if not self._say(self._next, answer) or {"error", "refused"} & answer.keys():
+        is_lease = self._next.request["call"] == "start" and not {"error", "refused"} & answer.keys()
+        if not self._say(self._next, answer) or not is_lease:
             self._close(self._next)
 
     def _let_in(self, now: float) -> None:
@@ -177,13 +213,13 @@ class Requests:
 
         So strangers cannot keep workers out.
         """
-        silent = {guest: source_of(guest.host) for guest in self._guests.values() if guest.process is None}
+        silent = {guest: source_of(guest.host) for guest in self._guests.values() if not guest.request}
         if silent:
             self._close(oldest_of_largest_source(silent))
         return bool(silent)
 
     def _shake_hands(self, guest: Guest) -> None:
-        """Continue the TLS handshake; afterwards, turn away a certificate of another role."""
+        """Continue the TLS handshake."""
         assert isinstance(guest.link, ssl.SSLSocket)
         try:
             guest.link.do_handshake()
@@ -192,10 +228,7 @@ class Requests:
         except OSError:
             self._close(guest)
             return
-        guest.secured = True
-        role = role_of_peer(guest.link)
-        if role not in (Role.WORKER, Role.OPERATOR):
-            self._refuse(guest, f"takes requests of role worker; this certificate's is {role}")
+        guest.secured, guest.role = True, role_of_peer(guest.link)
 
     def _hear(self, guest: Guest, now: float) -> None:
         if not guest.secured:
@@ -211,33 +244,44 @@ class Requests:
             said = b""
         if not said:
             self._close(guest)
-        elif guest.process is None:
+        elif not guest.request:
             guest.heard += said
             line, end, _ = guest.heard.partition(b"\n")
-            request = parsed_request(line) if end else None
-            if request is not None and self._token and not same_token(request.token, self._token):
-                self._refuse(guest, "the token is not this job's; set PEELSUM_TOKEN to a file with the job's")
-            elif request is not None:
-                guest.process, guest.ranks, guest.until = request.process, request.ranks, now + WAIT_S
-            elif end or len(guest.heard) >= LONGEST_REQUEST:
+            if end:
+                self._accept(guest, parsed_request(line), now)
+            elif len(guest.heard) >= self._longest:
                 self._turn_away(guest)
+
+    def _accept(self, guest: Guest, request: dict[str, Any] | None, now: float) -> None:
+        """Let a client wait for the response to its request, or say why there is none."""
+        if request is None or request["call"] not in self._calls:
+            self._turn_away(guest)
+            return
+        call, roles = request["call"], _ROLES[request["call"]]
+        if self._tls is not None and guest.role not in roles:
+            wanted = " or ".join(roles)
+            self._refuse(guest, f"{call} needs a certificate of role {wanted}; this one's is {guest.role}")
+        elif call == "start" and self._token and not same_token(request.get("token", ""), self._token):
+            self._refuse(guest, "the token is not this job's; set PEELSUM_TOKEN to a file with the job's")
+        else:
+            guest.request, guest.until, guest.heard = request, now + WAIT_S, b""
 
     def _dismiss(self, now: float) -> None:
         """Turn away connections whose deadline has passed."""
         for guest in list(self._guests.values()):
-            is_group = guest.process is not None and guest.ranks is not None
-            if guest is not self._holder and not is_group and now >= guest.until:
+            if now >= guest.until and not guest.served and (guest.wants_job or not guest.request):
                 self._turn_away(guest)
 
     def _turn_away(self, guest: Guest) -> None:
-        if guest.process is None:
-            why = "takes requests of a training's rank 0, by 'switch://HOST:PORT'; this was not a request"
+        if not guest.request:
+            whose = " or ".join(sorted({_CLIENTS[call] for call in self._calls}))
+            why = f"takes requests of {whose}; this was not a request"
         else:
             why = f"is in use by {self.holder}; end that training, or wait for its end"
         self._refuse(guest, why)
 
     def _refuse(self, guest: Guest, why: str) -> None:
-        self._say(guest, {"error": f"{self._job}: {why}"})
+        self._say(guest, {"error": f"{self._name}: {why}"})
         self._close(guest)
 
     def _say(self, guest: Guest, answer: dict[str, Any]) -> bool:
@@ -246,7 +290,7 @@ class Requests:
             return False
         try:
             guest.link.settimeout(SPEAK_S)
-            guest.link.sendall(json.dumps(answer).encode() + b"\n")
+            guest.link.sendall(encoded(answer))
             guest.link.setblocking(False)
         except OSError:
             return False
@@ -261,3 +305,37 @@ class Requests:
         with suppress(OSError):
             guest.link.shutdown(socket.SHUT_RDWR)
         guest.link.close()
+
+
+def listening(place: tuple[str, int], identity: Identity | None) -> socket.socket:
+    """Return a socket that listens there. Raises ControlError, or TlsError beyond loopback without TLS."""
+    host, port = place
+    require_tls("--listen", host, identity)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host.strip("[]"), port), family=family)
+    except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]
+        raise ControlError(f"--listen: {host}:{port}: {reason}; choose another") from error
+
+
+def answer_all(
+    requests: Requests,
+    respond: Callable[[Guest], dict[str, Any]],
+    look: Callable[[], None],
+    ended: Callable[[], bool],
+    *,
+    every_s: float,
+) -> None:
+    """Respond to requests, and call `look` every so many seconds, until `ended` returns True."""
+    looked, busy_s = time.monotonic(), 0.0
+    while not ended():
+        # The connections' deadlines do not run while this thread is busy, as it reads nothing then.
+        guest = requests.next(time.monotonic() - busy_s, every_s)
+        busy_since = time.monotonic()
+        if guest is not None:
+            requests.tell(respond(guest))
+        if time.monotonic() - looked >= every_s:
+            look()
+            looked = time.monotonic()
+        busy_s += time.monotonic() - busy_since
