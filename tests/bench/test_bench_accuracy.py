@@ -22,8 +22,7 @@ from peelsum.bench.accuracy.rows import compared, fastest
 from peelsum.bench.accuracy.shares import SharesError, divide
 from peelsum.bench.accuracy.subjects import SUBJECTS, SubjectName, make_subject
 from peelsum.bench.accuracy.training import Run, Setting, train
-from peelsum.compress import DGC, QSGD, PackedIntegers, TopK, registered
-from peelsum.flexible import DENSE, LinkModel, Step, cost, costs
+from peelsum.compress import DENSE, DGC, QSGD, LinkModel, PackedIntegers, Step, TopK, cost, costs, registered
 from peelsum.summation import Part
 
 LABELS = np.repeat(np.arange(10), 50)

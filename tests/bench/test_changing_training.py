@@ -16,7 +16,7 @@ from compressors import Books
 from peelsum.bench.accuracy import changing
 from peelsum.bench.accuracy.changing import COMPUTE_S, NETWORKS, SELECT_S, ChangingTraining, train_over
 from peelsum.bench.accuracy.training import Setting, train
-from peelsum.flexible import METHODS, Flexible, LinkModel, Step, cost
+from peelsum.compress import METHODS, Flexible, LinkModel, Step, cost
 
 SETTING = Setting("digits", "top-k", workers=3, seed=2, steps=12)
 ELEMENTS = 38_282

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("forked_children")
 LIMIT_S = 20.0
 
 
-@pytest.mark.parametrize("loss", [0.0, 0.02])
+@pytest.mark.parametrize("loss", [pytest.param(0.0, marks=pytest.mark.slow), 0.02])
 def test_every_form_comes_to_what_gloo_makes_of_it(loss: float):
     ours, star = run_at_switch(3, shards.in_pieces, star={"loss": loss, "seed": 3}, backend="peelsum")
     gloos = run_ranks(3, shards.in_pieces)
@@ -31,11 +31,10 @@ def test_every_form_comes_to_what_gloo_makes_of_it(loss: float):
 
 def test_fsdp_trains_through_the_switch():
     """By the bits the same in two runs, with losses and without, and nearly as by gloo."""
-    ours, star = run_at_switch(4, shards.sharded_by_torch, 3, (4,), backend="peelsum")
-    again, _ = run_at_switch(
-        4, shards.sharded_by_torch, 3, (4,), star={"loss": 0.02, "seed": 3}, backend="peelsum"
-    )
-    theirs = run_ranks(4, shards.sharded_by_torch, 3, (4,))
+    work = shards.sharded_by_torch, 3, (2,)
+    ours, star = run_at_switch(2, *work, backend="peelsum")
+    again, _ = run_at_switch(2, *work, star={"loss": 0.02, "seed": 3}, backend="peelsum")
+    theirs = run_ranks(2, *work)
     for mine, repeated, other in zip(ours, again, theirs, strict=True):
         np.testing.assert_array_equal(mine, repeated)
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-6)
@@ -90,7 +89,15 @@ def test_an_optimizer_in_shards_of_its_own_trains_as_by_gloo():
 
 
 @pytest.mark.parametrize(
-    "call", ["reduce", "of integers", "of int64", "of bits", "reduce_scatter", "all_gather", "broadcast"]
+    "call",
+    [
+        "of bits",
+        "all_gather",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("reduce", "of integers", "of int64", "reduce_scatter", "broadcast")
+        ),
+    ],
 )
 def test_ranks_with_tensors_of_other_sizes_get_an_error(call: str):
     """Of sizes that take as many packets, so that nothing else would notice."""

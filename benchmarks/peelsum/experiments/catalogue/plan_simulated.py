@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from peelsum.bench.simulation import measured
+from peelsum.compress import COLLECTIVES, LinkModel, SwitchPath
 from peelsum.experiments import Column, Experiment, Size
-from peelsum.flexible import COLLECTIVES, LinkModel, SwitchPath
 from peelsum.simulation import Job, NetworkSection, Scenario
 from peelsum.simulation.simulation import frame_bytes
 
