@@ -71,7 +71,7 @@ def _api_pages(app: Any) -> None:
             if _is_package(name):
                 options.append("   :imported-members:")
             if name == "peelsum.torch":  # described on the page of peelsum.compress
-                options.append("   :exclude-members: RandomK, Threshold, TopK")
+                options.append("   :exclude-members: RandomK, StrategyStats, Threshold, TopK")
             parts += [f"## {name}"] * (name != f"peelsum.{package}")
             parts.append("\n".join(["```{eval-rst}", *options, "```"]))
         _write(folder / f"{package}.md", "\n\n".join(parts) + "\n")

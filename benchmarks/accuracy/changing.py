@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy.in_process import InProcess
 from benchmarks.accuracy.training import Setting, Training, one_thread
-from peelsum.compress import CompressedResult, CompressedSum
-from peelsum.compress.collectives import Bytes
-from peelsum.flexible import (
+from peelsum.compress import (
     CARRIERS,
     DENSE,
+    CompressedResult,
+    CompressedSum,
     Decider,
     Flexible,
     LinkModel,
@@ -31,11 +31,11 @@ from peelsum.flexible import (
     SwitchPath,
     carrier_of,
 )
-from peelsum.flexible import Traffic as StepTraffic
-from peelsum.flexible.collectives import directly
+from peelsum.compress import Traffic as StepTraffic
+from peelsum.compress.collectives import Bytes, Meter, PiggybackWords, Routes
+from peelsum.compress.costs import directly
+from peelsum.compress.decisions import compressor_of
 from peelsum.summation import Part, Words
-from peelsum.torch.decisions import compressor_of
-from peelsum.torch.routes import Meter, Rider, Routes
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ class ChangingTraining(Training):
         self._fixed = None if isinstance(by, Flexible) else Next(*by, False, {})
         super().__init__(setting)
         self._meters = [Meter() for _ in range(setting.workers)]
-        self._riders = [Rider() for _ in range(setting.workers)]
+        self._riders = [PiggybackWords() for _ in range(setting.workers)]
         self._routes = [
             Routes(cast(Any, _Queue(one)), cast(Any, _Group(one)), self._path, meter, rider)
             for one, meter, rider in zip(self._threads.members, self._meters, self._riders, strict=True)
@@ -204,12 +204,12 @@ class ChangingTraining(Training):
         for rider, gain in zip(self._riders, self._gains, strict=True):
             times = (self._last | asked).items()
             noisy = {name: one * (1 + _NOISE * self._random.exponential()) for name, one in times}
-            rider.board(Measurement(**noisy, gain=min(gain, 1.0)).words())
+            rider.set(Measurement(**noisy, gain=min(gain, 1.0)).words())
         return sum(asked.values())
 
     def _observe(self, decider: Decider) -> None:
         """Let the decider take what all workers agree on."""
-        words = self._riders[0].arrived()
+        words = self._riders[0].result()
         assert words is not None
         events = decider.observe(Measurement.agreed(words), self._traffic)
         self.changes += sum(isinstance(one, MethodChosen) for one in events)

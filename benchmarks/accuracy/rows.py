@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.accuracy.in_process import Traffic
 from benchmarks.accuracy.methods import DENSE
 from benchmarks.accuracy.training import Run
-from peelsum.flexible import COLLECTIVES, LinkModel, SwitchPath
+from peelsum.compress import COLLECTIVES, LinkModel, SwitchPath
 
 #: The target is this share of what dense training improves, from the start to its last measurement.
 TARGET_SHARE = 0.95

@@ -30,7 +30,7 @@ def measure(seed: int, network: str, method: str, steps: int, workers: int) -> d
     """Train digits; return when the target was reached, and what was sent."""
     from benchmarks.accuracy.changing import train_over
     from benchmarks.accuracy.training import Setting
-    from peelsum.flexible import Flexible
+    from peelsum.compress import Flexible
 
     by = Flexible() if method == FLEXIBLE else FIXED[method]
     run = train_over(Setting("digits", "top-k", workers, "iid", seed, steps), network, by)  # type: ignore[arg-type]

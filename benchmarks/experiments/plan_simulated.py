@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks import Column, Experiment, Size
 from benchmarks.rivals.sparse_sums import measured
-from peelsum.flexible import COLLECTIVES, LinkModel, SwitchPath
+from peelsum.compress import COLLECTIVES, LinkModel, SwitchPath
 from peelsum.simulation import Job, NetworkSection, Scenario
 from peelsum.simulation.simulation import frame_bytes
 

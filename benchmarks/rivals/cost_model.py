@@ -1,4 +1,4 @@
-"""The time of an allreduce by formula, for thousands of workers: `peelsum.flexible`'s costs, calibrated.
+"""The time of an allreduce by formula, for thousands of workers: `peelsum.compress`'s costs, calibrated.
 
 A time has two parts: words at the links' rate, and messages that wait for each other. Each algorithm has two
 factors, fitted to packet-level simulations of 4 to 32 workers (`python -m benchmarks simulation_check`).
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from peelsum.flexible.collectives import LinkModel, SwitchPath, rounds
+from peelsum.compress.costs import LinkModel, SwitchPath, rounds
 from peelsum.simulation.scenario import Scenario
 from peelsum.simulation.simulation import frame_bytes
 from peelsum.simulation.trains import SimulationError

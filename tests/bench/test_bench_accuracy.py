@@ -25,8 +25,7 @@ from benchmarks.accuracy.rows import compared, fastest
 from benchmarks.accuracy.shares import SharesError, divide
 from benchmarks.accuracy.subjects import SUBJECTS, SubjectName, make_subject
 from benchmarks.accuracy.training import Run, Setting, train
-from peelsum.compress import DGC, QSGD, PackedIntegers, TopK, registered
-from peelsum.flexible import DENSE, LinkModel, Step, cost, costs
+from peelsum.compress import DENSE, DGC, QSGD, LinkModel, PackedIntegers, Step, TopK, cost, costs, registered
 from peelsum.summation import Part
 
 LABELS = np.repeat(np.arange(10), 50)

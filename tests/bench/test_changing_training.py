@@ -18,7 +18,7 @@ from compressors import Books
 from benchmarks.accuracy import changing
 from benchmarks.accuracy.changing import COMPUTE_S, NETWORKS, SELECT_S, ChangingTraining, train_over
 from benchmarks.accuracy.training import Setting, train
-from peelsum.flexible import METHODS, Flexible, LinkModel, Step, cost
+from peelsum.compress import METHODS, Flexible, LinkModel, Step, cost
 
 SETTING = Setting("digits", "top-k", workers=3, seed=2, steps=12)
 ELEMENTS = 38_282

@@ -20,7 +20,7 @@ from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.plan import Layout, TensorPlan
 from peelsum.bench.codec import seen, taught
 from peelsum.bench.plan import Request, method_rows, plan
-from peelsum.flexible import AXES, METHODS, LinkModel, Step, crossovers
+from peelsum.compress import AXES, METHODS, LinkModel, Step, crossovers
 
 SLOW = Request(1 << 20, 0.01, 0.01, 1e-6, 4, "uniform")
 

@@ -60,7 +60,6 @@ AREAS = {
     "compress": Area(
         "host/peelsum/compress/**/*.py", ("tests/compress", "tests/torch/test_kept_between_steps.py")
     ),
-    "flexible": Area("host/peelsum/flexible/*.py", ("tests/flexible",)),
     "allreduce": Area(
         "host/peelsum/allreduce/*.py",
         _tests(

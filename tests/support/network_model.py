@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from peelsum.flexible import (
+from peelsum.compress import (
     CARRIERS,
     DENSE,
     Decider,
@@ -23,7 +23,7 @@ from peelsum.flexible import (
     carrier_of,
     cost,
 )
-from peelsum.flexible.collectives import reduced
+from peelsum.compress.costs import reduced
 
 WORKERS = 4
 ELEMENTS = 1_000_000

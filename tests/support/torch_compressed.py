@@ -43,7 +43,10 @@ def audited(rank: int, over: str, settings: dict[str, Any], steps: int, restart_
     the first step. Returns parameters, statistics, and the plans of a strategy.
     """
     plans = []
-    with patch("peelsum.torch.state.Memory", Books), patch("peelsum.torch.settings.CompressedSum", Watched):
+    with (
+        patch("peelsum.compress.reducers.Memory", Books),
+        patch("peelsum.compress.reducers.CompressedSum", Watched),
+    ):
         ddp, state, optimizer = hooked(over, **settings)
         for step in range(steps):
             if step == restart_at:
@@ -60,7 +63,7 @@ def audited(rank: int, over: str, settings: dict[str, Any], steps: int, restart_
 
 def _check(ddp: torch.nn.Module, state: SwitchAllreduceState, *, balance: bool) -> None:
     if balance:
-        state._memory.balance()
+        state._reducer.memory.balance()
     own = {name: fractions(one.sent, one.elements) for name, one in Watched.results.items()}
     everybody: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, own)

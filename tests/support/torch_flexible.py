@@ -19,8 +19,8 @@ from patience import PATIENCE_S
 from torch_ranks import error_of
 from torch_training import descend, model, parameters, step_loss
 
-from peelsum.flexible import DENSE, Decider, Flexible, LinkModel
-from peelsum.flexible.collectives import reduced
+from peelsum.compress import DENSE, Decider, Flexible, LinkModel
+from peelsum.compress.costs import reduced
 from peelsum.summation import Part, Words
 from peelsum.torch import ProcessGroupSummation, SwitchAllreduceState, TopK, hook
 from peelsum.torch.backends import connect
@@ -54,7 +54,7 @@ def scripted(script: Script | None) -> Iterator[None]:
             method, ratio = script[step % len(script)]
             self.next = replace(self.next, method=method, ratio=1.0 if method in DENSE else ratio)
 
-    with patch("peelsum.torch.decisions.Decider", Scripted if script else Decider):
+    with patch("peelsum.compress.decisions.Decider", Scripted if script else Decider):
         yield
 
 
@@ -83,6 +83,7 @@ def trained(rank: int, over: Any, script: Script | None, steps: int, **settings:
         losses = (step_loss(ddp, rank, step) for step in range(steps))
         trained = descend(ddp, None, losses, optimizer=optimizer)
         outcome = {"parameters": trained, "stats": state.stats(), "log": lines}
+        logger.removeHandler(handler)  # this process may train again
         state.close()
     return outcome
 
@@ -160,15 +161,15 @@ def not_finite(rank: int, script: Script) -> list[tuple[list[bool], bool]]:
     Return for each step which averages are finite, and whether its books balance.
     """
     outcome = []
-    with patch("peelsum.torch.state.Memory", Books), scripted(script):
+    with patch("peelsum.compress.reducers.Memory", Books), scripted(script):
         ddp, state, _ = hooked("gloo")
         for step in range(len(script)):
             ddp.zero_grad()
             loss = step_loss(ddp, rank, step)
-            before = {name: one.numbers.copy() for name, one in state._memory.residuals.items()}
+            before = {name: one.numbers.copy() for name, one in state._reducer.memory.residuals.items()}
             bad = step % 2 == 1
             (loss * float("inf") if bad and rank == 1 else loss).backward()
-            after = {name: one.numbers for name, one in state._memory.residuals.items()}
+            after = {name: one.numbers for name, one in state._reducer.memory.residuals.items()}
             kept = all(np.array_equal(before[name], after[name]) for name in before) if bad else True
             outcome.append(([bool(one.grad.isfinite().all()) for one in ddp.parameters()], kept))
         state.close()

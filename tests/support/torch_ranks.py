@@ -54,6 +54,19 @@ def run_ranks(
                 rank.end()
 
 
+def run_several(world: int, works: Mapping[str, tuple[Any, ...]], **options: Any) -> Mapping[str, list[Any]]:
+    """Run several works, each a function and its arguments, one after the other in one group of ranks.
+
+    Return the results of all ranks by each work's name. options: see `run_ranks`.
+    """
+    ranks = run_ranks(world, _several, list(works.values()), **options)
+    return {name: [results[number] for results in ranks] for number, name in enumerate(works)}
+
+
+def _several(rank: int, works: Sequence[tuple[Any, ...]]) -> list[Any]:
+    return [work(rank, *arguments) for work, *arguments in works]
+
+
 def run_at_switch(
     world: int,
     work: Callable[..., Any],

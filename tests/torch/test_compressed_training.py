@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch_compressed as compressed
 from compressors import COMPRESSORS
-from torch_ranks import run_at_switch, run_ranks
+from torch_ranks import run_at_switch, run_ranks, run_several
 
 from peelsum.compress import (
     QSGD,
@@ -49,29 +49,28 @@ def kept(compressor):
     return {"compressor": compressor, "error_feedback": True}
 
 
-@pytest.mark.parametrize(
-    "compressor",
-    [
-        pytest.param(method, id=name, marks=[] if name in QUICK else pytest.mark.slow)
-        for name, method in METHODS.items()
-    ],
-)
-def test_training_is_exact_and_goes_on_from_a_checkpoint(compressor):
+def test_training_is_exact_and_goes_on_from_a_checkpoint():
     """DDP rebuilds buckets after the first step; a restore in the middle changes no bit but of buckets."""
-    ranks = run_ranks(2, compressed.audited, "gloo", kept(compressor), 6, 3)
-    for one in ranks:
-        np.testing.assert_array_equal(one["parameters"], ranks[0]["parameters"])
-        assert one["stats"].steps == 3
-        assert np.isfinite(one["parameters"]).all()
-    if compressor.per == "tensor":
-        through = run_ranks(2, compressed.audited, "gloo", kept(compressor), 6, 99)
-        np.testing.assert_array_equal(ranks[0]["parameters"], through[0]["parameters"])
+    works = {
+        (name, restart_at): (compressed.audited, "gloo", kept(one), 6, restart_at)
+        for name, one in METHODS.items()
+        for restart_at in ([3, 99] if one.per == "tensor" else [3])
+    }
+    for (name, restart_at), ranks in run_several(2, works).items():
+        for one in ranks:
+            np.testing.assert_array_equal(one["parameters"], ranks[0]["parameters"], name)
+            assert one["stats"].steps == (3 if restart_at == 3 else 6), name
+            assert np.isfinite(one["parameters"]).all(), name
+        if restart_at == 3:
+            restored = ranks[0]["parameters"]
+        else:
+            np.testing.assert_array_equal(ranks[0]["parameters"], restored, name)
 
 
 @pytest.mark.parametrize("loss", [pytest.param(0.0, marks=pytest.mark.slow), 0.05])
 def test_switch_and_gloo_give_the_same_sums(loss):
     """Every compressor, at two ranks, whatever the switch's links lose."""
-    every = list(COMPRESSORS.values()) if not loss else [*METHODS.values()]
+    every = list(COMPRESSORS.values())
     over_gloo = run_ranks(2, compressed.sums, every, "gloo")
     over_switch, _ = run_at_switch(2, compressed.sums, every, "switch", star={"loss": loss, "seed": 3})
     for one in (*over_gloo, *over_switch):
@@ -79,25 +78,20 @@ def test_switch_and_gloo_give_the_same_sums(loss):
             np.testing.assert_array_equal(mine, other)
 
 
-@pytest.mark.parametrize(
-    "compressor",
-    [pytest.param(METHODS["star"], marks=pytest.mark.slow), METHODS["qsgd"]],
-    ids=["star", "qsgd"],
-)
-def test_training_over_a_switch(compressor):
+def test_training_over_a_switch():
     """What the switch cannot add is gathered by the ranks' process group."""
-    trained, _ = run_at_switch(2, compressed.audited, "switch", kept(compressor), 5, 99)
-    expected = run_ranks(2, compressed.audited, "gloo", kept(compressor), 5, 99)[0]
+    settings = kept(METHODS["qsgd"])
+    trained, _ = run_at_switch(2, compressed.audited, "switch", settings, 5, 99)
+    expected = run_ranks(2, compressed.audited, "gloo", settings, 5, 99)[0]
     for one in trained:
         np.testing.assert_array_equal(one["parameters"], expected["parameters"])
 
 
-@pytest.mark.parametrize(
-    "compressor", [StarTopK(0.1), PowerSGD(1), NaturalCompression(), RandomK(0.1, seeds="own")], ids=str
-)
-def test_an_infinite_gradient_reaches_every_rank(compressor):
-    first, second = run_ranks(2, compressed.not_finite, compressor, "gloo")
-    assert first == second
-    assert all(first[0])
-    assert not any(first[1])
-    assert all(first[2])
+def test_an_infinite_gradient_reaches_every_rank():
+    several = StarTopK(0.1), PowerSGD(1), NaturalCompression(), RandomK(0.1, seeds="own")
+    works = {str(one): (compressed.not_finite, one, "gloo") for one in several}
+    for name, (first, second) in run_several(2, works).items():
+        assert first == second, name
+        assert all(first[0]), name
+        assert not any(first[1]), name
+        assert all(first[2]), name

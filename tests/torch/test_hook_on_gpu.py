@@ -23,9 +23,15 @@ from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation, Su
 from peelsum.torch import HookError, SwitchAllreduceState, TopK, fsdp_hook, hook
 from peelsum.torch.bucket_sum import BucketSum
 from peelsum.torch.buckets import Bucket, _Streams
+from peelsum.torch.reducer import ExactReducer
 
 pytest.importorskip("triton", reason="triton is not installed")
 SIZES = [700, 33, 0, 1]
+
+
+def in_place(allreduce):
+    """The sum of a bucket by an all-reduce."""
+    return ExactReducer().bucket(None, lambda turns: allreduce)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -37,7 +43,8 @@ def test_a_device_and_a_host_sum_with_each_other(dtype):
     ]
     names = [str(size) for size in SIZES]
     sums = [
-        BucketSum(names, None, one, on_host=place) for one, place in zip(reduces, (False, True), strict=True)
+        BucketSum(names, None, in_place(one), on_host=place)
+        for one, place in zip(reduces, (False, True), strict=True)
     ]
     generator = torch.Generator().manual_seed(3)
     for step in range(2):
@@ -65,7 +72,7 @@ def test_a_device_and_a_host_sum_with_each_other(dtype):
 def test_training_goes_on_while_the_device_has_no_room(dtype):
     """Gradients get the averages of the host's sums; the error is logged, not raised."""
     (allreduce,) = (Allreduce(one, implementation="gpu") for one in LocalSummation.group(1))
-    one = BucketSum(["a"], None, allreduce, on_host=False)
+    one = BucketSum(["a"], None, in_place(allreduce), on_host=False)
     for step in range(2):
         buffer = torch.linspace(-1, 1, 40, device=DEVICE, dtype=dtype)
         bucket, before = Bucket(buffer, [torch.Size([40])]), buffer.clone()

@@ -93,7 +93,9 @@ def test_few_and_many_words_over_gloo():
             np.testing.assert_array_equal(by_direct, by_ring, strict=True)
 
 
-@pytest.mark.parametrize("world", [2, 3, 5])
+@pytest.mark.parametrize(
+    "world", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)]
+)
 def test_a_tree_gives_the_bits_of_a_ring(world: int) -> None:
     found = run_ranks(world, sums_by_tree, 1001)
     exact = np.sum([np.array(own, np.int64) for own, _, _ in found], axis=0).astype(np.int32)

@@ -15,8 +15,7 @@ from torch_alone import Sums, group_of_one, hooked, in_time
 from torch_ranks import run_ranks
 
 from peelsum.allreduce import InvalidRequestError
-from peelsum.compress import PowerSGD, SignSGD
-from peelsum.flexible import Flexible
+from peelsum.compress import Flexible, PowerSGD, SignSGD
 from peelsum.torch import HookConfigError, SwitchAllreduceState, TopK
 from peelsum.wire import packet_bytes
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
-from patience import PATIENCE_S
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -14,9 +11,9 @@ import torch
 import torch_flexible as flexible
 from patience import tried_again
 from torch_alone import Sums, group_of_one, hooked, in_time, layers
-from torch_ranks import run_at_switch, run_ranks
+from torch_ranks import run_at_switch, run_several
 
-from peelsum.flexible import METHODS, ExplorationEnded, Flexible, LinkChanged, MethodChosen, carrier_of
+from peelsum.compress import METHODS, ExplorationEnded, Flexible, LinkChanged, MethodChosen, carrier_of
 from peelsum.torch import HookConfigError, SwitchAllreduceState
 
 pytestmark = pytest.mark.usefixtures("forked_children")
@@ -26,6 +23,12 @@ BY_SWITCH = [(method, ratio) for ratio in (0.1, 0.02) for method in METHODS]
 #: What holds over a switch whose links lose packets is hardly wrong over one that loses none.
 LOSSES = [pytest.param(0.0, marks=pytest.mark.slow), 0.05]
 BY_GROUP = [one for one in BY_SWITCH if carrier_of(one[0]) == "group"]
+#: Settings of the two ranks.
+MISMATCHES = {
+    "other ratios": [{}, {"strategy": Flexible(ratios=(0.5,))}],
+    "without": [{}, {"strategy": None}],
+    "with": [{"strategy": None}, {}],
+}
 
 
 def all_equal(ranks):
@@ -34,15 +37,15 @@ def all_equal(ranks):
         assert np.isfinite(one["parameters"]).all()
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_books_close_over_every_method_and_a_checkpoint(world):
     """Residuals go from method to method, rebuilt buckets and a restored state; nothing is lost."""
-    ranks = run_ranks(world, flexible.audited, "gloo", BY_GROUP, 12, 7)
-    all_equal(ranks)
-    assert {method for method, _ in ranks[0]["used"]} == {method for method, _ in BY_GROUP}
-    through = run_ranks(world, flexible.audited, "gloo", BY_GROUP, 12, 99)
-    wanted = [(method, 1.0 if method.startswith("dense") else ratio) for method, ratio in BY_GROUP]
-    assert through[0]["used"] == (wanted * 2)[:12]
+    works = {at: (flexible.audited, "gloo", BY_GROUP, 12, at) for at in (7, 99)}
+    restored, through = run_several(world, works).values()
+    all_equal(restored)
+    assert {method for method, _ in restored[0]["used"]} == {method for method, _ in BY_GROUP}
+    expected = [(method, 1.0 if method.startswith("dense") else ratio) for method, ratio in BY_GROUP]
+    assert through[0]["used"] == (expected * 2)[:12]
     all_equal(through)
 
 
@@ -76,9 +79,26 @@ def test_ranks_decide_alike_over_links_that_lose_packets(loss):
     assert any(isinstance(one, ExplorationEnded) for one in first.events)
 
 
-def test_decisions_are_logged_in_one_line_each_and_in_the_statistics():
-    settings = {"strategy": Flexible(ratios=(0.1, 0.01), explore_steps=2)}
-    (one, _) = run_ranks(2, flexible.deciding, "gloo", settings)
+@pytest.fixture(scope="module")
+def over_gloo():
+    """Return what each of several trainings returned on the two ranks of one group."""
+    script = [("ar_top_k_ring", 0.1), ("dense_tree", 1.0), ("top_k_all_gather", 0.1)]
+    return run_several(
+        2,
+        {
+            "deciding": (flexible.deciding, "gloo", {"strategy": Flexible((0.1, 0.01), explore_steps=2)}),
+            "continued": (flexible.continued,),
+            "to and from a compressor": (flexible.to_and_from_a_compressor,),
+            "not finite": (flexible.not_finite, [one for method in BY_GROUP for one in (method, method)]),
+            "two modules": (flexible.two_modules, script),
+            **{f"mismatched, {name}": (flexible.mismatched, one) for name, one in MISMATCHES.items()},
+            "loses a rank": (flexible.loses_a_rank,),
+        },
+    )
+
+
+def test_decisions_are_logged_in_one_line_each_and_in_the_statistics(over_gloo):
+    one, _ = over_gloo["deciding"]
     stats = one["stats"].strategy
     assert [step.step for step in stats.history] == list(range(1, 29))
     assert [step.ratio for step in stats.history[:4]] == [0.1, 0.1, 0.01, 0.01]
@@ -126,9 +146,9 @@ def test_a_switch_with_a_schedule_of_links_is_left_within_ten_steps_and_used_aga
     assert any(isinstance(one, LinkChanged) and one.carrier == "switch" for one in stats.events)
 
 
-def test_a_restored_state_goes_on_deciding():
+def test_a_restored_state_goes_on_deciding(over_gloo):
     """With other settings, it explores again."""
-    for one in run_ranks(2, flexible.continued):
+    for one in over_gloo["continued"]:
         plan, links = one["same"]
         assert not plan.exploring
         assert (plan.method, plan.ratio) == (one["before"].plan.method, one["before"].plan.ratio)
@@ -138,48 +158,37 @@ def test_a_restored_state_goes_on_deciding():
         assert one["saved"]["known"]["observed"] == 3
 
 
-def test_residuals_go_from_a_strategy_to_a_compressor_and_back():
-    for first, by_compressor, again in run_ranks(2, flexible.to_and_from_a_compressor):
+def test_residuals_go_from_a_strategy_to_a_compressor_and_back(over_gloo):
+    for first, by_compressor, again in over_gloo["to and from a compressor"]:
         assert any(one.any() for one in first.values())
         for name, one in first.items():
             np.testing.assert_array_equal(by_compressor[name], one)
             assert again[name].shape == one.shape
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        [{}, {"strategy": Flexible(ratios=(0.5,))}],
-        [{}, {"strategy": None}],
-        [{"strategy": None}, {}],
-    ],
-    ids=["other ratios", "without", "with"],
-)
-def test_ranks_with_other_settings_learn_of_it_at_once(settings):
-    started = time.monotonic()
-    for told in run_ranks(2, flexible.mismatched, settings):
-        assert told.startswith("PlanMismatchError: ")
-        assert len(told.splitlines()) == 1
-    assert time.monotonic() - started < PATIENCE_S / 3
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_ranks_with_other_settings_learn_of_it_at_once(name, over_gloo):
+    """Before their sums time out, as `over_gloo` then would."""
+    for message in over_gloo[f"mismatched, {name}"]:
+        assert message.startswith("PlanMismatchError: ")
+        assert len(message.splitlines()) == 1
 
 
-def test_an_infinite_gradient_is_skipped_by_every_method():
-    script = [one for method in BY_GROUP for one in (method, method)]
-    for outcome in run_ranks(2, flexible.not_finite, script):
+def test_an_infinite_gradient_is_skipped_by_every_method(over_gloo):
+    for outcome in over_gloo["not finite"]:
         for number, (finite, kept) in enumerate(outcome):
             assert all(finite) if number % 2 == 0 else not any(finite)
             assert kept
 
 
-def test_two_modules_in_one_pass_are_one_step():
-    script = [("ar_top_k_ring", 0.1), ("dense_tree", 1.0), ("top_k_all_gather", 0.1)]
-    first, second = run_ranks(2, flexible.two_modules, script)
+def test_two_modules_in_one_pass_are_one_step(over_gloo):
+    first, second = over_gloo["two modules"]
     np.testing.assert_array_equal(first, second)
 
 
-def test_a_lost_rank_is_named():
-    told, _ = run_ranks(2, flexible.loses_a_rank)
-    assert told.startswith(
+def test_a_lost_rank_is_named(over_gloo):
+    message, _ = over_gloo["loses a rank"]
+    assert message.startswith(
         "SummationStalledError: gloo: the sum over 2 workers failed: worker 1 did not answer"
     )
 

@@ -19,8 +19,9 @@ import torch
 
 from peelsum.allreduce import Part
 from peelsum.torch import HookError, HookFailedError
+from peelsum.torch.backward_pass import pass_on
+from peelsum.torch.calls import Submitted
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
-from peelsum.torch.works import Submitted, pass_on
 
 
 class Held:

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 import torch_training as training
-from torch_ranks import run_ranks
+from torch_ranks import run_several
 
 from peelsum.allreduce import NetworkModel
 from peelsum.compress import Threshold, TopK
@@ -25,7 +25,7 @@ NETWORK = NetworkModel(gbps=32e-6, round_trip_s=0.5)
 def summed(waiting, words, error=None):
     """Let what waits be summed, with so many words for each parameter; return the names of its buckets."""
     taken = waiting.taken()
-    waiting.learn(taken, words)
+    waiting.learn([one.names for one in taken], words)
     if taken:  # as the queue completes the future of what it summed
         done = taken[0].done
         done.set_result(None) if error is None else done.set_exception(error)
@@ -82,15 +82,28 @@ def test_an_error_of_the_sum_is_that_of_each_bucket():
     assert [one.exception(0) for one in both] == [error, error]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"forms": "dense"}, {"forms": "dense", "compressor": TopK(0.5)}, {"compressor": Threshold(1e-3)}],
-    ids=["all", "top-k", "threshold"],
-)
-def test_steps_take_fewer_exchanges_with_the_same_averages(options):
-    alone, together = (
-        run_ranks(2, partial(training.exchanges_of_steps, **options), 6, rate) for rate in (1e-9, 1.0)
-    )
+OPTIONS = {
+    "all": {"forms": "dense"},
+    "top-k": {"forms": "dense", "compressor": TopK(0.5)},
+    "threshold": {"compressor": Threshold(1e-3)},
+}
+
+
+@pytest.fixture(scope="module")
+def over_gloo():
+    """Return what each of several trainings returned on the two ranks of one group."""
+    works = {
+        (name, rate): (partial(training.exchanges_of_steps, **options), 6, rate)
+        for name, options in OPTIONS.items()
+        for rate in (1e-9, 1.0)
+    }
+    works |= {"without last bucket": (training.without_last_bucket,)}
+    return run_several(2, works | {"measured": (training.over_a_measured_network,)})
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_steps_take_fewer_exchanges_with_the_same_averages(name, over_gloo):
+    alone, together = (over_gloo[name, rate] for rate in (1e-9, 1.0))
     assert together[0][0] == together[1][0]
     assert together[0][0][-1] < alone[0][0][-1]
     assert together[0][0][-1] <= 2
@@ -98,13 +111,13 @@ def test_steps_take_fewer_exchanges_with_the_same_averages(options):
     np.testing.assert_allclose(together[0][1], alone[0][1], rtol=1e-5, atol=1e-7)
 
 
-def test_a_pass_ends_although_its_last_bucket_never_comes():
-    for before, after in run_ranks(2, training.without_last_bucket):
+def test_a_pass_ends_although_its_last_bucket_never_comes(over_gloo):
+    for before, after in over_gloo["without last bucket"]:
         assert after > before
 
 
-def test_ranks_measure_the_same_network():
-    (ours, average), other = run_ranks(2, training.over_a_measured_network)
+def test_ranks_measure_the_same_network(over_gloo):
+    (ours, average), other = over_gloo["measured"]
     assert other == (ours, 1.5)
     assert average == 1.5
     assert ours.startswith("NetworkModel(gbps=")

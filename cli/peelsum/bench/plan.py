@@ -1,7 +1,7 @@
 """Every way to send a tensor, with predicted bytes and time, the choice, and why.
 
 The formulas are those by which an allreduce chooses (`peelsum.allreduce.costs`), and those of the collectives
-(`peelsum.flexible`). A check runs every way as one worker on this machine, and puts what it took beside what
+(`peelsum.compress`). A check runs every way as one worker on this machine, and puts what it took beside what
 was predicted.
 """
 
@@ -17,7 +17,7 @@ from peelsum.bench.codec import Device, Measured, Support, fastest, one_step, re
 from peelsum.bench.which_form import FormTime, Point, chosen, predictions, simulated, ways
 from peelsum.codec import SketchLayout, scale_for
 from peelsum.codec.block_scales import MARGIN
-from peelsum.flexible import AXES, DENSE, Crossover, LinkModel, Step, costs, crossovers
+from peelsum.compress import AXES, DENSE, Crossover, LinkModel, Step, costs, crossovers
 
 #: Exponent field of 1.0: error bounds are given for tensors whose largest value is from 1 to 2.
 _EXPONENT_FIELD = 127

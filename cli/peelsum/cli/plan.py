@@ -12,7 +12,7 @@ from peelsum.cli.output import aligned, measuring, print_json
 if TYPE_CHECKING:
     from peelsum.bench.plan import MethodRow, Row
     from peelsum.bench.which_form import FormTime
-    from peelsum.flexible import Crossover
+    from peelsum.compress import Crossover
 
 _HEADINGS = ("form", "index", "bytes", "exchanges", "words ms", "exch. ms", "codec ms", "total ms")
 _CHECK_HEADINGS = ("measured", "error", "codec ms", "error")

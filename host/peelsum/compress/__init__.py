@@ -1,13 +1,51 @@
-"""Gradient compression: compressors, error-feedback memory, and sums of compressed tensors over workers.
+"""Sums with loss: compressors, error feedback, and a strategy that chooses method and ratio on this network.
 
 `CompressedSum(summation, TopK(0.01)).sum({"name": array})` returns the average of what all workers sent. A
 `Compressor` says how its payloads add up: in a switch as they are, through a shared index, or not at all.
+`Flexible` is the strategy, whose idea comes from "Flexible Communication for Optimal Distributed Learning
+over Unpredictable Networks" (arXiv 2312.02493). `lossy_reducer` is what `peelsum.torch` uses of both.
 """
 
 from peelsum.compress.arguments import CompressConfigError, CompressError
 from peelsum.compress.collectives import Collectives, SummationCollectives
 from peelsum.compress.compressed_sum import CompressedSum
 from peelsum.compress.compressor import Compressor, Kind, Payload, Scope, TensorState, registered
+from peelsum.compress.costs import (
+    AXES,
+    CARRIERS,
+    COLLECTIVES,
+    DENSE,
+    METHODS,
+    Carrier,
+    Crossover,
+    LinkModel,
+    Method,
+    Step,
+    SwitchPath,
+    carrier_of,
+    cost,
+    costs,
+    crossovers,
+)
+from peelsum.compress.decisions import lossy_reducer
+from peelsum.compress.events import (
+    Candidate,
+    DecidedStep,
+    Event,
+    ExplorationEnded,
+    ExplorationStarted,
+    GainChanged,
+    LinkChanged,
+    Measurement,
+    MethodChosen,
+    Next,
+    StrategyStats,
+    Traffic,
+    draw,
+    told,
+)
+from peelsum.compress.exchange import CompressedResult, CompressedTensor
+from peelsum.compress.links import Timed
 from peelsum.compress.memory import Exact, Memory, Residual
 from peelsum.compress.methods.ar_top_k import StarTopK, VarTopK
 from peelsum.compress.methods.gathered import (
@@ -22,13 +60,20 @@ from peelsum.compress.methods.gathered import (
 from peelsum.compress.methods.packed import Dense, PackedIntegers, SignSGD, TernGrad
 from peelsum.compress.methods.power_sgd import PowerSGD
 from peelsum.compress.methods.top_k import DGC, RandomK, Threshold, TopK
-from peelsum.compress.result import CompressedResult, CompressedTensor
 from peelsum.compress.sparsifier import Sparsifier
+from peelsum.compress.strategy import Decider, Flexible, chosen, loss
 
 __all__ = [
+    "AXES",
+    "CARRIERS",
+    "COLLECTIVES",
+    "DENSE",
     "DGC",
+    "METHODS",
     "QSGD",
     "Brain",
+    "Candidate",
+    "Carrier",
     "Collectives",
     "CompressConfigError",
     "CompressError",
@@ -36,14 +81,28 @@ __all__ = [
     "CompressedSum",
     "CompressedTensor",
     "Compressor",
+    "Crossover",
+    "DecidedStep",
+    "Decider",
     "Dense",
     "EFSignSGD",
+    "Event",
     "Exact",
+    "ExplorationEnded",
+    "ExplorationStarted",
+    "Flexible",
+    "GainChanged",
     "Half",
     "Int8Blocks",
     "Kind",
+    "LinkChanged",
+    "LinkModel",
+    "Measurement",
     "Memory",
+    "Method",
+    "MethodChosen",
     "NaturalCompression",
+    "Next",
     "PackedIntegers",
     "Payload",
     "PowerSGD",
@@ -54,11 +113,25 @@ __all__ = [
     "Single",
     "Sparsifier",
     "StarTopK",
+    "Step",
+    "StrategyStats",
     "SummationCollectives",
+    "SwitchPath",
     "TensorState",
     "TernGrad",
     "Threshold",
+    "Timed",
     "TopK",
+    "Traffic",
     "VarTopK",
+    "carrier_of",
+    "chosen",
+    "cost",
+    "costs",
+    "crossovers",
+    "draw",
+    "loss",
+    "lossy_reducer",
     "registered",
+    "told",
 ]

@@ -1,22 +1,30 @@
-"""The collectives of a compressed sum, also over a backend that only adds and ORs words, and their cost."""
+"""The collectives of a compressed sum: over any backend that adds and ORs words, a process group, or both.
+
+A strategy's collectives also count and time their exchanges, and carry its measurements along.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+import time
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce import StepResult
-from peelsum.allreduce.rounds import Phase
-from peelsum.compress.result import CompressedResult, CompressedTensor
+from peelsum.compress.costs import Method, SwitchPath, carrier_of, reduced, rounds
+from peelsum.compress.events import Traffic
+from peelsum.compress.links import Timed
 from peelsum.summation import Part, Summation, Words
-from peelsum.wire import packet_bytes
 
+T = TypeVar("T")
 Bytes = NDArray[np.uint8]
+#: How a process group reduces words.
+By = Literal["ring", "tree"]
 _NOTHING = np.zeros(0, np.uint32)
+#: An exchange of fewer words on the busiest link tells the latency.
+_FEW_WORDS = 1 << 12
 
 
 class Collectives(Summation, Protocol):
@@ -72,81 +80,239 @@ class SummationCollectives:
         return combined.reshape(slots.shape)
 
 
-class Wire:
-    """One step's access to `collectives`, which counts and measures."""
+@runtime_checkable
+class GroupSummation(Summation, Protocol):
+    """A process group as a `Summation`, with its own broadcast and gathers."""
 
-    def __init__(
-        self,
-        collectives: Collectives,
-        clock: Callable[[], float],
-        span: Callable[[Phase], AbstractContextManager[object]],
-    ) -> None:
-        self._collectives, self._clock, self._span = collectives, clock, span
-        self.workers, self.worker_id = collectives.workers, collectives.worker_id
-        #: Bytes of this worker's payloads.
-        self.payload_bytes = 0
-        self._bytes = 0
-        self._seconds: dict[Phase, float] = {"encode": 0.0, "exchange": 0.0, "decode": 0.0}
+    @property
+    def few_words(self) -> int:
+        """Fewer words than these go whole to all workers, by direct messages; 0 if there are none."""
 
-    @contextmanager
-    def timed(self, phase: Phase) -> Iterator[None]:
-        """Add the time of the body to the phase, unless the body raises."""
-        with self._span(phase):
-            started = self._clock()
-            yield
-            self._seconds[phase] += self._clock() - started
+    def sum_words(self, parts: Sequence[Part], *, by: By | None = None) -> list[Words]:
+        """See `Summation.sum_words`; by: the algorithm, None for any."""
 
-    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        """See `Summation.sum_words`; every part's check is run, in case the backend did not."""
-        with self.timed("exchange"):
-            results = self._collectives.sum_words(parts)
-        self._count([len(part.words) for part in parts])
-        return _checked(parts, results)
+    def broadcast(self, pieces: Sequence[Words], sources: Sequence[int]) -> list[Words]:
+        """Return of each piece the words that worker sources[i] has."""
+
+    def gather_equal(self, data: Bytes) -> list[Bytes]:
+        """Return every worker's bytes, of which all have as many, in the order of workers."""
+
+
+class Turns(Summation, Protocol):
+    """A `Summation` for one of several sums, whose exchanges with workers take turns."""
+
+    @property
+    def backend(self) -> Summation:
+        """The summation for which they take turns."""
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """Return what `work`, an exchange, returns when it is this sum's turn."""
+
+
+class GroupCollectives(SummationCollectives):
+    """Words over a queued backend; gathers, and over a process group broadcasts, by the group's own."""
+
+    def __init__(self, summation: Turns, group: GroupSummation) -> None:
+        super().__init__(summation)
+        self._queued, self._group = summation, group
 
     def broadcast(
         self, pieces: Sequence[Words], sources: Sequence[int], ahead: Sequence[Part] = ()
     ) -> tuple[list[Words], list[Words]]:
-        with self.timed("exchange"):
-            results, copied = self._collectives.broadcast(pieces, sources, ahead)
-        self._count([*(len(part.words) for part in ahead), sum(map(len, pieces))])
-        return _checked(ahead, results), copied
+        """See `Collectives.broadcast`; over a process group, one broadcast for each source."""
+        if self._queued.backend is not self._group:
+            return super().broadcast(pieces, sources, ahead)
+        results = self.sum_words(ahead) if ahead else []
+        return results, self._queued.in_turn(lambda: self._group.broadcast(pieces, sources))
 
     def gather(self, data: Bytes) -> list[Bytes]:
-        with self.timed("exchange"):
-            everybody = self._collectives.gather(data)
-        self._bytes += (self.workers - 1) * max(map(len, everybody))
-        return everybody
+        """See `Collectives.gather`."""
+        return self._queued.in_turn(lambda: gathered(data, self._group.gather_equal))
 
-    def add(self, result: StepResult) -> None:
-        """Add the cost of an all-reduce."""
-        self._bytes += result.wire_bytes
-        self._seconds["encode"] += result.encode_s
-        self._seconds["exchange"] += result.network_s
-        self._seconds["decode"] += result.decode_s
 
-    def result(self, tensors: Sequence[CompressedTensor]) -> CompressedResult:
-        """Return the tensors with the step's cost."""
-        lanes = self._collectives.lanes
-        return CompressedResult(
-            tensors=tuple(tensors),
-            payload_bytes=self.payload_bytes,
-            wire_bytes=self._bytes,
-            dense_bytes=-(-sum(one.values.size for one in tensors) // lanes) * packet_bytes(lanes),
-            encode_s=self._seconds["encode"],
-            network_s=self._seconds["exchange"],
-            decode_s=self._seconds["decode"],
+class Meter:
+    """The cost of a step's exchanges: seconds, messages in a row, and words on the busiest link.
+
+    Exchanges take turns, so that no two add to it at once.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin another step."""
+        self.seconds = self.messages = self.words = 0.0
+        #: The exchange of the fewest words; none if no exchange had few.
+        self.small = Timed(0.0, 0.0, 0.0)
+
+    def timed(self, exchange: Callable[[], T], messages: float, words: float) -> T:
+        """Run an exchange and add what it takes."""
+        started = self._clock()
+        result = exchange()
+        seconds = self._clock() - started
+        self.seconds += seconds
+        self.messages += messages
+        self.words += words
+        if words < (self.small.words if self.small.messages else _FEW_WORDS):
+            self.small = Timed(seconds, messages, words)
+        return result
+
+    def traffic(self, elements: int, sums: int) -> Traffic:
+        """Return what a step sent that summed so many elements in so many sums."""
+        return Traffic(elements, sums, self.messages, self.words, self.small.messages, self.small.words)
+
+
+class PiggybackWords:
+    """Words that all ranks OR along with the first exchange of a step, so that they need none of their own.
+
+    `set` gives it a rank's words, `attach` takes them along, and `result` returns what came of them.
+    """
+
+    def __init__(self) -> None:
+        self._own: Words | None = None
+        self._total: Words | None = None
+
+    def set(self, words: Words | None) -> None:
+        """Wait for the next exchange with these words; None waits for none."""
+        self._own, self._total = words, None
+
+    def result(self) -> Words | None:
+        """Return the OR of all ranks' words; None if there was no exchange."""
+        return self._total
+
+    def attach(self, parts: Sequence[Part], exchange: Callable[[Sequence[Part]], list[Words]]) -> list[Words]:
+        """Return the results of `exchange(parts)`, with which the words that wait go along.
+
+        They are joined to the first part if that is ORed, too: so they take no packet of their own.
+        """
+        own = self._own
+        if own is None or not parts:
+            return exchange(parts)
+        self._own, size = None, own.size
+        first, *others = parts
+        if first.op != "or":
+            self._total, *results = exchange([Part(own, "or"), *parts])
+            return results
+        check = first.check
+        both = Part(joined([own, first.words]), "or", check and (lambda words: check(words[size:])))
+        total, *results = exchange([both, *others])
+        self._total = total[:size]
+        return [total[size:], *results]
+
+    def gather(self, data: Bytes, exchange: Callable[[Bytes], list[Bytes]]) -> list[Bytes]:
+        """Return what `exchange(data)` gathers, with which the words that wait go along."""
+        own = self._own
+        if own is None:
+            return exchange(data)
+        self._own, size = None, own.nbytes
+        everybody = exchange(np.concatenate([own.view(np.uint8), data]))
+        self._total = np.bitwise_or.reduce([one[:size].copy().view(np.uint32) for one in everybody])
+        return [one[size:] for one in everybody]
+
+
+class SwitchRoute(SummationCollectives):
+    """Words over the queue's backend, such as a switch."""
+
+    def __init__(self, queued: Turns, path: SwitchPath, meter: Meter, piggyback: PiggybackWords) -> None:
+        super().__init__(queued)
+        self._queued, self._path, self._meter, self._piggyback = queued, path, meter, piggyback
+
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        """See `Summation.sum_words`."""
+        return self._queued.in_turn(lambda: self._piggyback.attach(parts, self._timed))
+
+    def _timed(self, parts: Sequence[Part]) -> list[Words]:
+        backend, words = self._queued.backend, sum(self._path.words(len(part.words)) for part in parts)
+        return self._meter.timed(lambda: backend.sum_words(parts), self._path.hops, words)
+
+
+class GroupRoute:
+    """Words over a process group: reduced in a ring or by trees, broadcast and gathered.
+
+    Few words are reduced by direct messages instead, which take less time, and less of the processor.
+    """
+
+    def __init__(
+        self,
+        queued: Turns,
+        group: GroupSummation,
+        meter: Meter,
+        piggyback: PiggybackWords,
+        *,
+        tree: bool,
+    ) -> None:
+        self._queued, self._group, self._tree = queued, group, tree
+        self._meter, self._piggyback = meter, piggyback
+        self._by: By = "tree" if tree else "ring"
+        self.lanes, self.workers, self.worker_id = group.lanes, group.workers, group.worker_id
+
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        """See `Summation.sum_words`; parts of one op that follow each other are reduced as one."""
+        return self._queued.in_turn(lambda: self._piggyback.attach(parts, self._reduced))
+
+    def _reduced(self, parts: Sequence[Part]) -> list[Words]:
+        results: list[Words] = []
+        for op, some in groupby(parts, key=lambda part: part.op):
+            pieces = [part.words for part in some]
+            together = Part(joined(pieces), op)
+            few = together.words.size < self._group.few_words
+            (total,) = self._meter.timed(
+                lambda one=together, by=None if few else self._by: self._group.sum_words([one], by=by),  # type: ignore[misc]
+                *reduced(self.workers, together.words.size, tree=self._tree, few=few),
+            )
+            results += cut(total, [len(one) for one in pieces])
+        for part, result in zip(parts, results, strict=True):
+            if part.check is not None:
+                part.check(result)
+        return results
+
+    def broadcast(
+        self, pieces: Sequence[Words], sources: Sequence[int], ahead: Sequence[Part] = ()
+    ) -> tuple[list[Words], list[Words]]:
+        """See `Collectives.broadcast`."""
+        results = self.sum_words(ahead) if ahead else []
+        once, words = rounds(self.workers), sum(map(len, pieces))
+        return results, self._queued.in_turn(
+            lambda: self._meter.timed(
+                lambda: self._group.broadcast(pieces, sources), once * len(set(sources)), once * words
+            )
         )
 
-    def _count(self, words: Sequence[int]) -> None:
-        lanes = self._collectives.lanes
-        self._bytes += sum(-(-count // lanes) for count in words) * packet_bytes(lanes)
+    def gather(self, data: Bytes) -> list[Bytes]:
+        """See `Collectives.gather`: an all_gather of lengths, then one of bytes."""
+        return self._queued.in_turn(
+            lambda: gathered(data, lambda equal: self._piggyback.gather(equal, self._all))
+        )
+
+    def _all(self, data: Bytes) -> list[Bytes]:
+        others = self.workers - 1
+        return self._meter.timed(lambda: self._group.gather_equal(data), others, others * data.size / 4)
 
 
-def _checked(parts: Sequence[Part], results: list[Words]) -> list[Words]:
-    for part, result in zip(parts, results, strict=True):
-        if part.check is not None:
-            part.check(result)
-    return results
+class Routes:
+    """The routes of one bucket, by method. `group` is None if no method needs it."""
+
+    def __init__(
+        self,
+        queued: Turns,
+        group: GroupSummation | None,
+        path: SwitchPath,
+        meter: Meter,
+        piggyback: PiggybackWords,
+    ) -> None:
+        self._switch = SwitchRoute(queued, path, meter, piggyback)
+        self._group = [
+            GroupRoute(queued, group, meter, piggyback, tree=tree)
+            for tree in (False, True)
+            if group is not None
+        ]
+
+    def of(self, method: Method) -> Collectives:
+        """Return the route by which a method sums."""
+        if carrier_of(method) == "switch":
+            return self._switch
+        return self._group[method.endswith("_tree")]
 
 
 def joined(pieces: Sequence[Words]) -> Words:
@@ -157,3 +323,11 @@ def joined(pieces: Sequence[Words]) -> Words:
 def cut(words: Words, lengths: Sequence[int]) -> list[Words]:
     """Return the pieces of these lengths that were joined."""
     return np.split(words, np.cumsum(lengths[:-1])) if len(lengths) else []
+
+
+def gathered(data: Bytes, equal: Callable[[Bytes], list[Bytes]]) -> list[Bytes]:
+    """Return every worker's bytes by two gathers of equally many: of lengths, then of bytes."""
+    lengths = [int(one.view(np.int64)[0]) for one in equal(np.array([data.size], np.int64).view(np.uint8))]
+    padded = np.zeros(max(lengths), np.uint8)
+    padded[: data.size] = data
+    return [row[:length] for row, length in zip(equal(padded), lengths, strict=True)]

@@ -39,11 +39,18 @@ from peelsum.allreduce import Allreduce, PlanMismatchError
 from peelsum.allreduce.plan import agreed, agreement_words
 from peelsum.allreduce.rounds import Note, Span, unnoted
 from peelsum.compress.arguments import CompressConfigError, CompressError
-from peelsum.compress.collectives import Collectives, SummationCollectives, Wire
+from peelsum.compress.collectives import Collectives, SummationCollectives
 from peelsum.compress.compressor import Compressor, Floats, TensorState, seed_of
-from peelsum.compress.exchange import Unit, exchange_additive, exchange_gathered, exchange_indexed
+from peelsum.compress.exchange import (
+    CompressedResult,
+    CompressedTensor,
+    Unit,
+    Wire,
+    exchange_additive,
+    exchange_gathered,
+    exchange_indexed,
+)
 from peelsum.compress.memory import Exact, Memory, finite_of
-from peelsum.compress.result import CompressedResult, CompressedTensor
 from peelsum.summation import Part, Summation, Words
 
 #: Smaller sums of squares are computed in float64, because squares may have become zero in float32.

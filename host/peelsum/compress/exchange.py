@@ -1,27 +1,228 @@
-"""The exchanges of a step's payloads, by their kind: all tensors of a step in common rounds."""
+"""The exchanges of a step's payloads, by their kind: all tensors in common rounds; and the step's results."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
+from typing import cast
 
 import numpy as np
 
 from peelsum import buffers
-from peelsum.allreduce import Allreduce
+from peelsum.allreduce import Allreduce, Form, IndexForm, StepResult
+from peelsum.allreduce.result import Tally, TensorTally
+from peelsum.allreduce.rounds import Phase
 from peelsum.compress.arguments import CompressError
 from peelsum.compress.arithmetic import arrays_of, bytes_of, code_of, value_of
-from peelsum.compress.collectives import Wire, cut, joined
+from peelsum.compress.collectives import Bytes, Collectives, cut, joined
 from peelsum.compress.compressor import Compressor, Floats, Kind, Payload, TensorState, Values
 from peelsum.compress.memory import Exact
 from peelsum.compress.methods.ar_top_k import Elected
-from peelsum.compress.result import CompressedTensor
 from peelsum.summation import Part, Words
+from peelsum.wire import packet_bytes
 
 #: The length, in a gathered message, of a payload of a tensor that is not finite.
 _NO_LENGTH = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, eq=False)
+class CompressedTensor:
+    """One tensor's sum, the same on every worker, bit for bit, and what this worker sent for it."""
+
+    name: str
+    """The tensor's name."""
+
+    form: Kind | Form
+    """The kind of its payloads; if they were indexed, the form in which the all-reduce sent the values."""
+
+    values: Floats
+    """float32[shape]: the sum or average; NaN if any worker's tensor was not finite."""
+
+    finite: bool
+    """Whether every worker's tensor was finite."""
+
+    sent: Exact | None
+    """What this worker contributed; None without error feedback, and if not finite."""
+
+    density: float
+    """Share of elements of the sum that are not zero, by the index if there is one; NaN if not finite."""
+
+    density_worker: float
+    """Share of elements that this worker sent as other than zero; NaN if not finite."""
+
+    index: IndexForm | None = None
+    """The form of the all-reduce's index; None for other kinds than indexed."""
+
+    error_bound: float = 0.0
+    """How far the all-reduce's fixed point may move an element of an indexed sum; 0 for other kinds."""
+
+    words_sent: int = 0
+    """32-bit words that each worker sent for an indexed payload; 0 for other kinds."""
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of the tensor."""
+        return self.values.size
+
+
+@dataclass(frozen=True, eq=False)
+class CompressedResult(Mapping[str, CompressedTensor]):
+    """The results of one step, by the tensors' names, and its cost."""
+
+    tensors: tuple[CompressedTensor, ...]
+    """The results, in the order of the tensors."""
+
+    payload_bytes: int
+    """Bytes of this worker's payloads, by `Payload.nbytes`."""
+
+    wire_bytes: int
+    """Bytes that this worker contributed: packets with headers and padding, and payloads for all_gathers.
+
+    An all_gather passes each worker's bytes on to all others, so they count workers - 1 times.
+    """
+
+    dense_bytes: int
+    """Bytes for the same elements sent as they are, 4 bytes each, in packets of the same size."""
+
+    encode_s: float
+    """Seconds of compressing."""
+
+    network_s: float
+    """Seconds of waiting for sums."""
+
+    decode_s: float
+    """Seconds of decompressing."""
+
+    offered_energy: float = 0.0
+    """Sum of squares of this worker's gradients with what it kept, of tensors that are finite on all workers.
+
+    0, as `sent_energy`, without error feedback.
+    """
+
+    sent_energy: float = 0.0
+    """Sum of squares of the values of them that this worker sent."""
+
+    def __getitem__(self, name: str) -> CompressedTensor:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    @cached_property
+    def _by_name(self) -> dict[str, CompressedTensor]:
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    @property
+    def tally(self) -> Tally:
+        """Counts of the step's tensors, without arrays, as an exact sum has them."""
+        names = tuple(one.name for one in self.tensors)
+        counts = {
+            one.name: TensorTally(
+                one.elements,
+                cast(Form, one.form),
+                one.index,
+                one.density,
+                one.density_worker,
+                one.error_bound,
+                scale_block=None,
+            )
+            for one in self.tensors
+        }
+        words = {one.name: one.words_sent for one in self.tensors}
+        return Tally(
+            names,
+            words_sent=lambda: words,
+            elements=sum(one.elements for one in self.tensors),
+            non_finite=sum(not one.finite for one in self.tensors),
+            candidates=0,
+            cells=0,
+            left_over=0,
+            tensors=lambda: counts,
+        )
+
+
+class Wire:
+    """One step's access to `collectives`, which counts and measures."""
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        clock: Callable[[], float],
+        span: Callable[[Phase], AbstractContextManager[object]],
+    ) -> None:
+        self._collectives, self._clock, self._span = collectives, clock, span
+        self.workers, self.worker_id = collectives.workers, collectives.worker_id
+        #: Bytes of this worker's payloads.
+        self.payload_bytes = 0
+        self._bytes = 0
+        self._seconds: dict[Phase, float] = {"encode": 0.0, "exchange": 0.0, "decode": 0.0}
+
+    @contextmanager
+    def timed(self, phase: Phase) -> Iterator[None]:
+        """Add the time of the body to the phase, unless the body raises."""
+        with self._span(phase):
+            started = self._clock()
+            yield
+            self._seconds[phase] += self._clock() - started
+
+    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
+        """See `Summation.sum_words`; every part's check is run, in case the backend did not."""
+        with self.timed("exchange"):
+            results = self._collectives.sum_words(parts)
+        self._count([len(part.words) for part in parts])
+        return _checked(parts, results)
+
+    def broadcast(
+        self, pieces: Sequence[Words], sources: Sequence[int], ahead: Sequence[Part] = ()
+    ) -> tuple[list[Words], list[Words]]:
+        with self.timed("exchange"):
+            results, copied = self._collectives.broadcast(pieces, sources, ahead)
+        self._count([*(len(part.words) for part in ahead), sum(map(len, pieces))])
+        return _checked(ahead, results), copied
+
+    def gather(self, data: Bytes) -> list[Bytes]:
+        with self.timed("exchange"):
+            everybody = self._collectives.gather(data)
+        self._bytes += (self.workers - 1) * max(map(len, everybody))
+        return everybody
+
+    def add(self, result: StepResult) -> None:
+        """Add the cost of an all-reduce."""
+        self._bytes += result.wire_bytes
+        self._seconds["encode"] += result.encode_s
+        self._seconds["exchange"] += result.network_s
+        self._seconds["decode"] += result.decode_s
+
+    def result(self, tensors: Sequence[CompressedTensor]) -> CompressedResult:
+        """Return the tensors with the step's cost."""
+        lanes = self._collectives.lanes
+        return CompressedResult(
+            tensors=tuple(tensors),
+            payload_bytes=self.payload_bytes,
+            wire_bytes=self._bytes,
+            dense_bytes=-(-sum(one.values.size for one in tensors) // lanes) * packet_bytes(lanes),
+            encode_s=self._seconds["encode"],
+            network_s=self._seconds["exchange"],
+            decode_s=self._seconds["decode"],
+        )
+
+    def _count(self, words: Sequence[int]) -> None:
+        lanes = self._collectives.lanes
+        self._bytes += sum(-(-count // lanes) for count in words) * packet_bytes(lanes)
+
+
+def _checked(parts: Sequence[Part], results: list[Words]) -> list[Words]:
+    for part, result in zip(parts, results, strict=True):
+        if part.check is not None:
+            part.check(result)
+    return results
 
 
 @dataclass(eq=False)

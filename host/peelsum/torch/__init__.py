@@ -8,14 +8,14 @@ import warnings
 
 import torch
 
-from peelsum.compress import RandomK, Threshold, TopK
+from peelsum.compress import RandomK, StrategyStats, Threshold, TopK
 from peelsum.torch.errors import CallTimeoutError, HookConfigError, HookError, HookFailedError
 from peelsum.torch.hook import fsdp_hook, fsdp_reduce_scatter, hook
 from peelsum.torch.process_group import SwitchOptions, SwitchProcessGroup, register_backend
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.starts import init_process_group
 from peelsum.torch.state import SwitchAllreduceState
-from peelsum.torch.stats import HookStats, StrategyStats, TensorStats
+from peelsum.torch.stats import HookStats, TensorStats
 
 __all__ = [
     "CallTimeoutError",

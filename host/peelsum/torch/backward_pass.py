@@ -1,14 +1,18 @@
-"""The backward passes of torch's autograd engine: which one runs here, and what follows it."""
+"""The backward passes of torch's autograd engine: which one runs here, what follows it, and who waits."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TypeVar
 
 import torch
 
+from peelsum.torch.errors import HookFailedError
 from peelsum.torch.profiling import profiled
+
+T = TypeVar("T")
 
 
 def this_pass() -> int | None:
@@ -40,20 +44,44 @@ def wait_at_end(work: Future[None], waited: Callable[[float], None]) -> None:
     call_at_end(wait)
 
 
-class PassCounter:
-    """Counts backward passes; one pass through several modules counts once."""
+def pass_on(
+    done: Future[None],
+    future: torch.futures.Future[T],
+    value: Callable[[], T],
+    after_error: Callable[[], T] | None = None,
+) -> Future[None]:
+    """Complete `future` when `done` completes, with `value` or with the error.
 
-    def __init__(self) -> None:
-        self._last_pass: int | None = None
+    after_error: the value to complete it with after an error, which the caller then reports in another way.
+    Returns a future that completes as `done` does, after all callbacks of `future` have run.
+    """
+    told: Future[None] = Future()
 
-    @property
-    def counted(self) -> bool:
-        """Whether the current backward pass has been counted already, with another module's buckets."""
-        return self._last_pass is not None and self._last_pass == this_pass()
+    def tell(done: Future[None]) -> None:
+        error = done.exception()
+        try:
+            if error is None:
+                future.set_result(value())
+            elif after_error is not None:
+                future.set_result(after_error())
+            else:
+                # mypy expects a result of type T; torch documents an exception here.
+                future.set_exception(_for_torch(error))  # type: ignore[arg-type]
+        except Exception as failure:
+            error = error or failure
+        if error is None:
+            told.set_result(None)
+        else:
+            told.set_exception(error)
 
-    def count(self) -> bool:
-        """Count the current backward pass; return False if it was counted already."""
-        if self.counted:
-            return False
-        self._last_pass = this_pass()
-        return True
+    done.add_done_callback(tell)
+    return told
+
+
+def _for_torch(error: BaseException) -> Exception:
+    """Return an Exception, the only kind of error that torch accepts."""
+    if isinstance(error, Exception):
+        return error
+    wrapped = HookFailedError(f"sum: ended by {type(error).__name__} ({error}); start training again")
+    wrapped.__cause__ = error
+    return wrapped

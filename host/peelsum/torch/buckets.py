@@ -34,13 +34,15 @@ class Bucket:
 
     def __init__(self, buffer: torch.Tensor, shapes: Sequence[torch.Size]) -> None:
         self.buffer, self.shapes = buffer, shapes
+        #: Whether the gradients are float32 in host memory, so that `arrays` shares theirs.
+        self.in_floats = not buffer.is_cuda and buffer.dtype == torch.float32
         self._written = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
 
     @contextmanager
     def gradients(self, *, on_host: bool) -> Iterator[Sequence[torch.Tensor]]:
         """Yield one flat tensor for each parameter, as `near` does."""
         with self.near(on_host=on_host) as buffer:
-            yield torch.split(buffer, self._lengths())
+            yield torch.split(buffer, [shape.numel() for shape in self.shapes])
 
     @contextmanager
     def near(self, *, on_host: bool) -> Iterator[torch.Tensor]:
@@ -64,20 +66,13 @@ class Bucket:
                 self.buffer.copy_(near, non_blocking=True)
         stream.synchronize()
 
-    @property
-    def in_floats(self) -> bool:
-        """Whether the gradients are float32 in host memory, so that `arrays` shares theirs."""
-        return self._written is None and self.buffer.dtype == torch.float32
-
-    def arrays(self) -> Iterator[NDArray[np.float32]]:
-        """Yield one flat array for each parameter, if `in_floats`: faster than torch splits a tensor."""
-        flat, end = self.buffer.numpy(), 0
-        for length in self._lengths():
-            begin, end = end, end + length
-            yield flat[begin:end]
-
-    def _lengths(self) -> list[int]:
-        return [shape.numel() for shape in self.shapes]
+    def arrays(self) -> list[NDArray[np.float32]]:
+        """Return one flat array for each parameter, if `in_floats`: faster than torch splits a tensor."""
+        flat, end, arrays = self.buffer.numpy(), 0, []
+        for shape in self.shapes:
+            begin, end = end, end + shape.numel()
+            arrays.append(flat[begin:end])
+        return arrays
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
         """Return a future for the buffer, on which a training stream can wait."""
@@ -137,7 +132,7 @@ class WaitingBuckets:
         So it is if the pass is another, e.g. one inside of the first. If the bucket itself waits, its pass
         has failed. Then what waits is dropped, because its gradients have been replaced.
         """
-        if any(one.names == names for one in self._waiting):
+        if self._waiting and names in [one.names for one in self._waiting]:
             dropped = self.taken()[0].done
             dropped.set_exception(HookError("sum: its backward pass ended before the last bucket"))
         before, self._pass = self._pass, within
@@ -164,7 +159,7 @@ class WaitingBuckets:
         waiting, self._waiting = self._waiting, []
         return waiting
 
-    def learn(self, waiting: Sequence[Waiting], sent: Mapping[str, int]) -> None:
-        """Note how many words the sum of these buckets took for each parameter, for the next pass."""
-        for one in waiting:
-            self._words[one.names] = sum(sent[name] for name in one.names)
+    def learn(self, buckets: Sequence[tuple[str, ...]], sent: Mapping[str, int]) -> None:
+        """Note how many words the sum of buckets of these names took for each name, for the next pass."""
+        for names in buckets:
+            self._words[names] = sum(map(sent.__getitem__, names))

@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
 from peelsum.allreduce import History
-from peelsum.compress import CompressError, Memory, Residual
-from peelsum.torch.decisions import Decisions
+from peelsum.compress import CompressError
 from peelsum.torch.errors import HookConfigError
+from peelsum.torch.reducer import Reducer
 
 _VERSION = 3
 _FILE = re.compile(r"peelsum-rank-(\d+)-of-(\d+)\.pt")
@@ -35,28 +35,15 @@ def place_in(group: dist.ProcessGroup | None) -> Place:
     return dist.get_rank(group), dist.get_world_size(group)
 
 
-def saved(
-    place: Place, steps: int, history: History, memory: Memory | None, decisions: Decisions | None
-) -> dict[str, Any]:
-    """Return a rank's place and number of steps, with copies of its history, memory and decisions."""
+def saved(place: Place, steps: int, history: History, reducer: Reducer) -> dict[str, Any]:
+    """Return a rank's place and number of steps, with copies of its history and of what its reducer keeps."""
     rank, ranks = place
-    values: dict[str, Any] = {"version": _VERSION, "rank": rank, "ranks": ranks, "steps": steps}
-    values["seen"] = {kind: _tensors(kept) for kind, kept in history.saved().items()}
-    if memory is not None:
-        values["residuals"] = {name: _written(one) for name, one in memory.residuals.items()}
-        kept = {name: _tensors(one) for name, one in memory.kept.items() if one}
-        values |= {"kept": kept} if kept else {}
-    if decisions is not None:
-        values["strategy"] = decisions.saved()
-    return values
+    values = {"version": _VERSION, "rank": rank, "ranks": ranks, "steps": steps, "seen": history.saved()}
+    return {name: _tensors(one) for name, one in (values | reducer.saved()).items()}
 
 
 def loaded(
-    given: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-    place: Place,
-    history: History,
-    memory: Memory | None,
-    decisions: Decisions | None,
+    given: Mapping[str, Any] | Sequence[Mapping[str, Any]], place: Place, history: History, reducer: Reducer
 ) -> int:
     """Restore what `saved` returned at this place, or the list of what it returned at all places of a run.
 
@@ -68,19 +55,18 @@ def loaded(
     of_all_ranks = isinstance(given, list | tuple) and len(given) > 0
     sources: Sequence[Any] = given if of_all_ranks else [given]  # type: ignore[assignment]  # what is no Mapping is refused
     for values in sources:
-        _check(values, memory)
+        _check(values, reducer)
     values = sources[0]
-    if memory is not None and of_all_ranks:
+    if reducer.residuals and of_all_ranks:
         sources = _share(sources, place)
-    elif memory is not None:
+    elif reducer.residuals:
         _check_place(values, place)
     try:
-        steps = int(values["steps"])
-        residuals = [
-            {name: _read(one) for name, one in source.get("residuals", {}).items()} for source in sources
-        ]
-        kept = {name: _arrays(one) for name, one in values.get("kept", {}).items()}
-        seen = {kind: _arrays(one) for kind, one in values.get("seen", {}).items()}
+        steps, seen = int(values["steps"]), _arrays(values.get("seen", {}))
+        residuals = [_arrays(source.get("residuals", {})) for source in sources]
+        reducer.restore({**values, "kept": _arrays(values.get("kept", {}))}, residuals)
+    except CompressError as error:
+        raise HookConfigError(str(error)) from error
     # torch raises RuntimeError, a number of steps that is infinite OverflowError.
     except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise HookConfigError(
@@ -90,14 +76,6 @@ def loaded(
         history.restore(seen)
     except ValueError as error:
         raise HookConfigError(f"seen: {error}; give what state_dict returned") from error
-    if memory is not None:
-        try:
-            memory.restore(*residuals)
-        except CompressError as error:
-            raise HookConfigError(str(error)) from error
-        memory.kept = kept
-    if decisions is not None:
-        decisions.restore(values.get("strategy", {}))
     return steps
 
 
@@ -145,7 +123,7 @@ def files(folder: str | os.PathLike[str]) -> dict[Place, Path]:
     return {(int(match[1]), int(match[2])): path for match, path in matches if match}
 
 
-def _check(values: object, memory: Memory | None) -> None:
+def _check(values: object, reducer: Reducer) -> None:
     """Raise HookConfigError for what is not a saved state, or one of another kind."""
     if not isinstance(values, Mapping):
         raise HookConfigError(
@@ -155,8 +133,8 @@ def _check(values: object, memory: Memory | None) -> None:
         raise HookConfigError(
             f"version: {values.get('version')!r} is not supported; give a checkpoint of version {_VERSION}"
         )
-    if ("residuals" in values) != (memory is not None):
-        has, needs = ("residuals", "no") if memory is None else ("no residuals", "a")
+    if ("residuals" in values) != reducer.residuals:
+        has, needs = ("no residuals", "a") if reducer.residuals else ("residuals", "no")
         raise HookConfigError(
             f"compressor: the checkpoint has {has}; make the state with {needs} compressor or strategy"
         )
@@ -194,22 +172,15 @@ def _share(sources: Sequence[Mapping[str, Any]], place: Place) -> Sequence[Mappi
     return [sources[places.index((source, count))] for source in range(rank, count, ranks)]
 
 
-def _tensors(kept: Mapping[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(one.copy()) for name, one in kept.items()}
+def _tensors(value: Any) -> Any:
+    """Return a value, with copies of its arrays as tensors."""
+    if isinstance(value, Mapping):
+        return {name: _tensors(one) for name, one in value.items()}
+    return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
 
 
-def _arrays(kept: Mapping[str, torch.Tensor]) -> dict[str, NDArray[Any]]:
-    return {name: one.numpy().copy() for name, one in kept.items()}
-
-
-def _written(residual: Residual) -> dict[str, torch.Tensor | None]:
-    arrays: dict[str, NDArray[Any]] = {"numbers": residual.numbers, "scales": residual.scales}
-    if residual.velocity is not None:
-        arrays["velocity"] = residual.velocity
-    return {"velocity": None, **_tensors(arrays)}
-
-
-def _read(values: Mapping[str, torch.Tensor | None]) -> Residual:
-    """Return the residual that `_written` wrote."""
-    arrays = _arrays({name: one for name, one in values.items() if one is not None})
-    return Residual(arrays["numbers"], arrays["scales"], arrays.get("velocity"))
+def _arrays(value: Any) -> Any:
+    """Return the mapping or array that `_tensors` was given. Raises AttributeError for anything else."""
+    if isinstance(value, Mapping):
+        return {name: _arrays(one) for name, one in value.items() if one is not None}
+    return value.numpy().copy()

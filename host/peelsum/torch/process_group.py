@@ -26,14 +26,13 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 
 from peelsum.allreduce.history_loops import warm_up
 from peelsum.torch.buckets import Bucket
-from peelsum.torch.calls import CALLS, by_gloo
+from peelsum.torch.calls import CALLS, Submitted, by_gloo
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.sparse_sums import SparseTensor
 from peelsum.torch.starts import when_all_are_ready
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
 from peelsum.torch.switch_seat import connect_group, connect_rank
 from peelsum.torch.tensor_sums import SUMS, Reduction, TensorSums, check_device
-from peelsum.torch.works import Submitted
 
 BACKEND = "peelsum"
 _log = logging.getLogger("peelsum")

@@ -24,15 +24,14 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # not exporte
 from torch.distributed import distributed_c10d as c10d
 
 from peelsum.allreduce import Part, SummationStalledError
+from peelsum.compress.collectives import By
 from peelsum.summation import NotBegunError, Words
-from peelsum.torch.reductions import FEW_WORDS, MOST_WORDS, DirectSum, all_reduce_tree, gathered, together
+from peelsum.torch.reductions import FEW_WORDS, MOST_WORDS, DirectSum, all_reduce_tree, together
 
 T = TypeVar("T")
 
 #: How bitwise OR is implemented: by the backend, by gathering all words, or as a maximum of a byte per bit.
 OrBy = Literal["bor", "gather", "max"]
-#: How words are reduced.
-By = Literal["ring", "tree"]
 _WORD_BITS = 32
 #: Words whose bits are taken apart at once.
 _TAKEN_APART = 2**16
@@ -147,10 +146,6 @@ class ProcessGroupSummation:
                 for at, part in zip(mine, parts, strict=True):
                     copied[at] = part
         return [one.view(np.uint32) for one in copied]
-
-    def gather(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-        """Return every worker's bytes, in the order of workers, by all_gather of lengths, then of bytes."""
-        return gathered(data, self.gather_equal)
 
     def gather_equal(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
         """Return every worker's bytes, of which all have as many, in the order of workers."""

@@ -21,6 +21,8 @@ def profiled(phase: str) -> AbstractContextManager[object]:
     a span, too.
     """
     spans = step_spans()
+    if spans is None and not torch.autograd.profiler._is_profiler_enabled:
+        return _NOTHING
     return _range(phase) if spans is None else _both(spans, phase)
 
 

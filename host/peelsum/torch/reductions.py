@@ -113,13 +113,3 @@ def all_reduce_tree(tensor: torch.Tensor, group: dist.ProcessGroup | None = None
                 tensor |= other
         distance *= 2
     dist.broadcast(tensor, ranks[0], group)
-
-
-def gathered(
-    data: NDArray[np.uint8], equal: Callable[[NDArray[np.uint8]], list[NDArray[np.uint8]]]
-) -> list[NDArray[np.uint8]]:
-    """Return every worker's bytes by two gathers of equally many: of lengths, then of bytes."""
-    lengths = [int(one.view(np.int64)[0]) for one in equal(np.array([data.size], np.int64).view(np.uint8))]
-    padded = np.zeros(max(lengths), np.uint8)
-    padded[: data.size] = data
-    return [row[:length] for row, length in zip(equal(padded), lengths, strict=True)]

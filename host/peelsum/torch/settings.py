@@ -25,13 +25,12 @@ from peelsum.allreduce import (
     RequestedValues,
     Summation,
 )
-from peelsum.compress import Collectives, CompressedSum, CompressError, Compressor, Memory, TopK
-from peelsum.compress.compressed_sum import feedback_of
-from peelsum.flexible import METHODS, Flexible, carrier_of
+from peelsum.compress import CompressError, Compressor, Flexible, lossy_reducer
 from peelsum.torch.backends import SWITCH
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.profiling import noted, profiled, step_spans
+from peelsum.torch.reducer import ExactReducer, Reducer
 
 #: Which values of a setting are allowed, and what else to give, as `SwitchAllreduceState` explains.
 _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -42,18 +41,6 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "network": (
         lambda value: value == "measured" or isinstance(value, NetworkModel),
         "is not a network model; give a peelsum.allreduce.NetworkModel, or 'measured'",
-    ),
-    "compressor": (
-        lambda value: value is None or isinstance(value, Compressor),
-        "is not a compressor; give one of peelsum.compress such as TopK(0.01) or QSGD(4), or None",
-    ),
-    "strategy": (
-        lambda value: value is None or isinstance(value, Flexible),
-        "is not a strategy; give a peelsum.flexible.Flexible, or None",
-    ),
-    "error_feedback": (
-        lambda value: value is None or isinstance(value, bool),
-        "is not a choice; give True, False, or None for what the compressor needs",
     ),
     "implementation": (
         lambda value: value in ("cpu", "gpu", None),
@@ -104,31 +91,23 @@ class Settings:
             value = getattr(self, field)
             if not allowed(value):
                 raise HookConfigError(f"{field}: {value!r} {remedy}")
-        if self.strategy is not None:
-            self._check_strategy(self.strategy)
-        elif self.method is not None:
-            with _as_hooks():
-                feedback_of(self.method, self.error_feedback)
-        if not self.lossless:
+        if self.reducer().on_host:
             object.__setattr__(self, "implementation", "cpu")
 
-    def _check_strategy(self, strategy: Flexible) -> None:
-        """Raise HookConfigError for what a strategy decides itself, or cannot have."""
-        if self.compressor is not None:
-            raise HookConfigError(
-                f"compressor: {self.compressor!r} does not go with a strategy, which chooses what to send; "
-                "use one of both"
+    def reducer(self) -> Reducer:
+        """Return a new reducer, without residuals. Raises HookConfigError for values that do not fit."""
+        with as_hooks():
+            lossy = lossy_reducer(
+                self.compressor,
+                self.strategy,
+                self.error_feedback,
+                over=self.over,
+                switch=self.has_switch,
+                group_gathers=self.makes_backend,
+                span=profiled,
+                note=noted,
             )
-        if self.error_feedback is False:
-            raise HookConfigError(
-                "error_feedback: False does not go with a strategy, whose residuals it is; use None"
-            )
-        through = [one for one in strategy.methods or () if carrier_of(one) == "switch"]
-        if through and not self.has_switch:
-            raise HookConfigError(
-                f"strategy: method {through[0]!r} needs a switch, but over is {self.over!r}; "
-                "use over='switch', or leave the method out"
-            )
+        return lossy or ExactReducer()
 
     @property
     def has_switch(self) -> bool:
@@ -136,33 +115,6 @@ class Settings:
         if isinstance(self.over, str):
             return self.over.partition(":")[0] == SWITCH
         return not isinstance(self.over, ProcessGroupSummation)
-
-    @property
-    def needs_group(self) -> bool:
-        """Whether a process group is needed as well, if the backend is a switch."""
-        if self.strategy is not None:
-            return any(carrier_of(one) == "group" for one in self.strategy.methods or METHODS)
-        return self.makes_backend and self.method is not None and self.method.kind == "gather"
-
-    @property
-    def lossless(self) -> bool:
-        """Whether every element is summed, so that nothing is kept."""
-        return self.method is None and self.strategy is None
-
-    @property
-    def buckets_wait(self) -> bool:
-        """Whether buckets may be summed together: words of their sums are known, and no scale or share is
-        that of a bucket.
-        """
-        if self.strategy is not None:
-            return False
-        return self.method is None or (self.method.kind == "indexed" and self.method.per == "tensor")
-
-    @property
-    def method(self) -> Compressor | None:
-        """The compressor, or None. Error feedback alone sends all elements, and keeps what is rounded off."""
-        alone = self.compressor is None and self.strategy is None
-        return TopK(1.0) if alone and self.error_feedback else self.compressor
 
     @property
     def model(self) -> NetworkModel:
@@ -184,33 +136,7 @@ class Settings:
         on_device = gradients is not None and gradients.is_cuda and find_spec("triton") is not None
         return replace(self, implementation="gpu" if on_device else "cpu")
 
-    def compressed(
-        self,
-        collectives: Collectives,
-        compressor: Compressor,
-        names: Sequence[str],
-        memory: Memory,
-        history: History,
-        summation: Summation | None = None,
-    ) -> CompressedSum:
-        """Return the compressed sum of a bucket; indexed payloads go over `summation`, or `collectives` too.
-
-        Raises HookConfigError if the compressor cannot sum over so many workers.
-        """
-        summation = summation or collectives
-        with _as_hooks():
-            return CompressedSum(
-                summation,
-                compressor,
-                memory,
-                error_feedback=self.error_feedback if self.strategy is None else True,
-                allreduce=self.allreduce(summation, names, history),
-                collectives=collectives,
-                span=profiled,
-                note=noted,
-            )
-
-    def allreduce(self, summation: Summation, names: Sequence[str], history: History) -> Allreduce:
+    def allreduce(self, names: Sequence[str], history: History, summation: Summation) -> Allreduce:
         """Return the all-reduce of a bucket over `summation`, where `names` are the bucket's parameters."""
         forms = self.forms
         if not isinstance(forms, str):  # an Allreduce rejects names of other buckets
@@ -246,7 +172,7 @@ class Settings:
 
 
 @contextmanager
-def _as_hooks() -> Iterator[None]:
+def as_hooks() -> Iterator[None]:
     """Raise a compressor's error as the hook's."""
     try:
         yield

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import InvalidRequestError
 from peelsum.allreduce.plan import SUPPORTED_DTYPES, unsupported_dtype
+from peelsum.allreduce.result import Tally
 from peelsum.allreduce.rows import GatheringSummation, RowUnion, sum_floats, unite_rows
 from peelsum.codec import ROW, FixedPoint
 from peelsum.summation import Part, Words
 from peelsum.torch.errors import HookConfigError, HookError
-from peelsum.torch.stats import SparseResult, SparseTensorStats
+from peelsum.torch.stats import SparseResult, TensorStats
 from peelsum.torch.sum_queue import QueuedSummation, SumQueue
 from peelsum.transport.endpoint import PACE
 from peelsum.wire import packet_bytes
@@ -233,9 +234,20 @@ def average_rows(
     sums = sum_rows(metered, tensors, f"average gradients {', '.join(names)}", average=True)
     for row_sum in sums:
         row_sum.replace()
-    ended, elements = time.perf_counter(), sum(tensor.length * tensor.width for tensor in tensors)
+    ended = time.perf_counter()
+    stats: Any = {name: _stats(row_sum, summation) for name, row_sum in zip(names, sums, strict=True)}
+    elements = sum(one.elements for one in stats.values())
     return SparseResult(
-        tensors=[_stats(name, row_sum, summation) for name, row_sum in zip(names, sums, strict=True)],
+        tally=Tally(
+            names=tuple(names),
+            words_sent=dict,
+            elements=elements,
+            non_finite=sum(not row_sum.finite for row_sum in sums),
+            candidates=0,
+            cells=0,
+            left_over=0,
+            tensors=lambda: stats,
+        ),
         wire_bytes=metered.chunks * packet_bytes(summation.lanes),
         dense_bytes=-(-elements // summation.lanes) * packet_bytes(summation.lanes),
         encode_s=metered.ended - began - metered.seconds,
@@ -244,14 +256,12 @@ def average_rows(
     )
 
 
-def _stats(name: str, row_sum: RowSum, summation: GatheringSummation) -> SparseTensorStats:
+def _stats(row_sum: RowSum, summation: GatheringSummation) -> TensorStats:
     tensor, workers, bound = row_sum.tensor, summation.workers, 0.0
     if row_sum.scale is not None and row_sum.shared.numel():
         bound = FixedPoint(row_sum.scale).error_bound(workers, workers)
     length = max(tensor.length, 1)
-    return SparseTensorStats(
-        name=name,
-        finite=row_sum.finite,
+    return TensorStats(
         elements=tensor.length * tensor.width,
         form="rows",
         index=None,
@@ -331,7 +341,7 @@ class SparseSums:
     def flush(self) -> None:
         """Queue the sum of the gradients that wait."""
         waiting, self._waiting = self._waiting, {}
-        if self._queue and self._queued and waiting:
+        if waiting and self._queue and self._queued:
             tensors, names = list(waiting.values()), list(waiting)
             queued, count = self._queued, self._count
             self._queue.submit(

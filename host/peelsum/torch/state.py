@@ -16,13 +16,11 @@ import torch
 import torch.distributed as dist
 
 from peelsum.allreduce import History, NetworkModel, RequestedForm, RequestedValues, Summation
-from peelsum.compress import Compressor, Memory
-from peelsum.flexible import Flexible
-from peelsum.torch.backward_pass import PassCounter, call_at_end, this_pass, wait_at_end
+from peelsum.compress import Compressor, Flexible
+from peelsum.torch.backward_pass import call_at_end, pass_on, this_pass, wait_at_end
 from peelsum.torch.bucket_sum import BucketSums
 from peelsum.torch.buckets import Bucket
 from peelsum.torch.checkpoint import files, loaded, place_in, read, saved, write
-from peelsum.torch.decisions import Decisions
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.parameter_names import ParameterNames
 from peelsum.torch.settings import Settings
@@ -30,7 +28,6 @@ from peelsum.torch.sparse_sums import SparseTensor, check_layouts
 from peelsum.torch.starts import expect_start
 from peelsum.torch.stats import HookStats, RunningStats
 from peelsum.torch.tracing import Tracing
-from peelsum.torch.works import pass_on
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -58,7 +55,7 @@ class SwitchAllreduceState:
       momentum correction of Deep Gradient Compression. With a GradScaler the residual is in units of its
       step's scale. Additive payloads go over the backend as 32-bit words, indexed ones through the
       all-reduce's index. Gathered ones go by an all_gather of the ranks' process group.
-    - `strategy`: a `peelsum.flexible.Flexible`, which chooses method and ratio of each step by what steps
+    - `strategy`: a `peelsum.compress.Flexible`, which chooses method and ratio of each step by what steps
       measure. What one method does not send is kept for the next. The decisions are in `stats().strategy`
       and, at level INFO, in the log.
     - `error_feedback`: whether what is not sent is kept for later steps; None does so if the compressor needs
@@ -124,12 +121,13 @@ class SwitchAllreduceState:
     ) -> None:
         """Set all attributes, for no steps yet."""
         self.process_group, self._settings, self._tracing = process_group, settings, tracing
-        self._memory, self._history = None if settings.lossless else Memory(), History()
-        self._steps, self._passes = 0, PassCounter()
+        self._reducer, self._history = settings.reducer(), History()
+        #: Backward passes, of which one through several modules counts once, and the id of the last.
+        self._steps = 0
+        self._counted: int | None = None
         self._names = ParameterNames()
         self._stats = RunningStats(settings.log_every)
-        self._decisions = None if settings.strategy is None else Decisions(settings.strategy)
-        self._sums = BucketSums(settings, self._memory, self._history, self._decisions, self._stats.add)
+        self._sums = BucketSums(settings, self._reducer, self._history, self._stats.add)
         self._unused = weakref.finalize(self, _warn_unused)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -181,8 +179,7 @@ class SwitchAllreduceState:
 
     def stats(self) -> HookStats:
         """Return what this worker summed, and its cost, since the state was made or restored."""
-        now = self._stats.now()
-        return now if self._decisions is None else replace(now, strategy=self._decisions.stats())
+        return replace(self._stats.now(), strategy=self._reducer.stats())
 
     def state_dict(self) -> dict[str, Any]:
         """Return what later steps depend on, as numbers and tensors that `torch.load` accepts by default.
@@ -191,7 +188,7 @@ class SwitchAllreduceState:
         rank has not sent yet.
         """
         self._sums.drain()
-        return saved(place_in(self.process_group), self._steps, self._history, self._memory, self._decisions)
+        return saved(place_in(self.process_group), self._steps, self._history, self._reducer)
 
     def load_state_dict(self, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue where `state_dict` was called.
@@ -202,7 +199,7 @@ class SwitchAllreduceState:
         """
         self._sums.drain()
         place = place_in(self.process_group)
-        self._steps = loaded(values, place, self._history, self._memory, self._decisions)
+        self._steps = loaded(values, place, self._history, self._reducer)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `state_dict` to a file of this rank in a folder. Call it on every rank, between steps."""
@@ -214,7 +211,7 @@ class SwitchAllreduceState:
         redistribute: whether the residuals may be those of another number of ranks, which these ranks then
         share out. Raises HookConfigError if this rank has no file there, or as `load_state_dict` does.
         """
-        self.load_state_dict(read(folder, redistribute=redistribute or self._memory is None))
+        self.load_state_dict(read(folder, redistribute=redistribute or not self._reducer.residuals))
 
     def load_if_saved(self, folder: str | os.PathLike[str], *, redistribute: bool = False) -> None:
         """Do as `load` for a trainer that resumes; without any state in the folder, log a warning."""
@@ -230,21 +227,21 @@ class SwitchAllreduceState:
 
         last: whether no other bucket of the module follows in this backward pass.
         """
-        check_layouts("gradient", [buffer])
         bucket: Bucket | SparseTensor
-        if buffer.is_sparse:
-            bucket = SparseTensor(buffer)
-        else:
+        if buffer.layout == torch.strided:
             bucket = Bucket(buffer, [parameter.shape for parameter in parameters])
+        else:
+            check_layouts("gradient", [buffer])
+            bucket = SparseTensor(buffer)
         done = bucket.future()
         self._unused.detach()
-        names, step = self._names.of(parameters), self._steps - self._passes.counted
+        within = this_pass()
+        names, step = self._names.of(parameters), self._step(within)
         if self._tracing is not None:
             if isinstance(bucket, Bucket):
                 self._tracing.record(names, bucket, self.process_group)
             else:
                 warnings.warn("trace: leaves out sparse gradients, as it records all elements", stacklevel=2)
-        within = this_pass()
         last |= within is None
         if not last:
             call_at_end(partial(self._sums.flush, step))  # if DDP never hands over its last bucket
@@ -261,16 +258,21 @@ class SwitchAllreduceState:
 
     def average(self, tensor: torch.Tensor) -> None:
         """Average a contiguous tensor in place, at once; for `fsdp_hook`. Not with what keeps residuals."""
-        if self._memory is not None:
-            field = "compressor" if self._settings.strategy is None else "strategy"
-            raise HookConfigError(f"{field}: is for DDP, whose gradients have names; use None with FSDP")
+        if self._reducer.residuals:
+            raise HookConfigError(
+                f"{self._reducer.argument}: is for DDP, whose gradients have names; use None with FSDP"
+            )
         flat = tensor.detach().view(-1)
         # One name for all tensors of a size suffices: only the choice of a form is kept between steps.
         name = f"tensor of {flat.numel()}"
         self._unused.detach()
-        step = self._steps - self._passes.counted
+        step = self._step(this_pass())
         self._sums.submit(Bucket(flat, [flat.shape]), (name,), step, self.process_group).result()
         self.end_step()
+
+    def _step(self, within: int | None) -> int:
+        """Return the number of the step to which a bucket of the backward pass `within` belongs."""
+        return self._steps - (within is not None and within == self._counted)
 
     def average_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Average gradients in place, at once, as a bucket; for trainers without DDP, after `backward`.
@@ -296,14 +298,15 @@ class SwitchAllreduceState:
 
     def end_step(self) -> None:
         """Count a backward pass once one module's buckets have all been submitted; for `hook`."""
-        if not self._passes.count():
+        within = this_pass()
+        if within is not None and within == self._counted:  # with another module's buckets
             return
-        self._steps += 1
+        self._steps, self._counted = self._steps + 1, within
         if self._tracing is not None:
             self._tracing.end_step()
         if not self._stats.count_step():
             return
-        if this_pass() is not None:
+        if within is not None:
             # Log after the pass has waited for all sums, those of other modules included.
             call_at_end(partial(call_at_end, self._stats.log))
         else:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from peelsum.allreduce import StepResult
 from peelsum.allreduce.indexes import IndexForm
 from peelsum.allreduce.plan import Form
-from peelsum.allreduce.result import TensorTally
-from peelsum.compress import CompressedResult, CompressedTensor, Kind
-from peelsum.flexible import Carrier, DecidedStep, Event, LinkModel, Next
+from peelsum.allreduce.result import Tally
+from peelsum.compress import CompressedResult, Kind, StrategyStats
 
 _LOGGER = logging.getLogger("peelsum.torch")
 #: From this step on, a warning is logged if dense gradients have less than this share of the bytes sent.
@@ -51,22 +50,11 @@ class TensorStats:
 
 
 @dataclass(frozen=True)
-class SparseTensorStats(TensorStats):
-    """A sparse gradient as it was summed."""
-
-    name: str
-    """The parameter's name."""
-
-    finite: bool
-    """Whether it was finite on all workers."""
-
-
-@dataclass(frozen=True)
 class SparseResult:
     """The cost of summing a backward pass's sparse gradients; bytes and seconds are as in `StepResult`."""
 
-    tensors: Sequence[SparseTensorStats]
-    """The gradients."""
+    tally: Tally
+    """Counts of the gradients."""
     wire_bytes: int
     dense_bytes: int
     encode_s: float
@@ -74,21 +62,8 @@ class SparseResult:
     decode_s: float
 
 
-@dataclass(frozen=True)
-class StrategyStats:
-    """The decisions of a strategy, the same on all ranks, since the state was made or restored."""
-
-    plan: Next | None
-    """Method and ratio of the last step that began; None before the first."""
-
-    links: Mapping[Carrier, LinkModel]
-    """The estimated link of each carrier that has been measured."""
-
-    history: tuple[DecidedStep, ...]
-    """The last 10,000 steps; each is added when the next one begins."""
-
-    events: tuple[Event, ...]
-    """The last 1,000 events."""
+#: The result of a sum, with its cost.
+SumCost = StepResult | CompressedResult | SparseResult
 
 
 @dataclass(frozen=True)
@@ -164,10 +139,8 @@ class HookStats:
         )
 
 
-def _tensor_stats(one: TensorTally | CompressedTensor | SparseTensorStats) -> TensorStats:
-    """Return the statistics of a parameter's sum; a compressed one has no `scale_block`."""
-    values: dict[str, Any] = {each.name: getattr(one, each.name, None) for each in fields(TensorStats)}
-    return TensorStats(**values)
+def _tensor_stats(tally: Tally) -> Mapping[str, TensorStats]:
+    return {name: TensorStats(**vars(one)) for name, one in tally.tensors().items()}
 
 
 class RunningStats:
@@ -181,8 +154,8 @@ class RunningStats:
         self._lock = threading.Lock()
         #: The fields of `HookStats`, by name. They are changed in every step, and copied when they are read.
         self._totals: Counter[str] = Counter()
-        #: Return what is told of each sum's tensors, by their names; the last sum comes last.
-        self._tensors: dict[tuple[str, ...], Callable[[], Mapping[str, TensorStats]]] = {}
+        #: The counts of each sum's tensors, by their names; the last sum comes last.
+        self._tensors: dict[tuple[str, ...], Tally] = {}
         self._logged = HookStats()
         self._warned = False
 
@@ -192,31 +165,22 @@ class RunningStats:
             totals: dict[str, Any] = dict(self._totals)
             sums = list(self._tensors.values())
         tensors: dict[str, TensorStats] = {}
-        for told in sums:
-            tensors |= told()
+        for tally in sums:
+            tensors |= _tensor_stats(tally)
         return HookStats(**totals, tensors=tensors)
 
-    def add(self, result: StepResult | CompressedResult | SparseResult, buckets: int) -> None:
+    def add(self, result: SumCost, buckets: int) -> None:
         """Count the sum of one or more buckets."""
-        told: Callable[[], Mapping[str, TensorStats]]
-        if isinstance(result, StepResult):
-            names, tally = result.tally.names, result.tally
-            elements, non_finite = tally.elements, tally.non_finite
-            told = lambda: {name: _tensor_stats(one) for name, one in tally.tensors().items()}  # noqa: E731
-        else:
-            tensors = {tensor.name: _tensor_stats(tensor) for tensor in result.tensors}
-            names, told = tuple(tensors), lambda: tensors
-            elements = sum(tensor.elements for tensor in tensors.values())
-            non_finite = sum(not tensor.finite for tensor in result.tensors)
+        tally = result.tally
         with self._lock:
             totals = self._totals
             totals["buckets"] += buckets
-            totals["elements"] += elements
-            totals["non_finite"] += non_finite
+            totals["elements"] += tally.elements
+            totals["non_finite"] += tally.non_finite
             for name in _COUNTED:
                 totals[name] += getattr(result, name)
-            self._tensors.pop(names, None)
-            self._tensors[names] = told
+            self._tensors.pop(tally.names, None)
+            self._tensors[tally.names] = tally
 
     def add_wait(self, seconds: float) -> None:
         """Count the time that the training thread waited for sums."""
@@ -227,7 +191,8 @@ class RunningStats:
         """Count a step; return whether `log` is due. Warn once if dense gradients would take fewer bytes."""
         with self._lock:
             self._totals["steps"] += 1
-            steps, sent, dense = (self._totals[name] for name in ("steps", "wire_bytes", "dense_bytes"))
+            totals = self._totals
+            steps, sent, dense = totals["steps"], totals["wire_bytes"], totals["dense_bytes"]
         if steps >= _SETTLED_STEPS and dense < _WORTH * sent and not self._warned:
             self._warned = True
             _LOGGER.warning(

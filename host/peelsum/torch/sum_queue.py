@@ -39,7 +39,8 @@ class ThreadPool:
         self._left: Future[None] = Future()
         self._process_id = os.getpid()
         self._ended = False
-        self._submitted = self._turn = 0
+        #: The number of tasks submitted so far, which is the next task's ticket; the ticket whose turn it is.
+        self.submitted = self.turn = 0
         self._turned = threading.Condition()
         # Daemons: a process that fails must not wait for a sum that never completes.
         self._threads = [
@@ -55,11 +56,6 @@ class ThreadPool:
         """Whether this process is a child that was forked after the pool was made."""
         return os.getpid() != self._process_id
 
-    @property
-    def submitted(self) -> int:
-        """The number of tasks submitted so far, which is the next task's ticket."""
-        return self._submitted
-
     def submit(self, task: Callable[[], object]) -> bool:
         """Queue a task, which must call `pass_on` at its end. Return False after `end`, and if inherited."""
         if self.inherited:
@@ -67,22 +63,20 @@ class ThreadPool:
         with self._turned:
             if self._ended:
                 return False
-            self._submitted += 1
+            self.submitted += 1
             self._tasks.put(task)
             return True
 
     def wait_for(self, ticket: int) -> None:
         """Wait until the ticket's turn has come, or has passed."""
-        if self._turn >= ticket:  # turns only go up
-            return
         with self._turned:
             # A waiter may wake up after a later ticket has already passed the turn on.
-            self._turned.wait_for(lambda: self._turn >= ticket)
+            self._turned.wait_for(lambda: self.turn >= ticket)
 
     def pass_on(self) -> None:
         """Give the turn to the next ticket."""
         with self._turned:
-            self._turn += 1
+            self.turn += 1
             self._turned.notify_all()
 
     def end(self) -> None:
@@ -129,7 +123,7 @@ class ThreadPool:
 
         A script that exits during a task has failed. It does not leave, so that others see it end.
         """
-        if self._turn == self._submitted and not self.inherited:
+        if self.turn == self.submitted and not self.inherited:
             self.end()
             self.join()
 
@@ -139,6 +133,8 @@ class QueuedSummation:
 
     def __init__(self, queue: SumQueue) -> None:
         self._queue, summation = queue, queue.summation
+        #: The summation of the queue.
+        self.backend: Summation = summation
         self.lanes, self.workers, self.worker_id = summation.lanes, summation.workers, summation.worker_id
         #: See `ProcessGroupSummation.device`; None with other backends.
         self.device = getattr(summation, "device", None)
@@ -147,7 +143,8 @@ class QueuedSummation:
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`."""
-        return self.in_turn(lambda: self.backend.sum_words(parts))
+        self._queue.wait_for(self.ticket)
+        return self.backend.sum_words(parts)
 
     def reduce_scatter(self, words: Words) -> Words:
         """See `PieceSummation.reduce_scatter`; raises AttributeError if the backend sums only."""
@@ -165,14 +162,10 @@ class QueuedSummation:
         """See `PieceSummation.broadcast`."""
         return self.in_turn(lambda: cast(PieceSummation, self.backend).broadcast(words, root))
 
-    @property
-    def backend(self) -> Summation:
-        """The summation of the queue."""
-        return self._queue.summation
-
     def in_turn(self, work: Callable[[], T]) -> T:
         """Run other work with workers, such as a gather, when it is the turn of what runs here."""
-        return self._queue.run_at(self.ticket, work)
+        self._queue.wait_for(self.ticket)
+        return work()
 
 
 class SumQueue:
@@ -220,11 +213,12 @@ class SumQueue:
         self._pool.end()
         self._pool.join()
 
-    def run_at(self, ticket: int, work: Callable[[], T]) -> T:
-        """Run `work`, e.g. a call of `Summation.sum_words`, when it is the ticket's turn."""
-        self._pool.wait_for(ticket)
-        self._check()
-        return work()
+    def wait_for(self, ticket: int) -> None:
+        """Wait until it is the ticket's turn. Raises HookFailedError after an earlier failure."""
+        if self._pool.turn < ticket:
+            self._pool.wait_for(ticket)
+        if self._failure is not None:
+            raise self._refusal()
 
     def _run(
         self,
@@ -235,7 +229,8 @@ class SumQueue:
         future: Future[None],
     ) -> None:
         failure = self._failure_of(ticket, after, queued, work)
-        self._pool.wait_for(ticket)
+        if self._pool.turn < ticket:
+            self._pool.wait_for(ticket)
         if failure is not None:
             self._failure = self._failure or failure
             self._pool.end()
@@ -248,18 +243,13 @@ class SumQueue:
     def _failure_of(
         self, ticket: int, after: int, queued: QueuedSummation, work: Callable[[], object]
     ) -> BaseException | None:
-        self._pool.wait_for(after + 1)
         try:
-            self._check()
+            self.wait_for(after + 1)
             queued.ticket = ticket
             work()
         except BaseException as error:  # of any kind: the training thread raises it
             return error
         return None
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._refusal()
 
     def _check_process(self) -> None:
         if self._pool.inherited:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from peelsum.flexible import LinkModel, Timed
-from peelsum.flexible.probing import LinkEstimate
+from peelsum.compress import LinkModel, Timed
+from peelsum.compress.links import LinkEstimate
 
 LINK = LinkModel(1e-3, 0.5)
 STEP_S = 0.05

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
-
+from peelsum.compress.collectives import PiggybackWords
 from peelsum.summation import Part
-from peelsum.torch.routes import Rider
 
 OWN = np.array([1, 2, 4], np.uint32)
 OTHER = np.array([8, 2, 1], np.uint32)
@@ -18,7 +15,7 @@ def words(*values):
     return np.array(values, np.uint32)
 
 
-def exchanged(rider, parts):
+def exchanged(piggyback, parts):
     """Results of parts that another worker has, too, its own words aside; and the parts as they were sent."""
     sent = []
 
@@ -35,58 +32,58 @@ def exchanged(rider, parts):
             results.append(total)
         return results
 
-    return rider.ride(parts, exchange), sent
+    return piggyback.attach(parts, exchange), sent
 
 
-def boarded():
-    rider = Rider()
-    rider.board(OWN)
-    return rider
+def attached():
+    piggyback = PiggybackWords()
+    piggyback.set(OWN)
+    return piggyback
 
 
 def test_they_join_a_first_part_that_is_ored():
-    rider, seen = boarded(), []
-    results, sent = exchanged(rider, [Part(words(7, 9), "or", seen.append), Part(words(5), "add")])
+    piggyback, seen = attached(), []
+    results, sent = exchanged(piggyback, [Part(words(7, 9), "or", seen.append), Part(words(5), "add")])
     assert [one.tolist() for one in results] == [[7, 9], [10]]
     assert [one.tolist() for one in seen] == [[7, 9]]
     assert len(sent) == 2
-    assert rider.arrived().tolist() == (OWN | OTHER).tolist()
+    assert piggyback.result().tolist() == (OWN | OTHER).tolist()
 
 
 def test_they_go_before_a_first_part_that_is_added():
-    rider = boarded()
-    results, sent = exchanged(rider, [Part(words(5, 6), "add")])
+    piggyback = attached()
+    results, sent = exchanged(piggyback, [Part(words(5, 6), "add")])
     assert [one.tolist() for one in results] == [[10, 12]]
     assert [part.op for part in sent] == ["or", "add"]
-    assert rider.arrived().tolist() == (OWN | OTHER).tolist()
+    assert piggyback.result().tolist() == (OWN | OTHER).tolist()
 
 
 def test_they_go_along_once():
-    rider = boarded()
-    exchanged(rider, [Part(words(7), "or")])
-    _, sent = exchanged(rider, [Part(words(7), "or")])
+    piggyback = attached()
+    exchanged(piggyback, [Part(words(7), "or")])
+    _, sent = exchanged(piggyback, [Part(words(7), "or")])
     assert [len(part.words) for part in sent] == [1]
-    assert rider.arrived() is not None
-    rider.board(None)
-    assert rider.arrived() is None
+    assert piggyback.result() is not None
+    piggyback.set(None)
+    assert piggyback.result() is None
 
 
 def test_they_wait_for_an_exchange_of_something():
-    rider = boarded()
-    assert exchanged(rider, [])[0] == []
-    assert rider.arrived() is None
-    exchanged(rider, [Part(words(7), "or")])
-    assert rider.arrived() is not None
+    piggyback = attached()
+    assert exchanged(piggyback, [])[0] == []
+    assert piggyback.result() is None
+    exchanged(piggyback, [Part(words(7), "or")])
+    assert piggyback.result() is not None
 
 
 def test_they_go_along_with_a_gather():
-    rider, data = boarded(), np.arange(5, dtype=np.uint8)
+    piggyback, data = attached(), np.arange(5, dtype=np.uint8)
 
     def exchange(data):
         return [data, np.concatenate([OTHER.view(np.uint8), data[OTHER.nbytes :] + 10])]
 
-    mine, theirs = rider.gather(data, exchange)
+    mine, theirs = piggyback.gather(data, exchange)
     assert mine.tolist() == [0, 1, 2, 3, 4]
     assert theirs.tolist() == [10, 11, 12, 13, 14]
-    assert rider.arrived().tolist() == (OWN | OTHER).tolist()
-    assert [one.tolist() for one in rider.gather(data, lambda data: [data])] == [data.tolist()]
+    assert piggyback.result().tolist() == (OWN | OTHER).tolist()
+    assert [one.tolist() for one in piggyback.gather(data, lambda data: [data])] == [data.tolist()]

@@ -7,8 +7,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from peelsum.flexible import Measurement
-from peelsum.flexible.collectives import FlexibleConfigError
+from peelsum.compress import Measurement
+from peelsum.compress.costs import CompressConfigError
 
 LEAST = ("group_small_s", "switch_small_s", "group_probe_s", "switch_probe_s", "exchange_s", "gain")
 
@@ -45,5 +45,5 @@ def test_what_all_agreed_on_is_agreed_on_again() -> None:
 
 
 def test_other_words_are_refused() -> None:
-    with pytest.raises(FlexibleConfigError, match="words: "):
+    with pytest.raises(CompressConfigError, match="words: "):
         Measurement.agreed(np.zeros(7, np.uint32))

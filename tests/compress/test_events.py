@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from network_model import World
 
-from peelsum.flexible import (
+from peelsum.compress import (
     Candidate,
     DecidedStep,
     ExplorationEnded,
@@ -17,7 +17,7 @@ from peelsum.flexible import (
     draw,
     told,
 )
-from peelsum.flexible.events import GainChanged
+from peelsum.compress.events import GainChanged
 
 FAST, SLOW = LinkModel(1e-4, 10.0), LinkModel(1e-3, 1.0)
 RING, DENSE = Candidate("ar_top_k_ring", 0.01, 0.012, 0.31), Candidate("dense_switch", 1.0, 0.05, 1.0)

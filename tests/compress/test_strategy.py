@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from network_model import ELEMENTS, WORKERS, World
 
-from peelsum.flexible import (
+from peelsum.compress import (
     CARRIERS,
     DENSE,
     METHODS,
@@ -29,9 +29,9 @@ from peelsum.flexible import (
     cost,
     loss,
 )
-from peelsum.flexible.collectives import FlexibleConfigError
-from peelsum.flexible.events import GainChanged
-from peelsum.flexible.front import pareto_front
+from peelsum.compress.costs import CompressConfigError
+from peelsum.compress.events import GainChanged
+from peelsum.compress.strategy import pareto_front
 
 FAST, SLOW = LinkModel(1e-4, 10.0), LinkModel(1e-4, 1.0)
 #: Five ratios for three steps each, and the step in which the last of these is agreed on.
@@ -251,7 +251,7 @@ def test_the_current_one_is_kept_unless_another_is_better_by_the_margin() -> Non
 
 def test_a_method_that_selects_needs_a_carrier() -> None:
     settings = Flexible(methods=("dense_ring", "top_k_switch"))
-    with pytest.raises(FlexibleConfigError, match="methods: none that selects goes over group; add one"):
+    with pytest.raises(CompressConfigError, match="methods: none that selects goes over group; add one"):
         Decider(settings, 1, 2)
 
 
@@ -270,6 +270,6 @@ def test_a_method_that_selects_needs_a_carrier() -> None:
     ],
 )
 def test_mistakes_are_one_line(change: dict[str, object], told: str) -> None:
-    with pytest.raises(FlexibleConfigError, match=told) as caught:
+    with pytest.raises(CompressConfigError, match=told) as caught:
         Flexible(**change)  # type: ignore[arg-type]
     assert len(str(caught.value).splitlines()) == 1

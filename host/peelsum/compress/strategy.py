@@ -6,6 +6,9 @@ explored for a few steps, to learn its gain. Then the best candidate by `front` 
 the best is looked up again at once, with the gains known. When the gain or a link moves after a long time,
 the ratios are explored again.
 
+A choice has two objectives, time of a step and compression gain. There are about ten candidates, so their
+Pareto front is found by enumeration.
+
 | state | event | next state |
 |---|---|---|
 | exploring | the last ratio's last step | using the best candidate: `MethodChosen` |
@@ -16,42 +19,144 @@ the ratios are explored again.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
-from peelsum.flexible.agreement import Measurement
-from peelsum.flexible.collectives import FlexibleConfigError, LinkModel, SwitchPath, directly, reduced
-from peelsum.flexible.events import (
+from peelsum.compress.arguments import CompressConfigError
+from peelsum.compress.costs import (
+    CARRIERS,
+    DENSE,
+    METHODS,
+    Carrier,
+    Cost,
+    LinkModel,
+    Method,
+    Step,
+    SwitchPath,
+    carrier_of,
+    cost,
+    directly,
+    reduced,
+    within,
+)
+from peelsum.compress.events import (
+    Candidate,
     Event,
     ExplorationEnded,
     ExplorationStarted,
     GainChanged,
     LinkChanged,
+    Measurement,
     MethodChosen,
     Next,
     Traffic,
 )
-from peelsum.flexible.front import Candidate, chosen
-from peelsum.flexible.methods import (
-    CARRIERS,
-    DENSE,
-    Carrier,
-    Cost,
-    Method,
-    Step,
-    carrier_of,
-    cost,
-)
-from peelsum.flexible.probing import LinkEstimate, Timed, moved
-from peelsum.flexible.settings import Flexible
+from peelsum.compress.links import LinkEstimate, Timed, moved
 
+#: How to choose on the front: the knee, or the exponent w of the least time / gain**w.
+Preference = Literal["knee"] | float
+#: A candidate must be this much faster than one of a larger gain.
+_WORTH = 1.05
 #: Steps of which the median tells whether the gain moved, and how long a step computes.
 _RECENT = 3
 #: The least gain that is believed: a gradient of zeros has none.
 _LEAST_GAIN = 1e-6
+
+
+@dataclass(frozen=True)
+class Flexible:
+    """Settings of the strategy, the same on all workers. Raises CompressConfigError for a bad value."""
+
+    ratios: tuple[float, ...] = (0.1, 0.03, 0.01, 0.003, 0.001)
+    """Ratios to choose from."""
+    methods: tuple[Method, ...] | None = None
+    """Methods to choose from; None takes all for which there is a carrier."""
+    prefer: Preference = "knee"
+    """How to choose between time and gain: "knee", or the exponent w of the least time / gain**w."""
+    explore_steps: int = 3
+    """Steps for which each ratio is explored."""
+    explore_after: int = 200
+    """Steps after which gains are old: they are explored again when the gain or a link moves."""
+    tolerance: float = 0.3
+    """Relative change of rate, latency or gain that counts as one."""
+    margin: float = 0.1
+    """By how much another candidate must be better to be used."""
+
+    def __post_init__(self) -> None:
+        if not self.ratios or self.methods == ():
+            raise CompressConfigError("ratios, methods: are empty; give at least one of each")
+        for ratio in self.ratios:
+            within("ratios", ratio, 1e-9, 1)
+        if self.methods is not None:
+            self._check_methods(self.methods)
+        if self.prefer != "knee":
+            if not isinstance(self.prefer, int | float):
+                raise CompressConfigError(f"prefer: {self.prefer!r} is unknown; use 'knee' or a number")
+            within("prefer", self.prefer, 0, 100)
+        within("explore_steps", self.explore_steps, 1, 1000)
+        within("explore_after", self.explore_after, 1, 10**9)
+        within("tolerance", self.tolerance, 0.01, 100)
+        within("margin", self.margin, 0, 0.9)
+
+    def _check_methods(self, methods: Sequence[Method]) -> None:
+        unknown = set(methods) - set(METHODS)
+        if unknown:
+            raise CompressConfigError(f"methods: {min(unknown)!r} is unknown; use {', '.join(METHODS)}")
+        if set(methods) <= set(DENSE):
+            raise CompressConfigError("methods: has none that selects; give one, e.g. 'ar_top_k_ring'")
+
+    def over(self, carriers: Sequence[Carrier]) -> tuple[Method, ...]:
+        """Return the methods to choose from over `carriers`, in the order of METHODS."""
+        wanted = self.methods or METHODS
+        return tuple(one for one in METHODS if one in wanted and carrier_of(one) in carriers)
+
+
+def pareto_front(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates that no other beats in time and gain, slowest first.
+
+    A candidate that is less than 5 % faster than one of a larger gain counts as beaten.
+    """
+    front: list[Candidate] = []
+    for one in sorted(candidates, key=lambda one: (-one.gain, one.seconds)):
+        if not front or _WORTH * one.seconds < front[-1].seconds:
+            front.append(one)
+    return front
+
+
+def loss(one: Candidate, front: Sequence[Candidate], prefer: Preference) -> float:
+    """Return how bad a candidate is, without unit.
+
+    For "knee", it is how far the candidate lies below the line from nothing to the front's slowest, both
+    objectives relative to that one. For a weight w, it is the logarithm of time / gain**w.
+    """
+    if prefer == "knee":
+        slowest = front[0]
+        return one.seconds / slowest.seconds - one.gain / slowest.gain
+    return math.log(one.seconds) - prefer * math.log(one.gain)
+
+
+def chosen(
+    candidates: Sequence[Candidate],
+    prefer: Preference,
+    current: Candidate | None = None,
+    margin: float = 0.0,
+) -> Candidate:
+    """Return the best candidate of the front; `current` unless another is better by more than `margin`.
+
+    `current` is a candidate with its time on the network now. For another method at the same ratio,
+    `margin` is a share of the time.
+    """
+    front = pareto_front(candidates)
+    best = min(front, key=lambda one: loss(one, front, prefer))
+    if current is None:
+        return best
+    if best.ratio == current.ratio:
+        return best if best.seconds < (1 - margin) * current.seconds else current
+    return best if loss(best, front, prefer) < loss(current, front, prefer) - margin else current
 
 
 @dataclass
@@ -84,7 +189,7 @@ class Decider:
     Workers whose `observe` calls get the same arguments make the same decisions. `carriers`: what can carry
     words. Each is probed, the process group by direct messages, or by a ring if `few_words` is 0. `headers`
     and `few_words` are as in `Step`.
-    Raises FlexibleConfigError if no method of `settings` that selects has a carrier.
+    Raises CompressConfigError if no method of `settings` that selects has a carrier.
     """
 
     def __init__(
@@ -101,7 +206,7 @@ class Decider:
         self._settings, self._methods = settings, settings.over(carriers)
         self._sparse = [method for method in self._methods if method not in DENSE]
         if not self._sparse:
-            raise FlexibleConfigError(f"methods: none that selects goes over {', '.join(carriers)}; add one")
+            raise CompressConfigError(f"methods: none that selects goes over {', '.join(carriers)}; add one")
         path = path or SwitchPath()
         link = LinkModel(1e-4, 1.0)
         self._step = Step(elements, 1.0, workers, link, path, headers=headers, few_words=few_words)

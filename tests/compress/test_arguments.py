@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import Annotated, Literal
 
@@ -170,3 +171,8 @@ def test_texts_that_mean_nothing():
     with pytest.raises(CompressConfigError, match="x: 3 is not a Compressor"):
         Argument.of("x", Compressor | None).check(3)
     Argument.of("x", Compressor | None).check(Single())
+
+
+def test_the_former_name_of_the_strategy_says_what_to_write():
+    with pytest.raises(ImportError, match="write e.g. `from peelsum.compress import Flexible`"):
+        importlib.import_module("peelsum.flexible")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from peelsum.flexible.collectives import LinkModel
+from peelsum.compress.costs import LinkModel
 
 #: Samples of which the least is the estimate: a faster link is believed at once, a slower one at the fourth.
 _SAMPLES = 4

@@ -11,9 +11,8 @@ from network_model import World
 pytest.importorskip("torch", reason="torch is not installed")
 
 from peelsum.allreduce import LocalSummation
-from peelsum.compress import CompressedResult, CompressedSum, Memory
-from peelsum.flexible import DENSE, Flexible, LinkModel, Next
-from peelsum.torch.decisions import FlexibleSum, compressor_of
+from peelsum.compress import DENSE, CompressedResult, CompressedSum, Flexible, LinkModel, Memory, Next
+from peelsum.compress.decisions import FlexibleSum, compressor_of
 
 WORKERS, ELEMENTS = 2, 60
 SPIKE_AT, LATER, STEPS = 15, 75, 100
@@ -23,13 +22,13 @@ LINKS = {"dense": LinkModel(1e-5, 100.0), "sparse": LinkModel(1e-4, 1.0)}
 
 
 class Decided:
-    """Stands for a worker's `Decisions`: the world decides."""
+    """Stands for a worker's `StrategyReducer`: the world decides."""
 
     next: Next
     gain: float
 
     def add(self, result: CompressedResult) -> None:
-        """See `Decisions.add`."""
+        """See `StrategyReducer.add`."""
         self.gain = result.sent_energy / result.offered_energy
 
 

@@ -14,8 +14,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,30 +24,38 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import PlanMismatchError
 from peelsum.allreduce.plan import agreed, agreement_words
-from peelsum.compress import CompressedResult, CompressedSum, Compressor, Dense, Single, StarTopK, TopK
-from peelsum.flexible import (
-    DENSE,
-    Carrier,
+from peelsum.compress.arguments import CompressConfigError
+from peelsum.compress.collectives import GroupSummation, Meter, PiggybackWords, Routes, Turns
+from peelsum.compress.compressed_sum import CompressedSum
+from peelsum.compress.compressor import Compressor
+from peelsum.compress.costs import DENSE, METHODS, Carrier, Method, SwitchPath, carrier_of
+from peelsum.compress.events import (
     DecidedStep,
-    Decider,
     Event,
-    Flexible,
     LinkChanged,
     Measurement,
-    Method,
     MethodChosen,
     Next,
-    SwitchPath,
+    StrategyStats,
     Traffic,
-    carrier_of,
     told,
 )
+from peelsum.compress.exchange import CompressedResult
+from peelsum.compress.methods.ar_top_k import StarTopK
+from peelsum.compress.methods.gathered import Single
+from peelsum.compress.methods.packed import Dense
+from peelsum.compress.methods.top_k import TopK
+from peelsum.compress.reducers import (
+    BucketSum,
+    CompressorReducer,
+    ExactSum,
+    LossyReducer,
+    checked,
+    summed_in_place,
+)
+from peelsum.compress.strategy import Decider, Flexible
 from peelsum.summation import Part, Summation, Words
-from peelsum.torch.errors import HookConfigError
-from peelsum.torch.process_group_summation import ProcessGroupSummation
-from peelsum.torch.routes import Meter, Rider
-from peelsum.torch.stats import StrategyStats
-from peelsum.torch.sum_queue import QueuedSummation
+from peelsum.transport import SwitchSummation
 
 _LOGGER = logging.getLogger("peelsum.torch")
 #: The elements for which the first step is decided; the second knows those of the first.
@@ -56,12 +65,18 @@ _HEADERS = 1
 _KEPT_STEPS, _KEPT_EVENTS = 10_000, 1_000
 
 
-class Decisions:
-    """The decisions of one rank, which are those of all. `clock` returns seconds."""
+class StrategyReducer(LossyReducer):
+    """Sums by a strategy. The decisions of one rank are those of all. `clock` returns seconds."""
 
-    def __init__(self, settings: Flexible, clock: Callable[[], float] = time.perf_counter) -> None:
+    argument = "strategy"
+
+    def __init__(
+        self, settings: Flexible, clock: Callable[[], float] = time.perf_counter, **spans: Any
+    ) -> None:
+        super().__init__(**spans)
         self._settings, self._clock = settings, clock
-        self.meter, self.rider = Meter(clock), Rider()
+        self._meter, self._piggyback = Meter(clock), PiggybackWords()
+        self._group: GroupSummation | None = None
         #: The backend over which the ranks first agree on their settings, and those over which they sum.
         self._first: Summation | None = None
         self._by_carrier: dict[Carrier, Summation] = {}
@@ -83,23 +98,37 @@ class Decisions:
         assert self._decider is not None
         return self._decider.next
 
-    def connect(self, summation: Summation, group: ProcessGroupSummation | None, path: SwitchPath) -> None:
-        """Decide over these backends from now on, of which `group` may be the only one.
+    def connect(self, summation: Summation, new_group: Callable[[], GroupSummation]) -> None:
+        """Decide over `summation` from now on, and over a process group if some method needs one.
 
-        path: that through the switch, if `summation` is one. Raises HookConfigError for a single rank.
+        Raises CompressConfigError for a single rank.
         """
         if summation.workers < 2:
-            raise HookConfigError(
+            raise CompressConfigError(
                 "strategy: one rank has nothing to send; use None, or start 2 or more ranks"
             )
-        self._first, self._path = summation, path
-        if group is not None:
-            self._by_carrier["group"], self._few_words = group, group.few_words
-        if summation is not group:
+        self._first, self._path = summation, path_of(summation)
+        methods = self._settings.methods or METHODS
+        if isinstance(summation, GroupSummation):
+            self._group = summation
+        else:
             self._by_carrier["switch"] = summation
+            self._group = new_group() if any(carrier_of(one) == "group" for one in methods) else None
+        if self._group is not None:
+            self._by_carrier["group"], self._few_words = self._group, self._group.few_words
 
-    def before(self, work: Callable[[], None], queued: QueuedSummation, step: int) -> Callable[[], None]:
-        """Return `work`, a sum at `queued`, so that it waits for the step's decision; the first one makes it.
+    def bucket(self, turns: Turns, exact: ExactSum) -> BucketSum:
+        """Return the sum of a bucket, by the method of each step."""
+        routes = Routes(turns, self._group, self._path, self._meter, self._piggyback)
+
+        def make(method: Method, ratio: float) -> CompressedSum:
+            route = routes.of(method)
+            return self._sum(compressor_of(method, ratio), route, route, exact, error_feedback=True)
+
+        return partial(summed_in_place, FlexibleSum(self, make).sum)
+
+    def before(self, work: Callable[[], None], turns: Turns, step: int) -> Callable[[], None]:
+        """Return `work`, a sum at `turns`, so that it waits for the step's decision; the first one makes it.
 
         Call it for one sum after the other, in the order in which they are submitted.
         """
@@ -110,7 +139,7 @@ class Decisions:
 
         def decide() -> None:
             try:
-                queued.in_turn(self._decide)
+                turns.in_turn(self._decide)
             except BaseException as error:
                 decided.set_exception(error)
                 raise
@@ -143,16 +172,18 @@ class Decisions:
             )
 
     def saved(self) -> dict[str, Any]:
-        """Return what later decisions depend on, as plain values; {} before the first."""
-        if self._decider is None:
-            return dict(self._saved)
-        return {"of": self._identity(self._decider), **self._decider.saved()}
+        decider = self._decider
+        decided = self._saved if decider is None else {"of": self._identity(decider), **decider.saved()}
+        return {**super().saved(), "strategy": dict(decided)}
 
-    def restore(self, values: Mapping[str, Any]) -> None:
-        """Continue from values that `saved` returned, if settings and number of ranks are the same."""
-        self._saved, self._decider, self._step = dict(values), None, -1
+    def restore(
+        self, values: Mapping[str, Any], residuals: Sequence[Mapping[str, Mapping[str, NDArray[Any]]]]
+    ) -> None:
+        """See `LossyReducer.restore`; decisions continue if settings and number of ranks are the same."""
+        super().restore(values, residuals)
+        self._saved, self._decider, self._step = dict(values.get("strategy", {})), None, -1
         self._traffic = None
-        self.rider.board(None)
+        self._piggyback.set(None)
 
     def _decide(self) -> None:
         """Decide what the step does, and let what the one before it measured go along with its first sum."""
@@ -162,16 +193,16 @@ class Decisions:
             with self._lock:
                 self._decider = decider
         assert self._decider is not None
-        words = self.rider.arrived()
+        words = self._piggyback.result()
         if words is not None:
             self._take(self._decider, Measurement.agreed(words))
-        self._traffic = None if opened else self.meter.traffic(self._elements, self._sums)
-        self.rider.board(self._measured(self._decider, self._traffic).words())
+        self._traffic = None if opened else self._meter.traffic(self._elements, self._sums)
+        self._piggyback.set(self._measured(self._decider, self._traffic).words())
         self._reset()
         self._began = self._clock()
 
     def _reset(self) -> None:
-        self.meter.reset()
+        self._meter.reset()
         self._sums = self._elements = 0
         self._encode_s = self._offered = self._sent = 0.0
 
@@ -192,7 +223,7 @@ class Decisions:
             try:
                 decider.restore(self._saved)
             except (KeyError, TypeError, ValueError) as error:
-                raise HookConfigError(
+                raise CompressConfigError(
                     f"strategy: is not that of a saved state ({type(error).__name__}: {error}); "
                     "give what state_dict returned"
                 ) from error
@@ -221,7 +252,7 @@ class Decisions:
         """Exchange what was asked for; return its times, and all else of the step that had this traffic."""
         gone_s, times = self._clock() - self._began, dict[str, float]()
         if traffic is not None and decider.before is not None:
-            times[f"{carrier_of(decider.before.method)}_small_s"] = self.meter.small.seconds
+            times[f"{carrier_of(decider.before.method)}_small_s"] = self._meter.small.seconds
         for carrier, words in decider.next.probe_words.items():
             if carrier in decider.next.small:
                 times[f"{carrier}_small_s"] = self._timed(carrier, 1)
@@ -231,9 +262,9 @@ class Decisions:
             return Measurement(**times)
         return Measurement(
             **times,
-            exchange_s=self.meter.seconds,
+            exchange_s=self._meter.seconds,
             compress_s=self._encode_s,
-            compute_s=max(gone_s - self.meter.seconds - self._encode_s, 0.0),
+            compute_s=max(gone_s - self._meter.seconds - self._encode_s, 0.0),
             gain=self._gain(),
         )
 
@@ -269,7 +300,7 @@ class Decisions:
 class FlexibleSum:
     """The sum of a bucket; `make` returns its sum by a method at a ratio, each of which is kept."""
 
-    def __init__(self, decisions: Decisions, make: Callable[[Method, float], CompressedSum]) -> None:
+    def __init__(self, decisions: StrategyReducer, make: Callable[[Method, float], CompressedSum]) -> None:
         self._decisions, self._make = decisions, make
         self._sums: dict[tuple[Method, float], CompressedSum] = {}
 
@@ -291,3 +322,53 @@ def compressor_of(method: Method, ratio: float) -> Compressor:
     if method == "top_k_all_gather":
         return TopK(ratio, quantizer=Single())
     return TopK(ratio) if method == "top_k_switch" else StarTopK(ratio)
+
+
+def path_of(summation: Summation) -> SwitchPath:
+    """Return the path through the switch of a summation; the default for one that is not of a switch."""
+    if not isinstance(summation, SwitchSummation):
+        return SwitchPath(lanes=summation.lanes)
+    job = summation.config
+    return SwitchPath(job.lanes, job.window, 2 * job.window, hops=4 if job.racks else 2)
+
+
+def lossy_reducer(
+    compressor: Any,
+    strategy: Any,
+    error_feedback: Any,
+    *,
+    over: Any,
+    switch: bool,
+    group_gathers: bool,
+    **spans: Any,
+) -> LossyReducer | None:
+    """Return the reducer that the arguments of a hook ask for; None if they ask for exact sums.
+
+    over: the backend, for errors. switch: whether it is one. group_gathers: see `CompressorReducer`. spans:
+    `span` and `note`, as of `Allreduce`. Raises CompressConfigError for what is not allowed.
+    """
+    method = checked(compressor, error_feedback)
+    if strategy is None:
+        if method is None:
+            return None
+        return CompressorReducer(method, error_feedback, group_gathers=group_gathers, **spans)
+    if not isinstance(strategy, Flexible):
+        raise CompressConfigError(
+            f"strategy: {strategy!r} is not a strategy; give a peelsum.compress.Flexible, or None"
+        )
+    if compressor is not None:
+        raise CompressConfigError(
+            f"compressor: {compressor!r} does not go with a strategy, which chooses what to send; "
+            "use one of both"
+        )
+    if error_feedback is False:
+        raise CompressConfigError(
+            "error_feedback: False does not go with a strategy, whose residuals it is; use None"
+        )
+    through = [one for one in strategy.methods or () if carrier_of(one) == "switch"]
+    if through and not switch:
+        raise CompressConfigError(
+            f"strategy: method {through[0]!r} needs a switch, but over is {over!r}; "
+            "use over='switch', or leave the method out"
+        )
+    return StrategyReducer(strategy, **spans)

@@ -10,21 +10,26 @@ import numpy as np
 import pytest
 from compressors import Workers
 
-from peelsum.compress import Compressor, Dense, Memory, StarTopK, TopK, VarTopK
-from peelsum.flexible import (
+from peelsum.compress import (
     AXES,
     COLLECTIVES,
     DENSE,
     METHODS,
+    Compressor,
+    Dense,
     LinkModel,
+    Memory,
     Method,
+    StarTopK,
     Step,
     SwitchPath,
+    TopK,
+    VarTopK,
     cost,
     costs,
     crossovers,
 )
-from peelsum.flexible.collectives import FlexibleConfigError, directly, reduced
+from peelsum.compress.costs import CompressConfigError, directly, reduced
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
 LINK = LinkModel(1e-3, 0.1)
@@ -243,14 +248,14 @@ def test_crossovers_are_of_the_methods_that_there_are() -> None:
     ],
 )
 def test_what_is_out_of_range_is_named(change: dict[str, float], told: str) -> None:
-    with pytest.raises(FlexibleConfigError, match=told):
+    with pytest.raises(CompressConfigError, match=told):
         replace(STEP, **change)
 
 
 def test_links_and_paths_are_checked() -> None:
-    with pytest.raises(FlexibleConfigError, match="gbps: 0 is out of range"):
+    with pytest.raises(CompressConfigError, match="gbps: 0 is out of range"):
         LinkModel(0, 0)
-    with pytest.raises(FlexibleConfigError, match="latency_s: -1 "):
+    with pytest.raises(CompressConfigError, match="latency_s: -1 "):
         LinkModel(-1, 1)
-    with pytest.raises(FlexibleConfigError, match="window: 0 "):
+    with pytest.raises(CompressConfigError, match="window: 0 "):
         SwitchPath(window=0)
