@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from matplotlib.figure import Figure
 
 from peelsum.allreduce import Allreduce
 from peelsum.allreduce.plan import FORMS
@@ -87,6 +86,8 @@ def group(gbps: float, density: float, fastest: str, over: float, *, modelled: b
 
 
 def test_the_map_has_a_square_for_each_point_and_marks_where_auto_is_slower() -> None:
+    from matplotlib.figure import Figure
+
     fill = load(find("which_form")).plots[0].fill
     assert fill is not None
     figure = Figure()
