@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from benchmarks.experiment import find, load
 from peelsum.allreduce import Allreduce
@@ -81,6 +80,8 @@ def test_a_step_over_links_is_exact_and_no_quicker_than_they_are() -> None:
 
 
 def test_the_map_has_a_square_for_each_point_and_marks_where_auto_is_slower() -> None:
+    from matplotlib.figure import Figure
+
     fill = load(find("which_form")).plots[0].fill
     assert fill is not None
     columns = ["gbps", "density", "fastest", "auto_over_fastest", "modelled"]

@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import all_gather_tensor, reduce_scatter_tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import die, error_of
 from torch_training import Text, descend, model, step_loss
@@ -63,6 +61,8 @@ def sharded_by_torch(rank: int, steps: int, dims: tuple[int, ...], last: int | N
 
     The rank `last` is killed in its second step.
     """
+    from torch.distributed.fsdp import fully_shard
+
     torch.manual_seed(7)
     names = ("replicate", "shard")[-len(dims) :]
     text = fully_shard(Text(), mesh=init_device_mesh("cpu", dims, mesh_dim_names=names))
@@ -84,6 +84,8 @@ def dies_in_shards(rank: int, dims: tuple[int, ...]) -> tuple[str, str, float]:
 
 def by_zero(rank: int, steps: int) -> np.ndarray:
     """The parameters after steps of DDP whose optimizer's state is spread over the ranks (ZeRO-1)."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     ddp: DistributedDataParallel = model()
     optimizer = ZeroRedundancyOptimizer(ddp.parameters(), optimizer_class=torch.optim.Adam, lr=0.01)
     return descend(ddp, None, (step_loss(ddp, rank, step) for step in range(steps)), optimizer=optimizer)

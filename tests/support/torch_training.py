@@ -19,8 +19,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import die, error_of
 
@@ -75,7 +73,7 @@ def step_loss(ddp: nn.Module, rank: int, step: int) -> torch.Tensor:
 
 def parameters(module: nn.Module) -> np.ndarray:
     """All parameters, or this rank's shards of them, flat: float32[n]."""
-    own = [one.to_local() if isinstance(one, DTensor) else one for one in module.parameters()]
+    own = [one.to_local() if hasattr(one, "to_local") else one for one in module.parameters()]
     return np.concatenate([one.detach().cpu().numpy().ravel() for one in own])
 
 
@@ -456,6 +454,8 @@ def _summed(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> list[Any]:
 
 def sharded(rank: int, hooked: bool) -> np.ndarray:
     """This rank's shards after three steps of FSDP2 in two shards, two replicas: by the hook, or by torch."""
+    from torch.distributed.fsdp import fully_shard  # seconds, of every process that collects tests
+
     torch.manual_seed(7)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     text = fully_shard(Text(), mesh=mesh["shard"] if hooked else mesh)
@@ -467,6 +467,8 @@ def sharded(rank: int, hooked: bool) -> np.ndarray:
 
 def sharded_otherwise(rank: int, factor: float | None) -> str:
     """Return the error of a reduce-scatter over two ranks, with a gradient divide factor or without."""
+    from torch.distributed.fsdp import fully_shard  # seconds, of every process that collects tests
+
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("replicate", "shard"))
     text = fully_shard(Text(), mesh=mesh["shard"])
     group = mesh.get_group("shard" if factor is not None else "replicate")
