@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from random import Random
 
 from benchmarks import Column, Experiment, Plot, Size, Value
-from benchmarks.rivals.fairness import jain
+from benchmarks.experiments.fairness import jain
 from benchmarks.rivals.slot_model import run_protocol
 from benchmarks.rivals.slot_protocols import PROTOCOLS
 from peelsum.simulation import Job, NetworkSection, Scenario, Simulation, TimersSection

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 from benchmarks import Column, Experiment, Plot, Size, Value
+from peelsum.allreduce import Allreduce, Summation
+from peelsum.bench.allreduce import settings_of, wrong_elements
+from peelsum.bench.alone import LANES
+from peelsum.bench.which_form import STEADY, STEPS, WINDOW, FormTime, Point, automatic, predictions, simulated
+from peelsum.topology import Star
+from peelsum.transport.seats import plug_in
 
 FORMS = ("dense", "compact", "sketch")
 #: A map's colours: blue, orange, green.
@@ -18,13 +27,11 @@ def measure(
     seed: int, level: str, gbps: float, rtt_ms: float, elements: int, density_each: tuple[float, ...]
 ) -> Iterator[dict[str, Value]]:
     """Yield a row for each density."""
-    from peelsum.bench import which_form
-
-    points = [which_form.Point(elements, one, gbps, rtt_ms / 1e3, seed=seed) for one in density_each]
-    simulated = ((point, which_form.simulated(point)) for point in points)
-    for point, found in which_form.over_links(points) if level == "links" else simulated:
+    points = [Point(elements, one, gbps, rtt_ms / 1e3, seed=seed) for one in density_each]
+    in_virtual_time = ((point, simulated(point)) for point in points)
+    for point, found in over_links(points) if level == "links" else in_virtual_time:
         ms = {one.form: one.ms or 0.0 for one in found}
-        fastest, auto = min(ms, key=lambda form: ms[form]), which_form.automatic(point)
+        fastest, auto = min(ms, key=lambda form: ms[form]), automatic(point)
         yield {
             "density": point.density,
             **{f"{form}_ms": took for form, took in ms.items()},
@@ -35,6 +42,48 @@ def measure(
             **{f"{one.form}_codec_ms": one.codec_ms for one in found},
             "wrong": sum(one.wrong or 0 for one in found),
         }
+
+
+def over_links(points: Sequence[Point]) -> Iterator[tuple[Point, list[FormTime]]]:
+    """Measure points with the same links and workers, one after the other, over one softswitch."""
+    first = points[0]
+    rate, delay_ms = 1e3 * first.gbps, 1e3 * first.rtt / 4
+    # Workers' own links have no rate: without a limit of marks, their bursts would shrink the window.
+    links = Star(
+        first.workers, lanes=LANES, window=WINDOW, rate_mbit=rate, delay_ms=delay_ms, mark_from=WINDOW
+    )
+    with (
+        links as star,
+        ThreadPoolExecutor(first.workers) as pool,
+    ):
+        seats = list(pool.map(lambda seat: plug_in(asdict(seat)), star.seats))
+        try:
+            for point in points:
+                yield point, [_measured(point, one, seats, pool) for one in predictions(point)]
+        finally:
+            for seat in seats:
+                seat.close()
+
+
+def _measured(
+    point: Point, expected: FormTime, seats: Sequence[Summation], pool: ThreadPoolExecutor
+) -> FormTime:
+    drawn = [point.tensors(step) for step in range(STEPS)]  # at first: then sums follow each other
+
+    def work(seat: Summation) -> tuple[list[tuple[float, float]], int]:
+        reduce = Allreduce(seat, **settings_of(expected.form), network=point.network, seed=point.seed)
+        times = []
+        for tensors in drawn:
+            started = time.perf_counter()
+            step = reduce.sum({"gradient": tensors[seat.worker_id]})
+            times.append((time.perf_counter() - started, step.encode_s + step.decode_s))
+        return times[STEADY:], wrong_elements(step["gradient"], drawn[-1])
+
+    done = list(pool.map(work, seats))
+    # Of each step, the slowest worker; of all, the fastest step: other load on the machine only adds.
+    seconds, codec_s = min(max(workers) for workers in zip(*(times for times, _ in done), strict=True))
+    wrong = sum(wrong for _, wrong in done)
+    return FormTime(expected.form, expected.predicted_ms, 1e3 * seconds, 1e3 * codec_s, wrong)
 
 
 def draw(figure: Any, points: Any) -> None:

@@ -1,0 +1,1 @@
+"""Models of others' systems: LHC's layout, protocols of slots, collectives, and formulas of their times."""

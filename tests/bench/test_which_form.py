@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from benchmarks.experiment import find, load
+from benchmarks.experiments.which_form import over_links
 from peelsum.allreduce import Allreduce
 from peelsum.allreduce.plan import FORMS
 from peelsum.bench import which_form
@@ -71,7 +72,7 @@ def test_the_automatic_form_is_that_of_an_allreduce(point: Point) -> None:
 @pytest.mark.usefixtures("forked_children")
 def test_a_step_over_links_is_exact_and_no_quicker_than_they_are() -> None:
     points = [Point(5000, density, gbps=0.1, rtt=20e-3) for density in (0.01, 0.1)]
-    found = list(which_form.over_links(points))
+    found = list(over_links(points))
     assert [point for point, _ in found] == points
     for _, forms in found:
         assert [one.form for one in forms] == list(FORMS)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from command_line import benchmarks
 
-from benchmarks.rivals.fairness import (
+from benchmarks.experiments.fairness import (
     SERVERS,
     Scene,
     jain,

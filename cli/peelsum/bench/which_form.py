@@ -1,24 +1,23 @@
-"""The time of a steady step in each form, over links of a rate and a round trip: simulated, or measured.
+"""The time of a steady step in each form, over links of a rate and a round trip, simulated.
 
 A steady step is the third or a later one: the tensors' non-zeros are drawn again in every step, with the same
-density. Simulated, one worker's words and processor time are measured in memory, and each of its exchanges is
-simulated packet by packet. Measured, workers are threads, and a softswitch delays and paces their packets.
+density. One worker's words and processor time are measured in memory, and each of its exchanges is simulated
+packet by packet.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Allreduce, Choice, Form, NetworkModel, Settings, Summation, TensorPlan
+from peelsum.allreduce import Allreduce, Choice, Form, NetworkModel, Settings, TensorPlan
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.costs import Candidate, Seen, candidates
 from peelsum.allreduce.history_loops import warm_up
@@ -28,13 +27,11 @@ from peelsum.bench.alone import LANES, Alone
 from peelsum.bench.codec import Support, require_memory, seen, taught
 from peelsum.bench.codec.supports import positions
 from peelsum.simulation import Job, NetworkSection, Scenario, simulate
-from peelsum.topology import Star
-from peelsum.transport.seats import plug_in
 
 #: Chunks of a worker that may be under way.
 WINDOW = 1024
 #: Steps that are run, and the first that is timed.
-_STEPS, _STEADY = 5, 2
+STEPS, STEADY = 5, 2
 #: Windows of chunks from which on each further one takes as long as the one before.
 _SIMULATED = 4
 
@@ -164,7 +161,7 @@ def _in_memory(point: Point, form: Form) -> _InMemory:
 def _run_in_memory(point: Point, form: Form) -> _InMemory:
     backend, times, exchanges = Alone(), [], []
     reduce = Allreduce(backend, **settings_of(form), network=point.network, seed=point.seed)
-    for number in range(_STEPS):
+    for number in range(STEPS):
         (union,) = replace(point, workers=1).tensors(number)
         backend.spent_s, backend.exchanges = 0.0, []
         started = time.process_time()
@@ -173,8 +170,8 @@ def _run_in_memory(point: Point, form: Form) -> _InMemory:
         chunks = (sum(-(-part.words // LANES) for part in parts) for parts in backend.exchanges)
         exchanges.append(tuple(chunks))
     wrong = wrong_elements(step["gradient"], [union])
-    steady = sorted(exchanges[_STEADY:], key=lambda chunks: (len(chunks), sum(chunks)))
-    return _InMemory(steady[len(steady) // 2], min(times[_STEADY:]), wrong)
+    steady = sorted(exchanges[STEADY:], key=lambda chunks: (len(chunks), sum(chunks)))
+    return _InMemory(steady[len(steady) // 2], min(times[STEADY:]), wrong)
 
 
 @lru_cache(1 << 16)
@@ -190,45 +187,3 @@ def exchange(gbps: float, rtt: float, workers: int, chunks: int) -> tuple[float,
     network = NetworkSection(gbps=gbps, delay_us=1e6 * rtt / 4)
     (row,) = simulate(Scenario(lanes=LANES, network=network, jobs=(job,), limit_s=3600.0)).jobs
     return row.seconds, row.wrong
-
-
-def over_links(points: Sequence[Point]) -> Iterator[tuple[Point, list[FormTime]]]:
-    """Measure points with the same links and workers, one after the other, over one softswitch."""
-    first = points[0]
-    rate, delay_ms = 1e3 * first.gbps, 1e3 * first.rtt / 4
-    # Workers' own links have no rate: without a limit of marks, their bursts would shrink the window.
-    links = Star(
-        first.workers, lanes=LANES, window=WINDOW, rate_mbit=rate, delay_ms=delay_ms, mark_from=WINDOW
-    )
-    with (
-        links as star,
-        ThreadPoolExecutor(first.workers) as pool,
-    ):
-        seats = list(pool.map(lambda seat: plug_in(asdict(seat)), star.seats))
-        try:
-            for point in points:
-                yield point, [_measured(point, one, seats, pool) for one in predictions(point)]
-        finally:
-            for seat in seats:
-                seat.close()
-
-
-def _measured(
-    point: Point, expected: FormTime, seats: Sequence[Summation], pool: ThreadPoolExecutor
-) -> FormTime:
-    drawn = [point.tensors(step) for step in range(_STEPS)]  # at first: then sums follow each other
-
-    def work(seat: Summation) -> tuple[list[tuple[float, float]], int]:
-        reduce = Allreduce(seat, **settings_of(expected.form), network=point.network, seed=point.seed)
-        times = []
-        for tensors in drawn:
-            started = time.perf_counter()
-            step = reduce.sum({"gradient": tensors[seat.worker_id]})
-            times.append((time.perf_counter() - started, step.encode_s + step.decode_s))
-        return times[_STEADY:], wrong_elements(step["gradient"], drawn[-1])
-
-    done = list(pool.map(work, seats))
-    # Of each step, the slowest worker; of all, the fastest step: other load on the machine only adds.
-    seconds, codec_s = min(max(workers) for workers in zip(*(times for times, _ in done), strict=True))
-    wrong = sum(wrong for _, wrong in done)
-    return FormTime(expected.form, expected.predicted_ms, 1e3 * seconds, 1e3 * codec_s, wrong)
