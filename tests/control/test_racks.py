@@ -45,7 +45,7 @@ workers = [4]
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def devices():
     devices = [Device(mode="python") for _ in range(3)]
     with forwarding(devices):
@@ -54,7 +54,7 @@ def devices():
         device.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def servers(devices):
     servers = [serve(device, "127.0.0.1:0") for device in devices]
     yield servers
@@ -62,7 +62,7 @@ def servers(devices):
         server.stop()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def job(servers):
     return parse_description(TEXT.format(*(server.address for server in servers)))
 
@@ -260,7 +260,10 @@ def test_what_one_switch_cannot_hold_changes_nothing_on_any(jobs, job):
 
 
 def test_an_unreachable_switch_leaves_the_others_to_other_controllers(jobs, job, servers, monkeypatch):
-    monkeypatch.setattr("peelsum.control.cluster.switches._FIRST_CONNECT_S", 0.3)
+    def connected(switch, connect_s, _connected=SharedSwitch._connected):
+        return _connected(switch, 0.3 if switch.name == gone else connect_s)
+
+    monkeypatch.setattr(SharedSwitch, "_connected", connected)
     gone = servers[2].address
     servers[2].stop()
     with pytest.raises(SwitchError, match=f"nothing answers P4Runtime at {gone}"):
