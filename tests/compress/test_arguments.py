@@ -174,5 +174,5 @@ def test_texts_that_mean_nothing():
 
 
 def test_the_former_name_of_the_strategy_says_what_to_write():
-    with pytest.raises(ImportError, match=r"write e.g. `from peelsum.compress import Flexible`"):
+    with pytest.raises(ImportError, match=r"write e\.g\. `from peelsum\.compress import Flexible`"):
         importlib.import_module("peelsum.flexible")

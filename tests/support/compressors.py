@@ -34,7 +34,7 @@ from peelsum.compress import (
     registered,
 )
 from peelsum.compress.arithmetic import code_of, value_of
-from peelsum.compress.methods.ar_top_k import Elected
+from peelsum.compress.sparsifier import Elected
 from peelsum.summation import Words
 
 #: The compressors of the package, without those that tests declare.

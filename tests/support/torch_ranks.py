@@ -59,11 +59,12 @@ def run_several(world: int, works: Mapping[str, tuple[Any, ...]], **options: Any
 
     Return the results of all ranks by each work's name. options: see `run_ranks`.
     """
-    ranks = run_ranks(world, _several, list(works.values()), **options)
+    ranks = run_ranks(world, several, list(works.values()), **options)
     return {name: [results[number] for results in ranks] for number, name in enumerate(works)}
 
 
-def _several(rank: int, works: Sequence[tuple[Any, ...]]) -> list[Any]:
+def several(rank: int, works: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Return the results of works, each a function and its arguments."""
     return [work(rank, *arguments) for work, *arguments in works]
 
 

@@ -341,5 +341,5 @@ def test_a_lost_rank_is_named_over_a_switch():
     assert last is None
     for error, message, seconds in others:
         assert error == "StalledError"
-        assert f"for {JOB_TIMEOUT_S:.1f} s: still waiting for worker 2;" in message
+        assert re.search(r"for \d+\.\d s: still waiting for worker 2;", message)
         assert seconds < NEVER_S

@@ -20,10 +20,10 @@ from patience import PATIENCE_S
 from torch_alone import Sums, group_of_one, in_time
 
 from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation, SummationStalledError
+from peelsum.allreduce.reducer import Reducer
 from peelsum.torch import HookError, SwitchAllreduceState, TopK, fsdp_hook, hook
 from peelsum.torch.bucket_sum import BucketSum
 from peelsum.torch.buckets import Bucket, _Streams
-from peelsum.torch.reducer import ExactReducer
 
 pytest.importorskip("triton", reason="triton is not installed")
 SIZES = [700, 33, 0, 1]
@@ -31,7 +31,7 @@ SIZES = [700, 33, 0, 1]
 
 def in_place(allreduce):
     """The sum of a bucket by an all-reduce."""
-    return ExactReducer().bucket(None, lambda turns: allreduce)
+    return Reducer().bucket(None, lambda turns: allreduce)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 import torch_training as training
-from torch_ranks import run_ranks
+from torch_ranks import run_ranks, run_several
 
 from peelsum.torch import HookConfigError, SwitchAllreduceState, TopK, fsdp_hook
 
@@ -20,6 +20,12 @@ OPTIONS = {
     "unused": {"find_unused_parameters": True},
     "static": {"static_graph": True},
 }
+SETTINGS = {
+    "dense": {"forms": "dense"},
+    "sketch": {"forms": "sparse", "values": "sketch"},
+    "sparse": {"forms": "sparse"},
+}
+PARTLY = [training.accumulated, training.branches]
 
 
 def close(left, right, tolerance=1e-6):
@@ -34,14 +40,30 @@ def alike(ranks):
 
 
 @pytest.fixture(scope="module")
-def by_ddp():
-    """Parameters after six steps of DDP without a hook."""
-    return run_ranks(2, training.by_ddp, 6)[0]
+def trained():
+    """Return what each of several trainings returned on the two ranks of one group."""
+    return run_several(
+        2,
+        {
+            "by DDP": (training.by_ddp, 6),
+            "four steps by DDP": (training.by_ddp, 4),
+            "three steps": (training.by_hook, 3, GLOO, {}),
+            **{name: (training.by_hook, 6, GLOO, options) for name, options in OPTIONS.items()},
+            **{name: (training.by_hook, 6, GLOO | one, {}) for name, one in SETTINGS.items()},
+            "averages": (training.averages, GLOO | {"values": "compact"}, "cpu"),
+            **{(work, bool(over)): (work, over) for work in PARTLY for over in (GLOO, None)},
+            "halved": (training.halved, GLOO),
+            "two modules": (training.two_modules, GLOO),
+            "scaled": (training.scaled, GLOO),
+            "counted": (training.counted, GLOO),
+            "refused": (training.refused, GLOO, {}),
+        },
+    )
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_trains_as_ddp_does(options, by_ddp):
-    close(alike(run_ranks(2, training.by_hook, 6, GLOO, options)), by_ddp)
+@pytest.mark.parametrize("name", [*OPTIONS, *SETTINGS])
+def test_trains_as_ddp_does(name, trained):
+    close(alike(trained[name]), trained["by DDP"][0])
 
 
 def average(gradients, block=32):
@@ -64,8 +86,10 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is here")
 
 
 @pytest.mark.parametrize(("ranks", "device"), [(2, "cpu"), (3, "cpu"), pytest.param(2, "cuda", marks=gpu)])
-def test_averages_are_those_of_fixed_point_bit_for_bit(ranks, device):
-    by_rank = run_ranks(ranks, training.averages, GLOO | {"values": "compact"}, device)
+def test_averages_are_those_of_fixed_point_bit_for_bit(ranks, device, trained):
+    by_rank = trained["averages"]
+    if (ranks, device) != (2, "cpu"):
+        by_rank = run_ranks(ranks, training.averages, GLOO | {"values": "compact"}, device)
     assert len({len(pairs) for pairs in by_rank}) == 1
     for pairs in zip(*by_rank, strict=True):
         expected = average([before for before, _ in pairs])
@@ -73,37 +97,31 @@ def test_averages_are_those_of_fixed_point_bit_for_bit(ranks, device):
             np.testing.assert_array_equal(after, expected)
 
 
-def test_accumulates_without_sums_under_no_sync():
-    ours, theirs = (alike(run_ranks(2, training.accumulated, settings)) for settings in (GLOO, None))
-    close(ours, theirs)
+@pytest.mark.parametrize("work", PARTLY, ids=["no_sync", "another part on each rank"])
+def test_passes_without_all_gradients(work, trained):
+    ours, theirs = (alike(trained[work, by_hook]) for by_hook in (True, False))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_a_part_of_the_module_used_by_each_rank():
-    ours, theirs = (alike(run_ranks(2, training.branches, settings)) for settings in (GLOO, None))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+def test_float16_by_torchs_wrapper(trained):
+    close(alike(trained["halved"]), trained["four steps by DDP"][0], 2e-3)
 
 
-def test_float16_by_torchs_wrapper():
-    close(alike(run_ranks(2, training.halved, GLOO)), run_ranks(2, training.by_ddp, 4)[0], 2e-3)
-
-
-def test_two_modules_with_one_state():
-    trained = run_ranks(2, training.two_modules, GLOO)
-    alone = run_ranks(2, training.by_hook, 3, GLOO, {})
-    for rank in trained:
+def test_two_modules_with_one_state(trained):
+    for rank in trained["two modules"]:
         for parameters in rank:
-            np.testing.assert_array_equal(parameters, alone[0])
+            np.testing.assert_array_equal(parameters, trained["three steps"][0])
 
 
-def test_a_gradient_that_overflows_on_one_rank_skips_the_step_on_all():
-    first, second = run_ranks(2, training.scaled, GLOO)
+def test_a_gradient_that_overflows_on_one_rank_skips_the_step_on_all(trained):
+    first, second = trained["scaled"]
     assert first == second
     assert [moved for moved, _ in first] == [True, False, True]
     assert [scale for _, scale in first] == [65536.0, 32768.0, 32768.0]
 
 
-def test_statistics_say_whether_it_helps():
-    for stats, parameters in run_ranks(2, training.counted, GLOO):
+def test_statistics_say_whether_it_helps(trained):
+    for stats, parameters in trained["counted"]:
         assert (stats.steps, stats.non_finite) == (4, 0)
         assert set(stats.tensors) == {name for name, _ in training.Text().named_parameters()}
         assert len(stats.tensors) == parameters
@@ -114,15 +132,8 @@ def test_statistics_say_whether_it_helps():
         assert stats.network_s > 0
 
 
-@pytest.mark.parametrize(
-    "settings", [{"forms": "dense"}, {"forms": "sparse", "values": "sketch"}, {"forms": "sparse"}]
-)
-def test_settings_of_the_all_reduce(settings, by_ddp):
-    close(alike(run_ranks(2, training.by_hook, 6, GLOO | settings, {})), by_ddp)
-
-
-def test_settings_that_differ_are_told_to_all():
-    for error, message, _ in run_ranks(2, training.refused, GLOO, {}):
+def test_settings_that_differ_are_told_to_all(trained):
+    for error, message, _ in trained["refused"]:
         assert error == "PlanMismatchError"
         assert "not the same on every worker" in message
 

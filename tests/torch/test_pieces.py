@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch_shards as shards
 from patience import PATIENCE_S
 from served_job import served_to_four
-from torch_ranks import run_at_switch, run_ranks
+from torch_ranks import run_at_switch, run_ranks, several
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -29,16 +29,20 @@ def test_every_form_comes_to_what_gloo_makes_of_it(loss: float):
     assert star.report.server["chunks_at_server"] > 20
 
 
-@pytest.mark.system
-def test_fsdp_trains_through_the_switch():
-    """By the bits the same in two runs, with losses and without, and nearly as by gloo."""
-    work = shards.sharded_by_torch, 3, (2,)
-    ours, star = run_at_switch(2, *work, backend="peelsum")
-    again, _ = run_at_switch(2, *work, star={"loss": 0.02, "seed": 3}, backend="peelsum")
-    theirs = run_ranks(2, *work)
-    for mine, repeated, other in zip(ours, again, theirs, strict=True):
-        np.testing.assert_array_equal(mine, repeated)
-        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-6)
+def test_fsdp_and_zero_train_through_the_switch():
+    """FSDP by the bits the same in two runs, with losses and without; both nearly as by gloo.
+
+    ZeRO-1 sums by DDP and broadcasts what each rank has updated.
+    """
+    works = [(shards.sharded_by_torch, 3, (2,)), (shards.by_zero, 3)]
+    ours, star = run_at_switch(2, several, works, backend="peelsum")
+    again, _ = run_at_switch(2, several, works[:1], star={"loss": 0.02, "seed": 3}, backend="peelsum")
+    theirs = run_ranks(2, several, works)
+    for mine, repeated, others in zip(ours, again, theirs, strict=True):
+        np.testing.assert_array_equal(mine[0], repeated[0])
+        np.testing.assert_array_equal(mine[1], ours[0][1])
+        for values, other, tolerance in zip(mine, others, (1e-6, 1e-4), strict=True):
+            np.testing.assert_allclose(values, other, rtol=0, atol=tolerance)
     assert star.report.server["chunks_at_server"] > 0
 
 
@@ -79,15 +83,6 @@ def test_when_a_rank_is_killed_every_other_gets_one_error_in_time(tmp_path, dims
         assert "has not answered" not in message
         assert seconds < PATIENCE_S / 2
     assert any("still waiting for worker" in message for _, message, _ in others)
-
-
-@pytest.mark.system
-def test_an_optimizer_in_shards_of_its_own_trains_as_by_gloo():
-    """ZeRO-1 sums by DDP and broadcasts what each rank has updated."""
-    ours, _ = run_at_switch(2, shards.by_zero, 3, backend="peelsum")
-    for mine, gloo in zip(ours, run_ranks(2, shards.by_zero, 3), strict=True):
-        np.testing.assert_array_equal(mine, ours[0])
-        np.testing.assert_allclose(mine, gloo, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(

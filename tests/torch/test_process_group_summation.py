@@ -19,7 +19,7 @@ from group_ranks import sums_again, sums_by_tree, sums_in_two_worlds
 from patience import PATIENCE_S
 from torch.distributed import HashStore
 from torch_alone import group_of_one, in_time
-from torch_ranks import run_ranks
+from torch_ranks import run_ranks, run_several
 
 from peelsum.allreduce import SummationStalledError
 from peelsum.summation import Part
@@ -27,6 +27,9 @@ from peelsum.torch import process_group_summation as summed
 from peelsum.torch.reductions import DirectSum, together
 
 pytestmark = pytest.mark.usefixtures("forked_children")
+
+#: Ranks that make a group twice, and the one of them that is slow.
+AGAIN = [((0, 1), 0), ((0, 2), 2), ((0, 1, 2), 1)]
 
 
 class Post:
@@ -87,34 +90,35 @@ def test_nothing_goes_with_a_part_that_may_end_the_sum():
     assert [len(some) for some in together(parts)] == [1, 2, 1, 1]
 
 
-def test_few_and_many_words_over_gloo():
-    for sums in run_ranks(3, training.words_over_gloo, [3, 5000, 2**18, 2**18 + 5]):
+@pytest.fixture(scope="module")
+def of_three():
+    """Return what each of several works returned on the three ranks of one group."""
+    works = {
+        "words": (training.words_over_gloo, [3, 5000, 2**18, 2**18 + 5]),
+        3: (sums_by_tree, 1001),
+        **{one: (sums_again, *one) for one in AGAIN},
+    }
+    return run_several(3, works)
+
+
+def test_few_and_many_words_over_gloo(of_three):
+    for sums in of_three["words"]:
         for by_direct, by_ring in sums:
             np.testing.assert_array_equal(by_direct, by_ring, strict=True)
 
 
-@pytest.mark.parametrize(
-    "world", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)]
-)
-def test_a_tree_gives_the_bits_of_a_ring(world: int) -> None:
-    found = run_ranks(world, sums_by_tree, 1001)
-    exact = np.sum([np.array(own, np.int64) for own, _, _ in found], axis=0).astype(np.int32)
-    for _, tree, ring in found:
+@pytest.mark.parametrize("world", [3, *(pytest.param(one, marks=pytest.mark.slow) for one in (2, 5))])
+def test_a_tree_gives_the_bits_of_a_ring(world: int, of_three: Any) -> None:
+    by_rank = of_three[3] if world == 3 else run_ranks(world, sums_by_tree, 1001)
+    exact = np.sum([np.array(own, np.int64) for own, _, _ in by_rank], axis=0).astype(np.int32)
+    for _, tree, ring in by_rank:
         assert tree == ring == exact.tolist()
 
 
-@pytest.mark.parametrize(
-    ("members", "slow"),
-    [
-        pytest.param((0, 1), 0, marks=pytest.mark.slow),
-        ((0, 2), 2),
-        pytest.param((0, 1, 2), 1, marks=pytest.mark.slow),
-    ],
-)
-def test_a_second_group_of_the_same_ranks_does_not_meet_the_first(members, slow):
+@pytest.mark.parametrize(("members", "slow"), AGAIN)
+def test_a_second_group_of_the_same_ranks_does_not_meet_the_first(members, slow, of_three):
     """The store still has the first group's addresses while the slow rank has not made the second."""
-    found = run_ranks(3, sums_again, members, slow)
-    for rank, sums in enumerate(found):
+    for rank, sums in enumerate(of_three[members, slow]):
         ranks, count = sum(members), len(members)
         expected = [[count * i + 10**number * ranks for i in range(4)] for number in range(2)]
         assert sums == (expected if rank in members else [])

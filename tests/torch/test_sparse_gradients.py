@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import sums_of_floats
 import torch_sparse as sparse
-from torch_ranks import run_at_switch, run_ranks
+from torch_ranks import run_at_switch, run_ranks, run_several
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -64,15 +64,23 @@ def test_averages_are_those_of_integers_bit_for_bit():
         assert stats.wire_bytes < stats.dense_bytes / 5
 
 
-def test_options_of_ddp_and_a_compressor():
-    for usual, *others in run_ranks(2, sparse.by_options):
+@pytest.fixture(scope="module")
+def over_gloo():
+    """Return what each of several works returned on the two ranks of one group."""
+    works = {"trained": (sparse.trained, {"over": "gloo"}, 1)}
+    works |= {work.__name__: (work,) for work in (sparse.by_options, sparse.averaged, sparse.in_float64)}
+    return run_several(2, works)
+
+
+def test_options_of_ddp_and_a_compressor(over_gloo):
+    for usual, *others in over_gloo["by_options"]:
         for parameters in others:
             assert_close(parameters, usual)
 
 
-def test_a_trainer_without_ddp():
-    first, second = run_ranks(2, sparse.averaged)
-    (_, ddp, _), _ = run_ranks(2, sparse.trained, {"over": "gloo"}, 1)
+def test_a_trainer_without_ddp(over_gloo):
+    first, second = over_gloo["averaged"]
+    (_, ddp, _), _ = over_gloo["trained"]
     for (rows, values), (others, other) in zip(first, second, strict=True):
         np.testing.assert_array_equal(rows, others)
         np.testing.assert_array_equal(values, other)
@@ -80,8 +88,8 @@ def test_a_trainer_without_ddp():
     assert sum(np.array_equal(by_rows.get(rows.tobytes()), values) for rows, values in first) == 3
 
 
-def test_float64_is_refused_with_a_remedy():
-    for error, message, _ in run_ranks(2, sparse.in_float64):
+def test_float64_is_refused_with_a_remedy(over_gloo):
+    for error, message, _ in over_gloo["in_float64"]:
         assert error == "InvalidRequestError"
         assert "float64; convert it to one of float32, float16, bfloat16" in message
         assert "DDP itself sums float64" in message

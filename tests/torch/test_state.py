@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 import torch_training as training
 from torch_alone import Sums, group_of_one, hooked, in_time
-from torch_ranks import run_ranks
+from torch_ranks import run_ranks, run_several
 
 from peelsum.allreduce import InvalidRequestError
 from peelsum.compress import Flexible, PowerSGD, SignSGD
@@ -20,15 +20,30 @@ from peelsum.torch import HookConfigError, SwitchAllreduceState, TopK
 from peelsum.wire import packet_bytes
 
 
-@pytest.mark.parametrize("sparsifier", [None, TopK(0.1, momentum=0.5)], ids=["lossless", "top-k"])
-def test_training_goes_on_from_a_checkpoint_bit_for_bit(sparsifier):
-    for outcome in run_ranks(2, training.restored, sparsifier):
+@pytest.fixture(scope="module")
+def over_gloo():
+    """Return what each of several works returned on the two ranks of one group."""
+    return run_several(
+        2,
+        {
+            "lossless": (training.restored, None),
+            "top-k": (training.restored, TopK(0.1, momentum=0.5)),
+            "unconnected": (training.unconnected,),
+            "in two groups": (training.in_two_groups,),
+            "in double": (training.in_double, {"strategy": Flexible(explore_steps=1)}),
+        },
+    )
+
+
+@pytest.mark.parametrize("name", ["lossless", "top-k"])
+def test_training_goes_on_from_a_checkpoint_bit_for_bit(name, over_gloo):
+    for outcome in over_gloo[name]:
         np.testing.assert_array_equal(outcome["restored"], outcome["expected"])
         assert outcome["steps"] == 6
 
 
-def test_unknown_backends():
-    for outcome in run_ranks(2, training.unconnected):
+def test_unknown_backends(over_gloo):
+    for outcome in over_gloo["unconnected"]:
         assert {name for name, _ in outcome} == {"HookConfigError"}
         assert [message for _, message in outcome] == [
             "over: 'avian' is not a backend; use 'switch', or one of torch.distributed such as 'gloo'",
@@ -64,9 +79,9 @@ def test_a_script_leaves_its_job_at_exit():
     assert run_ranks(2, training.leaves) == [[(0, True), (0, True)]] * 2
 
 
-def test_a_group_that_only_ddp_was_given_is_an_error():
+def test_a_group_that_only_ddp_was_given_is_an_error(over_gloo):
     """Else one hook would sum over the ranks of two models."""
-    for error in run_ranks(2, training.in_two_groups):
+    for error in over_gloo["in two groups"]:
         assert error.startswith(
             "HookConfigError process_group: DDP has another group than the state; give both"
         )
@@ -109,6 +124,6 @@ def test_float64_is_refused_however_it_would_be_summed(options):
             in_time(lambda: ddp(torch.full([2, 4], 1e300, dtype=torch.float64)).sum().backward())
 
 
-def test_float64_is_refused_with_a_strategy_on_every_rank():
-    for error in run_ranks(2, training.in_double, {"strategy": Flexible(explore_steps=1)}):
+def test_float64_is_refused_with_a_strategy_on_every_rank(over_gloo):
+    for error in over_gloo["in double"]:
         assert re.fullmatch(f"InvalidRequestError {FLOAT64}", error), error

@@ -59,12 +59,11 @@ def test_books_close_from_switch_to_group_and_back(loss):
 
 
 def test_a_method_gives_the_same_bits_by_ring_tree_and_switch():
-    for kind in ("dense", "ar_top_k"):
-        methods = [f"{kind}_{by}" for by in ("ring", "tree", "switch")]
-        ranks, _ = run_at_switch(2, flexible.same_methods, "switch", methods, 4)
-        for by_method in ranks:
-            for parameters in by_method:
-                np.testing.assert_array_equal(parameters, ranks[0][0])
+    methods = [f"{kind}_{by}" for kind in ("dense", "ar_top_k") for by in ("ring", "tree", "switch")]
+    ranks, _ = run_at_switch(2, flexible.same_methods, "switch", methods, 4)
+    for by_method in ranks:
+        for number, parameters in enumerate(by_method):
+            np.testing.assert_array_equal(parameters, ranks[0][number // 3 * 3])
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -47,7 +47,6 @@ from peelsum.compress.events import (
 from peelsum.compress.exchange import CompressedResult, CompressedTensor
 from peelsum.compress.links import Timed
 from peelsum.compress.memory import Exact, Memory, Residual
-from peelsum.compress.methods.ar_top_k import StarTopK, VarTopK
 from peelsum.compress.methods.gathered import (
     QSGD,
     Brain,
@@ -59,8 +58,7 @@ from peelsum.compress.methods.gathered import (
 )
 from peelsum.compress.methods.packed import Dense, PackedIntegers, SignSGD, TernGrad
 from peelsum.compress.methods.power_sgd import PowerSGD
-from peelsum.compress.methods.top_k import DGC, RandomK, Threshold, TopK
-from peelsum.compress.sparsifier import Sparsifier
+from peelsum.compress.sparsifier import DGC, RandomK, Sparsifier, StarTopK, Threshold, TopK, VarTopK
 from peelsum.compress.strategy import Decider, Flexible, chosen, loss
 
 __all__ = [

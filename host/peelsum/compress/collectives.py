@@ -13,6 +13,7 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.allreduce.reducer import Turns
 from peelsum.compress.costs import Method, SwitchPath, carrier_of, reduced, rounds
 from peelsum.compress.events import Traffic
 from peelsum.compress.links import Timed
@@ -96,17 +97,6 @@ class GroupSummation(Summation, Protocol):
 
     def gather_equal(self, data: Bytes) -> list[Bytes]:
         """Return every worker's bytes, of which all have as many, in the order of workers."""
-
-
-class Turns(Summation, Protocol):
-    """A `Summation` for one of several sums, whose exchanges with workers take turns."""
-
-    @property
-    def backend(self) -> Summation:
-        """The summation for which they take turns."""
-
-    def in_turn(self, work: Callable[[], T]) -> T:
-        """Return what `work`, an exchange, returns when it is this sum's turn."""
 
 
 class GroupCollectives(SummationCollectives):

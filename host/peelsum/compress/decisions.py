@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import PlanMismatchError
 from peelsum.allreduce.plan import agreed, agreement_words
+from peelsum.allreduce.reducer import BucketSum, ExactSum, Turns
 from peelsum.compress.arguments import CompressConfigError
-from peelsum.compress.collectives import GroupSummation, Meter, PiggybackWords, Routes, Turns
+from peelsum.compress.collectives import GroupSummation, Meter, PiggybackWords, Routes
 from peelsum.compress.compressed_sum import CompressedSum
 from peelsum.compress.compressor import Compressor
 from peelsum.compress.costs import DENSE, METHODS, Carrier, Method, SwitchPath, carrier_of
@@ -41,18 +42,10 @@ from peelsum.compress.events import (
     told,
 )
 from peelsum.compress.exchange import CompressedResult
-from peelsum.compress.methods.ar_top_k import StarTopK
 from peelsum.compress.methods.gathered import Single
 from peelsum.compress.methods.packed import Dense
-from peelsum.compress.methods.top_k import TopK
-from peelsum.compress.reducers import (
-    BucketSum,
-    CompressorReducer,
-    ExactSum,
-    LossyReducer,
-    checked,
-    summed_in_place,
-)
+from peelsum.compress.reducers import CompressorReducer, LossyReducer, checked, summed_in_place
+from peelsum.compress.sparsifier import StarTopK, TopK
 from peelsum.compress.strategy import Decider, Flexible
 from peelsum.summation import Part, Summation, Words
 from peelsum.transport import SwitchSummation

@@ -21,7 +21,7 @@ from peelsum.compress.arithmetic import arrays_of, bytes_of, code_of, value_of
 from peelsum.compress.collectives import Bytes, Collectives, cut, joined
 from peelsum.compress.compressor import Compressor, Floats, Kind, Payload, TensorState, Values
 from peelsum.compress.memory import Exact
-from peelsum.compress.methods.ar_top_k import Elected
+from peelsum.compress.sparsifier import Elected
 from peelsum.summation import Part, Words
 from peelsum.wire import packet_bytes
 

@@ -1,23 +1,21 @@
 """Sums with loss for a training hook: by one compressor here, by a strategy in `peelsum.compress.decisions`.
 
-A reducer is what a hook knows of the way in which buckets are summed (`peelsum.torch.reducer`). It lets go of
-no value: what a sum leaves out is kept by the reducer's memory, for later sums.
+What a sum leaves out is kept by the reducer's memory, for later sums.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Allreduce
 from peelsum.allreduce.allreduce import Tensor
 from peelsum.allreduce.plan import SUPPORTED_DTYPES, unsupported_dtype
+from peelsum.allreduce.reducer import BucketSum, ExactSum, Reducer, Turns
 from peelsum.allreduce.rounds import Note, Span, unnoted
 from peelsum.codec import BFloat16
 from peelsum.codec.floats import widened
@@ -28,32 +26,19 @@ from peelsum.compress.collectives import (
     GroupCollectives,
     GroupSummation,
     SummationCollectives,
-    Turns,
 )
 from peelsum.compress.compressed_sum import CompressedSum, feedback_of
 from peelsum.compress.compressor import Compressor
-from peelsum.compress.events import StrategyStats
 from peelsum.compress.exchange import CompressedResult
 from peelsum.compress.memory import Memory, Residual
-from peelsum.compress.methods.top_k import TopK
+from peelsum.compress.sparsifier import TopK
 from peelsum.summation import Summation
 
-R = TypeVar("R")
-#: sum(tensors, shapes, step): the sum of a bucket's flat tensors, by their parameters' names, in place.
-BucketSum = Callable[[Mapping[str, Tensor], Sequence[tuple[int, ...]], int], CompressedResult]
-#: Returns the exact all-reduce of a bucket over a summation.
-ExactSum = Callable[[Summation], Allreduce]
 
-
-class LossyReducer(ABC):
+class LossyReducer(Reducer):
     """The base of reducers with loss, whose residuals `memory` keeps."""
 
-    #: The hook's argument that asks for it.
-    argument: ClassVar[str]
-    #: Takes arrays in host memory.
-    on_host = True
-    #: Keeps what this rank has not sent.
-    residuals = True
+    on_host = residuals = True
 
     def __init__(self, *, span: Span = nullcontext, note: Note = unnoted) -> None:
         self.memory = Memory()
@@ -61,31 +46,13 @@ class LossyReducer(ABC):
 
     @property
     def merges(self) -> bool:
-        """Whether buckets may be summed together: words are counted, and no scale or share is a bucket's."""
+        """False, as scales and shares may be a bucket's."""
         return False
 
     def warm_up(self) -> None:
-        """Compile what sums need."""
         loops.warm_up()
 
-    @abstractmethod
-    def connect(self, summation: Summation, new_group: Callable[[], GroupSummation]) -> None:
-        """Sum over `summation` from now on; new_group: makes a process group, for what it cannot add up."""
-
-    @abstractmethod
-    def bucket(self, turns: Turns, exact: ExactSum) -> BucketSum:
-        """Return the sum of a bucket, whose exchanges take turns."""
-
-    def before(self, work: Callable[[], None], turns: Turns, step: int) -> Callable[[], None]:
-        """Return `work`, a sum at `turns`; called in the order in which sums are submitted."""
-        return work
-
-    def stats(self) -> StrategyStats | None:
-        """Return the decisions of a strategy; None without one."""
-        return None
-
     def saved(self) -> dict[str, Any]:
-        """Return what later steps depend on, as plain values and the memory's own arrays."""
         residuals = {
             name: {"velocity": one.velocity, "numbers": one.numbers, "scales": one.scales}
             for name, one in self.memory.residuals.items()
@@ -96,10 +63,7 @@ class LossyReducer(ABC):
     def restore(
         self, values: Mapping[str, Any], residuals: Sequence[Mapping[str, Mapping[str, NDArray[Any]]]]
     ) -> None:
-        """Continue where `saved` returned `values`, with the sums of the residuals of several ranks.
-
-        Raises CompressConfigError for damaged residuals; KeyError or TypeError for what is none.
-        """
+        """See `Reducer.restore`. Raises CompressConfigError for damaged residuals, KeyError for none."""
         self.memory.restore(
             *(
                 {

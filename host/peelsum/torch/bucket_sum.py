@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,18 +22,16 @@ from peelsum.allreduce import (
     DeviceMemoryError,
     History,
     InvalidRequestError,
-    StepResult,
     Summation,
     measured,
+    reducer,
 )
 from peelsum.allreduce.history_loops import warm_up
-from peelsum.compress import CompressedResult
-from peelsum.torch import reducer
+from peelsum.allreduce.reducer import Reducer
 from peelsum.torch.backends import connect
 from peelsum.torch.buckets import Bucket, WaitingBuckets, summable
 from peelsum.torch.errors import HookError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
-from peelsum.torch.reducer import Reducer
 from peelsum.torch.settings import Settings, as_hooks
 from peelsum.torch.sparse_sums import SparseSums, SparseTensor
 from peelsum.torch.stats import SumCost
@@ -52,7 +51,7 @@ class BucketSum:
     on_host: bool
     """Whether `total` takes host arrays, as when it compresses, not tensors on the bucket's device."""
 
-    def run(self, buckets: Sequence[Bucket], step: int) -> StepResult | CompressedResult:
+    def run(self, buckets: Sequence[Bucket], step: int) -> Any:
         """Replace the buckets' gradients by their averages over workers. Raises the all-reduce's errors."""
         shapes = buckets[0].shapes if len(buckets) == 1 else list(chain(*[one.shapes for one in buckets]))
         if self.on_host and False not in [one.in_floats for one in buckets]:

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from peelsum.allreduce import History
+from peelsum.allreduce.reducer import Reducer
 from peelsum.compress import CompressError
 from peelsum.torch.errors import HookConfigError
-from peelsum.torch.reducer import Reducer
 
 _VERSION = 3
 _FILE = re.compile(r"peelsum-rank-(\d+)-of-(\d+)\.pt")

@@ -25,12 +25,12 @@ from peelsum.allreduce import (
     RequestedValues,
     Summation,
 )
+from peelsum.allreduce.reducer import Reducer
 from peelsum.compress import CompressError, Compressor, Flexible, lossy_reducer
 from peelsum.torch.backends import SWITCH
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.profiling import noted, profiled, step_spans
-from peelsum.torch.reducer import ExactReducer, Reducer
 
 #: Which values of a setting are allowed, and what else to give, as `SwitchAllreduceState` explains.
 _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -107,7 +107,7 @@ class Settings:
                 span=profiled,
                 note=noted,
             )
-        return lossy or ExactReducer()
+        return lossy or Reducer()
 
     @property
     def has_switch(self) -> bool:
