@@ -64,7 +64,11 @@ def _write(page: Path, text: str) -> None:
 def _api_pages(app: Any) -> None:
     """Write reference/api/PACKAGE.md for each package in modules.toml, with the docstrings of its modules."""
     folder = Path(app.srcdir) / "reference" / "api"
-    for package, modules in tomllib.loads((folder / "modules.toml").read_text()).items():
+    packages = tomllib.loads((folder / "modules.toml").read_text())
+    for page in folder.glob("*.md"):
+        if page.stem not in (*packages, "index"):  # of a package that had another name
+            page.unlink()
+    for package, modules in packages.items():
         parts = [f"# peelsum.{package}"]
         for name in (f"peelsum.{module}" for module in modules):
             options = [f".. automodule:: {name}"]

@@ -65,14 +65,15 @@ def test_every_statistic_has_a_metric_and_every_metric_a_statistic():
     assert queue.keys() == {field.name for field in fields(QueueCounts)}
     dropped = {"dropped": {"stray": 801}}
     server, worker = _numbered(ServerStats, **dropped), _numbered(WorkerStats, **dropped)
-    controller = {"generation": 1, "admissions": 2, "lost": 3, "regained": 4, "restored": 5, "errors": 6}
+    events = {"admitted": 2, "lost": 3, "regained": 4, "restored": 5, "error": 60, "ended": 7}
+    controller = {"generation": 1, "admitted": 2, "lost": 3, "regained": 4, "restored": 5, "errors": 67}
     totals = {"epoch": 11, "jobs": 12, "up": 13, "away": 14, "lost": 15}
     found = {
         "cluster": (cluster_values(totals), [totals]),
         "switch": (switch_values(601, {"absorbed": (701, 702)}, {1: port}, {1: queue}), [port, queue]),
         "server": (server_values({1: server}), [server]),
         "worker": (worker_values(1, 0, worker), [worker]),
-        "controller": (controller_values(1, controller), [controller]),
+        "controller": (controller_values(1, 1, events), [controller]),
     }
     extra = {"switch": [601, 701, 702], "server": [801], "worker": [801], "controller": [], "cluster": []}
     for part, (values, statistics) in found.items():
