@@ -16,7 +16,7 @@ from typing import Any
 from peelsum.forks import keep_from_children
 from peelsum.reading import parse_json
 from peelsum.tls import Identity
-from peelsum.tls.identity import CLOSED_EARLY
+from peelsum.tls.identity import CLOSED_EARLY, closed_early
 
 #: Bytes of the longest request and response, with their line ends.
 LONGEST_REQUEST, LONGEST_RESPONSE = 1 << 20, 16 << 20
@@ -87,7 +87,9 @@ def ask(
 def _secured(link: socket.socket, identity: Identity, host: str) -> ssl.SSLSocket:
     try:
         return identity.context(server=False).wrap_socket(link, server_hostname=host)
-    except (ssl.SSLEOFError, ConnectionError):
+    except OSError as error:
+        if not closed_early(error):
+            raise
         raise ConnectionAbortedError(errno.ECONNABORTED, CLOSED_EARLY) from None
 
 

@@ -158,13 +158,14 @@ NOT_JSON = "admission: is not a JSON object; give what `peelsum job admit --json
             "admission: nowhere.json: No such file or directory; give JSON or the path of a file",
         ),
         ("[1]", "admission: [1]: No such file or directory; give JSON or the path of a file"),
-        *[(text, NOT_JSON) for text in ("{nonsense", sys.executable, "/dev/null", "list.json")],
+        *[(text, NOT_JSON) for text in ("{nonsense", "bytes", "/dev/null", "list.json")],
         (json.dumps({**ADMISSION, "generation": "1"}), "admission: generation: '1' is not an integer; "),
     ],
 )
 def test_invalid_admission(tmp_path, monkeypatch, admission, message):
     monkeypatch.chdir(tmp_path)
     Path("list.json").write_text("[]")
+    Path("bytes").write_bytes(bytes(range(256)))
     assert refused(run("server", "run", "--switch", "127.0.0.1:9", "--admission", admission)).startswith(
         message
     )

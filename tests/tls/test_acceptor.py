@@ -16,6 +16,7 @@ from patience import PATIENCE_S
 
 from peelsum.tls import TlsError, acceptor, grpc_ends
 from peelsum.tls.acceptor import Acceptor, oldest_of_largest_source, source_of
+from peelsum.tls.identity import closed_early
 from peelsum.transport.lease import Lease
 
 
@@ -121,6 +122,19 @@ def test_the_folder_for_temporary_files_may_have_a_long_name(identity, device, m
         Controller.observe(server.address, identity=identity("viewer"), timeout_s=PATIENCE_S).close()
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize(
+    ("error", "early"),
+    [
+        (ssl.SSLError("Closed before TLS handshake with data in recv buffer."), True),
+        (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), True),
+        (ConnectionResetError(), True),
+        (TimeoutError(), False),
+    ],
+)
+def test_ends_of_a_connection_before_tls(error, early):
+    assert closed_early(error) is early
 
 
 def test_a_connection_that_is_closed_before_tls_is_no_fault_of_certificates(identity):

@@ -106,12 +106,12 @@ class Identity:
         with closing(plain):
             try:
                 link = context.wrap_socket(plain, server_hostname=host)
-            except (ssl.SSLEOFError, ConnectionError):
-                return False
-            except ssl.SSLError as error:
+            except OSError as error:
+                if closed_early(error):
+                    return False
+                if not isinstance(error, ssl.SSLError):
+                    return True
                 reason = tls_reason(error)
-            except OSError:
-                return True
             else:
                 # In TLS 1.3 the server's refusal follows the handshake; some close without an alert.
                 with closing(link):
@@ -131,6 +131,13 @@ class Identity:
             raise TlsError(
                 f"tls: {self.folder / name}: {error.strerror}; make it: peelsum certificates make ROLE"
             ) from None
+
+
+def closed_early(error: OSError) -> bool:
+    """Return whether a handshake failed because the server closed the connection before it."""
+    # An error that Python itself raises, for data that came before the end, has no reason.
+    without_reason = isinstance(error, ssl.SSLError) and not getattr(error, "reason", None)
+    return without_reason or isinstance(error, ssl.SSLEOFError | ConnectionError)
 
 
 def _refusal(link: ssl.SSLSocket) -> str | None:
