@@ -65,9 +65,9 @@ def _api_pages(app: Any) -> None:
     """Write reference/api/PACKAGE.md for each package in modules.toml, with the docstrings of its modules."""
     folder = Path(app.srcdir) / "reference" / "api"
     packages = tomllib.loads((folder / "modules.toml").read_text())
-    for page in folder.glob("*.md"):
-        if page.stem not in (*packages, "index"):  # of a package that had another name
-            page.unlink()
+    for former in folder.glob("*.md"):
+        if former.stem not in (*packages, "index"):  # of a package that had another name
+            former.unlink()
     for package, modules in packages.items():
         parts = [f"# peelsum.{package}"]
         for name in (f"peelsum.{module}" for module in modules):
