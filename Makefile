@@ -75,7 +75,7 @@ check: $(VENV)/.installed
 
 # The documentation, into build/docs; a warning is an error.
 docs: $(VENV)/.installed
-	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
+	$(BIN)/sphinx-build -q -E -W --keep-going -b html docs build/docs
 	$(BIN)/sphinx-build -q -W --keep-going -b man docs build/man
 
 format: $(VENV)/.installed
