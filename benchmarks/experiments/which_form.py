@@ -12,7 +12,8 @@ from benchmarks import Column, Experiment, Plot, Size, Value
 from peelsum.allreduce import Allreduce, Summation
 from peelsum.bench.allreduce import settings_of, wrong_elements
 from peelsum.bench.alone import LANES
-from peelsum.bench.which_form import STEADY, STEPS, WINDOW, FormTime, Point, automatic, predictions, simulated
+from peelsum.bench.point import Point
+from peelsum.bench.which_form import STEADY, STEPS, WINDOW, FormTime, automatic, predictions, simulated
 from peelsum.topology import Star
 from peelsum.transport.seats import plug_in
 
@@ -27,7 +28,7 @@ def measure(
     seed: int, level: str, gbps: float, rtt_ms: float, elements: int, density_each: tuple[float, ...]
 ) -> Iterator[dict[str, Value]]:
     """Yield a row for each density."""
-    points = [Point(elements, one, gbps, rtt_ms / 1e3, seed=seed) for one in density_each]
+    points = [Point(elements, one, gbps, rtt_ms / 1e3, workers=2, seed=seed) for one in density_each]
     in_virtual_time = ((point, simulated(point)) for point in points)
     for point, found in over_links(points) if level == "links" else in_virtual_time:
         ms = {one.form: one.ms or 0.0 for one in found}

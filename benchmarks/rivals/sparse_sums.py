@@ -25,7 +25,8 @@ from benchmarks.rivals.slot_protocols import PROTOCOLS
 from peelsum.allreduce import Allreduce, Form, LocalSummation
 from peelsum.bench.allreduce import settings_of, shared_tensor, wrong_elements
 from peelsum.bench.codec import Device
-from peelsum.bench.codec.supports import Support, positions
+from peelsum.bench.codec.supports import positions
+from peelsum.bench.point import Support
 from peelsum.codec import fixed_point
 from peelsum.simulation import Job, NetworkSection, Scenario, TimersSection, simulate
 from peelsum.summation import Part, Words

@@ -6,7 +6,6 @@ Its cost model is compared with the packet level, in virtual time.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from itertools import product
 from statistics import median
 from typing import Any
@@ -19,55 +18,56 @@ from peelsum.allreduce import Choice, InvalidRequestError, NetworkModel, Setting
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.plan import Layout, TensorPlan
 from peelsum.bench.codec import seen, taught
-from peelsum.bench.plan import Request, method_rows, plan
+from peelsum.bench.plan import method_rows, plan, step_of
+from peelsum.bench.point import Point
 from peelsum.compress import AXES, METHODS, LinkModel, Step, crossovers
 
-SLOW = Request(1 << 20, 0.01, 0.01, 1e-6, 4, "uniform")
+SLOW = Point(1 << 20, 0.01, 0.01, 1e-6, 4, "uniform")
 
 
 @pytest.mark.parametrize("gbps", [0.01, 1.0, 400.0])
 @pytest.mark.parametrize("rtt", [1e-6, 3e-3])
 def test_the_choice_is_what_an_allreduce_takes(gbps: float, rtt: float) -> None:
-    request = Request(1 << 20, 0.01, gbps, rtt, 4, "rows")
+    request = Point(1 << 20, 0.01, gbps, rtt, 4, "rows")
     chooser = Chooser(network=request.network)
     tensor = TensorPlan("g", (1 << 20,), "float32", Choice("dense"))
     taught(chooser, Layout([tensor]), seen("rows", 1 << 20, 0.01))
     (wanted,), ahead = chooser.choose([tensor], Settings())
-    assert plan(request).choice.form == wanted.choice.form
-    assert (plan(request).choice.exchanges == 1) == ahead
-    assert plan(request).choice.index == (wanted.choice.index.form if wanted.choice.index else "none")
+    assert plan(request)["choice"]["form"] == wanted.choice.form
+    assert (plan(request)["choice"]["exchanges"] == 1) == ahead
+    assert plan(request)["choice"]["index"] == (wanted.choice.index.form if wanted.choice.index else "none")
 
 
 def test_candidates_are_sorted_and_their_parts_add_up() -> None:
     found = plan(SLOW)
-    times = [row.total_ms for row in found.candidates]
+    times = [row["total_ms"] for row in found["candidates"]]
     assert times == sorted(times)
-    assert {row.form for row in found.candidates} == {"dense", "compact", "sketch"}
-    for row in found.candidates:
-        parts = row.words_ms + row.exchanges_ms + row.codec_ms
-        assert row.total_ms == pytest.approx(parts, abs=1e-3)
-        assert row.words_ms == pytest.approx(8 * row.bytes / SLOW.gbps / 1e6, rel=1e-3, abs=1e-2)
-        assert row.measured_bytes is None
+    assert {row["form"] for row in found["candidates"]} == {"dense", "compact", "sketch"}
+    for row in found["candidates"]:
+        parts = row["words_ms"] + row["exchanges_ms"] + row["codec_ms"]
+        assert row["total_ms"] == pytest.approx(parts, abs=1e-3)
+        assert row["words_ms"] == pytest.approx(8 * row["bytes"] / SLOW.gbps / 1e6, rel=1e-3, abs=1e-2)
+        assert row["measured_bytes"] is None
 
 
 def test_the_reason_names_the_choice_and_what_each_other_form_would_add() -> None:
     found = plan(SLOW)
-    first, *others, precision = found.why
-    assert first.startswith(f"{found.choice.form} with {found.choice.index}")
+    first, *others, precision = found["why"]
+    assert first.startswith(f"{found['choice']['form']} with {found['choice']['index']}")
     assert {line.split()[0] for line in others} == {"dense", "compact", "sketch"}
     assert "multiples of 2**-28 where" in precision
-    more = Request(1 << 20, 0.01, 0.01, 1e-6, 16, "uniform")
-    assert "multiples of 2**-26 where" in plan(more).why[-1]
+    more = Point(1 << 20, 0.01, 0.01, 1e-6, 16, "uniform")
+    assert "multiples of 2**-26 where" in plan(more)["why"][-1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("support", ["uniform", "rows", "columns"])
 def test_a_check_finds_predicted_bytes_near_those_sent(support: Any) -> None:
-    request = Request(1 << 20, 0.02, 1, 3e-3, 4, support)
-    for row in plan(request, check=True).candidates:
-        assert row.bytes_error == pytest.approx(row.bytes / row.measured_bytes - 1, abs=1e-3)
-        assert abs(row.bytes_error) < 0.05, row
-        assert row.codec_error == pytest.approx(row.codec_ms / row.measured_codec_ms - 1, abs=0.01)
+    request = Point(1 << 20, 0.02, 1, 3e-3, 4, support)
+    for row in plan(request, check=True)["candidates"]:
+        assert row["bytes_error"] == pytest.approx(row["bytes"] / row["measured_bytes"] - 1, abs=1e-3)
+        assert abs(row["bytes_error"]) < 0.05, row
+        assert row["codec_error"] == pytest.approx(row["codec_ms"] / row["measured_codec_ms"] - 1, abs=0.01)
 
 
 @pytest.mark.parametrize("workers", [2, 3, 16])
@@ -89,12 +89,12 @@ def test_an_impossible_ring_is_refused(arguments: tuple[int, float, float], mess
 
 
 def test_each_form_s_step_is_said_to_be_predicted_or_measured_and_simulated() -> None:
-    request = Request(1 << 14, 0.01, 1, 3e-3, 4, "uniform")
+    request = Point(1 << 14, 0.01, 1, 3e-3, 4, "uniform")
     alone = plan(request)
-    assert {one.ms for one in alone.forms} == {None}
-    for one in alone.forms:
-        rows = [row.total_ms for row in alone.candidates if row.form == one.form]
-        assert one.predicted_ms == pytest.approx(min(rows), abs=1e-4)
+    assert {one["ms"] for one in alone["forms"]} == {None}
+    for one in alone["forms"]:
+        rows = [row["total_ms"] for row in alone["candidates"] if row["form"] == one["form"]]
+        assert one["predicted_ms"] == pytest.approx(min(rows), abs=1e-4)
     done = peelsum(
         *("plan", "--elements", "16384", "--density", "0.01", "--gbps", "1", "--rtt", "0.003", "--check")
     )
@@ -111,7 +111,7 @@ def test_json_is_the_plan() -> None:
     done = peelsum(*PLAN, "0.01", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found == asdict(plan(Request(1_000_000, 0.01, 10, 0.001, 4, "uniform")))
+    assert found == plan(Point(1_000_000, 0.01, 10, 0.001, 4, "uniform"))
     assert found.keys() == {"choice", "why", "candidates", "forms", "methods", "crossovers", "advice"}
     assert found["forms"][0].keys() == {"form", "predicted_ms", "ms", "codec_ms", "wrong"}
     assert found["methods"][0].keys() == {
@@ -138,7 +138,7 @@ def test_the_command_prints_ways_and_reasons() -> None:
     assert {line.split()[0] for line in lines[methods + 1 : methods + 9]} == set(METHODS)
     assert lines[methods + 9] == ""
     assert all(line.startswith("At ") and "becomes faster than" in line for line in lines[methods + 10 : -1])
-    assert lines[-1] == plan(Request(1_000_000, 0.01, 10, 0.001, 4, "uniform")).advice
+    assert lines[-1] == plan(Point(1_000_000, 0.01, 10, 0.001, 4, "uniform"))["advice"]
 
 
 @pytest.mark.parametrize(
@@ -148,26 +148,26 @@ def test_the_command_prints_ways_and_reasons() -> None:
 def test_methods_are_compared_and_dense_is_advised_where_it_wins(
     gbps: float, ratio: float, start: str
 ) -> None:
-    request = Request(1 << 20, 0.3, gbps, 1e-4, 4, "uniform", ratio)
+    request = Point(1 << 20, 0.3, gbps, 1e-4, 4, "uniform", ratio)
     found = plan(request)
-    assert found.methods == method_rows(Step(1 << 20, ratio, 4, LinkModel(5e-5, gbps)))
-    assert found.advice.startswith(start)
-    assert {one.axis for one in found.crossovers} <= set(AXES)
-    assert [one.at for one in crossovers(request.step, "gbps")] == [
-        one.at for one in found.crossovers if one.axis == "gbps"
+    assert found["methods"] == method_rows(Step(1 << 20, ratio, 4, LinkModel(5e-5, gbps)))
+    assert found["advice"].startswith(start)
+    assert {one["axis"] for one in found["crossovers"]} <= set(AXES)
+    assert [one.at for one in crossovers(step_of(request), "gbps")] == [
+        one["at"] for one in found["crossovers"] if one["axis"] == "gbps"
     ]
 
 
 def test_one_worker_has_nothing_to_sum() -> None:
-    found = plan(Request(1 << 10, 0.1, 1, 1e-3, 1, "uniform"))
-    assert (found.methods, found.crossovers) == ([], [])
-    assert found.advice == "One worker has nothing to sum."
+    found = plan(Point(1 << 10, 0.1, 1, 1e-3, 1, "uniform"))
+    assert (found["methods"], found["crossovers"]) == ([], [])
+    assert found["advice"] == "One worker has nothing to sum."
 
 
 @pytest.mark.parametrize("density", [0.01, 1.0])
 def test_the_largest_tensors_have_a_plan(density: float) -> None:
-    request = Request(2**39, density, 1, 3e-3, 4, "uniform")
-    assert plan(request).choice.form == ("dense" if density == 1 else "compact")
+    request = Point(2**39, density, 1, 3e-3, 4, "uniform")
+    assert plan(request)["choice"]["form"] == ("dense" if density == 1 else "compact")
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from peelsum.allreduce import Allreduce
 from peelsum.allreduce.plan import FORMS
 from peelsum.bench import which_form
 from peelsum.bench.alone import Alone
-from peelsum.bench.which_form import WINDOW, Point
+from peelsum.bench.point import Point
+from peelsum.bench.which_form import WINDOW
 
-POINT = Point(elements=1 << 14, density=0.02, gbps=0.1, rtt=5e-3)
+POINT = Point(elements=1 << 14, density=0.02, gbps=0.1, rtt=5e-3, workers=2)
 
 
 @pytest.mark.parametrize(("gbps", "rtt"), [(1.0, 20e-3), pytest.param(10.0, 1e-3, marks=pytest.mark.slow)])
@@ -71,7 +72,7 @@ def test_the_automatic_form_is_that_of_an_allreduce(point: Point) -> None:
 
 @pytest.mark.usefixtures("forked_children")
 def test_a_step_over_links_is_exact_and_no_quicker_than_they_are() -> None:
-    points = [Point(5000, density, gbps=0.1, rtt=20e-3) for density in (0.01, 0.1)]
+    points = [Point(5000, density, gbps=0.1, rtt=20e-3, workers=2) for density in (0.01, 0.1)]
     found = list(over_links(points))
     assert [point for point, _ in found] == points
     for _, forms in found:

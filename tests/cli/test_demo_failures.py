@@ -112,4 +112,4 @@ def test_a_worker_stopped_while_starting_is_named(monkeypatch):
     with ExitStack() as stack:
         hands = processes.Processes(stack, Interruption(), 4.0)
         with pytest.raises(ProcessError, match=expected):
-            hands.start(2, 3, 0.0, 0, "sketch")
+            hands.start(processes.DemoSettings(workers=2, steps=3))

@@ -199,18 +199,30 @@ LANES = "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048"
         ("job evict 1 --device-id=-1", DEVICE_ID.format(-1)),
         (f"switch run --device-id={10**22}", DEVICE_ID.format(10**22)),
         ("switch run --seed=-3", "--seed: -3 is out of range; use 0 to 9223372036854775807"),
-        ("switch run --port-rate=fast", "port-rate: 'fast': is not a number; give Mbit/s, as 1000 or 1@1000"),
-        ("switch run --port-delay=soon", "port-delay: 'soon': is not a number; give ms, as 1000 or 1@1000"),
-        ("switch run --port-rate=x@1", "port-rate: x@1: x is not a port; give a number, as 1@1000"),
+        (
+            "switch run --port-rate=fast",
+            "--port-rate: 'fast': is not a number; give Mbit/s, as 1000 or 1@1000",
+        ),
+        ("switch run --port-delay=soon", "--port-delay: 'soon': is not a number; give ms, as 1000 or 1@1000"),
+        ("switch run --port-rate=x@1", "--port-rate: x@1: x is not a port; give a number, as 1@1000"),
         ("switch run --ports=2 --port-rate=9@10", "port rate: port 9 is not there; use one of 1, 2"),
         ("switch run --ports=2 --arrival-delay=9@1", "arrival delay: port 9 is not there; use one of 1, 2"),
         ("switch run --port-delay=-1", "delay_ms: -1 is out of range; use 0 to 60000"),
+        ("simulate --workers=0", "--workers: 0 is out of range; use 1 or more"),
+        ("simulate --gbps=1601", "--gbps: 1601.0 is out of range; use 1600 or less"),
+        ("simulate --loss=2", "--loss: 2.0 is out of range; use less than 1"),
+        ("simulate --jobs=129", "--jobs: lists 129; list at most 128"),
+        (
+            "simulate --racks=1 --workers=40",
+            "--racks: 1: jobs.0 has 40 workers, a switch takes 32; use 2 or more",
+        ),
+        ("simulate nowhere.toml", "nowhere.toml: No such file or directory; give the path of a scenario"),
         ("switch run --port-rate=0", "port rate: 0 Mbit/s at port 1 is out of range; use 0.01 to 1e+06"),
         (
             "switch run --port-rate=9 --port-queue=0",
             "port queue: 0 packets are out of range; use 1 to 524287",
         ),
-        ("switch run --port-queue=64", "port-queue: 64: no port has a queue; give --port-rate too"),
+        ("switch run --port-queue=64", "--port-queue: 64: no port has a queue; give --port-rate too"),
         (
             "switch run --schedule=none.toml",
             "schedule: none.toml: No such file or directory; give a file that can be read",
@@ -219,7 +231,7 @@ LANES = "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048"
             "switch compile --tofino --out=kept --processor-port=512",
             "--processor-port: 512 is out of range; use 0 to 511",
         ),
-        ("switch compile --out=kept", "out: kept: applies to --tofino only; give that too"),
+        ("switch compile --out=kept", "--out: kept: applies to --tofino only; give that too"),
     ],
 )
 def test_options_out_of_range(typed, message):

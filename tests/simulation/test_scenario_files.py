@@ -25,7 +25,7 @@ NAMES = ["seed", "lanes", "slots", *NETWORK, "nonsense"]
 def parsed(folder: Path, text: str) -> Scenario:
     path = folder / "s.toml"
     path.write_text(text)
-    return with_options(path, {}, {}, {})
+    return with_options(path, {})
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_bad_file_gets_one_line(tmp_path: Path, text: str, message: str) -> No
 
 def test_a_missing_file_gets_one_line(tmp_path: Path) -> None:
     with pytest.raises(SimulationError, match=r"none\.toml: .*; give the path of a scenario"):
-        with_options(tmp_path / "none.toml", {}, {}, {})
+        with_options(tmp_path / "none.toml", {})
 
 
 @given(name=st.sampled_from(NAMES), value=VALUES)

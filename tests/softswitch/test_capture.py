@@ -16,6 +16,7 @@ from peelsum.softswitch.ports.links import Links
 from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.process import StartError, run
 from peelsum.softswitch.runtime.device import Device
+from peelsum.softswitch.settings import SwitchSettings
 from peelsum.wire import packet_bytes
 
 NOW_NS = 1_700_000_000_123_456_789
@@ -82,7 +83,7 @@ def test_the_data_plane_captures_what_arrives_and_what_leaves(
 def test_a_capture_that_is_there_is_kept(tmp_path: Path) -> None:
     (tmp_path / "port2_in.pcap").write_bytes(b"precious")
     with pytest.raises(StartError, match=r"capture: .*port2_in.pcap: File exists; give a folder"):
-        run(2, grpc_address="127.0.0.1:0", capture=tmp_path)
+        run(SwitchSettings(2, "127.0.0.1:0", capture=tmp_path))
     assert (tmp_path / "port2_in.pcap").read_bytes() == b"precious"
 
 

@@ -14,10 +14,12 @@ import pytest
 from patience import PATIENCE_S
 from softswitch_frames import StubSwitch, host_at
 
+from peelsum.options import OptionError
 from peelsum.softswitch.data_plane import DataPlane
 from peelsum.softswitch.ports.udp import UdpPorts, frame_header
 from peelsum.softswitch.process import StartError, run
 from peelsum.softswitch.runtime.device import Device
+from peelsum.softswitch.settings import SwitchSettings
 from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
 
@@ -170,8 +172,9 @@ def test_stop_before_run_is_not_forgotten(rig: SimpleNamespace) -> None:
 def test_a_signal_ends_the_process_and_frees_every_port(number: signal.Signals) -> None:
     script = """
 from peelsum.softswitch.process import run
+from peelsum.softswitch.settings import SwitchSettings
 show = lambda at: print(at.grpc_port, *at.udp_ports.values(), flush=True)
-counts = run(2, grpc_address="127.0.0.1:0", announce=show)
+counts = run(SwitchSettings(2, "127.0.0.1:0"), announce=show)
 print(sorted(counts.ports))
 """
     process = subprocess.Popen(
@@ -196,24 +199,24 @@ print(sorted(counts.ports))
     [
         *((count, {}, f"ports: {count} is out of range; use 1 to 254") for count in (0, -1, CPU_PORT, 1000)),
         *(
-            (2, {"udp_base": base}, f"udp_base: {base} is out of range; use 0 to 65533")
+            (2, {"udp_base": base}, f"udp-base: {base} is out of range; use 0 to 655")
             for base in (-1, 65534, 70000)
         ),
-        (1, {"loss": 2.0}, r"loss: 2\.0 is out of range; use 0 to 1"),
-        (2, {"joins": {3: ("127.0.0.1", 9)}}, "join: port 3 is out of range; use 1 to 2"),
-        (1, {"grpc_address": "nonsense"}, "nonsense"),
+        (1, {"loss": 2.0}, "loss: 2 is out of range; use 0 to 1"),
+        (2, {"joins": {3: ("127.0.0.1", 9)}}, "join: .*port 3 is out of range; use 1 to 2"),
+        (1, {"p4runtime": "nonsense"}, "nonsense"),
     ],
 )
 def test_what_is_out_of_range_is_named(ports: int, options: dict[str, object], told: str) -> None:
-    with pytest.raises(StartError, match=told):
-        run(ports, **{"grpc_address": "127.0.0.1:0", **options})  # type: ignore[arg-type]
+    with pytest.raises((StartError, OptionError), match=told):
+        run(SwitchSettings(ports, **{"p4runtime": "127.0.0.1:0", **options}))  # type: ignore[arg-type]
 
 
 def test_a_taken_udp_port_is_named() -> None:
     with BatchSocket.bind(("127.0.0.1", 0), SIZE) as holder:
         taken = holder.address[1]
         with pytest.raises(StartError, match=f"udp address 127.0.0.1:{taken}: .*choose another"):
-            run(1, udp_base=taken - 1, grpc_address="127.0.0.1:0")
+            run(SwitchSettings(1, "127.0.0.1:0", udp_base=taken - 1))
 
 
 def test_a_taken_grpc_port_is_named_and_the_udp_ports_are_freed() -> None:
@@ -224,7 +227,7 @@ def test_a_taken_grpc_port_is_named_and_the_udp_ports_are_freed() -> None:
         holder.listen()
         taken = holder.getsockname()[1]
         with pytest.raises(StartError, match=f"127.0.0.1:{taken}"):
-            run(1, udp_base=free - 1, grpc_address=f"127.0.0.1:{taken}")
+            run(SwitchSettings(1, f"127.0.0.1:{taken}", udp_base=free - 1))
     BatchSocket.bind(("127.0.0.1", free), SIZE).close()
 
 
@@ -256,6 +259,7 @@ def test_an_injected_frame_meets_the_pipeline_that_it_is_for(rig: SimpleNamespac
 SCRIPT = """
 import signal, sys, threading, time
 from peelsum.softswitch.process import run
+from peelsum.softswitch.settings import SwitchSettings
 
 def signal_once_it_waits(main):
     while sys._current_frames()[main].f_code.co_name != "select":
@@ -266,7 +270,7 @@ def announce(listening):
     main = threading.get_ident()
     threading.Thread(target=signal_once_it_waits, args=(main,)).start()
 
-counts = run(2, grpc_address="127.0.0.1:0", announce=announce)
+counts = run(SwitchSettings(2, "127.0.0.1:0"), announce=announce)
 print(sorted(counts.ports), signal.set_wakeup_fd(-1))
 """
 

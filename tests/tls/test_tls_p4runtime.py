@@ -15,6 +15,7 @@ from peelsum.control import Controller, SwitchError
 from peelsum.pipelines import pipeline
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.process import StartError, run
+from peelsum.softswitch.settings import SwitchSettings
 
 FILES = pipeline(32)
 
@@ -157,7 +158,7 @@ def test_plain_is_for_loopback_only(device, identity):
     with pytest.raises(ValueError, match=r"0\.0\.0\.0 is beyond loopback.*give --tls FOLDER"):
         serve(device, "0.0.0.0:0")
     with pytest.raises(StartError, match=r"grpc address: 0.0.0.0 is beyond loopback"):
-        run(1, grpc_address="0.0.0.0:0", mode="python")
+        run(SwitchSettings(1, "0.0.0.0:0", mode="python"))
     with pytest.raises(SwitchError, match=r"switch: 192\.0\.2\.1 is beyond loopback"):
         Controller.observe("192.0.2.1:9559")
     serve(device, "0.0.0.0:0", identity("switch")).stop()

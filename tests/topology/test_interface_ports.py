@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from patience import PATIENCE_S
 
+from peelsum.options import OptionError
 from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.interfaces import InterfacePorts, best_method
 from peelsum.softswitch.ports.pacing import Pacer
@@ -21,6 +22,7 @@ from peelsum.softswitch.ports.ring_kernels import unsent
 from peelsum.softswitch.ports.udp import frame_header
 from peelsum.softswitch.process import StartError, run
 from peelsum.softswitch.runtime.queues import Queues
+from peelsum.softswitch.settings import SwitchSettings
 from peelsum.topology import veth
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
@@ -477,7 +479,7 @@ def killed() -> dict[str, object]:
 
 def no_such_interface() -> dict[str, object]:
     try:
-        run(1, interfaces={3: "nowhere"}, grpc_address="127.0.0.1:0")
+        run(SwitchSettings(1, "127.0.0.1:0", interfaces={3: "nowhere"}))
     except StartError as error:
         return {"said": str(error)}
     return {}
@@ -595,8 +597,8 @@ def test_missing_privilege_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_options_that_do_not_go_together_are_named(options: dict[str, object], message: str) -> None:
-    with pytest.raises(StartError, match=message):
-        run(1, **options)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=message):
+        SwitchSettings(1, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

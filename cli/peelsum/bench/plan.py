@@ -8,169 +8,104 @@ was predicted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
-from peelsum.allreduce import BlockIndex, BloomIndex, Choice, Index, NetworkModel, Settings
+from peelsum.allreduce import BlockIndex, BloomIndex, Choice, Index, Settings
 from peelsum.allreduce.costs import Candidate, expected
-from peelsum.bench.codec import Device, Measured, Support, fastest, one_step, require_memory, seen, tensor
-from peelsum.bench.which_form import FormTime, Point, chosen, predictions, simulated, ways
+from peelsum.bench.codec import Device, Measured, fastest, one_step, require_memory, tensor
+from peelsum.bench.point import Point
+from peelsum.bench.which_form import chosen, predictions, simulated, ways
 from peelsum.codec import SketchLayout, scale_for
 from peelsum.codec.block_scales import MARGIN
-from peelsum.compress import AXES, DENSE, Crossover, LinkModel, Step, costs, crossovers
+from peelsum.compress import AXES, DENSE, LinkModel, Step, costs, crossovers
 
+Row = Mapping[str, Any]
 #: Exponent field of 1.0: error bounds are given for tensors whose largest value is from 1 to 2.
 _EXPONENT_FIELD = 127
 #: Sending everything is preferred while it takes at most this many times as long: it loses nothing.
 _WORTH = 1.05
 
 
-@dataclass(frozen=True)
-class Request:
-    """A tensor, and the network through which it is summed."""
-
-    elements: int
-    density: float
-    """Share of elements that are non-zero on some worker."""
-    gbps: float
-    """Rate at which a worker sends words, in Gbit/s."""
-    rtt: float
-    """Seconds that the shortest exchange takes."""
-    workers: int
-    support: Support
-    """Where the non-zeros lie."""
-    ratio: float | None = None
-    """Share of elements that each worker sends by a sparse method; None is `density`."""
-
-    @property
-    def step(self) -> Step | None:
-        """The step by which methods are compared; None with one worker, which has nothing to sum."""
-        ratio = self.density if self.ratio is None else self.ratio
-        if self.workers < 2:
-            return None
-        return Step(self.elements, ratio, self.workers, LinkModel(self.rtt / 2, self.gbps))
-
-    @property
-    def point(self) -> Point:
-        """The tensor and its links."""
-        rest = max(self.workers, 2), self.support
-        return Point(self.elements, self.density, self.gbps, self.rtt, *rest)
-
-    @property
-    def network(self) -> NetworkModel:
-        """The network model by which ways are compared."""
-        return NetworkModel(self.gbps, self.rtt)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One way to send the tensor, as predicted. Measurements are None unless the way was run."""
-
-    form: str
-    index: str
-    """The index's form, or "none"."""
-    layout: str
-    """Segments, sub-tables and their cells, as text."""
-    bytes: int
-    """Bytes that a worker sends."""
-    exchanges: int
-    """Number of sums that wait for each other."""
-    words_ms: float
-    """Milliseconds to send the bytes at the rate."""
-    exchanges_ms: float
-    """Milliseconds of the exchanges' round trips."""
-    codec_ms: float
-    """Milliseconds of encoding and decoding."""
-    total_ms: float
-    measured_bytes: int | None = None
-    measured_codec_ms: float | None = None
-    bytes_error: float | None = None
-    """`bytes` over `measured_bytes`, less 1."""
-    codec_error: float | None = None
-    """`codec_ms` over `measured_codec_ms`, less 1."""
-
-
-@dataclass(frozen=True)
-class MethodRow:
-    """One method, as predicted."""
-
-    method: str
-    """What is sent, and by which collective."""
-    sent_bytes: int
-    """Bytes on the busiest link, in one direction."""
-    latency_ms: float
-    """Milliseconds of messages that wait for each other."""
-    words_ms: float
-    """Milliseconds to send the bytes at the rate."""
-    codec_ms: float
-    """Milliseconds of selecting, encoding and decoding."""
-    total_ms: float
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Every way to send a tensor, and the reasons for the choice."""
-
-    choice: Row
-    """The candidate that an allreduce takes: the fastest, but dense only if small, or a fifth is not zero."""
-    why: list[str]
-    """Sentences that compare the choice with every other form."""
-    candidates: list[Row]
-    """All ways through the switch, fastest first."""
-    forms: list[FormTime]
-    """Each form's step: predicted, and with a check as measured in the codec and simulated on links."""
-    methods: list[MethodRow]
-    """All methods, fastest first: dense and sparse, by every collective. Empty with one worker."""
-    crossovers: list[Crossover]
-    """For each axis, the values at which the fastest method changes."""
-    advice: str
-    """Which method to use, and what the next best would take."""
-
-
-def plan(request: Request, *, check: bool = False) -> Plan:
+def plan(request: Point, *, check: bool = False) -> dict[str, Any]:
     """Return the ways for a request; with `check`, run each as one worker on this machine.
 
+    candidates: all ways through the switch, fastest first, with form, index, layout, bytes, exchanges and
+        milliseconds. With a check, `measured_...` are what they took, and `..._error` the share by which
+        predictions were above. choice: the candidate that an allreduce takes: the fastest, but dense only if
+        small, or a fifth is not zero. why: sentences that compare it with every other form.
+    forms: the time of each form's step. methods, crossovers: of dense and sparse sums by every collective,
+        and where the fastest changes; empty with one worker. advice: which method to use.
     Raises NotEnoughMemoryError if a check does not fit this machine, and NotExactError if it decodes a wrong
     value.
     """
-    possible = (one for one in _ways(request) if math.isfinite(one.words))
-    found = sorted(possible, key=lambda one: one.seconds(request.network))
-    rows = [_row(request, one) for one in found]
-    if check:
-        rows = [_checked(row, one) for row, one in zip(rows, _measured(request, found), strict=True)]
-    methods = [] if request.step is None else method_rows(request.step)
-    changes = [] if request.step is None else [one for axis in AXES for one in crossovers(request.step, axis)]
-    point = request.point
-    forms = simulated(point) if check else predictions(point)
-    choice = rows[found.index(chosen(point))]
-    return Plan(choice, explanation(request, choice, rows), rows, forms, methods, changes, advice(methods))
+    possible = (way for way in ways(request.elements, request.seen) if math.isfinite(way.words))
+    found = sorted(possible, key=lambda way: way.seconds(request.network))
+    measured = _measured(request, found) if check else [None] * len(found)
+    rows = [_row(request, *pair) for pair in zip(found, measured, strict=True)]
+    choice = rows[found.index(chosen(request))]
+    step = step_of(request)
+    methods = [] if step is None else method_rows(step)
+    return {
+        "choice": choice,
+        "why": explanation(request, choice, rows),
+        "candidates": rows,
+        "forms": [asdict(form) for form in (simulated if check else predictions)(request)],
+        "methods": methods,
+        "crossovers": [asdict(change) for axis in AXES if step for change in crossovers(step, axis)],
+        "advice": advice(methods),
+    }
 
 
-def _ways(request: Request) -> Iterator[Candidate]:
-    return ways(request.elements, seen(request.support, request.elements, request.density))
+def step_of(request: Point) -> Step | None:
+    """Return the step by which methods are compared; None with one worker, which has nothing to sum."""
+    if request.workers < 2:
+        return None
+    ratio = request.density if request.ratio is None else request.ratio
+    return Step(request.elements, ratio, request.workers, LinkModel(request.rtt / 2, request.gbps))
 
 
-def _row(request: Request, one: Candidate) -> Row:
-    network, index = request.network, one.choice.index
-    return Row(
-        form=one.choice.form,
-        index=index.form if index else "none",
-        layout=_layout(request, one.choice),
-        bytes=math.ceil(one.words) * 4,
-        exchanges=one.exchanges,
-        words_ms=round(network.seconds(one.words, 0) * 1e3, 4),
-        exchanges_ms=round(network.seconds(0, one.exchanges) * 1e3, 4),
-        codec_ms=round((one.seconds(network) - network.seconds(one.words, one.exchanges)) * 1e3, 4),
-        total_ms=round(one.seconds(network) * 1e3, 4),
-    )
+def _measured(request: Point, found: Sequence[Candidate]) -> list[Measured]:
+    """Run each way as one worker; return the measurements in the same order."""
+    require_memory(request.elements, request.density)
+    device, settings = Device.of("cpu"), Settings()
+    values, _ = tensor(request.support, request.elements, request.density, 0)
+
+    def run(way: Candidate) -> Measured:
+        return fastest(lambda _: one_step(device, way.choice, values, settings, seed=0, ahead=way.ahead))
+
+    return [run(way) for way in found]
 
 
-def _layout(request: Request, choice: Choice) -> str:
+def _row(request: Point, way: Candidate, measured: Measured | None) -> dict[str, Any]:
+    """Return what one way takes, as predicted, and as measured, if it was."""
+    network, index, size = request.network, way.choice.index, math.ceil(way.words) * 4
+    sending_s, total_s = network.seconds(way.words, way.exchanges), way.seconds(network)
+    codec_ms = round((total_s - sending_s) * 1e3, 4)
+    took_ms = None if measured is None else 1e3 * measured.codec_s
+    return {
+        "form": way.choice.form,
+        "index": index.form if index else "none",
+        "layout": _layout(request, way.choice),
+        "bytes": size,
+        "exchanges": way.exchanges,
+        "words_ms": round(network.seconds(way.words, 0) * 1e3, 4),
+        "exchanges_ms": round(network.seconds(0, way.exchanges) * 1e3, 4),
+        "codec_ms": codec_ms,
+        "total_ms": round(total_s * 1e3, 4),
+        "measured_bytes": measured and 4 * measured.words,
+        "measured_codec_ms": took_ms and round(took_ms, 4),
+        "bytes_error": measured and round(size / (4 * measured.words) - 1, 4),
+        "codec_error": took_ms and round(codec_ms / took_ms - 1, 4),
+    }
+
+
+def _layout(request: Point, choice: Choice) -> str:
     """Return segments, sub-tables and their cells as text."""
     parts = [_index_layout(choice.index)] if choice.index else []
     if choice.form == "sketch" and choice.index:
-        expectation = seen(request.support, request.elements, request.density)
-        _, passed = expected(choice.index, request.elements, expectation)
+        _, passed = expected(choice.index, request.elements, request.seen)
         count = math.ceil(passed)
         layout = SketchLayout.sized(count, 0, Settings().cells(count))
         segments = f"{layout.segments} x " if layout.segments > 1 else ""
@@ -186,56 +121,56 @@ def _index_layout(index: Index) -> str:
     return ""
 
 
-def method_rows(step: Step) -> list[MethodRow]:
-    """Return what every method takes for a step, fastest first."""
+def method_rows(step: Step) -> list[dict[str, Any]]:
+    """Return what every method takes for a step, fastest first: bytes on the busiest link, milliseconds."""
     return [
-        MethodRow(
-            method=one.method,
-            sent_bytes=round(4 * one.words),
-            latency_ms=round(1e3 * one.latency_s, 4),
-            words_ms=round(1e3 * one.transfer_s, 4),
-            codec_ms=round(1e3 * one.codec_s, 4),
-            total_ms=round(1e3 * one.seconds, 4),
-        )
-        for one in costs(step)
+        {
+            "method": method.method,
+            "sent_bytes": round(4 * method.words),
+            "latency_ms": round(1e3 * method.latency_s, 4),
+            "words_ms": round(1e3 * method.transfer_s, 4),
+            "codec_ms": round(1e3 * method.codec_s, 4),
+            "total_ms": round(1e3 * method.seconds, 4),
+        }
+        for method in costs(step)
     ]
 
 
-def advice(rows: Sequence[MethodRow]) -> str:
+def advice(rows: Sequence[Row]) -> str:
     """Return a sentence that recommends one of the methods, of which the fastest is first.
 
     It recommends sending everything where that takes at most 5 % longer.
     """
     if not rows:
         return "One worker has nothing to sum."
-    dense = next(row for row in rows if row.method in DENSE)
-    sparse = next(row for row in rows if row.method not in DENSE)
-    if dense.total_ms <= _WORTH * sparse.total_ms:
+    dense = next(row for row in rows if row["method"] in DENSE)
+    sparse = next(row for row in rows if row["method"] not in DENSE)
+    dense_ms, sparse_ms = dense["total_ms"], sparse["total_ms"]
+    if dense_ms <= _WORTH * sparse_ms:
         return (
-            f"Do not compress: {dense.method} sends everything in {dense.total_ms:.3g} ms; "
-            f"{sparse.method}, the fastest that selects, takes {sparse.total_ms:.3g} ms."
+            f"Do not compress: {dense['method']} sends everything in {dense_ms:.3g} ms; "
+            f"{sparse['method']}, the fastest that selects, takes {sparse_ms:.3g} ms."
         )
     return (
-        f"Compress: {sparse.method} takes {sparse.total_ms:.3g} ms; {dense.method}, the fastest that sends "
-        f"everything, takes {dense.total_ms:.3g} ms, {dense.total_ms / sparse.total_ms:.3g} times as long."
+        f"Compress: {sparse['method']} takes {sparse_ms:.3g} ms; {dense['method']}, the fastest that sends "
+        f"everything, takes {dense_ms:.3g} ms, {dense_ms / sparse_ms:.3g} times as long."
     )
 
 
-def explanation(request: Request, best: Row, rows: Sequence[Row]) -> list[str]:
+def explanation(request: Point, best: Row, rows: Sequence[Row]) -> list[str]:
     """Return sentences about the best row: what it takes, and how much more each other form would take."""
+    exchanges = "1 exchange" if best["exchanges"] == 1 else f"{best['exchanges']} exchanges"
     lines = [
-        f"{_name(best)}: {best.words_ms:.3g} ms for {best.bytes:,} bytes at {request.gbps:g} Gbit/s, "
-        f"{best.exchanges_ms:.3g} ms for {_counted(best.exchanges)}, {best.codec_ms:.3g} ms in the codec."
+        f"{_name(best)}: {best['words_ms']:.3g} ms for {best['bytes']:,} bytes at {request.gbps:g} Gbit/s, "
+        f"{best['exchanges_ms']:.3g} ms for {exchanges}, {best['codec_ms']:.3g} ms in the codec."
     ]
-    others = {row.form: row for row in reversed(rows) if row is not best}
-    for row in sorted(others.values(), key=lambda row: row.total_ms):
-        lines.append(
-            f"{_name(row)} would take {row.total_ms - best.total_ms:+.3g} ms: bytes "
-            f"{row.words_ms - best.words_ms:+.3g}, exchanges {row.exchanges_ms - best.exchanges_ms:+.3g}, "
-            f"codec {row.codec_ms - best.codec_ms:+.3g}."
-        )
+    others = {row["form"]: row for row in reversed(rows) if row is not best}
+    for row in sorted(others.values(), key=lambda row: row["total_ms"]):
+        parts = ("total", "words", "exchanges", "codec")
+        more, words, trips, codec = (f"{row[f'{part}_ms'] - best[f'{part}_ms']:+.3g}" for part in parts)
+        lines.append(f"{_name(row)} would take {more} ms: bytes {words}, exchanges {trips}, codec {codec}.")
     scale, when = scale_for(_EXPONENT_FIELD, request.workers), "is from 1 to 2"
-    if best.exchanges == 1:
+    if best["exchanges"] == 1:
         scale, when = scale - MARGIN, "was from 1 to 2 in the step before"
     lines.append(
         f"{request.workers} workers: floats are rounded to multiples of 2**{-scale} where the largest "
@@ -245,34 +180,6 @@ def explanation(request: Request, best: Row, rows: Sequence[Row]) -> list[str]:
 
 
 def _name(row: Row) -> str:
-    if row.index == "none":
-        return row.form
-    return f"{row.form} with {row.index}" + (f" ({row.layout})" if row.layout else "")
-
-
-def _counted(exchanges: int) -> str:
-    return "1 exchange" if exchanges == 1 else f"{exchanges} exchanges"
-
-
-def _measured(request: Request, found: Sequence[Candidate]) -> list[Measured]:
-    """Run each way as one worker; return the measurements in the same order."""
-    require_memory(request.elements, request.density)
-    device = Device.of("cpu")
-    values, _ = tensor(request.support, request.elements, request.density, 0)
-    settings = Settings()
-
-    def run(one: Candidate) -> Measured:
-        return fastest(lambda _: one_step(device, one.choice, values, settings, seed=0, ahead=one.ahead))
-
-    return [run(one) for one in found]
-
-
-def _checked(row: Row, measured: Measured) -> Row:
-    size, codec_ms = 4 * measured.words, 1e3 * measured.codec_s
-    return replace(
-        row,
-        measured_bytes=size,
-        measured_codec_ms=round(codec_ms, 4),
-        bytes_error=round(row.bytes / size - 1, 4),
-        codec_error=round(row.codec_ms / codec_ms - 1, 4),
-    )
+    if row["index"] == "none":
+        return str(row["form"])
+    return f"{row['form']} with {row['index']}" + (f" ({row['layout']})" if row["layout"] else "")

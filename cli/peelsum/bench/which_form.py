@@ -14,18 +14,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from peelsum.allreduce import Allreduce, Choice, Form, NetworkModel, Settings, TensorPlan
+from peelsum.allreduce import Allreduce, Choice, Form, Settings, TensorPlan
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.costs import Candidate, Seen, candidates
 from peelsum.allreduce.history_loops import warm_up
 from peelsum.allreduce.plan import FORMS, Layout
-from peelsum.bench.allreduce import settings_of, shared_tensor, wrong_elements
+from peelsum.bench.allreduce import settings_of, wrong_elements
 from peelsum.bench.alone import LANES, Alone
-from peelsum.bench.codec import Support, require_memory, seen, taught
-from peelsum.bench.codec.supports import positions
+from peelsum.bench.codec import require_memory, taught
+from peelsum.bench.point import Point
 from peelsum.simulation import Job, NetworkSection, Scenario, simulate
 
 #: Chunks of a worker that may be under way.
@@ -34,42 +31,6 @@ WINDOW = 1024
 STEPS, STEADY = 5, 2
 #: Windows of chunks from which on each further one takes as long as the one before.
 _SIMULATED = 4
-
-
-@dataclass(frozen=True)
-class Point:
-    """A tensor, and the links over which it is summed."""
-
-    elements: int
-    density: float
-    """Share of elements that are non-zero on some worker."""
-    gbps: float
-    """Rate of every link, in Gbit/s."""
-    rtt: float
-    """Seconds from a worker to the server and back: four times a link's delay."""
-    workers: int = 2
-    support: Support = "uniform"
-    """Where the non-zeros lie."""
-    seed: int = 0
-
-    @property
-    def network(self) -> NetworkModel:
-        """The network model that an allreduce is given."""
-        return NetworkModel(self.gbps, self.rtt)
-
-    @property
-    def seen(self) -> Seen:
-        """What workers expect of the next step's tensor."""
-        return seen(self.support, self.elements, self.density)
-
-    def tensors(self, step: int) -> list[NDArray[np.float32]]:
-        """Return every worker's float32[elements] of a step."""
-        rng = np.random.default_rng([self.seed, step, self.elements])
-        union = positions(self.support, self.elements, self.density, rng)
-        return [
-            shared_tensor(union, self.elements, worker, self.workers, self.seed + step)
-            for worker in range(self.workers)
-        ]
 
 
 @dataclass(frozen=True)
@@ -125,30 +86,24 @@ def simulated(point: Point) -> list[FormTime]:
 
 
 def _simulated(point: Point, expected: FormTime) -> FormTime:
-    step = _in_memory(point, expected.form)
-    exchanges = [exchange(point.gbps, point.rtt, point.workers, chunks) for chunks in step.exchanges]
-    network_s, wrong = (sum(column) for column in zip(*exchanges, strict=True))
-    times = 1e3 * (step.codec_s + network_s), 1e3 * step.codec_s
-    return FormTime(expected.form, expected.predicted_ms, *times, step.wrong + int(wrong))
-
-
-@dataclass(frozen=True)
-class _InMemory:
-    """A steady step of one worker."""
-
-    exchanges: tuple[int, ...]
-    """Chunks of each exchange of the middle one of the steady steps: some have a left-over round."""
-    codec_s: float
-    """Least processor seconds of a steady step, all threads."""
-    wrong: int
+    chunks_each, codec_s, wrong = _in_memory(point, expected.form)
+    workers = max(point.workers, 2)
+    exchanges = [exchange(point.gbps, point.rtt, workers, chunks) for chunks in chunks_each]
+    network_s, wrong_sums = (sum(column) for column in zip(*exchanges, strict=True))
+    times = 1e3 * (codec_s + network_s), 1e3 * codec_s
+    return FormTime(expected.form, expected.predicted_ms, *times, wrong + int(wrong_sums))
 
 
 #: Steps in memory, by all that they depend on.
-_KNOWN: dict[tuple[object, ...], _InMemory] = {}
+_KNOWN: dict[tuple[object, ...], tuple[tuple[int, ...], float, int]] = {}
 
 
-def _in_memory(point: Point, form: Form) -> _InMemory:
-    """Run one worker's steps, unless known from other links, which decide only on index and exchanges."""
+def _in_memory(point: Point, form: Form) -> tuple[tuple[int, ...], float, int]:
+    """Run one worker's steps, unless known from other links, which decide only on index and exchanges.
+
+    Return the chunks of each exchange of the middle one of the steady steps, as some have a left-over round;
+    the least processor seconds of a steady step, of all threads; and the last step's wrong elements.
+    """
     way = chosen(point, **settings_of(form))
     known = point.elements, point.density, point.support, point.seed, way.choice, way.ahead
     if known not in _KNOWN:
@@ -158,7 +113,7 @@ def _in_memory(point: Point, form: Form) -> _InMemory:
     return _KNOWN[known]
 
 
-def _run_in_memory(point: Point, form: Form) -> _InMemory:
+def _run_in_memory(point: Point, form: Form) -> tuple[tuple[int, ...], float, int]:
     backend, times, exchanges = Alone(), [], []
     reduce = Allreduce(backend, **settings_of(form), network=point.network, seed=point.seed)
     for number in range(STEPS):
@@ -171,7 +126,7 @@ def _run_in_memory(point: Point, form: Form) -> _InMemory:
         exchanges.append(tuple(chunks))
     wrong = wrong_elements(step["gradient"], [union])
     steady = sorted(exchanges[STEADY:], key=lambda chunks: (len(chunks), sum(chunks)))
-    return _InMemory(steady[len(steady) // 2], min(times[STEADY:]), wrong)
+    return steady[len(steady) // 2], min(times[STEADY:]), wrong
 
 
 @lru_cache(1 << 16)

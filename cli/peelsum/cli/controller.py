@@ -10,18 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from peelsum.cli.options import (
-    ChildOf,
-    Json,
-    LogFormat,
-    Metrics,
-    Tls,
-    identity,
-    logged,
-    reporting,
-    serve_metrics,
-)
+from peelsum.cli.options import Service, identity, reporting
 from peelsum.cli.options import address as host_and_port
+from peelsum.cli.settings import with_settings
 from peelsum.processes import Signalled, end_with_parent, say
 from peelsum.processes.progress import taking_time
 from peelsum.processes.reports import told
@@ -34,16 +25,14 @@ _LOOK_EVERY_S = 0.2
 
 
 @app.command()
+@with_settings
 def run(
     config: Annotated[Path, typer.Option(help="The cluster's description, TOML.")],
     listen: Annotated[
         str, typer.Option(help="Where `peelsum job --controller` asks, host:port; port 0 chooses a free one.")
     ] = "127.0.0.1:9564",
-    tls: Tls = None,
-    metrics: Metrics = None,
-    log_format: LogFormat = None,
-    json: Json = False,
-    child: ChildOf = False,
+    *,
+    service: Service,
 ) -> None:
     """Admit and evict jobs on request, and keep them on the cluster's switches, until Ctrl-C.
 
@@ -52,19 +41,16 @@ def run(
     from peelsum.control.cluster import Cluster, Requests, Store, answer_all, listening, read_cluster
     from peelsum.metrics import Values, cluster_values
 
-    if child:
+    if service.child:
         end_with_parent()
     place = host_and_port(listen, "the address to listen at")
 
     def print_event(event: object) -> None:
-        if json:
-            say(**cast("Event", event).values())
-        else:
-            print(event, flush=True)
+        service.announce(str(event), **cast("Event", event).values())
 
     with reporting(), ExitStack() as stack:
-        tell = logged(log_format, "controller", print_event)
-        described, certificate = read_cluster(config), identity(tls)
+        tell = service.logged("controller", print_event)
+        described, certificate = read_cluster(config), service.identity
         store = stack.enter_context(Store(config.parent / described.controller.state))
         socket = stack.enter_context(listening(place, certificate))
         calls = ("admit", "evict", "list")
@@ -75,12 +61,9 @@ def run(
         def read() -> Values:
             return cluster_values(cluster.totals())
 
-        url = serve_metrics(stack, metrics, "cluster", read, tls, json)
+        url = service.serve_metrics(stack, "cluster", read)
         ended = Signalled(SIGINT, SIGTERM)
-        if json:
-            say(listen=here, **url)
-        else:
-            print(f"controller: asked at {here}", flush=True)
+        service.announce(f"controller: asked at {here}", listen=here, **url)
         with cluster:
             answer_all(
                 requests,
@@ -105,7 +88,7 @@ Token = Annotated[
 
 
 def admit_there(
-    controllers: list[str], description: Path, tls: Path | None, token: Path | None, json: bool
+    controllers: list[str], description: Path, tls: Path | None, token: Path | None
 ) -> dict[str, Any]:
     """Have a controller admit a job; return what its participants must know."""
     from peelsum.control.description import file_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from signal import SIGINT, SIGTERM
@@ -15,20 +15,9 @@ import typer
 
 from peelsum.cli.controller import Controllers, Token, admit_there, evict_there, show_cluster
 from peelsum.cli.job_serve import serve
-from peelsum.cli.options import (
-    LOOK_EVERY_S,
-    ChildOf,
-    Json,
-    LogFormat,
-    Metrics,
-    Tls,
-    event_teller,
-    identity,
-    job_values,
-    reporting,
-    require_device_id,
-    serve_metrics,
-)
+from peelsum.cli.options import LOOK_EVERY_S, Json, Service, Tls, identity, job_values, reporting
+from peelsum.cli.settings import with_settings
+from peelsum.options import Option, Settings
 from peelsum.processes import Signalled, end_with_parent, say
 from peelsum.processes.progress import taking_time
 from peelsum.processes.reports import told
@@ -44,11 +33,18 @@ app.command()(serve)
 
 #: How long to wait while another controller is primary, e.g. to admit or restore a job.
 _PATIENCE_S = 10.0
-P4Runtime = Annotated[str, typer.Option(help="The switch's P4Runtime address.")]
-DeviceId = Annotated[int, typer.Option(help="P4Runtime's device_id.")]
+
+
+@dataclass(frozen=True)
+class _Switch(Settings):
+    """The switch that is asked."""
+
+    p4runtime: Annotated[str, Option("The switch's P4Runtime address.")] = "127.0.0.1:9559"
+    device_id: Annotated[int, Option("P4Runtime's device_id.", 0, 2**64 - 1)] = 1
 
 
 @app.command()
+@with_settings
 def admit(
     description: Annotated[Path, typer.Argument(help="The job's description, TOML.")],
     hold: Annotated[
@@ -57,11 +53,8 @@ def admit(
     ] = False,
     controller: Controllers = None,
     token: Token = None,
-    tls: Tls = None,
-    metrics: Metrics = None,
-    log_format: LogFormat = None,
-    json: Json = False,
-    child: ChildOf = False,
+    *,
+    service: Service,
 ) -> None:
     """Load the pipeline into switches that do not run it yet, and admit a job in a new generation.
 
@@ -70,20 +63,21 @@ def admit(
     from peelsum.control import ControlError, read_description
     from peelsum.control.cluster import Event, JobController
 
+    follow = {"--metrics": service.metrics, "--log-format": service.log_format}
     if controller:
-        if hold or metrics is not None or log_format is not None:
+        if hold or any(follow.values()):
             raise typer.BadParameter(
                 "--hold: a controller holds the job itself; leave --hold, --metrics and --log-format out"
             )
-        _show(admit_there(controller, description, tls, token, json), json)
+        _show(admit_there(controller, description, service.tls, token), service)
         return
     _without_controller(token)
-    for name, value in {"metrics": metrics, "log-format": log_format}.items():
+    for name, value in follow.items():
         if value is not None and not hold:
             raise typer.BadParameter(f"{name}: {value}: applies to --hold only; give that too")
-    if child:
+    if service.child:
         end_with_parent()
-    tell = told(child=child)
+    tell = told(child=service.child)
     with reporting(), ExitStack() as stack:
         job = read_description(description)
         show: Callable[[Event], None] | None = None
@@ -94,20 +88,20 @@ def admit(
             if show is not None:
                 show(event)
 
-        jobs = stack.enter_context(JobController(identity=identity(tls), tell=tell_event))
+        jobs = stack.enter_context(JobController(identity=service.identity, tell=tell_event))
         switches = _connecting(*(plan.switch.p4runtime for plan in job.plans()))
         with taking_time(f"{switches}, loading a pipeline that it does not run yet", tell):
             jobs.hold(job)
         with taking_time("freeing the job's slots, filling tables", tell):
             admission = jobs.admit_job(job)
-        _show(admission, json)
+        _show(admission, service)
         if hold:
-            show = event_teller(log_format, json, job=job.job.id, generation=admission["generation"])
-            serve_metrics(stack, metrics, "controller", partial(job_values, jobs, job.job.id), tls, json)
-            _hold(jobs, job, json)
+            show = service.event_teller(job=job.job.id, generation=admission["generation"])
+            service.serve_metrics(stack, "controller", partial(job_values, jobs, job.job.id))
+            _hold(jobs, job, service)
 
 
-def _hold(jobs: JobController, job: AnyDescription, json: bool) -> None:
+def _hold(jobs: JobController, job: AnyDescription, service: Service) -> None:
     """Check the job's switches until a signal comes, then evict the job. Raises ControlError."""
     from peelsum.control import ControlError
 
@@ -119,7 +113,7 @@ def _hold(jobs: JobController, job: AnyDescription, json: bool) -> None:
         total.update(verdicts)
     if waiting := jobs.evict(job.job.id)["waiting"]:
         raise ControlError(f"job: {job.job.id}: is still on {', '.join(waiting)}, which is away")
-    if json:
+    if service.json:
         say(verdicts=_named(total))
 
 
@@ -127,24 +121,21 @@ def _connecting(*addresses: str) -> str:
     return f"connecting to {', '.join(addresses)}"
 
 
-def _show(admission: Mapping[str, object], json: bool) -> None:
-    if json:
-        say(**admission)
-    else:
-        shown = {name: value for name, value in admission.items() if name != "secret"}
-        print("\n".join(f"{name} = {value}" for name, value in shown.items()), flush=True)
+def _show(admission: Mapping[str, object], service: Service) -> None:
+    lines = (f"{name} = {value}" for name, value in admission.items() if name != "secret")
+    service.announce("\n".join(lines), **admission)
 
 
 def _without_controller(token: Path | None) -> None:
     if token is not None:
-        raise typer.BadParameter(f"token: {token}: applies to --controller only; give that too")
+        raise typer.BadParameter(f"--token: {token}: applies to --controller only; give that too")
 
 
 @app.command()
+@with_settings
 def evict(
     job_id: Annotated[int, typer.Argument(help="The job's number.")],
-    p4runtime: P4Runtime = "127.0.0.1:9559",
-    device_id: DeviceId = 1,
+    switch: _Switch,
     controller: Controllers = None,
     token: Token = None,
     tls: Tls = None,
@@ -156,19 +147,18 @@ def evict(
         evict_there(controller, job_id, tls, token)
         return
     _without_controller(token)
-    require_device_id(device_id)
     with reporting():
-        with taking_time(_connecting(p4runtime), told()):
+        with taking_time(_connecting(switch.p4runtime), told()):
             connected = Controller.connect(
-                p4runtime, device_id, patience_s=_PATIENCE_S, identity=identity(tls)
+                switch.p4runtime, switch.device_id, patience_s=_PATIENCE_S, identity=identity(tls)
             )
         with connected:
             connected.evict(job_id)
 
 
+@with_settings
 def status(
-    p4runtime: P4Runtime = "127.0.0.1:9559",
-    device_id: DeviceId = 1,
+    switch: _Switch,
     controller: Controllers = None,
     tls: Tls = None,
     dashboard: Annotated[
@@ -188,10 +178,9 @@ def status(
         with reporting():
             show_cluster(controller, tls, json)
         return
-    require_device_id(device_id)
     with reporting():
-        with taking_time(_connecting(p4runtime), told()):
-            observer = Controller.observe(p4runtime, device_id, identity=identity(tls))
+        with taking_time(_connecting(switch.p4runtime), told()):
+            observer = Controller.observe(switch.p4runtime, switch.device_id, identity=identity(tls))
         with observer:
             seen = observer.status()
     if json:

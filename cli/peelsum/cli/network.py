@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
-from peelsum.cli.options import ChildOf, Json
+from peelsum.cli.options import Json
 from peelsum.processes import Signalled, end_with_parent, say
 from peelsum.processes.interrupts import Interrupted, Interruption
 from peelsum.processes.progress import taking_time
@@ -54,7 +54,7 @@ def up(
         bool, typer.Option("--detach", help="Return once the network is up; `peelsum down` ends it.")
     ] = False,
     json: Json = False,
-    child: ChildOf = False,
+    child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
 ) -> None:
     """Run a network until Ctrl-C or `peelsum down`, which leave nothing of it behind."""
     from peelsum.topology import description, records

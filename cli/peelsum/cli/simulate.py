@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peelsum.cli.options import Json, within
+from peelsum.cli.options import Json
 from peelsum.cli.output import measuring, print_json, table_of
+from peelsum.cli.settings import with_settings
+from peelsum.options import Option, Settings
 
 if TYPE_CHECKING:
     from peelsum.simulation import Report, Simulation
@@ -18,30 +20,33 @@ if TYPE_CHECKING:
 _HEADINGS = ("job", "workers", "sums", "us", "Gbit/s", "in switch", "resends", "marked", "rtt us", "wrong")
 
 
+@dataclass(frozen=True)
+class _Replacements(Settings):
+    """Values that replace those of a scenario, whose model has their ranges."""
+
+    workers: Annotated[int | None, Option("Workers of each job, 1 to 1024.")] = None
+    gbps: Annotated[float | None, Option("Rate of a host's link in Gbit/s, 0.001 to 1600.")] = None
+    loss: Annotated[float | None, Option("Probability that a link loses a packet, less than 1.")] = None
+    jobs: Annotated[int | None, Option("Jobs, all alike, 1 to 128.")] = None
+    racks: Annotated[
+        int | None, Option("Racks below a spine, 1 to 32; by default as few as the workers need.")
+    ] = None
+    oversubscription: Annotated[
+        float | None,
+        Option("Rate of a rack's hosts over that of its links to the spines, 0.01 to 1000."),
+    ] = None
+    elements: Annotated[int | None, Option("32-bit words of a sum, 1 to 2^30.")] = None
+    lanes: Annotated[int | None, Option("Words of a chunk, 1 to 4096.")] = None
+    seed: Annotated[int | None, Option("Decides words, losses and cross traffic; 0 to 2^63 - 1.")] = None
+
+
+@with_settings
 def simulate(
     scenario: Annotated[
         Path | None, typer.Argument(help="A scenario in TOML; options replace its values.")
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Workers of each job, 1 to 1024.")] = None,
-    gbps: Annotated[
-        float | None, typer.Option(help="Rate of a host's link in Gbit/s, 0.001 to 1600.")
-    ] = None,
-    loss: Annotated[
-        float | None, typer.Option(help="Probability that a link loses a packet, up to 0.99.")
-    ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Jobs, all alike, 1 to 128.")] = None,
-    racks: Annotated[
-        int | None, typer.Option(help="Racks below a spine, 1 to 32; by default as few as the workers need.")
-    ] = None,
-    oversubscription: Annotated[
-        float | None,
-        typer.Option(help="Rate of a rack's hosts over that of its links to the spines, 0.01 to 1000."),
-    ] = None,
-    elements: Annotated[int | None, typer.Option(help="32-bit words of a sum, 1 to 2^30.")] = None,
-    lanes: Annotated[int | None, typer.Option(help="Words of a chunk, 1 to 4096.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Decides words, losses and cross traffic; 0 to 2^63 - 1.")
-    ] = None,
+    *,
+    settings: _Replacements,
     json: Json = False,
 ) -> None:
     """Simulate sums through switches: the real endpoint, server and switch program over modelled links.
@@ -52,28 +57,11 @@ def simulate(
     from peelsum.simulation import simulate as run
     from peelsum.simulation.scenario import with_options
 
-    for option, value, least, most in (
-        ("--workers", workers, 1, 1024),
-        ("--gbps", gbps, 0.001, 1600),
-        ("--loss", loss, 0, 0.99),
-        ("--jobs", jobs, 1, 128),
-        ("--racks", racks, 1, 32),
-        ("--oversubscription", oversubscription, 0.01, 1000),
-        ("--elements", elements, 1, 2**30),
-        ("--lanes", lanes, 1, 4096),
-        ("--seed", seed, 0, 2**63 - 1),
-    ):
-        if value is not None:
-            within(option, value, least, most)
-    network = {"gbps": gbps, "loss": loss, "racks": racks}
-    network["oversubscription"] = oversubscription
-    job = {"workers": workers, "elements": elements}
-    top = {"lanes": lanes, "seed": seed}
     with measuring(SimulationError) as tell:
-        found = with_options(scenario, top, network, job, jobs)
-        report = run(found, _progress(tell))
+        described = with_options(scenario, asdict(settings))
+        report = run(described, _progress(tell))
         if json:
-            print_json({"scenario": found.model_dump(mode="json"), **asdict(report)})
+            print_json({"scenario": described.model_dump(mode="json"), **asdict(report)})
         else:
             _print(report)
     if any(row.wrong for row in report.jobs):
@@ -102,16 +90,7 @@ def _print(report: Report) -> None:
     )
     table: Any = table_of(_HEADINGS, caption=caption, caption_justify="left")
     for row in report.jobs:
-        table.add_row(
-            str(row.job),
-            str(row.workers),
-            str(row.sums),
-            f"{row.seconds * 1e6:,.1f}",
-            f"{row.goodput_gbps:.2f}",
-            f"{row.in_switch:.1%}",
-            f"{row.resends:,}",
-            f"{row.marked:,}",
-            f"{row.rtt_us:.1f}",
-            str(row.wrong),
-        )
+        times = f"{row.seconds * 1e6:,.1f}", f"{row.goodput_gbps:.2f}", f"{row.in_switch:.1%}"
+        marks = f"{row.resends:,}", f"{row.marked:,}", f"{row.rtt_us:.1f}", str(row.wrong)
+        table.add_row(str(row.job), str(row.workers), str(row.sums), *times, *marks)
     Console().print(table)

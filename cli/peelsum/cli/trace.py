@@ -6,15 +6,18 @@ import json as json_format
 import os
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peelsum.cli.options import Json, within
+from peelsum.cli.options import Json
 from peelsum.cli.output import measuring, print_json, table_of
+from peelsum.cli.settings import with_settings
 from peelsum.extras import missing
+from peelsum.options import Option, Settings
 
 if TYPE_CHECKING:
     from peelsum.processes.progress import Tell
@@ -23,22 +26,29 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Record gradients, and replay them without torch.", no_args_is_help=True)
 
 
+@dataclass(frozen=True)
+class _Recording(Settings):
+    """What is recorded, and where to."""
+
+    out: Annotated[Path, Option("Folder for a file of each worker.")] = Path("trace")
+    model: Annotated[
+        str | None,
+        Option("Model to train in place of a command: ncf, lstm, vgg19, bert, or MODULE:FUNCTION."),
+    ] = None
+    workers: Annotated[int, Option("Number of workers that train --model.", 1, 1024)] = 4
+    steps: Annotated[int, Option("Steps to record.", 1, 1_000_000)] = 50
+    values: Annotated[bool, Option("Record values too, 4 bytes each.", name="--values")] = False
+    seed: Annotated[int, Option("Seed of --model's parameters and batches.", 0, 2**31)] = 0
+
+
 @app.command("record", context_settings={"allow_interspersed_args": False})
+@with_settings
 def record(
     command: Annotated[
         list[str] | None, typer.Argument(help="A command whose ranks use SwitchAllreduceState.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for a file of each worker.")] = Path("trace"),
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Model to train in place of a command: ncf, lstm, vgg19, bert, or MODULE:FUNCTION."
-        ),
-    ] = None,
-    workers: Annotated[int, typer.Option(help="Number of workers that train --model.")] = 4,
-    steps: Annotated[int, typer.Option(help="Steps to record.")] = 50,
-    values: Annotated[bool, typer.Option("--values", help="Record values too, 4 bytes each.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of --model's parameters and batches.")] = 0,
+    *,
+    settings: _Recording,
 ) -> None:
     """Record the gradients of a training run as they are summed: supports, scales, buckets, times.
 
@@ -46,17 +56,14 @@ def record(
     """
     from peelsum.traces import TraceError, read_folder
 
-    within("--workers", workers, 1, 1024)
-    within("--steps", steps, 1, 1_000_000)
-    within("--seed", seed, 0, 2**31)
-    if (model is None) == (not command):
+    if (settings.model is None) == (not command):
         raise typer.BadParameter("COMMAND: give a command or --model, and not both")
     with measuring(TraceError) as tell:
-        if model is None:
-            _run(command or [], out, steps, values)
+        if settings.model is None:
+            _run(command or [], settings)
         else:
-            _train(model, out, workers, steps, values, seed, tell)
-        print(_line(read_folder(out)[0], out), flush=True)
+            _train(settings.model, settings, tell)
+        print(_line(read_folder(settings.out)[0], settings.out), flush=True)
 
 
 @app.command("show")
@@ -80,26 +87,26 @@ def show(folder: Annotated[Path, typer.Argument(help="A trace's folder.")], json
         Console().print(table)
 
 
-def _run(command: Sequence[str], out: Path, steps: int, values: bool) -> None:
+def _run(command: Sequence[str], settings: _Recording) -> None:
     """Run a command whose hooks record. Raises typer.BadParameter if it recorded nothing."""
     from peelsum.torch.tracing import TRACE
     from peelsum.traces import SUFFIX
 
-    _clear(out)
-    name = Path(command[-1]).name
-    settings = {"folder": str(out.resolve()), "name": name, "steps": steps, "values": values}
-    environment = {**os.environ, TRACE: json_format.dumps(settings)}
+    _clear(settings.out)
+    what = {"name": Path(command[-1]).name, "steps": settings.steps, "values": settings.values}
+    recording = {"folder": str(settings.out.resolve()), **what}
+    environment = {**os.environ, TRACE: json_format.dumps(recording)}
     try:
         status = subprocess.run(command, env=environment, check=False).returncode
     except OSError as error:
         raise typer.BadParameter(f"{command[0]}: {error.strerror}; give a command that can be run") from None
     if status:
         raise typer.Exit(status if status > 0 else 128 - status)
-    if not list(out.glob(f"*{SUFFIX}")):
+    if not list(settings.out.glob(f"*{SUFFIX}")):
         raise typer.BadParameter(f"{command[0]}: recorded nothing; its ranks must use SwitchAllreduceState")
 
 
-def _train(model: str, out: Path, workers: int, steps: int, values: bool, seed: int, tell: Tell) -> None:
+def _train(model: str, settings: _Recording, tell: Tell) -> None:
     if find_spec("torch") is None:
         raise typer.BadParameter(missing("torch", "training"))
     from peelsum.traces import SUFFIX, write
@@ -107,16 +114,18 @@ def _train(model: str, out: Path, workers: int, steps: int, values: bool, seed: 
     from peelsum.training.recording import record as record_model
 
     def told(step: int) -> None:
-        tell(f"{model}: step {step} of {steps}")
+        tell(f"{model}: step {step} of {settings.steps}")
 
     try:
-        task = make_task(model, seed=seed)
+        task = make_task(model, seed=settings.seed)
     except TrainingDataError as error:
         raise typer.BadParameter(str(error)) from None
-    traces = record_model(task, workers, steps, seed=seed, values=values, tell=told)
-    _clear(out)
+    traces = record_model(
+        task, settings.workers, settings.steps, seed=settings.seed, values=settings.values, tell=told
+    )
+    _clear(settings.out)
     for trace in traces:
-        write(trace, out / f"worker-{trace.worker}{SUFFIX}")
+        write(trace, settings.out / f"worker-{trace.worker}{SUFFIX}")
 
 
 def _clear(folder: Path) -> None:

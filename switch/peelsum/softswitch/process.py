@@ -8,24 +8,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Literal
 
 from peelsum.softswitch.data_plane import DataPlane, Ports, warm_up
 from peelsum.softswitch.errors import SoftswitchError
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.ports.capture import Capture
-from peelsum.softswitch.ports.interfaces import InterfaceCounts, InterfacePorts, Method
+from peelsum.softswitch.ports.interfaces import InterfaceCounts, InterfacePorts
 from peelsum.softswitch.ports.links import Links
-from peelsum.softswitch.ports.schedule import LinkSchedule
+from peelsum.softswitch.ports.schedule import load_schedule
 from peelsum.softswitch.ports.udp import PortCounts, UdpPorts
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts, Queues
+from peelsum.softswitch.settings import SwitchSettings
 from peelsum.tls import Identity, is_loopback
 from peelsum.wire import CPU_PORT, Verdict, lanes_in
-from peelsum.wire.datagrams import Address
 
-_LAST_UDP_PORT = 0xFFFF
 #: The counter of peelsum's program.
 _VERDICTS = "PeelsumIngress.verdicts"
 
@@ -67,42 +64,14 @@ class SwitchCounts:
 
 
 def run(
-    ports: int,
+    settings: SwitchSettings,
     *,
-    grpc_address: str = "127.0.0.1:9559",
-    udp_host: str = "127.0.0.1",
-    udp_base: int | Mapping[int, int] | None = None,
-    interfaces: Mapping[int, str] | None = None,
-    ports_by: Method = "auto",
-    joins: Mapping[int, Address] | None = None,
-    loss: float = 0.0,
-    seed: int = 0,
-    rates: Mapping[int, float] | None = None,
-    queue_limit: int = QUEUE_LIMIT,
-    delays: Mapping[int, float] | None = None,
-    arrival_delays: Mapping[int, float] | None = None,
-    schedule: LinkSchedule | None = None,
-    capture: Path | None = None,
     identity: Identity | None = None,
-    device_id: int = 1,
-    mode: Literal["numba", "python"] = "numba",
     observe: Callable[[Callable[[], SwitchCounts]], AbstractContextManager[object]] | None = None,
     announce: Callable[[Listening], None] = lambda listening: None,
 ) -> SwitchCounts:
-    """Run a switch with ports 1 to `ports` until SIGINT (`Ctrl-C`) or SIGTERM; return its counts.
+    """Run a switch until SIGINT (`Ctrl-C`) or SIGTERM; return its counts.
 
-    grpc_address: address of P4Runtime, host:port; port 0 takes a free one.
-    udp_base: switch port p listens on UDP port udp_base + p, or udp_base[p]; by default on any free one.
-    interfaces: names of interfaces by switch port, to use instead of UDP ports; `ports` is then ignored.
-    ports_by: how frames reach interfaces' ports: `xdp`, `packet`, or `auto`, AF_XDP where it works.
-    joins: by switch port, the address of another switch's UDP port that it is connected to.
-    loss: share of datagrams that each UDP port loses in each direction, 0 to 1, decided by `seed`.
-    rates: rates in Mbit/s by switch port; the other ports send at once.
-    queue_limit: packets that may wait at a port with a rate; further ones are dropped.
-    delays: milliseconds by switch port that a frame is under way after it was sent.
-    arrival_delays: milliseconds by switch port that a frame is under way before it arrives.
-    schedule: changes of rates and delays, from the first frame that arrives at a port.
-    capture: a folder for pcap files of each port's frames, see `Capture`.
     identity: P4Runtime's certificate, without which it listens on loopback only. Without it, UDP ports on
         loopback accept hellos also as long as they have no secrets.
     observe: entered before `announce`, with a function that returns the counts now, from any thread.
@@ -110,36 +79,36 @@ def run(
     Raises StartError naming the value that is out of range or in use.
     """
     with ExitStack() as stack:
-        are_open = identity is None and is_loopback(udp_host)
+        are_open = identity is None and is_loopback(settings.host)
         try:
             opened = (
-                _interface_ports(interfaces, loss, ports_by)
-                if interfaces
-                else _udp_ports(ports, udp_host, udp_base, joins or {}, loss, seed, are_open)
+                InterfacePorts(settings.interfaces, method=settings.ports_by)
+                if settings.interfaces
+                else _udp_ports(settings, are_open)
             )
             stack.callback(opened.close)
             warm_up(opened)
             files = None
-            if capture is not None:
-                files = stack.enter_context(closing(Capture(opened.ports, capture)))
+            if settings.capture is not None:
+                files = stack.enter_context(closing(Capture(opened.ports, settings.capture)))
             links = Links(
                 opened.ports,
-                rates=rates,
-                delays=delays,
-                arrival_delays=arrival_delays,
-                schedule=schedule,
-                queue_limit=queue_limit,
+                rates=settings.rates.of(opened.ports),
+                delays=settings.delays.of(opened.ports),
+                arrival_delays=settings.arrival_delays.of(opened.ports),
+                schedule=None if settings.schedule is None else load_schedule(settings.schedule),
+                queue_limit=QUEUE_LIMIT if settings.queue_limit is None else settings.queue_limit,
             )
             queues = links.queues
             device = Device(
-                device_id,
-                mode=mode,
+                settings.device_id,
+                mode=settings.mode,
                 queues=queues,
                 ports={*opened.ports, CPU_PORT},
                 secret_ports=opened.ports if isinstance(opened, UdpPorts) else None,
             )
             stack.callback(device.close)
-            server = serve(device, grpc_address, identity)
+            server = serve(device, settings.p4runtime, identity)
             stack.callback(server.stop)
         except (OSError, SoftswitchError, ValueError) as error:
             raise StartError(error.strerror if isinstance(error, OSError) else str(error)) from error
@@ -147,9 +116,9 @@ def run(
         count = partial(_counts, device, opened, queues)
         with observe(count) if observe else nullcontext(), _stopped_by_signals(plane):
             if isinstance(opened, InterfacePorts):
-                announce(Listening(udp_host, server.port, {}, interfaces or {}, opened.methods))
+                announce(Listening(settings.host, server.port, {}, settings.interfaces, opened.methods))
             else:
-                announce(Listening(udp_host, server.port, opened.listening, are_open=are_open))
+                announce(Listening(settings.host, server.port, opened.listening, are_open=are_open))
             plane.run()
         return count()
 
@@ -166,39 +135,18 @@ def _counts(device: Device, opened: Ports, queues: Queues | None) -> SwitchCount
     return SwitchCounts(ports, queues.counts() if queues else {}, lanes, verdicts)
 
 
-def _udp_ports(
-    ports: int,
-    host: str,
-    base: int | Mapping[int, int] | None,
-    joins: Mapping[int, Address],
-    loss: float,
-    seed: int,
-    are_open: bool,
-) -> Ports:
-    if not 1 <= ports < CPU_PORT:
-        raise StartError(f"ports: {ports} is out of range; use 1 to {CPU_PORT - 1}")
-    if isinstance(base, int) and not 0 <= base <= _LAST_UDP_PORT - ports:
-        raise StartError(f"udp_base: {base} is out of range; use 0 to {_LAST_UDP_PORT - ports}")
-    for port in joins:
-        if not 1 <= port <= ports:
-            raise StartError(f"join: port {port} is out of range; use 1 to {ports}")
-    opened = UdpPorts(range(1, ports + 1), host=host, base=base, loss=loss, seed=seed, are_open=are_open)
-    for port, address in joins.items():
+def _udp_ports(settings: SwitchSettings, are_open: bool) -> Ports:
+    opened = UdpPorts(
+        range(1, settings.ports + 1),
+        host=settings.host,
+        base=settings.udp_ports or settings.udp_base,
+        loss=settings.loss,
+        seed=settings.seed,
+        are_open=are_open,
+    )
+    for port, address in settings.joins.items():
         opened.ports[port].join(address)
     return opened
-
-
-def _interface_ports(interfaces: Mapping[int, str], loss: float, method: Method) -> Ports:
-    if loss:
-        raise StartError(f"loss: {loss:g} is for UDP ports; lose packets on the link of an interface")
-    for port, name in interfaces.items():
-        if not 1 <= port < CPU_PORT:
-            raise StartError(
-                f"interface: {port}@{name}: port {port} is out of range; use 1 to {CPU_PORT - 1}"
-            )
-    if len(set(interfaces.values())) < len(interfaces):
-        raise StartError(f"interface: {', '.join(interfaces.values())}: give each to one port")
-    return InterfacePorts(interfaces, method=method)
 
 
 @contextmanager

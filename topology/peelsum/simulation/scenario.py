@@ -188,43 +188,36 @@ class Scenario(Section):
         return self.switch == "auto" and self.slots == COMPILED_SLOTS and self.lanes in COMPILED_LANES
 
 
-def with_options(
-    path: Path | None,
-    top: Mapping[str, Any],
-    network: Mapping[str, Any],
-    job: Mapping[str, Any],
-    jobs: int | None = None,
-) -> Scenario:
+def with_options(path: Path | None, options: Mapping[str, Any]) -> Scenario:
     """Return the scenario of a file, or the default one, with other values; values of None change nothing.
 
-    job: values of every job. jobs: repeat the first job so often. Without `racks`, there are as many as the
-    workers need. Raises SimulationError naming file, field and remedy.
+    options: values of fields of the scenario, of its network and of every job, by name; and `jobs`, how often
+        the first job is repeated. Without `racks`, there are as many as the workers need.
+    Raises SimulationError naming file, or option, field and remedy.
     """
     source = "scenario" if path is None else str(path)
     try:
         values = {} if path is None else parsed_toml(file_text(path, "a scenario"), source)
     except ControlError as error:
         raise SimulationError(str(error)) from None
-    values |= _given(top)
-    sections, each = values.get("network", {}), values.get("jobs", [{}])
-    if isinstance(each, list) and all(
-        isinstance(one, dict) for one in (sections, *each)
-    ):  # else it is refused
-        each = [{**one, **_given(job)} for one in each]
-        values["jobs"] = each if jobs is None else each[:1] * jobs
-        workers = [one.get("workers", 1) for one in each]
-        most = max((one for one in workers if isinstance(one, int)), default=1)
+    options = {name: value for name, value in options.items() if value is not None}
+
+    def of(section: type[Section]) -> dict[str, Any]:
+        return {name: options[name] for name in options.keys() & section.model_fields.keys() - {"jobs"}}
+
+    values |= of(Scenario)
+    network, jobs = values.get("network", {}), values.get("jobs", [{}])
+    if isinstance(jobs, list) and all(isinstance(table, dict) for table in (network, *jobs)):  # else refused
+        jobs = [{**job, **of(Job)} for job in jobs]
+        values["jobs"] = jobs[:1] * options["jobs"] if "jobs" in options else jobs
+        workers = [job.get("workers", 1) for job in jobs]
+        most = max((count for count in workers if isinstance(count, int)), default=1)
         racks = min(max(-(-most // MAX_WORKERS), 1), MAX_WORKERS)
-        values["network"] = {"racks": racks, **sections, **_given(network)}
-    return _validated(values, source)
-
-
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _validated(values: Mapping[str, Any], source: str) -> Scenario:
+        values["network"] = {"racks": racks, **network, **of(NetworkSection)}
     try:
         return Scenario.model_validate(values)
     except ValidationError as error:
-        raise SimulationError(f"{source}: {first_validation_error(error, 'a scenario', Scenario)}") from None
+        field, _, message = first_validation_error(error, "a scenario", Scenario).partition(": ")
+        name = field.rpartition(".")[2]
+        where = f"--{name}" if name in options else f"{source}: {field}"
+        raise SimulationError(f"{where}: {message}") from None

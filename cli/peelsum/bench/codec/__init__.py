@@ -2,9 +2,10 @@
 
 from peelsum.bench.codec.device import Device, NotEnoughMemoryError, require_memory
 from peelsum.bench.codec.peeling import Peeled, peel, peel_sketch
-from peelsum.bench.codec.supports import SUPPORTS, Support, seen, tensor
+from peelsum.bench.codec.supports import SUPPORTS, seen, tensor
 from peelsum.bench.codec.timing import Measured, NotExactError, fastest, one_step, taught
 from peelsum.bench.devices import NoDeviceError
+from peelsum.bench.point import Support
 
 __all__ = [
     "SUPPORTS",

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce.costs import Seen
+from peelsum.bench.point import Support
 from peelsum.codec import BLOCK_SIZES
 
-Support = Literal["uniform", "rows", "columns"]
-SUPPORTS: tuple[Support, ...] = ("uniform", "rows", "columns")
+SUPPORTS: tuple[Support, ...] = get_args(Support)
 #: Elements of a non-zero row in `rows`; number of `columns`, half of which are always zero.
 ROW = 64
 COLUMNS = 256

@@ -20,9 +20,9 @@ from peelsum.pipelines import pipeline
 from peelsum.processes.children import Child
 from peelsum.softswitch import Frames, Switch
 from peelsum.softswitch.p4runtime import serve
-from peelsum.softswitch.ports.interfaces import Method
 from peelsum.softswitch.ports.udp import frame_header
 from peelsum.softswitch.runtime.device import Device
+from peelsum.softswitch.settings import Method
 from peelsum.topology import bmv2, veth
 from peelsum.topology.errors import TopologyError
 from peelsum.wire import FRAME_HEADER_BYTES, Batch, packet_bytes

@@ -7,14 +7,15 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from peelsum.cli.demo.processes import Processes, Reports
+from peelsum.cli.demo.processes import DemoSettings, Processes, Reports
 from peelsum.cli.demo.worker import SentAs
-from peelsum.cli.options import Json, within
+from peelsum.cli.options import Json
 from peelsum.cli.output import progress_bar, table_of
+from peelsum.cli.settings import with_settings
 from peelsum.extras import missing
 from peelsum.processes import Child
 from peelsum.processes.interrupts import Interruption
@@ -57,23 +58,8 @@ class Tally:
         return sum(total[name] for total in self.totals)
 
 
-def command(
-    workers: Annotated[int, typer.Option(help="Number of workers, 2 to 8.")] = 4,
-    steps: Annotated[int, typer.Option(help="Training steps, in each of both trainings.")] = 20,
-    form: Annotated[
-        SentAs,
-        typer.Option(
-            help="How sparse gradients are sent: as a sketch, or their non-zeros as they are (compact). With "
-            "auto, the cheaper of all forms for each tensor."
-        ),
-    ] = "sketch",
-    loss: Annotated[
-        float,
-        typer.Option(help="Share of datagrams that each switch port loses in each direction, up to 0.3."),
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the model, the batches and the lost packets.")] = 0,
-    json: Json = False,
-) -> None:
+@with_settings
+def command(settings: DemoSettings, json: Json = False) -> None:
     """Train a language model on several workers, whose gradients the switch program sums.
 
     Sparse gradients travel as sketches, which the switch adds and every
@@ -81,15 +67,11 @@ def command(
     compare bytes and time. Every sum is compared, bit for bit, with gloo's sum
     of the same integers.
     """
-    within("--workers", workers, 2, 8)
-    within("--steps", steps, 1, 1_000_000)
-    within("--loss", loss, 0, 0.3)
-    within("--seed", seed, 0, 2**31 - 1)
     if find_spec("torch") is None:
         raise typer.BadParameter(missing("torch", "demo"))
     with reported(TopologyError), Interruption() as interruption, ExitStack() as stack:
         processes = Processes(stack, interruption, PATIENCE_S)
-        values = run(processes, workers, steps, loss, seed, form, told())
+        values = run(processes, settings, told())
     if json:
         print(json_.dumps(values))
     else:
@@ -98,28 +80,28 @@ def command(
         Console().print(_comparison(values), _facts(values), sep="")
 
 
-def run(
-    processes: Processes, workers: int, steps: int, loss: float, seed: int, form: SentAs, tell: Tell
-) -> dict[str, Any]:
+def run(processes: Processes, settings: DemoSettings, tell: Tell) -> dict[str, Any]:
     """Train; return the results that `--json` prints. `tell`: reports progress without a terminal."""
     from rich.console import Console
 
     with progress_bar(Console(stderr=True)) as progress:
         tell_aside = tell if progress.disable else lambda _: None
-        started = f"starting switch, controller, server, {workers} workers"
+        started = f"starting switch, controller, server, {settings.workers} workers"
         starting = progress.add_task(started, total=None)
         if not progress.disable:
             Child.on_work = staticmethod(lambda text: progress.update(starting, description=text))
         with taking_time(started, tell_aside):
-            star = processes.start(workers, steps, loss, seed, form)
+            star = processes.start(settings)
         progress.remove_task(starting)
         Child.on_work = staticmethod(tell)
         tallies = []
-        for sent_as in (form, "dense"):
+        for sent_as in (settings.form, "dense"):
             with taking_time(f"training, {sent_as}", tell_aside):
-                tallies.append(_follow(processes, steps, progress, f"training, {sent_as}", tell_aside))
+                tallies.append(
+                    _follow(processes, settings.steps, progress, f"training, {sent_as}", tell_aside)
+                )
         star.close()
-    return _summary(workers, form, star, *tallies)
+    return _summary(settings.workers, settings.form, star, *tallies)
 
 
 def _follow(processes: Processes, steps: int, progress: Progress, training: str, tell: Tell) -> Tally:

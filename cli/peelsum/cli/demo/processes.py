@@ -6,16 +6,36 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from peelsum.cli.demo.worker import SentAs
+from peelsum.options import Option, Settings
 from peelsum.processes import Child, ProcessError
 from peelsum.processes.interrupts import Interruption
 from peelsum.topology import Star
 
 Reports = list[dict[str, Any]]
 _POLL_S = 0.05
+
+
+_FORM = Option(
+    "How sparse gradients are sent: as a sketch, or their non-zeros as they are (compact). With auto, the "
+    "cheaper of all forms for each tensor."
+)
+_LOSS = Option("Share of datagrams that each switch port loses in each direction, up to 0.3.", 0, 0.3)
+
+
+@dataclass(frozen=True)
+class DemoSettings(Settings):
+    """What the demo trains."""
+
+    workers: Annotated[int, Option("Number of workers, 2 to 8.", 2, 8)] = 4
+    steps: Annotated[int, Option("Training steps, in each of both trainings.", 1, 1_000_000)] = 20
+    form: Annotated[SentAs, _FORM] = "sketch"
+    loss: Annotated[float, _LOSS] = 0.0
+    seed: Annotated[int, Option("Seed of the model, the batches and the lost packets.", 0, 2**31 - 1)] = 0
 
 
 class Processes:
@@ -26,15 +46,16 @@ class Processes:
         self._workers: list[Child] = []
         self._star: Star | None = None
 
-    def start(self, workers: int, steps: int, loss: float, seed: int, form: str) -> Star:
+    def start(self, settings: DemoSettings) -> Star:
         """Start all processes; return the star once every worker is ready for its first step."""
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-"))
-        store = Path(folder) / "gloo"
-        options = {"workers": workers, "steps": steps, "seed": seed, "store": store, "form": form}
+        options = {**asdict(settings), "store": Path(folder) / "gloo"}
+        loss = options.pop("loss")
         arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-        for worker in range(workers):  # workers prepare their models while the star starts
+        for worker in range(settings.workers):  # workers prepare their models while the star starts
             self.start_worker(worker, *arguments)
-        self._star = self._stack.enter_context(Star(workers, loss=loss, seed=seed))
+        star = Star(settings.workers, loss=loss, seed=settings.seed)
+        self._star = self._stack.enter_context(star)
         self.gather_reports()
         for child, seat in zip(self._workers, self._star.seats, strict=True):
             child.tell(**asdict(seat))

@@ -31,6 +31,7 @@ from peelsum.softswitch.ports.ring_kernels import (
 )
 from peelsum.softswitch.ports.xdp import CHUNK, RING, XdpSocket
 from peelsum.softswitch.runtime.frames import Frames, frames_of_a_turn
+from peelsum.softswitch.settings import Method
 from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES
 from peelsum.wire.mtu import ETHERNET_HEADER_BYTES, mtu_of, too_long_for
 
@@ -53,9 +54,6 @@ _NAME_BYTES = 15
 _ETHERNET_BYTES = 1514
 #: Least seconds between two looks at the MTUs.
 _LOOK_EVERY_S = 1.0
-
-#: How frames reach a port: `auto` is `xdp` where it works, else `packet`.
-Method = Literal["auto", "xdp", "packet"]
 
 
 @dataclass(frozen=True)

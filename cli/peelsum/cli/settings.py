@@ -1,0 +1,60 @@
+"""Commands whose options are the fields of settings classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from peelsum.options import OptionError, Settings, options_of, parsed
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with an option for each option of its parameters that are settings classes.
+
+    Other parameters stay. A value that an option does not take raises typer.BadParameter.
+    """
+    classes: dict[str, type[Settings]] = {}
+    parameters: list[Parameter] = []
+    for name, parameter in signature(command, eval_str=True).parameters.items():
+        kind = parameter.annotation
+        if isinstance(kind, type) and issubclass(kind, Settings):
+            classes[name] = kind
+            parameters += _parameters(kind)
+        else:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        try:
+            settings = {name: parsed(kind, values) for name, kind in classes.items()}
+        except OptionError as error:
+            raise typer.BadParameter(str(error)) from None
+        command(**settings, **values)
+
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _parameters(settings: type[Settings]) -> list[Parameter]:
+    """Return a parameter, as Typer reads it, for each option of a settings class."""
+    hints, options, made = get_type_hints(settings), options_of(settings), list[Parameter]()
+    for field in fields(settings):
+        if field.name not in options:
+            continue
+        _, option = options[field.name]
+        hint, default = hints[field.name], Parameter.empty if field.default is MISSING else field.default
+        if option.parse is not None:
+            hint, default = (list[str] | None, None) if option.repeated else (str, option.shown(default))
+        shown = typer.Option(
+            *([option.name] if option.name else []),
+            help=option.help, metavar=option.metavar, envvar=option.envvar, hidden=option.hidden,
+        )  # fmt: skip
+        annotation: Any = Annotated[hint, shown]
+        made.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+    return made
