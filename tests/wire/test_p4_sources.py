@@ -52,8 +52,8 @@ def lanes_unrolled(lanes):
         *(f"register<bit<32>>(SLOTS) lane_{i};" for i in range(lanes)),
         "bit<32> held;",
         *(f"action {name}_lanes() {{ {' '.join(body)} }}" for name, body in actions.items()),
-        "apply { if (op == LANES_ADD) add_lanes(); else if (op == LANES_SET) set_lanes();",
-        "else if (op == LANES_OR) or_lanes(); else if (op == LANES_READ) read_lanes(); } }",
+        "apply { if (op == lane_op_t.ADD) add_lanes(); else if (op == lane_op_t.SET) set_lanes();",
+        "else if (op == lane_op_t.OR) or_lanes(); else if (op == lane_op_t.READ) read_lanes(); } }",
     ]
 
 
