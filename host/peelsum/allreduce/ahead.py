@@ -253,11 +253,7 @@ class AheadExchange(Exchange):
             return numbers
         begins, present = self.layout.table.begins, np.flatnonzero(self.codec.sent[: self.layout.table.dense])
         parts = zip(begins[present].tolist(), begins[present + 1].tolist(), strict=True)
-        kept, at = self._device.integers(count), 0
-        for begin, end in parts:
-            kept[at : at + end - begin] = numbers[begin:end]
-            at += end - begin
-        return kept
+        return self._device.joined([numbers[:0], *(numbers[begin:end] for begin, end in parts)])
 
     def _skipped(self) -> _Places:
         """Return how many elements of dense segments before each segment have no numbers: int64[segments]."""

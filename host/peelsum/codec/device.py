@@ -204,6 +204,9 @@ class Device(Protocol):
     def placed(self, array: NDArray[Any]) -> Any:
         """Copy an array of the host, or received words, to this device; return one that is there as it is."""
 
+    def joined(self, parts: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+        """Return the parts end to end, at least one, in as many launches for any number of parts."""
+
     def search(self, places: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where `wanted` stand among ascending `places`: int64[k], in this memory as both are."""
 

@@ -163,6 +163,10 @@ class DeviceMemory:
             return array
         return sent(array.view(np.int32) if array.dtype == np.uint32 else array, self._device)
 
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """See `Device.joined`."""
+        return torch.cat(list(parts))
+
     def search(self, places: Tensor, wanted: Tensor) -> Tensor:
         """See `Device.search`."""
         return torch.searchsorted(places, wanted)

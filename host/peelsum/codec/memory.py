@@ -108,6 +108,10 @@ class HostMemory:
         """See `Device.placed`."""
         return array
 
+    def joined(self, parts: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+        """See `Device.joined`."""
+        return np.concatenate(parts)
+
     def search(self, places: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
         """See `Device.search`."""
         return np.searchsorted(places, wanted)
