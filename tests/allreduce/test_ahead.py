@@ -13,10 +13,9 @@ from hypothesis.extra.numpy import arrays
 from patience import PATIENCE_S
 from sums_of_floats import DTYPES, FAR, SLOW, check, typed, workers_of
 
-from peelsum.allreduce import Allreduce, History, NetworkModel, PlanMismatchError
+from peelsum.allreduce import Allreduce, History, NetworkModel, PlanMismatchError, level_loops
 from peelsum.allreduce.levels import Levels
 from peelsum.allreduce.plan import Choice, Layout, TensorPlan
-from peelsum.codec import cpu_block_loops
 
 WORKERS = 3
 Tensors = list[dict[str, Any]]
@@ -348,7 +347,7 @@ def test_levels_of_a_block_of_any_size_take_no_more_memory_than_those_asked_for(
 def test_expected_fields() -> None:
     """A block grows by up to two octaves; one that was always zero is like the largest of its segment."""
     found = np.full(6, -1, np.int32)
-    cpu_block_loops.expect(np.array([10, 0, 7, 0, 0, 254], np.int32), np.array([0, 3, 5, 6]), found)
+    level_loops.expect(np.array([10, 0, 7, 0, 0, 254], np.int32), np.array([0, 3, 5, 6]), found)
     assert found.tolist() == [12, 10, 9, 0, 0, 254]
 
 

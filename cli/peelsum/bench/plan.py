@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from peelsum.allreduce import BlockIndex, BloomIndex, Choice, Index, NetworkModel, Settings
 from peelsum.allreduce.costs import Candidate, expected
+from peelsum.allreduce.level_loops import MARGIN
 from peelsum.bench.codec import Device, Measured, Support, fastest, one_step, require_memory, seen, tensor
 from peelsum.bench.which_form import FormTime, Point, chosen, predictions, simulated, ways
 from peelsum.codec import SketchLayout, scale_for
-from peelsum.codec.block_scales import MARGIN
 from peelsum.compress import AXES, DENSE, Crossover, LinkModel, Step, costs, crossovers
 
 #: Exponent field of 1.0: error bounds are given for tensors whose largest value is from 1 to 2.
