@@ -116,3 +116,11 @@ def test_intervals_are_those_of_the_sign_test(count: int, k: int) -> None:
 )
 def test_numbers_are_printed_plainly(value: float, text: str) -> None:
     assert plain(value) == text
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in COMMITTED.glob("*/rows.csv")))
+def test_a_committed_page_is_what_its_rows_say(name: str) -> None:
+    what, folder = Run(find(name)), COMMITTED / name
+    text = page(what, of_plan(what, read(folder / "rows.csv")), name)
+    remedy = f"python -m benchmarks show {name} --out docs/results/experiments > {folder / 'page.md'}"
+    assert (folder / "page.md").read_text(encoding="utf-8") == text, remedy
