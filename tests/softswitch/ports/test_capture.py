@@ -1,5 +1,6 @@
 """Captures of a switch's ports: every frame's bytes, port, direction and time."""
 
+import resource
 import struct
 from contextlib import closing
 from pathlib import Path
@@ -95,11 +96,12 @@ def test_when_a_file_cannot_be_written_nothing_is_captured_any_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capture = Capture([1, 2], tmp_path)
-    with Path("/dev/full").open("wb", buffering=0) as full:
-        capture._files[1, "out"] = full
-        for _ in range(2):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        for _ in range(100):  # more than a buffer holds
             capture.write("out", Frames.of(FRAMES))
-    assert capsys.readouterr().err == (
-        "peelsum: capture: No space left on device; nothing is captured any more\n"
-    )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert capsys.readouterr().err == "peelsum: capture: File too large; nothing is captured any more\n"
     capture.close()

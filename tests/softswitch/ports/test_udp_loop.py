@@ -210,7 +210,6 @@ def test_a_new_pipeline_takes_over_while_it_waits(rig: SimpleNamespace) -> None:
         job = job_on(fresh)
         rig.device.install(fresh.switch)
         until(lambda: rig.hosts[1].send(contributions(0, 4)) and job.verdicts())
-    assert rig.plane._loop is not None
 
 
 def test_the_program_sees_the_planes_clock(rig: SimpleNamespace) -> None:
@@ -228,16 +227,11 @@ FRAME_BITS = 8 * (FRAME_HEADER_BYTES + SIZE)
 
 def test_a_port_with_a_rate_keeps_it_while_others_send_at_once() -> None:
     with rig_of(Queues({1: 0.5})) as rig:
-        rings = rig.plane._loop._rings
-        rings.paused_until[0] = NEVER  # on a busy machine, all could be due before port 2 has sent
         began = time.monotonic()
         rig.hosts[SERVER].send(results(30))
         assert np.array_equal(turn_until(rig, 2, 30), results(30))
-        assert (rings.held.tolist(), len(received(rig.hosts[1], SIZE))) == ([30], 0)
-        rings.paused_until[0] = 0
         assert np.array_equal(turn_until(rig, 1, 30), results(30))
         assert time.monotonic() - began >= 30 * FRAME_BITS / 0.5e6
-        assert rig.job.rig.switch._queues is rig.device.queues.memory
         assert (rig.ports.no_such_port, rig.ports.unframed) == (0, 0)
 
 
