@@ -188,21 +188,30 @@ def test_upper_parts_of_a_tensor_that_is_not_finite_elsewhere(make_workers: Any,
     assert (result.ahead, result[bad].own, result[bad].occupied) == (True, 0, 0)
 
 
+def with_histories(make_workers: Any) -> tuple[Any, list[History]]:
+    """Return workers, and the history of each."""
+    group = make_workers(WORKERS, 256, values="sketch", timeout_s=PATIENCE_S)
+    histories = [History() for _ in range(WORKERS)]
+    group.reduces = [
+        Allreduce(one, values="sketch", history=history)
+        for one, history in zip(group.summations, histories, strict=True)
+    ]
+    return group, histories
+
+
 @pytest.mark.parametrize("restored", [False, True])
 def test_a_worker_with_other_expectations_stops_all(make_workers: Any, restored: bool) -> None:
     """Numbers by other scales would add up to nothing: also in the first step from a checkpoint."""
-    groups = [make_workers(WORKERS, 256, values="sketch", timeout_s=PATIENCE_S) for _ in range(2)]
+    (group, histories), (other, odd) = (with_histories(make_workers) for _ in range(2))
     for step in range(3):
-        for group, factor in zip(groups, (1.0, 8.0), strict=True):
-            checked(group, drawn(step, factor=factor))
-    group, odd = groups[0], groups[1].reduces[1]._chooser.history.saved()
+        checked(group, drawn(step))
+        checked(other, drawn(step, factor=8.0))
     if restored:
-        histories = [reduce._chooser.history for reduce in group.reduces]
         group.reduces = [
             Allreduce(one, values="sketch", history=history)
             for one, history in zip(group.summations, histories, strict=True)
         ]
-    group.reduces[1]._chooser.history.restore(odd)
+    histories[1].restore(odd[1].saved())
     failures = group.failures(drawn(3))
     assert [type(failure) for failure in failures] == [PlanMismatchError] * WORKERS
     assert "or restore the history of the same step, on all of them" in str(failures[0])
@@ -231,17 +240,13 @@ def test_guesses_that_are_always_wrong_are_given_up(make_workers: Any) -> None:
 
 
 def test_a_restored_history_goes_on_with_the_same_bits(make_workers: Any) -> None:
-    groups = [make_workers(WORKERS, 256, values="sketch", history=History()) for _ in range(2)]
-    # Workers are threads, and share a history only if each has its own.
-    for group in groups:
-        for reduce in group.reduces:
-            reduce._chooser.history = History()
+    (first, saved), (second, restored) = (with_histories(make_workers) for _ in range(2))
     for step in range(3):
-        checked(groups[0], drawn(step))
-    for there, here in zip(groups[1].reduces, groups[0].reduces, strict=True):
-        there._chooser.history.restore(here._chooser.history.saved())
+        checked(first, drawn(step))
+    for there, here in zip(restored, saved, strict=True):
+        there.restore(here.saved())
     for step in range(3, 6):
-        one, other = (checked(group, drawn(step)) for group in groups)
+        one, other = (checked(group, drawn(step)) for group in (first, second))
         assert one.ahead
         for name in ("d", "s"):
             assert one[name].values.tobytes() == other[name].values.tobytes()

@@ -62,9 +62,8 @@ def test_every_worker_raises(make_workers: Any, odd: Any, steps_before: int, for
     ],
 )
 def test_settings_are_part_of_the_plan(make_workers: Any, setting: dict[str, Any]) -> None:
-    group, other = make_workers(2, timeout_s=PATIENCE_S), make_workers(2, **setting)
-    other.reduces[1]._summation = group.summations[1]
-    group.reduces[1] = other.reduces[1]
+    group = make_workers(2, timeout_s=PATIENCE_S)
+    group.reduces[1] = Allreduce(group.summations[1], **setting)
     assert [type(failure) for failure in group.failures([{"g": ONES}] * 2)] == [PlanMismatchError] * 2
 
 

@@ -95,7 +95,7 @@ def test_committed_pipelines_are_current():
     assert artifacts.staleness() is None
 
 
-@pytest.mark.parametrize("lanes", COMPILED_LANES)
+@pytest.mark.parametrize("lanes", [32, 256])
 def test_pipelines_hold_relative_paths_only(lanes):
     built = artifacts.pipeline(lanes)
     for path in (built.json_path, built.p4info_path):

@@ -157,9 +157,7 @@ def test_a_new_generation_is_not_touched_by_the_old_one_s_packets(first: int) ->
         rejoin(seed)
 
 
-@pytest.mark.parametrize(
-    ("racks", "seed"), [((), seed) for seed in range(4)] + [((2, 3), n) for n in range(2)]
-)
+@pytest.mark.parametrize(("racks", "seed"), [((), seed) for seed in range(2)] + [((2, 3), 0)])
 def test_a_quiet_network_sums_every_chunk_in_the_switches(racks: tuple[int, ...], seed: int) -> None:
     network = quiet(seed, racks=len(racks))
     config = replace(QUIET, workers=sum(racks) or 3, racks=racks, first_chunk=0xFFFFFFF0)
