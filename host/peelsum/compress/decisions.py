@@ -70,8 +70,7 @@ class StrategyReducer(LossyReducer):
         self._settings, self._clock = settings, clock
         self._meter, self._piggyback = Meter(clock), PiggybackWords()
         self._group: GroupSummation | None = None
-        #: The backend over which the ranks first agree on their settings, and those over which they sum.
-        self._first: Summation | None = None
+        #: The backends over which the ranks sum.
         self._by_carrier: dict[Carrier, Summation] = {}
         self._path, self._few_words = SwitchPath(), 0
         self._decider: Decider | None = None
@@ -91,16 +90,18 @@ class StrategyReducer(LossyReducer):
         assert self._decider is not None
         return self._decider.next
 
-    def connect(self, summation: Summation, new_group: Callable[[], GroupSummation]) -> None:
-        """Decide over `summation` from now on, and over a process group if some method needs one.
+    def connect(self, turns: Turns, new_group: Callable[[], GroupSummation]) -> None:
+        """Decide at `turns` from now on, and over a process group if some method needs one.
 
         Raises CompressConfigError for a single rank.
         """
+        super().connect(turns, new_group)
+        summation = turns.backend
         if summation.workers < 2:
             raise CompressConfigError(
                 "strategy: one rank has nothing to send; use None, or start 2 or more ranks"
             )
-        self._first, self._path = summation, path_of(summation)
+        self._path = path_of(summation)
         methods = self._settings.methods or METHODS
         if isinstance(summation, GroupSummation):
             self._group = summation
@@ -110,9 +111,9 @@ class StrategyReducer(LossyReducer):
         if self._group is not None:
             self._by_carrier["group"], self._few_words = self._group, self._group.few_words
 
-    def bucket(self, turns: Turns, exact: ExactSum) -> BucketSum:
+    def bucket(self, exact: ExactSum) -> BucketSum:
         """Return the sum of a bucket, by the method of each step."""
-        routes = Routes(turns, self._group, self._path, self._meter, self._piggyback)
+        routes = Routes(self.turns, self._group, self._path, self._meter, self._piggyback)
 
         def make(method: Method, ratio: float) -> CompressedSum:
             route = routes.of(method)
@@ -120,8 +121,8 @@ class StrategyReducer(LossyReducer):
 
         return partial(summed_in_place, FlexibleSum(self, make).sum)
 
-    def before(self, work: Callable[[], None], turns: Turns, step: int) -> Callable[[], None]:
-        """Return `work`, a sum at `turns`, so that it waits for the step's decision; the first one makes it.
+    def before(self, work: Callable[[], None], step: int) -> Callable[[], None]:
+        """Return `work`, a sum, so that it waits for the step's decision; the first one makes it.
 
         Call it for one sum after the other, in the order in which they are submitted.
         """
@@ -132,7 +133,7 @@ class StrategyReducer(LossyReducer):
 
         def decide() -> None:
             try:
-                turns.in_turn(self._decide)
+                self.turns.in_turn(self._decide)
             except BaseException as error:
                 decided.set_exception(error)
                 raise
@@ -201,8 +202,7 @@ class StrategyReducer(LossyReducer):
 
     def _opened(self) -> Decider:
         """Return a decider, restored if that is possible, once all ranks agree on it."""
-        first = self._first
-        assert first is not None
+        first = self.turns.backend
         decider = Decider(
             self._settings,
             _FIRST_ELEMENTS,
@@ -227,8 +227,7 @@ class StrategyReducer(LossyReducer):
 
     def _identity(self, decider: Decider) -> str:
         """Return what must be the same for a decider to go on from another's values."""
-        assert self._first is not None
-        return repr((self._settings, decider.carriers, self._first.workers))
+        return repr((self._settings, decider.carriers, self.turns.workers))
 
     def _agreement(self, text: str, worker_id: int) -> Part:
         def check(words: Words) -> None:

@@ -39,15 +39,12 @@ class LossyReducer(Reducer):
     """The base of reducers with loss, whose residuals `memory` keeps."""
 
     on_host = residuals = True
+    #: False, as scales and shares may be a bucket's.
+    merges = False
 
     def __init__(self, *, span: Span = nullcontext, note: Note = unnoted) -> None:
         self.memory = Memory()
         self._span, self._note = span, note
-
-    @property
-    def merges(self) -> bool:
-        """False, as scales and shares may be a bucket's."""
-        return False
 
     def warm_up(self) -> None:
         loops.warm_up()
@@ -112,21 +109,19 @@ class CompressorReducer(LossyReducer):
         self._compressor, self._error_feedback = compressor, error_feedback
         self._group_gathers = group_gathers
         self._group: GroupSummation | None = None
+        # Each tensor is then compressed on its own, whichever bucket it is in.
+        self.merges = compressor.kind == "indexed" and compressor.per == "tensor"
 
-    @property
-    def merges(self) -> bool:
-        """Whether the compressor's payloads are indexed, and it compresses each tensor on its own."""
-        return self._compressor.kind == "indexed" and self._compressor.per == "tensor"
-
-    def connect(self, summation: Summation, new_group: Callable[[], GroupSummation]) -> None:
-        if isinstance(summation, GroupSummation):
-            self._group = summation
+    def connect(self, turns: Turns, new_group: Callable[[], GroupSummation]) -> None:
+        super().connect(turns, new_group)
+        if isinstance(turns.backend, GroupSummation):
+            self._group = turns.backend
         elif self._group_gathers and self._compressor.kind == "gather":
             self._group = new_group()
 
-    def bucket(self, turns: Turns, exact: ExactSum) -> BucketSum:
+    def bucket(self, exact: ExactSum) -> BucketSum:
         """Return the sum of a bucket. Raises CompressConfigError for too many workers."""
-        group = self._group
+        group, turns = self._group, self.turns
         collectives = SummationCollectives(turns) if group is None else GroupCollectives(turns, group)
         summing = self._sum(self._compressor, turns, collectives, exact, self._error_feedback)
         return partial(summed_in_place, summing.sum)
