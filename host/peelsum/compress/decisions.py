@@ -26,7 +26,7 @@ from peelsum.allreduce import PlanMismatchError
 from peelsum.allreduce.plan import agreed, agreement_words
 from peelsum.allreduce.reducer import BucketSum, ExactSum, Turns
 from peelsum.compress.arguments import CompressConfigError
-from peelsum.compress.collectives import GroupSummation, Meter, PiggybackWords, Routes
+from peelsum.compress.collectives import GroupSummation, Route, StepExchanges
 from peelsum.compress.compressed_sum import CompressedSum
 from peelsum.compress.compressor import Compressor
 from peelsum.compress.costs import DENSE, METHODS, Carrier, Method, SwitchPath, carrier_of
@@ -68,7 +68,7 @@ class StrategyReducer(LossyReducer):
     ) -> None:
         super().__init__(**spans)
         self._settings, self._clock = settings, clock
-        self._meter, self._piggyback = Meter(clock), PiggybackWords()
+        self._exchanges = StepExchanges(clock)
         self._group: GroupSummation | None = None
         #: The backends over which the ranks sum.
         self._by_carrier: dict[Carrier, Summation] = {}
@@ -113,13 +113,18 @@ class StrategyReducer(LossyReducer):
 
     def bucket(self, exact: ExactSum) -> BucketSum:
         """Return the sum of a bucket, by the method of each step."""
-        routes = Routes(self.turns, self._group, self._path, self._meter, self._piggyback)
+        sums: dict[tuple[Method, float], CompressedSum] = {}
 
-        def make(method: Method, ratio: float) -> CompressedSum:
-            route = routes.of(method)
-            return self._sum(compressor_of(method, ratio), route, route, exact, error_feedback=True)
+        def total(tensors: Mapping[str, NDArray[np.float32]], step: int) -> CompressedResult:
+            key = method, ratio = self.next.method, self.next.ratio
+            if key not in sums:
+                route = Route.of(method, self.turns, self._exchanges, self._path, self._group)
+                sums[key] = self._sum(compressor_of(method, ratio), route, route, exact, error_feedback=True)
+            result = sums[key].sum(tensors, step)
+            self.add(result)
+            return result
 
-        return partial(summed_in_place, FlexibleSum(self, make).sum)
+        return partial(summed_in_place, total)
 
     def before(self, work: Callable[[], None], step: int) -> Callable[[], None]:
         """Return `work`, a sum, so that it waits for the step's decision; the first one makes it.
@@ -177,7 +182,7 @@ class StrategyReducer(LossyReducer):
         super().restore(values, residuals)
         self._saved, self._decider, self._step = dict(values.get("strategy", {})), None, -1
         self._traffic = None
-        self._piggyback.set(None)
+        self._exchanges.set(None)
 
     def _decide(self) -> None:
         """Decide what the step does, and let what the one before it measured go along with its first sum."""
@@ -187,16 +192,16 @@ class StrategyReducer(LossyReducer):
             with self._lock:
                 self._decider = decider
         assert self._decider is not None
-        words = self._piggyback.result()
+        words = self._exchanges.result()
         if words is not None:
             self._take(self._decider, Measurement.agreed(words))
-        self._traffic = None if opened else self._meter.traffic(self._elements, self._sums)
-        self._piggyback.set(self._measured(self._decider, self._traffic).words())
+        self._traffic = None if opened else self._exchanges.traffic(self._elements, self._sums)
+        self._exchanges.set(self._measured(self._decider, self._traffic).words())
         self._reset()
         self._began = self._clock()
 
     def _reset(self) -> None:
-        self._meter.reset()
+        self._exchanges.reset()
         self._sums = self._elements = 0
         self._encode_s = self._offered = self._sent = 0.0
 
@@ -244,7 +249,7 @@ class StrategyReducer(LossyReducer):
         """Exchange what was asked for; return its times, and all else of the step that had this traffic."""
         gone_s, times = self._clock() - self._began, dict[str, float]()
         if traffic is not None and decider.before is not None:
-            times[f"{carrier_of(decider.before.method)}_small_s"] = self._meter.small.seconds
+            times[f"{carrier_of(decider.before.method)}_small_s"] = self._exchanges.small.seconds
         for carrier, words in decider.next.probe_words.items():
             if carrier in decider.next.small:
                 times[f"{carrier}_small_s"] = self._timed(carrier, 1)
@@ -254,9 +259,9 @@ class StrategyReducer(LossyReducer):
             return Measurement(**times)
         return Measurement(
             **times,
-            exchange_s=self._meter.seconds,
+            exchange_s=self._exchanges.seconds,
             compress_s=self._encode_s,
-            compute_s=max(gone_s - self._meter.seconds - self._encode_s, 0.0),
+            compute_s=max(gone_s - self._exchanges.seconds - self._encode_s, 0.0),
             gain=self._gain(),
         )
 
@@ -287,24 +292,6 @@ class StrategyReducer(LossyReducer):
         zeros, started = Part(np.zeros(words, np.uint32), "add"), self._clock()
         self._by_carrier[carrier].sum_words([zeros])
         return self._clock() - started
-
-
-class FlexibleSum:
-    """The sum of a bucket; `make` returns its sum by a method at a ratio, each of which is kept."""
-
-    def __init__(self, decisions: StrategyReducer, make: Callable[[Method, float], CompressedSum]) -> None:
-        self._decisions, self._make = decisions, make
-        self._sums: dict[tuple[Method, float], CompressedSum] = {}
-
-    def sum(self, tensors: Mapping[str, NDArray[np.float32]], step: int) -> CompressedResult:
-        """See `CompressedSum.sum`; the step's decision must have been made."""
-        plan = self._decisions.next
-        key = plan.method, plan.ratio
-        if key not in self._sums:
-            self._sums[key] = self._make(*key)
-        result = self._sums[key].sum(tensors, step)
-        self._decisions.add(result)
-        return result
 
 
 def compressor_of(method: Method, ratio: float) -> Compressor:
