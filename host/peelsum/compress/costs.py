@@ -261,7 +261,8 @@ def _through_switch(method: Method, step: Step) -> Cost:
     elects in one more. `top_k_switch`: the fastest sparse form of an allreduce, if each worker selects
     independently.
     """
-    network, words, exchanges = step.path.network(step.link), step.elements, 1 + step.headers
+    network, exchanges = step.path.network(step.link), 1 + step.headers
+    words: float = step.elements
     if method == "dense_switch":
         codec_s = _forms(step.elements, 1.0, _DENSE_FORMS)[0].codec_s
     elif method == "ar_top_k_switch":
