@@ -15,7 +15,7 @@ from torch_ranks import run_several
 from peelsum.allreduce import NetworkModel
 from peelsum.compress import Threshold, TopK
 from peelsum.torch import HookError
-from peelsum.torch.waiting_buckets import DenseBuckets
+from peelsum.torch.buckets import DenseBuckets
 
 A, B, C = ("a",), ("b", "b2"), ("c",)
 #: Two exchanges take as long as 1,000 words.

@@ -28,21 +28,20 @@ from peelsum.allreduce import (
 from peelsum.allreduce.history_loops import warm_up
 from peelsum.allreduce.reducer import Reducer
 from peelsum.torch.backends import connect
-from peelsum.torch.buckets import Bucket, summable
+from peelsum.torch.buckets import Bucket, DenseBuckets, Names, SparseGradients, WaitingBuckets, summable
 from peelsum.torch.errors import HookError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.settings import Settings, as_hooks
 from peelsum.torch.sparse_sums import SparseTensor, average_rows
 from peelsum.torch.stats import SumCost
 from peelsum.torch.sum_queue import SumQueue
-from peelsum.torch.waiting_buckets import DenseBuckets, SparseGradients, WaitingBuckets
 
+#: Replaces gradients by their averages in a step, as `average` does.
+Average = Callable[[Mapping[Names, Bucket], int], Any]
 _log = logging.getLogger("peelsum.torch")
 
 
-def average(
-    total: reducer.BucketSum, buckets: Mapping[tuple[str, ...], Bucket], step: int, *, on_host: bool
-) -> Any:
+def average(total: reducer.BucketSum, buckets: Mapping[Names, Bucket], step: int, *, on_host: bool) -> Any:
     """Replace gradients by their averages over workers, by `total`. Raises the all-reduce's errors.
 
     buckets: by the names of their parameters. on_host: whether `total` takes host arrays, as when it
@@ -87,7 +86,7 @@ class BucketSums:
         self._settings, self._reducer, self._history, self._count = settings, reducer, history, count
         self._groups: list[ProcessGroupSummation] = []
         #: The sum of each bucket, or of several, by the names of its parameters.
-        self._sums: dict[tuple[str, ...], Callable[[Mapping[tuple[str, ...], Bucket], int], Any]] = {}
+        self._sums: dict[Names, Average] = {}
         self._queue: SumQueue | None = None
         self._dense = DenseBuckets(settings.model if reducer.merges else None)
         self._sparse = SparseGradients()
@@ -137,7 +136,7 @@ class BucketSums:
     def submit(
         self,
         bucket: Bucket | SparseTensor,
-        names: tuple[str, ...],
+        names: Names,
         step: int,
         group: dist.ProcessGroup | None,
         *,
@@ -216,9 +215,7 @@ class BucketSums:
                 for group in self._groups:
                     group.close()
 
-    def _new_sum(
-        self, gradients: torch.Tensor, names: tuple[str, ...]
-    ) -> Callable[[Mapping[tuple[str, ...], Bucket], int], Any]:
+    def _new_sum(self, gradients: torch.Tensor, names: Names) -> Average:
         """Return what averages the buckets of these parameters, whose gradients are on one device."""
         settings = self._settings.beside(gradients)
         with as_hooks():

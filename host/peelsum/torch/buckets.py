@@ -1,17 +1,37 @@
-"""A bucket's gradients as sums take them: on the host or on their device, in the order of the streams."""
+"""A bucket's gradients as sums take them, and the buckets of a backward pass that wait to be summed together.
+
+Theory of operation. A bucket of few words takes longer in exchanges' round trips than on the link. So it
+waits, until the buckets that wait would take the link longer than the exchanges that they save. Every rank
+decides the same: DDP hands over buckets in the same order on all ranks, and all ranks send as many words for
+a sum. Only sums of earlier passes count, which are done on every rank when another pass begins.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from peelsum.allreduce import NetworkModel
 from peelsum.allreduce.allreduce import Tensor
 from peelsum.codec import BFloat16
+from peelsum.torch.errors import HookError
+from peelsum.torch.sparse_sums import SparseTensor
+
+B = TypeVar("B")
+#: The names of a bucket's parameters.
+Names = tuple[str, ...]
+#: The exchanges of most sums: header and values.
+_EXCHANGES = 2
+#: Buckets that were summed together stay together until they take this many times the words.
+_STAY = 2.0
 
 
 class Bucket:
@@ -86,3 +106,84 @@ def summable(tensor: torch.Tensor) -> Tensor:
         return BFloat16(tensor.view(torch.int16).numpy().view(np.uint16))
     array: Tensor = tensor.numpy()
     return array
+
+
+class WaitingBuckets(ABC, Generic[B]):
+    """Buckets that wait in one backward pass. Subclasses decide how long."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Names, B] = {}
+        self._done: Future[None] = Future()
+        self._pass: int | None = None
+
+    def ended(self, names: Names, within: int | None) -> bool:
+        """Return whether what waits must be summed before a bucket of the backward pass `within`.
+
+        So it is if the pass is another, e.g. one inside of the first. If the bucket itself waits, its pass
+        has failed. Then what waits is dropped, because its gradients have been replaced.
+        """
+        if names in self._waiting:
+            self.taken()[1].set_exception(HookError("sum: its backward pass ended before the last bucket"))
+        before, self._pass = self._pass, within
+        return bool(self._waiting) and before != within
+
+    def add(self, names: Names, bucket: B) -> Future[None]:
+        """Add a bucket; return the future of the sum, the same for all that wait together."""
+        if not self._waiting:
+            self._done = Future()
+        self._waiting[names] = bucket
+        return self._done
+
+    @abstractmethod
+    def wait(self) -> bool:
+        """Return whether the buckets wait for another."""
+
+    def taken(self) -> tuple[Mapping[Names, B], Future[None]]:
+        """Return the buckets that wait, which then wait no longer, and the future of their sum."""
+        waiting, self._waiting = self._waiting, {}
+        return waiting, self._done
+
+
+class DenseBuckets(WaitingBuckets[Bucket]):
+    """Buckets that wait by what words and exchanges take; with None for the network, they never wait."""
+
+    def __init__(self, network: NetworkModel | None) -> None:
+        super().__init__()
+        self.network = network
+        #: Words of each bucket's last sum.
+        self._words: dict[Names, int] = {}
+        #: Buckets that waited for another the last time.
+        self._together: set[tuple[Names, ...]] = set()
+
+    def wait(self) -> bool:
+        """Return whether their words take less time than the exchanges that another bucket would save."""
+        names = tuple(self._waiting)
+        if self.network is None or not self._words.keys() >= self._waiting.keys():
+            return False
+        worth_s = _EXCHANGES * self.network.round_trip_s * (_STAY if names in self._together else 1.0)
+        together = self.network.seconds(sum(map(self._words.__getitem__, names)), 0) <= worth_s
+        (self._together.add if together else self._together.discard)(names)
+        return together
+
+    def learn(self, buckets: Iterable[Names], sent: Mapping[str, int]) -> None:
+        """Note how many words the sum of buckets took for each name, for the next pass."""
+        for names in buckets:
+            self._words[names] = sum(map(sent.__getitem__, names))
+
+
+class SparseGradients(WaitingBuckets[SparseTensor]):
+    """Gradients of sparse tables, which wait for the end of their backward pass.
+
+    A parameter's first gradient does not wait: in the first pass of a static graph DDP marks no bucket as the
+    last one, and waits for all sums before the pass ends.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._summed_before: set[Names] = set()
+
+    def wait(self) -> bool:
+        """Return whether all of them have been summed before."""
+        known = self._summed_before >= self._waiting.keys()
+        self._summed_before |= self._waiting.keys()
+        return known
