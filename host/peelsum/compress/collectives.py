@@ -100,27 +100,6 @@ class GroupSummation(Summation, Protocol):
         """Return every worker's bytes, of which all have as many, in the order of workers."""
 
 
-class GroupCollectives(SummationCollectives):
-    """Words over a queued backend; gathers, and over a process group broadcasts, by the group's own."""
-
-    def __init__(self, summation: Turns, group: GroupSummation) -> None:
-        super().__init__(summation)
-        self._queued, self._group = summation, group
-
-    def broadcast(
-        self, pieces: Sequence[Words], sources: Sequence[int], ahead: Sequence[Part] = ()
-    ) -> tuple[list[Words], list[Words]]:
-        """See `Collectives.broadcast`; over a process group, one broadcast for each source."""
-        if self._queued.backend is not self._group:
-            return super().broadcast(pieces, sources, ahead)
-        results = self.sum_words(ahead) if ahead else []
-        return results, self._queued.in_turn(lambda: self._group.broadcast(pieces, sources))
-
-    def gather(self, data: Bytes) -> list[Bytes]:
-        """See `Collectives.gather`."""
-        return self._queued.in_turn(lambda: gathered(data, self._group.gather_equal))
-
-
 class StepExchanges:
     """The exchanges of a step: what they cost, and words whose OR travels along with the first of them.
 
@@ -196,11 +175,11 @@ class StepExchanges:
 
 
 class Route(SummationCollectives):
-    """The collectives of a strategy's method, at `turns`, whose exchanges `exchanges` counts.
+    """The collectives of a hook's sum, at `turns`, counted by `exchanges`: a compressor's, or a method's.
 
-    With `by`, words go over a process group: reduced in a ring or by trees, broadcast and gathered. Few words
-    are reduced by direct messages instead, which take less time, and less of the processor. Without, they go
-    over the backend, a switch, by `path`.
+    Words go over the backend by `path`; or, with `by`, over a process group, reduced in a ring or by trees.
+    Few words are reduced by direct messages instead, which take less time, and less of the processor. Gathers
+    go over the group if there is one, and so do broadcasts of words that go over it.
     """
 
     def __init__(
@@ -211,9 +190,9 @@ class Route(SummationCollectives):
         group: GroupSummation | None = None,
         by: By | None = None,
     ) -> None:
+        super().__init__(group if by and group else turns)
         self._turns, self._exchanges, self._path = turns, exchanges, path
-        self._group, self._by = group if by else None, by
-        super().__init__(self._group or turns)
+        self._group, self._by = group, by
 
     @classmethod
     def of(
@@ -231,10 +210,10 @@ class Route(SummationCollectives):
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`."""
-        exchange = self._switched if self._group is None else self._reduced
+        exchange = self._reduced if self._by else self._at_backend
         return self._turns.in_turn(lambda: self._exchanges.attach(parts, exchange))
 
-    def _switched(self, parts: Sequence[Part]) -> list[Words]:
+    def _at_backend(self, parts: Sequence[Part]) -> list[Words]:
         backend, words = self._turns.backend, sum(self._path.words(len(part.words)) for part in parts)
         return self._exchanges.timed(lambda: backend.sum_words(parts), self._path.hops, words)
 
@@ -260,7 +239,7 @@ class Route(SummationCollectives):
         self, pieces: Sequence[Words], sources: Sequence[int], ahead: Sequence[Part] = ()
     ) -> tuple[list[Words], list[Words]]:
         """See `Collectives.broadcast`."""
-        if self._group is None:
+        if self._group is None or not (self._by or self._turns.backend is self._group):
             return super().broadcast(pieces, sources, ahead)
         results = self.sum_words(ahead) if ahead else []
         once, words = rounds(self.workers), sum(map(len, pieces))

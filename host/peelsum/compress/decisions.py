@@ -119,7 +119,7 @@ class StrategyReducer(LossyReducer):
             key = method, ratio = self.next.method, self.next.ratio
             if key not in sums:
                 route = Route.of(method, self.turns, self._exchanges, self._path, self._group)
-                sums[key] = self._sum(compressor_of(method, ratio), route, route, exact, error_feedback=True)
+                sums[key] = self._sum(compressor_of(method, ratio), route, exact, error_feedback=True)
             result = sums[key].sum(tensors, step)
             self.add(result)
             return result

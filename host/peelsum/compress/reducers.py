@@ -21,18 +21,13 @@ from peelsum.codec import BFloat16
 from peelsum.codec.floats import widened
 from peelsum.compress import loops
 from peelsum.compress.arguments import CompressConfigError
-from peelsum.compress.collectives import (
-    Collectives,
-    GroupCollectives,
-    GroupSummation,
-    SummationCollectives,
-)
+from peelsum.compress.collectives import GroupSummation, Route, StepExchanges
 from peelsum.compress.compressed_sum import CompressedSum, feedback_of
 from peelsum.compress.compressor import Compressor
+from peelsum.compress.costs import SwitchPath
 from peelsum.compress.exchange import CompressedResult
 from peelsum.compress.memory import Memory, Residual
 from peelsum.compress.sparsifier import TopK
-from peelsum.summation import Summation
 
 
 class LossyReducer(Reducer):
@@ -75,19 +70,18 @@ class LossyReducer(Reducer):
     def _sum(
         self,
         compressor: Compressor,
-        summation: Summation,
-        collectives: Collectives,
+        route: Route,
         exact: ExactSum,
         error_feedback: bool | None,
     ) -> CompressedSum:
-        """Return a bucket's sum by a compressor; indexed payloads go over `summation`."""
+        """Return a bucket's sum by a compressor."""
         return CompressedSum(
-            summation,
+            route,
             compressor,
             self.memory,
             error_feedback=error_feedback,
-            allreduce=exact(summation),
-            collectives=collectives,
+            allreduce=exact(route),
+            collectives=route,
             span=self._span,
             note=self._note,
         )
@@ -121,9 +115,8 @@ class CompressorReducer(LossyReducer):
 
     def bucket(self, exact: ExactSum) -> BucketSum:
         """Return the sum of a bucket. Raises CompressConfigError for too many workers."""
-        group, turns = self._group, self.turns
-        collectives = SummationCollectives(turns) if group is None else GroupCollectives(turns, group)
-        summing = self._sum(self._compressor, turns, collectives, exact, self._error_feedback)
+        route = Route(self.turns, StepExchanges(), SwitchPath(), self._group)
+        summing = self._sum(self._compressor, route, exact, self._error_feedback)
         return partial(summed_in_place, summing.sum)
 
 

@@ -166,14 +166,13 @@ class BucketSums:
 
     def flush(self, step: int) -> None:
         """Queue the sums of the buckets that wait for others."""
-        self._flush(self._dense, step)
-        self._flush(self._sparse, step)
+        for waiting in (self._dense, self._sparse):
+            if waiting.waiting:
+                self._flush(waiting, step)
 
     def _flush(self, waiting: WaitingBuckets[Any], step: int) -> None:
         """Queue the sum of what waits there."""
         buckets, done = waiting.taken()
-        if not buckets:
-            return
         queue, count = self._queue, self._count
         assert queue is not None
         if waiting is self._sparse:

@@ -112,7 +112,8 @@ class WaitingBuckets(ABC, Generic[B]):
     """Buckets that wait in one backward pass. Subclasses decide how long."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Names, B] = {}
+        #: Those that wait, by their parameters' names, in order.
+        self.waiting: dict[Names, B] = {}
         self._done: Future[None] = Future()
         self._pass: int | None = None
 
@@ -122,16 +123,16 @@ class WaitingBuckets(ABC, Generic[B]):
         So it is if the pass is another, e.g. one inside of the first. If the bucket itself waits, its pass
         has failed. Then what waits is dropped, because its gradients have been replaced.
         """
-        if names in self._waiting:
+        if names in self.waiting:
             self.taken()[1].set_exception(HookError("sum: its backward pass ended before the last bucket"))
         before, self._pass = self._pass, within
-        return bool(self._waiting) and before != within
+        return bool(self.waiting) and before != within
 
     def add(self, names: Names, bucket: B) -> Future[None]:
         """Add a bucket; return the future of the sum, the same for all that wait together."""
-        if not self._waiting:
+        if not self.waiting:
             self._done = Future()
-        self._waiting[names] = bucket
+        self.waiting[names] = bucket
         return self._done
 
     @abstractmethod
@@ -140,7 +141,7 @@ class WaitingBuckets(ABC, Generic[B]):
 
     def taken(self) -> tuple[Mapping[Names, B], Future[None]]:
         """Return the buckets that wait, which then wait no longer, and the future of their sum."""
-        waiting, self._waiting = self._waiting, {}
+        waiting, self.waiting = self.waiting, {}
         return waiting, self._done
 
 
@@ -157,8 +158,8 @@ class DenseBuckets(WaitingBuckets[Bucket]):
 
     def wait(self) -> bool:
         """Return whether their words take less time than the exchanges that another bucket would save."""
-        names = tuple(self._waiting)
-        if self.network is None or not self._words.keys() >= self._waiting.keys():
+        names = tuple(self.waiting)
+        if self.network is None or not self._words.keys() >= self.waiting.keys():
             return False
         worth_s = _EXCHANGES * self.network.round_trip_s * (_STAY if names in self._together else 1.0)
         together = self.network.seconds(sum(map(self._words.__getitem__, names)), 0) <= worth_s
@@ -184,6 +185,6 @@ class SparseGradients(WaitingBuckets[SparseTensor]):
 
     def wait(self) -> bool:
         """Return whether all of them have been summed before."""
-        known = self._summed_before >= self._waiting.keys()
-        self._summed_before |= self._waiting.keys()
+        known = self._summed_before >= self.waiting.keys()
+        self._summed_before |= self.waiting.keys()
         return known
