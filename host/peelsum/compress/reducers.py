@@ -45,26 +45,15 @@ class LossyReducer(Reducer):
         loops.warm_up()
 
     def saved(self) -> dict[str, Any]:
-        residuals = {
-            name: {"velocity": one.velocity, "numbers": one.numbers, "scales": one.scales}
-            for name, one in self.memory.residuals.items()
-        }
+        residuals = {name: dict(vars(one)) for name, one in self.memory.residuals.items()}
         kept = {name: arrays for name, arrays in self.memory.kept.items() if arrays}
         return {"residuals": residuals, **({"kept": kept} if kept else {})}
 
     def restore(
         self, values: Mapping[str, Any], residuals: Sequence[Mapping[str, Mapping[str, NDArray[Any]]]]
     ) -> None:
-        """See `Reducer.restore`. Raises CompressConfigError for damaged residuals, KeyError for none."""
-        self.memory.restore(
-            *(
-                {
-                    name: Residual(one["numbers"], one["scales"], one.get("velocity"))
-                    for name, one in rank.items()
-                }
-                for rank in residuals
-            )
-        )
+        """See `Reducer.restore`. Raises CompressConfigError for damaged residuals, TypeError for none."""
+        self.memory.restore(*({name: Residual(**one) for name, one in rank.items()} for rank in residuals))
         self.memory.kept = dict(values.get("kept", {}))
 
     def _sum(
