@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from peelsum.allreduce.errors import InvalidRequestError, SummationStalledError
-from peelsum.summation import Part, Words
+from peelsum.summation import Part, Words, gather_by_or
 
 
 class LocalSummation:
@@ -65,9 +65,7 @@ class LocalSummation:
 
     def all_gather(self, words: Words) -> Words:
         """See `PieceSummation.all_gather`."""
-        everybody = np.zeros((self.workers, words.size), np.uint32)
-        everybody[self.worker_id] = words
-        return self.sum_words([Part(everybody.reshape(-1), "or")])[0]
+        return gather_by_or(self, words).reshape(-1)
 
     def broadcast(self, words: Words, root: int) -> Words:
         """See `PieceSummation.broadcast`."""

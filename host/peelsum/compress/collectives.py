@@ -18,7 +18,7 @@ from peelsum.allreduce.reducer import Turns
 from peelsum.compress.costs import Method, SwitchPath, carrier_of, reduced, rounds
 from peelsum.compress.events import Traffic
 from peelsum.compress.links import Timed
-from peelsum.summation import Part, Summation, Words
+from peelsum.summation import Part, Summation, Words, gather_by_or
 
 T = TypeVar("T")
 Bytes = NDArray[np.uint8]
@@ -68,18 +68,11 @@ class SummationCollectives:
         return results, cut(copied, [len(one) for one in pieces])
 
     def gather(self, data: Bytes) -> list[Bytes]:
-        lengths = self._by_worker(np.array([data.size], np.uint32))[:, 0]
+        lengths = gather_by_or(self, np.array([data.size], np.uint32))[:, 0]
         padded = np.zeros(-(-int(lengths.max()) // 4) * 4, np.uint8)
         padded[: data.size] = data
-        rows = self._by_worker(padded.view(np.uint32)).view(np.uint8)
+        rows = gather_by_or(self, padded.view(np.uint32)).view(np.uint8)
         return [row[:length] for row, length in zip(rows, lengths.tolist(), strict=True)]
-
-    def _by_worker(self, words: Words) -> NDArray[np.uint32]:
-        """Return uint32[workers, n]: every worker's words[n]."""
-        slots = np.zeros((self.workers, words.size), np.uint32)
-        slots[self.worker_id] = words
-        (combined,) = self.sum_words([Part(slots.reshape(-1), "or")])
-        return combined.reshape(slots.shape)
 
 
 @runtime_checkable

@@ -17,10 +17,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar, cast
 
-import numpy as np
-
 from peelsum.allreduce import Part, Summation
-from peelsum.summation import PieceSummation, Words
+from peelsum.summation import PieceSummation, Words, gather_by_or
 from peelsum.torch.errors import HookError, HookFailedError
 
 T = TypeVar("T")
@@ -183,9 +181,7 @@ class SumQueue:
         """See `PieceSummation.all_gather`; a backend that sums only ORs copies in the workers' places."""
         if hasattr(self.backend, "all_gather"):
             return self.in_turn(lambda: cast(PieceSummation, self.backend).all_gather(words))
-        everybody = np.zeros((self.workers, words.size), np.uint32)
-        everybody[self.worker_id] = words
-        return self.sum_words([Part(everybody.reshape(-1), "or")])[0]
+        return gather_by_or(self, words).reshape(-1)
 
     def broadcast(self, words: Words, root: int) -> Words:
         """See `PieceSummation.broadcast`."""
