@@ -22,7 +22,7 @@ from torch_alone import Sums, group_of_one, in_time
 
 from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation, SummationStalledError
 from peelsum.allreduce.reducer import Reducer
-from peelsum.torch import HookError, SwitchAllreduceState, TopK, fsdp_hook, hook
+from peelsum.torch import HookError, SwitchAllreduceState, fsdp_hook, hook
 from peelsum.torch.bucket_sum import average
 from peelsum.torch.buckets import Bucket, _Streams
 
@@ -207,7 +207,3 @@ def test_a_backend_is_left_if_measuring_fails(monkeypatch):
     assert Left.left == 1
     with pytest.raises(HookError, match="was closed"):
         state.connect()
-
-
-def test_compressors_run_on_the_host():
-    assert SwitchAllreduceState(compressor=TopK(0.1), implementation="gpu")._settings.implementation == "cpu"

@@ -14,7 +14,10 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.allreduce import PlanMismatchError
+from peelsum.allreduce.plan import agreed, agreement_words
 from peelsum.allreduce.reducer import Turns
+from peelsum.compress.compressor import digest_of
 from peelsum.compress.costs import Method, SwitchPath, carrier_of, reduced, rounds
 from peelsum.compress.events import Traffic
 from peelsum.compress.links import Timed
@@ -252,6 +255,16 @@ class Route(SummationCollectives):
         return self._turns.in_turn(
             lambda: gathered(data, lambda equal: self._exchanges.gather(equal, everything))
         )
+
+
+def agreement(text: str, complaint: Callable[[], str]) -> Part:
+    """Return a part whose sum raises PlanMismatchError, on every worker, unless all have the same text."""
+
+    def check(words: Words) -> None:
+        if not agreed(words):
+            raise PlanMismatchError(complaint())
+
+    return Part(agreement_words(digest_of(text)), "or", check)
 
 
 def joined(pieces: Sequence[Words]) -> Words:

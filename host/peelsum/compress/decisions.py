@@ -9,7 +9,6 @@ one sends.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
@@ -22,11 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce import PlanMismatchError
-from peelsum.allreduce.plan import agreed, agreement_words
 from peelsum.allreduce.reducer import BucketSum, ExactSum, Turns
 from peelsum.compress.arguments import CompressConfigError
-from peelsum.compress.collectives import GroupSummation, Route, StepExchanges
+from peelsum.compress.collectives import GroupSummation, Route, StepExchanges, agreement
 from peelsum.compress.compressed_sum import CompressedSum
 from peelsum.compress.compressor import Compressor
 from peelsum.compress.costs import DENSE, METHODS, Carrier, Method, SwitchPath, carrier_of
@@ -47,7 +44,7 @@ from peelsum.compress.methods.packed import Dense
 from peelsum.compress.reducers import CompressorReducer, LossyReducer, checked, summed_in_place
 from peelsum.compress.sparsifier import StarTopK, TopK
 from peelsum.compress.strategy import Decider, Flexible
-from peelsum.summation import Part, Summation, Words
+from peelsum.summation import Part, Summation
 from peelsum.transport import SwitchSummation
 
 _LOGGER = logging.getLogger("peelsum.torch")
@@ -227,23 +224,17 @@ class StrategyReducer(LossyReducer):
                 ) from error
         elif self._saved:
             _LOGGER.info("strategy: saved with other settings or ranks; ratios are explored again")
-        first.sum_words([self._agreement(repr((self._identity(decider), decider.saved())), first.worker_id)])
+        text = repr((self._identity(decider), decider.saved()))
+        message = (
+            f"strategy: not the same on every worker; worker {first.worker_id} has {self._settings!r}; "
+            "pass the same settings, and restore the same step, on every worker"
+        )
+        first.sum_words([agreement(text, lambda: message)])
         return decider
 
     def _identity(self, decider: Decider) -> str:
         """Return what must be the same for a decider to go on from another's values."""
         return repr((self._settings, decider.carriers, self.turns.workers))
-
-    def _agreement(self, text: str, worker_id: int) -> Part:
-        def check(words: Words) -> None:
-            if not agreed(words):
-                raise PlanMismatchError(
-                    f"strategy: not the same on every worker; worker {worker_id} has {self._settings!r}; "
-                    "pass the same settings, and restore the same step, on every worker"
-                )
-
-        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
-        return Part(agreement_words(digest), "or", check)
 
     def _measured(self, decider: Decider, traffic: Traffic | None) -> Measurement:
         """Exchange what was asked for; return its times, and all else of the step that had this traffic."""
