@@ -44,7 +44,7 @@ def test_a_page_has_figures_tables_and_how_they_were_measured(mine: Path, tmp_pa
     drawn = (folder / "areas.svg").read_text()
     assert ">area by width<" in drawn
     out = ("--out", str(tmp_path))
-    assert benchmarks("show", str(mine), *out).stdout == f"{text}\n"
+    assert benchmarks("show", str(mine), *out).stdout == text
     for path in (folder / "page.md", folder / "areas.svg"):
         path.unlink()
     assert benchmarks("draw", str(mine), *out).stdout == f"{folder / 'page.md'}\n"
