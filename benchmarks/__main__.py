@@ -159,7 +159,8 @@ def show(options: argparse.Namespace, given: dict[str, str]) -> None:
     for name in options.names:
         what, rows, _ = _last(name, options, given)
         points = pages.summaries(load(what.source), rows)
-        print(points.to_json(orient="records", indent=2) if options.json else pages.page(what, rows, name))
+        shown = points.to_json(orient="records", indent=2) if options.json else pages.page(what, rows, name)
+        print(shown.rstrip("\n"))
 
 
 def draw(options: argparse.Namespace, given: dict[str, str]) -> None:

@@ -36,6 +36,7 @@ from peelsum.processes.children import die_with_parent
 _SOURCES = (
     "*.py",
     "*.p4",
+    "*.p4inc",
     "switch/artifacts",
     "constraints.txt",
     ":!docs",

@@ -9,10 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.experiment import find
-from benchmarks.page import page
-from benchmarks.rows import Run, of_plan, read
-
 project = "peelsum"
 author = "the peelsum authors"
 copyright = "the peelsum authors, Apache-2.0"
@@ -86,15 +82,6 @@ def _is_package(name: str) -> bool:
     return spec is not None and spec.submodule_search_locations is not None
 
 
-def _experiment_pages(app: Any) -> None:
-    """Write results/experiments/NAME/page.md for each experiment, from its committed rows."""
-    folder = Path(app.srcdir) / "results" / "experiments"
-    for committed in sorted(folder.glob("*/rows.csv")):
-        name = committed.parent.name
-        what = Run(find(name))
-        _write(folder / name / "page.md", page(what, of_plan(what, read(committed)), name))
-
-
 def _command_line(app: Any) -> None:
     """Write reference/command-line.md, from the commands' own help."""
     command = [sys.executable, "-m", "typer", "peelsum.cli.app", "utils", "docs", "--name", "peelsum"]
@@ -111,8 +98,7 @@ def _command_line(app: Any) -> None:
 
 
 def setup(app: Any) -> None:
-    """Connect the four to Sphinx."""
+    """Connect the three to Sphinx."""
     app.connect("builder-inited", _api_pages)
-    app.connect("builder-inited", _experiment_pages)
     app.connect("builder-inited", _command_line)
     app.connect("autodoc-process-docstring", _plain)

@@ -32,7 +32,7 @@ from peelsum.compress import (
     carrier_of,
 )
 from peelsum.compress import Traffic as StepTraffic
-from peelsum.compress.collectives import Bytes, Meter, PiggybackWords, Routes
+from peelsum.compress.collectives import Bytes, Route, StepExchanges
 from peelsum.compress.costs import directly
 from peelsum.compress.decisions import compressor_of
 from peelsum.summation import Part, Words
@@ -113,12 +113,7 @@ class ChangingTraining(Training):
         self._by_method: dict[tuple[int, Method, float], CompressedSum] = {}
         self._fixed = None if isinstance(by, Flexible) else Next(*by, False, {})
         super().__init__(setting)
-        self._meters = [Meter() for _ in range(setting.workers)]
-        self._riders = [PiggybackWords() for _ in range(setting.workers)]
-        self._routes = [
-            Routes(cast(Any, _Queue(one)), cast(Any, _Group(one)), self._path, meter, rider)
-            for one, meter, rider in zip(self._threads.members, self._meters, self._riders, strict=True)
-        ]
+        self._exchanges = [StepExchanges() for _ in range(setting.workers)]
         self._elements = sum(one.numel() for one in self.subject.model.parameters())
         self._decider = None
         if isinstance(by, Flexible):
@@ -150,15 +145,15 @@ class ChangingTraining(Training):
         link, plan = self._network(self.seconds), self.plan
         if self._decider is not None:
             self.seconds += self._measure(self._decider, link)
-        for meter in self._meters:
-            meter.reset()
+        for exchanges in self._exchanges:
+            exchanges.reset()
         finite = super().step()
-        exchange_s = _seconds(link, self._meters[0].messages, self._meters[0].words)
+        exchange_s = _seconds(link, self._exchanges[0].messages, self._exchanges[0].words)
         select_s = 0.0 if plan.method in DENSE else SELECT_S
         self.seconds += COMPUTE_S + select_s + exchange_s
         if self._decider is not None:
             self._observe(self._decider)
-            small = self._meters[0].small
+            small = self._exchanges[0].small
             self._last = {
                 f"{carrier_of(plan.method)}_small_s": _seconds(link, small.messages, small.words),
                 "exchange_s": exchange_s,
@@ -176,7 +171,9 @@ class ChangingTraining(Training):
         plan = self.plan
         key = rank, plan.method, plan.ratio
         if key not in self._by_method:
-            route = self._routes[rank].of(plan.method)
+            member, exchanges = self._threads.members[rank], self._exchanges[rank]
+            turns, group = cast(Any, _Queue(member)), cast(Any, _Group(member))
+            route = Route.of(plan.method, turns, exchanges, self._path, group)
             self._by_method[key] = CompressedSum(
                 route,
                 compressor_of(plan.method, plan.ratio),
@@ -200,16 +197,16 @@ class ChangingTraining(Training):
                 sent = directly(self.setting.workers, count, _FEW_WORDS) if carrier == "group" else switch
                 if count:
                     asked[f"{carrier}_{kind}_s"] = _seconds(link, *sent)
-        self._traffic = self._meters[0].traffic(self._elements, 1) if self._last else None
-        for rider, gain in zip(self._riders, self._gains, strict=True):
+        self._traffic = self._exchanges[0].traffic(self._elements, 1) if self._last else None
+        for exchanges, gain in zip(self._exchanges, self._gains, strict=True):
             times = (self._last | asked).items()
             noisy = {name: one * (1 + _NOISE * self._random.exponential()) for name, one in times}
-            rider.set(Measurement(**noisy, gain=min(gain, 1.0)).words())
+            exchanges.set(Measurement(**noisy, gain=min(gain, 1.0)).words())
         return sum(asked.values())
 
     def _observe(self, decider: Decider) -> None:
         """Let the decider take what all workers agree on."""
-        words = self._riders[0].result()
+        words = self._exchanges[0].result()
         assert words is not None
         events = decider.observe(Measurement.agreed(words), self._traffic)
         self.changes += sum(isinstance(one, MethodChosen) for one in events)

@@ -29,11 +29,12 @@ def stages(device: str, seed: int, elements: int, density: float, runs: int = _R
     """Measure the stages on a device."""
     import torch
 
-    from peelsum.codec import SketchLayout, gpu
-    from peelsum.codec.gpu_segments import GpuSegments
+    from peelsum.codec import SketchLayout
+    from peelsum.codec.gpu import GpuDevice
     from peelsum.codec.segments import Segment, Table
 
     there = torch.device(device)
+    gpu = GpuDevice(there)
     # Without a GPU nothing counts its memory.
     allocated = torch.cuda.max_memory_allocated if there.type == "cuda" else lambda device: 0
 
@@ -51,7 +52,7 @@ def stages(device: str, seed: int, elements: int, density: float, runs: int = _R
         torch.cuda.reset_peak_memory_stats(there)
     before = allocated(there)
     table = Table([Segment(elements, sparse=True)])
-    codec, scales = GpuSegments(table, [values], [None], 1), room(table.scale_words)
+    codec, scales = gpu.segments(table, [values], [None], 1), room(table.scale_words)
     index_us, union = us(lambda: codec.write_scales(scales)), codec.write_scales(scales)
     codec.read_scales(scales.cpu().numpy().view("uint32"))
     count = codec.place(union)[1]
@@ -65,7 +66,7 @@ def stages(device: str, seed: int, elements: int, density: float, runs: int = _R
         return positions
 
     def read() -> None:
-        one = GpuSegments(table, [results], [results], 1)
+        one = gpu.segments(table, [results], [results], 1)
         one.use(codec.fields, codec.scales)
         one.place(union)
         one.read(numbers[:0], numbers, 1)

@@ -22,7 +22,7 @@ from peelsum.allreduce.exchange import Exchange, Round, Rounds, Sums
 from peelsum.bench.codec import Device, require_memory, tensor
 from peelsum.bench.codec.rows import Form, fewest_words
 from peelsum.bench.codec.timing import NotExactError, exchange_of, format_of, require_exact
-from peelsum.codec import FixedPoint, kernels, warm_up
+from peelsum.codec import FixedPoint, occupied, warm_up
 from peelsum.summation import Words
 
 #: The codec's ways, each with form and index; `auto` is the planner's choice for the fewest words.
@@ -165,7 +165,7 @@ def _seen(tensors: list[Floats]) -> Seen:
     used = np.zeros(tensors[0].size, np.bool_)
     for values in tensors:
         used |= values != 0
-    return Seen(tuple(kernels().occupied(np.flatnonzero(used)).tolist()))
+    return Seen(tuple(occupied(np.flatnonzero(used)).tolist()))
 
 
 def _figures(run: _Run) -> dict[str, Any]:

@@ -216,33 +216,33 @@ def lhc_step(device: Device, layout: LhcLayout, values: NDArray[np.float32], fix
 
     What peeling leaves over is sent in one more round. Raises NotExactError if an element is wrong.
     """
-    clock, memory, there = device.clock, device.memory, device.place(values)
+    clock, codec, there = device.clock, device.codec, device.place(values)
     lhc = _on(device, layout)
     started = clock()
-    sent = sent_words(lhc.index(there), memory)
+    sent = sent_words(lhc.index(there), codec)
     encode_s = clock() - started
     arrived = sent.copy()
     started = clock()
-    summed = memory.receive(arrived)
+    summed = codec.placed(arrived)
     sketch, counts = lhc.encode(there, fixed, summed)
-    sent = sent_words(sketch, memory)
+    sent = sent_words(sketch, codec)
     encode_s += clock() - started
     arrived = sent.copy()
     started = clock()
-    decoded, left = lhc.decode(memory.receive(arrived), counts, summed, fixed, values.size)
-    memory.settle()
+    decoded, left = lhc.decode(codec.placed(arrived), counts, summed, fixed, values.size)
+    codec.settle()
     decode_s = clock() - started
     if left:
         started = clock()
         positions, integers = lhc.left_over(there, fixed, summed)
-        sent = sent_words(integers, memory)
+        sent = sent_words(integers, codec)
         encode_s += clock() - started
         arrived = sent.copy()
         started = clock()
-        lhc.complete(decoded, positions, memory.receive(arrived), fixed)
-        memory.settle()
+        lhc.complete(decoded, positions, codec.placed(arrived), fixed)
+        codec.settle()
         decode_s += clock() - started
-    require_exact([values], memory.on_host(decoded), fixed)
+    require_exact([values], codec.on_host(decoded), fixed)
     return Measured(layout.words(values.size) + left, encode_s, decode_s, None, left)
 
 

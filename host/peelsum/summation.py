@@ -84,3 +84,11 @@ class PieceSummation(Summation, Protocol):
 
     def broadcast(self, words: Words, root: int) -> Words:
         """Return the words of worker `root`, from 0: uint32[k]. Of others' words, only k is used."""
+
+
+def gather_by_or(summation: Summation, words: Words) -> Words:
+    """Return uint32[workers, n], every worker's words[n], by an OR with zeros in the others' places."""
+    rows = np.zeros((summation.workers, words.size), np.uint32)
+    rows[summation.worker_id] = words
+    (total,) = summation.sum_words([Part(rows.reshape(-1), "or")])
+    return total.reshape(rows.shape)

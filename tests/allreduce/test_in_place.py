@@ -33,16 +33,6 @@ def test_what_cannot_be_written_over_is_left_alone(make_workers: Any) -> None:
         assert np.abs(result[name].values - tensor).max() <= result[name].error_bound
 
 
-def test_results_go_to_the_first_tensors_or_over_all(make_workers: Any) -> None:
-    tensors = [drawn(w, 0.2) for w in range(3)]
-    wanted, own = [tensor + 0.0 for tensor in tensors], np.empty(9000, np.float32)
-    (result,) = make_workers(1).each(lambda w, reduce: reduce.sum(tensors, in_place=True, out=[own]))
-    assert [np.shares_memory(result[i].values, tensors[i]) for i in range(3)] == [False, True, True]
-    assert np.shares_memory(result[0].values, own)
-    for i in range(3):
-        assert np.abs(result[i].values - wanted[i]).max() <= result[i].error_bound
-
-
 @pytest.mark.parametrize(
     ("out", "message"),
     [
@@ -99,9 +89,3 @@ def test_neighbours_in_one_array_do_not_share_memory(make_workers: Any) -> None:
     )
     assert np.shares_memory(result["g"].values, g)
     assert memory.tolist() == [*range(12), *range(6, 12), *range(18, 24)]
-
-
-def test_a_number_without_dimensions_is_written_to_one(make_workers: Any) -> None:
-    own = np.array(0.0, np.float32)
-    make_workers(1).each(lambda w, reduce: reduce.sum({"g": np.array(2.5, np.float32)}, out={"g": own}))
-    assert own == 2.5

@@ -20,7 +20,6 @@ from peelsum.allreduce import (
     measured,
     measuring,
 )
-from peelsum.allreduce.measuring import codec_model
 from peelsum.codec import CodecError
 from peelsum.summation import Summation, Words
 
@@ -44,8 +43,7 @@ class Link:
     ("links", "expected", "longest"),
     [
         # The round trip is one worker's, the rate mostly another's.
-        ([(1e-3, 4.0), (2e-3, 8.0)], (2e-3, 4.1), 2**22),
-        ([(20e-3, 0.1), (20e-3, 0.1)], (20e-3, 0.1), 2**19),
+        ([(1e-2, 0.1), (2e-2, 0.2)], (2e-2, 0.11), 2**19),
         ([(5e-5, 10.0)] * 3, (5e-5, 10.0), 2**16),
         # Even the longest sum takes less time than a round trip.
         pytest.param([(0.5, 100.0)] * 2, (0.5, 100.0), 2**22, marks=pytest.mark.slow),
@@ -81,15 +79,6 @@ def test_workers_of_which_one_measures_get_an_error() -> None:
             assert isinstance(one.exception(), PlanMismatchError)
 
 
-def test_a_codec_is_measured() -> None:
-    """Peeling takes longer than reading a compact value, and everything takes some time."""
-    model = codec_model()
-    assert 0 < model.dense < 100
-    assert 0 < model.sparse < 100
-    assert 1 < model.cell < 1000
-    assert 0 <= model.ahead_step < 1e8
-
-
 def test_forms_are_chosen_for_the_codec() -> None:
     """Where peeling takes no time, a sketch saves the exchange; where it takes long, values are compact."""
     values = np.where(np.random.default_rng(1).random(2**16) < 0.02, 1.0, 0.0).astype(np.float32)
@@ -102,16 +91,6 @@ def test_forms_are_chosen_for_the_codec() -> None:
             step = reduce.sum({"g": values})
         forms.append((step["g"].form, step.exchanges))
     assert forms == [("sketch", 1), ("compact", 2)]
-
-
-def test_a_sketch_that_cannot_exist_is_not_chosen() -> None:
-    (alone,) = LocalSummation.group(1)
-    # Exchanges take so long that everything else would go ahead.
-    network = NetworkModel(1e6, 60.0)
-    reduce = Allreduce(alone, network=network, cells_per_candidate=2e4)
-    values = np.where(np.arange(2**19) % 10, 0, 1).astype(np.float32)
-    for _ in range(3):
-        assert reduce.sum({"g": values})["g"].form != "sketch"
 
 
 @pytest.mark.parametrize("number", [-1.0, math.inf, math.nan])

@@ -67,11 +67,6 @@ def test_peak(
         assert peak < bound + SLACK
 
 
-def test_narrow_floats_are_widened_once(echo: Summation) -> None:
-    peak, _ = peak_bytes(echo, N // 1000, np.float16, forms="sparse")
-    assert peak < 8.25 * N + SLACK
-
-
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 @pytest.mark.parametrize("implementation", ["cpu", "reference"])
 def test_what_is_kept_of_a_step_keeps_no_more_alive(echo: Summation, form: Any, implementation: Any) -> None:

@@ -11,10 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from sums_of_floats import FAR, SLOW, check, workers_of
 
-from peelsum.allreduce import Allreduce, BitmapIndex, BlockIndex, BloomIndex, Choice, NetworkModel, Settings
+from peelsum.allreduce import Allreduce, BitmapIndex, BlockIndex, BloomIndex, Choice, NetworkModel
 from peelsum.allreduce.choosing import Chooser
-from peelsum.allreduce.costs import Candidate, Seen, candidates, lower_bound_bits
-from peelsum.wire import packet_bytes
+from peelsum.allreduce.costs import Candidate, lower_bound_bits
 
 N, STEPS = 1 << 16, 30
 LARGE = 1 << 20
@@ -70,33 +69,6 @@ def test_rounds(
         assert ops == (rounds if step else [["or"], ["or"], *rounds[1:]])
 
 
-@pytest.mark.parametrize(("values", "cells"), [("sketch", 1.5), ("sketch", 0.5), ("compact", None)])
-def test_a_tally_counts_the_sketch_as_the_words_that_were_sent(
-    make_workers: Any, values: str, cells: float | None
-) -> None:
-    group = make_workers(
-        3, forms={"d": "dense", "s": "sparse", "t": "sparse"}, values=values, cells_per_candidate=cells
-    )
-    for step in range(2):
-        parts = [workers_of(n, 3, density, step) for n, density in ((70, 1.0), (9000, 0.01), (500, 0.1))]
-        results = group.sum([dict(zip("dst", arrays, strict=True)) for arrays in zip(*parts, strict=True)])
-        added = [words.size for call in group.take() for op, words, _ in call if op == "add"]
-        union = sum(int(np.logical_or.reduce(arrays).sum()) for arrays in parts[1:])
-        upper = {1.5: 96, 0.5: 33, None: 0}[cells] * step  # for 64 elements of blocks that exceed their scale
-        sent = [added[0] - 70 - upper, sum(added[1:])] if values == "sketch" else [0, 0]
-        for result in results:
-            tally = result.tally
-            assert [tally.cells, tally.left_over] == sent
-            assert tally.candidates == (union if values == "sketch" else 0)
-        assert (sent[1] > 0) == (cells == 0.5)
-
-
-def test_a_step_whose_sparse_tensors_are_zero_has_no_sketch(make_workers: Any) -> None:
-    group = make_workers(2, forms={"d": "dense", "s": "sparse"}, values="sketch")
-    tally = group.sum([{"d": np.ones(9, np.float32), "s": np.zeros(99, np.float32)}] * 2)[0].tally
-    assert (tally.candidates, tally.cells, tally.left_over) == (0, 0, 0)
-
-
 def test_zeros_and_what_is_not_finite_send_no_values(make_workers: Any) -> None:
     group = make_workers(2, lanes=16, forms={"d": "dense", "i": "dense", "s": "sparse"}, values="compact")
     zeros = {name: np.zeros(99, np.float32) for name in "dis"}
@@ -120,17 +92,6 @@ def test_a_step_without_elements_agrees_and_sends_nothing(make_workers: Any) -> 
             assert [one.words_sent for one in result.tensors] == [0] * len(tensors)
             assert all(one.values.shape == (0, 3) for one in result.tensors)
             assert result.density == 0.0
-
-
-def test_new_plans_go_alone_and_known_ones_ride_along(make_workers: Any) -> None:
-    group = make_workers(2, lanes=16, forms="dense", values="compact")
-    small, large = {"g": np.ones((4, 5), np.float32)}, {"g": np.ones(160, np.float32)}
-    for tensors in (small, small, large, small):
-        result = group.sum([tensors] * 2)[0]
-    sizes = [[words.size for _, words, _ in call] for call in group.take()]
-    assert sizes == [[4], [2], [20], [4, 2], [20], [4], [6], [160], [4, 2], [20]]
-    assert result.wire_bytes == (1 + 1 + 2) * packet_bytes(16)
-    assert result.dense_bytes == 2 * packet_bytes(16)
 
 
 def test_many_tensors_take_the_exchanges_of_one(make_workers: Any) -> None:
@@ -166,21 +127,6 @@ def test_a_mixture_stays_near_the_bound(echo: Any, network: NetworkModel, values
     assert [result[name].form for name in ("scattered", "layer", "dense7")] == ["compact", "compact", "dense"]
 
 
-def test_small_sparse_tensors_cost_little_more_than_one(echo: Any) -> None:
-    rng = np.random.default_rng(1)
-    lengths = rng.integers(64, 3073, 100)
-    for density in (0.01, 0.1):
-        whole = np.where(rng.random(lengths.sum()) < density, np.float32(1.5), np.float32(0))
-        words = []
-        for cuts in (np.cumsum(lengths)[:-1], []):
-            reduce = Allreduce(echo, network=WORDS_ONLY)
-            for _ in range(3):
-                result = reduce.sum(np.split(whole, cuts))
-            np.testing.assert_array_equal(np.concatenate([one.values for one in result.tensors]), whole)
-            words.append(sum(tensor.words_sent for tensor in result.tensors))
-        assert words[0] <= 1.25 * words[1]
-
-
 def support(kind: str, density: float, rng: np.random.Generator) -> Support:
     if kind == "uniform":
         return rng.random(LARGE) < density
@@ -201,18 +147,6 @@ def test_the_smallest_choice_is_near_the_bound(echo: Any, kind: str, density: fl
         tensor = reduce.sum({"g": chosen.astype(np.float32)})["g"]
     assert tensor.total_at.shape == (np.count_nonzero(chosen),)
     assert 32 * tensor.words_sent < most * lower_bound_bits(LARGE, int(np.count_nonzero(chosen)))
-
-
-@pytest.mark.parametrize("density", [0.0005, 0.01, 0.1, 0.4])
-@pytest.mark.parametrize("values", ["compact", "sketch"])
-def test_formulas_foretell_the_words(echo: Any, density: float, values: Any) -> None:
-    """The second step's words are as estimated from the first step's non-zeros."""
-    rng = np.random.default_rng(6)
-    reduce = Allreduce(echo, forms="sparse", values=values, network=SLOW)
-    for _ in range(2):
-        tensor = reduce.sum({"g": (rng.random(LARGE) < density).astype(np.float32)})["g"]
-    choices = candidates(LARGE, Seen.uniform(LARGE, density), Settings(), [values])
-    assert tensor.words_sent == pytest.approx(min(one.words for one in choices), rel=0.05)
 
 
 UNIFORM: dict[str, list[float]] = {
@@ -301,26 +235,6 @@ def test_auto_follows_the_density_that_all_have_seen(make_workers: Any) -> None:
         forms.append(results[0]["g"].form)
     # Dense after a step with many non-zeros, as long as one of the last three had.
     assert forms == ["compact"] * 3 + ["dense"] * 4
-
-
-def test_a_tensor_that_is_not_finite_does_not_change_the_form(make_workers: Any) -> None:
-    group, ones = make_workers(2), np.ones(64, np.float32)
-    group.sum([{"g": np.full(64, np.nan, np.float32)}] * 2)
-    assert [group.sum([{"g": ones}] * 2)[0]["g"].form for _ in range(2)] == ["compact", "dense"]
-
-
-def test_the_bound_counts_values_and_places() -> None:
-    ways = math.comb(1000, 30)
-    assert lower_bound_bits(1000, 30) == pytest.approx(32 * 30 + math.log2(ways), rel=0.01)
-    assert lower_bound_bits(1000, 0) == 0
-    assert lower_bound_bits(1000, 1000) == 32_000
-
-
-@pytest.mark.parametrize("n", [4096, 2**20])
-@pytest.mark.parametrize("density", [0.01, 0.03, 0.1, 0.3, 1.0])
-def test_scales_take_at_most_one_word_in_twenty(n: int, density: float) -> None:
-    for one in candidates(n, Seen.uniform(n, density), Settings()):
-        assert -(-n // one.choice.scale_block) <= one.words / 20
 
 
 def test_each_step_lays_out_its_sketches_differently(make_workers: Any) -> None:

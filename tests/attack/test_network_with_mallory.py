@@ -78,7 +78,7 @@ def admit_hers(network: VirtualNetwork, generation: int) -> None:
     network.actors[SERVER_PORT[HERS]].alive = False
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(5))
 def test_sums_stay_exact(seed: int) -> None:
     """Play the victim's job on a network with Mallory in it."""
     random, switch = Random(seed), BuggedSwitch(seed)

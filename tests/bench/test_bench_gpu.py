@@ -14,7 +14,7 @@ from gpu_device import DEVICE
 from benchmarks.experiments import gpu as bench
 from benchmarks.experiments import gpu_stages
 from peelsum.bench.codec import NotExactError
-from peelsum.codec import gpu
+from peelsum.codec.gpu import GpuDevice
 
 NO_GPU = f"--device: 'cuda' is not available, as torch {torch.__version__} finds no GPU; use cpu, or install"
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
@@ -33,14 +33,14 @@ def test_stages_are_measured() -> None:
 
 
 def test_a_wrong_peeled_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = gpu.sketch_decode
+    right = GpuDevice.sketch_decode
 
-    def wrong(layout: Any, sketch: Any, positions: Any, out: Any) -> Any:
-        left = right(layout, sketch, positions, out)
+    def wrong(device: Any, layout: Any, sketch: Any, positions: Any, out: Any) -> Any:
+        left = right(device, layout, sketch, positions, out)
         out[5] ^= 1
         return left
 
-    monkeypatch.setattr(gpu, "sketch_decode", wrong)
+    monkeypatch.setattr(GpuDevice, "sketch_decode", wrong)
     with pytest.raises(NotExactError, match=r"elements: 1 of \d+ peeled numbers are wrong"):
         gpu_stages.stages(str(DEVICE), 3, 1001, 0.05, runs=1)
 

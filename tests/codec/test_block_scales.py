@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sums_of_floats import finest, scales_of
 
-from peelsum.codec import segment_codec
-from peelsum.codec.block_scales import COARSEST, FEWEST_BITS, MARGIN, ZERO, decoded, encoded
-from peelsum.codec.cpu_block_loops import (
-    decode_scales,
-    encode_scales,
+from peelsum.allreduce.level_loops import (
+    COARSEST,
+    FEWEST_BITS,
+    MARGIN,
     expect,
     judge,
     learn,
     levels_of,
-    powers,
 )
+from peelsum.codec import device
+from peelsum.codec.block_scales import ZERO, decoded, encoded
+from peelsum.codec.cpu_block_loops import decode_scales, encode_scales, powers
 from peelsum.codec.segments import Segment, Table
 
 SIZES = [1, 31, 32, 33, 1023, 1025, 8193]
@@ -40,7 +41,7 @@ def drawn(n: int, worker: int, octaves: int) -> Any:
 def agreed(implementation: Any, tensors: list[list[Any]], block: int) -> Any:
     """Return a codec that has read the words of all workers, each with its list of tensors."""
     table = Table([Segment(one.size, sparse=False, block=block) for one in tensors[0]])
-    codecs = [segment_codec(implementation)(table, one, [None] * len(one), len(tensors)) for one in tensors]
+    codecs = [device(implementation).segments(table, one, [None] * len(one), len(tensors)) for one in tensors]
     ored = np.zeros(table.scale_words, np.uint32)
     for codec in codecs:
         words = np.full(table.scale_words, 0xDEADBEEF, np.uint32)

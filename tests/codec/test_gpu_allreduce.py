@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from peelsum import codec
 from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation, StepResult
-from peelsum.codec import BFloat16, CodecError, kernels, warm_up
+from peelsum.codec import BFloat16, CodecError, device, warm_up
 
 N = 1061
 SIZES = {"a": N, "b": 33, "c": 500, "d": 333, "one": 1, "empty": 0, "zero": 64, "bad": 97}
@@ -200,7 +200,7 @@ def test_without_a_gpu_the_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(CodecError, match="'gpu' needs a GPU that torch can use; set TRITON_INTERPRET=1"):
-        kernels("gpu")
+        device("gpu")
 
 
 def test_without_triton_the_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_without_triton_the_kernels_are_refused(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(
         CodecError, match=r"'gpu': triton: is not installed; run: pip install 'peelsum\[gpu\]'"
     ):
-        kernels("gpu")
+        device("gpu")
 
 
 def test_kernels_warm_up() -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from peelsum.codec import kernels
+from peelsum.codec import device
 
 SCRIPT = Path(__file__).parents[1] / "support" / "gpu_compile.py"
-SOURCES = Path(sys.modules[kernels.__module__].__file__ or "").parent
+SOURCES = Path(sys.modules[device.__module__].__file__ or "").parent
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from peelsum.allreduce import (
     StepResult,
 )
 from peelsum.allreduce.indexes import BlockIndex, BloomIndex
-from peelsum.codec import HostMemory, gpu_launch
+from peelsum.codec import HOST, gpu_launch
 from peelsum.codec.gpu_memory import DeviceMemory
 
 WORKERS, N = 2, 300
@@ -249,9 +249,9 @@ def test_errors_of_pinned_memory_and_of_modules_count(text: str) -> None:
 
 def test_strided_tensors_of_every_type_reach_the_host() -> None:
     wide = torch.arange(48, dtype=torch.float32, device=DEVICE).view(6, 8)
-    memory, host = DeviceMemory(), HostMemory()
+    memory = DeviceMemory()
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for part in (wide, wide.t(), wide[1::2, ::3], wide[2:2], wide[3, 3]):
             narrow = wide.to(dtype).as_strided(part.shape, part.stride(), part.storage_offset())
-            (near,), _ = host.flat([memory.near(narrow)], [None])
+            (near,), _ = HOST.flat([memory.near(narrow)], [None])
             np.testing.assert_array_equal(near, part.float().reshape(-1).cpu().numpy())

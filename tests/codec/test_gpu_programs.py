@@ -11,8 +11,9 @@ import triton.language as tl
 from gpu_device import REAL, on_device, poisoned, poisoned_allocations, same
 from gpu_programs import SUPPORTED, at_once
 
-from peelsum.codec import SketchLayout, gpu, gpu_launch, reference
+from peelsum.codec import SketchLayout, device, gpu_launch
 from peelsum.codec import gpu_peel_kernels as peeling
+from peelsum.codec.gpu import GpuDevice
 
 __all__ = ["poisoned_allocations"]
 
@@ -27,16 +28,16 @@ def peeled(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(gpu_launch, "_CANDIDATES", int(rng.choice([4, 16])))
     programs = int(rng.integers(3, 13))
-    monkeypatch.setattr(gpu_launch, "_cooperating", lambda device: programs)
+    monkeypatch.setattr(gpu_launch, "_cooperating", lambda _: programs)
     layout = SketchLayout(int(rng.integers(20, 60)), seed, int(rng.choice([1, 2])))
     k = int(layout.cells * rng.choice([0.6, 0.75, 0.85]))
     where = np.sort(rng.choice(20 * k, k, replace=False)).astype(np.int64)
     numbers = rng.integers(-(2**31), 2**31, k).astype(np.int32)
     sketch, expected, out = np.empty(layout.cells, np.uint32), np.empty(k, np.int32), poisoned(k)
-    reference.sketch_encode(layout, where, numbers, sketch)
-    left = reference.sketch_decode(layout, sketch, where, expected)
+    device("reference").sketch_encode(layout, where, numbers, sketch)
+    left = device("reference").sketch_decode(layout, sketch, where, expected)
     with at_once(seed) as launches:
-        ours = gpu.sketch_decode(layout, on_device(sketch), on_device(where), out)
+        ours = GpuDevice().sketch_decode(layout, on_device(sketch), on_device(where), out)
     assert launches[0].accesses > 20
     same(ours, left)
     peeled_ones = np.setdiff1d(np.arange(k), left)

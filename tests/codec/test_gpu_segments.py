@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from peelsum.codec import NON_FINITE, ROW, gpu_launch
 from peelsum.codec.gpu_segments import GpuSegments
-from peelsum.codec.reference_segments import ReferenceSegments
+from peelsum.codec.reference import ReferenceSegments
 from peelsum.codec.segments import Segment, Table
 
 __all__ = ["poisoned_allocations"]

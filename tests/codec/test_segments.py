@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from poison import Guarded
 
-from peelsum.codec import cpu_segment_loops, cpu_segments, segment_codec, threads
+from peelsum.codec import cpu_segment_loops, cpu_segments, threads
+from peelsum.codec.cpu_segments import CpuSegments
 from peelsum.codec.cpu_vectors import PACKS_FLOATS
-from peelsum.codec.reference_segments import ReferenceSegments
+from peelsum.codec.reference import ReferenceSegments
 from peelsum.codec.segments import ROW, Segment, Table
 
 #: Around a row, a word of rows, a block of floats, and a vector.
@@ -77,7 +78,7 @@ def run(codecs: Any, table: Table, seed: int, workers: int) -> list[Any]:
 
 
 def compare(table: Table, seed: int, workers: int) -> None:
-    ours, wanted = (run(codecs, table, seed, workers) for codecs in (segment_codec("cpu"), ReferenceSegments))
+    ours, wanted = (run(codecs, table, seed, workers) for codecs in (CpuSegments, ReferenceSegments))
     for one, other in zip(ours, wanted, strict=True):
         np.testing.assert_array_equal(one, other)
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from poison import Guarded
 
-from peelsum.codec import SUB_TABLES, CodecError, Kernels, SketchLayout, kernels, reference, threads
+from peelsum.codec import SUB_TABLES, CodecError, Device, SketchLayout, device, reference, threads
 from peelsum.codec.layout import MIX_STEP, mix
 
 Support = Callable[[np.random.Generator, int, int], NDArray[np.int64]]
 INT32 = st.integers(-(2**31), 2**31 - 1)
-CPU, REFERENCE = kernels("cpu"), kernels("reference")
+CPU, REFERENCE = device("cpu"), device("reference")
 IMPLEMENTATIONS = pytest.mark.parametrize("ops", [CPU, REFERENCE], ids=["cpu", "reference"])
 
 
@@ -50,7 +50,7 @@ SUPPORTS = pytest.mark.parametrize("support", [uniform, rows, dead_columns, all_
 
 
 def encoded(
-    ops: Kernels, layout: SketchLayout, where: NDArray[np.int64], values: NDArray[np.int32]
+    ops: Device, layout: SketchLayout, where: NDArray[np.int64], values: NDArray[np.int32]
 ) -> NDArray[np.uint32]:
     sketch = np.empty(layout.cells, np.uint32)
     ops.sketch_encode(layout, where, values, sketch)
@@ -58,7 +58,7 @@ def encoded(
 
 
 def decoded_with_left_over_round(
-    ops: Kernels,
+    ops: Device,
     layout: SketchLayout,
     sketch: NDArray[np.uint32],
     where: NDArray[np.int64],
@@ -99,7 +99,7 @@ def cells_of(layout: SketchLayout, element: int) -> list[int]:
 @pytest.mark.parametrize("n", [0, 1, 31, 997, 4096])
 @pytest.mark.parametrize("cells_per_candidate", [1.6, 1.4, 0.14])
 def test_decode_inverts_encode_for_any_support(
-    ops: Kernels, support: Support, n: int, cells_per_candidate: float
+    ops: Device, support: Support, n: int, cells_per_candidate: float
 ) -> None:
     rng = np.random.default_rng(n)
     where = support(rng, n, 32)
@@ -115,7 +115,7 @@ def test_decode_inverts_encode_for_any_support(
 @IMPLEMENTATIONS
 @SUPPORTS
 @pytest.mark.parametrize("workers", [1, 2, 4, 7])
-def test_encoding_is_linear_over_the_union(ops: Kernels, support: Support, workers: int) -> None:
+def test_encoding_is_linear_over_the_union(ops: Device, support: Support, workers: int) -> None:
     rng, n = np.random.default_rng(workers), 2003
     supports = [support(rng, n, 16) for _ in range(workers)]
     dense = np.zeros((workers, n), np.int32)
@@ -135,7 +135,7 @@ def test_encoding_is_linear_over_the_union(ops: Kernels, support: Support, worke
 
 @IMPLEMENTATIONS
 @pytest.mark.parametrize(("count", "left"), [(2**16, 0), (2**16 + 1, 2**16 + 1)])
-def test_a_segment_with_more_than_65_536_candidates_is_left_over(ops: Kernels, count: int, left: int) -> None:
+def test_a_segment_with_more_than_65_536_candidates_is_left_over(ops: Device, count: int, left: int) -> None:
     """The other segment of the sketch is peeled."""
     rng, layout = np.random.default_rng(0), SketchLayout(2**15, 11, 2)
     drawn = np.array([cells_of(layout, i)[0] // layout.segment_cells for i in range(150_000)])
@@ -149,7 +149,7 @@ def test_a_segment_with_more_than_65_536_candidates_is_left_over(ops: Kernels, c
 
 
 @IMPLEMENTATIONS
-def test_a_cell_may_hold_65_536_candidates(ops: Kernels) -> None:
+def test_a_cell_may_hold_65_536_candidates(ops: Device) -> None:
     """They fill the bits that count them."""
     layout = SketchLayout(1, 0, 2)
     segments = [cells_of(layout, i)[0] // 3 for i in range(140_000)]
@@ -229,7 +229,7 @@ def test_segments(segments: int, width: int, cores: int, monkeypatch: pytest.Mon
 
 
 @IMPLEMENTATIONS
-def test_each_element_adds_its_sign_once_to_each_sub_table(ops: Kernels) -> None:
+def test_each_element_adds_its_sign_once_to_each_sub_table(ops: Device) -> None:
     layout = SketchLayout(120, 3)
     for element in (0, 23, 24, 1000, 2**33 + 11):
         sketch = encoded(ops, layout, np.array([element]), np.array([1], np.int32))
@@ -243,7 +243,7 @@ def test_segments_cells_and_signs_are_spread() -> None:
     layout = SketchLayout(500, 12345, 2)
     load, negative = np.zeros(layout.cells, np.uint32), 0
     for element in range(0, 64 * 4000, 64):
-        sketch = encoded(kernels(), layout, np.array([element]), np.array([1], np.int32))
+        sketch = encoded(CPU, layout, np.array([element]), np.array([1], np.int32))
         load += sketch != 0
         negative += int((sketch == 2**32 - 1).sum())
     assert abs(negative - 6000) < 300

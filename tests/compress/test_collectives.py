@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from peelsum.compress.collectives import PiggybackWords
+from peelsum.compress.collectives import StepExchanges
 from peelsum.summation import Part
 
 OWN = np.array([1, 2, 4], np.uint32)
@@ -36,7 +36,7 @@ def exchanged(piggyback, parts):
 
 
 def attached():
-    piggyback = PiggybackWords()
+    piggyback = StepExchanges()
     piggyback.set(OWN)
     return piggyback
 

@@ -11,8 +11,8 @@ from network_model import World
 pytest.importorskip("torch", reason="torch is not installed")
 
 from peelsum.allreduce import LocalSummation
-from peelsum.compress import DENSE, CompressedResult, CompressedSum, Flexible, LinkModel, Memory, Next
-from peelsum.compress.decisions import FlexibleSum, compressor_of
+from peelsum.compress import DENSE, CompressedSum, Flexible, LinkModel, Memory, Next
+from peelsum.compress.decisions import compressor_of
 
 WORKERS, ELEMENTS = 2, 60
 SPIKE_AT, LATER, STEPS = 15, 75, 100
@@ -21,41 +21,27 @@ SETTINGS = Flexible(ratios=(0.5, 0.2), explore_steps=2, explore_after=20)
 LINKS = {"dense": LinkModel(1e-5, 100.0), "sparse": LinkModel(1e-4, 1.0)}
 
 
-class Decided:
-    """Stands for a worker's `StrategyReducer`: the world decides."""
-
-    next: Next
-    gain: float
-
-    def add(self, result: CompressedResult) -> None:
-        """See `StrategyReducer.add`."""
-        self.gain = result.sent_energy / result.offered_energy
-
-
 class Group:
     """Workers that sum a gradient by a strategy's decisions; `error` is that of all later sums together."""
 
     def __init__(self, spike: float) -> None:
-        self.spike, self.error, self.decided = spike, np.zeros(ELEMENTS), [Decided() for _ in range(WORKERS)]
-        seats = zip(self.decided, LocalSummation.group(WORKERS), strict=True)
-        self.sums = [self._flexible(one, seat, Memory()) for one, seat in seats]
-
-    def _flexible(self, decided: Decided, seat: LocalSummation, memory: Memory) -> FlexibleSum:
-        return FlexibleSum(  # type: ignore[arg-type]
-            decided,
-            lambda method, ratio: CompressedSum(
-                seat, compressor_of(method, ratio), memory, error_feedback=True
-            ),
-        )
+        self.spike, self.error, self.gain = spike, np.zeros(ELEMENTS), 1.0
+        self.seats = [(seat, Memory()) for seat in LocalSummation.group(WORKERS)]
+        self.sums: dict[tuple[str, float], list[CompressedSum]] = {}
 
     def step(self, step: int, plan: Next) -> None:
         """Sum a gradient of every worker, as the step's decision says."""
         given = np.random.default_rng(step).standard_normal((WORKERS, ELEMENTS)).astype(np.float32)
         given *= np.float32(self.spike if step == SPIKE_AT else 1.0)
-        for one in self.decided:
-            one.next = plan
+        key = plan.method, plan.ratio
+        if key not in self.sums:
+            self.sums[key] = [
+                CompressedSum(seat, compressor_of(*key), memory, error_feedback=True)
+                for seat, memory in self.seats
+            ]
         with ThreadPoolExecutor(WORKERS) as pool:
-            results = list(pool.map(lambda own, one: own.sum({"a": one}, step), self.sums, given))
+            results = list(pool.map(lambda own, one: own.sum({"a": one}, step), self.sums[key], given))
+        self.gain = results[0].sent_energy / results[0].offered_energy
         if step >= LATER:
             self.error += results[0]["a"].values - given.astype(np.float64).mean(0)
 
@@ -67,7 +53,7 @@ def test_later_sums_are_as_close_to_the_gradients_as_without_a_spike(best: str) 
         group = Group(spike)
         world = World(
             lambda _: LINKS[best],
-            gain=lambda step, ratio, group=group: group.decided[0].gain,
+            gain=lambda step, ratio, group=group: group.gain,
             noise=0.0,
             select_s=0.02 if best == "dense" else 1e-3,
             summing=group.step,

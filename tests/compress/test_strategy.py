@@ -201,15 +201,6 @@ def test_a_small_step_is_told_the_rate_by_probes() -> None:
     assert deciders[0].links["group"].gbps == pytest.approx(0.02, rel=0.3)
 
 
-def test_a_step_that_tells_the_rate_needs_no_probe() -> None:
-    world = World(lambda _: LinkModel(1e-5, 0.1))
-    deciders = world.run(Flexible(methods=BY_GROUP), 60)
-    assert not any(one["group"] for one in world.probes[EXPLORING + 2 :])
-    link = deciders[0].links["group"]
-    assert link.gbps == pytest.approx(0.1, rel=0.15)
-    assert link.latency_s == pytest.approx(1e-5, rel=0.15)
-
-
 @pytest.mark.parametrize("workers", [2, 3, 16])
 def test_any_number_of_workers_agree(workers: int) -> None:
     world = World(falling, noise=0.5)

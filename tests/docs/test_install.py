@@ -1,6 +1,5 @@
 """What is installed, and how: extras, pins, the container file, and instructions on pages and in errors."""
 
-import ast
 import json
 import re
 import subprocess
@@ -12,12 +11,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from peelsum.extras import missing
-
 ROOT = Path(__file__).parents[2]
 INSTALL = ROOT / "docs/how-to/install.md"
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")]
-SOURCES = sorted(ROOT.glob("*/peelsum/**/*.py"))
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 #: pip's index of CPU builds of torch, without which pip fetches gigabytes.
 INDEX = "https://download.pytorch.org/whl/cpu"
@@ -44,12 +40,6 @@ def test_the_table_has_every_extra():
     assert sorted(named) == sorted(EXTRAS)
 
 
-def test_extras_that_install_torch_are_found():
-    assert {"torch", "demo", "training", "benchmarks", "cluster", "dev"} <= extras_with_torch()
-    assert not {"cli", "plots", "ops", "gpu"} & extras_with_torch()
-    assert any(".[torch]" in page.read_text() for page in PAGES)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_a_page_installs_what_there_is_and_torch_from_the_index_of_cpu_builds(page):
     if page.name == "CHANGELOG.md":
@@ -61,27 +51,6 @@ def test_a_page_installs_what_there_is_and_torch_from_the_index_of_cpu_builds(pa
         )
     for paragraph in text.split("\n\n"):
         assert INDEX in paragraph or not NAMED.search(paragraph.replace("\n", " ")), paragraph
-
-
-def texts(path):
-    """Return a module's texts, an f-string's parts as one."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.JoinedStr):
-            yield "".join(str(getattr(part, "value", "")) for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-
-
-def test_errors_and_docstrings_that_install_torch_name_the_index_too():
-    for path in (one for one in SOURCES if "pip install" in one.read_text()):
-        for text in texts(path):
-            if NAMED.search(text):
-                assert INDEX in text or text.endswith("--extra-index-url "), (path, text)
-
-
-def test_the_error_for_a_missing_torch_names_it():
-    assert f"pip install 'peelsum[demo]' --extra-index-url {INDEX}" in missing("torch", "demo")
-    assert INDEX not in missing("torch", "gpu")
 
 
 def test_every_pinned_version_takes_debian_s_python():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -27,15 +26,6 @@ from peelsum.transport.stats import ServerStats, WorkerStats
 
 ROOT = Path(__file__).parents[2]
 ALL = {metric.name: metric for metrics in PARTS.values() for metric in metrics}
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_names_follow_the_conventions(name):
-    metric = ALL[name]
-    assert re.fullmatch(r"peelsum_[a-z]+(_[a-z]+)+", name)
-    assert all(re.fullmatch("[a-z]+", label) for label in metric.labels)
-    assert not name.endswith(("_count", "_sum", "_bucket", "_info", "_ms", "_us", "_milliseconds"))
-    assert not metric.help.endswith(".")
 
 
 def test_the_documentation_has_the_list():

@@ -1,4 +1,4 @@
-"""Change the program in small ways, one at a time, and count how many changes the tests beside it notice.
+"""Change the program in small ways, one at a time, and list the changes that no test beside it notices.
 
     python tests/mutation/run.py [--area wire] [--sample 12] [--seed 0]
 
@@ -8,201 +8,170 @@ The changes are made in copies of the package folders, put first on PYTHONPATH; 
 from __future__ import annotations
 
 import argparse
+import ast
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-
-from mutants import Mutant, chosen, mutants
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("common", "switch", "host", "control_plane", "topology", "cli")
-#: What pytest ends with. A change that keeps conftest.py from loading is noticed too: 4, a usage error.
-PASSED, INTERNAL_ERROR, NO_TESTS = 0, 3, 5
-
-
-@dataclass(frozen=True)
-class Area:
-    """Files that are changed, as a pattern in the checkout, and the tests that should notice.
-
-    Those `in_python` run first, with compiled loops as Python: compiling takes longer than they do.
-    """
-
-    sources: str
-    tests: tuple[str, ...]
-    in_python: tuple[str, ...] = ()
-
-
-def _tests(folder: str, names: str) -> tuple[str, ...]:
-    return tuple(f"tests/{folder}/test_{name}.py" for name in names.split())
-
-
+#: What pytest ends with if no test ran. A change that keeps conftest.py from loading is noticed.
+INTERNAL_ERROR, NO_TESTS = 3, 5
+#: Sources as a pattern in the checkout, and the tests that should notice a change.
 AREAS = {
-    "wire": Area("switch/peelsum/wire/*.py", ("tests/wire",)),
-    "spec": Area("switch/peelsum/spec/*.py", ("tests/behaviour", "tests/attack")),
-    "transport": Area(
-        "host/peelsum/transport/*.py",
-        ("tests/transport",),
-        _tests(
-            "transport",
-            "endpoint retransmission server server_rows congestion two_levels_at_hosts virtual_network",
-        ),
-    ),
-    "control": Area("control_plane/peelsum/control/*.py", ("tests/control",)),
-    "p4runtime": Area("switch/peelsum/**/p4runtime/*.py", ("tests/p4runtime",)),
-    "compress": Area(
-        "host/peelsum/compress/**/*.py", ("tests/compress", "tests/torch/test_kept_between_steps.py")
-    ),
-    "allreduce": Area(
-        "host/peelsum/allreduce/*.py",
-        _tests(
-            "allreduce",
-            "plan_agreement words in_place precision local_summation random_jobs many_sizes sketch_size "
-            "memory",
-        ),
-    ),
-    "codec": Area(
-        "host/peelsum/codec/[!g]*.py",  # those of the GPU need one
-        _tests("codec", "segments block_scales fixed_point index sketch")
-        + _tests("allreduce", "random_jobs"),
-    ),
-    "torch": Area(
-        "host/peelsum/torch/*.py",
-        _tests(
-            "torch",
-            "arguments hook_training process_group state sum_queue reductions waiting_buckets "
-            "switch_seat strategy_training kept_between_steps",
-        ),
-    ),
-    "simulation": Area(
-        "topology/peelsum/simulation/*.py", _tests("simulation", "links packet_level scenario_files")
-    ),
-    "softswitch": Area(
-        "switch/peelsum/softswitch/[cr]*/*.py",  # the compiler, and what its code runs with
-        _tests(
-            "softswitch",
-            "arithmetic expressions programs replication stacks state table_entries hashes limbs loader "
-            "lookup_model packets_again queues register_access router widths",
-        ),
-    ),
-    "cli": Area("cli/peelsum/cli/**/*.py", ("tests/cli/test_wrong_sums.py",)),
-    "topology": Area("topology/peelsum/topology/description.py", ("tests/topology/test_description.py",)),
+    "wire": ("switch/peelsum/wire/*.py", "wire"),
+    "spec": ("switch/peelsum/spec/*.py", "behaviour attack"),
+    "transport": ("host/peelsum/transport/*.py", "transport"),
+    "control": ("control_plane/peelsum/control/*.py", "control"),
+    "p4runtime": ("switch/peelsum/**/p4runtime/*.py", "softswitch/p4runtime"),
+    "compress": ("host/peelsum/compress/**/*.py", "compress"),
+    "allreduce": ("host/peelsum/allreduce/*.py", "allreduce"),
+    "codec": ("host/peelsum/codec/[!g]*.py", "codec"),  # those of the GPU need one
+    "torch": ("host/peelsum/torch/*.py", "torch"),
+    "simulation": ("topology/peelsum/simulation/*.py", "simulation"),
+    "softswitch": ("switch/peelsum/softswitch/[cr]*/*.py", "softswitch"),  # compiler and runtime
+    "cli": ("cli/peelsum/cli/**/*.py", "cli"),
+    "topology": ("topology/peelsum/topology/description.py", "topology/test_description.py"),
 }
+_PAIRS = [
+    (ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot),
+    (ast.Add, ast.Sub), (ast.Mult, ast.FloorDiv), (ast.LShift, ast.RShift), (ast.BitAnd, ast.BitOr),
+    (ast.And, ast.Or),
+]  # fmt: skip
+_INSTEAD: dict[type, type] = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])}
+_WITH_EFFECT = (ast.Expr, ast.AugAssign, ast.Delete, ast.Raise, ast.Continue, ast.Break)
 
 
-def run_tests(area: Area, mutant: Mutant | None, folder: Path, limit_s: float) -> int | None:
-    """Run an area's tests with a change; return pytest's status, or None after `limit_s` seconds."""
-    copy, rest = folder / "copy", folder / "rest"
-    rest.mkdir(exist_ok=True)
-    shutil.rmtree(copy, ignore_errors=True)
-    for name in FOLDERS:  # with what is compiled, and with the times by which that is known
-        shutil.copytree(ROOT / name, copy / name)
-    if mutant is not None:
-        (copy / mutant.path.relative_to(ROOT)).write_text(mutant.source())
-    folders = [*(str(copy / name) for name in FOLDERS), str(ROOT / "tests/support")]
+def changes(tree: ast.AST) -> Iterator[tuple[Any, str, Any]]:
+    """Yield every small change of the code: a node, a field of it, and the field's new value."""
+    for node in _code(tree):
+        match node:
+            case ast.Constant(value=bool(value)):
+                yield node, "value", not value
+            case ast.Constant(value=int(value) | float(value)):
+                yield node, "value", value + 1
+                yield node, "value", value - 1
+            case ast.Compare(ops=[op]) if type(op) in _INSTEAD:
+                yield node, "ops", [_INSTEAD[type(op)]()]
+            case ast.BinOp(op=op) | ast.AugAssign(op=op) | ast.BoolOp(op=op) if type(op) in _INSTEAD:
+                yield node, "op", _INSTEAD[type(op)]()
+            case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
+                yield node, "test", ast.UnaryOp(ast.Not(), test)
+            case ast.Call(args=[first, second, *rest]) if not isinstance(second, ast.Starred):
+                yield node, "args", [second, first, *rest]
+        for field in ("body", "orelse", "finalbody"):
+            statements = getattr(node, field, None)
+            for place, statement in enumerate(statements if isinstance(statements, list) else []):
+                if isinstance(statement, _WITH_EFFECT) and not isinstance(
+                    getattr(statement, "value", None), ast.Constant
+                ):
+                    yield node, field, [*statements[:place], ast.Pass(), *statements[place + 1 :]]
+
+
+def _code(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield all nodes that are executed: no annotations, decorators or f-strings."""
+    for name, value in ast.iter_fields(tree):
+        if name not in ("annotation", "returns", "decorator_list", "type_params"):
+            for node in value if isinstance(value, list) else [value]:
+                if isinstance(node, ast.AST) and not isinstance(node, ast.JoinedStr):
+                    yield node
+                    yield from _code(node)
+
+
+def changed(source: str, number: int) -> tuple[str, str]:
+    """Return where the change of this number is and what it is, and the source with it."""
+    tree = ast.parse(source)
+    node, field, value = next(islice(changes(tree), number, None))
+    line, before = getattr(node, "lineno", 0), ast.unparse(node).partition("\n")[0]
+    setattr(node, field, value)
+    after = ast.unparse(ast.fix_missing_locations(tree))
+    return f"{line}: {field} of {before}", after
+
+
+def run_tests(names: str, folder: Path, limit_s: float) -> int | None:
+    """Run the tests with the copies in `folder`; return pytest's status, or None after `limit_s` seconds."""
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(folders),
-        "XDG_CACHE_HOME": str(rest / "cache"),
-        "HYPOTHESIS_STORAGE_DIRECTORY": str(rest / "hypothesis"),
-        "TMPDIR": str(rest),
+        "PYTHONPATH": os.pathsep.join(
+            [*(str(folder / name) for name in FOLDERS), str(ROOT / "tests/support")]
+        ),
+        "XDG_CACHE_HOME": str(folder / "cache"),
         "PYTHONHASHSEED": "0",
     }
-    status: int | None = PASSED
-    if area.in_python:
-        command = _command(area.in_python, "not bmv2 and not service and not own_code")
-        status = _ended([*command, "-p", "loops_in_python"], rest, environment, limit_s)
-    if status != PASSED:
-        return status
-    return _ended(_command(area.tests, "not bmv2"), rest, environment, limit_s)
-
-
-def _command(tests: Sequence[str], named: str) -> list[str]:
-    options = ["-q", "-x", "-m", "not slow", "-k", named, "--hypothesis-seed=0"]
-    options += ["-p", "no:cacheprovider", "-p", "no:xdist"]
-    where = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
-    return [sys.executable, "-m", "pytest", *options, *where, *(str(ROOT / one) for one in tests)]
-
-
-def _ended(command: list[str], folder: Path, environment: dict[str, str], limit_s: float) -> int | None:
-    """Return a command's status, None if it takes longer. It ends with all that it started."""
+    options = [
+        "-q",
+        "-x",
+        "-m",
+        "not slow",
+        "-k",
+        "not bmv2",
+        "--hypothesis-seed=0",
+        "-p",
+        "no:cacheprovider",
+    ]
+    tests = [str(ROOT / "tests" / name) for name in names.split()]
+    command = [sys.executable, "-m", "pytest", *options, "-c", str(ROOT / "pyproject.toml"), *tests]
     running = subprocess.Popen(
         command, cwd=folder, env=environment, stdout=sys.stderr, stderr=sys.stderr, start_new_session=True
     )
     try:
-        return running.wait(limit_s)
+        status = running.wait(limit_s)
     except subprocess.TimeoutExpired:
         return None
     finally:
         if running.poll() is None:
             os.killpg(running.pid, signal.SIGKILL)
             running.wait()
-
-
-@dataclass(frozen=True)
-class Result:
-    """What became of one change. fate: killed, survived or timed out."""
-
-    area: str
-    mutant: Mutant
-    fate: str
-
-    def __str__(self) -> str:
-        place = f"{self.mutant.path.relative_to(ROOT)}:{self.mutant.line}"
-        return f"{self.fate}: {place}: {self.mutant.kind}: {self.mutant.change}"
-
-
-def results_of(name: str, sample: int, seed: int, folder: Path) -> Iterator[Result]:
-    """Yield the results of a sample of an area's mutants. The tests must first pass without any."""
-    area = AREAS[name]
-    candidates = [mutant for path in sorted(ROOT.glob(area.sources)) for mutant in mutants(path)]
-    taken = chosen(candidates, sample or len(candidates), f"{seed} {name}")
-    print(f"{name}: {len(taken)} of {len(candidates)} changes to try", file=sys.stderr, flush=True)
-    started = time.monotonic()
-    if run_tests(area, None, folder, 3600.0) != PASSED:
-        raise SystemExit(f"{', '.join(area.tests)}: fail without any change; mend that first")
-    limit_s = 60.0 + 5 * (time.monotonic() - started)
-    for mutant in taken:
-        result = Result(name, mutant, fate_of(run_tests(area, mutant, folder, limit_s)))
-        print(result, file=sys.stderr, flush=True)
-        yield result
-
-
-def fate_of(status: int | None) -> str:
-    """Return what a status of the tests means for a change. Raises SystemExit if they did not run."""
     if status in (INTERNAL_ERROR, NO_TESTS):
         raise SystemExit(f"pytest ended with {status}")
-    return {None: "timed out", PASSED: "survived"}.get(status, "killed")
+    return status
 
 
-def _table(results: Sequence[Result]) -> str:
-    lines = ["| area | mutants | killed | timed out | survived | score |", "|---|---|---|---|---|---|"]
-    for area in dict.fromkeys(result.area for result in results):
-        fates = Counter(result.fate for result in results if result.area == area)
-        count = fates.total()
-        score = 1 - fates["survived"] / count
-        numbers = (count, fates["killed"], fates["timed out"], fates["survived"])
-        lines.append(f"| {area} | {' | '.join(map(str, numbers))} | {score:.0%} |")
-    return "\n".join([*lines, "", *(str(result) for result in results if result.fate == "survived")])
+def try_area(area: str, sample: int, seed: int) -> list[str]:
+    """Try a sample of an area's changes; return those that no test noticed, and a line with the score."""
+    pattern, tests = AREAS[area]
+    paths = sorted(ROOT.glob(pattern))
+    candidates = [(path, n) for path in paths for n, _ in enumerate(changes(ast.parse(path.read_text())))]
+    tried = random.Random(f"{seed} {area}").sample(
+        candidates, min(sample or len(candidates), len(candidates))
+    )
+    survived = []
+    with tempfile.TemporaryDirectory(prefix="peelsum-mutants-") as folder:
+        for name in FOLDERS:  # with what is compiled, and with the times by which that is known
+            shutil.copytree(ROOT / name, Path(folder) / name)
+        started = time.monotonic()
+        if run_tests(tests, Path(folder), 3600.0):
+            raise SystemExit(f"tests of {area} fail without any change; mend that first")
+        limit_s = 60.0 + 5 * (time.monotonic() - started)
+        for path, number in tried:
+            what, text = changed(path.read_text(), number)
+            copy = Path(folder) / path.relative_to(ROOT)
+            copy.write_text(text)
+            if run_tests(tests, Path(folder), limit_s) == 0:
+                survived.append(f"survived: {path.relative_to(ROOT)}:{what}")
+            shutil.copy2(path, copy)
+    score = 1 - len(survived) / len(tried)
+    return [*survived, f"{area}: {len(tried)} of {len(candidates)} changes tried, {score:.0%} noticed"]
 
 
 def main() -> None:
-    """Print a table by area, and every change that no test noticed."""
+    """Print, for each area, the changes that no test noticed, and the share of the others."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--area", action="append", choices=AREAS, help="one, or several; all if not given")
     parser.add_argument("--sample", type=int, default=12, help="changes an area; 0: all of them")
     parser.add_argument("--seed", type=int, default=0, help="which changes are chosen")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with tempfile.TemporaryDirectory(prefix="peelsum-mutants-") as folder:
-        by_area = [results_of(name, given.sample, given.seed, Path(folder)) for name in given.area or AREAS]
-        print(_table([result for results in by_area for result in results]))
+    for area in given.area or AREAS:
+        print(*try_area(area, given.sample, given.seed), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

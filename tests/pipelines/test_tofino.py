@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import peelsum
 from tofino_program import FOLDER, needed
 
 from peelsum.pipelines import tofino
@@ -106,15 +105,6 @@ def fake_compiler(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(tofino, "report", lambda *_: "a report")
     monkeypatch.chdir(tmp_path)
-
-
-def test_another_processor_s_port_is_compiled_for_tofino_1_alone(fake_compiler):
-    committed = [report_path(device).read_text() for device in STAGES]
-    done = peelsum("switch", "compile", "--tofino", "--out", "out", "--processor-port", "320")
-    assert (done.returncode, done.stdout) == (0, f"a report; see {Path('out/tofino')}\n")
-    assert Path("out/tofino/p4info.txtpb").read_text() == "p4info-DPCIE_PORT=320"
-    assert not Path("out/tofino2").exists()
-    assert [report_path(device).read_text() for device in STAGES] == committed
 
 
 @pytest.mark.parametrize("device", STAGES)

@@ -2,12 +2,15 @@
 
 import os
 import signal
+import subprocess
 import sys
+from typing import Any
 
 import pytest
 from patience import PATIENCE_S
 
 from peelsum.processes import Child, Signalled
+from peelsum.processes.interrupts import Interrupted, Interruption
 
 
 def ended(program: str) -> Child:
@@ -67,3 +70,19 @@ def test_a_stopped_child_ends_in_its_own_way() -> None:
     assert child.ready() == {}
     os.kill(child.pid, signal.SIGSTOP)
     assert child.stop() == {"last": 1}
+
+
+def test_an_interrupt_while_a_child_starts_ends_it(monkeypatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupting(subprocess.Popen):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            started.append(self)
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupting)
+    with Interruption(), pytest.raises(Interrupted, match="SIGTERM"):
+        Child("sleeper", ["sleep", "1000"], foreign=True)
+    assert [process.returncode for process in started] == [-signal.SIGKILL]

@@ -1,18 +1,15 @@
 """Progress: a child that reports its work is waited for, and long work is shown."""
 
-import queue
 import re
 import sys
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
-from numba import njit
 from patience import PATIENCE_S
 
 from peelsum.compiling import progress as compiling
-from peelsum.processes import Child, ProcessError, progress
+from peelsum.processes import Child, ProcessError
 from peelsum.processes.progress import shown_on_stderr, taking_time
 
 #: Busy until told to go on; says so all the while.
@@ -86,52 +83,3 @@ def test_what_takes_two_seconds_is_shown(capsys):
         while not (shown := capsys.readouterr().err) and time.monotonic() < deadline:
             time.sleep(0.05)
     assert re.fullmatch(r"waiting: [2-9] s\n", shown)
-
-
-def test_what_is_quick_is_not_told_of(monkeypatch):
-    told = []
-    monkeypatch.setattr(progress, "BEAT_S", PATIENCE_S)
-    with taking_time("nothing", told.append):
-        pass
-    assert told == []
-
-
-def test_what_numba_compiles_is_told_and_how_much_of_it_is_done(monkeypatch):
-    told, named = [], threading.Event()
-
-    def tell(text):
-        told.append(text)
-        named.set()
-
-    monkeypatch.setattr(compiling, "BEAT_S", 0.01)
-    monkeypatch.setattr(compiling._work, "tell", tell)
-
-    def loop(n):
-        total = 0
-        for i in range(n):
-            total += i * i
-        return total
-
-    loop.__module__ = "peelsum.transport.test"
-    for _ in range(100):  # until a beat falls into a compilation
-        assert njit(loop)(4) == 14
-        if named.is_set():
-            break
-    assert re.match(r"compiling the packet loops, once for this machine: \d+ s", told[0])
-
-
-def test_functions_are_counted_from_the_first_one_done(monkeypatch):
-    """A switch program is one function, which is under way until all is done."""
-    work, told = compiling._Work(), queue.SimpleQueue()
-    work.tell = told.put
-    monkeypatch.setattr(compiling, "BEAT_S", 0.01)
-    for module in ("peelsum.softswitch.runtime.compiled", "peelsum.softswitch.runtime.lookups"):
-        function = SimpleNamespace(py_func=SimpleNamespace(__module__=module))
-        work.on_start(SimpleNamespace(data={"dispatcher": function}))
-    message = r"compiling the switch program, once for this machine: \d+ s"
-    assert re.fullmatch(message, told.get(timeout=PATIENCE_S))
-    work.on_end(None)
-    while re.fullmatch(message, said := told.get(timeout=PATIENCE_S)):
-        pass  # said before the inner one was done
-    work.on_end(None)
-    assert re.fullmatch(message + ", functions done 1", said)

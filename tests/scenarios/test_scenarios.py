@@ -61,13 +61,6 @@ def go_on(worker) -> None:
     worker.stdin.flush()
 
 
-@needs_nftables
-def test_packets_are_lost_on_every_link(tmp_path, switch) -> None:
-    with up(star(tmp_path, loss=0.02), "veth", switch):
-        workers = [worker_at("h1"), worker_at("h2")]
-        assert [said(worker) for worker in workers] == ["exact", "exact"]
-
-
 @pytest.mark.parametrize("part", ["s1", "server"])
 def test_a_switch_or_a_server_is_restarted_in_the_middle(tmp_path, switch, part) -> None:
     """While worker 0 pauses, worker 1 goes on alone: its words are in the slots, and are lost with them."""

@@ -10,14 +10,17 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from peelsum.codec import BloomLayout, SketchLayout, gpu, gpu_launch
-from peelsum.codec.gpu_segments import GpuSegments
+from peelsum.codec import BloomLayout, SketchLayout, gpu_launch
+from peelsum.codec.gpu import GpuDevice
 from peelsum.codec.segments import Segment, Table
 
 _TYPES = {torch.int32: "*i32", torch.int64: "*i64", torch.float32: "*fp32"}
 N, K = 4096, 512
 #: What has been compiled.
 DONE: set[Any] = set()
+
+
+gpu = GpuDevice(torch.device("cpu"))
 
 
 def words(size: int) -> torch.Tensor:
@@ -50,7 +53,7 @@ def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> Non
 def step() -> None:
     """Go through a step of a dense and a sparse segment."""
     table = Table([Segment(N, sparse=False), Segment(N, sparse=True)])
-    codec = GpuSegments(table, [torch.zeros(N), torch.zeros(N)], [None, None], 3)
+    codec = gpu.segments(table, [torch.zeros(N), torch.zeros(N)], [None, None], 3)
     bitmap = codec.write_scales(words(table.scale_words))
     codec.read_scales(np.ones(table.scale_words, np.uint32))
     codec.place(bitmap)
@@ -61,7 +64,7 @@ def step() -> None:
 
 def index() -> None:
     bitmap = words(N // 32)
-    gpu.occupied(gpu.positions(bitmap, N, 2**40, K))
+    gpu.positions(bitmap, N, 2**40, K)
     for block in (8, 32, 4096):
         gpu.block_encode(bitmap, N, block, words(N // 32))
         gpu.block_decode(bitmap, N, block, words(N // 32))

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 COMPILER = "p4c-bm2-ss"
-FOLDERS = [Path(__file__).parents[1] / part / "p4" for part in ("p4runtime", "softswitch")]
+FOLDERS = [Path(__file__).parents[1] / part / "p4" for part in ("softswitch/p4runtime", "softswitch")]
 MANIFEST = "manifest.json"
 
 

@@ -157,6 +157,12 @@ class FakeCall:
     def is_active(self):
         return not self.ended.is_set()
 
+    def peer(self):
+        return "ipv4:127.0.0.1:9"
+
+    def invocation_metadata(self):
+        return ()
+
     def add_callback(self, callback):
         self._callbacks.append(callback)
         return True

@@ -14,6 +14,7 @@ PACKAGES = ("peelsum.codec", "peelsum.allreduce")
 #: Modules of compiled loops: Numba takes NumPy itself, so what these allocate is not poisoned.
 COMPILED = (
     "peelsum.allreduce.history_loops",
+    "peelsum.allreduce.level_loops",
     *(f"peelsum.codec.cpu_{name}_loops" for name in ("block", "index", "segment", "selection", "sketch")),
     "peelsum.codec.cpu_loops",
 )

@@ -6,7 +6,7 @@ Jobs are drawn by a seed; workers submit their tensors at their own times, or al
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
@@ -56,11 +56,6 @@ class Round:
         if self.op == "or":
             return np.bitwise_or.reduce(self.inputs)
         return np.sum(np.asarray(self.inputs, np.uint64), axis=0).astype(np.uint32)
-
-    def recomputed(self) -> Round:
-        """Return tensors with other values for a restart, so that remains of the old ones change a sum."""
-        changed = [words ^ np.uint32(0x5A5A5A5A + len(self.inputs)) for words in self.inputs]
-        return replace(self, inputs=changed)
 
 
 def drawn_rounds(random: Random, workers: int, *, collectives: bool = False) -> list[Round]:

@@ -7,7 +7,7 @@ from covering import covering
 
 #: Folders whose tests start the most processes. They begin, so that nothing long is left at the end.
 DEAR = (
-    *("experiments", "torch", "cli", "training", "topology", "bench", "scenarios"),
+    *("benchmarks", "torch", "cli", "training", "topology", "bench", "scenarios"),
     *("allreduce", "codec", "control"),
 )
 

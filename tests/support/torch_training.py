@@ -532,7 +532,7 @@ def leaves(rank: int) -> list[tuple[int, bool]]:
         train(rank, 1, state)
         assert state is not None
         assert state._sums._queue is not None
-        summation = state._sums._queue.summation
+        summation = state._sums._queue.backend
         if not held:
             state = None
             gc.collect()

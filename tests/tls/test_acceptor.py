@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import socket
 import ssl
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
 from queue import Queue
 from threading import Thread
 
@@ -15,8 +13,7 @@ import pytest
 from patience import PATIENCE_S
 
 from peelsum.tls import TlsError, acceptor, grpc_ends
-from peelsum.tls.acceptor import Acceptor, oldest_of_largest_source, source_of
-from peelsum.tls.identity import closed_early
+from peelsum.tls.acceptor import Acceptor, oldest_of_largest_source
 from peelsum.transport.lease import Lease
 
 
@@ -71,19 +68,6 @@ def test_silent_connections_end(identity, monkeypatch):
         assert is_closed(silent)
 
 
-@pytest.mark.parametrize(
-    ("host", "source"),
-    [
-        ("10.0.0.1", "10.0.0.1"),
-        ("::ffff:10.0.0.1", "::ffff:10.0.0.1"),
-        ("fe80::1%eth0", "fe80:0000:0000:0000"),
-        ("2001:db8:1:2:3:4:5:6", "2001:0db8:0001:0002"),
-    ],
-)
-def test_sources(host, source):
-    assert source_of(host) == source
-
-
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "[::]"])
 def test_every_form_of_address_is_reached_by_ipv4(host):
@@ -109,32 +93,6 @@ def test_strangers_do_not_use_up_the_connections_of_grpc(identity, device, monke
         observed = Controller.observe(server.address, identity=identity("viewer"), timeout_s=PATIENCE_S)
         with observed as viewer, pytest.raises(SwitchError, match="runs no pipeline"):
             viewer.status()
-
-
-def test_the_folder_for_temporary_files_may_have_a_long_name(identity, device, monkeypatch, tmp_path):
-    from peelsum.control import Controller
-    from peelsum.softswitch.p4runtime import serve
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 20)))
-    Path(tempfile.gettempdir()).mkdir()
-    server = serve(device, "127.0.0.1:0", identity("switch"))
-    try:
-        Controller.observe(server.address, identity=identity("viewer"), timeout_s=PATIENCE_S).close()
-    finally:
-        server.stop()
-
-
-@pytest.mark.parametrize(
-    ("error", "early"),
-    [
-        (ssl.SSLError("Closed before TLS handshake with data in recv buffer."), True),
-        (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), True),
-        (ConnectionResetError(), True),
-        (TimeoutError(), False),
-    ],
-)
-def test_ends_of_a_connection_before_tls(error, early):
-    assert closed_early(error) is early
 
 
 def test_a_connection_that_is_closed_before_tls_is_no_fault_of_certificates(identity):

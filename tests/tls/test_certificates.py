@@ -69,12 +69,6 @@ def test_what_cannot_be_made_leaves_nothing(tmp_path, more, said):
     assert not list(tmp_path.iterdir())
 
 
-def test_half_a_ca_is_not_completed(tmp_path):
-    (tmp_path / "ca.pem").write_text("not a certificate")
-    done = peelsum("certificates", "make", "worker", "--certs", str(tmp_path))
-    assert "ca.pem or ca-key.pem: No such file or directory; give another --certs" in done.stderr
-
-
 def test_an_identity_that_cannot_be_used_is_named(folders, tmp_path):
     with pytest.raises(TlsError, match=r"ca\.pem: No such file or directory; make it"):
         Identity.read(tmp_path)

@@ -15,7 +15,7 @@ import os, sys
 import torch
 from peelsum.allreduce import LocalSummation
 from peelsum.torch import SwitchAllreduceState, process_group
-from peelsum.torch.sum_queue import QueuedSummation, SumQueue
+from peelsum.torch.sum_queue import SumQueue
 
 def try_in_the_child(*calls):
     if not child:
@@ -31,12 +31,12 @@ def try_in_the_child(*calls):
 QUEUE = """
 (seat,) = LocalSummation.group(1)
 queue = SumQueue(seat, leave=False)
-queue.submit(QueuedSummation(queue), lambda: None).result()
+queue.submit(lambda: None).result()
 with queue._pool._turned:
     child = os.fork()
 """
 CALLS = """
-submit = lambda: queue.submit(QueuedSummation(queue), lambda: None).result()
+submit = lambda: queue.submit(lambda: None).result()
 try_in_the_child(submit, queue.drain, queue.close)
 """
 PROCESS_GROUP = """

@@ -290,7 +290,7 @@ def test_how_long_a_backend_waits(given, waits):
     """The rest of the time is for the roll call."""
     state = SwitchAllreduceState(over="gloo", timeout_s=given)
     state.connect()
-    gloo = state._sums._queue.summation._group._get_backend(torch.device("cpu"))
+    gloo = state._sums._queue.backend._group._get_backend(torch.device("cpu"))
     assert gloo.options._timeout == timedelta(seconds=waits)
     state.close()
 

@@ -6,6 +6,7 @@ Without a GPU Triton's interpreter runs the kernels, one launch at a time: so th
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,8 +22,8 @@ from torch_alone import Sums, group_of_one, in_time
 
 from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation, SummationStalledError
 from peelsum.allreduce.reducer import Reducer
-from peelsum.torch import HookError, SwitchAllreduceState, TopK, fsdp_hook, hook
-from peelsum.torch.bucket_sum import BucketSum
+from peelsum.torch import HookError, SwitchAllreduceState, fsdp_hook, hook
+from peelsum.torch.bucket_sum import average
 from peelsum.torch.buckets import Bucket, _Streams
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -31,7 +32,9 @@ SIZES = [700, 33, 0, 1]
 
 def in_place(allreduce):
     """The sum of a bucket by an all-reduce."""
-    return Reducer().bucket(None, lambda turns: allreduce)
+    reducer = Reducer()
+    reducer.connect(None, None)
+    return reducer.bucket(lambda turns: allreduce)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -41,9 +44,9 @@ def test_a_device_and_a_host_sum_with_each_other(dtype):
         Allreduce(one, average=True, implementation=kind)
         for one, kind in zip(LocalSummation.group(2), ("gpu", "cpu"), strict=True)
     ]
-    names = [str(size) for size in SIZES]
+    names = tuple(str(size) for size in SIZES)
     sums = [
-        BucketSum(names, None, in_place(one), on_host=place)
+        partial(average, in_place(one), on_host=place)
         for one, place in zip(reduces, (False, True), strict=True)
     ]
     generator = torch.Generator().manual_seed(3)
@@ -55,7 +58,7 @@ def test_a_device_and_a_host_sum_with_each_other(dtype):
         buffers = [own[0].to(DEVICE, copy=True), own[1].clone()]
         with ThreadPoolExecutor(2) as pool:
             tasks = [
-                pool.submit(one.run, [Bucket(buffer, [torch.Size([size]) for size in SIZES])], step)
+                pool.submit(one, {names: Bucket(buffer, [torch.Size([size]) for size in SIZES])}, step)
                 for one, buffer in zip(sums, buffers, strict=True)
             ]
             results = [task.result(PATIENCE_S) for task in tasks]
@@ -72,12 +75,12 @@ def test_a_device_and_a_host_sum_with_each_other(dtype):
 def test_training_goes_on_while_the_device_has_no_room(dtype):
     """Gradients get the averages of the host's sums; the error is logged, not raised."""
     (allreduce,) = (Allreduce(one, implementation="gpu") for one in LocalSummation.group(1))
-    one = BucketSum(["a"], None, in_place(allreduce), on_host=False)
+    total = in_place(allreduce)
     for step in range(2):
         buffer = torch.linspace(-1, 1, 40, device=DEVICE, dtype=dtype)
         bucket, before = Bucket(buffer, [torch.Size([40])]), buffer.clone()
         with kernels_apart(), Shortage(0, lasting=True) as shortage:
-            one.run([bucket], step)
+            average(total, {("a",): bucket}, step, on_host=False)
         assert shortage.struck
         torch.testing.assert_close(buffer, before, rtol=1e-6, atol=1e-8)
 
@@ -125,7 +128,7 @@ def trained(implementation, device, **settings):
         values = torch.full((2, 9), step + 0.3, device=device)
         in_time(lambda values=values: ddp(values).square().sum().backward())
         optimizer.step()
-    on_host = {one.on_host for one in state._sums._sums.values()}
+    on_host = {one.keywords["on_host"] for one in state._sums._sums.values()}
     densities = [one.density_worker for one in state.stats().tensors.values()]
     return (
         np.concatenate([one.detach().cpu().numpy().ravel() for one in ddp.parameters()]),
@@ -153,7 +156,7 @@ def test_fsdp_sums_shards_on_a_device():
     with group_of_one():
         shard = values.clone()
         fsdp_hook(state)(shard)
-        assert {one.on_host for one in state._sums._sums.values()} == {False}
+        assert {one.keywords["on_host"] for one in state._sums._sums.values()} == {False}
     torch.testing.assert_close(shard, values, rtol=0, atol=1e-8)
 
 
@@ -204,7 +207,3 @@ def test_a_backend_is_left_if_measuring_fails(monkeypatch):
     assert Left.left == 1
     with pytest.raises(HookError, match="was closed"):
         state.connect()
-
-
-def test_compressors_run_on_the_host():
-    assert SwitchAllreduceState(compressor=TopK(0.1), implementation="gpu")._settings.implementation == "cpu"

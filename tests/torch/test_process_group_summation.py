@@ -176,12 +176,6 @@ def test_each_report_restarts_the_timeout():
     assert (roll.missing, roll.store_lost) == (set(), False)
 
 
-def test_a_worker_that_does_not_report_is_missing():
-    roll = summed._RollCall(HashStore(), 1, 3, 0.2)
-    assert roll.answered()
-    assert (roll.missing, roll.store_lost) == ({0, 2}, False)
-
-
 def test_a_sum_that_still_waits_is_reported_for_its_worker(monkeypatch):
     """A worker that sums nothing, as one that hangs, does not answer."""
     monkeypatch.setattr(summed, "_WATCH_S", 0.01)

@@ -21,7 +21,7 @@ from peelsum.allreduce import Part
 from peelsum.torch import HookError, HookFailedError
 from peelsum.torch.backward_pass import pass_on
 from peelsum.torch.calls import Submitted
-from peelsum.torch.sum_queue import QueuedSummation, SumQueue
+from peelsum.torch.sum_queue import SumQueue
 
 
 class Held:
@@ -63,15 +63,15 @@ def sums(summation, number):
 
 
 def test_one_encodes_while_another_is_on_the_network(queue, held):
-    first, second, encoded = QueuedSummation(queue), QueuedSummation(queue), threading.Event()
+    encoded = threading.Event()
 
     def encode_and_sum():
         encoded.set()
-        sums(second, 2)()
+        sums(queue, 2)()
 
-    queue.submit(first, sums(first, 1))
+    queue.submit(sums(queue, 1), key=1)
     assert held.entered.wait(PATIENCE_S)
-    last = queue.submit(second, encode_and_sum)
+    last = queue.submit(encode_and_sum, key=2)
     assert encoded.wait(PATIENCE_S), "nothing was encoded while the first sum was under way"
     assert not last.done()
     held.go.set()
@@ -81,27 +81,26 @@ def test_one_encodes_while_another_is_on_the_network(queue, held):
 
 def test_sums_keep_their_order_even_if_later_work_is_ready_first(queue, held):
     held.go.set()
-    first, second, ready = QueuedSummation(queue), QueuedSummation(queue), threading.Event()
+    ready = threading.Event()
 
     def late():
         assert ready.wait(PATIENCE_S)
-        sums(first, 1)()
-        sums(first, 2)()
+        sums(queue, 1)()
+        sums(queue, 2)()
 
     def early():
         ready.set()
-        sums(second, 3)()
+        sums(queue, 3)()
 
-    queue.submit(first, late)
-    queue.submit(second, early).result(PATIENCE_S)
+    queue.submit(late, key="late")
+    queue.submit(early, key="early").result(PATIENCE_S)
     assert held.summed == [1, 2, 3]
 
 
 def test_a_failure_ends_all_that_comes_after(queue, held):
     held.go.set()
     held.fails = TimeoutError("worker 1 is missing")
-    summations = [QueuedSummation(queue) for _ in range(3)]
-    done = [queue.submit(summation, sums(summation, 1)) for summation in summations]
+    done = [queue.submit(sums(queue, 1), key=number) for number in range(3)]
     queue.drain()
     assert done[0].exception(PATIENCE_S) is held.fails
     for later in done[1:]:
@@ -114,13 +113,12 @@ def test_a_failure_ends_all_that_comes_after(queue, held):
 
 def test_work_that_fails_before_its_sum_leaves_the_turn(queue, held):
     held.go.set()
-    summation, other = QueuedSummation(queue), QueuedSummation(queue)
 
     def broken():
         raise ValueError("no such thing")
 
-    assert isinstance(queue.submit(summation, broken).exception(PATIENCE_S), ValueError)
-    assert isinstance(queue.submit(other, sums(other, 1)).exception(PATIENCE_S), HookFailedError)
+    assert isinstance(queue.submit(broken).exception(PATIENCE_S), ValueError)
+    assert isinstance(queue.submit(sums(queue, 1)).exception(PATIENCE_S), HookFailedError)
     assert held.summed == []
 
 
@@ -132,15 +130,15 @@ def test_a_summation_is_left_only_if_it_was_made_here(held):
     assert held.closed
 
 
-def test_work_at_one_summation_begins_when_the_last_there_is_done(queue, held):
-    summation, running = QueuedSummation(queue), []
+def test_work_of_one_key_begins_when_the_last_of_it_is_done(queue, held):
+    running = []
 
     def alone(number):
         running.append(number)
-        sums(summation, number)()
+        sums(queue, number)()
         running.append(-number)
 
-    done = [queue.submit(summation, lambda number=number: alone(number)) for number in (1, 2, 3)]
+    done = [queue.submit(partial(alone, number)) for number in (1, 2, 3)]
     assert held.entered.wait(PATIENCE_S)
     held.go.set()
     for one in done:
@@ -151,7 +149,7 @@ def test_work_at_one_summation_begins_when_the_last_there_is_done(queue, held):
 
 def test_a_thread_that_drains_may_wake_up_late(queue, held, monkeypatch):
     """`drain` also returns if work submitted meanwhile by another thread is done."""
-    summation, turned, later = QueuedSummation(queue), queue._pool._turned, threading.Event()
+    turned, later = queue._pool._turned, threading.Event()
     wait, waiting = turned.wait, threading.Event()
 
     def sleepy(timeout=None):
@@ -166,10 +164,10 @@ def test_a_thread_that_drains_may_wake_up_late(queue, held, monkeypatch):
 
     monkeypatch.setattr(turned, "wait", sleepy)
     drainer = threading.Thread(target=queue.drain, daemon=True)
-    queue.submit(summation, sums(summation, 1))
+    queue.submit(sums(queue, 1))
     drainer.start()
     assert waiting.wait(PATIENCE_S)
-    last = queue.submit(summation, sums(summation, 2))
+    last = queue.submit(sums(queue, 2))
     held.go.set()
     last.result(PATIENCE_S)
     later.set()
@@ -204,16 +202,14 @@ def test_all_ends_in_order_with_failures_and_concurrent_drains(seed):
     works, fails_at = rng.randrange(1, 12), rng.randrange(14)
     held = Jittery(rng, fails_at)
     queue = SumQueue(held, threads=rng.randrange(1, 4), leave=True)
-    summations = [QueuedSummation(queue) for _ in range(3)]
 
-    def work(summation, number):
+    def work(number):
         jitter(rng)
-        return sums(summation, number)()
+        return sums(queue, number)()
 
     drainers, done = [], []
     for number in range(works):
-        summation = rng.choice(summations)
-        done.append(queue.submit(summation, partial(work, summation, number)))
+        done.append(queue.submit(partial(work, number), key=rng.randrange(3)))
         drainers.append(threading.Thread(target=queue.drain, daemon=True))
         drainers[-1].start()
     errors = [one.exception(PATIENCE_S) for one in done]
@@ -232,9 +228,8 @@ def test_nothing_is_summed_after_the_end(held):
     held.go.set()
     queue = SumQueue(held, leave=True)
     queue.close()
-    summation = QueuedSummation(queue)
     with pytest.raises(HookError, match="this worker has left the job; make a new state"):
-        queue.submit(summation, sums(summation, 1)).result(PATIENCE_S)
+        queue.submit(sums(queue, 1)).result(PATIENCE_S)
 
 
 def test_an_error_of_leaving_is_raised_by_close(held, monkeypatch):

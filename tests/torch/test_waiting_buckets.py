@@ -15,7 +15,7 @@ from torch_ranks import run_several
 from peelsum.allreduce import NetworkModel
 from peelsum.compress import Threshold, TopK
 from peelsum.torch import HookError
-from peelsum.torch.buckets import WaitingBuckets
+from peelsum.torch.buckets import DenseBuckets
 
 A, B, C = ("a",), ("b", "b2"), ("c",)
 #: Two exchanges take as long as 1,000 words.
@@ -24,12 +24,11 @@ NETWORK = NetworkModel(gbps=32e-6, round_trip_s=0.5)
 
 def summed(waiting, words, error=None):
     """Let what waits be summed, with so many words for each parameter; return the names of its buckets."""
-    taken = waiting.taken()
-    waiting.learn([one.names for one in taken], words)
+    taken, done = waiting.taken()
+    waiting.learn(taken, words)
     if taken:  # as the queue completes the future of what it summed
-        done = taken[0].done
         done.set_result(None) if error is None else done.set_exception(error)
-    return [one.names for one in taken]
+    return list(taken)
 
 
 def passed(waiting, words, within):
@@ -38,14 +37,14 @@ def passed(waiting, words, within):
     for names in (A, B, C):
         if waiting.ended(names, within):
             together.append(summed(waiting, words))
-        waiting.add(None, names)
+        waiting.add(names, None)
         if names == C or not waiting.wait():
             together.append(summed(waiting, words))
     return together
 
 
 def test_buckets_wait_while_their_words_take_less_than_the_exchanges():
-    waiting = WaitingBuckets(NETWORK)
+    waiting = DenseBuckets(NETWORK)
     few, many = dict.fromkeys(("a", "b", "b2", "c"), 300), {"a": 2500, "b": 300, "b2": 300, "c": 1}
     assert passed(waiting, few, 1) == [[A], [B], [C]]  # nothing is known
     assert passed(waiting, few, 2) == [[A, B, C]]
@@ -57,27 +56,27 @@ def test_buckets_wait_while_their_words_take_less_than_the_exchanges():
 
 
 def test_what_waits_is_summed_before_another_pass():
-    waiting, words = WaitingBuckets(NETWORK), dict.fromkeys(("a", "b", "b2", "c"), 1)
+    waiting, words = DenseBuckets(NETWORK), dict.fromkeys(("a", "b", "b2", "c"), 1)
     passed(waiting, words, 1)
     assert not waiting.ended(A, 2)
-    waiting.add(None, A)
+    waiting.add(A, None)
     assert waiting.wait()
     assert waiting.ended(B, 3)
 
 
 def test_a_bucket_of_a_failed_pass_is_dropped_when_it_comes_again():
-    waiting, words = WaitingBuckets(NETWORK), dict.fromkeys(("a", "b", "b2", "c"), 1)
+    waiting, words = DenseBuckets(NETWORK), dict.fromkeys(("a", "b", "b2", "c"), 1)
     passed(waiting, words, 1)
     waiting.ended(A, 2)
-    dropped = waiting.add(None, A)
+    dropped = waiting.add(A, None)
     assert not waiting.ended(A, 3)
     assert isinstance(dropped.exception(0), HookError)
     assert passed(waiting, words, 3) == [[A, B, C]]
 
 
 def test_an_error_of_the_sum_is_that_of_each_bucket():
-    waiting, error = WaitingBuckets(NETWORK), ValueError("lost")
-    both = [waiting.add(None, names) for names in (A, C)]
+    waiting, error = DenseBuckets(NETWORK), ValueError("lost")
+    both = [waiting.add(names, None) for names in (A, C)]
     summed(waiting, {"a": 1, "c": 1}, error)
     assert [one.exception(0) for one in both] == [error, error]
 

@@ -84,13 +84,6 @@ def test_all_workers_contribute_every_chunk_of_a_gather_in_a_small_window() -> N
     assert [machine.stats().contributions for machine in machines] == 3 * [60]
 
 
-def test_racks_get_whole_results() -> None:
-    stats, _ = quietly(
-        [Round("add", words(4, 40), "scatter"), Round("or", words(4, 40), "gather")], racks=(2, 2)
-    )
-    assert stats.replies == 0
-
-
 def test_a_scatter_whose_ids_wrap_gives_all_workers_the_results() -> None:
     """2**32 is no multiple of 3: a chunk's owner would change in the middle of the tensor."""
     stats, _ = quietly([Round("add", words(3, 30), "scatter")], window=64, first_chunk=(1 << 32) - 10)
@@ -131,14 +124,6 @@ def test_a_list_of_complete_chunks_settles_nothing_that_this_worker_needs() -> N
     fields["flags"], fields["bitmap"] = Flag.NONE, 0
     worker.receive(listed, 0.1)
     assert worker.stats().needs == 1
-
-
-def test_a_root_that_the_job_has_not_is_refused() -> None:
-    worker = WorkerEndpoint(QUIET, 0)
-    for root in (-1, 3):
-        with pytest.raises(TransportConfigError, match=f"root: {root} is no worker; give"):
-            worker.submit(np.zeros(1, np.uint32), "or", collective=GATHER, root=root)
-    assert worker.outstanding == 0
 
 
 @pytest.mark.parametrize(

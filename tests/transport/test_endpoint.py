@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -53,16 +52,6 @@ def test_tensors_complete_in_any_order_and_only_once() -> None:
     assert endpoint.outstanding == 0
     assert endpoint.stats().duplicates == 2, "which replace nothing"
     assert endpoint.next_timer() is None
-
-
-def test_an_empty_tensor_completes_without_a_packet() -> None:
-    endpoint = WorkerEndpoint(WORKER_CONFIG, 0)
-    ticket = endpoint.submit(np.zeros(0, np.uint32), "add")
-    assert sent(endpoint) == []
-    assert endpoint.next_timer() == 0.0
-    (event,) = endpoint.expire(0.0)
-    assert isinstance(event, TensorCompleted)
-    assert (event.ticket, len(event.words)) == (ticket, 0)
 
 
 def test_no_more_than_the_window_is_outstanding() -> None:
@@ -168,17 +157,6 @@ def test_finish_gives_up_after_a_bounded_wait() -> None:
     assert endpoint.finished
 
 
-def test_congestion_marks_halve_the_window_once_per_window() -> None:
-    endpoint = sending(200, window=64)
-    marked = np.concatenate([result(chunk, flags=Flag.CE) for chunk in range(32)])
-    for packet in marked:
-        endpoint.receive(packet[None, :], 0.1)
-    assert (endpoint.stats().window, endpoint.stats().window_cuts, endpoint.stats().marked) == (32, 1, 32)
-    assert sent(endpoint) == []
-    endpoint.receive(result(32), 0.1)
-    assert len(sent(endpoint)) == 1
-
-
 def test_what_the_caller_can_get_wrong() -> None:
     endpoint = WorkerEndpoint(WORKER_CONFIG, 0)
     with pytest.raises(TransportConfigError, match=r"worker_id: 3 .*0 to 2"):
@@ -264,14 +242,6 @@ def test_contributions_and_results_are_known_a_window_behind_and_no_further() ->
     )
 
 
-def test_a_result_of_the_next_chunk_to_send_is_out_of_the_window() -> None:
-    worker = sending(20)
-    worker.receive(result(WORKER_CONFIG.window), 0.0)
-    assert worker.stats().dropped["out_of_window"] == 1
-    worker.receive(result(WORKER_CONFIG.window - 1), 0.0)
-    assert worker.stats().results == 1
-
-
 @pytest.mark.parametrize("window", [1, 8, 512, 1 << 16])
 def test_where_runs_start(window: int) -> None:
     ring, joined = 2 * window, (1 << 32) + 100
@@ -304,18 +274,6 @@ def test_a_worker_names_only_those_missing_from_its_oldest_chunk() -> None:
     for chunk in (1, 2, 2**30, 2**32 - 1):
         worker.receive(need(chunk, 0b010), 0.2)
     assert worker.stalled(0.2).missing_workers == (2,)
-
-
-def test_who_was_missing_from_a_chunk_that_is_there_is_not_named_for_the_next() -> None:
-    worker = sending(2)
-    assert "has an MTU of " in str(worker.stalled(0.1))
-    worker.receive(result(0, kind=Kind.NEED, bitmap=0b110), 0.1)
-    assert worker.stalled(0.2).missing_workers == (1, 2)
-    worker.receive(result(0), 0.2)
-    assert worker.stalled(0.3).missing_workers == ()
-    stalled = str(worker.stalled(0.3))
-    assert re.search(r"server has not answered; .* has the job in generation 77\.", stalled)
-    assert "MTU" not in stalled  # packets have come
 
 
 @pytest.mark.parametrize("near", [1 << 32, (1 << 32) + 7, (5 << 32) - 1])
@@ -401,16 +359,6 @@ def in_a_run() -> tuple[WorkerEndpoint, int]:
     return worker, first
 
 
-@pytest.mark.parametrize("before", [1, 2, WORKER_CONFIG.window])
-def test_a_result_of_a_chunk_between_the_first_sum_and_the_run_is_not_taken(before: int) -> None:
-    worker, first = in_a_run()
-    assert worker.receive(result(first - before, 5), 0.1) == []
-    (event,) = worker.receive(np.concatenate([result(first, 7), result(first + 1, 9)]), 0.1)
-    assert isinstance(event, TensorCompleted)
-    assert event.words.tolist() == [7] * LANES + [9] * LANES
-    assert (worker.stats().results, worker.stats().duplicates) == (3, 1)
-
-
 def test_a_need_for_the_first_sum_or_for_the_first_chunk_of_the_run_is_heeded() -> None:
     worker, first = in_a_run()
     for chunk, word in ((0, 77), (first, 88), (first + 1, 88)):
@@ -420,54 +368,6 @@ def test_a_need_for_the_first_sum_or_for_the_first_chunk_of_the_run_is_heeded() 
     for chunk in (1, first - 1, first + 2):
         worker.receive(result(chunk, kind=Kind.NEED, bitmap=0b010), 0.1)
     assert sent(worker, 0.1) == []
-
-
-def test_a_need_for_the_first_sum_is_heeded_until_the_run_is_a_window_on() -> None:
-    """The first sum's only chunk counts as the one just before the run's first."""
-    worker, first = in_a_run()
-    window = WORKER_CONFIG.window
-    worker.submit(np.zeros(window * LANES, np.uint32), "add")
-    for done in range(window + 1):
-        sent(worker, 0.1)
-        worker.receive(result(0, kind=Kind.NEED, bitmap=0b010), 0.1)
-        resent = chunks_of(sent(worker, 0.1))
-        assert resent == ([0] if done <= window - 1 else [])
-        worker.receive(result(first + done), 0.1)
-
-
-def test_who_was_missing_when_the_workers_joined_is_not_named_for_the_run() -> None:
-    worker, _ = in_a_run()
-    assert worker.stalled(0.2).missing_workers == ()
-
-
-@pytest.mark.parametrize("workers_words", [3, 3 * LANES])
-def test_a_run_goes_on_far_from_where_it_joined_and_others_may_still_join(workers_words: int) -> None:
-    """A server that lost its state asks for the joining chunks again, until the run is a window ahead."""
-    endpoint = WorkerEndpoint(WRAPPING, 1)
-    with pytest.raises(TransportConfigError, match="start_run: join with one sum"):
-        endpoint.start_run(5)
-    numbers = np.arange(1, 1 + workers_words, dtype=np.uint32)
-    endpoint.submit(numbers, "add")
-    with pytest.raises(TransportConfigError, match="start_run: join with one sum"):
-        endpoint.start_run(5)
-    joining = [int(packet["chunk_id"]) for packet in sent(endpoint)]
-    endpoint.receive(np.concatenate([result(chunk) for chunk in joining]), 0.1)
-    endpoint.start_run(5)
-    with pytest.raises(TransportConfigError, match="start_run: join with one sum"):
-        endpoint.start_run(5)
-    endpoint.submit(np.zeros(40 * LANES, np.uint32), "add")
-    first = joining[-1] + 1 + 2 * WRAPPING.window * (1 + 5)
-    for step in range(2):
-        chunks = [first + step * WRAPPING.window + n & 0xFFFFFFFF for n in range(WRAPPING.window)]
-        assert [int(packet["chunk_id"]) for packet in sent(endpoint)] == chunks
-        need = np.concatenate([result(chunk, kind=Kind.NEED, bitmap=0b010) for chunk in joining])
-        endpoint.receive(need, 0.2)
-        again = sent(endpoint, 0.2)
-        assert [int(packet["chunk_id"]) for packet in again] == (joining if step == 0 else [])
-        if again:
-            resent = np.concatenate([packet["lanes"] for packet in again])[:workers_words]
-            np.testing.assert_array_equal(resent, numbers)
-        endpoint.receive(np.concatenate([result(chunk) for chunk in chunks]), 0.3)
 
 
 def test_the_compiled_check_accepts_what_the_wire_format_accepts() -> None:

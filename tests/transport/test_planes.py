@@ -18,12 +18,10 @@ from peelsum.summation import Part
 from peelsum.transport import (
     AggregationService,
     JobConfig,
-    JobFinished,
     SwitchSummation,
     Timers,
     TransportConfigError,
     TransportError,
-    WorkerEndpoint,
 )
 from peelsum.transport.errors import StalledError, SwitchUnreachableError
 from peelsum.transport.link import Wire
@@ -139,41 +137,6 @@ def test_sums_are_those_of_pythons_integers(count: int, loss: float) -> None:
     with planes(count, loss) as made:
         got = made.on_all(work)
     assert got == [[independent(*one) for one in plan]] * WORKERS
-
-
-def test_every_plane_gets_its_share() -> None:
-    """Contributions of a worker in each plane, after calls with parts of so many chunks each."""
-    calls = {
-        (1,): [1 + 1, 1, 1],  # one chunk has joined the job in each plane
-        (1, 1): [2, 2, 2],
-        (127,): [129, 2, 2],
-        (129,): [129, 66, 67],
-        (2,): [131, 66, 67],
-        (194,): [196, 130, 132],
-    }
-
-    def work(summation: SwitchSummation) -> object:
-        counts = []
-        for parts in calls:
-            summation.sum_words([Part(np.ones(chunks * LANES, np.uint32), "add") for chunks in parts])
-            counts.append([one.stats().contributions for one in summation._endpoints])
-        return counts
-
-    with planes(3) as made:
-        assert made.on_all(work) == [list(calls.values())] * WORKERS
-        stats = [made.stop(plane) for plane in range(3)]
-    fin = 1
-    chunks = [one.chunks_in_switch + one.chunks_at_server for one in stats]
-    assert chunks == [count + fin for count in calls[194,]]
-
-
-def test_an_endpoint_that_has_left_has_nothing_to_report_while_others_leave() -> None:
-    endpoint = WorkerEndpoint(CONFIGS[0], 0)
-    endpoint.finish(now=1.0)
-    left_at = 1.0 + CONFIGS[0].timers.linger
-    assert endpoint.next_report() == left_at
-    assert endpoint.expire(left_at) == [JobFinished(CONFIGS[0].job_id, confirmed=False)]
-    assert endpoint.next_report() == np.inf
 
 
 def test_a_part_is_checked_once_all_its_shares_are_there_and_before_later_parts() -> None:

@@ -20,8 +20,8 @@ from job_hosts import (
 )
 
 from peelsum.transport import Timers, WorkerEndpoint
-from peelsum.transport.endpoint_state import Clock, Cursor
-from peelsum.wire import Kind, unpack
+from peelsum.transport.endpoint_state import Clock
+from peelsum.wire import Kind
 
 
 def test_while_all_is_silent_only_the_oldest_chunk_asks() -> None:
@@ -100,35 +100,6 @@ def test_the_second_time_one_worker_takes_the_sum_out_of_the_switch_then_all_may
     assert [one[WRAP] for one in kinds] == [Kind.RETRY, second, Kind.RESEND, Kind.RESEND]
 
 
-@pytest.mark.parametrize("worker", [0, 1, 2])
-def test_every_chunk_is_one_worker_s_turn(worker: int) -> None:
-    endpoint = sending(40, worker, window=128, initial_window=32)
-    endpoint.receive(result(31), 0.001)
-    assert {p["kind"] for p in sent(endpoint, 0.001)[:29]} == {Kind.RETRY}
-    endpoint.expire(1.0)
-    again = sent(endpoint, 1.0)
-    turns = [int(p["chunk_id"]) for p in again if p["kind"] == Kind.RESEND]
-    assert turns == list(range(worker, 29, 3))
-    assert {int(p["chunk_id"]) for p in again if p["kind"] == Kind.RETRY} >= set(range(29)) - set(turns)
-
-
-def test_a_need_is_answered_by_a_resend_whatever_was_tried_before() -> None:
-    endpoint = sending(3, 1, first_chunk=WRAP)
-    for tries in range(3):
-        endpoint.receive(result(0, kind=Kind.NEED, bitmap=0b010), 0.1 + tries)
-        assert [(p["kind"], p["chunk_id"]) for p in sent(endpoint, 0.1 + tries)] == [(Kind.RESEND, 0)]
-
-
-def test_the_answer_to_a_need_counts_as_a_retransmission() -> None:
-    endpoint = sending(1, first_chunk=WRAP)  # chunk 2**32 - 2 is worker 2's turn
-    endpoint.receive(result(-2, kind=Kind.NEED, bitmap=0b001), 0.1)
-    kinds = [sent(endpoint, 0.1)[0]["kind"]]
-    for now in (10.0, 20.0):
-        endpoint.expire(now)
-        kinds.append(sent(endpoint, now)[0]["kind"])
-    assert kinds == [Kind.RESEND, Kind.RETRY, Kind.RESEND]
-
-
 def test_a_resend_follows_a_retry_soon_even_in_silence() -> None:
     endpoint = sending(1, 2, first_chunk=WRAP, timers=Timers(first_answer=0.5, resend_most=10.0))
     waits = []
@@ -136,17 +107,6 @@ def test_a_resend_follows_a_retry_soon_even_in_silence() -> None:
         due = let_expire(endpoint)
         waits.append((round(due, 6), Kind(sent(endpoint, due)[0]["kind"])))
     assert waits == [(0.5, Kind.RETRY), (0.75, Kind.RESEND), (1.5, Kind.RESEND), (3.0, Kind.RESEND)]
-
-
-def test_what_is_known_to_be_lost_has_a_timer_each_of_half_the_usual_length() -> None:
-    endpoint = lossy_start([5, 9])
-    assert endpoint.next_timer() == pytest.approx(0.003)
-    endpoint.expire(0.0031)
-    assert [(int(p["kind"]), int(p["chunk_id"])) for p in sent(endpoint, 0.0031)] == [
-        (Kind.RETRY, 5),
-        (Kind.RESEND, 9),
-    ]
-    assert endpoint.stats().lost == 2
 
 
 def test_nothing_is_sent_again_while_a_queue_grows_and_results_flow() -> None:
@@ -163,14 +123,6 @@ def test_nothing_is_sent_again_while_a_queue_grows_and_results_flow() -> None:
     assert stats.rtt_most > 0.06
 
 
-def test_silence_backs_off_by_its_own_length() -> None:
-    endpoint, times = lossy_start([5]), [0.001]
-    for _ in range(8):
-        times.append(let_expire(endpoint))
-        assert len(sent(endpoint, times[-1])) == 1
-    assert np.diff(times) == pytest.approx([0.002, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.1])
-
-
 def test_round_trips_of_resent_chunks_are_not_measured() -> None:
     endpoint = sending(2, first_chunk=WRAP)
     endpoint.expire(0.1)
@@ -179,17 +131,6 @@ def test_round_trips_of_resent_chunks_are_not_measured() -> None:
     assert endpoint.stats().rtt_mean is None
     endpoint.receive(result(-1), 0.102)
     assert endpoint.stats().rtt_mean == pytest.approx(0.102)
-
-
-def test_what_was_just_sent_is_not_asked_for_with_the_oldest() -> None:
-    worker = sending(32, window=32, initial_window=8)
-    worker.receive(np.concatenate([result(chunk) for chunk in range(6)]), 0.001)  # T is 4 ms
-    worker.expire(0.0051)
-    assert chunks_of(unpack(worker.to_send(0.0051).copy(), LANES)) == [6]
-    worker.receive(result(6), 0.0055)
-    assert {int(packet["kind"]) for packet in sent(worker, 0.006)} == {Kind.CONTRIBUTION}
-    worker.expire(0.0096)
-    assert chunks_of(unpack(worker.to_send(0.0096).copy(), LANES)) == [7]
 
 
 @pytest.mark.parametrize("needed", [False, True])
@@ -216,61 +157,6 @@ def test_a_resend_is_lost_when_later_packets_are_answered_after_half_a_round_tri
     assert [chunk for chunk in resent if chunk == 5] == again
 
 
-def test_backing_off_starts_small_after_an_idle_hour() -> None:
-    timers = Timers(first_answer=0.125, resend_most=1000.0)
-    worker = sending(1, timers=timers)
-    worker.receive(result(0), 0.001)
-    worker.submit(np.zeros(1, np.uint32), "add")
-    sent(worker, 3600.0)
-    pauses, now = [], 3600.0
-    for _ in range(4):
-        due = let_expire(worker)
-        pauses.append(due - now)
-        now = due
-        assert len(sent(worker, now)) == 1
-    # The second is half of T: four round trips of 1 ms. Then each is as long as the silence before it.
-    assert pauses == pytest.approx([0.125, 0.002, 0.127, 0.254])
-
-
-@pytest.mark.parametrize(("after", "again"), [(0.0002, []), (0.0008, [5])])
-def test_the_answer_to_a_resend_shows_what_was_lost_before_it_if_it_can_be_the_answer(
-    after: float, again: list[int]
-) -> None:
-    """An answer within half a round trip is to the packet that was sent first."""
-    worker = lossy_start([5])  # resent at 1 ms; a round trip is 1 ms
-    worker.receive(np.concatenate([result(chunk) for chunk in (33, 34, 35)]), 0.002)
-    resent = chunks_of(sent(worker, 0.002), Kind.RETRY, Kind.RESEND)
-    assert resent == [32]
-    worker.receive(result(32), 0.002 + after)
-    assert chunks_of(sent(worker, 0.002 + after), Kind.RETRY, Kind.RESEND) == again
-
-
-def test_an_older_answer_in_the_same_batch_hides_no_loss() -> None:
-    worker = lossy_start([5])
-    worker.receive(result(32), 0.0012)
-    (latest, *_) = sent(worker, 0.00121)
-    worker.receive(np.concatenate([result(int(latest["chunk_id"])), result(33)]), 0.0018)
-    assert (Kind.RETRY, 5) in [(packet["kind"], packet["chunk_id"]) for packet in sent(worker, 0.0018)]
-
-
-def test_an_older_result_in_the_same_batch_hides_no_loss() -> None:
-    worker = sending(5)
-    worker.receive(np.concatenate([result(3), result(1)]), 0.001)
-    packets = sent(worker, 0.001)
-    assert [(int(packet["kind"]), int(packet["chunk_id"])) for packet in packets] == [(Kind.RETRY, 0)]
-
-
-def test_only_the_oldest_chunk_and_what_was_resent_have_a_timer() -> None:
-    worker = sending(8)
-    worker.receive(np.concatenate([result(chunk) for chunk in (0, 1, 2, 3, 4, 7)]), 0.001)  # T is 4 ms
-    assert worker.next_timer() == pytest.approx(0.005)
-    worker.expire(0.00501)
-    assert chunks_of(sent(worker, 0.00501)) == [5]
-    due = worker.next_timer()
-    assert due is not None
-    assert due > 0.00501
-
-
 def test_silence_does_not_count_as_loss_so_the_window_stays() -> None:
     """Others may still be computing. A result that came meanwhile shows that the chunk was lost."""
     silent, answered = (sending(128, window=128, initial_window=64) for _ in range(2))
@@ -279,26 +165,6 @@ def test_silence_does_not_count_as_loss_so_the_window_stays() -> None:
         worker.expire(0.2)
         assert sent(worker, 0.2)[0]["kind"] == Kind.RETRY
     assert (silent.stats().window, answered.stats().window) == (64, 32)
-
-
-def test_a_chunk_in_a_reused_row_has_neither_tries_nor_an_answer() -> None:
-    worker = WorkerEndpoint(replace(WORKER_CONFIG, timers=Timers(first_answer=0.5)), 0)
-    rows = 2 * WORKER_CONFIG.window
-    worker.submit(np.zeros((rows + 1) * LANES, np.uint32), "add")
-    sent(worker, 0.0)
-    worker.expire(0.5)
-    assert [int(packet["chunk_id"]) for packet in sent(worker, 0.5)] == [0]
-    for chunk in range(rows):
-        worker.receive(result(chunk), 1.0)
-        sent(worker, 1.0)
-    before = worker.stats()
-    assert worker.outstanding == 1
-    worker.receive(result(rows), 1.25)
-    assert worker.outstanding == 0
-    after = worker.stats()
-    assert (after.results, after.duplicates) == (before.results + 1, before.duplicates)
-    assert after.rtt_most == pytest.approx(1.0), "measured, as it was sent once"
-    assert worker.state.clock[6] == before.results, "all but the one that was resent, and this one"
 
 
 def probing() -> tuple[WorkerEndpoint, int]:
@@ -337,16 +203,6 @@ def test_twice_what_was_asked_for_may_come_and_still_count_as_help(came: int, ag
     _, due = asked(worker)
     worker.receive(np.concatenate([result(oldest + n) for n in range(came)]), due + 0.0005)
     assert asked(worker)[0] == [oldest + n for n in again]
-
-
-def test_no_more_chunks_are_asked_for_than_rows_remember() -> None:
-    worker, _ = probing()
-    cursors = worker.state.cursors
-    cursors[Cursor.PROBES] = len(worker.state.answered)
-    cursors[Cursor.RESULTS_BEFORE] = worker.state.counts[2] - 1
-    chunks, _ = asked(worker)
-    assert len(chunks) == 24
-    assert cursors[Cursor.PROBES] == len(worker.state.answered)
 
 
 TIMERS = Timers(first_answer=0.3, resend_least=0.002, resend_most=0.1)
@@ -397,8 +253,3 @@ def test_the_timer_is_four_times_the_average_within_its_bounds(round_trips: list
 
 def test_before_the_first_sample_the_timer_is_the_patience_for_the_first_answer() -> None:
     assert after([]).state.clock[Clock.TIMEOUT] == TIMERS.first_answer
-
-
-def test_statistics_have_the_mean_of_all_round_trips() -> None:
-    stats = after([0.01, 0.002, 0.05]).stats()
-    assert (stats.rtt_mean, stats.rtt_least, stats.rtt_most) == pytest.approx((0.062 / 3, 0.002, 0.05))

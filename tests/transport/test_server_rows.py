@@ -9,10 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from job_hosts import CONFIG, LANES, chunks_of, let_expire, partial, sent, server_at
+from job_hosts import CONFIG, LANES, chunks_of, partial, sent, server_at
 
 from peelsum.transport import AggregationServer, JobConfig
-from peelsum.transport.layout import run_start
 from peelsum.wire import EVERYONE, Flag, Kind
 
 WINDOW = CONFIG.window
@@ -78,28 +77,6 @@ def test_one_stray_packet_neither_stalls_a_job_nor_names_anybody(far: int, quiet
     assert sum(server.stats().dropped.values()) == 3
 
 
-def test_a_stray_packet_costs_no_result_that_is_kept() -> None:
-    server = settled()
-    for far in range(WINDOW + 1, 4 * WINDOW):
-        server.receive(partial(RUN + far, 0b001, 99, sender=0), 0.0)
-        server.receive(partial(RUN - far, 0b001, 99, sender=0), 0.0)
-    for back in range(WINDOW):
-        server.receive(partial(RUN - back, 0b010, 99, sender=1), 1.0)
-        (answer,) = sent(server, 1.0)
-        assert (answer["sender"], answer["lanes"].tolist()) == (1, [RUN - back] * LANES)
-
-
-def test_random_chunks_make_a_settled_server_send_nothing() -> None:
-    numbers, server, now = np.random.default_rng(7), settled(), 0.0
-    for _ in range(2000):
-        now += 0.005
-        chunk = RUN + 2 * WINDOW + int(numbers.integers(0, 2**32 - 4 * WINDOW))
-        server.receive(partial(chunk, 0b001, 99, sender=0), now)
-        server.expire(now)
-        assert sent(server, now) == []
-    assert sum(server.stats().dropped.values()) == 2000
-
-
 def test_random_chunks_make_a_new_server_ask_for_no_more_than_it_heard_of() -> None:
     """It does not know yet where the job is, and asks for a chunk near the one it heard of last."""
     numbers, server, now, asked = np.random.default_rng(7), AggregationServer(CONFIG), 0.0, 0
@@ -116,67 +93,6 @@ def test_random_chunks_make_a_new_server_ask_for_no_more_than_it_heard_of() -> N
     assert asked <= 500 + 2 * ASKS
     chunks = range(RUN, RUN + 100)
     assert sums_of(server, chunks, now + 10) == list(chunks)
-
-
-@pytest.mark.parametrize("stray", [RUN + 2 * WINDOW, RUN + 2**30, RUN - 2**30, 100])
-def test_a_stray_packet_takes_no_row_from_a_server_that_knows_nothing(stray: int) -> None:
-    """It takes the row of chunk RUN; what had come of that has to come again, and is asked for."""
-    server = AggregationServer(replace(CONFIG, first_chunk=3))
-    server.receive(partial(RUN, 0b001, 1, sender=0), 0.0)
-    server.receive(partial(stray, 0b001, 99, sender=0), 0.001)
-    server.receive(partial(RUN, 0b010, 2, sender=1), 0.002)
-    assert server.stalled(0.002).oldest_chunk == RUN
-    server.receive(partial(RUN, 0b001, 1, sender=0), 0.003)
-    server.receive(partial(RUN, 0b100, 3, sender=2), 0.004)
-    (complete,) = [packet for packet in sent(server) if packet["kind"] == Kind.RESULT]
-    assert (complete["chunk_id"], complete["lanes"].tolist()) == (RUN, [6] * LANES)
-    chunks = range(RUN + 1, RUN + 100)
-    assert sums_of(server, chunks, 0.005) == list(chunks)
-
-
-def test_a_stray_packet_between_joining_and_the_run_neither_stalls_nor_names_anybody() -> None:
-    server = server_at(0, 42)
-    server.receive(partial(RUN + 2**30, 0b001, 99, sender=0), 0.001)
-    for worker in range(2):
-        server.receive(partial(RUN, 1 << worker, 1, sender=worker), 0.002)
-    for chunk in range(RUN + 1, RUN + 4):
-        server.receive(partial(chunk, 0b001, 1, sender=0), 0.002)
-    stand = server.stalled(1.0)
-    assert (stand.oldest_chunk, stand.missing_workers) == (RUN, (2,))
-    due = server.next_timer()
-    assert due is not None
-    server.expire(due + 1)
-    server.expire(due + 2)
-    assert {int(packet["chunk_id"]) for packet in sent(server)} <= set(range(RUN, RUN + 4))
-
-
-def test_strays_before_a_job_begins_change_nothing_of_how_it_joins() -> None:
-    server, numbers = AggregationServer(CONFIG), np.random.default_rng(1)
-    for chunk in (2**31 - 1, 2**32 - 2, 2**31 - 3, 2**32 - 40, *numbers.integers(0, 2**32, 500)):
-        server.receive(partial(int(chunk), 0b001, 99, sender=0), 0.0)
-    for worker in range(3):
-        server.receive(partial(0, 1 << worker, 14, sender=worker), 0.0)
-    for chunk in range(RUN, RUN + 4 * WINDOW):
-        server.receive(partial(chunk, 0b111, 1), 0.0)
-    assert server.stats().chunks_in_switch == 4 * WINDOW
-    sent(server)
-    server.receive(partial(0, 0b010, 99, sender=1), 1.0)
-    (answer,) = sent(server, 1.0)
-    assert (answer["chunk_id"], answer["sender"], answer["lanes"].tolist()) == (0, 1, [42] * LANES)
-
-
-def test_who_does_not_join_is_named_though_a_stray_packet_came() -> None:
-    server = AggregationServer(CONFIG)
-    server.receive(partial(0, 0b001, 1, sender=0), 0.0)
-    server.receive(partial(RUN, 0b001, 1, sender=0), 0.001)
-    server.receive(partial(-RUN, 0b001, 1, sender=0), 0.002)
-    server.receive(partial(0, 0b010, 1, sender=1), 0.003)
-    stand = server.stalled(1.0)
-    assert (stand.oldest_chunk, stand.missing_workers) == (0, (2,))
-    server.receive(partial(0, 0b100, 1, sender=2), 0.004)
-    assert [int(packet["kind"]) for packet in sent(server)] == [Kind.RESULT]
-    chunks = range(RUN + 1, RUN + 100)
-    assert sums_of(server, chunks, 0.005) == list(chunks)
 
 
 @pytest.mark.parametrize("joins_late", [False, True])
@@ -206,36 +122,6 @@ def test_a_server_misled_at_its_start_follows_the_job_within_its_patience(joins_
     assert sums_of(server, chunks, now) == list(chunks)
 
 
-@pytest.mark.parametrize("heard", ["near", "elsewhere"])
-def test_the_job_is_not_followed_while_it_is_heard_of_where_it_was(heard: str) -> None:
-    server, far = settled(), RUN + 2**30
-    for step in range(1, 20):
-        now = step * PATIENCE / 2
-        if step % 2 and heard == "near":
-            server.receive(partial(RUN + 1, 0b001, 1, sender=0), now)
-        elif step % 2:
-            server.receive(partial(far + 2**20 * step, 0b001, 1, sender=0), now)
-        else:
-            server.receive(partial(far, 0b001, 99, sender=0), now)
-    assert server.stats().dropped["ahead_of_window"] == (9 if heard == "near" else 19)
-    stand = server.stalled(now)
-    assert (stand and stand.oldest_chunk) == (RUN + 1 if heard == "near" else None)
-
-
-def test_a_late_copy_of_the_first_sum_stalls_no_run_near_half_of_all_chunk_ids() -> None:
-    ring = 2 * WINDOW
-    start = run_start((1 << 32) + 1, (1 << 31) // ring - 3, WINDOW) - (1 << 32)
-    assert 2**31 - 4 * ring < start < 2**31
-    server = AggregationServer(CONFIG)
-    server.receive(partial(0, 0b111, 42), 0.0)
-    assert sums_of(server, range(start, start + 4 * ring), 0.0) == list(range(start, start + 4 * ring))
-    server.receive(partial(0, 0b001, 1, sender=0), 0.0)
-    assert server.stats().dropped["ahead_of_window"] == 1
-    assert sent(server) == []
-    chunks = range(start + 4 * ring, start + 8 * ring)
-    assert sums_of(server, chunks, 0.0) == list(chunks)
-
-
 @pytest.mark.parametrize("workers", [3, 3 * LANES])
 def test_who_joins_late_is_told_so_for_every_chunk_of_the_first_sum_however_far_the_run_is(
     workers: int,
@@ -259,13 +145,6 @@ def test_who_joins_late_is_told_so_for_every_chunk_of_the_first_sum_however_far_
         assert all(packet["sender"] == 1 and packet["lanes"].tolist() == [42] * LANES for packet in answers)
 
 
-def test_a_first_sum_that_nobody_can_need_any_more_is_not_begun_again() -> None:
-    """After a restart, when the run is on, all workers have joined: one that joins is not waited with."""
-    server = server_at(RUN, 1)
-    server.receive(partial(0, 0b010, 1, sender=1), 0.0)
-    assert (server.stats().dropped["out_of_window"], server.stalled(0.0)) == (1, None)
-
-
 def test_a_chunk_is_asked_for_so_often_and_again_when_a_packet_of_it_comes() -> None:
     server, need = AggregationServer(CONFIG), CONFIG.timers.need
     server.receive(partial(0, 0b001, 1, sender=0), 0.0)
@@ -283,20 +162,6 @@ def test_a_chunk_is_asked_for_so_often_and_again_when_a_packet_of_it_comes() -> 
         server.expire(now + 4 * need)
         assert [int(packet["kind"]) for packet in sent(server)] == [Kind.RESEND, Kind.NEED]
         assert server.next_timer() is None
-
-
-def test_two_levels_drop_what_is_far_ahead_too() -> None:
-    config = replace(CONFIG, workers=5, racks=(2, 3))
-    server = settled(config=config)
-    server.receive(partial(RUN + 2**30, 0b01, 99, sender=0, flags=Flag.SPINE), 0.0)
-    server.receive(partial(RUN + 2**30, 0b010, 99, sender=33), 0.0)
-    assert server.stats().dropped["ahead_of_window"] == 2
-    server.receive(partial(RUN + 1, 0b01, 1, sender=0, flags=Flag.SPINE), 0.0)
-    server.receive(partial(RUN + 1, 0b110, 2, sender=33), 0.0)
-    assert server.stalled(0.0).missing_workers == (32,)
-    server.receive(partial(RUN + 1, 0b001, 3, sender=32), 0.0)
-    (complete,) = sent(server)
-    assert (complete["chunk_id"], complete["lanes"].tolist()) == (RUN + 1, [6] * LANES)
 
 
 @pytest.mark.parametrize("last", [RUN, RUN + 2 * WINDOW - 1])
@@ -324,30 +189,6 @@ def test_a_first_sum_that_is_incomplete_is_waited_for_until_a_run_is_on() -> Non
     assert [int(packet["kind"]) for packet in sent(server)] == [Kind.RESULT]
 
 
-@pytest.mark.parametrize(("behind", "kept"), [(2 * CONFIG.window - 1, True), (2 * CONFIG.window, False)])
-def test_a_new_server_keeps_what_is_less_than_two_windows_behind_the_latest(behind: int, kept: bool) -> None:
-    server = AggregationServer(CONFIG)
-    for chunk in (RUN - behind, RUN):
-        server.receive(partial(chunk, 0b001, 1, sender=0), 0.0)
-    assert server.stalled(0.0).oldest_chunk == (RUN - behind if kept else RUN)
-
-
-def test_a_chunk_in_the_row_of_one_that_was_asked_for_is_asked_of_the_switch_first() -> None:
-    server = server_at(100)
-    server.receive(partial(101, 0b001, 1, sender=0), 0.0)
-    for _ in range(3):
-        let_expire(server)
-    assert {int(packet["kind"]) for packet in sent(server)} == {Kind.RESEND, Kind.NEED}
-    server.receive(partial(101, 0b111, 1), 1.0)
-    server.receive(partial(101 + WINDOW, 0b111, 1), 1.0)
-    sent(server)
-    server.receive(partial(101 + ROWS, 0b001, 1, sender=0), 2.0)
-    assert server.next_timer() == 2.0 + CONFIG.timers.need
-    server.expire(2.0 + CONFIG.timers.need)
-    assert [(int(p["kind"]), int(p["chunk_id"])) for p in sent(server)] == [(Kind.RESEND, 101 + ROWS)]
-    assert server.next_timer() == pytest.approx(2.0 + 2 * CONFIG.timers.need)
-
-
 @pytest.mark.parametrize(("bitmap", "to"), [(0b010, 1), (0b110, EVERYONE)])
 def test_a_chunk_in_the_row_of_one_that_was_answered_is_answered_at_once(bitmap: int, to: int) -> None:
     server = server_at(100)
@@ -372,54 +213,3 @@ def test_a_chunk_in_the_row_of_an_incomplete_one_starts_from_nothing() -> None:
         server.receive(partial(101 + ROWS, 1 << worker, 1, sender=worker), 1.0)
     (answer,) = sent(server)
     assert (answer["chunk_id"], answer["flags"], answer["lanes"].tolist()) == (101 + ROWS, 0, [3] * LANES)
-
-
-def test_what_a_row_owed_is_not_sent_for_the_chunk_that_has_it_next() -> None:
-    server = server_at(100)
-    server.receive(partial(101, 0b111, 1), 0.0)
-    server.receive(partial(101 + WINDOW, 0b111, 1), 0.0)
-    server.receive(partial(101 + ROWS, 0b001, 1, sender=0), 0.0)
-    assert [int(packet["chunk_id"]) for packet in sent(server)] == [101 + WINDOW]
-
-
-def test_a_stall_counts_from_when_the_chunk_came_not_the_one_before_it() -> None:
-    server = server_at(100)
-    server.receive(partial(101, 0b001, 1, sender=0), 0.0)
-    server.receive(partial(101, 0b110, 1), 1.0)
-    server.receive(partial(101 + WINDOW, 0b111, 1), 1.0)
-    server.receive(partial(101 + ROWS, 0b001, 1, sender=0), 100.0)
-    assert server.expire(100.0 + CONFIG.timers.stall - 0.1) == []
-    assert len(server.expire(100.0 + CONFIG.timers.stall)) == 1
-
-
-def test_an_older_chunk_that_completes_after_a_newer_one_moves_nothing_back() -> None:
-    server = server_at(100)
-    server.receive(partial(104, 0b111, 4), 0.0)
-    server.receive(partial(101, 0b111, 1), 0.0)
-    assert [int(packet["chunk_id"]) for packet in sent(server)] == [104, 101]
-    server.receive(partial(104 + WINDOW, 0b111, 5), 0.0)
-    assert [int(packet["chunk_id"]) for packet in sent(server)] == [104 + WINDOW]
-    server.receive(partial(104, 0b001, 1), 0.0)
-    assert server.stats().dropped["out_of_window"] == 1
-
-
-def test_a_newer_chunk_in_the_same_row_after_an_older_one_completes_late() -> None:
-    """Chunk 101 completes when 101 + WINDOW has; its row is free for 101 + ROWS all the same."""
-    server = server_at(100)
-    server.receive(partial(101, 0b001, 1, sender=0), 0.0)
-    server.receive(partial(100 + WINDOW, 0b111, 9), 0.0)
-    server.receive(partial(101, 0b110, 1), 0.0)
-    assert sorted(int(packet["chunk_id"]) for packet in sent(server)) == [101, 100 + WINDOW]
-    server.receive(partial(101 + WINDOW, 0b111, 9), 0.0)
-    server.receive(partial(101 + ROWS, 0b111, 3), 0.0)
-    assert [int(packet["chunk_id"]) for packet in sent(server)] == [101 + WINDOW, 101 + ROWS]
-
-
-def test_a_chunk_in_the_row_of_one_that_was_waited_for_is_waited_for_again() -> None:
-    server = AggregationServer(CONFIG)
-    server.receive(partial(100, 0b111, 1), 0.0)
-    server.receive(partial(101, 0b001, 1, sender=0), 0.0)
-    server.receive(partial(100 + CONFIG.window, 0b111, 1), 0.001)
-    server.receive(partial(101 + CONFIG.window, 0b111, 1), 0.001)
-    server.receive(partial(101 + 2 * CONFIG.window, 0b001, 1, sender=0), 0.005)
-    assert server.next_timer() == pytest.approx(0.005 + CONFIG.timers.need)

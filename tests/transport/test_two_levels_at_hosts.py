@@ -144,13 +144,6 @@ def test_all_get_the_result_again_that_did_not_pass_a_switch(
     assert packet["lanes"][0] == 42
 
 
-def test_two_racks_of_one_worker_are_several_workers() -> None:
-    server = AggregationServer(replace(CONFIG, workers=2, racks=(1, 1)))
-    for bitmap, to in ((0b11, EVERYONE), (0b11, EVERYONE), (0b10, 32)):
-        server.receive(up(0, bitmap, 42, OF_RACKS, sender=32), 0.0)
-        assert [int(p["sender"]) for p in sent(server)] == [to]
-
-
 def test_a_worker_takes_its_turn_among_its_rack() -> None:
     for worker, chunks in ((0, [0, 3]), (2, [2]), (32, [0, 1, 2, 3, 4]), (65, [1, 3])):
         endpoint = WorkerEndpoint(CONFIG, worker)
@@ -160,15 +153,6 @@ def test_a_worker_takes_its_turn_among_its_rack() -> None:
         assert {p["kind"] for p in sent(endpoint, 0.001)} == {Kind.RETRY}
         endpoint.expire(1.0)
         assert [int(p["chunk_id"]) for p in sent(endpoint, 1.0) if p["kind"] == Kind.RESEND] == chunks
-
-
-def test_only_the_sender_gets_a_late_answer() -> None:
-    server = AggregationServer(CONFIG)
-    server.receive(up(0, 0b111, 42, OF_RACKS), 0.0)
-    sent(server)
-    for sender in (65, 66, 96, EVERYONE):  # the last three are nobody of this job
-        server.receive(up(0, 0b010, 1, sender=sender), 0.01)
-    assert [(int(p["kind"]), int(p["sender"])) for p in sent(server)] == [(Kind.RESULT, 65)]
 
 
 @pytest.mark.parametrize(
@@ -232,12 +216,3 @@ def test_a_worker_resends_only_when_its_rack_s_lane_names_it() -> None:
     stall = worker.stalled(3.0)
     assert (stall.missing_workers, stall.racks) == ((2, 65), 3)
     assert "workers 2 (rack 0), 65 (rack 2); see" in str(stall)
-
-
-def test_a_worker_of_one_level_heeds_no_need_of_racks() -> None:
-    worker = WorkerEndpoint(ONE_LEVEL, 0)
-    worker.submit(np.zeros(LANES, np.uint32), "add")
-    sent(worker)
-    worker.receive(need(0, Flag.SPINE, 0b1, 0b1), 0.01)
-    assert sent(worker, 0.01) == []
-    assert worker.stats().dropped["unexpected_kind"] == 1

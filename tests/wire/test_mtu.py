@@ -10,8 +10,8 @@ from peelsum.softswitch.ports.interfaces import InterfacePorts
 from peelsum.topology import veth
 from peelsum.transport.errors import SwitchUnreachableError
 from peelsum.transport.link import PortLink
-from peelsum.wire import COMPILED_LANES, DEFAULT_LANES, packet_bytes
-from peelsum.wire.mtu import mtu_of, needed_mtu, too_long_to
+from peelsum.wire import COMPILED_LANES, packet_bytes
+from peelsum.wire.mtu import mtu_of, too_long_to
 
 
 def small_mtu() -> dict[str, object]:
@@ -80,11 +80,6 @@ def test_the_interface_or_the_route_is_named():
         "way to 10.9.0.3: MTU 1400, but packets of 512 lanes need 2092; see `ip route get 10.9.0.3`, or use "
         "fewer lanes"
     )
-
-
-def test_what_the_default_fits_and_what_jumbo_frames_do():
-    assert max(lanes for lanes in COMPILED_LANES if needed_mtu(packet_bytes(lanes)) <= 1500) == DEFAULT_LANES
-    assert needed_mtu(packet_bytes(max(COMPILED_LANES))) <= 9000
 
 
 def test_loopback_takes_all_of_them_and_an_unknown_interface_is_an_error():

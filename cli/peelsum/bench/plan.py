@@ -14,11 +14,11 @@ from typing import Any
 
 from peelsum.allreduce import BlockIndex, BloomIndex, Choice, Index, Settings
 from peelsum.allreduce.costs import Candidate, expected
+from peelsum.allreduce.level_loops import MARGIN
 from peelsum.bench.codec import Device, Measured, fastest, one_step, require_memory, tensor
 from peelsum.bench.point import Point
 from peelsum.bench.which_form import chosen, predictions, simulated, ways
 from peelsum.codec import SketchLayout, scale_for
-from peelsum.codec.block_scales import MARGIN
 from peelsum.compress import AXES, DENSE, LinkModel, Step, costs, crossovers
 
 Row = Mapping[str, Any]

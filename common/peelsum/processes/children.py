@@ -21,9 +21,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from peelsum.processes.errors import ProcessError
+from peelsum.processes.interrupts import uninterrupted
 
 #: How long a child may take to clean up before it is killed, in seconds.
 GRACE_S = 10.0
@@ -65,14 +66,11 @@ class Child:
         self._work = ""
         self._other_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `stop`)
-        self._process = subprocess.Popen(
+        self._process = _started(
             command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            start_new_session=True,
-            preexec_fn=die_with_parent if foreign else None,
-            env={**os.environ, **(environment or {})},
+            die_with_parent if foreign else None,
+            {**os.environ, **(environment or {})},
+            self._errors,
         )
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, name=f"{name} output", daemon=True)
@@ -214,6 +212,33 @@ class Child:
     def _fate(self) -> str:
         status = self._process.wait(GRACE_S)
         return f"ended with status {status}" if status >= 0 else f"ended by {signal.Signals(-status).name}"
+
+
+def _started(
+    command: Sequence[str],
+    prepare: Callable[[], None] | None,
+    environment: Mapping[str, str],
+    errors: IO[bytes],
+) -> subprocess.Popen[bytes]:
+    """Start a child; an interrupt that comes meanwhile ends it, as nobody has it yet who could."""
+    process = None
+    try:
+        with uninterrupted():
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                preexec_fn=prepare,
+                env=environment,
+            )
+    except KeyboardInterrupt:
+        if process is not None:
+            process.kill()
+            process.communicate()
+        raise
+    return process
 
 
 def say(**values: object) -> None:

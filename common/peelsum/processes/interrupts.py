@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -46,3 +49,21 @@ class Interruption:
         if not self._number:
             self._number = number
             raise Interrupted(number)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back SIGNALS: at the end of the context, the handler of the first that was received runs."""
+    received: list[int] = []
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # no other thread runs handlers
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, lambda number, _: received.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if received:
+        signal.raise_signal(received[0])

@@ -26,11 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import buffers
+from peelsum.allreduce import level_loops
 from peelsum.allreduce.exchange import Exchange, Refinement, Round, Rounds, Setting, Sums, Wide
 from peelsum.allreduce.history_loops import DEVIATIONS, FIT
 from peelsum.allreduce.plan import AHEAD, Layout
-from peelsum.codec import FEWEST_CELLS, MANY_CANDIDATES, SketchLayout, cpu_block_loops, kernels
-from peelsum.codec.cpu import frozen
+from peelsum.codec import FEWEST_CELLS, HOST, MANY_CANDIDATES, SketchLayout
 from peelsum.codec.segments import ROW, Integers, Located, SegmentCodec
 from peelsum.summation import Words
 
@@ -87,29 +87,29 @@ class AheadExchange(Exchange):
 
     def rounds(self) -> Rounds:
         """See `Exchange.rounds`."""
-        table, upper, memory = self.layout.table, self._expected.upper, self._memory
+        table, upper, device = self.layout.table, self._expected.upper, self._device
         end = self._border + self.cells
         sums = yield Round(self.layout.header_words, end + upper.cells, self._write)
-        exceeding, far = self._judge(memory.on_host(sums.near[: table.scale_words]))
+        exceeding, far = self._judge(device.on_host(sums.near[: table.scale_words]))
         places, unpeeled = yield from self._decode(sums)
         again, above = self._elements(far), self._elements(exceeding)
         parts = np.zeros(len(above.elements), np.int32)
-        words = memory.on_host(sums.added[end:])
-        lost = kernels().sketch_decode(upper, words, above.places, parts)
+        words = device.on_host(sums.added[end:])
+        lost = HOST.sketch_decode(upper, words, above.places, parts)
         near = ~far[above.blocks] & (self.levels[above.blocks] > 0)
         lost, wide, numbers = lost[near[lost]], above.take(near), self._numbers(above)
         self._renew(far, wide, numbers[near], places)
         in_dense, in_sparse = self._places(again, places)
         self.beside_words += upper.cells + len(lost) + len(in_dense)
         self.value_words += len(in_sparse) + (self.cells + self.left_over if len(places) else 0)
-        above_word = memory.signed(memory.receive(self._upper(numbers[lost]).view(np.uint32)))
+        above_word = device.signed(device.placed(self._upper(numbers[lost]).view(np.uint32)))
         sparse = self.own_sparse[unpeeled], self.own_sparse[in_sparse]
         resent = [*sparse, self.own_dense[in_dense], above_word]
         if any(map(len, resent)):
             self.sparse[unpeeled], far_sparse, far_dense, above_word = yield from self._exchanged(resent)
             self._write_dense_sums(in_dense, far_dense)
             self.sparse[in_sparse] = far_sparse
-            parts[lost] = memory.on_host(above_word).view(np.int32)
+            parts[lost] = device.on_host(above_word).view(np.int32)
         self.wide = Wide(wide, self._totals(wide, places, parts[near]), numbers[near])
 
     def again(self, wide: int) -> int:
@@ -117,30 +117,30 @@ class AheadExchange(Exchange):
         return _PER_BLOCK * self._far + (wide if wide > FIT * self._expected.wide else 0)
 
     def _write(self, ored: Words, added: Words) -> None:
-        codec, memory, ops = self.codec, self._memory, self._ops
+        codec, device = self.codec, self._device
         self._write_header(ored, added)
-        self._read_scales(memory.on_host(ored[: self.layout.table.scale_words]))
+        self._read_scales(device.on_host(ored[: self.layout.table.scale_words]))
         exceeding = self.levels > self._expected.fields
         codec.use(np.zeros_like(codec.fields), self._scales)
         dense, count = codec.place(self._own)
-        self.own_dense, sparse = memory.signed(added)[:dense], memory.integers(count)
+        self.own_dense, sparse = device.signed(added)[:dense], device.integers(count)
         codec.write_dense(self.own_dense)
         codec.gather(sparse)
-        places = ops.positions(self._own, ROW * len(self._own), count=count)
+        places = device.positions(self._own, ROW * len(self._own), count=count)
         above = self.layout.table.located(exceeding)
         above = above.take(np.flatnonzero(codec.values_at(above.elements)))
         numbers = self._numbers(above)
         self._put(numbers, above, places, sparse)
         self._in_sketch = sparse
         if self.cells:
-            ops.sketch_encode(self._expected.sketch, places, sparse, added[dense : dense + self.cells])
+            device.sketch_encode(self._expected.sketch, places, sparse, added[dense : dense + self.cells])
         self._write_upper(above, numbers, added[dense + self.cells :])
 
     def _write_upper(self, above: Located, numbers: _Places, out: Words) -> None:
         upper, words = self._upper(numbers), np.empty(len(out), np.uint32)
         sent = np.flatnonzero(upper)
-        kernels().sketch_encode(self._expected.upper, above.places[sent], upper[sent], words)
-        out[:] = self._memory.receive(words)
+        HOST.sketch_encode(self._expected.upper, above.places[sent], upper[sent], words)
+        out[:] = self._device.placed(words)
 
     def _judge(self, words: Words) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Compare the blocks with what was expected of them, and set the scales of the step.
@@ -152,8 +152,8 @@ class AheadExchange(Exchange):
         self._read_scales(words)
         scales, self.bounds = codec.scales, buffers.empty(blocks, np.int32)
         exceeding, again = buffers.empty(blocks, np.bool), buffers.empty(blocks, np.bool)
-        self._far = cpu_block_loops.judge(
-            frozen(words[len(table) :]), table.blocks, self.levels, self._expected.fields,
+        self._far = level_loops.judge(
+            buffers.frozen(words[len(table) :]), table.blocks, self.levels, self._expected.fields,
             self._setting.highest, self._bits, scales, self.bounds, exceeding, again,
         )  # fmt: skip
         codec.use(codec.fields, scales)
@@ -161,7 +161,7 @@ class AheadExchange(Exchange):
 
     def _decode(self, sums: Sums) -> Generator[Round, Sums, tuple[_Places, _Places]]:
         """Place and peel the sums; return the candidates' places, and which of them are left over."""
-        codec, memory, room = self.codec, self._memory, self._expected.candidates
+        codec, device, room = self.codec, self._device, self._expected.candidates
         self._unite(sums)
         dense, candidates = codec.place(self.union)
         overfull = candidates > self._peelable
@@ -181,19 +181,19 @@ class AheadExchange(Exchange):
             yield from self._refine(refinements)
         if refinements:
             dense, candidates = codec.place(self.union)
-        self.dense = self._present(dense, memory.signed(sums.added[: self._border]))
+        self.dense = self._present(dense, device.signed(sums.added[: self._border]))
         self.own_dense = self._present(dense, self.own_dense)
-        self.sparse, self.own_sparse = memory.integers(candidates), memory.integers(candidates)
+        self.sparse, self.own_sparse = device.integers(candidates), device.integers(candidates)
         codec.gather(self.own_sparse)
         self.beside_words = self._border - dense  # zeros, and what is not finite
-        places = self._ops.positions(self.union, ROW * len(self.union), count=candidates)
+        places = self._device.positions(self.union, ROW * len(self.union), count=candidates)
         sketch = sums.added[self._border : self._border + self.cells]
         if not candidates:
             self.beside_words += self.cells
             return places, np.empty(0, np.int64)
         if share:
             return places, (yield from self._peel_both(sketch, places, second, share))
-        unpeeled: _Places = self._ops.sketch_decode(self._expected.sketch, sketch, places, self.sparse)
+        unpeeled: _Places = self._device.sketch_decode(self._expected.sketch, sketch, places, self.sparse)
         self.left_over = len(unpeeled)
         return places, unpeeled
 
@@ -211,9 +211,9 @@ class AheadExchange(Exchange):
 
     def _write_second(self, layout: SketchLayout, share: float, out: Words) -> None:
         """Write the second sketch: this worker's numbers, as in the first one, at the places `_drawn`."""
-        own = self._ops.positions(self._own, ROW * len(self._own), count=len(self._in_sketch))
+        own = self._device.positions(self._own, ROW * len(self._own), count=len(self._in_sketch))
         drawn = _drawn(own, share)
-        self._ops.sketch_encode(layout, own[drawn], self._in_sketch[drawn], out)
+        self._device.sketch_encode(layout, own[drawn], self._in_sketch[drawn], out)
 
     def _peel_both(
         self, sketch: Words, places: _Places, second: tuple[SketchLayout, Words] | None, share: float
@@ -223,29 +223,29 @@ class AheadExchange(Exchange):
         second: layout and sum of the second sketch; None exchanges its candidates' numbers as they are.
         share: of the places, those in the second sketch.
         """
-        ops, memory, drawn = self._ops, self._memory, _drawn(places, share)
+        device, drawn = self._device, _drawn(places, share)
         in_second, in_first = places[drawn], places[~drawn]
-        numbers, remainder = memory.integers(len(in_second)), memory.words(len(sketch))
+        numbers, remainder = device.integers(len(in_second)), device.words(len(sketch))
         if second:
             self.cells += len(second[1])
-            unpeeled = ops.sketch_decode(*second, in_second, numbers)
+            unpeeled = device.sketch_decode(*second, in_second, numbers)
             self.left_over += len(unpeeled)
         else:
-            unpeeled = memory.placed(np.arange(len(in_second)))
+            unpeeled = device.placed(np.arange(len(in_second)))
             self.value_words += len(unpeeled)
         if len(unpeeled):
-            own = ops.positions(self._own, ROW * len(self._own), count=len(self._in_sketch))
-            sent = memory.integers(len(places))
+            own = device.positions(self._own, ROW * len(self._own), count=len(self._in_sketch))
+            sent = device.integers(len(places))
             sent[:] = 0
-            sent[memory.search(places, own)] = self._in_sketch
+            sent[device.search(places, own)] = self._in_sketch
             (numbers[unpeeled],) = yield from self._exchanged([sent[drawn][unpeeled]])
-        ops.sketch_encode(self._expected.sketch, in_second, numbers, remainder)
+        device.sketch_encode(self._expected.sketch, in_second, numbers, remainder)
         remainder[:] = sketch - remainder
-        self.sparse[drawn], numbers = numbers, memory.integers(len(in_first))
-        unpeeled = ops.sketch_decode(self._expected.sketch, remainder, in_first, numbers)
+        self.sparse[drawn], numbers = numbers, device.integers(len(in_first))
+        unpeeled = device.sketch_decode(self._expected.sketch, remainder, in_first, numbers)
         self.sparse[~drawn] = numbers
         self.left_over += len(unpeeled)
-        return memory.search(places, in_first[unpeeled])
+        return device.search(places, in_first[unpeeled])
 
     def _present(self, count: int, numbers: Integers) -> Integers:
         """Return the numbers of the dense segments that are neither zero nor not finite."""
@@ -253,7 +253,7 @@ class AheadExchange(Exchange):
             return numbers
         begins, present = self.layout.table.begins, np.flatnonzero(self.codec.sent[: self.layout.table.dense])
         parts = zip(begins[present].tolist(), begins[present + 1].tolist(), strict=True)
-        return self._memory.joined([numbers[:0], *(numbers[begin:end] for begin, end in parts)])
+        return self._device.joined([numbers[:0], *(numbers[begin:end] for begin, end in parts)])
 
     def _skipped(self) -> _Places:
         """Return how many elements of dense segments before each segment have no numbers: int64[segments]."""
@@ -268,21 +268,21 @@ class AheadExchange(Exchange):
         if border == len(found.elements):
             return found
         bits = found.places[border:] - self._first
-        words = self._memory.on_host(self.union[self._memory.placed(bits // ROW)])
+        words = self._device.on_host(self.union[self._device.placed(bits // ROW)])
         sent = words >> (bits % ROW).astype(np.uint32) & np.uint32(1) != 0
         return found.take(np.concatenate([np.ones(border, np.bool_), sent]))
 
     def _places(self, at: Located, places: _Places) -> tuple[Any, Any]:
-        """Return where the numbers of elements are, in the dense and in the sparse vector's, in memory."""
-        memory, border = self._memory, int(np.searchsorted(at.elements, self._border))
+        """Return where the numbers of elements are, in the dense and in the sparse vector's, in device."""
+        device, border = self._device, int(np.searchsorted(at.elements, self._border))
         dense = at.elements[:border] - self._skipped()[at.segments[:border]]
-        return memory.placed(dense), memory.search(places, memory.placed(at.places[border:] - self._first))
+        return device.placed(dense), device.search(places, device.placed(at.places[border:] - self._first))
 
     def _numbers(self, at: Located) -> _Places:
         """Return this worker's numbers of elements, or 0 for those that no upper part could hold."""
         numbers = np.empty(len(at.elements), np.int64)
         values = self.codec.values_at(at.elements)
-        cpu_block_loops.numbers_of(values, at.blocks, self._scales, self._bits, numbers)
+        level_loops.numbers_of(values, at.blocks, self._scales, self._bits, numbers)
         return numbers
 
     def _upper(self, numbers: _Places) -> Integers:
@@ -294,13 +294,13 @@ class AheadExchange(Exchange):
             return
         lower, (in_dense, in_sparse) = (numbers % _WORD).astype(np.uint32), self._places(at, places)
         lower, border = lower.view(np.int32), len(in_dense)
-        self.own_dense[in_dense] = self._memory.placed(lower[:border])
-        sparse[in_sparse] = self._memory.placed(lower[border:])
+        self.own_dense[in_dense] = self._device.placed(lower[:border])
+        sparse[in_sparse] = self._device.placed(lower[border:])
 
     def _renew(self, far: NDArray[np.bool_], wide: Located, own: _Places, places: _Places) -> None:
         """Write this worker's numbers by the step's scales; those of the elements `wide` are `own`."""
         if far[: self.layout.table.blocks[self.layout.table.dense]].any():
-            self.own_dense = self._memory.integers(len(self.own_dense))
+            self.own_dense = self._device.integers(len(self.own_dense))
             self.codec.write_dense(self.own_dense)
         self._put(own, wide, places, self.own_sparse)
 
@@ -309,12 +309,12 @@ class AheadExchange(Exchange):
         ends = np.cumsum([0, *map(len, numbers)]).tolist()
 
         def write(ored: Words, added: Words) -> None:
-            out = self._memory.signed(added)
+            out = self._device.signed(added)
             for part, begin in zip(numbers, ends, strict=False):
                 out[begin : begin + len(part)] = part
 
         sums = yield Round(0, ends[-1], write)
-        return [self._memory.signed(sums.added)[begin:end] for begin, end in pairwise(ends)]
+        return [self._device.signed(sums.added)[begin:end] for begin, end in pairwise(ends)]
 
     def _write_dense_sums(self, places: _Places, sums: Integers) -> None:
         """Replace the first round's sums at `places` of the dense vector.
@@ -322,7 +322,7 @@ class AheadExchange(Exchange):
         They lie in the backend's memory, so `dense` becomes a copy.
         """
         if len(places):
-            received, self.dense = self.dense, self._memory.integers(len(self.dense))
+            received, self.dense = self.dense, self._device.integers(len(self.dense))
             self.dense[:] = received
             self.dense[places] = sums
 
@@ -330,8 +330,8 @@ class AheadExchange(Exchange):
         """Return sums of the elements `wide`, from their lower words and the sums of upper parts."""
         if not len(upper):
             return np.empty(0, np.int64)
-        memory, (in_dense, in_sparse) = self._memory, self._places(wide, places)
-        parts = memory.on_host(self.dense[in_dense]), memory.on_host(self.sparse[in_sparse])
+        device, (in_dense, in_sparse) = self._device, self._places(wide, places)
+        parts = device.on_host(self.dense[in_dense]), device.on_host(self.sparse[in_sparse])
         lower = np.concatenate([one.view(np.int32) for one in parts]).astype(np.int64)
         above = upper.astype(np.int64) << self._bits
         below: _Places = (lower - above + _WORD // 2) % _WORD - _WORD // 2
@@ -339,5 +339,5 @@ class AheadExchange(Exchange):
 
 
 def _drawn(places: _Places, share: float) -> Any:
-    """Return which of places[k] a hash draws, about `share` of them: bool[k], in the places' memory."""
+    """Return which of places[k] a hash draws, about `share` of them: bool[k], in the places' device."""
     return (places * _HASH_FACTOR & _WORD - 1) < int(share * _WORD)

@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Never, Protocol, cast
+from typing import TYPE_CHECKING, Any, Never, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,19 +58,15 @@ from peelsum.allreduce.plan import (
 from peelsum.allreduce.result import StepResult
 from peelsum.allreduce.rounds import Note, Span, Step, unnoted
 from peelsum.codec import (
+    HOST,
     BFloat16,
     CodecError,
-    HostMemory,
+    Device,
     Implementation,
-    Kernels,
-    Memory,
     SketchLayout,
+    device,
     fixed_point,
-    kernels,
-    memory,
-    segment_codec,
 )
-from peelsum.codec.kernels import SegmentCodecs
 from peelsum.summation import NotBegunError, Part, Summation, Words
 from peelsum.wire import packet_bytes
 
@@ -100,21 +96,6 @@ class DeviceTensor(Protocol):
 
 Tensor = NDArray[np.float32] | NDArray[np.float16] | BFloat16 | DeviceTensor
 Tensors = Mapping[str, Tensor] | Sequence[Tensor]
-
-
-class Codec(NamedTuple):
-    """An implementation of the codec, with the memory in which its arrays lie."""
-
-    ops: Kernels
-    memory: Memory
-    segments: SegmentCodecs
-
-    @classmethod
-    def of(cls, implementation: Implementation, *, direct: bool = False) -> Codec:
-        """Return the one of this name; direct: see `memory`."""
-        return cls(
-            kernels(implementation), memory(implementation, direct=direct), segment_codec(implementation)
-        )
 
 
 class Allreduce:
@@ -173,9 +154,7 @@ class Allreduce:
         SketchLayout.sized(0, 0, self._settings.cells(0))
         self._highest = fixed_point(0, summation.workers).scale
         direct = getattr(summation, "device", None) is not None
-        self._codec = Codec.of(implementation, direct=direct)
-        self._memory = self._codec.memory
-        self._on_cpu = isinstance(self._memory, HostMemory)
+        self._device = device(implementation, direct=direct)
         self._clock, self._span, self._note = clock, span, note
         #: Names of tensors that were checked in earlier calls.
         self._named_before: set[tuple[str, ...]] = set()
@@ -237,19 +216,19 @@ class Allreduce:
 
     def _begun(self) -> Step:
         self._steps += 1
-        keeping = not self._on_cpu
-        return Step(self._summation, self._memory, self._clock, self._span, self._note, keeping=keeping)
+        keeping = not self._device.is_host
+        return Step(self._summation, self._device, self._clock, self._span, self._note, keeping=keeping)
 
     def _sum(self, named: Mapping[str, Tensor], into: Mapping[str, Tensor], step: Step) -> StepResult:
-        codec, plan = self._codec, self._plan(named)
+        plan = self._plan(named)
         expected, known = self._expected(plan), plan.request in self._agreed
         if not known:
             self._agree(plan, expected, step)
         ahead = [self._agreement(plan, expected)] if known else []
         try:
-            return self._summed(codec, plan, expected, named, into, ahead, step)
+            return self._summed(self._device, plan, expected, named, into, ahead, step)
         except RuntimeError as error:
-            lacked = None if self._on_cpu else self._lacked(error, plan, step)
+            lacked = None if self._device.is_host else self._lacked(error, plan, step)
             if lacked is None:
                 raise
         # The traceback is gone here, and with it what the step had on the device.
@@ -264,7 +243,7 @@ class Allreduce:
 
     def _summed(
         self,
-        codec: Codec,
+        device: Device,
         plan: Plan,
         expected: Expected | None,
         named: Mapping[str, Tensor],
@@ -274,29 +253,28 @@ class Allreduce:
     ) -> StepResult:
         """Run the rounds, and decode their sums."""
         layout, workers = plan.layout, self._summation.workers
-        outcome = Outcome(plan, self._chooser, codec.memory)
+        outcome = Outcome(plan, self._chooser, device)
         if layout.order:
             tensors = list(named.values())
-            with codec.memory.beside(tensors[layout.order[0]]):
+            with device.beside(tensors[layout.order[0]]):
                 step.enter("encode")
-                values, out = codec.memory.flat(tensors, [into.get(name) for name in named])
+                values, out = device.flat(tensors, [into.get(name) for name in named])
                 chosen = [values[m] for m in layout.order], [out[m] for m in layout.order]
-                segments = codec.segments(layout.table, *chosen, workers)
-                setting = self._setting(codec, plan)
+                segments = device.segments(layout.table, *chosen, workers)
+                setting = self._setting(device, plan)
                 exchange = Exchange(layout, segments, setting)
                 if expected:
                     exchange = AheadExchange(layout, segments, setting, expected)
-                step.run(exchange.rounds(), ahead, codec.memory)
+                step.run(exchange.rounds(), ahead, device)
                 outcome.take(exchange)
         elif ahead:
-            step.run(None, ahead, codec.memory)
+            step.run(None, ahead, device)
         return self._finish(outcome, plan, step)
 
-    def _setting(self, codec: Codec, plan: Plan) -> Setting:
+    def _setting(self, device: Device, plan: Plan) -> Setting:
         chooser = self._chooser
         return Setting(
-            codec.ops,
-            codec.memory,
+            device,
             self._settings,
             chooser.network,
             self._seed(plan),
@@ -323,8 +301,8 @@ class Allreduce:
 
         Raises DeviceMemoryError if the backend had begun a sum, which cannot go on.
         """
-        memory = cast("DeviceMemory", self._codec.memory)
-        asked = memory.lacked(error)
+        device = cast("DeviceMemory", self._device)
+        asked = device.lacked(error)
         if asked is None:
             return None
         message = (
@@ -335,7 +313,7 @@ class Allreduce:
         if step.summing and not isinstance(error, NotBegunError):
             raise DeviceMemoryError(f"{message}. Start again with a new summation.") from error
         step.summing = False
-        memory.settle()  # for copies to memory of the host that is freed next
+        device.settle()  # for copies to memory of the host that is freed next
         return message
 
     def _on_host(
@@ -348,18 +326,18 @@ class Allreduce:
         step: Step,
     ) -> StepResult:
         """Go through a step's rounds again on the host, and end it there."""
-        memory = cast("DeviceMemory", self._codec.memory)
-        near: dict[str, Tensor] = {name: memory.near(tensor) for name, tensor in named.items()}
-        found = self._summed(Codec.of("cpu"), plan, expected, near, {}, ahead, step)
+        device = cast("DeviceMemory", self._device)
+        near: dict[str, Tensor] = {name: device.near(tensor) for name, tensor in named.items()}
+        found = self._summed(HOST, plan, expected, near, {}, ahead, step)
         results, lacked = [], None
         for result in found.tensors:
             try:
-                there = memory.placed_in(result.values, named[result.name], into.get(result.name))
+                there = device.placed_in(result.values, named[result.name], into.get(result.name))
             except RuntimeError as error:
                 lacked = self._lacked(error, plan, step)
                 if lacked is None:
                     raise
-                there = memory.left_on_host(result.values)
+                there = device.left_on_host(result.values)
             results.append(replace(result, values=cast(Any, there)))
         ended = replace(found, tensors=results)
         if lacked is not None:
@@ -373,7 +351,7 @@ class Allreduce:
         plan, basis = self._plans.pop(asked, (None, np.empty(0)))
         if plan is None or self._chooser.history.changed(plan.keys, basis):
             if plan is None:
-                dtype = self._codec.memory.dtype
+                dtype = self._device.dtype
                 tensors = tuple(
                     TensorPlan(name, tuple(one.shape), dtype(one), _UNCHOSEN) for name, one in named.items()
                 )
@@ -392,7 +370,7 @@ class Allreduce:
         if (
             isinstance(tensors, dict)
             and tuple(tensors) in self._named_before
-            and self._memory.plain(tensors.values())
+            and self._device.plain(tensors.values())
         ):
             return tensors
         pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
@@ -404,7 +382,7 @@ class Allreduce:
                     f"tensors: {str(name)!r} names two tensors; give every tensor its own name"
                 )
             try:
-                named[str(name)] = self._memory.accepted(tensor)
+                named[str(name)] = self._device.accepted(tensor)
             except CodecError as error:
                 reason = str(error).removeprefix("tensor: ")
                 raise InvalidRequestError(f"tensors: {str(name)!r}: {reason}") from error
@@ -418,12 +396,12 @@ class Allreduce:
         self, named: Mapping[str, Tensor], in_place: bool, out: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
         """Return the tensors to which results are written, by name."""
-        memory = self._memory
-        into = {name: one for name, one in named.items() if in_place and memory.overwritable(one)}
+        device = self._device
+        into = {name: one for name, one in named.items() if in_place and device.overwritable(one)}
         for name, tensor in out.items():
             if name not in named:
                 raise InvalidRequestError(f"out: {name!r} is not a tensor; leave it out")
-            if not memory.overwritable(tensor) or tuple(tensor.shape) != tuple(named[name].shape):
+            if not device.overwritable(tensor) or tuple(tensor.shape) != tuple(named[name].shape):
                 shape = tuple(named[name].shape)
                 raise InvalidRequestError(
                     f"out: {name!r} cannot take the sum; pass a writable float32 array in C order, of shape "
@@ -437,12 +415,12 @@ class Allreduce:
         """Raise InvalidRequestError if an array of `out` shares memory with another, or with a tensor."""
         if not out:
             return
-        memory = self._memory
-        places = ((*memory.span(tensor), name) for name, tensor in out.items())
+        device = self._device
+        places = ((*device.span(tensor), name) for name, tensor in out.items())
         spans = sorted(one for one in places if one[0] < one[1])
         shared = [(one, other) for (_, end, one), (start, _, other) in pairwise(spans) if start < end]
         for other, tensor in named.items():
-            start, end = memory.span(tensor)
+            start, end = device.span(tensor)
             if start < end and (before := bisect_left(spans, (end,))):
                 *place, one = spans[before - 1]
                 if start < place[1] and (one != other or place != [start, end]):

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import buffers
+from peelsum.allreduce import level_loops
 from peelsum.allreduce.ahead import Expected
 from peelsum.allreduce.costs import (
     TOLERANCE,
@@ -33,7 +34,7 @@ from peelsum.allreduce.indexes import BitmapIndex, BloomIndex
 from peelsum.allreduce.levels import Key
 from peelsum.allreduce.plan import AHEAD as FORMS_AHEAD
 from peelsum.allreduce.plan import NAMED, Choice, Form, Layout, Settings, TensorPlan, by_form
-from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS, MANY_CANDIDATES, SketchLayout, cpu_block_loops
+from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS, MANY_CANDIDATES, SketchLayout
 
 RequestedForm = Literal["dense", "sparse", "auto"]
 RequestedValues = Literal["compact", "sketch", "auto"]
@@ -159,7 +160,7 @@ class Chooser:
         """Return what is expected of a step, from the steps before."""
         keys, table = layout.keys, layout.table
         fields = buffers.empty(int(table.blocks[-1]), np.int32)
-        cpu_block_loops.expect(self.history.levels(keys, table), table.blocks, fields)
+        level_loops.expect(self.history.levels(keys, table), table.blocks, fields)
         (unions, exceeded), first = self.history.expected(keys), table.dense
         seen = [Seen(tuple(unions[part.segments].sum(axis=0).tolist())) for part in layout.parts]
         # More that pass an index, which was chosen for fewer, are refined: no sketch has room for them.

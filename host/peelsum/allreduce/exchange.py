@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import buffers
+from peelsum.allreduce import level_loops
 from peelsum.allreduce.costs import TOLERANCE, NetworkModel, too_many
 from peelsum.allreduce.indexes import BloomIndex
 from peelsum.allreduce.plan import Form, IndexPart, Layout, Settings, by_form
-from peelsum.codec import Kernels, Memory, SketchLayout, cpu_block_loops
-from peelsum.codec.cpu import frozen
+from peelsum.codec import Device, SketchLayout
 from peelsum.codec.segments import Integers, Located, SegmentCodec
 from peelsum.summation import Words
 
@@ -77,8 +77,7 @@ class Refinement(NamedTuple):
 class Setting:
     """The parameters of one step's exchange."""
 
-    ops: Kernels
-    memory: Memory
+    device: Device
     settings: Settings
     network: NetworkModel
     seed: int
@@ -96,8 +95,8 @@ class Exchange:
 
     def __init__(self, layout: Layout, codec: SegmentCodec, setting: Setting) -> None:
         self.layout, self.codec, self._setting = layout, codec, setting
-        self._ops, self._memory = setting.ops, setting.memory
-        nothing = self._memory.integers(0)
+        self._device = setting.device
+        nothing = self._device.integers(0)
         #: int32[k]: this worker's numbers that were sent, of the dense vector and of the candidates.
         self.own_dense: Integers = nothing
         self.own_sparse: Integers = nothing
@@ -105,7 +104,7 @@ class Exchange:
         self.dense: Integers = nothing
         self.sparse: Integers = nothing
         #: The candidates' bitmap.
-        self.union = self._memory.words(0)
+        self.union = self._device.words(0)
         #: Words that were sent for each part's index, and for the candidates' values.
         self.index_words: list[int] = []
         self.value_words = 0
@@ -121,10 +120,10 @@ class Exchange:
 
     def rounds(self) -> Rounds:
         """Yield every round of the exchange; send each round's sums back into the generator."""
-        layout, memory = self.layout, self._memory
-        self._own = memory.words(0)
+        layout, device = self.layout, self._device
+        self._own = device.words(0)
         sums = yield Round(layout.header_words, 0, self._write_header)
-        self._read_scales(memory.on_host(sums.near[: layout.table.scale_words]))
+        self._read_scales(device.on_host(sums.near[: layout.table.scale_words]))
         dense, candidates = yield from self._index(sums)
         if not dense + candidates:
             return
@@ -142,7 +141,7 @@ class Exchange:
         self._own = self.codec.write_scales(ored[: self.layout.table.scale_words])
         for part in self.layout.parts:
             own, out = self._own[part.words], ored[part.sent]
-            part.index.encode(self._ops, own, part.elements, self._setting.seed, out)
+            part.index.encode(self._device, own, part.elements, self._setting.seed, out)
 
     def _read_scales(self, words: Words) -> None:
         """Read words of scales, and find the blocks' levels."""
@@ -150,8 +149,8 @@ class Exchange:
         codec.read_scales(words)
         self.bounds = codec.scales
         self.levels = buffers.empty(len(codec.scales), np.int32)
-        of_blocks = frozen(words[len(table) :])
-        cpu_block_loops.levels_of(of_blocks, table.blocks, codec.fields, codec.scales, highest, self.levels)
+        of_blocks = buffers.frozen(words[len(table) :])
+        level_loops.levels_of(of_blocks, table.blocks, codec.fields, codec.scales, highest, self.levels)
 
     def _unite(self, sums: Sums) -> None:
         """Set `union` to the candidates, from the OR of all workers' indexes."""
@@ -161,7 +160,7 @@ class Exchange:
         if len(parts) == 1:
             self.union = decoded[0]
         elif parts:
-            self.union = self._memory.words(self.layout.table.words)
+            self.union = self._device.words(self.layout.table.words)
             for part, bitmap in zip(parts, decoded, strict=True):
                 self.union[part.words] = bitmap
 
@@ -183,9 +182,9 @@ class Exchange:
     def _decoded(self, part: IndexPart, sums: Sums) -> Words:
         """Return a part's candidates."""
         index, seed = part.index, self._setting.seed
-        bitmap = index.decode(self._ops, sums.ored[part.sent], part.elements, seed, self._memory)
+        bitmap = index.decode(self._device, sums.ored[part.sent], part.elements, seed)
         # Of a bitmap, too: another worker's broken words may have bits where there is no element.
-        bitmap &= self._memory.receive(self.layout.valid[part.words])
+        bitmap &= self._device.placed(self.layout.valid[part.words])
         return bitmap
 
     def _refinement(self, number: int, words: Words) -> Refinement | None:
@@ -200,7 +199,7 @@ class Exchange:
         non_zeros = min(self._setting.likely(part.keys), candidates)
         if isinstance(index, BloomIndex):
             sent = words[part.sent]
-            estimate = index.estimate(self._ops.count(sent, 32 * len(sent)))
+            estimate = index.estimate(int(np.bitwise_count(self._device.on_host(sent)).sum()))
             counted = not estimate.full
             at_least = estimate.elements if counted else max(estimate.elements, non_zeros)
             non_zeros = min(at_least, candidates)
@@ -220,56 +219,58 @@ class Exchange:
 
         def write(ored: Words, added: Words) -> None:
             for part, span in zip(parts, spans, strict=True):
-                scans.append(self._ops.gather_bits(self._own[part.words], self.union[part.words], ored[span]))
+                scans.append(
+                    self._device.gather_bits(self._own[part.words], self.union[part.words], ored[span])
+                )
             add(added)
 
         sums = yield Round(ends[-1], cells, write)
         for part, span, scan, refinement in zip(parts, spans, scans, refinements, strict=True):
             mask = self.union[part.words]
-            chosen = self._memory.words(len(mask))
-            self._ops.scatter_bits(sums.ored[span], mask, chosen, scan)
+            chosen = self._device.words(len(mask))
+            self._device.scatter_bits(sums.ored[span], mask, chosen, scan)
             mask[:] = chosen
             self.index_words[refinement.part] += span.stop - span.start
         return sums.added
 
     def _write_numbers(self, dense: int, ored: Words, added: Words) -> None:
-        numbers = self._memory.signed(added)
+        numbers = self._device.signed(added)
         self.own_dense, self.own_sparse = numbers[:dense], numbers[dense:]
         self.codec.write_dense(self.own_dense)
         self.codec.gather(self.own_sparse)
 
     def _as_they_are(self, dense: int, candidates: int) -> Rounds:
         sums = yield Round(0, dense + candidates, partial(self._write_numbers, dense))
-        total = self._memory.signed(sums.added)
+        total = self._device.signed(sums.added)
         self.dense, self.sparse, self.value_words = total[:dense], total[dense:], candidates
 
     def _sketched(self, dense: int, candidates: int) -> Rounds:
         """Send the candidates' numbers as a sketch, peel its sum, and exchange the left-over."""
-        ops, memory = self._ops, self._memory
-        positions = ops.positions(self.union, 32 * len(self.union), count=candidates)
+        device = self._device
+        positions = device.positions(self.union, 32 * len(self.union), count=candidates)
         cells = self._setting.settings.cells(candidates)
         layout = SketchLayout.sized(candidates, self._setting.seed, cells)
 
         def write(ored: Words, added: Words) -> None:
-            self.own_dense, self.own_sparse = memory.signed(added)[:dense], memory.integers(candidates)
+            self.own_dense, self.own_sparse = device.signed(added)[:dense], device.integers(candidates)
             self.codec.write_dense(self.own_dense)
             self.codec.gather(self.own_sparse)
-            ops.sketch_encode(layout, positions, self.own_sparse, added[dense:])
+            device.sketch_encode(layout, positions, self.own_sparse, added[dense:])
 
         sums = yield Round(0, dense + layout.cells, write)
-        self.dense = memory.signed(sums.added[:dense])
-        self.sparse = memory.integers(candidates)
-        left = ops.sketch_decode(layout, sums.added[dense:], positions, self.sparse)
+        self.dense = device.signed(sums.added[:dense])
+        self.sparse = device.integers(candidates)
+        left = device.sketch_decode(layout, sums.added[dense:], positions, self.sparse)
         self.cells, self.left_over = layout.cells, len(left)
         self.value_words = layout.cells + len(left)
         if not len(left):
             return
 
         def write_left(ored: Words, added: Words) -> None:
-            memory.signed(added)[:] = self.own_sparse[left]
+            device.signed(added)[:] = self.own_sparse[left]
 
         sums = yield Round(0, len(left), write_left)
-        self.sparse[left] = memory.signed(sums.added)
+        self.sparse[left] = device.signed(sums.added)
 
 
 #: The rounds of the numbers of all segments, by the form of the sparse ones.

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import history_loops as loops
+from peelsum.allreduce import level_loops
 from peelsum.allreduce.levels import Key, Levels
-from peelsum.codec import BLOCK_SIZES, cpu_block_loops
+from peelsum.codec import BLOCK_SIZES
 from peelsum.codec.segments import Table
 
 #: Sizes of one name that are remembered, and sequences of keys whose rows are.
@@ -119,7 +120,7 @@ class History:
             again = -1 if step.again is None else step.again
             rows = self._known(keys)
             loops.learn(self._state, rows, step.finite, step.unions, step.wide, again, table.dense, *prices)
-            cpu_block_loops.learn(self._levels.of(keys, table), step.levels, table.blocks)
+            level_loops.learn(self._levels.of(keys, table), step.levels, table.blocks)
 
     def saved(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return what later choices depend on: `unions` and `levels`, by name."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import codec
+from peelsum.allreduce import level_loops
 from peelsum.codec import BLOCK_SIZES, NON_FINITE, Implementation
 from peelsum.codec.block_scales import ZERO
 from peelsum.compiling import compiler
@@ -309,8 +310,9 @@ def unions(
 
 
 def warm_up(implementation: Implementation = "cpu") -> None:
-    """Run `peelsum.codec.warm_up`, and these loops once."""
+    """Run `peelsum.codec.warm_up`, and the loops over tensors and blocks once."""
     codec.warm_up(implementation)
+    level_loops.warm_up()
     state, rows, flags = np.zeros((1, COLUMNS)), np.zeros(1, np.int64), np.zeros(1, np.bool_)
     choice, seen, counts = np.zeros((1, BASIS_COLUMNS)), np.zeros((1, BLOCK_SIZES)), np.ones(1, np.int64)
     unions(counts, 1, np.zeros(1, np.int32), counts, counts, np.zeros((1, BLOCK_SIZES), np.int64), seen)

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from peelsum.codec import BloomLayout, Kernels, Memory, block_words, index_words
+from peelsum.codec import BloomLayout, Device, block_words, index_words
 from peelsum.summation import Words
 
 IndexForm = Literal["bitmap", "blocks", "bloom"]
@@ -38,12 +38,12 @@ class BitmapIndex:
         """Return the number of words of the first exchange."""
         return index_words(elements)
 
-    def encode(self, ops: Kernels, bitmap: Words, elements: int, seed: int, out: Words) -> None:
+    def encode(self, device: Device, bitmap: Words, elements: int, seed: int, out: Words) -> None:
         """Write a worker's `bitmap` of `elements` bits into out[words(elements)]."""
         out[:] = bitmap
 
-    def decode(self, ops: Kernels, words: Words, elements: int, seed: int, memory: Memory) -> Words:
-        """Return the bitmap of candidates, in `memory`, from the OR of all workers' words."""
+    def decode(self, device: Device, words: Words, elements: int, seed: int) -> Words:
+        """Return the bitmap of candidates, on the device, from the OR of all workers' words."""
         return words
 
 
@@ -61,14 +61,14 @@ class BlockIndex:
         """See `BitmapIndex.words`."""
         return block_words(elements, self.block)
 
-    def encode(self, ops: Kernels, bitmap: Words, elements: int, seed: int, out: Words) -> None:
+    def encode(self, device: Device, bitmap: Words, elements: int, seed: int, out: Words) -> None:
         """See `BitmapIndex.encode`."""
-        ops.block_encode(bitmap, elements, self.block, out)
+        device.block_encode(bitmap, elements, self.block, out)
 
-    def decode(self, ops: Kernels, words: Words, elements: int, seed: int, memory: Memory) -> Words:
+    def decode(self, device: Device, words: Words, elements: int, seed: int) -> Words:
         """See `BitmapIndex.decode`."""
-        out = memory.words(index_words(elements))
-        ops.block_decode(words, elements, self.block, out)
+        out = device.words(index_words(elements))
+        device.block_decode(words, elements, self.block, out)
         return out
 
 
@@ -88,14 +88,14 @@ class BloomIndex:
         """See `BitmapIndex.words`."""
         return self.hashes * self.rows
 
-    def encode(self, ops: Kernels, bitmap: Words, elements: int, seed: int, out: Words) -> None:
+    def encode(self, device: Device, bitmap: Words, elements: int, seed: int, out: Words) -> None:
         """See `BitmapIndex.encode`."""
-        ops.bloom_encode(self._layout(seed), bitmap, out)
+        device.bloom_encode(self._layout(seed), bitmap, out)
 
-    def decode(self, ops: Kernels, words: Words, elements: int, seed: int, memory: Memory) -> Words:
+    def decode(self, device: Device, words: Words, elements: int, seed: int) -> Words:
         """See `BitmapIndex.decode`."""
-        out = memory.words(index_words(elements))
-        ops.bloom_decode(self._layout(seed), words, elements, out)
+        out = device.words(index_words(elements))
+        device.bloom_decode(self._layout(seed), words, elements, out)
         return out
 
     def estimate(self, filled: int) -> Estimate:

@@ -14,16 +14,15 @@ from functools import partial
 import numpy as np
 
 from peelsum.allreduce.errors import InvalidRequestError, SummationStalledError
-from peelsum.summation import Part, Words
+from peelsum.summation import Part, Words, gather_by_or
 
 
 class LocalSummation:
     """One worker's handle on a sum in memory. `LocalSummation.group` makes the handles of all workers."""
 
     def __init__(self, hub: _Hub, worker_id: int) -> None:
-        self._hub = hub
+        self._hub, self.lanes, self.workers, self.worker_id = hub, hub.lanes, hub.workers, worker_id
         self._next_chunk = 0
-        self.worker_id = worker_id
 
     @classmethod
     def group(cls, workers: int, lanes: int = 32, timeout_s: float = 30.0) -> list[LocalSummation]:
@@ -40,29 +39,23 @@ class LocalSummation:
         hub = _Hub(workers, lanes, timeout_s)
         return [cls(hub, worker_id) for worker_id in range(workers)]
 
-    @property
-    def lanes(self) -> int:
-        """See `Summation.lanes`."""
-        return self._hub.lanes
-
-    @property
-    def workers(self) -> int:
-        """See `Summation.workers`."""
-        return self._hub.workers
-
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`.
 
         Raises SummationStalledError if a part's sum takes longer than `timeout_s`.
         """
-        begins = [self._contribute(part) for part in parts]
+        begin = self._next_chunk
+        for part in parts:
+            padded = np.zeros((-(-part.words.size // self.lanes), self.lanes), np.uint32)
+            padded.reshape(-1)[: part.words.size] = part.words
+            self._hub.add(self.worker_id, self._next_chunk, padded, part.op)
+            self._next_chunk += len(padded)
         results = []
-        for part, begin in zip(parts, begins, strict=True):
-            chunks = self._hub.collect(range(begin, begin + self._chunks(part)))
-            result = np.concatenate([*chunks, np.empty(0, np.uint32)])[: part.words.size]
+        for part in parts:
+            results.append(self._hub.collect(begin, part.words.size))
+            begin += -(-part.words.size // self.lanes)
             if part.check is not None:
-                part.check(result)
-            results.append(result)
+                part.check(results[-1])
         return results
 
     def reduce_scatter(self, words: Words) -> Words:
@@ -72,25 +65,12 @@ class LocalSummation:
 
     def all_gather(self, words: Words) -> Words:
         """See `PieceSummation.all_gather`."""
-        everybody = np.zeros((self.workers, words.size), np.uint32)
-        everybody[self.worker_id] = words
-        return self.sum_words([Part(everybody.reshape(-1), "or")])[0]
+        return gather_by_or(self, words).reshape(-1)
 
     def broadcast(self, words: Words, root: int) -> Words:
         """See `PieceSummation.broadcast`."""
         sent = words if root == self.worker_id else np.zeros_like(words)
         return self.sum_words([Part(sent, "or")])[0]
-
-    def _contribute(self, part: Part) -> int:
-        chunks = self._chunks(part)
-        padded = np.zeros(chunks * self.lanes, np.uint32)
-        padded[: part.words.size] = part.words
-        begin, self._next_chunk = self._next_chunk, self._next_chunk + chunks
-        self._hub.add(self.worker_id, begin, padded.reshape(chunks, self.lanes), part.op)
-        return begin
-
-    def _chunks(self, part: Part) -> int:
-        return -(-part.words.size // self.lanes)
 
 
 class _Hub:
@@ -112,22 +92,23 @@ class _Hub:
                 self._missing.setdefault(chunk_id, set(range(self.workers))).discard(worker_id)
             self._changed.notify_all()
 
-    def collect(self, chunk_ids: range) -> list[Words]:
+    def collect(self, begin: int, size: int) -> Words:
+        """Return the sum of the chunks from `begin` on, once all workers have contributed to `size` words."""
         deadline = time.monotonic() + self._timeout_s
+        result = np.empty((-(-size // self.lanes), self.lanes), np.uint32)
+        chunk_ids = range(begin, begin + len(result))
         with self._changed:
             for chunk_id in chunk_ids:
                 missing = self._missing[chunk_id]
                 # The last contribution may come at the deadline.
                 if not self._changed.wait_for(partial(operator.not_, missing), deadline - time.monotonic()):
                     raise SummationStalledError(self._stall_message(chunk_id))
-            return [self._take(chunk_id) for chunk_id in chunk_ids]
-
-    def _take(self, chunk_id: int) -> Words:
-        self._readers[chunk_id] = self._readers.get(chunk_id, 0) + 1
-        if self._readers[chunk_id] < self.workers:
-            return self._sums[chunk_id]
-        del self._readers[chunk_id], self._missing[chunk_id]
-        return self._sums.pop(chunk_id)
+            for words, chunk_id in zip(result, chunk_ids, strict=True):
+                words[:] = self._sums[chunk_id]
+                readers = self._readers[chunk_id] = self._readers.get(chunk_id, 0) + 1
+                if readers == self.workers:
+                    del self._readers[chunk_id], self._missing[chunk_id], self._sums[chunk_id]
+        return result.reshape(-1)[:size]
 
     def _stall_message(self, chunk_id: int) -> str:
         missing = sorted(self._missing[chunk_id])

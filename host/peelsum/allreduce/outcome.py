@@ -15,9 +15,8 @@ from peelsum.allreduce.exchange import Exchange, Wide
 from peelsum.allreduce.history import Learned
 from peelsum.allreduce.plan import Plan
 from peelsum.allreduce.result import Contribution, Results, Tally, TensorResult, TensorTally
-from peelsum.codec import BLOCK_SIZES, NON_FINITE, FixedPoint, Memory, Selection, kernels
+from peelsum.codec import BLOCK_SIZES, HOST, NON_FINITE, Device, FixedPoint, Selection, occupied
 from peelsum.codec.block_scales import ZERO
-from peelsum.codec.cpu import occupied
 from peelsum.codec.segments import ROW, Counts
 
 _Numbers = NDArray[np.int64]
@@ -26,8 +25,8 @@ _Numbers = NDArray[np.int64]
 class Outcome:
     """The outcome of a step with a plan. Without `take`, no tensor has elements."""
 
-    def __init__(self, plan: Plan, chooser: Chooser, memory: Memory) -> None:
-        self._plan, self._chooser, self._memory = plan, chooser, memory
+    def __init__(self, plan: Plan, chooser: Chooser, device: Device) -> None:
+        self._plan, self._chooser, self._device = plan, chooser, device
         self._divisor = plan.workers if plan.settings.average else 1
         count = len(plan.layout.table)
         self._fields, self._scales = np.zeros(count, np.int32), np.zeros(0, np.int32)
@@ -89,7 +88,7 @@ class Outcome:
         )
         if open_count:
             ends = np.cumsum(counts.sent)
-            sums = self._memory.on_host(exchange.dense)
+            sums = self._device.on_host(exchange.dense)
             for s in np.flatnonzero(seen[:, 0] < 0).tolist():
                 seen[s] = occupied(np.flatnonzero(sums[ends[s] - counts.sent[s] : ends[s]]))
         wide = np.zeros(len(table))
@@ -140,8 +139,8 @@ class Outcome:
         nothing = Contribution(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32))
         if not self._values:
             return dict.fromkeys(plan.names, nothing)
-        exchange, memory = self._exchange, self._memory
-        own = [memory.on_host(one).view(np.int32) for one in (exchange.own_dense, exchange.own_sparse)]
+        exchange, device = self._exchange, self._device
+        own = [device.on_host(one).view(np.int32) for one in (exchange.own_dense, exchange.own_sparse)]
         numbers, elements = np.concatenate(own, dtype=np.int64), self._sent_elements()
         if exchange.wide is not None:
             numbers[np.searchsorted(elements, exchange.wide.at.elements)] = exchange.wide.own
@@ -160,11 +159,11 @@ class Outcome:
 
     def _sent_elements(self) -> _Numbers:
         """Return the elements, among those of all segments, whose numbers were sent: int64[k], ascending."""
-        table, ops, union = self._plan.layout.table, kernels("cpu"), self._exchange.union
+        table, union = self._plan.layout.table, self._exchange.union
         present = np.flatnonzero(self._counts.sent[: table.dense]).tolist()
         dense = [np.arange(table.begins[s], table.begins[s + 1]) for s in present]
-        words = self._memory.on_host(union)
-        places = ops.positions(words, 32 * len(words), count=len(self._exchange.own_sparse))
+        words = self._device.on_host(union)
+        places = HOST.positions(words, 32 * len(words), count=len(self._exchange.own_sparse))
         rows = table.rows[table.dense] + places // ROW
         return np.concatenate([*dense, table.begin_of_row[rows] + places % ROW])
 
@@ -188,7 +187,7 @@ class Outcome:
         plan, s = self._plan, int(self._segments[number])
         tensor = plan.tensors[number]
         if s < 0:
-            return _empty(plan, number, self._divisor, self._memory)
+            return _empty(plan, number, self._divisor, self._device)
         table = plan.layout.table
         sent, index = int(self._counts.sent[s]), tensor.choice.index
         fixed, bound = None, math.inf if self._fields[s] == NON_FINITE else 0.0
@@ -233,23 +232,26 @@ class Outcome:
 
     def _widened(self, s: int, selection: Selection | None, total: Any, own: Any) -> tuple[Any, Any]:
         """Return a segment's sums and own numbers as int64, with those of its `wide` elements."""
-        wide, memory = self._wide[s], self._memory
+        wide, device = self._wide[s], self._device
         places = wide.at.elements - self._plan.layout.table.begins[s]
         if selection is not None:
             places = np.searchsorted(selection.positions, places)
-        with memory.beside(total):
-            at = memory.placed(places)
-            total, own = memory.widened(total), memory.widened(own)
-            total[at], own[at] = memory.placed(wide.totals), memory.placed(wide.own)
+        with device.beside(total):
+            at = device.placed(places)
+            whole = [device.placed(np.empty(len(one), np.int64)) for one in (total, own)]
+            for wide_numbers, numbers in zip(whole, (total, own), strict=True):
+                wide_numbers[:] = numbers
+            total, own = whole
+            total[at], own[at] = device.placed(wide.totals), device.placed(wide.own)
         return total, own
 
     def _selection(self, s: int, count: int) -> Selection:
-        table, ops = self._plan.layout.table, kernels("cpu")
+        table = self._plan.layout.table
         if not count:
             return Selection(0, lambda: np.empty(0, np.int64))
         first, end = table.first_words[s - table.dense :][:2]
-        union, memory, elements = self._exchange.union[first:end], self._memory, int(table.elements[s])
-        return Selection(count, lambda: ops.positions(memory.on_host(union), elements, count=count))
+        union, device, elements = self._exchange.union[first:end], self._device, int(table.elements[s])
+        return Selection(count, lambda: HOST.positions(device.on_host(union), elements, count=count))
 
 
 def _to_odd(totals: _Numbers) -> _Numbers:
@@ -285,15 +287,15 @@ def _words_of(exchange: Exchange, counts: Counts) -> _Numbers:
     return words
 
 
-def _empty(plan: Plan, number: int, divisor: int, memory: Memory) -> TensorResult:
+def _empty(plan: Plan, number: int, divisor: int, device: Device) -> TensorResult:
     """Return the result of a tensor without elements."""
-    tensor, nothing = plan.tensors[number], memory.integers(0)
+    tensor, nothing = plan.tensors[number], device.integers(0)
     return TensorResult(
         name=tensor.name,
         form=tensor.choice.form,
         index=None,
         shape=tensor.shape,
-        values=memory.floats(0).reshape(tensor.shape),
+        values=device.placed(np.empty(0, np.float32)).reshape(tensor.shape),
         finite=True,
         fixed=None,
         fan_in=plan.workers,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce.errors import InvalidRequestError, PlanMismatchError
 from peelsum.allreduce.plan import AGREEMENT_WORDS, agreed, agreement_words
-from peelsum.codec import Implementation, segment_codec
+from peelsum.codec import Implementation, device
 from peelsum.codec.segments import Segment, Table
 from peelsum.summation import Part, PieceSummation
 
@@ -44,9 +44,9 @@ def reduce_scatter(
         )
     if not size:
         return np.empty(0, np.float32)
-    codecs, nothing = segment_codec(implementation), np.empty(0, np.uint32)
+    segments, nothing = device(implementation).segments, np.empty(0, np.uint32)
     table = Table([Segment(size, sparse=False)] * workers)
-    codec = codecs(table, np.split(values, workers), [None] * workers, workers)
+    codec = segments(table, np.split(values, workers), [None] * workers, workers)
     digest = int.from_bytes(hashlib.blake2b(f"reduce-scatter {size}".encode(), digest_size=8).digest())
     header = np.concatenate([agreement_words(digest), np.zeros(table.scale_words, np.uint32)])
     codec.write_scales(header[AGREEMENT_WORDS:])
@@ -68,7 +68,7 @@ def reduce_scatter(
         codec.write_dense(some)
         numbers[sent] = some.reshape(-1, size)
     total = summation.reduce_scatter(numbers.view(np.uint32).reshape(-1)).view(np.int32)
-    own = codecs(Table([Segment(size, sparse=False)]), [values[mine * size :][:size]], [None], workers)
+    own = segments(Table([Segment(size, sparse=False)]), [values[mine * size :][:size]], [None], workers)
     blocks = slice(*table.blocks[mine : mine + 2].tolist())
     own.use(codec.fields[mine : mine + 1], codec.scales[blocks])
     count, _ = own.place(nothing)

@@ -19,14 +19,14 @@ ExactSum = Callable[[Summation], Allreduce]
 
 
 class Turns(Summation, Protocol):
-    """A `Summation` for one of several sums, whose exchanges with workers take turns."""
+    """A `Summation` for several sums at once, whose exchanges with workers take turns."""
 
     @property
     def backend(self) -> Summation:
-        """The summation for which they take turns."""
+        """What sums the words when it is their turn."""
 
-    def in_turn(self, work: Callable[[], T]) -> T:
-        """Return what `work`, an exchange, returns when it is this sum's turn."""
+    def in_turn(self, exchange: Callable[[], T]) -> T:
+        """Return what another exchange returns when it is the turn of the sum that runs here."""
 
 
 class Reducer:
@@ -39,24 +39,25 @@ class Reducer:
     #: Whether it keeps what this rank has not sent, under the parameters' names.
     residuals = False
 
-    @property
-    def merges(self) -> bool:
-        """Whether several buckets may be summed as one, with the same results."""
-        return True
+    #: Whether several buckets may be summed as one, with the same results.
+    merges = True
+    #: Where its sums take turns, once it is connected.
+    turns: Turns
 
     def warm_up(self) -> None:
         """Compile what its sums need, besides the exact all-reduce."""
 
-    def connect(self, summation: Summation, new_group: Callable[[], Any]) -> None:
-        """Sum over `summation` from now on; new_group: makes a process group, for what it cannot add up."""
+    def connect(self, turns: Turns, new_group: Callable[[], Any]) -> None:
+        """Sum at `turns` from now on; new_group: makes a process group, for what it cannot add up."""
+        self.turns = turns
 
-    def bucket(self, turns: Turns, exact: ExactSum) -> BucketSum:
-        """Return the sum of a bucket, whose exchanges take turns."""
-        allreduce = exact(turns)
+    def bucket(self, exact: ExactSum) -> BucketSum:
+        """Return the sum of a bucket."""
+        allreduce = exact(self.turns)
         return lambda tensors, shapes, step: allreduce.sum(tensors, in_place=True)
 
-    def before(self, work: Callable[[], None], turns: Turns, step: int) -> Callable[[], None]:
-        """Return `work`, a sum at `turns`, and what goes before it; called in the order of submission."""
+    def before(self, work: Callable[[], None], step: int) -> Callable[[], None]:
+        """Return `work`, a sum, and what goes before it; called in the order of submission."""
         return work
 
     def stats(self) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from peelsum.allreduce.exchange import Round, Rounds, Sums
-from peelsum.codec import HostMemory, Memory
+from peelsum.codec import Device
 from peelsum.summation import Part, Summation, Words
 from peelsum.wire import packet_bytes
 
@@ -29,21 +29,21 @@ Note = Callable[[Mapping[str, int]], None]
 class Step:
     """One step over a summation, with its cost so far: `exchanges`, `chunks` sent, and seconds in each phase.
 
-    Entered as a context, it leaves the phase that an error ends. memory: the one in which words travel.
+    Entered as a context, it leaves the phase that an error ends. device: the one from which words travel.
     keeping: whether the sums of every round are kept, so that another exchange can go on from there.
     """
 
     def __init__(
         self,
         summation: Summation,
-        memory: Memory,
+        device: Device,
         clock: Callable[[], float],
         span: Span,
         note: Note,
         *,
         keeping: bool = False,
     ) -> None:
-        self._summation, self.memory, self._clock = summation, memory, clock
+        self._summation, self.device, self._clock = summation, device, clock
         self._span, self._note, self._keeping = None if span is nullcontext else span, note, keeping
         #: The OR-ed and the added words of each round so far.
         self._past: list[tuple[Words, Words]] = []
@@ -78,8 +78,8 @@ class Step:
                 self._within = self._span(phase)
                 self._within.__enter__()
 
-    def run(self, rounds: Rounds | None, ahead: Sequence[Part], room: Memory) -> None:
-        """Run all rounds of an exchange, if there is one, whose arrays lie in `room`.
+    def run(self, rounds: Rounds | None, ahead: Sequence[Part], device: Device) -> None:
+        """Run all rounds of an exchange, if there is one, whose arrays lie on `device`.
 
         The parts `ahead` are sent before those of the first round. If the step has had rounds, the exchange
         goes through them again: nothing is sent, and the sums are the same.
@@ -90,15 +90,15 @@ class Step:
         while asked is not None or ahead:
             if (before := next(past, None)) is not None and asked is not None:
                 # For the exchange alone: it takes no memory of a device.
-                asked.write(room.words(asked.or_words), room.words(asked.add_words))
+                asked.write(device.words(asked.or_words), device.words(asked.add_words))
                 ored, added = before
             else:
-                ored, added = self._summed(asked, ahead, room)
+                ored, added = self._summed(asked, ahead, device)
             if rounds is None:
                 return
             self.enter("decode")
             try:
-                asked, ahead = rounds.send(self._received(ored, added, room)), ()
+                asked, ahead = rounds.send(self._received(ored, added, device)), ()
             except StopIteration:
                 return
             self.enter("encode")
@@ -121,11 +121,11 @@ class Step:
                 part.check(result)
         return results
 
-    def _summed(self, asked: Round | None, ahead: Sequence[Part], room: Memory) -> tuple[Words, Words]:
+    def _summed(self, asked: Round | None, ahead: Sequence[Part], device: Device) -> tuple[Words, Words]:
         """Write the words of a round, and sum them."""
         sent: list[Part] = []
         if asked is not None:
-            ored, added = self._written(asked, room)
+            ored, added = self._written(asked, device)
             both = Part(ored, "or"), Part(added, "add")
             sent = [part for part in both if len(part.words)]
         totals = self.sum_words([*ahead, *sent])[len(ahead) :]
@@ -136,23 +136,23 @@ class Step:
             self._past.append(found)
         return found
 
-    def _written(self, asked: Round, room: Memory) -> tuple[Words, Words]:
+    def _written(self, asked: Round, device: Device) -> tuple[Words, Words]:
         """Return the words of a round, where they are sent from."""
-        travels = room if room is self.memory or not self.memory.direct else self.memory
+        travels = device if device is self.device or not self.device.direct else self.device
         sent = travels.traveling(asked.or_words), travels.traveling(asked.add_words)
-        if travels is room and room.direct:
+        if travels is device and device.direct:
             asked.write(*sent)
             return sent
-        own = room.words(asked.or_words), room.words(asked.add_words)
+        own = device.words(asked.or_words), device.words(asked.add_words)
         asked.write(*own)
         for words, out in zip(own, sent, strict=True):
-            travels.send(travels.receive(words), out)
+            travels.send(travels.placed(words), out)
         travels.settle()
         return sent
 
-    def _received(self, ored: Words, added: Words, room: Memory) -> Sums:
-        """Return sums in an exchange's memory."""
-        if isinstance(room, HostMemory):
-            ored, added = self.memory.on_host(ored), self.memory.on_host(added)
+    def _received(self, ored: Words, added: Words, device: Device) -> Sums:
+        """Return sums on an exchange's device."""
+        if device.is_host:
+            ored, added = self.device.on_host(ored), self.device.on_host(added)
             return Sums(ored, added, ored)
-        return Sums(room.receive(ored), room.receive(added), ored)
+        return Sums(device.placed(ored), device.placed(added), ored)

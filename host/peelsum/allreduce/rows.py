@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce.errors import PlanMismatchError
-from peelsum.codec import segment_codec
+from peelsum.codec import HOST
 from peelsum.codec.segments import Segment, Table
 from peelsum.summation import Part, Summation, Words
 
@@ -169,12 +169,12 @@ def sum_floats(summation: Summation, tensors: Sequence[Floats], *, average: bool
 
     Tensors may be empty. The caller ensures that their number and sizes are the same on all workers.
     """
-    codecs, nothing = segment_codec("cpu"), np.empty(0, np.int32)
+    nothing = np.empty(0, np.int32)
     filled = [tensor for tensor in tensors if tensor.size]
     if not filled:
         return RowSums(list(tensors), [0] * len(tensors))
     table = Table([Segment(tensor.size, sparse=False) for tensor in filled])
-    codec = codecs(table, filled, [None] * len(filled), summation.workers)
+    codec = HOST.segments(table, filled, [None] * len(filled), summation.workers)
     header = np.zeros(table.scale_words, np.uint32)
     codec.write_scales(header)
     (united,) = summation.sum_words([Part(header, "or")])

@@ -1,22 +1,23 @@
 """Encode float tensors as integer words whose sums (or ORs) over workers decode to the exact sum.
 
-The codec has three parts: fixed point, the index of non-zeros, and the lossless sketch. Each has three
-implementations: NumPy, Numba and Triton.
+The codec has three parts: fixed point, the index of non-zeros, and the lossless sketch. `device` returns what
+runs them: in NumPy, Numba or Triton.
 """
 
+from peelsum.codec.cpu import occupied, quantize
+from peelsum.codec.device import HOST, Device, Implementation, device, warm_up
 from peelsum.codec.errors import CodecError
 from peelsum.codec.fixed_point import NON_FINITE, FixedPoint, fixed_point, rounding_bounds, scale_for
 from peelsum.codec.floats import BFloat16, widened
 from peelsum.codec.index import BLOCK_SIZES, BloomLayout, block_words, index_words
-from peelsum.codec.kernels import Implementation, Kernels, kernels, memory, segment_codec, warm_up
 from peelsum.codec.layout import FEWEST_CELLS, MANY_CANDIDATES, SPARE_CELLS, SUB_TABLES, SketchLayout
-from peelsum.codec.memory import HostMemory, Memory
 from peelsum.codec.segments import ROW
 from peelsum.codec.selection import Selection
 
 __all__ = [
     "BLOCK_SIZES",
     "FEWEST_CELLS",
+    "HOST",
     "MANY_CANDIDATES",
     "NON_FINITE",
     "ROW",
@@ -25,21 +26,28 @@ __all__ = [
     "BFloat16",
     "BloomLayout",
     "CodecError",
+    "Device",
     "FixedPoint",
-    "HostMemory",
     "Implementation",
-    "Kernels",
-    "Memory",
     "Selection",
     "SketchLayout",
     "block_words",
+    "device",
     "fixed_point",
     "index_words",
-    "kernels",
-    "memory",
+    "occupied",
+    "quantize",
     "rounding_bounds",
     "scale_for",
-    "segment_codec",
     "warm_up",
     "widened",
 ]
+
+_OF_A_DEVICE = ("kernels", "memory", "segment_codec", "Kernels", "Memory", "HostMemory")
+
+
+def __getattr__(name: str) -> object:
+    """Raise ImportError for a name that `device` replaces, else AttributeError."""
+    if name in _OF_A_DEVICE:
+        raise ImportError(f"peelsum.codec.{name} is gone; call an operation of peelsum.codec.device(...)")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

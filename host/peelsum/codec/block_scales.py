@@ -30,13 +30,6 @@ NON_FINITE_BIT = 31
 #: In place of an exponent field, of a segment that is zero on every worker, and of one that is not finite.
 ZERO = -1
 _LARGEST_FINITE = NON_FINITE - 1
-#: Octaves by which a block may grow from one step to the next without exceeding its expected field.
-MARGIN = 2
-#: Bits of a block's largest number, beside its sign. With fewer, its numbers are sent again.
-FEWEST_BITS = 10
-#: Octaves by which a block's expected field may exceed the largest of its segment. Beyond, its numbers are
-#: sent again: else a step after much larger ones would lose as many bits more than fixed point has to.
-COARSEST = 6
 
 _Words = NDArray[np.uint32]
 _Fields = NDArray[np.int32]

@@ -6,18 +6,13 @@ int64[segments + 1], holds each segment's first block, and the end.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.codec.block_scales import (
-    COARSEST,
     DEPTH,
-    FEWEST_BITS,
     LEVEL_BITS,
     LEVELS,
-    MARGIN,
     NON_FINITE_BIT,
     SPAN,
     ZERO,
@@ -29,7 +24,6 @@ from peelsum.codec.index import WORD_BITS as ROW
 _Integers = NDArray[np.int32]
 _Flags = NDArray[np.bool_]
 _Factors = NDArray[np.float64]
-_Floats = NDArray[np.float32]
 
 _LARGEST_FINITE = NON_FINITE - 1
 _MANTISSA_OF_FLOAT64, _BIAS_OF_FLOAT64 = 52, 1023
@@ -94,85 +88,6 @@ def _top(word: np.uint32) -> int:
 
 
 @compiled
-def levels_of(
-    words: Words, firsts: Numbers, fields: _Integers, scales: _Integers, highest: int, out: _Integers
-) -> None:
-    """Write the exponent fields of blocks; 0 for those without numbers, and of segments not finite.
-
-    words: the blocks' words of scales. fields, scales: what `decode_scales` makes of them.
-    """
-    for s in range(fields.size):
-        summed = fields[s] != ZERO and fields[s] != NON_FINITE
-        for b in range(np.uint64(firsts[s]), np.uint64(firsts[s + 1])):
-            out[b] = highest - scales[b] if summed and words[b] else 0
-
-
-@compiled
-def expect(levels: _Integers, firsts: Numbers, out: _Integers) -> None:
-    """Write the fields that blocks are expected not to exceed, from those of earlier steps.
-
-    levels: as `History.levels` returns them. A block of level 0 was always zero, and is expected to be like
-    the largest of its segment.
-    """
-    for s in range(firsts.size - 1):
-        begin, end = np.uint64(firsts[s]), np.uint64(firsts[s + 1])
-        largest = _largest(levels, begin, end)
-        for b in range(begin, end):
-            field = levels[b] + MARGIN if levels[b] else largest
-            out[b] = field if field < _LARGEST_FINITE else _LARGEST_FINITE
-
-
-@compiled
-def judge(
-    words: Words, firsts: Numbers, levels: _Integers, expected: _Integers, highest: int, bits: int,
-    scales: _Integers, bounds: _Integers, exceeding: _Flags, again: _Flags,
-) -> int:  # fmt: skip
-    """Compare blocks with the fields that were `expected` of them; return how many are sent `again`.
-
-    These are above what two words hold, or leave fewer than FEWEST_BITS of `bits` to their numbers, or were
-    expected to exceed the largest of their segment by more than COARSEST octaves.
-    words: their words of scales. scales: what `decode_scales` made of these; overwritten by the scales of the
-    step, which are those of blocks without numbers, too. bounds: the lesser of both.
-    """
-    count = 0
-    for s in range(firsts.size - 1):
-        begin, end = np.uint64(firsts[s]), np.uint64(firsts[s + 1])
-        coarsest = _largest(levels, begin, end) + COARSEST
-        for b in range(begin, end):
-            level, field, actual = levels[b], expected[b], scales[b]
-            exceeding[b] = words[b] != 0 and highest - actual > field
-            coarse = level > 0 and (level < field - bits + FEWEST_BITS or field > coarsest)
-            again[b] = coarse or level > field + bits - 1
-            scales[b] = highest - field if level > 0 and not again[b] else actual
-            bounds[b] = min(scales[b], actual)
-            count += again[b]
-    return count
-
-
-@compiled
-def _largest(levels: _Integers, begin: np.uint64, end: np.uint64) -> np.int32:
-    largest = np.int32(0)
-    for b in range(begin, end):
-        largest = max(largest, levels[b])
-    return largest
-
-
-@compiled
-def learn(kept: _Integers, levels: _Integers, firsts: Numbers) -> None:
-    """Update the fields that are kept of blocks by those of a step: see `Levels`."""
-    for s in range(firsts.size - 1):
-        begin, end = np.uint64(firsts[s]), np.uint64(firsts[s + 1])
-        largest = _largest(levels, begin, end)
-        for b in range(begin, end):
-            level = levels[b]
-            if level > 0:
-                fallen = kept[b] - level
-                kept[b] = level + (fallen // 2 if fallen > 0 else 0)
-            if largest > 0:
-                kept[b] = min(kept[b], largest + COARSEST - MARGIN)
-
-
-@compiled
 def located(
     flags: _Flags, begins: Numbers, rows: Numbers, firsts: Numbers, sizes: Numbers
 ) -> NDArray[np.int64]:
@@ -196,12 +111,3 @@ def located(
                 found[3, at] = ROW * rows[s] + i
                 at += 1
     return found
-
-
-@compiled
-def numbers_of(values: _Floats, blocks: Numbers, scales: _Integers, bits: int, out: Numbers) -> None:
-    """Write rint(value * 2**scale), by the scale of each value's block; 0 if it needs more than 2 * bits."""
-    limit = 2.0 ** (2 * bits - 1)
-    for i in range(values.size):
-        number = np.rint(math.ldexp(np.float64(values[i]), scales[blocks[i]]))
-        out[i] = np.int64(number) if abs(number) < limit else np.int64(0)

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum import buffers
+from peelsum.buffers import frozen
 from peelsum.codec import cpu_block_loops
 from peelsum.codec import cpu_segment_loops as loops
-from peelsum.codec.cpu import frozen
 from peelsum.codec.cpu_index_loops import address
 from peelsum.codec.fixed_point import fixed_point
 from peelsum.codec.index import BLOCK_SIZES

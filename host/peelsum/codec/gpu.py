@@ -1,26 +1,21 @@
 """The codec's kernels in Triton, on torch tensors, with the bits of `peelsum.codec.reference`.
 
-The functions have the names and parameters of `peelsum.codec.kernels`, and run on the current stream. Arrays
-are tensors, int32 where NumPy's are uint32, because torch has almost no arithmetic on uint32. Functions whose
-result has a size that only the device knows (`count`, `positions`, `sketch_decode`) wait for it, unless the
-caller gives it. `peelsum.codec.gpu_launch` never waits. Tensors are contiguous and on one device. `quantize`
-is missing: `peelsum.codec.gpu_segments` does its work.
+They run on the current stream. Arrays are tensors, int32 where NumPy's are uint32, because torch has almost
+no arithmetic on uint32. Methods whose result has a size that only the device knows (`positions`,
+`sketch_decode`) wait for it, unless the caller gives it. `peelsum.codec.gpu_launch` never waits. Tensors are
+contiguous and on one device.
 """
 
 from __future__ import annotations
 
-import os
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from peelsum.codec import cpu
 from peelsum.codec import gpu_launch as launch
-from peelsum.codec.errors import CodecError
 from peelsum.codec.gpu_launch import Peeling
-from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words, index_words
+from peelsum.codec.gpu_memory import DeviceMemory
+from peelsum.codec.gpu_segments import GpuSegments
+from peelsum.codec.index import WORD_BITS, BloomLayout, block_words, index_words
 from peelsum.codec.layout import SketchLayout
 
 _SIGN = 2**63
@@ -28,89 +23,65 @@ _SIGN = 2**63
 _LARGEST_BLOCK = 4096
 
 
-def require_device() -> None:
-    """Raise CodecError unless torch finds a GPU or Triton runs in its interpreter."""
-    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-        raise CodecError(
-            "implementation: 'gpu' needs a GPU that torch can use; set TRITON_INTERPRET=1 to run it, slowly, "
-            "on a CPU"
-        )
+class GpuDevice(DeviceMemory):
+    """The codec in Triton, on torch tensors."""
 
+    segments = GpuSegments
 
-def count(index: Tensor | NDArray[np.uint32], elements: int) -> int:
-    """See `Kernels.count`. Waits for the device, unless the bitmap is an array, in the host's memory."""
-    if isinstance(index, np.ndarray):
-        return cpu.count(index, elements)
-    return int(_totals(index, elements)[1])
+    def positions(self, index: Tensor, elements: int, first: int = 0, count: int | None = None) -> Tensor:
+        """See `Device.positions`: returns int64[k]. Waits for the device once, unless k is given."""
+        return _listed(index, elements, first, count)
 
+    def block_encode(self, index: Tensor, elements: int, block: int, out: Tensor) -> None:
+        """See `Device.block_encode`."""
+        if block <= _LARGEST_BLOCK:
+            launch.block_encode(index, elements, block, out)
+            return
+        used = _empty(block_words(elements, _LARGEST_BLOCK), index)
+        launch.block_encode(index, elements, _LARGEST_BLOCK, used)
+        self.block_encode(used, -(-elements // _LARGEST_BLOCK), block // _LARGEST_BLOCK, out)
 
-def positions(index: Tensor, elements: int, first: int = 0, count: int | None = None) -> Tensor:
-    """See `Kernels.positions`: returns int64[k]. Waits for the device once, unless k is given."""
-    return _listed(index, elements, first, count)
+    def block_decode(self, blocks: Tensor, elements: int, block: int, out: Tensor) -> None:
+        """See `Device.block_decode`."""
+        launch.block_decode(blocks, elements, block, out)
 
+    def bloom_encode(self, layout: BloomLayout, index: Tensor, out: Tensor, first: int = 0) -> None:
+        """See `Device.bloom_encode`."""
+        launch.bloom_encode(layout, _seed(layout, index), index, out, first)
 
-def occupied(positions: Tensor) -> Tensor:
-    """See `Kernels.occupied`: returns int64[BLOCK_SIZES]."""
-    out = _empty(BLOCK_SIZES, positions, torch.int64)
-    launch.occupied(positions, out)
-    return out
+    def bloom_decode(
+        self, layout: BloomLayout, words: Tensor, elements: int, out: Tensor, first: int = 0
+    ) -> None:
+        """See `Device.bloom_decode`."""
+        launch.bloom_decode(layout, _seed(layout, words), words, elements, out, first)
 
+    def gather_bits(self, index: Tensor, mask: Tensor, out: Tensor) -> Tensor:
+        """See `Device.gather_bits`: returns set bits of `mask` before each tile, int64[tiles]."""
+        bases, _ = _totals(mask, WORD_BITS * mask.numel())
+        launch.gather_bits(index, mask, bases, out)
+        return bases
 
-def block_encode(index: Tensor, elements: int, block: int, out: Tensor) -> None:
-    """See `Kernels.block_encode`."""
-    if block <= _LARGEST_BLOCK:
-        launch.block_encode(index, elements, block, out)
-        return
-    used = _empty(block_words(elements, _LARGEST_BLOCK), index)
-    launch.block_encode(index, elements, _LARGEST_BLOCK, used)
-    block_encode(used, -(-elements // _LARGEST_BLOCK), block // _LARGEST_BLOCK, out)
+    def scatter_bits(self, bits: Tensor, mask: Tensor, out: Tensor, scan: Tensor | None = None) -> None:
+        """See `Device.scatter_bits`."""
+        bases = _totals(mask, WORD_BITS * mask.numel())[0] if scan is None else scan
+        launch.scatter_bits(bits, mask, bases, out)
 
+    def sketch_encode(self, layout: SketchLayout, positions: Tensor, values: Tensor, out: Tensor) -> None:
+        """See `Device.sketch_encode`."""
+        launch.sketch_encode(layout, _seed(layout, out), positions, values, out)
 
-def block_decode(blocks: Tensor, elements: int, block: int, out: Tensor) -> None:
-    """See `Kernels.block_decode`."""
-    launch.block_decode(blocks, elements, block, out)
-
-
-def bloom_encode(layout: BloomLayout, index: Tensor, out: Tensor, first: int = 0) -> None:
-    """See `Kernels.bloom_encode`."""
-    launch.bloom_encode(layout, _seed(layout, index), index, out, first)
-
-
-def bloom_decode(layout: BloomLayout, words: Tensor, elements: int, out: Tensor, first: int = 0) -> None:
-    """See `Kernels.bloom_decode`."""
-    launch.bloom_decode(layout, _seed(layout, words), words, elements, out, first)
-
-
-def gather_bits(index: Tensor, mask: Tensor, out: Tensor) -> Tensor:
-    """See `Kernels.gather_bits`: returns int64[tiles], the number of set bits of `mask` before each tile."""
-    bases, _ = _totals(mask, WORD_BITS * mask.numel())
-    launch.gather_bits(index, mask, bases, out)
-    return bases
-
-
-def scatter_bits(bits: Tensor, mask: Tensor, out: Tensor, scan: Tensor | None = None) -> None:
-    """See `Kernels.scatter_bits`."""
-    bases = _totals(mask, WORD_BITS * mask.numel())[0] if scan is None else scan
-    launch.scatter_bits(bits, mask, bases, out)
-
-
-def sketch_encode(layout: SketchLayout, positions: Tensor, values: Tensor, out: Tensor) -> None:
-    """See `Kernels.sketch_encode`."""
-    launch.sketch_encode(layout, _seed(layout, out), positions, values, out)
-
-
-def sketch_decode(layout: SketchLayout, sketch: Tensor, positions: Tensor, out: Tensor) -> Tensor:
-    """See `Kernels.sketch_decode`. Waits for the device once, for the size of the left-over."""
-    k = positions.numel()
-    if not k:
-        return positions
-    room = Peeling.room(k, layout, sketch.device)
-    launch.peel(layout, _seed(layout, sketch), sketch, positions, room, out)
-    left = k - int(room.peeled)
-    bitmap = _empty(index_words(k), sketch)
-    if left:
-        launch.index(room.waiting, bitmap)
-    return _listed(bitmap, k, 0, left)
+    def sketch_decode(self, layout: SketchLayout, sketch: Tensor, positions: Tensor, out: Tensor) -> Tensor:
+        """See `Device.sketch_decode`. Waits for the device once, for the size of the left-over."""
+        k = positions.numel()
+        if not k:
+            return positions
+        room = Peeling.room(k, layout, sketch.device)
+        launch.peel(layout, _seed(layout, sketch), sketch, positions, room, out)
+        left = k - int(room.peeled)
+        bitmap = _empty(index_words(k), sketch)
+        if left:
+            launch.index(room.waiting, bitmap)
+        return _listed(bitmap, k, 0, left)
 
 
 def _listed(bitmap: Tensor, elements: int, first: int, count: int | None) -> Tensor:

@@ -112,16 +112,3 @@ def positions_kernel(bitmap, bases, out, elements, first, WORDS: tl.constexpr):
     rank = ranks(words, bases, program)[:, None] + tl.cumsum(bits, axis=1) - bits
     element = first + word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
     tl.store(out + rank, element, mask=bits != 0)
-
-
-@triton.jit
-def occupied_kernel(positions, out, candidates, SIZES: tl.constexpr, BLOCK: tl.constexpr):
-    """Add to out[b] the number of blocks of 2**b elements that hold a candidate, b < SIZES."""
-    t = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = t < candidates
-    here = tl.load(positions + t, mask=inside, other=0)
-    # The first position begins a block of every size: its predecessor, -1, never shares one.
-    before = tl.load(positions + t - 1, mask=inside & (t > 0), other=-1)
-    for b in tl.static_range(SIZES):
-        begins = inside & ((here >> b) != (before >> b))
-        tl.atomic_add(out + b, tl.sum(begins.to(tl.int64), axis=0), sem="relaxed")

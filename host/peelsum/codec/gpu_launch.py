@@ -21,7 +21,7 @@ from peelsum.codec import gpu_index_kernels as indexes
 from peelsum.codec import gpu_peel_kernels as peeling
 from peelsum.codec import gpu_segment_kernels as segments
 from peelsum.codec import gpu_sketch_kernels as sketches
-from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout
+from peelsum.codec.index import WORD_BITS, BloomLayout
 from peelsum.codec.layout import MOST_CANDIDATES, SketchLayout
 
 if TYPE_CHECKING:
@@ -114,27 +114,20 @@ def index(numbers: Tensor, bitmap: Tensor) -> None:
 
 
 def totals(bitmap: Tensor, elements: int, bases: Tensor, count: Tensor) -> None:
-    """Run `Kernels.count` into count[1]; write the set bits before each tile into bases[tiles]."""
+    """Run `Device.count` into count[1]; write the set bits before each tile into bases[tiles]."""
     grid = _cut(bitmap.numel(), _SCANNED_WORDS)
     _launch(indexes.totals_kernel, grid, bitmap, bases, elements, _SCANNED_WORDS, num_warps=_TOTALS_WARPS)
     _launch(indexes.scan_kernel, 1, bases, count, grid, _SCAN)
 
 
 def positions(bitmap: Tensor, elements: int, bases: Tensor, out: Tensor, first: int = 0) -> None:
-    """Run `Kernels.positions`, given the `totals` in `bases`; `out` has room for all set bits."""
+    """Run `Device.positions`, given the `totals` in `bases`; `out` has room for all set bits."""
     grid = _cut(bitmap.numel(), _SCANNED_WORDS)
     _launch(indexes.positions_kernel, grid, bitmap, bases, out, elements, first, _SCANNED_WORDS)
 
 
-def occupied(positions: Tensor, out: Tensor) -> None:
-    """Run `Kernels.occupied` into out[BLOCK_SIZES]."""
-    _clear(out)
-    k = positions.numel()
-    _launch(indexes.occupied_kernel, _cut(k, _BLOCK), positions, out, k, BLOCK_SIZES, _BLOCK)
-
-
 def block_encode(bitmap: Tensor, elements: int, block: int, out: Tensor) -> None:
-    """Run `Kernels.block_encode` for blocks of 2 to 4096 elements."""
+    """Run `Device.block_encode` for blocks of 2 to 4096 elements."""
     if block < WORD_BITS:
         grid, bits = _cut(out.numel(), _TILE_WORDS), block.bit_length() - 1
         _launch(forms.small_block_encode_kernel, grid, bitmap, out, elements, bits, _TILE_WORDS)
@@ -147,14 +140,14 @@ def block_encode(bitmap: Tensor, elements: int, block: int, out: Tensor) -> None
 
 
 def block_decode(blocks: Tensor, elements: int, block: int, out: Tensor) -> None:
-    """Run `Kernels.block_decode`."""
+    """Run `Device.block_decode`."""
     bits = block.bit_length() - 1
     grid = _cut(out.numel(), _TILE_WORDS)
     _launch(forms.block_decode_kernel, grid, blocks, out, elements, bits, _TILE_WORDS)
 
 
 def bloom_encode(layout: BloomLayout, seed: Tensor, bitmap: Tensor, out: Tensor, first: int = 0) -> None:
-    """Run `Kernels.bloom_encode`, with the seed in seed[1]."""
+    """Run `Device.bloom_encode`, with the seed in seed[1]."""
     _clear(out)
     words = bitmap.numel()
     _launch(
@@ -166,7 +159,7 @@ def bloom_encode(layout: BloomLayout, seed: Tensor, bitmap: Tensor, out: Tensor,
 def bloom_decode(
     layout: BloomLayout, seed: Tensor, words: Tensor, elements: int, out: Tensor, first: int = 0
 ) -> None:
-    """Run `Kernels.bloom_decode`, with the seed in seed[1]."""
+    """Run `Device.bloom_decode`, with the seed in seed[1]."""
     _launch(
         forms.bloom_decode_kernel, -(-out.numel() // _BLOCK),
         words, out, seed, elements, first // WORD_BITS, layout.hashes, layout.rows, _BLOCK,
@@ -174,14 +167,14 @@ def bloom_decode(
 
 
 def gather_bits(bitmap: Tensor, mask: Tensor, bases: Tensor, out: Tensor) -> None:
-    """Run `Kernels.gather_bits`, given the mask's `totals` in `bases`; `out` may be larger than needed."""
+    """Run `Device.gather_bits`, given the mask's `totals` in `bases`; `out` may be larger than needed."""
     _clear(out)
     words, tile = mask.numel(), _SCANNED_WORDS
     _launch(forms.gather_bits_kernel, _cut(words, tile), bitmap, mask, bases, out, words, tile)
 
 
 def scatter_bits(bits: Tensor, mask: Tensor, bases: Tensor, out: Tensor) -> None:
-    """Run `Kernels.scatter_bits`, given the mask's `totals` in `bases`."""
+    """Run `Device.scatter_bits`, given the mask's `totals` in `bases`."""
     words, tile = mask.numel(), _SCANNED_WORDS
     _launch(forms.scatter_bits_kernel, _cut(words, tile), bits, mask, bases, out, words, tile)
 
@@ -254,7 +247,7 @@ def _over_words(kernel: Any, rows: Rows, *arguments: Any) -> None:
 
 
 def sketch_encode(layout: SketchLayout, seed: Tensor, positions: Tensor, values: Tensor, out: Tensor) -> None:
-    """Run `Kernels.sketch_encode`, with the seed in seed[1]."""
+    """Run `Device.sketch_encode`, with the seed in seed[1]."""
     _clear(out)
     k = positions.numel()
     _launch(
@@ -266,7 +259,7 @@ def sketch_encode(layout: SketchLayout, seed: Tensor, positions: Tensor, values:
 def peel(
     layout: SketchLayout, seed: Tensor, sketch: Tensor, positions: Tensor, room: Peeling, out: Tensor
 ) -> None:
-    """Run `Kernels.sketch_decode` on sketch[cells], for one candidate or more; write their values into `out`.
+    """Run `Device.sketch_decode` on sketch[cells], for one candidate or more; write their values into `out`.
 
     `room.peeled` becomes their number, and `room.waiting` 1 for each candidate that is left over, else 0.
     """

@@ -1,4 +1,4 @@
-"""Keep a step's arrays on the GPU: `peelsum.codec.memory.Memory` for torch tensors.
+"""Keep a step's arrays on the GPU, as torch tensors: the memory of `GpuDevice`.
 
 torch lacks arithmetic on uint32, so words are int32 with the same bits. They are copied to and from the host
 through pinned memory, on the current stream.
@@ -21,18 +21,20 @@ from peelsum.codec.floats import BFloat16
 
 
 class DeviceMemory:
-    """A `Memory` whose arrays are torch tensors on `device`.
+    """The memory of a `Device` whose arrays are torch tensors on `device`.
 
     By default the device is the GPU. If there is none, it is the CPU, on which Triton's interpreter runs.
     direct: whether words are sent from the device and received there, as over NCCL.
     """
+
+    is_host = False
 
     def __init__(self, device: torch.device | None = None, *, direct: bool = False) -> None:
         self.direct = direct
         self._device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def accepted(self, tensor: Any) -> Tensor:
-        """See `Memory.accepted`.
+        """See `Device.accepted`.
 
         Raises CodecError for anything but a torch tensor on this device's type, with strides.
         """
@@ -53,31 +55,31 @@ class DeviceMemory:
         return tensor.detach()
 
     def plain(self, tensors: Collection[Any]) -> bool:
-        """See `Memory.plain`."""
+        """See `Device.plain`."""
         return False
 
     def overwritable(self, tensor: Tensor) -> bool:
-        """See `Memory.overwritable`."""
+        """See `Device.overwritable`."""
         return tensor.dtype == torch.float32 and tensor.is_contiguous() and not tensor.is_neg()
 
     def beside(self, tensor: Tensor) -> AbstractContextManager[object]:
-        """See `Memory.beside`."""
+        """See `Device.beside`."""
         return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
     def span(self, tensor: Tensor) -> tuple[int, int]:
-        """See `Memory.span`."""
+        """See `Device.span`."""
         steps = zip(tensor.shape, tensor.stride(), strict=True)
         last = sum((size - 1) * stride for size, stride in steps) if tensor.numel() else -1
         return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
     def dtype(self, tensor: Tensor) -> str:
-        """See `Memory.dtype`."""
+        """See `Device.dtype`."""
         return str(tensor.dtype).removeprefix("torch.")
 
     def flat(
         self, tensors: Sequence[Tensor], into: Sequence[Tensor | None]
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        """See `Memory.flat`."""
+        """See `Device.flat`."""
         # A view such as that of a conjugate's imaginary part has the other sign in memory.
         values = [one.to(torch.float32).resolve_neg().contiguous().view(-1) for one in tensors]
         return values, [
@@ -119,30 +121,26 @@ class DeviceMemory:
         return asked.group(1) if asked else "what a copy or a kernel needs"
 
     def words(self, count: int) -> Tensor:
-        """See `Memory.words`."""
+        """See `Device.words`."""
         return torch.empty(count, dtype=torch.int32, device=self._device)
 
     def integers(self, count: int) -> Tensor:
-        """See `Memory.integers`."""
+        """See `Device.integers`."""
         return self.words(count)
 
     def signed(self, words: Tensor) -> Tensor:
-        """See `Memory.signed`."""
+        """See `Device.signed`."""
         return words
 
-    def floats(self, count: int, value: float = 0.0) -> Tensor:
-        """See `Memory.floats`."""
-        return torch.full((count,), value, dtype=torch.float32, device=self._device)
-
     def on_host(self, array: Tensor | NDArray[Any]) -> NDArray[Any]:
-        """See `Memory.on_host`."""
+        """See `Device.on_host`."""
         if isinstance(array, np.ndarray):
             return array
         host: NDArray[Any] = array.cpu().numpy()
         return host.view(np.uint32) if array.dtype == torch.int32 else host
 
     def traveling(self, count: int) -> NDArray[np.uint32] | Tensor:
-        """See `Memory.traveling`. Returns pinned memory, or, if `direct`, memory of the device."""
+        """See `Device.traveling`. Returns pinned memory, or, if `direct`, memory of the device."""
         if self.direct:
             return self.words(count)
         pinned = _staged((count,), torch.int32, self._device)
@@ -150,33 +148,27 @@ class DeviceMemory:
         return words
 
     def send(self, words: Tensor, out: NDArray[np.uint32] | Tensor) -> None:
-        """See `Memory.send`."""
+        """See `Device.send`."""
         if len(out):
             into = out if isinstance(out, Tensor) else torch.from_numpy(out.view(np.int32))
             into.copy_(words, non_blocking=True)
 
     def settle(self) -> None:
-        """See `Memory.settle`."""
+        """See `Device.settle`."""
         wait(self._device)
 
-    def receive(self, words: NDArray[np.uint32] | Tensor) -> Tensor:
-        """See `Memory.receive`."""
-        return words if isinstance(words, Tensor) else sent(words.view(np.int32), self._device)
-
-    def placed(self, array: NDArray[Any]) -> Tensor:
-        """See `Memory.placed`."""
-        return sent(array, self._device)
+    def placed(self, array: NDArray[Any] | Tensor) -> Tensor:
+        """See `Device.placed`."""
+        if isinstance(array, Tensor):
+            return array
+        return sent(array.view(np.int32) if array.dtype == np.uint32 else array, self._device)
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """See `Memory.joined`."""
+        """See `Device.joined`."""
         return torch.cat(list(parts))
 
-    def widened(self, numbers: Tensor) -> Tensor:
-        """See `Memory.widened`."""
-        return numbers.to(torch.int64)
-
     def search(self, places: Tensor, wanted: Tensor) -> Tensor:
-        """See `Memory.search`."""
+        """See `Device.search`."""
         return torch.searchsorted(places, wanted)
 
 

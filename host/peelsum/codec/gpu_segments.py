@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peelsum import buffers
+from peelsum.buffers import frozen
 from peelsum.codec import cpu_block_loops
 from peelsum.codec import gpu_launch as launch
 from peelsum.codec.block_scales import ZERO
-from peelsum.codec.cpu import frozen
 from peelsum.codec.cpu_segments import occupied
 from peelsum.codec.fixed_point import NON_FINITE, fixed_point
 from peelsum.codec.gpu_memory import sent, stream_of

@@ -1,15 +1,10 @@
-"""Allocate the kernels' arrays, and move words between them and the summation.
-
-`HostMemory` is defined here: kernels read and write the words that are sent, without a copy.
-`peelsum.codec.gpu_memory` holds torch tensors on a device. Code for both uses only operations that arrays and
-tensors share (slices, `len`, `any`, assignment), and this protocol for the rest.
-"""
+"""Allocate NumPy arrays for the codec, and take those of users."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -23,88 +18,13 @@ Words = NDArray[np.uint32]
 _FLOAT32 = np.dtype(np.float32)
 
 
-class Memory(Protocol):
-    """Arrays for the kernels of one implementation. New arrays are uninitialized, except from `floats`."""
-
-    @property
-    def direct(self) -> bool:
-        """Whether kernels read and write the words that are sent; if not, use `send`, `settle`, `receive`."""
-
-    def accepted(self, tensor: Any) -> Any:
-        """Return a user's tensor as one of this memory. Raises CodecError if it lies elsewhere or is none."""
-
-    def plain(self, tensors: Collection[Any]) -> bool:
-        """Return whether all of a user's tensors are accepted as they are, and `overwritable`."""
-
-    def overwritable(self, tensor: Any) -> bool:
-        """Return whether a result can be written over an accepted tensor: `flat` does not copy it."""
-
-    def beside(self, tensor: Any) -> AbstractContextManager[object]:
-        """Return a context in which new arrays lie where an accepted tensor does."""
-
-    def span(self, tensor: Any) -> tuple[int, int]:
-        """Return the addresses of an accepted tensor's first byte and of the one behind its last."""
-
-    def dtype(self, tensor: Any) -> str:
-        """Return the name of the tensor's dtype, e.g. "float32", the same for every memory."""
-
-    def flat(self, tensors: Sequence[Any], into: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Return the same numbers as float32[n] each, in C order, and where results are written, or None.
-
-        An accepted tensor that is float32 in C order is not copied. If a result is written over its tensor,
-        both are the same object. The tensors of `into` are `overwritable`, or None.
-        """
-
-    def words(self, count: int) -> Words:
-        """Allocate uint32[count]."""
-
-    def integers(self, count: int) -> NDArray[np.int32]:
-        """Allocate int32[count]."""
-
-    def signed(self, words: Words) -> NDArray[np.int32]:
-        """Return a view of `words` as int32[k]."""
-
-    def floats(self, count: int, value: float = 0.0) -> NDArray[np.float32]:
-        """Allocate float32[count], filled with `value`."""
-
-    def on_host(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return an array's content as a NumPy array, words as uint32. Waits for pending writes.
-
-        An array on the host is returned as it is.
-        """
-
-    def traveling(self, count: int) -> Words:
-        """Allocate uint32[count] for words to be sent: here if `direct`, else on the host."""
-
-    def send(self, words: Words, out: Words) -> None:
-        """Start to copy `words` to `out`, an array from `traveling`; `settle` waits for the copy."""
-
-    def settle(self) -> None:
-        """Wait for every `send`."""
-
-    def receive(self, words: Words) -> Words:
-        """Copy received words from the host to this memory, for the kernels."""
-
-    def placed(self, array: NDArray[Any]) -> Any:
-        """Copy an array of the host to this memory, e.g. places by which another is indexed."""
-
-    def joined(self, parts: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
-        """Return the parts end to end, at least one."""
-
-    def widened(self, numbers: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Return a copy as int64."""
-
-    def search(self, places: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where `wanted` stand among ascending `places`: int64[k], in this memory as both are."""
-
-
 class HostMemory:
-    """A `Memory` of NumPy arrays."""
+    """The memory of a `Device` whose arrays are NumPy's: kernels read and write the words that are sent."""
 
-    direct = True
+    is_host = direct = True
 
     def accepted(self, tensor: Any) -> Any:
-        """See `Memory.accepted`."""
+        """See `Device.accepted`."""
         if isinstance(tensor, BFloat16):
             return tensor
         try:
@@ -117,7 +37,7 @@ class HostMemory:
             ) from error
 
     def plain(self, tensors: Collection[Any]) -> bool:
-        """See `Memory.plain`."""
+        """See `Device.plain`."""
         if set(map(type, tensors)) != {np.ndarray}:
             return False
         # The sets are made without a call for each tensor.
@@ -125,27 +45,27 @@ class HostMemory:
         return flags == {(_FLOAT32, True, True)}
 
     def overwritable(self, tensor: Any) -> bool:
-        """See `Memory.overwritable`."""
+        """See `Device.overwritable`."""
         if not isinstance(tensor, np.ndarray) or tensor.dtype != np.float32:
             return False
         return tensor.flags.c_contiguous and tensor.flags.writeable
 
     def beside(self, tensor: Any) -> AbstractContextManager[object]:
-        """See `Memory.beside`."""
+        """See `Device.beside`."""
         return nullcontext()
 
     def span(self, tensor: Any) -> tuple[int, int]:
-        """See `Memory.span`."""
+        """See `Device.span`."""
         return byte_bounds(tensor.bits if isinstance(tensor, BFloat16) else tensor)
 
     def dtype(self, tensor: Any) -> str:
-        """See `Memory.dtype`."""
+        """See `Device.dtype`."""
         if isinstance(tensor, BFloat16):
             return "bfloat16"
         return "float32" if tensor.dtype == np.float32 else str(tensor.dtype)  # NumPy takes 5 us for the text
 
     def flat(self, tensors: Sequence[Any], into: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """See `Memory.flat`."""
+        """See `Device.flat`."""
         values = [
             (one if one.ndim == 1 else one.reshape(-1))
             if type(one) is np.ndarray and one.dtype is _FLOAT32 and one.flags.c_contiguous
@@ -158,52 +78,40 @@ class HostMemory:
         ]
 
     def words(self, count: int) -> Words:
-        """See `Memory.words`."""
+        """See `Device.words`."""
         return buffers.empty(count, np.uint32)
 
     def integers(self, count: int) -> NDArray[np.int32]:
-        """See `Memory.integers`."""
+        """See `Device.integers`."""
         return buffers.empty(count, np.int32)
 
     def signed(self, words: Words) -> NDArray[np.int32]:
-        """See `Memory.signed`."""
+        """See `Device.signed`."""
         return words.view(np.int32)
 
-    def floats(self, count: int, value: float = 0.0) -> NDArray[np.float32]:
-        """See `Memory.floats`."""
-        return np.zeros(count, np.float32) if value == 0 else np.full(count, value, np.float32)
-
     def on_host(self, array: NDArray[Any]) -> NDArray[Any]:
-        """See `Memory.on_host`."""
+        """See `Device.on_host`."""
         return array
 
     def traveling(self, count: int) -> Words:
-        """See `Memory.traveling`."""
+        """See `Device.traveling`."""
         return buffers.empty(count, np.uint32)
 
     def send(self, words: Words, out: Words) -> None:
-        """See `Memory.send`."""
+        """See `Device.send`."""
         out[:] = words
 
     def settle(self) -> None:
-        """See `Memory.settle`."""
-
-    def receive(self, words: Words) -> Words:
-        """See `Memory.receive`."""
-        return words
+        """See `Device.settle`."""
 
     def placed(self, array: NDArray[Any]) -> Any:
-        """See `Memory.placed`."""
+        """See `Device.placed`."""
         return array
 
     def joined(self, parts: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
-        """See `Memory.joined`."""
+        """See `Device.joined`."""
         return np.concatenate(parts)
 
-    def widened(self, numbers: NDArray[np.int32]) -> NDArray[np.int64]:
-        """See `Memory.widened`."""
-        return numbers.astype(np.int64)
-
     def search(self, places: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See `Memory.search`."""
+        """See `Device.search`."""
         return np.searchsorted(places, wanted)

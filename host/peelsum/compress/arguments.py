@@ -76,7 +76,8 @@ class Argument:
             return
         if self.choices:
             if not any(type(value) is type(one) and value == one for one in self.choices):
-                raise CompressConfigError(f"{self.name}: {value!r} is unknown; use {self._choices()}")
+                choices = ", ".join(map(repr, self.choices))
+                raise CompressConfigError(f"{self.name}: {value!r} is unknown; use {choices}")
             return
         numbers = {int: Integral, float: Real}.get(self.kind, self.kind)
         if (
@@ -98,9 +99,6 @@ class Argument:
         except ValueError:
             what = self._what()
             raise CompressConfigError(f"{self.name}: {text!r} is not {what}; write {what}") from None
-
-    def _choices(self) -> str:
-        return ", ".join(map(repr, self.choices))
 
     def _what(self) -> str:
         return {int: "an integer", float: "a number"}.get(self.kind, f"a {self.kind.__name__}")

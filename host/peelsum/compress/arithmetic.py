@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec import fixed_point, kernels
+from peelsum.codec import fixed_point, quantize
 from peelsum.compress.compressor import Floats, Values
 from peelsum.summation import Words
 
@@ -97,7 +97,7 @@ def fixed_words(values: Floats, bound: float, workers: int) -> Words:
     """Return values[k] in the fixed point in which sums of `workers` values up to `bound` fit an int32."""
     words = np.empty(len(values), np.uint32)
     fixed = fixed_point(code_of(bound) >> _MANTISSA_BITS, workers)
-    kernels("cpu").quantize(values, fixed, words.view(np.int32))
+    quantize(values, fixed, words.view(np.int32))
     return words
 
 

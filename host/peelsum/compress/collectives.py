@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from peelsum.allreduce import PlanMismatchError
+from peelsum.allreduce.plan import agreed, agreement_words
 from peelsum.allreduce.reducer import Turns
+from peelsum.compress.compressor import digest_of
 from peelsum.compress.costs import Method, SwitchPath, carrier_of, reduced, rounds
 from peelsum.compress.events import Traffic
 from peelsum.compress.links import Timed
-from peelsum.summation import Part, Summation, Words
+from peelsum.summation import Part, Summation, Words, gather_by_or
 
 T = TypeVar("T")
 Bytes = NDArray[np.uint8]
@@ -67,18 +71,11 @@ class SummationCollectives:
         return results, cut(copied, [len(one) for one in pieces])
 
     def gather(self, data: Bytes) -> list[Bytes]:
-        lengths = self._by_worker(np.array([data.size], np.uint32))[:, 0]
+        lengths = gather_by_or(self, np.array([data.size], np.uint32))[:, 0]
         padded = np.zeros(-(-int(lengths.max()) // 4) * 4, np.uint8)
         padded[: data.size] = data
-        rows = self._by_worker(padded.view(np.uint32)).view(np.uint8)
+        rows = gather_by_or(self, padded.view(np.uint32)).view(np.uint8)
         return [row[:length] for row, length in zip(rows, lengths.tolist(), strict=True)]
-
-    def _by_worker(self, words: Words) -> NDArray[np.uint32]:
-        """Return uint32[workers, n]: every worker's words[n]."""
-        slots = np.zeros((self.workers, words.size), np.uint32)
-        slots[self.worker_id] = words
-        (combined,) = self.sum_words([Part(slots.reshape(-1), "or")])
-        return combined.reshape(slots.shape)
 
 
 @runtime_checkable
@@ -99,39 +96,22 @@ class GroupSummation(Summation, Protocol):
         """Return every worker's bytes, of which all have as many, in the order of workers."""
 
 
-class GroupCollectives(SummationCollectives):
-    """Words over a queued backend; gathers, and over a process group broadcasts, by the group's own."""
+class StepExchanges:
+    """The exchanges of a step: what they cost, and words whose OR travels along with the first of them.
 
-    def __init__(self, summation: Turns, group: GroupSummation) -> None:
-        super().__init__(summation)
-        self._queued, self._group = summation, group
-
-    def broadcast(
-        self, pieces: Sequence[Words], sources: Sequence[int], ahead: Sequence[Part] = ()
-    ) -> tuple[list[Words], list[Words]]:
-        """See `Collectives.broadcast`; over a process group, one broadcast for each source."""
-        if self._queued.backend is not self._group:
-            return super().broadcast(pieces, sources, ahead)
-        results = self.sum_words(ahead) if ahead else []
-        return results, self._queued.in_turn(lambda: self._group.broadcast(pieces, sources))
-
-    def gather(self, data: Bytes) -> list[Bytes]:
-        """See `Collectives.gather`."""
-        return self._queued.in_turn(lambda: gathered(data, self._group.gather_equal))
-
-
-class Meter:
-    """The cost of a step's exchanges: seconds, messages in a row, and words on the busiest link.
-
-    Exchanges take turns, so that no two add to it at once.
+    The cost is in seconds, messages in a row, and words on the busiest link. Exchanges take turns, so that no
+    two add to it at once. The words need no exchange of their own: `set` gives it a rank's, and `result`
+    returns what came of them.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
+        self._own: Words | None = None
+        self._total: Words | None = None
         self.reset()
 
     def reset(self) -> None:
-        """Begin another step."""
+        """Begin another step's cost."""
         self.seconds = self.messages = self.words = 0.0
         #: The exchange of the fewest words; none if no exchange had few.
         self.small = Timed(0.0, 0.0, 0.0)
@@ -151,17 +131,6 @@ class Meter:
     def traffic(self, elements: int, sums: int) -> Traffic:
         """Return what a step sent that summed so many elements in so many sums."""
         return Traffic(elements, sums, self.messages, self.words, self.small.messages, self.small.words)
-
-
-class PiggybackWords:
-    """Words that all ranks OR along with the first exchange of a step, so that they need none of their own.
-
-    `set` gives it a rank's words, `attach` takes them along, and `result` returns what came of them.
-    """
-
-    def __init__(self) -> None:
-        self._own: Words | None = None
-        self._total: Words | None = None
 
     def set(self, words: Words | None) -> None:
         """Wait for the next exchange with these words; None waits for none."""
@@ -201,55 +170,60 @@ class PiggybackWords:
         return [one[size:] for one in everybody]
 
 
-class SwitchRoute(SummationCollectives):
-    """Words over the queue's backend, such as a switch."""
+class Route(SummationCollectives):
+    """The collectives of a hook's sum, at `turns`, counted by `exchanges`: a compressor's, or a method's.
 
-    def __init__(self, queued: Turns, path: SwitchPath, meter: Meter, piggyback: PiggybackWords) -> None:
-        super().__init__(queued)
-        self._queued, self._path, self._meter, self._piggyback = queued, path, meter, piggyback
-
-    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        """See `Summation.sum_words`."""
-        return self._queued.in_turn(lambda: self._piggyback.attach(parts, self._timed))
-
-    def _timed(self, parts: Sequence[Part]) -> list[Words]:
-        backend, words = self._queued.backend, sum(self._path.words(len(part.words)) for part in parts)
-        return self._meter.timed(lambda: backend.sum_words(parts), self._path.hops, words)
-
-
-class GroupRoute:
-    """Words over a process group: reduced in a ring or by trees, broadcast and gathered.
-
-    Few words are reduced by direct messages instead, which take less time, and less of the processor.
+    Words go over the backend by `path`; or, with `by`, over a process group, reduced in a ring or by trees.
+    Few words are reduced by direct messages instead, which take less time, and less of the processor. Gathers
+    go over the group if there is one, and so do broadcasts of words that go over it.
     """
 
     def __init__(
         self,
-        queued: Turns,
-        group: GroupSummation,
-        meter: Meter,
-        piggyback: PiggybackWords,
-        *,
-        tree: bool,
+        turns: Turns,
+        exchanges: StepExchanges,
+        path: SwitchPath,
+        group: GroupSummation | None = None,
+        by: By | None = None,
     ) -> None:
-        self._queued, self._group, self._tree = queued, group, tree
-        self._meter, self._piggyback = meter, piggyback
-        self._by: By = "tree" if tree else "ring"
-        self.lanes, self.workers, self.worker_id = group.lanes, group.workers, group.worker_id
+        super().__init__(group if by and group else turns)
+        self._turns, self._exchanges, self._path = turns, exchanges, path
+        self._group, self._by = group, by
+
+    @classmethod
+    def of(
+        cls,
+        method: Method,
+        turns: Turns,
+        exchanges: StepExchanges,
+        path: SwitchPath,
+        group: GroupSummation | None,
+    ) -> Route:
+        """Return the route by which a method sums."""
+        if carrier_of(method) == "switch":
+            return cls(turns, exchanges, path)
+        return cls(turns, exchanges, path, group, "tree" if method.endswith("_tree") else "ring")
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        """See `Summation.sum_words`; parts of one op that follow each other are reduced as one."""
-        return self._queued.in_turn(lambda: self._piggyback.attach(parts, self._reduced))
+        """See `Summation.sum_words`."""
+        exchange = self._reduced if self._by else self._at_backend
+        return self._turns.in_turn(lambda: self._exchanges.attach(parts, exchange))
+
+    def _at_backend(self, parts: Sequence[Part]) -> list[Words]:
+        backend, words = self._turns.backend, sum(self._path.words(len(part.words)) for part in parts)
+        return self._exchanges.timed(lambda: backend.sum_words(parts), self._path.hops, words)
 
     def _reduced(self, parts: Sequence[Part]) -> list[Words]:
-        results: list[Words] = []
+        """Reduce parts of one op that follow each other as one."""
+        group, results = self._group, list[Words]()
+        assert group is not None
         for op, some in groupby(parts, key=lambda part: part.op):
             pieces = [part.words for part in some]
             together = Part(joined(pieces), op)
-            few = together.words.size < self._group.few_words
-            (total,) = self._meter.timed(
-                lambda one=together, by=None if few else self._by: self._group.sum_words([one], by=by),  # type: ignore[misc]
-                *reduced(self.workers, together.words.size, tree=self._tree, few=few),
+            few = together.words.size < group.few_words
+            (total,) = self._exchanges.timed(
+                partial(group.sum_words, [together], by=None if few else self._by),
+                *reduced(self.workers, together.words.size, tree=self._by == "tree", few=few),
             )
             results += cut(total, [len(one) for one in pieces])
         for part, result in zip(parts, results, strict=True):
@@ -261,48 +235,36 @@ class GroupRoute:
         self, pieces: Sequence[Words], sources: Sequence[int], ahead: Sequence[Part] = ()
     ) -> tuple[list[Words], list[Words]]:
         """See `Collectives.broadcast`."""
+        if self._group is None or not (self._by or self._turns.backend is self._group):
+            return super().broadcast(pieces, sources, ahead)
         results = self.sum_words(ahead) if ahead else []
         once, words = rounds(self.workers), sum(map(len, pieces))
-        return results, self._queued.in_turn(
-            lambda: self._meter.timed(
-                lambda: self._group.broadcast(pieces, sources), once * len(set(sources)), once * words
-            )
-        )
+        exchange = partial(self._group.broadcast, pieces, sources)
+        timed = partial(self._exchanges.timed, exchange, once * len(set(sources)), once * words)
+        return results, self._turns.in_turn(timed)
 
     def gather(self, data: Bytes) -> list[Bytes]:
-        """See `Collectives.gather`: an all_gather of lengths, then one of bytes."""
-        return self._queued.in_turn(
-            lambda: gathered(data, lambda equal: self._piggyback.gather(equal, self._all))
+        """See `Collectives.gather`; over a process group, an all_gather of lengths, then one of bytes."""
+        group, others = self._group, self.workers - 1
+        if group is None:
+            return super().gather(data)
+
+        def everything(data: Bytes) -> list[Bytes]:
+            return self._exchanges.timed(lambda: group.gather_equal(data), others, others * data.size / 4)
+
+        return self._turns.in_turn(
+            lambda: gathered(data, lambda equal: self._exchanges.gather(equal, everything))
         )
 
-    def _all(self, data: Bytes) -> list[Bytes]:
-        others = self.workers - 1
-        return self._meter.timed(lambda: self._group.gather_equal(data), others, others * data.size / 4)
 
+def agreement(text: str, complaint: Callable[[], str]) -> Part:
+    """Return a part whose sum raises PlanMismatchError, on every worker, unless all have the same text."""
 
-class Routes:
-    """The routes of one bucket, by method. `group` is None if no method needs it."""
+    def check(words: Words) -> None:
+        if not agreed(words):
+            raise PlanMismatchError(complaint())
 
-    def __init__(
-        self,
-        queued: Turns,
-        group: GroupSummation | None,
-        path: SwitchPath,
-        meter: Meter,
-        piggyback: PiggybackWords,
-    ) -> None:
-        self._switch = SwitchRoute(queued, path, meter, piggyback)
-        self._group = [
-            GroupRoute(queued, group, meter, piggyback, tree=tree)
-            for tree in (False, True)
-            if group is not None
-        ]
-
-    def of(self, method: Method) -> Collectives:
-        """Return the route by which a method sums."""
-        if carrier_of(method) == "switch":
-            return self._switch
-        return self._group[method.endswith("_tree")]
+    return Part(agreement_words(digest_of(text)), "or", check)
 
 
 def joined(pieces: Sequence[Words]) -> Words:

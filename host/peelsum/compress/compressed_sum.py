@@ -25,7 +25,6 @@ an infinite bound, or an impossible length, which tells every worker.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -35,12 +34,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Allreduce, PlanMismatchError
-from peelsum.allreduce.plan import agreed, agreement_words
+from peelsum.allreduce import Allreduce
 from peelsum.allreduce.rounds import Note, Span, unnoted
 from peelsum.compress.arguments import CompressConfigError, CompressError
-from peelsum.compress.collectives import Collectives, SummationCollectives
-from peelsum.compress.compressor import Compressor, Floats, TensorState, seed_of
+from peelsum.compress.collectives import Collectives, SummationCollectives, agreement
+from peelsum.compress.compressor import Compressor, Floats, TensorState, digest_of, seed_of
 from peelsum.compress.exchange import (
     CompressedResult,
     CompressedTensor,
@@ -51,7 +49,7 @@ from peelsum.compress.exchange import (
     exchange_indexed,
 )
 from peelsum.compress.memory import Exact, Memory, finite_of
-from peelsum.summation import Part, Summation, Words
+from peelsum.summation import Part, Summation
 
 #: Smaller sums of squares are computed in float64, because squares may have become zero in float32.
 _LEAST_ENERGY = 2.0**-80
@@ -174,7 +172,7 @@ class CompressedSum:
         if one.kind == "indexed":
             return exchange_indexed(one, units, offered, shapes, wire, self.allreduce, feedback=feedback)
         if one.kind == "gather":
-            exchange_gathered(one, units, wire, _digest(request))
+            exchange_gathered(one, units, wire, digest_of(request))
         else:
             exchange_additive(one, units, wire, lambda number: self._agreement(f"{request}/{number}"))
         divisor = self._workers if self._average else 1
@@ -190,11 +188,11 @@ class CompressedSum:
         shapes = [(name, tensor.shape) for name, tensor in tensors.items()]
         settings = (self._compressor, self._average, self._feedback, self._workers, shapes)
         request = repr(settings)
-        if _digest(request) not in self._agreed:
+        if digest_of(request) not in self._agreed:
             wire.sum_words([self._agreement(request)])
             if len(self._agreed) == _AGREED:  # all workers forget the same one, and agree on it again
                 del self._agreed[next(iter(self._agreed))]
-            self._agreed[_digest(request)] = None
+            self._agreed[digest_of(request)] = None
         return request
 
     def _units(
@@ -212,7 +210,7 @@ class CompressedSum:
         if self._compressor.kind == "indexed":  # tensors that are not finite are left out of the choice
             tensors = {name: one for name, one in tensors.items() if name in finite}
         shape = (sum(one.size for one in tensors.values()),)
-        label = f"bucket {_digest(repr(list(tensors))):016x}"
+        label = f"bucket {digest_of(repr(list(tensors))):016x}"
         return [self._unit(label, tensors, shape, step, finite=tensors.keys() <= finite)]
 
     def _unit(
@@ -225,15 +223,14 @@ class CompressedSum:
         return Unit(list(tensors), [one.size for one in parts], tensor, state, finite)
 
     def _agreement(self, text: str) -> Part:
-        def check(words: Words) -> None:
-            if not agreed(words):
-                raise PlanMismatchError(
-                    f"plan: not the same on every worker; worker {self._worker_id} has {self._compressor!r} "
-                    f"in step {self._steps}; pass the same compressor and tensors, in the same order, on "
-                    "every worker"
-                )
+        def complaint() -> str:
+            return (
+                f"plan: not the same on every worker; worker {self._worker_id} has {self._compressor!r} "
+                f"in step {self._steps}; pass the same compressor and tensors, in the same order, on every "
+                "worker"
+            )
 
-        return Part(agreement_words(_digest(text)), "or", check)
+        return agreement(text, complaint)
 
 
 def feedback_of(compressor: Compressor, asked: bool | None) -> bool:
@@ -256,7 +253,3 @@ def _energy(several: Sequence[Floats]) -> float:
             wide = one.astype(np.float64)
             squares[number] = float(wide.dot(wide))
     return sum(squares)
-
-
-def _digest(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())

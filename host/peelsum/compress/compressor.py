@@ -197,4 +197,9 @@ def _register(cls: type[Compressor], *, documented: bool) -> None:
 
 def seed_of(step: int, name: str) -> int:
     """Return the seed of a tensor in a step, 0 to 2**64 - 1."""
-    return int.from_bytes(hashlib.blake2b(f"{step}/{name}".encode(), digest_size=8).digest())
+    return digest_of(f"{step}/{name}")
+
+
+def digest_of(text: str) -> int:
+    """Return a hash of a text, 0 to 2**64 - 1, the same on all workers."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())

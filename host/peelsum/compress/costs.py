@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from peelsum.allreduce import NetworkModel, Settings
 from peelsum.allreduce.costs import Candidate, Seen, candidates
@@ -219,11 +219,6 @@ def carrier_of(method: Method) -> Carrier:
     return "switch" if method.endswith("_switch") else "group"
 
 
-def cost(method: Method, step: Step) -> Cost:
-    """Return the predicted cost of a step by one method."""
-    return _COSTS[method](step)
-
-
 def costs(step: Step, methods: Collection[Method] = METHODS) -> list[Cost]:
     """Return the cost of each method, fastest first. Methods of equal time are in the order of METHODS."""
     return sorted(
@@ -231,19 +226,25 @@ def costs(step: Step, methods: Collection[Method] = METHODS) -> list[Cost]:
     )
 
 
-def _over(
-    step: Step,
-    method: Method,
-    header: NetworkModel,
-    *parts: tuple[NetworkModel, float],
-    codec_s: float = 0.0,
-) -> Cost:
-    """Return the cost of collectives in sequence, as (network, words); `header` is the headers' network."""
+def cost(method: Method, step: Step) -> Cost:
+    """Return the predicted cost of a step by one method."""
+    if carrier_of(method) == "switch":
+        return _through_switch(method, step)
+    reduce = "all_reduce_tree" if method.endswith("_tree") else "all_reduce_ring"
+    gather, broadcast = (COLLECTIVES[name](step.link, step.workers) for name in ("all_gather", "broadcast"))
+    header, codec_s = _reduced(reduce, step, 0), 0.0 if method in DENSE else step.compress_s
+    #: Collectives one after the other, and their words.
+    parts: list[tuple[NetworkModel, int]]
+    if method in DENSE:
+        parts = [(_reduced(reduce, step, step.elements), step.elements)]
+    elif method == "top_k_all_gather":  # every worker's positions and values, to every other worker
+        header, parts = gather, [(gather, 2 * step.sent)]
+    else:
+        parts = [(broadcast, step.sent), (_reduced(reduce, step, step.sent), step.sent)]
     header_s = step.headers * header.seconds(0, 1)
     latency_s = step.sums * (header_s + sum(network.seconds(0, 1) for network, _ in parts))
     transfer_s = sum(network.seconds(words, 0) for network, words in parts)
-    words = transfer_s * step.link.gbps * 1e9 / 32
-    return Cost(method, words, latency_s, transfer_s, codec_s)
+    return Cost(method, transfer_s * step.link.gbps * 1e9 / _WORD_BITS, latency_s, transfer_s, codec_s)
 
 
 def _reduced(reduce: str, step: Step, words: float) -> NetworkModel:
@@ -252,54 +253,28 @@ def _reduced(reduce: str, step: Step, words: float) -> NetworkModel:
     return COLLECTIVES["direct" if few else reduce](step.link, step.workers)
 
 
-def _dense(method: Method, reduce: str, step: Step) -> Cost:
-    sum_all = _reduced(reduce, step, step.elements), step.elements
-    return _over(step, method, _reduced(reduce, step, 0), sum_all)
+def _through_switch(method: Method, step: Step) -> Cost:
+    """Return the cost of exchanges through a switch.
 
-
-def _all_gather(step: Step) -> Cost:
-    """Return the cost of sending every worker's positions and values to every other worker."""
-    gather = COLLECTIVES["all_gather"](step.link, step.workers)
-    return _over(step, "top_k_all_gather", gather, (gather, 2 * step.sent), codec_s=step.compress_s)
-
-
-def _ar_top_k(method: Method, reduce: str, step: Step) -> Cost:
-    return _over(
-        step,
-        method,
-        _reduced(reduce, step, 0),
-        (COLLECTIVES["broadcast"](step.link, step.workers), step.sent),
-        (_reduced(reduce, step, step.sent), step.sent),
-        codec_s=step.compress_s,
-    )
-
-
-def _ar_top_k_through_switch(step: Step) -> Cost:
-    """Return the cost of STAR-Topk: bounds and the index in one exchange, values in another.
-
-    The index is a list or a bitmap, whichever is smaller. VAR-Topk elects in an exchange before the index.
+    `dense_switch`: the headers that agree on the scale, and the values in fixed point. `ar_top_k_switch`:
+    STAR-Topk, with bounds and the index, a list or a bitmap, in one exchange, and values in another; VAR-Topk
+    elects in one more. `top_k_switch`: the fastest sparse form of an allreduce, if each worker selects
+    independently.
     """
-    network = step.path.network(step.link)
-    words = AGREEMENT_WORDS + step.workers + min(step.sent, index_words(step.elements)) + step.sent
-    latency_s = network.seconds(0, 2 * step.sums)
-    return Cost("ar_top_k_switch", words, latency_s, network.seconds(words, 0), step.compress_s)
-
-
-def _dense_through_switch(step: Step) -> Cost:
-    """Return the cost of fixed-point values in one exchange, after the headers that agree on their scale."""
-    network, (dense, *_) = step.path.network(step.link), _forms(step.elements, 1.0, _DENSE_FORMS)
-    latency_s = network.seconds(0, step.sums * (1 + step.headers))
-    return Cost("dense_switch", step.elements, latency_s, network.seconds(step.elements, 0), dense.codec_s)
-
-
-def _top_k_through_switch(step: Step) -> Cost:
-    """Return the cost of the fastest sparse form of an allreduce, if each worker selects independently."""
-    network = step.path.network(step.link)
-    density = max(1.0 - (1.0 - step.ratio) ** step.workers, 1 / step.elements)
-    best = min(_forms(step.elements, density, _SPARSE_FORMS), key=lambda one: one.seconds(network))
-    latency_s = network.seconds(0, step.sums * best.exchanges)
-    codec_s = best.codec_s + step.compress_s
-    return Cost("top_k_switch", best.words, latency_s, network.seconds(best.words, 0), codec_s)
+    network, exchanges = step.path.network(step.link), 1 + step.headers
+    words: float = step.elements
+    if method == "dense_switch":
+        codec_s = _forms(step.elements, 1.0, _DENSE_FORMS)[0].codec_s
+    elif method == "ar_top_k_switch":
+        index_size = min(step.sent, index_words(step.elements))
+        words, exchanges = AGREEMENT_WORDS + step.workers + index_size + step.sent, 2
+        codec_s = step.compress_s
+    else:
+        density = max(1.0 - (1.0 - step.ratio) ** step.workers, 1 / step.elements)
+        best = min(_forms(step.elements, density, _SPARSE_FORMS), key=lambda one: one.seconds(network))
+        words, exchanges, codec_s = best.words, best.exchanges, best.codec_s + step.compress_s
+    latency_s = network.seconds(0, step.sums * exchanges)
+    return Cost(method, words, latency_s, network.seconds(words, 0), codec_s)
 
 
 @lru_cache(256)  # a strategy looks the same elements and ratios up for every link
@@ -312,16 +287,6 @@ def _forms(elements: int, density: float, forms: tuple[Form, ...]) -> tuple[Cand
 
 _DENSE_FORMS: tuple[Form, ...] = ("dense",)
 _SPARSE_FORMS = tuple(form for form in FORMS if form not in _DENSE_FORMS)
-_COSTS: dict[Method, Callable[[Step], Cost]] = {
-    "dense_ring": partial(_dense, "dense_ring", "all_reduce_ring"),
-    "dense_tree": partial(_dense, "dense_tree", "all_reduce_tree"),
-    "dense_switch": _dense_through_switch,
-    "top_k_all_gather": _all_gather,
-    "top_k_switch": _top_k_through_switch,
-    "ar_top_k_ring": partial(_ar_top_k, "ar_top_k_ring", "all_reduce_ring"),
-    "ar_top_k_tree": partial(_ar_top_k, "ar_top_k_tree", "all_reduce_tree"),
-    "ar_top_k_switch": _ar_top_k_through_switch,
-}
 
 #: The quantities along which crossovers can be searched, and the range of each.
 Axis = Literal["gbps", "latency_s", "ratio", "elements"]
@@ -373,12 +338,7 @@ def crossovers(step: Step, axis: Axis, methods: Collection[Method] = METHODS) ->
 
 
 def _fastest(step: Step, axis: Axis, value: float, methods: Collection[Method]) -> Method:
-    if axis == "gbps":
-        step = replace(step, link=replace(step.link, gbps=value))
-    elif axis == "latency_s":
-        step = replace(step, link=replace(step.link, latency_s=value))
-    elif axis == "ratio":
-        step = replace(step, ratio=value)
-    else:
-        step = replace(step, elements=round(value))
-    return costs(step, methods)[0].method
+    changed: dict[str, Any] = {axis: round(value) if axis == "elements" else value}
+    if axis in ("gbps", "latency_s"):
+        changed = {"link": replace(step.link, **changed)}
+    return costs(replace(step, **changed), methods)[0].method

@@ -9,7 +9,6 @@ one sends.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
@@ -22,11 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce import PlanMismatchError
-from peelsum.allreduce.plan import agreed, agreement_words
 from peelsum.allreduce.reducer import BucketSum, ExactSum, Turns
 from peelsum.compress.arguments import CompressConfigError
-from peelsum.compress.collectives import GroupSummation, Meter, PiggybackWords, Routes
+from peelsum.compress.collectives import GroupSummation, Route, StepExchanges, agreement
 from peelsum.compress.compressed_sum import CompressedSum
 from peelsum.compress.compressor import Compressor
 from peelsum.compress.costs import DENSE, METHODS, Carrier, Method, SwitchPath, carrier_of
@@ -47,7 +44,7 @@ from peelsum.compress.methods.packed import Dense
 from peelsum.compress.reducers import CompressorReducer, LossyReducer, checked, summed_in_place
 from peelsum.compress.sparsifier import StarTopK, TopK
 from peelsum.compress.strategy import Decider, Flexible
-from peelsum.summation import Part, Summation, Words
+from peelsum.summation import Part, Summation
 from peelsum.transport import SwitchSummation
 
 _LOGGER = logging.getLogger("peelsum.torch")
@@ -68,10 +65,9 @@ class StrategyReducer(LossyReducer):
     ) -> None:
         super().__init__(**spans)
         self._settings, self._clock = settings, clock
-        self._meter, self._piggyback = Meter(clock), PiggybackWords()
+        self._exchanges = StepExchanges(clock)
         self._group: GroupSummation | None = None
-        #: The backend over which the ranks first agree on their settings, and those over which they sum.
-        self._first: Summation | None = None
+        #: The backends over which the ranks sum.
         self._by_carrier: dict[Carrier, Summation] = {}
         self._path, self._few_words = SwitchPath(), 0
         self._decider: Decider | None = None
@@ -91,16 +87,18 @@ class StrategyReducer(LossyReducer):
         assert self._decider is not None
         return self._decider.next
 
-    def connect(self, summation: Summation, new_group: Callable[[], GroupSummation]) -> None:
-        """Decide over `summation` from now on, and over a process group if some method needs one.
+    def connect(self, turns: Turns, new_group: Callable[[], GroupSummation]) -> None:
+        """Decide at `turns` from now on, and over a process group if some method needs one.
 
         Raises CompressConfigError for a single rank.
         """
+        super().connect(turns, new_group)
+        summation = turns.backend
         if summation.workers < 2:
             raise CompressConfigError(
                 "strategy: one rank has nothing to send; use None, or start 2 or more ranks"
             )
-        self._first, self._path = summation, path_of(summation)
+        self._path = path_of(summation)
         methods = self._settings.methods or METHODS
         if isinstance(summation, GroupSummation):
             self._group = summation
@@ -110,18 +108,23 @@ class StrategyReducer(LossyReducer):
         if self._group is not None:
             self._by_carrier["group"], self._few_words = self._group, self._group.few_words
 
-    def bucket(self, turns: Turns, exact: ExactSum) -> BucketSum:
+    def bucket(self, exact: ExactSum) -> BucketSum:
         """Return the sum of a bucket, by the method of each step."""
-        routes = Routes(turns, self._group, self._path, self._meter, self._piggyback)
+        sums: dict[tuple[Method, float], CompressedSum] = {}
 
-        def make(method: Method, ratio: float) -> CompressedSum:
-            route = routes.of(method)
-            return self._sum(compressor_of(method, ratio), route, route, exact, error_feedback=True)
+        def total(tensors: Mapping[str, NDArray[np.float32]], step: int) -> CompressedResult:
+            key = method, ratio = self.next.method, self.next.ratio
+            if key not in sums:
+                route = Route.of(method, self.turns, self._exchanges, self._path, self._group)
+                sums[key] = self._sum(compressor_of(method, ratio), route, exact, error_feedback=True)
+            result = sums[key].sum(tensors, step)
+            self.add(result)
+            return result
 
-        return partial(summed_in_place, FlexibleSum(self, make).sum)
+        return partial(summed_in_place, total)
 
-    def before(self, work: Callable[[], None], turns: Turns, step: int) -> Callable[[], None]:
-        """Return `work`, a sum at `turns`, so that it waits for the step's decision; the first one makes it.
+    def before(self, work: Callable[[], None], step: int) -> Callable[[], None]:
+        """Return `work`, a sum, so that it waits for the step's decision; the first one makes it.
 
         Call it for one sum after the other, in the order in which they are submitted.
         """
@@ -132,7 +135,7 @@ class StrategyReducer(LossyReducer):
 
         def decide() -> None:
             try:
-                turns.in_turn(self._decide)
+                self.turns.in_turn(self._decide)
             except BaseException as error:
                 decided.set_exception(error)
                 raise
@@ -176,7 +179,7 @@ class StrategyReducer(LossyReducer):
         super().restore(values, residuals)
         self._saved, self._decider, self._step = dict(values.get("strategy", {})), None, -1
         self._traffic = None
-        self._piggyback.set(None)
+        self._exchanges.set(None)
 
     def _decide(self) -> None:
         """Decide what the step does, and let what the one before it measured go along with its first sum."""
@@ -186,23 +189,22 @@ class StrategyReducer(LossyReducer):
             with self._lock:
                 self._decider = decider
         assert self._decider is not None
-        words = self._piggyback.result()
+        words = self._exchanges.result()
         if words is not None:
             self._take(self._decider, Measurement.agreed(words))
-        self._traffic = None if opened else self._meter.traffic(self._elements, self._sums)
-        self._piggyback.set(self._measured(self._decider, self._traffic).words())
+        self._traffic = None if opened else self._exchanges.traffic(self._elements, self._sums)
+        self._exchanges.set(self._measured(self._decider, self._traffic).words())
         self._reset()
         self._began = self._clock()
 
     def _reset(self) -> None:
-        self._meter.reset()
+        self._exchanges.reset()
         self._sums = self._elements = 0
         self._encode_s = self._offered = self._sent = 0.0
 
     def _opened(self) -> Decider:
         """Return a decider, restored if that is possible, once all ranks agree on it."""
-        first = self._first
-        assert first is not None
+        first = self.turns.backend
         decider = Decider(
             self._settings,
             _FIRST_ELEMENTS,
@@ -222,30 +224,23 @@ class StrategyReducer(LossyReducer):
                 ) from error
         elif self._saved:
             _LOGGER.info("strategy: saved with other settings or ranks; ratios are explored again")
-        first.sum_words([self._agreement(repr((self._identity(decider), decider.saved())), first.worker_id)])
+        text = repr((self._identity(decider), decider.saved()))
+        message = (
+            f"strategy: not the same on every worker; worker {first.worker_id} has {self._settings!r}; "
+            "pass the same settings, and restore the same step, on every worker"
+        )
+        first.sum_words([agreement(text, lambda: message)])
         return decider
 
     def _identity(self, decider: Decider) -> str:
         """Return what must be the same for a decider to go on from another's values."""
-        assert self._first is not None
-        return repr((self._settings, decider.carriers, self._first.workers))
-
-    def _agreement(self, text: str, worker_id: int) -> Part:
-        def check(words: Words) -> None:
-            if not agreed(words):
-                raise PlanMismatchError(
-                    f"strategy: not the same on every worker; worker {worker_id} has {self._settings!r}; "
-                    "pass the same settings, and restore the same step, on every worker"
-                )
-
-        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
-        return Part(agreement_words(digest), "or", check)
+        return repr((self._settings, decider.carriers, self.turns.workers))
 
     def _measured(self, decider: Decider, traffic: Traffic | None) -> Measurement:
         """Exchange what was asked for; return its times, and all else of the step that had this traffic."""
         gone_s, times = self._clock() - self._began, dict[str, float]()
         if traffic is not None and decider.before is not None:
-            times[f"{carrier_of(decider.before.method)}_small_s"] = self._meter.small.seconds
+            times[f"{carrier_of(decider.before.method)}_small_s"] = self._exchanges.small.seconds
         for carrier, words in decider.next.probe_words.items():
             if carrier in decider.next.small:
                 times[f"{carrier}_small_s"] = self._timed(carrier, 1)
@@ -255,9 +250,9 @@ class StrategyReducer(LossyReducer):
             return Measurement(**times)
         return Measurement(
             **times,
-            exchange_s=self._meter.seconds,
+            exchange_s=self._exchanges.seconds,
             compress_s=self._encode_s,
-            compute_s=max(gone_s - self._meter.seconds - self._encode_s, 0.0),
+            compute_s=max(gone_s - self._exchanges.seconds - self._encode_s, 0.0),
             gain=self._gain(),
         )
 
@@ -288,24 +283,6 @@ class StrategyReducer(LossyReducer):
         zeros, started = Part(np.zeros(words, np.uint32), "add"), self._clock()
         self._by_carrier[carrier].sum_words([zeros])
         return self._clock() - started
-
-
-class FlexibleSum:
-    """The sum of a bucket; `make` returns its sum by a method at a ratio, each of which is kept."""
-
-    def __init__(self, decisions: StrategyReducer, make: Callable[[Method, float], CompressedSum]) -> None:
-        self._decisions, self._make = decisions, make
-        self._sums: dict[tuple[Method, float], CompressedSum] = {}
-
-    def sum(self, tensors: Mapping[str, NDArray[np.float32]], step: int) -> CompressedResult:
-        """See `CompressedSum.sum`; the step's decision must have been made."""
-        plan = self._decisions.next
-        key = plan.method, plan.ratio
-        if key not in self._sums:
-            self._sums[key] = self._make(*key)
-        result = self._sums[key].sum(tensors, step)
-        self._decisions.add(result)
-        return result
 
 
 def compressor_of(method: Method, ratio: float) -> Compressor:

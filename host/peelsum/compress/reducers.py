@@ -21,76 +21,56 @@ from peelsum.codec import BFloat16
 from peelsum.codec.floats import widened
 from peelsum.compress import loops
 from peelsum.compress.arguments import CompressConfigError
-from peelsum.compress.collectives import (
-    Collectives,
-    GroupCollectives,
-    GroupSummation,
-    SummationCollectives,
-)
+from peelsum.compress.collectives import GroupSummation, Route, StepExchanges
 from peelsum.compress.compressed_sum import CompressedSum, feedback_of
 from peelsum.compress.compressor import Compressor
+from peelsum.compress.costs import SwitchPath
 from peelsum.compress.exchange import CompressedResult
 from peelsum.compress.memory import Memory, Residual
 from peelsum.compress.sparsifier import TopK
-from peelsum.summation import Summation
 
 
 class LossyReducer(Reducer):
     """The base of reducers with loss, whose residuals `memory` keeps."""
 
     on_host = residuals = True
+    #: False, as scales and shares may be a bucket's.
+    merges = False
 
     def __init__(self, *, span: Span = nullcontext, note: Note = unnoted) -> None:
         self.memory = Memory()
         self._span, self._note = span, note
 
-    @property
-    def merges(self) -> bool:
-        """False, as scales and shares may be a bucket's."""
-        return False
-
     def warm_up(self) -> None:
         loops.warm_up()
 
     def saved(self) -> dict[str, Any]:
-        residuals = {
-            name: {"velocity": one.velocity, "numbers": one.numbers, "scales": one.scales}
-            for name, one in self.memory.residuals.items()
-        }
+        residuals = {name: dict(vars(one)) for name, one in self.memory.residuals.items()}
         kept = {name: arrays for name, arrays in self.memory.kept.items() if arrays}
         return {"residuals": residuals, **({"kept": kept} if kept else {})}
 
     def restore(
         self, values: Mapping[str, Any], residuals: Sequence[Mapping[str, Mapping[str, NDArray[Any]]]]
     ) -> None:
-        """See `Reducer.restore`. Raises CompressConfigError for damaged residuals, KeyError for none."""
-        self.memory.restore(
-            *(
-                {
-                    name: Residual(one["numbers"], one["scales"], one.get("velocity"))
-                    for name, one in rank.items()
-                }
-                for rank in residuals
-            )
-        )
+        """See `Reducer.restore`. Raises CompressConfigError for damaged residuals, TypeError for none."""
+        self.memory.restore(*({name: Residual(**one) for name, one in rank.items()} for rank in residuals))
         self.memory.kept = dict(values.get("kept", {}))
 
     def _sum(
         self,
         compressor: Compressor,
-        summation: Summation,
-        collectives: Collectives,
+        route: Route,
         exact: ExactSum,
         error_feedback: bool | None,
     ) -> CompressedSum:
-        """Return a bucket's sum by a compressor; indexed payloads go over `summation`."""
+        """Return a bucket's sum by a compressor."""
         return CompressedSum(
-            summation,
+            route,
             compressor,
             self.memory,
             error_feedback=error_feedback,
-            allreduce=exact(summation),
-            collectives=collectives,
+            allreduce=exact(route),
+            collectives=route,
             span=self._span,
             note=self._note,
         )
@@ -112,23 +92,20 @@ class CompressorReducer(LossyReducer):
         self._compressor, self._error_feedback = compressor, error_feedback
         self._group_gathers = group_gathers
         self._group: GroupSummation | None = None
+        # Each tensor is then compressed on its own, whichever bucket it is in.
+        self.merges = compressor.kind == "indexed" and compressor.per == "tensor"
 
-    @property
-    def merges(self) -> bool:
-        """Whether the compressor's payloads are indexed, and it compresses each tensor on its own."""
-        return self._compressor.kind == "indexed" and self._compressor.per == "tensor"
-
-    def connect(self, summation: Summation, new_group: Callable[[], GroupSummation]) -> None:
-        if isinstance(summation, GroupSummation):
-            self._group = summation
+    def connect(self, turns: Turns, new_group: Callable[[], GroupSummation]) -> None:
+        super().connect(turns, new_group)
+        if isinstance(turns.backend, GroupSummation):
+            self._group = turns.backend
         elif self._group_gathers and self._compressor.kind == "gather":
             self._group = new_group()
 
-    def bucket(self, turns: Turns, exact: ExactSum) -> BucketSum:
+    def bucket(self, exact: ExactSum) -> BucketSum:
         """Return the sum of a bucket. Raises CompressConfigError for too many workers."""
-        group = self._group
-        collectives = SummationCollectives(turns) if group is None else GroupCollectives(turns, group)
-        summing = self._sum(self._compressor, turns, collectives, exact, self._error_feedback)
+        route = Route(self.turns, StepExchanges(), SwitchPath(), self._group)
+        summing = self._sum(self._compressor, route, exact, self._error_feedback)
         return partial(summed_in_place, summing.sum)
 
 

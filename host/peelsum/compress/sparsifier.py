@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from peelsum import buffers
-from peelsum.codec import index_words, kernels
+from peelsum.codec import HOST, index_words
 from peelsum.compress import loops
 from peelsum.compress.arguments import CompressConfigError, Level, Momentum, Norm, Seed, Share, Steps
 from peelsum.compress.arithmetic import arrays_of, bytes_of
@@ -282,7 +282,7 @@ class Elected(Ratio, abstract=True):
         """Return int64[k], ascending: the positions in a worker's words."""
         if len(words) < index_words(state.elements):
             return words.astype(np.int64)
-        return kernels("cpu").positions(words, state.elements)
+        return HOST.positions(words, state.elements)
 
     def words(self, state: TensorState) -> int:
         """Return the number of words of an index, the same on all workers."""

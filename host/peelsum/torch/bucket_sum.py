@@ -1,16 +1,16 @@
 """The sums of DDP's buckets, which replace gradients by their averages.
 
 A bucket is an ordered list of parameters. DDP rebuilds its buckets after the first step; each new bucket gets
-a `BucketSum` of its own, and so do several that are summed together.
+a sum of its own, and so do several that are summed together.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -22,62 +22,55 @@ from peelsum.allreduce import (
     DeviceMemoryError,
     History,
     InvalidRequestError,
-    Summation,
     measured,
     reducer,
 )
 from peelsum.allreduce.history_loops import warm_up
 from peelsum.allreduce.reducer import Reducer
 from peelsum.torch.backends import connect
-from peelsum.torch.buckets import Bucket, WaitingBuckets, summable
+from peelsum.torch.buckets import Bucket, DenseBuckets, Names, SparseGradients, WaitingBuckets, summable
 from peelsum.torch.errors import HookError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
 from peelsum.torch.settings import Settings, as_hooks
-from peelsum.torch.sparse_sums import SparseSums, SparseTensor
+from peelsum.torch.sparse_sums import SparseTensor, average_rows
 from peelsum.torch.stats import SumCost
-from peelsum.torch.sum_queue import QueuedSummation, SumQueue
+from peelsum.torch.sum_queue import SumQueue
 
+#: Replaces gradients by their averages in a step, as `average` does.
+Average = Callable[[Mapping[Names, Bucket], int], Any]
 _log = logging.getLogger("peelsum.torch")
 
 
-@dataclass
-class BucketSum:
-    """The sum of one bucket, or of several together, over all workers, in every step."""
+def average(total: reducer.BucketSum, buckets: Mapping[Names, Bucket], step: int, *, on_host: bool) -> Any:
+    """Replace gradients by their averages over workers, by `total`. Raises the all-reduce's errors.
 
-    names: Sequence[str]
-    """The names of the buckets' parameters, in order."""
-    turns: QueuedSummation
-    total: reducer.BucketSum
-    on_host: bool
-    """Whether `total` takes host arrays, as when it compresses, not tensors on the bucket's device."""
-
-    def run(self, buckets: Sequence[Bucket], step: int) -> Any:
-        """Replace the buckets' gradients by their averages over workers. Raises the all-reduce's errors."""
-        shapes = buckets[0].shapes if len(buckets) == 1 else list(chain(*[one.shapes for one in buckets]))
-        if self.on_host and False not in [one.in_floats for one in buckets]:
-            arrays = chain(*[one.arrays() for one in buckets])
-            return self.total(dict(zip(self.names, arrays, strict=True)), shapes, step)
-        with ExitStack() as opened:
-            several = [opened.enter_context(one.gradients(on_host=self.on_host)) for one in buckets]
-            gradients = list(chain(*several))
-            tensors = map(summable, gradients) if self.on_host else gradients
-            replaced = True
-            try:
-                result = self.total(dict(zip(self.names, tensors, strict=True)), shapes, step)
-            except InvalidRequestError as error:
-                if all(gradient.dtype != torch.float64 for gradient in gradients):
-                    raise
-                raise InvalidRequestError(
-                    f"{error}, or leave the hook out: DDP itself sums float64"
-                ) from error
-            except DeviceMemoryError as error:
-                if error.result is None:
-                    raise
-                result, replaced = error.result, False
-            for gradient, name in zip(gradients, self.names, strict=True):
-                if not replaced or gradient.dtype != torch.float32:
-                    gradient.copy_(torch.as_tensor(result[name].values).view(-1))
-        return result
+    buckets: by the names of their parameters. on_host: whether `total` takes host arrays, as when it
+    compresses, not tensors on the buckets' device.
+    """
+    names = list(chain(*buckets))
+    shapes = [shape for bucket in buckets.values() for shape in bucket.shapes]
+    if on_host and False not in [bucket.in_floats for bucket in buckets.values()]:
+        arrays = chain(*[bucket.arrays() for bucket in buckets.values()])
+        return total(dict(zip(names, arrays, strict=True)), shapes, step)
+    with ExitStack() as opened:
+        several = [opened.enter_context(one.gradients(on_host=on_host)) for one in buckets.values()]
+        gradients = list(chain(*several))
+        tensors = map(summable, gradients) if on_host else gradients
+        replaced = True
+        try:
+            result = total(dict(zip(names, tensors, strict=True)), shapes, step)
+        except InvalidRequestError as error:
+            if all(gradient.dtype != torch.float64 for gradient in gradients):
+                raise
+            raise InvalidRequestError(f"{error}, or leave the hook out: DDP itself sums float64") from error
+        except DeviceMemoryError as error:
+            if error.result is None:
+                raise
+            result, replaced = error.result, False
+        for gradient, name in zip(gradients, names, strict=True):
+            if not replaced or gradient.dtype != torch.float32:
+                gradient.copy_(torch.as_tensor(result[name].values).view(-1))
+    return result
 
 
 class BucketSums:
@@ -92,10 +85,11 @@ class BucketSums:
     ) -> None:
         self._settings, self._reducer, self._history, self._count = settings, reducer, history, count
         self._groups: list[ProcessGroupSummation] = []
-        self._sums: dict[tuple[str, ...], BucketSum] = {}
+        #: The sum of each bucket, or of several, by the names of its parameters.
+        self._sums: dict[Names, Average] = {}
         self._queue: SumQueue | None = None
-        self._waiting = WaitingBuckets(settings.model)
-        self._sparse = SparseSums(count)
+        self._dense = DenseBuckets(settings.model if reducer.merges else None)
+        self._sparse = SparseGradients()
         self._closed = False
 
     def connect(self, group: dist.ProcessGroup | None, gradients: torch.Tensor | None = None) -> SumQueue:
@@ -111,16 +105,16 @@ class BucketSums:
             summation = connect(settings.over, group, settings.timeout_s, partial(self._warm_up, gradients))
             self._queue = SumQueue(summation, leave=settings.makes_backend)
             try:
-                self._prepare(summation, group, gradients)
+                self._prepare(self._queue, group, gradients)
             except BaseException:
                 self.close()
                 raise
         return self._queue
 
     def _prepare(
-        self, summation: Summation, group: dist.ProcessGroup | None, gradients: torch.Tensor | None
+        self, queue: SumQueue, group: dist.ProcessGroup | None, gradients: torch.Tensor | None
     ) -> None:
-        """Make what sums need besides the summation."""
+        """Make what sums need besides the queue."""
         settings = self._settings
 
         def new_group() -> ProcessGroupSummation:
@@ -128,11 +122,11 @@ class BucketSums:
             return self._groups[-1]
 
         with as_hooks():
-            self._reducer.connect(summation, new_group)
+            self._reducer.connect(queue, new_group)
         if settings.network == "measured":
-            network = measured(summation, settings.beside(gradients).implementation or "cpu")
+            network = measured(queue.backend, settings.beside(gradients).implementation or "cpu")
             self._settings = replace(settings, network=network)
-            self._waiting = WaitingBuckets(self._settings.model)
+            self._dense.network = network if self._reducer.merges else None
             _log.info("network: %s, as measured", self._settings.network)
 
     def _warm_up(self, gradients: torch.Tensor | None) -> None:
@@ -142,7 +136,7 @@ class BucketSums:
     def submit(
         self,
         bucket: Bucket | SparseTensor,
-        names: tuple[str, ...],
+        names: Names,
         step: int,
         group: dist.ProcessGroup | None,
         *,
@@ -158,69 +152,46 @@ class BucketSums:
             refused: Future[None] = Future()
             refused.set_exception(_closed_error())
             return refused
-        if isinstance(bucket, SparseTensor):
-            queue = self.connect(group, bucket.tensor)
-            done = self._sparse.add(queue, bucket, names[0], within)
-            if last:
-                self._flush_dense(step)
-        else:
-            if self._queue is None:
-                self.connect(group, bucket.buffer)
-            done = self._submit_dense(bucket, names, step, last, within)
+        if self._queue is None:
+            self.connect(group, bucket.tensor)
+        waiting: WaitingBuckets[Any] = self._sparse if isinstance(bucket, SparseTensor) else self._dense
+        if waiting.ended(names, within):
+            self._flush(waiting, step)
+        done = waiting.add(names, bucket)
         if last:
-            self._sparse.flush()
+            self.flush(step)
+        elif not waiting.wait():
+            self._flush(waiting, step)
         return done
 
     def flush(self, step: int) -> None:
         """Queue the sums of the buckets that wait for others."""
-        self._flush_dense(step)
-        self._sparse.flush()
+        for waiting in (self._dense, self._sparse):
+            if waiting.waiting:
+                self._flush(waiting, step)
 
-    def _submit_dense(
-        self, bucket: Bucket, names: tuple[str, ...], step: int, last: bool, within: int | None
-    ) -> Future[None]:
-        if not self._reducer.merges:
-            return self._submit([bucket], names, step, Future())
-        if self._waiting.ended(names, within):
-            self._flush_dense(step)
-        done = self._waiting.add(bucket, names)
-        if last or not self._waiting.wait():
-            self._flush_dense(step)
-        return done
-
-    def _flush_dense(self, step: int) -> None:
-        waiting = self._waiting.taken()
-        if waiting:
-            waited = [one.names for one in waiting]
-            names = waited[0] if len(waited) == 1 else tuple(chain(*waited))
-            self._submit([one.bucket for one in waiting], names, step, waiting[0].done, waited)
-
-    def _submit(
-        self,
-        buckets: Sequence[Bucket],
-        names: tuple[str, ...],
-        step: int,
-        done: Future[None],
-        waited: Sequence[tuple[str, ...]] = (),
-    ) -> Future[None]:
-        """Queue the sum of buckets whose parameters have these names, in order; return `done`.
-
-        waited: the names of each bucket, if the words of their sums say whether they will wait again.
-        """
-        queue = self._queue
+    def _flush(self, waiting: WaitingBuckets[Any], step: int) -> None:
+        """Queue the sum of what waits there."""
+        buckets, done = waiting.taken()
+        queue, count = self._queue, self._count
         assert queue is not None
-        bucket_sum = self._sums.get(names)
-        if bucket_sum is None:
-            bucket_sum = self._sums[names] = self._new_sum(buckets[0].buffer, queue, names)
-        count, learn = self._count, self._waiting.learn
+        if waiting is self._sparse:
+            tensors, tables = list(buckets.values()), list(chain(*buckets))
+            queue.submit(lambda: count(average_rows(queue, tensors, tables), len(tensors)), done, key="rows")
+            return
+        names = tuple(chain(*buckets))
+        total = self._sums.get(names)
+        if total is None:
+            total = self._sums[names] = self._new_sum(next(iter(buckets.values())).tensor, names)
+        learn = self._dense.learn if self._reducer.merges else None
 
         def work() -> None:
-            result = bucket_sum.run(buckets, step)
-            if waited:
-                learn(waited, result.tally.words_sent())
+            result = total(buckets, step)
+            if learn is not None:
+                learn(buckets, result.tally.words_sent())
             count(result, len(buckets))
 
-        return queue.submit(bucket_sum.turns, self._reducer.before(work, bucket_sum.turns, step), done)
+        queue.submit(self._reducer.before(work, step), done, key=names)
 
     def drain(self) -> None:
         """Wait until all submitted sums are done or have failed."""
@@ -232,7 +203,10 @@ class BucketSums:
         self._closed = True
         queue, self._queue = self._queue, None
         self._sums.clear()
-        self._sparse = SparseSums(self._count)
+        for waiting in (self._dense, self._sparse):
+            buckets, done = waiting.taken()
+            if buckets:
+                done.set_exception(_closed_error())
         if queue is not None:
             try:
                 queue.close()
@@ -240,11 +214,12 @@ class BucketSums:
                 for group in self._groups:
                     group.close()
 
-    def _new_sum(self, buffer: torch.Tensor, queue: SumQueue, names: tuple[str, ...]) -> BucketSum:
-        settings, turns = self._settings.beside(buffer), QueuedSummation(queue)
+    def _new_sum(self, gradients: torch.Tensor, names: Names) -> Average:
+        """Return what averages the buckets of these parameters, whose gradients are on one device."""
+        settings = self._settings.beside(gradients)
         with as_hooks():
-            total = self._reducer.bucket(turns, partial(settings.allreduce, names, self._history))
-        return BucketSum(names, turns, total, settings.implementation == "cpu")
+            total = self._reducer.bucket(partial(settings.allreduce, names, self._history))
+        return partial(average, total, on_host=settings.implementation == "cpu")
 
 
 def _closed_error() -> HookError:

@@ -30,7 +30,7 @@ from peelsum.torch.calls import CALLS, Submitted, by_gloo
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.sparse_sums import SparseTensor
 from peelsum.torch.starts import when_all_are_ready
-from peelsum.torch.sum_queue import QueuedSummation, SumQueue
+from peelsum.torch.sum_queue import SumQueue
 from peelsum.torch.switch_seat import connect_group, connect_rank
 from peelsum.torch.tensor_sums import SUMS, Reduction, TensorSums, check_device
 
@@ -126,8 +126,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
             seat = None
         # One thread: calls share one all-reduce, which sums one thing at a time.
         self._queue = None if seat is None else SumQueue(seat, threads=1, leave=True)
-        self._turn = None if self._queue is None else QueuedSummation(self._queue)
-        self._sums = None if self._turn is None else TensorSums(self._turn, options.precise_up_to)
+        self._sums = None if self._queue is None else TensorSums(self._queue, options.precise_up_to)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Return torch's name of this group's backend."""
@@ -264,10 +263,9 @@ class SwitchProcessGroup(dist.ProcessGroup):
         self, name: str, opts: Any, tensors: list[torch.Tensor], work: Callable[[], object]
     ) -> dist.Work:
         assert self._queue is not None
-        assert self._turn is not None
         # Torch stores `set_timeout`'s value there. A timeout of zero or below means that none was given.
         limit = opts.timeout if opts.timeout > timedelta(0) else self._backend.options._timeout
-        return Submitted(self._queue.submit(self._turn, work), tensors, name, limit)
+        return Submitted(self._queue.submit(work), tensors, name, limit)
 
 
 def _as_reals(tensor: torch.Tensor) -> torch.Tensor:

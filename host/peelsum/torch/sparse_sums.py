@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,9 +22,8 @@ from peelsum.allreduce.result import Tally
 from peelsum.allreduce.rows import GatheringSummation, RowUnion, sum_floats, unite_rows
 from peelsum.codec import ROW, FixedPoint
 from peelsum.summation import Part, Words
-from peelsum.torch.errors import HookConfigError, HookError
+from peelsum.torch.errors import HookConfigError
 from peelsum.torch.stats import SparseResult, TensorStats
-from peelsum.torch.sum_queue import QueuedSummation, SumQueue
 from peelsum.transport.endpoint import PACE
 from peelsum.wire import packet_bytes
 
@@ -297,53 +295,3 @@ class _MeteredSummation:
         self.ended = time.perf_counter()
         self.seconds += self.ended - started
         return result
-
-
-class SparseSums:
-    """The sparse gradients of a backward pass, which are summed together, at its end.
-
-    A parameter's first gradient does not wait: in the first pass of a static graph DDP marks no bucket as the
-    last one, and waits for all sums before the pass ends.
-
-    count: called with the result of every sum and the number of its tensors, on the queue's thread.
-    """
-
-    def __init__(self, count: Callable[[SparseResult, int], None]) -> None:
-        self._count = count
-        self._queue: SumQueue | None = None
-        self._queued: QueuedSummation | None = None
-        self._waiting: dict[str, SparseTensor] = {}
-        self._summed_before: set[str] = set()
-        self._done: Future[None] = Future()
-        self._pass: int | None = None
-
-    def add(self, queue: SumQueue, tensor: SparseTensor, name: str, within: int | None) -> Future[None]:
-        """Add a gradient of the backward pass `within`, to be summed over `queue`; return its sum's future.
-
-        If a gradient of that name waits already, its pass has failed, and all that wait are dropped. Those
-        of another pass are summed first.
-        """
-        if self._queue is not queue:
-            self._queue, self._queued = queue, QueuedSummation(queue)
-        if name in self._waiting:
-            self._waiting = {}
-            self._done.set_exception(HookError("sum: its backward pass ended before the last bucket"))
-        elif within != self._pass:
-            self.flush()
-        if not self._waiting:
-            self._pass, self._done = within, Future()
-        self._waiting[name], done = tensor, self._done
-        if name not in self._summed_before:
-            self._summed_before.add(name)
-            self.flush()
-        return done
-
-    def flush(self) -> None:
-        """Queue the sum of the gradients that wait."""
-        waiting, self._waiting = self._waiting, {}
-        if waiting and self._queue and self._queued:
-            tensors, names = list(waiting.values()), list(waiting)
-            queued, count = self._queued, self._count
-            self._queue.submit(
-                queued, lambda: count(average_rows(queued, tensors, names), len(tensors)), self._done
-            )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -139,10 +138,6 @@ class HookStats:
         )
 
 
-def _tensor_stats(tally: Tally) -> Mapping[str, TensorStats]:
-    return {name: TensorStats(**vars(one)) for name, one in tally.tensors().items()}
-
-
 class RunningStats:
     """Statistics since the state was made or restored.
 
@@ -166,7 +161,7 @@ class RunningStats:
             sums = list(self._tensors.values())
         tensors: dict[str, TensorStats] = {}
         for tally in sums:
-            tensors |= _tensor_stats(tally)
+            tensors |= {name: TensorStats(**vars(one)) for name, one in tally.tensors().items()}
         return HookStats(**totals, tensors=tensors)
 
     def add(self, result: SumCost, buckets: int) -> None:

@@ -12,15 +12,13 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar, cast
 
-import numpy as np
-
 from peelsum.allreduce import Part, Summation
-from peelsum.summation import PieceSummation, Words
+from peelsum.summation import PieceSummation, Words, gather_by_or
 from peelsum.torch.errors import HookError, HookFailedError
 
 T = TypeVar("T")
@@ -96,8 +94,9 @@ class ThreadPool:
         self._left.result()
 
     def _run(self) -> None:
-        while self._do_next():
-            pass
+        while (task := self._tasks.get()) is not None:
+            task()
+            del task  # its references go before the next task comes
         with self._turned:
             self._at_work -= 1
             if self._at_work:
@@ -110,14 +109,6 @@ class ThreadPool:
             self._left.set_result(None)
         atexit.unregister(self._at_exit)
 
-    def _do_next(self) -> bool:
-        """Run one task; return False at the end. A function of its own drops its references between tasks."""
-        task = self._tasks.get()
-        if task is None:
-            return False
-        task()
-        return True
-
     def _at_exit(self) -> None:
         """Leave the job in order, as other workers may still need this worker's last packets.
 
@@ -128,22 +119,58 @@ class ThreadPool:
             self.join()
 
 
-class QueuedSummation:
-    """A `Summation` for one sequence of work, such as a bucket's, whose sums wait for their turn."""
+class _Running(threading.local):
+    """What the thread runs."""
 
-    def __init__(self, queue: SumQueue) -> None:
-        self._queue, summation = queue, queue.summation
-        #: The summation of the queue.
-        self.backend: Summation = summation
-        self.lanes, self.workers, self.worker_id = summation.lanes, summation.workers, summation.worker_id
+    #: The ticket of its work; -1 for none.
+    ticket = -1
+
+
+class SumQueue:
+    """A queue that runs work over `backend`, in order. It is the `Summation` of that work: sums take turns.
+
+    After one failure, all later work fails.
+
+    leave: whether the queue closes the backend at its end. It ends at `close`, after a failure, when it is
+    unreferenced and its work is done, and at the interpreter's exit unless work is running.
+    threads: 2 overlaps encoding with the network; 1 runs all work strictly in order.
+    In a forked child every call raises HookError, or returns a future that does.
+    """
+
+    def __init__(self, backend: Summation, threads: int = 2, *, leave: bool) -> None:
+        #: What sums the words when it is their turn.
+        self.backend = backend
+        self.lanes, self.workers, self.worker_id = backend.lanes, backend.workers, backend.worker_id
         #: See `ProcessGroupSummation.device`; None with other backends.
-        self.device = getattr(summation, "device", None)
-        #: The tickets of the work that runs here, and of the last that was submitted.
-        self.ticket = self.last = -1
+        self.device = getattr(backend, "device", None)
+        self._failure: BaseException | None = None
+        self._running = _Running()
+        #: The ticket of the last work that was submitted, by its key.
+        self._last: dict[Hashable, int] = {}
+        self._pool = ThreadPool(threads, getattr(backend, "close", _nothing) if leave else _nothing)
+        # The pool's own `atexit` handler checks whether work is running.
+        weakref.finalize(self, self._pool.end).atexit = False
+
+    def submit(
+        self, work: Callable[[], object], done: Future[None] | None = None, *, key: Hashable = None
+    ) -> Future[None]:
+        """Queue `work`, whose sums here come after those of all work submitted before; return its future.
+
+        done: the future to complete and return, which is new if None.
+        key: work begins when earlier work of the same key is done.
+        Call `submit` from one thread at a time.
+        """
+        future: Future[None] = Future() if done is None else done
+        ticket = self._pool.submitted
+        if self._pool.submit(partial(self._run, ticket, self._last.get(key, -1) + 1, work, future)):
+            self._last[key] = ticket
+        else:
+            future.set_exception(self._refusal())
+        return future
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`."""
-        self._queue.wait_for(self.ticket)
+        self._wait_for(self._running.ticket)
         return self.backend.sum_words(parts)
 
     def reduce_scatter(self, words: Words) -> Words:
@@ -154,53 +181,16 @@ class QueuedSummation:
         """See `PieceSummation.all_gather`; a backend that sums only ORs copies in the workers' places."""
         if hasattr(self.backend, "all_gather"):
             return self.in_turn(lambda: cast(PieceSummation, self.backend).all_gather(words))
-        everybody = np.zeros((self.workers, words.size), np.uint32)
-        everybody[self.worker_id] = words
-        return self.sum_words([Part(everybody.reshape(-1), "or")])[0]
+        return gather_by_or(self, words).reshape(-1)
 
     def broadcast(self, words: Words, root: int) -> Words:
         """See `PieceSummation.broadcast`."""
         return self.in_turn(lambda: cast(PieceSummation, self.backend).broadcast(words, root))
 
-    def in_turn(self, work: Callable[[], T]) -> T:
-        """Run other work with workers, such as a gather, when it is the turn of what runs here."""
-        self._queue.wait_for(self.ticket)
-        return work()
-
-
-class SumQueue:
-    """A queue that runs work over `summation`, in order. After one failure, all later work fails.
-
-    leave: whether the queue closes the summation at its end. It ends at `close`, after a failure, when it is
-    unreferenced and its work is done, and at the interpreter's exit unless work is running.
-    threads: 2 overlaps encoding with the network; 1 runs all work strictly in order.
-    In a forked child every call raises HookError, or returns a future that does.
-    """
-
-    def __init__(self, summation: Summation, threads: int = 2, *, leave: bool) -> None:
-        self.summation = summation
-        self._failure: BaseException | None = None
-        self._pool = ThreadPool(threads, getattr(summation, "close", _nothing) if leave else _nothing)
-        # The pool's own `atexit` handler checks whether work is running.
-        weakref.finalize(self, self._pool.end).atexit = False
-
-    def submit(
-        self, queued: QueuedSummation, work: Callable[[], object], done: Future[None] | None = None
-    ) -> Future[None]:
-        """Queue `work`, whose sums at `queued` come after those of all work submitted before.
-
-        done: the future to complete and return, which is new if None.
-
-        Work at one `QueuedSummation` begins when earlier work there is done. Call
-        `submit` from one thread at a time.
-        """
-        future: Future[None] = Future() if done is None else done
-        ticket = self._pool.submitted
-        if self._pool.submit(partial(self._run, ticket, queued.last, queued, work, future)):
-            queued.last = ticket
-        else:
-            future.set_exception(self._refusal())
-        return future
+    def in_turn(self, exchange: Callable[[], T]) -> T:
+        """Return what another exchange with workers returns, at the turn of the work that runs here."""
+        self._wait_for(self._running.ticket)
+        return exchange()
 
     def drain(self) -> None:
         """Wait until everything submitted is done or has failed."""
@@ -213,22 +203,22 @@ class SumQueue:
         self._pool.end()
         self._pool.join()
 
-    def wait_for(self, ticket: int) -> None:
+    def _wait_for(self, ticket: int) -> None:
         """Wait until it is the ticket's turn. Raises HookFailedError after an earlier failure."""
         if self._pool.turn < ticket:
             self._pool.wait_for(ticket)
         if self._failure is not None:
             raise self._refusal()
 
-    def _run(
-        self,
-        ticket: int,
-        after: int,
-        queued: QueuedSummation,
-        work: Callable[[], object],
-        future: Future[None],
-    ) -> None:
-        failure = self._failure_of(ticket, after, queued, work)
+    def _run(self, ticket: int, begin: int, work: Callable[[], object], future: Future[None]) -> None:
+        """Run work when the ticket `begin` has its turn; complete its future at its own turn."""
+        failure: BaseException | None = None
+        try:
+            self._wait_for(begin)
+            self._running.ticket = ticket
+            work()
+        except BaseException as error:  # of any kind: the training thread raises it
+            failure = error
         if self._pool.turn < ticket:
             self._pool.wait_for(ticket)
         if failure is not None:
@@ -239,17 +229,6 @@ class SumQueue:
             future.set_result(None)
         else:
             future.set_exception(failure)
-
-    def _failure_of(
-        self, ticket: int, after: int, queued: QueuedSummation, work: Callable[[], object]
-    ) -> BaseException | None:
-        try:
-            self.wait_for(after + 1)
-            queued.ticket = ticket
-            work()
-        except BaseException as error:  # of any kind: the training thread raises it
-            return error
-        return None
 
     def _check_process(self) -> None:
         if self._pool.inherited:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from peelsum.allreduce import Allreduce, Part, reduce_scatter
-from peelsum.summation import Op, PieceSummation, Words
+from peelsum.summation import Op, PieceSummation, Words, gather_by_or
 from peelsum.torch.buckets import summable
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.sparse_sums import RowSum, SparseTensor, check_layouts, sum_rows
@@ -184,11 +184,8 @@ class TensorSums:
 
     def _summed_precisely(self, flat: torch.Tensor) -> NDArray[np.float64]:
         """Return float64[n]: all workers' floats, gathered by OR and added locally, in the workers' order."""
-        given, mine = _sized(flat.float())[0], self._summation.worker_id
-        words = np.zeros((self._summation.workers, given.size), np.uint32)
-        words[mine] = given
-        (everybody,) = self._summation.sum_words([Part(words.reshape(-1), "or")])
-        everybody = everybody.reshape(words.shape)
+        given = _sized(flat.float())[0]
+        everybody = gather_by_or(self._summation, given)
         _check_sizes("reduction", everybody[:, 0], given[0])
         floats = everybody[:, 1:].view(np.float32)
         with np.errstate(invalid="ignore"):

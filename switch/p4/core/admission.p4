@@ -1,5 +1,8 @@
 // Find the packet's sender and slot. The two tables are independent of each other: they fit one stage.
 
+#ifndef PEELSUM_CORE_ADMISSION_P4_
+#define PEELSUM_CORE_ADMISSION_P4_
+
 control Admission(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     action admit_job(bit<16> generation, bit<32> salt, bit<32> expected_mask, port_t up_port, bit<16> group) {
         ig_md.generation = generation;
@@ -8,13 +11,13 @@ control Admission(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         ig_md.expected_mask = expected_mask;
         ig_md.up_port = up_port;
         ig_md.group = group;
-        ig_md.sum_kind = KIND_BYPASS;
+        ig_md.sum_kind = kind_t.BYPASS;
     }
 
     // This is a rack's switch: its complete sums are contributions to the spine's switch.
     action admit_leaf(bit<16> generation, bit<32> salt, bit<32> expected_mask, port_t up_port, bit<16> group) {
         admit_job(generation, salt, expected_mask, up_port, group);
-        ig_md.sum_kind = KIND_CONTRIBUTION;
+        ig_md.sum_kind = kind_t.CONTRIBUTION;
         ig_md.sum_spine = 1;
     }
 
@@ -26,7 +29,7 @@ control Admission(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     }
 
     action refuse_job() {
-        ig_md.verdict = VERDICT_UNKNOWN_JOB;
+        ig_md.verdict = verdict_t.UNKNOWN_JOB;
     }
 
     table jobs {
@@ -37,21 +40,21 @@ control Admission(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     }
 
     action admit_worker(bit<32> worker_mask, bit<16> worker_id) {
-        ig_md.role = ROLE_WORKER;
+        ig_md.role = role_t.WORKER;
         ig_md.worker_mask = worker_mask;
         ig_md.worker_id = worker_id;
     }
 
     // A rack's workers have the numbers from `first_worker`, a multiple of 32, to `first_worker + 31`.
     action admit_rack(bit<32> rack_mask, bit<16> first_worker) {
-        ig_md.role = ROLE_RACK;
+        ig_md.role = role_t.RACK;
         ig_md.worker_mask = rack_mask;
         ig_md.worker_id = first_worker[15:5] ++ hdr.peelsum.sender[4:0];
     }
 
     // The server may send for every worker.
     action admit_server() {
-        ig_md.role = ROLE_SERVER;
+        ig_md.role = role_t.SERVER;
         ig_md.worker_id = hdr.peelsum.sender;
     }
 
@@ -71,9 +74,9 @@ control Admission(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     }
 
     apply {
-        if (hdr.peelsum.kind == KIND_RESET) {
+        if (hdr.peelsum.kind == kind_t.RESET) {
             if (ig_md.ingress_port == CPU_PORT) {
-                ig_md.role = ROLE_CONTROLLER;
+                ig_md.role = role_t.CONTROLLER;
             }
             ig_md.slot_index = hdr.peelsum.chunk_id;
             ig_md.generation = hdr.peelsum.generation;
@@ -84,3 +87,5 @@ control Admission(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         }
     }
 }
+
+#endif

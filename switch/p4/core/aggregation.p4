@@ -9,6 +9,9 @@
 //                +--------------+-- verdict --+--------------+----------------+----> counted once, dropped if no way
 //                +--> Forwarding: other traffic
 
+#ifndef PEELSUM_CORE_AGGREGATION_P4_
+#define PEELSUM_CORE_AGGREGATION_P4_
+
 #include "admission.p4"
 #include "slot.p4"
 #include "delivery.p4"
@@ -23,32 +26,34 @@ control Aggregation(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     Forwarding() forwarding;
 
     apply {
-        if (ig_md.verdict == VERDICT_UNDECIDED) {
+        if (ig_md.verdict == verdict_t.UNDECIDED) {
             if (hdr.ipv4.ecn == ECN_CE) {
                 hdr.peelsum.flag_ce = 1;
             }
             admission.apply(hdr, ig_md);
             ig_md.other_masks = ig_md.expected_mask ^ ig_md.worker_mask;
             // One if-else chain: on Tofino it takes one stage, which also reads the owner.
-            if (ig_md.verdict == VERDICT_UNDECIDED) {
+            if (ig_md.verdict == verdict_t.UNDECIDED) {
                 if (hdr.peelsum.generation != ig_md.generation) {
-                    ig_md.verdict = VERDICT_WRONG_GENERATION;
+                    ig_md.verdict = verdict_t.WRONG_GENERATION;
                 } else if (hdr.peelsum.sender != ig_md.worker_id) {
-                    ig_md.verdict = VERDICT_WRONG_SENDER;
+                    ig_md.verdict = verdict_t.WRONG_SENDER;
                 } else {
                     owner.apply(hdr, ig_md);
                 }
             }
-            if (ig_md.verdict == VERDICT_UNDECIDED) {
+            if (ig_md.verdict == verdict_t.UNDECIDED) {
                 slot.apply(hdr, ig_md);
                 delivery.apply(hdr, ig_md);
             }
         } else if (hdr.udp.isValid() && hdr.udp.dst_port == UDP_PORT) {
-            if (ig_md.verdict == VERDICT_NOT_PEELSUM) {
-                ig_md.verdict = VERDICT_SHORT_PACKET;
+            if (ig_md.verdict == verdict_t.NOT_PEELSUM) {
+                ig_md.verdict = verdict_t.SHORT_PACKET;
             }
         } else {
             forwarding.apply(hdr, ig_md);
         }
     }
 }
+
+#endif

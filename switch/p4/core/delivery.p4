@@ -1,13 +1,16 @@
 // Choose the egress port: up to the server, down to one worker or to all, or back to the controller.
 
+#ifndef PEELSUM_CORE_DELIVERY_P4_
+#define PEELSUM_CORE_DELIVERY_P4_
+
 control Delivery(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     action return_to(port_t port) {
         ig_md.egress_port = port;
     }
 
     action lose() {
-        ig_md.way = WAY_NOWHERE;
-        ig_md.verdict = VERDICT_NO_RETURN_PATH;
+        ig_md.way = way_t.NOWHERE;
+        ig_md.verdict = verdict_t.NO_RETURN_PATH;
     }
 
     // The port of each worker of each job.
@@ -22,21 +25,21 @@ control Delivery(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     }
 
     apply {
-        if (ig_md.way == WAY_UP) {
-            if (ig_md.verdict == VERDICT_COMPLETED) {
+        if (ig_md.way == way_t.UP) {
+            if (ig_md.verdict == verdict_t.COMPLETED) {
                 hdr.peelsum.kind = ig_md.sum_kind;
                 hdr.peelsum.flag_spine = ig_md.sum_spine;
             } else {
-                hdr.peelsum.kind = KIND_BYPASS;
+                hdr.peelsum.kind = kind_t.BYPASS;
                 hdr.peelsum.flag_spine = ig_md.spine;
             }
             hdr.peelsum.bitmap = ig_md.worker_bitmap;
             ig_md.egress_port = ig_md.up_port;
-        } else if (ig_md.way == WAY_THROUGH) {
+        } else if (ig_md.way == way_t.THROUGH) {
             ig_md.egress_port = ig_md.up_port;
-        } else if (ig_md.way == WAY_BACK) {
+        } else if (ig_md.way == way_t.BACK) {
             ig_md.egress_port = CPU_PORT;
-        } else if (ig_md.way == WAY_DOWN) {
+        } else if (ig_md.way == way_t.DOWN) {
             if (hdr.peelsum.sender == EVERYONE) {
                 ig_md.multicast = 1;
             } else {
@@ -45,3 +48,5 @@ control Delivery(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         }
     }
 }
+
+#endif

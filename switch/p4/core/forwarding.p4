@@ -1,17 +1,20 @@
 // Forward other traffic. IPv4 packets with a route are routed; other frames are bridged. VLAN-tagged frames
 // and UDP packets with IPv4 options are dropped.
 
+#ifndef PEELSUM_CORE_FORWARDING_P4_
+#define PEELSUM_CORE_FORWARDING_P4_
+
 control Forwarding(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     action forward(port_t port) {
-        ig_md.way = WAY_ACROSS;
-        ig_md.verdict = VERDICT_FORWARDED;
+        ig_md.way = way_t.ACROSS;
+        ig_md.verdict = verdict_t.FORWARDED;
         ig_md.egress_port = port;
     }
 
     // To every port of a multicast group, for broadcasts such as ARP's.
     action flood(bit<16> group) {
-        ig_md.way = WAY_ACROSS;
-        ig_md.verdict = VERDICT_FORWARDED;
+        ig_md.way = way_t.ACROSS;
+        ig_md.verdict = verdict_t.FORWARDED;
         ig_md.group = group;
         ig_md.multicast = 1;
     }
@@ -52,8 +55,10 @@ control Forwarding(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         if (hdr.ethernet.ether_type == ETHERTYPE_VLAN || hdr.ethernet.ether_type == ETHERTYPE_SERVICE_VLAN) {
             veiled = 1;
         }
-        if (ig_md.way == WAY_NOWHERE && veiled == 0 && hdr.ethernet.isValid()) {
+        if (ig_md.way == way_t.NOWHERE && veiled == 0 && hdr.ethernet.isValid()) {
             bridge.apply();
         }
     }
 }
+
+#endif

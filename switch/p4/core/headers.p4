@@ -1,5 +1,8 @@
 // The headers of a frame, and the metadata that ingress keeps about it.
 
+#ifndef PEELSUM_CORE_HEADERS_P4_
+#define PEELSUM_CORE_HEADERS_P4_
+
 const bit<16> ETHERTYPE_IPV4 = 0x0800;
 const bit<16> ETHERTYPE_VLAN = 0x8100;
 const bit<16> ETHERTYPE_SERVICE_VLAN = 0x88a8;
@@ -34,6 +37,12 @@ header udp_h {
     bit<16> length;
     bit<16> checksum;
 }
+
+// What the checksum of `hdr.ipv4` covers.
+#define IPV4_CHECKSUM_FIELDS { \
+    hdr.ipv4.version, hdr.ipv4.ihl, hdr.ipv4.dscp, hdr.ipv4.ecn, hdr.ipv4.total_length, \
+    hdr.ipv4.identification, hdr.ipv4.flags, hdr.ipv4.fragment_offset, hdr.ipv4.ttl, \
+    hdr.ipv4.protocol, hdr.ipv4.src_ip, hdr.ipv4.dst_ip }
 
 struct headers_t {
     ethernet_h ethernet;
@@ -75,3 +84,5 @@ struct ingress_metadata_t {
     port_t       egress_port;    // if `multicast` is 0
     bit<1>       multicast;
 }
+
+#endif

@@ -1,4 +1,8 @@
 // A packet's lanes.
+
+#ifndef PEELSUM_CORE_LANES_H_P4_
+#define PEELSUM_CORE_LANES_H_P4_
+
 #include "each_lane.p4"
 
 #define FIELD(i) bit<32> v##i;
@@ -6,3 +10,5 @@
 header lanes_h {
     EACH_LANE(FIELD)
 }
+
+#endif

@@ -1,9 +1,12 @@
 // Parse a frame, and give the first verdict on a peelsum packet: its length, version and reserved flags. If a
-// frame ends early, parsing stops there and the verdict stays VERDICT_NOT_PEELSUM.
+// frame ends early, parsing stops there and the verdict stays verdict_t.NOT_PEELSUM.
+
+#ifndef PEELSUM_CORE_PARSER_P4_
+#define PEELSUM_CORE_PARSER_P4_
 
 parser FrameParser(packet_in packet, out headers_t hdr, inout ingress_metadata_t ig_md) {
     state start {
-        ig_md.verdict = VERDICT_NOT_PEELSUM;
+        ig_md.verdict = verdict_t.NOT_PEELSUM;
         packet.extract(hdr.ethernet);
         transition select(hdr.ethernet.ether_type) {
             ETHERTYPE_IPV4 : parse_ipv4;
@@ -37,22 +40,24 @@ parser FrameParser(packet_in packet, out headers_t hdr, inout ingress_metadata_t
     // On Tofino, a state that ends early still acts, so these are states of their own and extract nothing.
     @dontmerge("ingress")
     state admit {
-        ig_md.verdict = VERDICT_UNDECIDED;
+        ig_md.verdict = verdict_t.UNDECIDED;
         transition accept;
     }
     @dontmerge("ingress")
     state refuse_flags {
-        ig_md.verdict = VERDICT_RESERVED_FLAGS;
+        ig_md.verdict = verdict_t.RESERVED_FLAGS;
         transition accept;
     }
     @dontmerge("ingress")
     state refuse_version {
-        ig_md.verdict = VERDICT_BAD_VERSION;
+        ig_md.verdict = verdict_t.BAD_VERSION;
         transition accept;
     }
     @dontmerge("ingress")
     state refuse_length {
-        ig_md.verdict = VERDICT_BAD_LENGTH;
+        ig_md.verdict = verdict_t.BAD_LENGTH;
         transition accept;
     }
 }
+
+#endif

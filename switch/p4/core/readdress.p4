@@ -1,5 +1,8 @@
 // Address each outgoing copy to the host behind its port.
 
+#ifndef PEELSUM_CORE_READDRESS_P4_
+#define PEELSUM_CORE_READDRESS_P4_
+
 control Readdress(inout headers_t hdr, in port_t egress_port) {
     action readdress(mac_t src_mac, mac_t dst_mac, ipv4_t src_ip, ipv4_t dst_ip) {
         hdr.ethernet.src_mac = src_mac;
@@ -21,3 +24,5 @@ control Readdress(inout headers_t hdr, in port_t egress_port) {
         hdr.udp.checksum = 0;  // optional in IPv4; computing it would need every lane
     }
 }
+
+#endif

@@ -1,6 +1,9 @@
 // The slot: its owner, its workers, and the sum of their lanes. Owner, bitmap and lanes are each read,
 // changed and written once, in this order. Each architecture defines `Owner`, `Bitmap` and `Lanes`.
 
+#ifndef PEELSUM_CORE_SLOT_P4_
+#define PEELSUM_CORE_SLOT_P4_
+
 control Slot(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     Bitmap() bitmap;
     Lanes() lanes;
@@ -9,7 +12,7 @@ control Slot(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     action leave_summed(lane_op_t lane_op, verdict_t verdict) {
         ig_md.lane_op = lane_op;
         ig_md.verdict = verdict;
-        ig_md.way = WAY_UP;
+        ig_md.way = way_t.UP;
         hdr.peelsum.flag_ce = ig_md.marks[2:2];
         hdr.peelsum.flag_fin = ig_md.marks[3:3];
     }
@@ -17,7 +20,7 @@ control Slot(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     // Combine the packet with the slot's lanes and drop it.
     action absorb(lane_op_t lane_op) {
         ig_md.lane_op = lane_op;
-        ig_md.verdict = VERDICT_ABSORBED;
+        ig_md.verdict = verdict_t.ABSORBED;
     }
 
     // Leave the slot's lanes unchanged.
@@ -40,44 +43,49 @@ control Slot(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         actions = { leave_summed; absorb; pass; }
         const entries = {
             // A tombstone: the sum has already left.
-            (_, KIND_CONTRIBUTION, MATCH_MINE, MATCH_HELD_NONE, _, _, _) : pass(WAY_UP, VERDICT_TOMBSTONED);
+            (_, kind_t.CONTRIBUTION, MATCH_MINE, MATCH_HELD_NONE, _, _, _) :
+                pass(way_t.UP, verdict_t.TOMBSTONED);
             // One more worker, perhaps the last.
-            (_, KIND_CONTRIBUTION, MATCH_MINE, HELD_SOME, 0, 0, _) : absorb(LANES_ADD);
-            (_, KIND_CONTRIBUTION, MATCH_MINE, HELD_SOME, 0, 1, _) : absorb(LANES_OR);
-            (_, KIND_CONTRIBUTION, MATCH_MINE, HELD_REST, 0, 0, _) : leave_summed(LANES_ADD, VERDICT_COMPLETED);
-            (_, KIND_CONTRIBUTION, MATCH_MINE, HELD_REST, 0, 1, _) : leave_summed(LANES_OR, VERDICT_COMPLETED);
-            (_, KIND_CONTRIBUTION, MATCH_MINE, _, _, _, _)         : pass(WAY_NOWHERE, VERDICT_DUPLICATE);
+            (_, kind_t.CONTRIBUTION, MATCH_MINE, HELD_SOME, 0, 0, _) : absorb(lane_op_t.ADD);
+            (_, kind_t.CONTRIBUTION, MATCH_MINE, HELD_SOME, 0, 1, _) : absorb(lane_op_t.OR);
+            (_, kind_t.CONTRIBUTION, MATCH_MINE, HELD_REST, 0, 0, _) :
+                leave_summed(lane_op_t.ADD, verdict_t.COMPLETED);
+            (_, kind_t.CONTRIBUTION, MATCH_MINE, HELD_REST, 0, 1, _) :
+                leave_summed(lane_op_t.OR, verdict_t.COMPLETED);
+            (_, kind_t.CONTRIBUTION, MATCH_MINE, _, _, _, _)         : pass(way_t.NOWHERE, verdict_t.DUPLICATE);
             // The chunk takes the slot. With one worker in the job it is complete at once.
-            (_, KIND_CONTRIBUTION, OWNER_EXPIRED, MATCH_HELD_REST, _, _, _) :
-                leave_summed(LANES_SET, VERDICT_COMPLETED);
-            (_, KIND_CONTRIBUTION, OWNER_EXPIRED, _, _, _, _) : absorb(LANES_SET);
+            (_, kind_t.CONTRIBUTION, OWNER_EXPIRED, MATCH_HELD_REST, _, _, _) :
+                leave_summed(lane_op_t.SET, verdict_t.COMPLETED);
+            (_, kind_t.CONTRIBUTION, OWNER_EXPIRED, _, _, _, _) : absorb(lane_op_t.SET);
             // Another chunk owns the slot.
-            (_, KIND_CONTRIBUTION, _, _, _, _, _) : pass(WAY_UP, VERDICT_COLLIDED);
+            (_, kind_t.CONTRIBUTION, _, _, _, _, _) : pass(way_t.UP, verdict_t.COLLIDED);
             // A retry adds to a partial sum, but claims no slot: it leaves alone if the slot is another chunk's.
-            (_, KIND_RETRY, MATCH_MINE, MATCH_HELD_NONE, _, _, _) : pass(WAY_NOWHERE, VERDICT_NOTHING_HELD);
-            (_, KIND_RETRY, _, MATCH_HELD_NONE, _, _, _)          : pass(WAY_UP, VERDICT_RESEND_PASSED);
-            (_, KIND_RETRY, _, HELD_SOME, 0, 0, _) : absorb(LANES_ADD);
-            (_, KIND_RETRY, _, HELD_SOME, 0, 1, _) : absorb(LANES_OR);
-            (_, KIND_RETRY, _, HELD_REST, 0, 0, _) : leave_summed(LANES_ADD, VERDICT_COMPLETED);
-            (_, KIND_RETRY, _, HELD_REST, 0, 1, _) : leave_summed(LANES_OR, VERDICT_COMPLETED);
-            (_, KIND_RETRY, _, _, _, _, _)         : pass(WAY_NOWHERE, VERDICT_DUPLICATE);
+            (_, kind_t.RETRY, MATCH_MINE, MATCH_HELD_NONE, _, _, _) :
+                pass(way_t.NOWHERE, verdict_t.NOTHING_HELD);
+            (_, kind_t.RETRY, _, MATCH_HELD_NONE, _, _, _)          : pass(way_t.UP, verdict_t.RESEND_PASSED);
+            (_, kind_t.RETRY, _, HELD_SOME, 0, 0, _) : absorb(lane_op_t.ADD);
+            (_, kind_t.RETRY, _, HELD_SOME, 0, 1, _) : absorb(lane_op_t.OR);
+            (_, kind_t.RETRY, _, HELD_REST, 0, 0, _) : leave_summed(lane_op_t.ADD, verdict_t.COMPLETED);
+            (_, kind_t.RETRY, _, HELD_REST, 0, 1, _) : leave_summed(lane_op_t.OR, verdict_t.COMPLETED);
+            (_, kind_t.RETRY, _, _, _, _, _)         : pass(way_t.NOWHERE, verdict_t.DUPLICATE);
             // A rack's bypass passes unchanged. The server's question to the racks goes down to them.
-            (ROLE_RACK, KIND_BYPASS, _, _, _, _, _)   : pass(WAY_THROUGH, VERDICT_BYPASSED);
-            (ROLE_SERVER, KIND_RESEND, _, _, _, _, 1) : pass(WAY_DOWN, VERDICT_RESEND_FORWARDED);
+            (role_t.RACK, kind_t.BYPASS, _, _, _, _, _)   : pass(way_t.THROUGH, verdict_t.BYPASSED);
+            (role_t.SERVER, kind_t.RESEND, _, _, _, _, 1) : pass(way_t.DOWN, verdict_t.RESEND_FORWARDED);
             // A resend takes the slot's partial sum along. The server, or a worker already in it, only reads.
-            (ROLE_SERVER, KIND_RESEND, _, MATCH_HELD_NONE, _, _, _) : pass(WAY_NOWHERE, VERDICT_NOTHING_HELD);
-            (_, KIND_RESEND, _, MATCH_HELD_NONE, _, _, _)           : pass(WAY_UP, VERDICT_RESEND_PASSED);
-            (ROLE_SERVER, KIND_RESEND, _, _, _, _, _) : leave_summed(LANES_READ, VERDICT_RESENT);
-            (_, KIND_RESEND, _, _, 0, 0, _)           : leave_summed(LANES_ADD, VERDICT_RESENT);
-            (_, KIND_RESEND, _, _, 0, 1, _)           : leave_summed(LANES_OR, VERDICT_RESENT);
-            (_, KIND_RESEND, _, _, _, _, _)           : leave_summed(LANES_READ, VERDICT_RESENT);
-            (_, KIND_BYPASS, _, _, _, _, _) : pass(WAY_UP, VERDICT_BYPASSED);
-            (_, KIND_RESULT, _, _, _, _, _) : pass(WAY_DOWN, VERDICT_RESULT_RETURNED);
-            (_, KIND_NEED,   _, _, _, _, _) : pass(WAY_DOWN, VERDICT_NEED_PASSED);
-            (_, KIND_RESET,  _, _, _, _, _) : pass(WAY_BACK, VERDICT_RESET_DONE);
+            (role_t.SERVER, kind_t.RESEND, _, MATCH_HELD_NONE, _, _, _) :
+                pass(way_t.NOWHERE, verdict_t.NOTHING_HELD);
+            (_, kind_t.RESEND, _, MATCH_HELD_NONE, _, _, _)           : pass(way_t.UP, verdict_t.RESEND_PASSED);
+            (role_t.SERVER, kind_t.RESEND, _, _, _, _, _) : leave_summed(lane_op_t.READ, verdict_t.RESENT);
+            (_, kind_t.RESEND, _, _, 0, 0, _)           : leave_summed(lane_op_t.ADD, verdict_t.RESENT);
+            (_, kind_t.RESEND, _, _, 0, 1, _)           : leave_summed(lane_op_t.OR, verdict_t.RESENT);
+            (_, kind_t.RESEND, _, _, _, _, _)           : leave_summed(lane_op_t.READ, verdict_t.RESENT);
+            (_, kind_t.BYPASS, _, _, _, _, _) : pass(way_t.UP, verdict_t.BYPASSED);
+            (_, kind_t.RESULT, _, _, _, _, _) : pass(way_t.DOWN, verdict_t.RESULT_RETURNED);
+            (_, kind_t.NEED,   _, _, _, _, _) : pass(way_t.DOWN, verdict_t.NEED_PASSED);
+            (_, kind_t.RESET,  _, _, _, _, _) : pass(way_t.BACK, verdict_t.RESET_DONE);
         }
         // Not reached: `permissions` refuses every other kind.
-        const default_action = pass(WAY_NOWHERE, VERDICT_FOREIGN_PORT);
+        const default_action = pass(way_t.NOWHERE, verdict_t.FOREIGN_PORT);
     }
 
     apply {
@@ -86,3 +94,5 @@ control Slot(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         lanes.apply(ig_md.lane_op, ig_md.slot_index, hdr.lanes);
     }
 }
+
+#endif

@@ -1,5 +1,8 @@
 // Types and constants of the core, shared by every architecture.
 
+#ifndef PEELSUM_CORE_TYPES_P4_
+#define PEELSUM_CORE_TYPES_P4_
+
 typedef bit<9>  port_t;
 typedef bit<48> mac_t;
 typedef bit<32> ipv4_t;
@@ -9,9 +12,6 @@ const bit<2> ECN_CE = 3;
 // The flags of all packets in a slot, combined with OR. CE is bit 2, FIN is bit 3.
 typedef bit<8> marks_t;
 
-// The verdict of a packet until a later control decides.
-const verdict_t VERDICT_UNDECIDED = 255;
-
 // Number of slots: a power of two, at least 256, and at least twice the largest window of a job. Each
 // architecture defines SLOT_BITS.
 const bit<32> SLOTS = 1 << SLOT_BITS;
@@ -20,12 +20,13 @@ const bit<32> SLOTS = 1 << SLOT_BITS;
 const bit<19> NEVER_MARKED = 0x7ffff;
 
 // Who is behind a port.
-typedef bit<8> role_t;
-const role_t ROLE_NOBODY = 0;
-const role_t ROLE_WORKER = 1;
-const role_t ROLE_SERVER = 2;
-const role_t ROLE_CONTROLLER = 3;
-const role_t ROLE_RACK = 4;
+enum bit<8> role_t {
+    NOBODY = 0,
+    WORKER = 1,
+    SERVER = 2,
+    CONTROLLER = 3,
+    RACK = 4
+}
 
 // Who owns the packet's slot. One-hot, because a Tofino stateful ALU returns two comparisons in this form.
 typedef bit<4> ownership_t;
@@ -49,18 +50,22 @@ const membership_t HELD_NONE_REST = 8;  // none, and the job has only this packe
 #define MATCH_HELD_REST 0 &&& (HELD_SOME | HELD_NONE)
 
 // What a packet does to the lanes of its slot. Each operation leaves the new value in the packet.
-typedef bit<8> lane_op_t;
-const lane_op_t LANES_NONE = 0;
-const lane_op_t LANES_SET = 1;
-const lane_op_t LANES_ADD = 2;
-const lane_op_t LANES_OR = 3;
-const lane_op_t LANES_READ = 4;
+enum bit<8> lane_op_t {
+    NONE = 0,
+    SET = 1,
+    ADD = 2,
+    OR = 3,
+    READ = 4
+}
 
 // Where a packet goes.
-typedef bit<8> way_t;
-const way_t WAY_NOWHERE = 0;
-const way_t WAY_UP = 1;
-const way_t WAY_DOWN = 2;
-const way_t WAY_BACK = 3;
-const way_t WAY_THROUGH = 4;  // up, unchanged
-const way_t WAY_ACROSS = 5;   // other traffic
+enum bit<8> way_t {
+    NOWHERE = 0,
+    UP = 1,
+    DOWN = 2,
+    BACK = 3,
+    THROUGH = 4,  // up, unchanged
+    ACROSS = 5    // other traffic
+}
+
+#endif

@@ -11,44 +11,48 @@ const bit<32> EPOCH_TICKS = 0x40000000;  // added: unwritten registers look long
 const bit<32> FREED_TICKS = 0x40000000;  // a freed slot's stamp is this much before now
 const bit<32> DEFAULT_AGE_TICKS = 15625;
 
-typedef bit<8> kind_t;
-const kind_t KIND_CONTRIBUTION = 1;
-const kind_t KIND_RESEND = 2;
-const kind_t KIND_BYPASS = 3;
-const kind_t KIND_RESULT = 4;
-const kind_t KIND_NEED = 5;
-const kind_t KIND_RESET = 6;
-const kind_t KIND_RETRY = 7;
+enum bit<8> kind_t {
+    CONTRIBUTION = 1,
+    RESEND = 2,
+    BYPASS = 3,
+    RESULT = 4,
+    NEED = 5,
+    RESET = 6,
+    RETRY = 7
+}
 
-typedef bit<8> verdict_t;
-const verdict_t VERDICT_NOT_PEELSUM = 0;
-const verdict_t VERDICT_SHORT_PACKET = 1;
-const verdict_t VERDICT_BAD_LENGTH = 2;
-const verdict_t VERDICT_BAD_VERSION = 3;
-const verdict_t VERDICT_RESERVED_FLAGS = 4;
-const verdict_t VERDICT_UNKNOWN_JOB = 5;
-const verdict_t VERDICT_WRONG_GENERATION = 6;
-const verdict_t VERDICT_FOREIGN_PORT = 7;
-const verdict_t VERDICT_WRONG_SENDER = 8;
-const verdict_t VERDICT_DUPLICATE = 9;
-const verdict_t VERDICT_NOTHING_HELD = 10;
-const verdict_t VERDICT_NO_RETURN_PATH = 11;
-const verdict_t VERDICT_ABSORBED = 12;
-const verdict_t VERDICT_COMPLETED = 13;
-const verdict_t VERDICT_COLLIDED = 14;
-const verdict_t VERDICT_TOMBSTONED = 15;
-const verdict_t VERDICT_RESENT = 16;
-const verdict_t VERDICT_RESEND_PASSED = 17;
-const verdict_t VERDICT_BYPASSED = 18;
-const verdict_t VERDICT_RESULT_RETURNED = 19;
-const verdict_t VERDICT_NEED_PASSED = 20;
-const verdict_t VERDICT_RESET_DONE = 21;
-const verdict_t VERDICT_RESEND_FORWARDED = 22;
-const verdict_t VERDICT_FORWARDED = 23;
+// What happened to a packet; UNDECIDED until a control decides.
+enum bit<8> verdict_t {
+    NOT_PEELSUM = 0,
+    SHORT_PACKET = 1,
+    BAD_LENGTH = 2,
+    BAD_VERSION = 3,
+    RESERVED_FLAGS = 4,
+    UNKNOWN_JOB = 5,
+    WRONG_GENERATION = 6,
+    FOREIGN_PORT = 7,
+    WRONG_SENDER = 8,
+    DUPLICATE = 9,
+    NOTHING_HELD = 10,
+    NO_RETURN_PATH = 11,
+    ABSORBED = 12,
+    COMPLETED = 13,
+    COLLIDED = 14,
+    TOMBSTONED = 15,
+    RESENT = 16,
+    RESEND_PASSED = 17,
+    BYPASSED = 18,
+    RESULT_RETURNED = 19,
+    NEED_PASSED = 20,
+    RESET_DONE = 21,
+    RESEND_FORWARDED = 22,
+    FORWARDED = 23,
+    UNDECIDED = 255
+}
 
 header peelsum_h {
     bit<8> version;
-    bit<8> kind;
+    kind_t kind;
     bit<3> reserved_flags;
     bit<1> flag_owned;
     bit<1> flag_fin;

@@ -1,5 +1,8 @@
 // One lane: a register and its four operations. Each operation leaves the new value in the packet.
 
+#ifndef PEELSUM_TOFINO_LANE_P4_
+#define PEELSUM_TOFINO_LANE_P4_
+
 control Lane(in lane_op_t op, in bit<32> slot_index, inout bit<32> lane) {
     Register<bit<32>, slot_t>(SLOTS) sums;
 
@@ -47,10 +50,10 @@ control Lane(in lane_op_t op, in bit<32> slot_index, inout bit<32> lane) {
         key = { op : exact @name("op"); }
         actions = { set; add; bitwise_or; read; @defaultonly NoAction; }
         const entries = {
-            LANES_SET  : set();
-            LANES_ADD  : add();
-            LANES_OR   : bitwise_or();
-            LANES_READ : read();
+            lane_op_t.SET  : set();
+            lane_op_t.ADD  : add();
+            lane_op_t.OR   : bitwise_or();
+            lane_op_t.READ : read();
         }
         const default_action = NoAction();
         size = 4;
@@ -60,3 +63,5 @@ control Lane(in lane_op_t op, in bit<32> slot_index, inout bit<32> lane) {
         operations.apply();
     }
 }
+
+#endif

@@ -1,5 +1,8 @@
 // A slot's owner and when it expires: the pair (tag, expiry), in one stateful ALU with two comparisons.
 
+#ifndef PEELSUM_TOFINO_OWNER_P4_
+#define PEELSUM_TOFINO_OWNER_P4_
+
 // A stateful ALU works on a pair of 32-bit values.
 struct owner_t {
     bit<32> expiry;
@@ -64,9 +67,11 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         free_owner.execute((slot_t)ig_md.slot_index);
     }
 
-    #include "../core/permissions.p4"
+    #include "../core/permissions.p4inc"
 
     apply {
         permissions.apply();
     }
 }
+
+#endif

@@ -63,14 +63,14 @@ parser IngressParser(
         packet.advance(PORT_METADATA_SIZE);
         ig_md.ingress_port = ig_intr_md.ingress_port;
         // TNA's metadata starts with undefined values.
-        ig_md.role = ROLE_NOBODY;
+        ig_md.role = role_t.NOBODY;
         ig_md.worker_mask = 0;
         ig_md.sum_spine = 0;
         ig_md.spine = 0;
         ig_md.for_racks = 0;
         ig_md.overlap = 0;
-        ig_md.lane_op = LANES_NONE;
-        ig_md.way = WAY_NOWHERE;
+        ig_md.lane_op = lane_op_t.NONE;
+        ig_md.way = way_t.NOWHERE;
         ig_md.multicast = 0;
         hdr.bridge.setValid();
         frame_parser.apply(packet, hdr.frame, ig_md);
@@ -94,10 +94,10 @@ control Ingress(
         aggregation.apply(hdr.frame, ig_md);
         hdr.bridge.multicast = ig_md.multicast;
         hdr.bridge.ingress_port = ig_md.ingress_port;
-        verdicts.count(ig_md.verdict[4:0]);
+        verdicts.count((bit<5>)(bit<8>)ig_md.verdict);
         // The hardware drops frames that end early before ingress unless ingress reads the parser's error. It
         // is read here so that such frames are counted before they are dropped.
-        if (ig_md.way == WAY_NOWHERE || ig_prsr_md.parser_err != PARSER_ERROR_OK) {
+        if (ig_md.way == way_t.NOWHERE || ig_prsr_md.parser_err != PARSER_ERROR_OK) {
             ig_dprsr_md.drop_ctl = 1;
         } else if (ig_md.multicast == 1) {
             ig_tm_md.mcast_grp_a = ig_md.group;
@@ -204,11 +204,7 @@ control EgressDeparser(
 
     apply {
         if (hdr.ipv4.isValid()) {
-            hdr.ipv4.checksum = ipv4_checksum.update({
-                hdr.ipv4.version, hdr.ipv4.ihl, hdr.ipv4.dscp, hdr.ipv4.ecn, hdr.ipv4.total_length,
-                hdr.ipv4.identification, hdr.ipv4.flags, hdr.ipv4.fragment_offset, hdr.ipv4.ttl,
-                hdr.ipv4.protocol, hdr.ipv4.src_ip, hdr.ipv4.dst_ip
-            });
+            hdr.ipv4.checksum = ipv4_checksum.update(IPV4_CHECKSUM_FIELDS);
         }
         packet.emit(hdr);
     }

@@ -1,5 +1,8 @@
 // One register per lane of a packet, and its four operations.
 
+#ifndef PEELSUM_V1MODEL_LANES_P4_
+#define PEELSUM_V1MODEL_LANES_P4_
+
 #define DECLARE(i) register<bit<32>>(SLOTS) lane_##i;
 #define SET(i) lane_##i.write(slot_index, lanes.v##i);
 #define ADD(i) lane_##i.read(held, slot_index); lanes.v##i = lanes.v##i + held; SET(i)
@@ -14,9 +17,11 @@ control Lanes(in lane_op_t op, in bit<32> slot_index, inout lanes_h lanes) {
     action or_lanes() { EACH_LANE(OR) }
     action read_lanes() { EACH_LANE(READ) }
     apply {
-        if (op == LANES_ADD) add_lanes();
-        else if (op == LANES_SET) set_lanes();
-        else if (op == LANES_OR) or_lanes();
-        else if (op == LANES_READ) read_lanes();
+        if (op == lane_op_t.ADD) add_lanes();
+        else if (op == lane_op_t.SET) set_lanes();
+        else if (op == lane_op_t.OR) or_lanes();
+        else if (op == lane_op_t.READ) read_lanes();
     }
 }
+
+#endif

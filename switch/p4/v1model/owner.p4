@@ -1,9 +1,12 @@
 // A slot's owner and the time of its claim: the pair (tag, stamp).
 
+#ifndef PEELSUM_V1MODEL_OWNER_P4_
+#define PEELSUM_V1MODEL_OWNER_P4_
+
 control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
     register<bit<32>>(SLOTS) owner_tag;
     register<bit<32>>(SLOTS) owner_stamp;
-    owner_op_t owner_op = OWNER_KEEP;
+    owner_op_t owner_op = owner_op_t.KEEP;
     bit<32> deadline = 0;  // stamps up to this one have expired
     bit<32> tag;
     bit<32> stamp;
@@ -12,22 +15,22 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
 
     // Take the slot if it is this chunk's or expired.
     action claim() {
-        owner_op = OWNER_CLAIM;
+        owner_op = owner_op_t.CLAIM;
     }
 
     // Read the owner only.
     action look() {
-        owner_op = OWNER_LOOK;
+        owner_op = owner_op_t.LOOK;
     }
 
     // Free the slot if it is this chunk's.
     action release() {
-        owner_op = OWNER_RELEASE;
+        owner_op = owner_op_t.RELEASE;
     }
 
     // Free the slot of any owner.
     action free() {
-        owner_op = OWNER_FREE;
+        owner_op = owner_op_t.FREE;
     }
 
     action set_age_limit(bit<32> ticks) {
@@ -39,11 +42,11 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         default_action = set_age_limit(DEFAULT_AGE_TICKS);
     }
 
-    #include "../core/permissions.p4"
+    #include "../core/permissions.p4inc"
 
     apply {
         permissions.apply();
-        if (owner_op != OWNER_KEEP) {
+        if (owner_op != owner_op_t.KEEP) {
             limits.apply();
             ig_md.slot_index = ig_md.slot_index & (SLOTS - 1);
             owner_tag.read(tag, ig_md.slot_index);
@@ -59,12 +62,12 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
             } else {
                 ig_md.ownership = OWNER_OTHER;
             }
-            if (owner_op == OWNER_CLAIM) {
+            if (owner_op == owner_op_t.CLAIM) {
                 if (mine || expired) {
                     tag = ig_md.slot_tag;
                     stamp = ig_md.now;
                 }
-            } else if (owner_op == OWNER_FREE || (owner_op == OWNER_RELEASE && mine)) {
+            } else if (owner_op == owner_op_t.FREE || (owner_op == owner_op_t.RELEASE && mine)) {
                 tag = 0;
                 stamp = ig_md.now - FREED_TICKS;
             }
@@ -73,3 +76,5 @@ control Owner(inout headers_t hdr, inout ingress_metadata_t ig_md) {
         }
     }
 }
+
+#endif

@@ -41,8 +41,8 @@ control PeelsumIngress(inout headers_t hdr, inout metadata_t md, inout standard_
         md.ig_md.ingress_port = standard_metadata.ingress_port;
         md.ig_md.now = (bit<32>)(standard_metadata.ingress_global_timestamp >> TICK_SHIFT) + EPOCH_TICKS;
         aggregation.apply(hdr, md.ig_md);
-        verdicts.count((bit<32>)md.ig_md.verdict);
-        if (md.ig_md.way == WAY_NOWHERE) {
+        verdicts.count((bit<32>)(bit<8>)md.ig_md.verdict);
+        if (md.ig_md.way == way_t.NOWHERE) {
             mark_to_drop(standard_metadata);
         } else if (md.ig_md.multicast == 1) {
             standard_metadata.mcast_grp = md.ig_md.group;
@@ -84,11 +84,7 @@ control PeelsumComputeChecksum(inout headers_t hdr, inout metadata_t md) {
     apply {
         update_checksum(
             hdr.ipv4.isValid() && hdr.ipv4.ihl == IPV4_WORDS,
-            {
-                hdr.ipv4.version, hdr.ipv4.ihl, hdr.ipv4.dscp, hdr.ipv4.ecn, hdr.ipv4.total_length,
-                hdr.ipv4.identification, hdr.ipv4.flags, hdr.ipv4.fragment_offset, hdr.ipv4.ttl,
-                hdr.ipv4.protocol, hdr.ipv4.src_ip, hdr.ipv4.dst_ip
-            },
+            IPV4_CHECKSUM_FIELDS,
             hdr.ipv4.checksum,
             HashAlgorithm.csum16
         );

@@ -133,7 +133,9 @@ def _digest(content: bytes) -> str:
 
 def _sources(p4: Path) -> dict[str, str]:
     """Return the digests of these pipelines' sources, without those only for Tofino."""
-    return {name: digest for name, digest in digests(p4, "**/*.p4").items() if not name.startswith("tofino/")}
+    return {
+        name: digest for name, digest in digests(p4, "**/*.p4*").items() if not name.startswith("tofino/")
+    }
 
 
 def write_generated(p4: Path = P4_SOURCES) -> None:

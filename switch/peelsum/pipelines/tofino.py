@@ -44,7 +44,7 @@ def fingerprint(lanes: int) -> str:
     generated = ("generated/wire.p4", f"generated/lanes_{lanes}/each_lane.p4")
     found = {
         name: sha
-        for part in ("core/*.p4", "tofino/*.p4", *generated)
+        for part in ("core/*.p4*", "tofino/*.p4", *generated)
         for name, sha in digests(P4_SOURCES, part).items()
     }
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from collections.abc import Mapping
 
 from peelsum.wire.clock import DEFAULT_AGE_TICKS, EPOCH_TICKS, FREED_TICKS, TICK_SHIFT, TICK_US
 from peelsum.wire.format import (
@@ -49,12 +49,14 @@ def wire_p4() -> str:
         f"const bit<32> FREED_TICKS = {FREED_TICKS:#x};  // a freed slot's stamp is this much before now",
         f"const bit<32> DEFAULT_AGE_TICKS = {DEFAULT_AGE_TICKS};",
         "",
-        *_constants("kind_t", "KIND", Kind),
-        *_constants("verdict_t", "VERDICT", Verdict),
+        *_enum("kind_t", {kind.name: kind for kind in Kind}),
+        "// What happened to a packet; UNDECIDED until a control decides.",
+        *_enum("verdict_t", {**{verdict.name: verdict for verdict in Verdict}, "UNDECIDED": 255}),
         "header peelsum_h {",
     ]
     for name, bits in FIELDS:
-        lines += _flag_bits() if name == "flags" else [f"    bit<{bits}> {name};"]
+        types = {"kind": "kind_t"}
+        lines += _flag_bits() if name == "flags" else [f"    {types.get(name, f'bit<{bits}>')} {name};"]
     return "\n".join([*lines, "}", ""])
 
 
@@ -74,9 +76,9 @@ def each_lane_p4(lanes: int) -> str:
     )
 
 
-def _constants(type_name: str, prefix: str, members: type[IntEnum]) -> list[str]:
-    rows = [f"const {type_name} {prefix}_{m.name} = {m.value};" for m in members]
-    return [f"typedef bit<8> {type_name};", *rows, ""]
+def _enum(type_name: str, values: Mapping[str, int]) -> list[str]:
+    rows = [f"    {name} = {value}," for name, value in values.items()]
+    return [f"enum bit<8> {type_name} {{", *rows[:-1], rows[-1].rstrip(","), "}", ""]
 
 
 def _flag_bits() -> list[str]:

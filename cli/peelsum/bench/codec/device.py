@@ -1,4 +1,4 @@
-"""The devices on which the codec is measured: kernels and memory for each; free memory."""
+"""The devices on which the codec is measured; free memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from numba import config
 from numpy.typing import NDArray
 
 from peelsum.bench.devices import DEVICES, DeviceName, NoDeviceError
-from peelsum.codec import CodecError, Kernels, Memory, kernels, memory, segment_codec, warm_up
-from peelsum.codec.kernels import SegmentCodecs
+from peelsum.codec import CodecError, warm_up
+from peelsum.codec import Device as CodecDevice
+from peelsum.codec import device as codec_device
 
 #: Peak use: the tensor, its random numbers and copies of sent words per element; peeling per candidate.
 _BYTES_PER_ELEMENT, _BYTES_PER_CANDIDATE = 24, 120
@@ -25,12 +26,8 @@ class Device:
     """A device on which to measure the codec."""
 
     name: DeviceName
-    ops: Kernels
-    """The codec's kernels."""
-    memory: Memory
-    """The kernels' memory."""
-    segments: SegmentCodecs
-    """The codec of a step's segments."""
+    codec: CodecDevice
+    """The codec on it."""
     place: Callable[[NDArray[np.float32]], Any]
     """Converts the host's float32[n] to what the kernels take."""
     clock: Callable[[], float] = time.perf_counter
@@ -45,22 +42,20 @@ class Device:
             clock = time.thread_time if alone else time.perf_counter
             return cls(
                 "cpu",
-                kernels(),
-                memory(),
-                segment_codec(),
+                codec_device(),
                 lambda values: values,
                 clock,
             )
         if name != "cuda":
             raise NoDeviceError(f"--device: {name!r} is unknown; use one of {', '.join(DEVICES)}")
         try:
-            ops = kernels("gpu")
+            codec = codec_device("gpu")
         except CodecError as error:
             raise NoDeviceError(f"--device: 'cuda' is not available; use cpu: {error}") from None
-        return cls._cuda(ops)
+        return cls._cuda(codec)
 
     @classmethod
-    def _cuda(cls, ops: Kernels) -> Device:
+    def _cuda(cls, codec: CodecDevice) -> Device:
         import torch
 
         # Without a GPU, Triton's interpreter runs the kernels on the CPU.
@@ -68,9 +63,7 @@ class Device:
         warm_up("gpu")
         return cls(
             "cuda",
-            ops,
-            memory("gpu"),
-            segment_codec("gpu"),
+            codec,
             lambda values: torch.from_numpy(values).to(there),
         )
 

@@ -23,7 +23,7 @@ from peelsum.bench.codec import (
     require_memory,
     tensor,
 )
-from peelsum.codec import FEWEST_CELLS, SketchLayout, kernels
+from peelsum.codec import FEWEST_CELLS, SketchLayout, occupied
 
 Form = Literal["auto", "compact", "sketch"]
 #: The forms to measure, each with its index. `auto` chooses its own.
@@ -85,7 +85,7 @@ def draw(support: Support, elements: int, density: float, seed: int, device: str
 def ours(drawn: Drawn, form: Form, index: str, cells_per_candidate: float) -> dict[str, Any]:
     """Measure one form; return its row."""
     settings = Settings(cells_per_candidate=cells_per_candidate)
-    seen = Seen(tuple(kernels().occupied(drawn.positions).tolist()))
+    seen = Seen(tuple(occupied(drawn.positions).tolist()))
     choice = fewest_words(form, index, drawn.values.size, seen, settings)
     measured = fastest(lambda n: one_step(drawn.device, choice, drawn.values, settings, seed=n))
     rounds = None

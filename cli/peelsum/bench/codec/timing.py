@@ -20,8 +20,8 @@ from peelsum.allreduce.exchange import Exchange, Round, Setting, Sums
 from peelsum.allreduce.history import Learned
 from peelsum.allreduce.plan import Layout
 from peelsum.bench.codec.device import Device
-from peelsum.codec import FixedPoint, Memory, fixed_point, kernels
-from peelsum.codec.cpu import occupied
+from peelsum.codec import HOST, FixedPoint, fixed_point, occupied
+from peelsum.codec import Device as CodecDevice
 from peelsum.codec.segments import SegmentCodec
 from peelsum.summation import Words
 
@@ -69,10 +69,10 @@ def _parts(
     device: Device, choice: Choice, values: Any, settings: Settings, workers: int, seed: int, likely: int
 ) -> tuple[Layout, SegmentCodec, Setting]:
     layout = Layout([TensorPlan("g", (len(values),), "float32", choice)])
-    codec = device.segments(layout.table, [values], [None], workers)
+    codec = device.codec.segments(layout.table, [values], [None], workers)
     highest = fixed_point(0, workers).scale
     network, form = NetworkModel(), choice.form
-    setting = Setting(device.ops, device.memory, settings, network, seed, form, lambda keys: likely, highest)
+    setting = Setting(device.codec, settings, network, seed, form, lambda keys: likely, highest)
     return layout, codec, setting
 
 
@@ -80,7 +80,7 @@ def _ahead(device: Device, choice: Choice, values: Any, settings: Settings, seed
     """Return one worker's exchange of values[n] that knows what a step before has shown of them."""
     before = exchange_of(device, choice, values, settings, 1, seed, len(values))
     _run(device, before)
-    found = np.flatnonzero(device.memory.on_host(before.codec.read(before.dense, before.sparse, 1)[0]))
+    found = np.flatnonzero(device.codec.on_host(before.codec.read(before.dense, before.sparse, 1)[0]))
     layout, codec, setting = _parts(device, choice, values, settings, 1, seed, len(found))
     chooser = Chooser()
     taught(chooser, layout, Seen(tuple(occupied(found).tolist())), before.levels)
@@ -115,7 +115,7 @@ def one_step(
     ahead: whether index and numbers travel together, because an earlier step had the same values.
     Raises NotExactError if a decoded element is wrong.
     """
-    clock, memory, there = device.clock, device.memory, device.place(values)
+    clock, codec, there = device.clock, device.codec, device.place(values)
     likely = int(np.count_nonzero(values))
     if ahead:
         exchange = _ahead(device, choice, there, settings, seed)
@@ -126,35 +126,35 @@ def one_step(
     words, more_s, decode_s = _run(device, exchange)
     started = clock()
     (decoded,) = exchange.codec.read(exchange.dense, exchange.sparse, 1)
-    memory.settle()
+    codec.settle()
     decode_s += clock() - started
-    require_exact([values], memory.on_host(decoded), format_of(exchange))
+    require_exact([values], codec.on_host(decoded), format_of(exchange))
     positions = None
     if choice.index is not None:
-        union = memory.on_host(exchange.union).view(np.uint32)
-        positions = kernels().positions(union, values.size)
+        union = codec.on_host(exchange.union).view(np.uint32)
+        positions = HOST.positions(union, values.size)
     return Measured(words, encode_s + more_s, decode_s, positions, exchange.left_over)
 
 
 def _run(device: Device, exchange: Exchange) -> tuple[int, float, float]:
     """Go through an exchange's rounds; return the words sent, and the seconds of encoding and decoding."""
-    clock, memory = device.clock, device.memory
+    clock, codec = device.clock, device.codec
     started = clock()
     rounds = exchange.rounds()
     asked: Round | None = next(rounds)
     encode_s, decode_s, words = clock() - started, 0.0, 0
     while asked is not None:
         started = clock()
-        own = memory.words(asked.or_words), memory.words(asked.add_words)
+        own = codec.words(asked.or_words), codec.words(asked.add_words)
         asked.write(*own)
-        ored, added = (sent_words(one, memory) for one in own)
+        ored, added = (sent_words(one, codec) for one in own)
         encode_s += clock() - started
         words += len(ored) + len(added)
         near = ored.copy()
         arrived = near, added.copy()
         started = clock()
         try:
-            asked = rounds.send(Sums(memory.receive(arrived[0]), memory.receive(arrived[1]), near))
+            asked = rounds.send(Sums(codec.placed(arrived[0]), codec.placed(arrived[1]), near))
         except StopIteration:
             asked = None
         decode_s += clock() - started
@@ -169,13 +169,13 @@ def fastest(run: Callable[[int], Measured]) -> Measured:
     return min(runs, key=lambda one: one.codec_s)
 
 
-def sent_words(words: Any, memory: Memory) -> Words:
+def sent_words(words: Any, codec: CodecDevice) -> Words:
     """Return words in the host's memory, ready to be sent."""
-    if memory.direct:
+    if codec.direct:
         return cast(Words, words)
-    out = memory.traveling(len(words))
-    memory.send(words, out)
-    memory.settle()
+    out = codec.traveling(len(words))
+    codec.send(words, out)
+    codec.settle()
     return out
 
 

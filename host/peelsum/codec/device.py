@@ -1,0 +1,296 @@
+"""The interface to a device: the codec's operations, the memory of their arrays, and the choice of a device.
+
+A device holds a step's arrays and runs the codec on them. Operations write into arrays that the caller
+provides and ignore their previous content. They do not check sizes and types: arrays must be C-contiguous and
+in native byte order. All devices give identical bits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peelsum.buffers import frozen
+from peelsum.codec import cpu_index_loops
+from peelsum.codec.cpu import CpuDevice, occupied, quantize
+from peelsum.codec.errors import CodecError
+from peelsum.codec.fixed_point import FixedPoint
+from peelsum.codec.index import BloomLayout
+from peelsum.codec.layout import SketchLayout
+from peelsum.codec.reference import ReferenceDevice
+from peelsum.codec.segments import Segment, SegmentCodec, Table
+from peelsum.extras import missing
+
+Implementation = Literal["cpu", "reference", "gpu"]
+Words = NDArray[np.uint32]
+
+
+class Device(Protocol):
+    """The codec's operations, on a step's segments and on bitmaps of n elements; and memory for their arrays.
+
+    A bitmap of n bits is uint32[ceil(n / 32)]: element i is bit i % 32 of word i // 32, least significant bit
+    first. Bits from n on are 0, except that `positions` accepts and ignores set ones. Positions, int64[k],
+    are ascending and distinct. If an operation takes `first`, a multiple of 32, the bitmap begins at that
+    element of a tensor; positions and layouts then refer to elements of the tensor.
+
+    Code for several devices uses only what NumPy's arrays and torch's tensors share (slices, `len`, `any`,
+    assignment), and this protocol for the rest. New arrays are uninitialized.
+    """
+
+    def segments(
+        self, table: Table, values: Sequence[Any], out: Sequence[Any], workers: int, /
+    ) -> SegmentCodec:
+        """Return the codec of a step: of a table and its tensors float32[n], in the order of the segments.
+
+        out: where their results are written, or None for a new array each. workers: those that sum.
+        """
+
+    # Index
+
+    def positions(
+        self, index: NDArray[np.uint32], elements: int, first: int = 0, count: int | None = None
+    ) -> NDArray[np.int64]:
+        """Return the elements whose bit is set in a bitmap of `elements` bits, ascending: int64[k].
+
+        `count` is k, if it is known; without it, the GPU's kernels wait for the device to count.
+        """
+
+    def block_encode(
+        self, index: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]
+    ) -> None:
+        """Write the bitmap of the blocks that hold a set bit of `index`.
+
+        `block` is the number of elements in a block, a power of 2 and at least 2; `out` has
+        block_words(elements, block) words.
+        """
+
+    def block_decode(
+        self, blocks: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]
+    ) -> None:
+        """Write the bitmap of all elements of the blocks set in `blocks` into out[index_words(elements)]."""
+
+    def bloom_encode(
+        self, layout: BloomLayout, index: NDArray[np.uint32], out: NDArray[np.uint32], first: int = 0
+    ) -> None:
+        """Write the Bloom filter of a bitmap into out[layout.words].
+
+        The OR of filters is the filter of the bitmaps' OR.
+        """
+
+    def bloom_decode(
+        self,
+        layout: BloomLayout,
+        words: NDArray[np.uint32],
+        elements: int,
+        out: NDArray[np.uint32],
+        first: int = 0,
+    ) -> None:
+        """Write the bitmap of the elements that pass the filter `words` into out[index_words(elements)].
+
+        They are all elements encoded on any worker, and a few false positives.
+        """
+
+    def gather_bits(
+        self, index: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]
+    ) -> Any:
+        """Write the bits of `index` that `mask` selects, in order, as a bitmap of k bits.
+
+        `mask` is a bitmap of as many words as `index`, with k set bits; `out` has index_words(k) words.
+        Return a scan of `mask` for `scatter_bits`, or None.
+        """
+
+    def scatter_bits(
+        self, bits: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32], scan: Any = None
+    ) -> None:
+        """Write bit t of `bits` to the place of the t-th set bit of `mask`, and 0 elsewhere.
+
+        The inverse of `gather_bits`; `out` has as many words as `mask`. `scan` is what `gather_bits` returned
+        for the same mask; without it, the mask is scanned again.
+        """
+
+    # Sketch
+
+    def sketch_encode(
+        self,
+        layout: SketchLayout,
+        positions: NDArray[np.int64],
+        values: NDArray[np.int32],
+        out: NDArray[np.uint32],
+    ) -> None:
+        """Write the sketch of values[k] at positions[k] into out[layout.cells].
+
+        A cell is a sum modulo 2**32, so the sketch is linear in the values.
+        """
+
+    def sketch_decode(
+        self,
+        layout: SketchLayout,
+        sketch: NDArray[np.uint32],
+        positions: NDArray[np.int64],
+        out: NDArray[np.int32],
+    ) -> NDArray[np.int64]:
+        """Peel: write the values of the candidates positions[k] into out[k]; return the left-over.
+
+        `sketch` is uint32[layout.cells]. The left-over, int64[m], ascending, holds indices into `positions`:
+        the candidates in the 2-core, and those of segments with more than 2**16. Their `out` is 0. It depends
+        only on layout and positions, so it is the same on every worker. The candidates must include every
+        element that any worker encoded.
+        """
+
+    # Memory
+
+    @property
+    def is_host(self) -> bool:
+        """Whether arrays are NumPy's, in the host's memory."""
+
+    @property
+    def direct(self) -> bool:
+        """Whether kernels read and write the words that are sent; if not, use `send`, `settle`, `placed`."""
+
+    def accepted(self, tensor: Any) -> Any:
+        """Return a user's tensor as one of this memory. Raises CodecError if it lies elsewhere or is none."""
+
+    def plain(self, tensors: Collection[Any]) -> bool:
+        """Return whether all of a user's tensors are accepted as they are, and `overwritable`."""
+
+    def overwritable(self, tensor: Any) -> bool:
+        """Return whether a result can be written over an accepted tensor: `flat` does not copy it."""
+
+    def beside(self, tensor: Any) -> AbstractContextManager[object]:
+        """Return a context in which new arrays lie where an accepted tensor does."""
+
+    def span(self, tensor: Any) -> tuple[int, int]:
+        """Return the addresses of an accepted tensor's first byte and of the one behind its last."""
+
+    def dtype(self, tensor: Any) -> str:
+        """Return the name of the tensor's dtype, e.g. "float32", the same for every memory."""
+
+    def flat(self, tensors: Sequence[Any], into: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return the same numbers as float32[n] each, in C order, and where results are written, or None.
+
+        An accepted tensor that is float32 in C order is not copied. If a result is written over its tensor,
+        both are the same object. The tensors of `into` are `overwritable`, or None.
+        """
+
+    def words(self, count: int) -> Words:
+        """Allocate uint32[count]."""
+
+    def integers(self, count: int) -> NDArray[np.int32]:
+        """Allocate int32[count]."""
+
+    def signed(self, words: Words) -> NDArray[np.int32]:
+        """Return a view of `words` as int32[k]."""
+
+    def on_host(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return an array's content as a NumPy array, words as uint32. Waits for pending writes.
+
+        An array on the host is returned as it is.
+        """
+
+    def traveling(self, count: int) -> Words:
+        """Allocate uint32[count] for words to be sent: here if `direct`, else on the host."""
+
+    def send(self, words: Words, out: Words) -> None:
+        """Start to copy `words` to `out`, an array from `traveling`; `settle` waits for the copy."""
+
+    def settle(self) -> None:
+        """Wait for every `send`."""
+
+    def placed(self, array: NDArray[Any]) -> Any:
+        """Copy an array of the host, or received words, to this device; return one that is there as it is."""
+
+    def joined(self, parts: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+        """Return the parts end to end, at least one, in as many launches for any number of parts."""
+
+    def search(self, places: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where `wanted` stand among ascending `places`: int64[k], in this memory as both are."""
+
+
+#: The device of arrays in the host's memory, whatever the one of a step is.
+HOST: Device = CpuDevice()
+
+
+def device(implementation: Implementation = "cpu", *, direct: bool = False) -> Device:
+    """Return the device of an implementation. "gpu" takes torch tensors, the others NumPy arrays.
+
+    direct: whether words on a GPU are sent from there, as over NCCL, and not by way of the host.
+    Raises CodecError for an unknown name, and for "gpu" if torch, Triton or a GPU is missing.
+    """
+    if implementation == "cpu":
+        return HOST
+    if implementation == "reference":
+        return ReferenceDevice()
+    if implementation != "gpu":
+        known = ", ".join(get_args(Implementation))
+        raise CodecError(f"implementation: {implementation!r} is unknown; use one of {known}")
+    try:
+        import torch
+
+        from peelsum.codec.gpu import GpuDevice
+    except ImportError as error:
+        raise CodecError(f"implementation: 'gpu': {missing(str(error.name), 'gpu')}") from error
+    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+        raise CodecError(
+            "implementation: 'gpu' needs a GPU that torch can use; set TRITON_INTERPRET=1 to run it, slowly, "
+            "on a CPU"
+        )
+    return cast(Device, GpuDevice(direct=direct))
+
+
+def warm_up(implementation: Implementation = "cpu") -> None:
+    """Run every operation once, so that a later timed step does not include its compilation.
+
+    Takes seconds if Numba's or Triton's cache is cold. Triton compiles the "gpu" kernels once more for sizes
+    that are multiples of 16.
+    """
+    codec = device(implementation)
+    _run_bitmaps(codec)
+    if implementation == "reference":
+        return
+    _run_segments(codec)
+    quantize(np.ones(1, np.float32), FixedPoint(0), np.empty(1, np.int32))
+    occupied(np.zeros(1, np.int64))
+    cpu_index_loops.address(frozen(np.ones(1, np.float32)))  # of a caller's tensor
+    Table([Segment(1, sparse=False)]).located(np.ones(1, np.bool))
+
+
+def _run_bitmaps(codec: Device) -> None:
+    bitmap, other, copied = (codec.placed(np.ones(1, np.uint32)) for _ in range(3))
+    sketch = codec.placed(np.zeros(6, np.uint32))
+    bloom = BloomLayout(1, 1, 0)
+    where = codec.positions(bitmap, 1)
+    for block in (2, 32, 64):
+        codec.block_encode(bitmap, 1, block, other)
+        codec.block_decode(other, 1, block, bitmap)
+    codec.bloom_encode(bloom, bitmap, other)
+    codec.bloom_decode(bloom, other, 1, bitmap)
+    codec.gather_bits(bitmap, bitmap, other)
+    codec.scatter_bits(other, bitmap, copied)
+    quantized = codec.signed(codec.placed(np.ones(1, np.uint32)))
+    for segments in (1, 2):
+        layout = SketchLayout(1, 0, segments)
+        codec.sketch_encode(layout, where, quantized, sketch[: layout.cells])
+        codec.sketch_decode(layout, sketch[: layout.cells], where, quantized)
+
+
+def _run_segments(device: Device) -> None:
+    table = Table([Segment(1, sparse=False), Segment(1, sparse=True)])
+    first, second, into = (device.placed(np.ones(1, np.float32)) for _ in range(3))
+    for out in ([first, into], [first, None]):
+        codec = device.segments(table, [first, second], out, 1)
+        words = device.words(table.scale_words)
+        bitmap = codec.write_scales(words)
+        codec.read_scales(device.on_host(words))
+        codec.use(codec.fields, codec.scales)
+        codec.values_at(np.zeros(1, np.int64))
+        dense, sparse = (device.integers(count) for count in codec.place(bitmap))
+        codec.write_dense(dense)
+        codec.gather(sparse)
+        codec.read(dense, sparse, 1, (np.zeros(1, np.int64), np.zeros(1, np.float32)))
+        codec.counts(dense, sparse, (dense, sparse))
+        codec.occupied(sparse, np.ones(2, np.int64))

@@ -1,0 +1,107 @@
+"""Pages, figures and comparisons that are made of rows; medians and their intervals."""
+
+from __future__ import annotations
+
+import json
+import re
+from math import comb
+from pathlib import Path
+
+import pytest
+from command_line import benchmarks
+
+from benchmarks.experiment import find, known
+from benchmarks.page import confidence, interval, page
+from benchmarks.rows import Run, of_plan, read
+
+ROOT = Path(__file__).parents[2]
+COMMITTED = ROOT / "docs/results/experiments"
+
+
+def test_a_page_has_figures_tables_and_how_they_were_measured(mine: Path, tmp_path: Path) -> None:
+    done = benchmarks(str(mine), "--out", str(tmp_path))
+    folder = tmp_path / "squares"
+    assert done.stderr.splitlines()[-1] == f"squares: 21 rows: {folder / 'page.md'}"
+    text = (folder / "page.md").read_text()
+    assert done.stdout in text
+    for part in (
+        "# Squares\n\n![area by width](areas.svg)\n\nAreas of squares.\n",
+        "| the largest square (Euclid) | 60 | 65 [64, 66] | measured at width 8, way a |",
+        "| 1 | a | 2 [1, 3] | a | 0.5 |",
+        "| 4 | b | 17 [16, 18] | b | - |",
+        "Missing figures: b, has no loss.",
+        "- `area`, measured: cells, more with a larger seed.",
+        "- `lost`, modelled: share that is lost.",
+        "- In rows with `way` `b`, all columns are modelled.",
+        f"- Command: `python -m benchmarks {mine}`",
+        "[Rows](rows.csv): 21, in random order; seeds 0; 1; 2.",
+        "confidence of 75%",
+        "Load average: median",
+    ):
+        assert part in text
+    assert text.index("| 2 | a |") < text.index("| 4 | a |") < text.index("| 8 | a |")
+    assert {path.name for path in folder.iterdir()} == {"areas.png", "areas.svg", "page.md", "rows.csv"}
+    drawn = (folder / "areas.svg").read_text()
+    assert ">area by width<" in drawn
+    out = ("--out", str(tmp_path))
+    assert benchmarks("show", str(mine), *out).stdout == text
+    for path in (folder / "page.md", folder / "areas.svg"):
+        path.unlink()
+    assert benchmarks("draw", str(mine), *out).stdout == f"{folder / 'page.md'}\n"
+    assert ((folder / "page.md").read_text(), (folder / "areas.svg").read_text()) == (text, drawn)
+    point = json.loads(benchmarks("show", str(mine), *out, "--json").stdout)[0]
+    assert [point[name] for name in ("area", "area_low", "area_high")] == [2, 1, 3]
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in COMMITTED.glob("*/rows.csv")))
+def test_a_page_of_committed_rows_opens_with_a_picture_and_what_it_says(name: str) -> None:
+    what, folder = Run(find(name)), COMMITTED / name
+    rows = of_plan(what, read(folder / "rows.csv"))
+    assert len(rows)
+    text = page(what, rows, name)
+    for drawn in re.findall(r"\((\w+\.svg)\)", text):
+        assert (folder / drawn).exists(), (
+            f"run: python -m benchmarks draw {name} --out docs/results/experiments"
+        )
+    begins = ("# ", "![", "**What was measured.** ", "**What it shows.** ", "**Where we lose.** ")
+    assert [part.startswith(begin) for begin, part in zip(begins, text.split("\n\n"), strict=False)] == [
+        True
+    ] * 5
+
+
+def test_all_experiments_are_listed() -> None:
+    assert [line.split()[0] for line in benchmarks("list").stdout.splitlines()] == known()
+    said = benchmarks("list", "loss").stdout
+    assert "\n  --loss 0.0,0.001,0.005,0.01,0.02,0.05 (of 0, 0.5)\n" in said
+    assert "\n  wrong: words that differ from an independent sum\n" in said
+
+
+def test_the_example_of_the_how_to_page_runs(tmp_path: Path) -> None:
+    text = (ROOT / "docs/how-to/write-an-experiment.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert example.count("\n") <= 45
+    (tmp_path / "mine.py").write_text(example)
+    done = benchmarks(str(tmp_path / "mine.py"), "--quick", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    made = (tmp_path / "mine/page.md").read_text()
+    assert "| a published ratio (its source) | 0.04 |" in made
+    assert made.count("\n| 0.") == 4
+
+
+@pytest.mark.parametrize(
+    ("count", "k"), [(1, 1), (2, 1), (5, 1), (6, 1), (8, 1), (9, 2), (10, 2), (12, 3), (20, 6), (25, 8)]
+)
+def test_intervals_are_those_of_the_sign_test(count: int, k: int) -> None:
+    """The tables of the sign test at 5 % have these k; under six values there are none."""
+    assert interval(range(count)) == (k - 1, count - k)
+    outside = sum(comb(count, heads) for heads in range(count + 1) if heads < k or heads > count - k)
+    assert confidence(count, k) == pytest.approx(1 - outside / 2**count)
+    assert (confidence(count, k) >= 0.95) == (count >= 6)
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in COMMITTED.glob("*/rows.csv")))
+def test_a_committed_page_is_what_its_rows_say(name: str) -> None:
+    what, folder = Run(find(name)), COMMITTED / name
+    text = page(what, of_plan(what, read(folder / "rows.csv")), name)
+    remedy = f"python -m benchmarks show {name} --out docs/results/experiments > {folder / 'page.md'}"
+    assert (folder / "page.md").read_text(encoding="utf-8") == text, remedy

@@ -1,0 +1,36 @@
+"""Jobs that share a switch's slots: what the servers sum, exactly, with enough slots and with few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from benchmarks.experiments.levels import topology_of
+from benchmarks.experiments.slots import Scene, Shares, share_slots, share_slots_atp
+
+
+@pytest.mark.parametrize("jobs", [1, 4])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_with_enough_slots_the_switch_sums_everything_in_least_packets(jobs: int, workers: int) -> None:
+    found = share_slots(Scene(slots=2**14, jobs=jobs, outstanding=512, workers=workers))
+    assert (found.at_server, found.packets_to_servers, found.wrong) == (0.0, 1.0, 0)
+    assert found.fairness == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("share", [share_slots, share_slots_atp])
+def test_with_all_chunks_under_way_one_in_a_hundred_slots_leaves_the_servers_nearly_all(
+    share: Callable[[Scene], Shares],
+) -> None:
+    plenty, few = (share(Scene(slots, 1, outstanding=6400, full=True)) for slots in (2**14, 256))
+    assert (plenty.wrong, few.wrong) == (0, 0)
+    # A slot is held for as long as a link takes to send all outstanding chunks. The sum is of three windows.
+    assert few.at_server > 1 - 5 * 256 / 6400
+    assert few.packets_to_servers == pytest.approx(1 + few.at_server, rel=0.01)
+    assert plenty.at_server < (0.4 if share is share_slots_atp else 0.001)
+
+
+def test_trunks_have_rates_of_their_own() -> None:
+    links = topology_of(2, 4, mbit=100.0, trunk=0.5).links
+    assert sorted(link.rate_mbit or 0 for link in links) == [50.0, 50.0, *[100.0] * 5]
+    assert len(topology_of(1, 4, None, 1.0).links) == 5

@@ -1,0 +1,173 @@
+import json
+
+import grpc
+import pytest
+from finsy.p4entity import P4TableAction as Action
+from finsy.p4entity import P4TableEntry as Entry
+from finsy.p4entity import P4TableMatch as Match
+from finsy.proto import p4r
+
+from peelsum.pipelines import pipeline
+
+
+@pytest.fixture
+def primary(connect):
+    client = connect()
+    client.become_primary()
+    return client
+
+
+@pytest.fixture
+def config(schema):
+    return schema.get_pipeline_config()
+
+
+def route(schema):
+    entry = Entry("route", match=Match({"hdr.ipv4.dst": "10.0.0.0/8"}), action=Action("forward", port=4))
+    return entry.encode_entry(schema)
+
+
+def code_of(call):
+    with pytest.raises(grpc.RpcError) as error:
+        call()
+    return error.value.code().name, error.value.details()
+
+
+def test_the_version_is_that_of_the_specification(connect):
+    answer = connect().stub.Capabilities(p4r.CapabilitiesRequest())
+    assert answer.p4runtime_api_version == "1.4.0"
+
+
+def test_before_a_pipeline_there_is_nothing_to_work_on(primary):
+    for call in (primary.get_pipeline, primary.write, lambda: primary.read(table_entry=p4r.TableEntry())):
+        code, details = code_of(call)
+        assert code == "FAILED_PRECONDITION"
+        assert "No forwarding pipeline config" in details
+
+
+def test_commit_runs_a_pipeline_and_all_of_it_is_read_back(primary, config, device):
+    assert device.switch is None
+    primary.set_pipeline(config)
+    assert "MatchEverything.route" in device.switch.tables
+    assert primary.get_pipeline() == config
+    cookie_only = primary.get_pipeline("COOKIE_ONLY")
+    assert cookie_only == p4r.ForwardingPipelineConfig(cookie=config.cookie)
+    p4info = primary.get_pipeline("P4INFO_AND_COOKIE")
+    assert (p4info.p4info, p4info.p4_device_config, p4info.cookie) == (config.p4info, b"", config.cookie)
+    blob = primary.get_pipeline("DEVICE_CONFIG_AND_COOKIE")
+    assert (blob.HasField("p4info"), blob.p4_device_config) == (False, config.p4_device_config)
+
+
+def test_committing_again_starts_afresh(client, schema, config):
+    client.update("INSERT", table_entry=route(schema))
+    client.set_pipeline(config)
+    assert client.read(table_entry=p4r.TableEntry(table_id=schema.tables["route"].id)) == []
+
+
+def test_verify_changes_nothing(primary, config, device):
+    primary.set_pipeline(config, "VERIFY")
+    assert device.switch is None
+    assert code_of(primary.get_pipeline)[0] == "FAILED_PRECONDITION"
+
+
+def blob(change):
+    """Return what replaces a configuration's JSON."""
+    return lambda config: setattr(config, "p4_device_config", change(config.p4_device_config))
+
+
+def program(change):
+    """Return what changes a configuration's JSON as a document."""
+
+    def spoil(config):
+        document = json.loads(config.p4_device_config)
+        change(document)
+        config.p4_device_config = json.dumps(document).encode()
+
+    return spoil
+
+
+def named(parts, end):
+    return next(part for part in parts if part["name"].endswith(end))
+
+
+def elsewhere(kind):
+    return lambda config: setattr(getattr(config.p4info, kind)[0].preamble, "name", "elsewhere")
+
+
+#: By what p4info and program then differ in.
+DIFFERENT = {
+    "table MatchEverything": program(
+        lambda d: d["pipelines"][0]["tables"][3]["key"][0].update(match_type="exact")
+    ),
+    "counter MatchEverything.seen": program(lambda d: named(d["counter_arrays"], "seen").update(size=15)),
+    "register MatchEverything.notes": program(lambda d: d["register_arrays"][0].update(size=9)),
+    "action MatchEverything.to_cpu": program(
+        lambda d: named(d["actions"], "to_cpu")["runtime_data"].append({"name": "more", "bitwidth": 8})
+    ),
+    "counter elsewhere": elsewhere("counters"),
+    "register elsewhere": elsewhere("registers"),
+}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "what"), [(spoil, what) for what, spoil in DIFFERENT.items()], ids=DIFFERENT
+)
+def test_a_program_that_is_not_its_p4infos_is_refused(primary, config, spoil, what):
+    spoil(config)
+    code, details = code_of(lambda: primary.set_pipeline(config, "VERIFY"))
+    assert code == "INVALID_ARGUMENT"
+    assert f"p4info and p4_device_config differ in {what}" in details
+
+
+SPOILED = {
+    "without json": blob(lambda text: b""),
+    "broken json": blob(lambda text: text[:-10]),
+    "other json": blob(lambda text: b"[]"),
+    "foreign json": blob(lambda text: pipeline(32).json_path.read_bytes()),
+    "deep json": blob(lambda text: b"[" * 100_000),
+    "undeclared action": lambda config: setattr(config.p4info.tables[0].action_refs[0], "id", 1),
+    "id twice": lambda config: config.p4info.actions.add().CopyFrom(config.p4info.actions[0]),
+    "no id": lambda config: setattr(config.p4info.tables[0].preamble, "id", 0),
+    "other width": lambda config: setattr(config.p4info.tables[0].match_fields[0], "bitwidth", 47),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+def test_bad_configurations_are_refused_and_change_nothing(client, config, device, spoil):
+    running = device.switch
+    spoil(config)
+    code, details = code_of(lambda: client.set_pipeline(config))
+    assert code == "INVALID_ARGUMENT"
+    assert "\n" not in details
+    assert device.switch is running
+
+
+def test_unsupported_p4info_is_refused_by_name(primary, config):
+    config.p4info.meters.add().preamble.name = "Ingress.police"
+    code, details = code_of(lambda: primary.set_pipeline(config))
+    assert (code, details.split(":")[0]) == ("UNIMPLEMENTED", "meter Ingress.police")
+
+
+@pytest.mark.parametrize(
+    ("action", "code"),
+    [
+        ("UNSPECIFIED", "INVALID_ARGUMENT"),
+        ("VERIFY_AND_SAVE", "UNIMPLEMENTED"),
+        ("COMMIT", "UNIMPLEMENTED"),
+        ("RECONCILE_AND_COMMIT", "UNIMPLEMENTED"),
+    ],
+)
+def test_actions_other_than_verify_and_commit_are_refused(primary, config, device, action, code):
+    found, details = code_of(lambda: primary.set_pipeline(config, action))
+    assert (found, device.switch) == (code, None)
+    assert code == "INVALID_ARGUMENT" or details.startswith(f"action {action}:")
+
+
+@pytest.mark.parametrize("action", ["VERIFY", "VERIFY_AND_COMMIT"])
+def test_actions_need_a_config(primary, action):
+    assert code_of(lambda: primary.set_pipeline(None, action))[0] == "INVALID_ARGUMENT"
+
+
+def test_another_device_is_not_here(connect):
+    request = p4r.GetForwardingPipelineConfigRequest(device_id=2)
+    assert code_of(lambda: connect().stub.GetForwardingPipelineConfig(request))[0] == "NOT_FOUND"

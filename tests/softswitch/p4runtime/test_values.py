@@ -1,0 +1,86 @@
+"""Numbers, controller headers and a stream's queue, without a server."""
+
+import grpc
+import pytest
+from finsy.proto import p4r
+
+from peelsum.softswitch.p4runtime.info import NumberInfo, PipelineInfo
+from peelsum.softswitch.p4runtime.packets import to_frame, to_packet_in
+from peelsum.softswitch.p4runtime.status import RequestError
+from peelsum.softswitch.p4runtime.stream import ControllerStream
+from peelsum.softswitch.p4runtime.values import to_bytes, to_int
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("number", "octets"),
+    [
+        (0, b"\0"),
+        (1, b"\1"),
+        (255, b"\xff"),
+        (256, b"\1\0"),
+        (65535, b"\xff\xff"),
+        (1 << 64, b"\1" + bytes(8)),
+    ],
+)
+def test_numbers_are_written_in_their_shortest_form(number, octets):
+    assert to_bytes(number) == octets
+    assert to_int(b"\0\0" + octets, 65, "it") == number
+
+
+def test_a_value_fits_its_width_to_the_bit():
+    assert to_int(b"\x01\xff", 9, "it") == 511
+    with pytest.raises(RequestError, match="0x200 does not fit 9 bits"):
+        to_int(b"\x02\x00", 9, "it")
+
+
+# Packets
+
+
+HEADER = (NumberInfo(1, "a", 9), NumberInfo(2, "b", 3), NumberInfo(5, "c", 12))
+INFO = PipelineInfo({}, {}, {}, {}, {"packet_out": HEADER, "packet_in": HEADER})
+
+
+def test_header_fields_lie_side_by_side():
+    packet = p4r.PacketOut(payload=b"payload")
+    for number, value in ((5, 0xABC), (1, 0x101), (2, 5)):
+        packet.metadata.add(metadata_id=number, value=to_bytes(value))
+    frame = to_frame(packet, INFO)
+    assert frame == ((0x101 << 3 | 5) << 12 | 0xABC).to_bytes(3, "big") + b"payload"
+    back = to_packet_in(frame, INFO)
+    assert [(item.metadata_id, item.value) for item in back.metadata] == [
+        (1, b"\1\1"),
+        (2, b"\5"),
+        (5, b"\x0a\xbc"),
+    ]
+    assert back.payload == b"payload"
+
+
+def test_a_frame_shorter_than_its_header_is_filled_up_with_zeros():
+    back = to_packet_in(b"\x80", INFO)
+    assert ([item.value for item in back.metadata], back.payload) == ([b"\1\0", b"\0", b"\0"], b"")
+
+
+def test_the_longest_payload_is_a_packets():
+    assert len(to_frame(p4r.PacketOut(payload=bytes(65535)), INFO)) == 65538
+    with pytest.raises(RequestError, match="65536 bytes are too many; send up to 65535"):
+        to_frame(p4r.PacketOut(payload=bytes(65536)), INFO)
+
+
+def test_a_metadata_field_given_twice_is_refused():
+    packet = p4r.PacketOut(payload=b"x")
+    for _ in range(2):
+        packet.metadata.add(metadata_id=1, value=b"\1")
+    with pytest.raises(RequestError, match="given twice"):
+        to_frame(packet, INFO)
+
+
+def test_a_stream_ends_with_the_error_it_was_given_after_what_was_queued():
+    stream = ControllerStream()
+    stream.send(p4r.StreamMessageResponse())
+    stream.end(RequestError(grpc.StatusCode.NOT_FOUND, "gone"))
+    responses = stream.responses()
+    next(responses)
+    with pytest.raises(RequestError, match="gone"):
+        next(responses)

@@ -1,0 +1,237 @@
+"""UDP ports of the softswitch: who their peer is, headers around payloads, loss, and counts of drops."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from softswitch_frames import received
+
+from peelsum.softswitch.ports.udp import Loss, UdpPorts, frame_header
+from peelsum.wire import FRAME_HEADER_BYTES, UDP_PORT, packet_bytes
+from peelsum.wire.datagrams import BatchSocket
+
+SIZE = packet_bytes(8)
+
+
+@contextlib.contextmanager
+def opened(*numbers: int, **options: object) -> Iterator[UdpPorts]:
+    ports = UdpPorts(numbers or (1, 2), **options)  # type: ignore[arg-type]
+    try:
+        ports.resize(SIZE)
+        yield ports
+    finally:
+        ports.close()
+
+
+@contextlib.contextmanager
+def host_at(ports: UdpPorts, number: int, size: int = SIZE) -> Iterator[BatchSocket]:
+    """A host whose hello a switch port has answered, so that it is the port's peer."""
+    with BatchSocket.bind(("127.0.0.1", 0), size) as sock:
+        sock.connect(("127.0.0.1", ports.listening[number]))
+        sock.send_hello()
+        assert len(ports.receive([number]).port) == 0
+        answer = sock.receive()
+        assert answer is not None
+        assert answer.hello
+        yield sock
+
+
+def packets(count: int, seed: int = 1, size: int = SIZE) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, size), np.uint8)
+
+
+def test_received_payloads_get_headers_that_are_removed_on_sending() -> None:
+    with opened(3) as ports, host_at(ports, 3) as host:
+        sent = packets(5)
+        host.send(sent)
+        frames = ports.receive([3])
+        assert frames.port.tolist() == [3] * 5
+        assert frames.length.tolist() == [FRAME_HEADER_BYTES + SIZE] * 5
+        for row, payload in zip(frames.data, sent, strict=True):
+            assert bytes(row[:FRAME_HEADER_BYTES]) == bytes(frame_header(3, SIZE))
+            assert np.array_equal(row[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + SIZE], payload)
+        ports.send(frames)
+        assert np.array_equal(received(host, SIZE), sent)
+        counts = ports.ports[3].counts
+        assert (counts.hellos, counts.received, counts.sent) == (1, 5, 5)
+
+
+def test_headers_are_read_as_scapy_reads_them() -> None:
+    scapy = pytest.importorskip("scapy.layers.inet")
+    frame = pytest.importorskip("scapy.layers.l2").Ether(bytes(frame_header(300, SIZE)) + bytes(SIZE))
+    ip = frame[scapy.IP]
+    assert (ip.src, ip.dst, ip.len) == ("10.0.1.44", "10.0.255.254", 28 + SIZE)
+    checksum = ip.chksum
+    del ip.chksum
+    assert scapy.IP(bytes(ip)).chksum == checksum
+    assert (ip[scapy.UDP].dport, ip[scapy.UDP].len) == (UDP_PORT, 8 + SIZE)
+
+
+def test_packets_of_others_than_the_peer_are_dropped_and_counted() -> None:
+    with (
+        opened(1) as ports,
+        host_at(ports, 1) as host,
+        BatchSocket.bind(("127.0.0.1", 0), SIZE) as stranger,
+    ):
+        stranger.send(packets(3, seed=2), ("127.0.0.1", ports.listening[1]))
+        host.send(packets(2))
+        frames = ports.receive([1])
+        assert np.array_equal(frames.data[:, FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + SIZE], packets(2))
+        assert ports.ports[1].counts.foreign == 3
+
+
+def test_the_last_host_to_send_a_hello_is_the_peer() -> None:
+    with opened(1) as ports, host_at(ports, 1) as before:
+        before.send(packets(1))
+        frames = ports.receive([1])
+        with host_at(ports, 1) as after:
+            ports.send(frames)
+            assert len(received(after, SIZE)) == 1
+            assert len(received(before, SIZE)) == 0
+
+
+def test_a_packet_for_a_port_without_peer_is_dropped_and_counted() -> None:
+    with opened(1, 2) as ports, host_at(ports, 1) as host:
+        host.send(packets(3))
+        frames = ports.receive([1])
+        frames.port[:] = (2, 9, 1)
+        ports.send(frames)
+        assert ports.ports[2].counts.unreachable == 1
+        assert ports.no_such_port == 1
+        assert np.array_equal(received(host, SIZE), packets(3)[2:])
+
+
+def test_a_peer_that_the_system_refuses_does_not_end_the_switch() -> None:
+    with opened(1) as ports, host_at(ports, 1) as host:
+        host.send(packets(3))
+        frames = ports.receive([1])
+        ports.ports[1].join(("255.255.255.255", 9))  # a broadcast, which the system refuses by default
+        ports.send(frames)
+        assert ports.ports[1].counts.unreachable == 3
+
+
+def test_copies_to_several_ports_keep_each_ports_order() -> None:
+    with opened(1, 2) as ports, host_at(ports, 1) as one, host_at(ports, 2) as two:
+        sent = packets(6)
+        one.send(sent)
+        frames = ports.receive([1, 2])
+        frames.port[:] = (2, 1, 2, 2, 1, 2)
+        ports.send(frames)
+        assert np.array_equal(received(one, SIZE), sent[[1, 4]])
+        assert np.array_equal(received(two, SIZE), sent[[0, 2, 3, 5]])
+
+
+@pytest.mark.parametrize(("offset", "value"), [(12, 0x86), (14, 0x46), (23, 6), (None, None)])
+def test_frames_other_than_udp_or_of_another_length_are_dropped_and_counted(offset, value) -> None:
+    with opened(1) as ports, host_at(ports, 1) as host:
+        host.send(packets(2))
+        frames = ports.receive([1])
+        if offset is None:
+            frames.length[0] -= 1
+        else:
+            frames.data[0, offset] = value
+        ports.send(frames)
+        assert ports.unframed == 1
+        assert np.array_equal(received(host, SIZE), packets(2)[1:])
+
+
+def test_busy_ports_share_a_batch() -> None:
+    with opened(1, 2, batch=128, offload=False) as ports, host_at(ports, 1) as one, host_at(ports, 2) as two:
+        for host in (one, two):
+            host.send(packets(200))
+        first = ports.receive([1, 2])
+        assert np.bincount(first.port).tolist() == [0, 64, 64]
+        rest = [len(ports.receive([1, 2]).port) for _ in range(4)]
+        assert sum(rest) == 400 - 128
+
+
+def test_loss_is_the_requested_share_and_the_same_for_a_seed() -> None:
+    def fates(seed: int) -> np.ndarray:
+        return Loss(0.2, (seed, 1, 0)).spares(5000)
+
+    assert 3800 < np.count_nonzero(fates(1)) < 4200
+    assert np.array_equal(fates(1), fates(1))
+    assert not np.array_equal(fates(1), fates(2))
+
+
+def test_loss_affects_both_directions_but_not_hellos() -> None:
+    with opened(1, loss=0.5, seed=7) as ports:
+        for _ in range(20):
+            with host_at(ports, 1) as host:
+                host.send(packets(100))
+                frames = ports.receive([1])
+                ports.send(frames)
+                back = received(host, SIZE)
+        counts = ports.ports[1].counts
+        assert counts.hellos == 20
+        assert counts.received + counts.lost_in == 2000
+        assert counts.sent + counts.lost_out == counts.received
+        assert 800 < counts.lost_in < 1200
+        assert 300 < counts.lost_out < 700
+        assert 0 < len(back) < 60
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_loss_outside_its_range_is_refused_and_frees_the_port(share: float) -> None:
+    with pytest.raises(ValueError, match=f"loss: {share} is out of range; use 0 to 1"):
+        UdpPorts([1], loss=share)
+
+
+@pytest.mark.parametrize("number", [-1, 512])
+def test_a_port_that_v1model_does_not_have_is_refused(number: int) -> None:
+    with pytest.raises(ValueError, match=f"port: {number} is out of range; use 0 to 511"):
+        UdpPorts([1, number])
+
+
+def free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_taken_port_is_named_and_the_others_are_freed() -> None:
+    with BatchSocket.bind(("127.0.0.1", 0), SIZE) as holder:
+        taken, free = holder.address[1], free_port()
+        with pytest.raises(OSError, match=f"127.0.0.1:{taken}: .*choose another"):
+            UdpPorts([1, 2], base={1: free, 2: taken})
+        BatchSocket.bind(("127.0.0.1", free), SIZE).close()
+
+
+def test_resizing_changes_the_accepted_packet_size() -> None:
+    with opened(1) as ports, host_at(ports, 1) as host:
+        ports.resize(packet_bytes(300))
+        host.send(packets(2))
+        host.resize(packet_bytes(300))
+        host.send(packets(3, size=packet_bytes(300)))
+        frames = ports.receive([1])
+        assert frames.length.tolist() == [FRAME_HEADER_BYTES + packet_bytes(300)] * 3
+        assert ports.ports[1].counts.odd == 2
+
+
+def test_a_call_answers_so_many_hellos_at_most() -> None:
+    with opened(1, offload=False) as ports, host_at(ports, 1) as host:
+        for _ in range(100):
+            host.send_hello()
+        host.send(packets(1))
+        assert len(ports.receive([1])) == 0
+        assert ports.ports[1].counts.hellos == 1 + 64
+        assert len(ports.receive([1])) == 1
+        assert ports.ports[1].counts.hellos == 1 + 100
+
+
+def test_a_port_that_was_joined_says_hello_until_the_other_answers() -> None:
+    with opened(1) as ports, BatchSocket.bind(("127.0.0.1", 0), SIZE) as other, host_at(ports, 1) as host:
+        host.send(packets(2))
+        frames = ports.receive([1])
+        ports.ports[1].join(other.address)
+        ports.send(frames)
+        bursts = [other.receive() for _ in range(3)]
+        assert [len(burst.packets) for burst in bursts if burst is not None] == [0, 0, 2]
+        other.connect(("127.0.0.1", ports.listening[1]))
+        other.send_hello()
+        ports.receive([1])
+        ports.send(frames)
+        assert [len(burst.packets) for burst in [other.receive()] if burst is not None] == [2]
+        assert other.receive() is None

@@ -1,0 +1,306 @@
+"""The compiled loop over UDP ports: the same packets as `Switch.process`, and every way in which it stops."""
+
+import contextlib
+import resource
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from frames import frame
+from patience import PATIENCE_S, until
+from peelsum_packets import Job
+from rigs import SoftswitchRig
+from softswitch_frames import received
+
+from peelsum.pipelines import pipeline
+from peelsum.softswitch import Switch, load
+from peelsum.softswitch.data_plane import DataPlane
+from peelsum.softswitch.ports.pacing import PAUSE_US
+from peelsum.softswitch.ports.pacing_kernels import NEVER, due_in, hold, new_rings, release
+from peelsum.softswitch.ports.udp import UdpPorts
+from peelsum.softswitch.ports.udp_kernels import Column
+from peelsum.softswitch.runtime.device import Device
+from peelsum.softswitch.runtime.queues import Queues
+from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, Kind, fields_of, pack, packet_bytes
+from peelsum.wire.datagrams import BatchSocket
+
+LANES, WORKERS, SERVER = 32, 4, 5
+SIZE = packet_bytes(LANES)
+#: The program's clock: ticks of 2**6 us, and what is added to them (switch/p4/generated/wire.p4).
+TICK_SHIFT, EPOCH_TICKS = 6, 0x40000000
+
+
+def job_on(rig: SoftswitchRig) -> Job:
+    return Job(rig, job_id=1, ports=range(1, WORKERS + 1), server_port=SERVER)
+
+
+@pytest.fixture
+def rig() -> Iterator[SimpleNamespace]:
+    with rig_of() as made:
+        yield made
+
+
+@contextlib.contextmanager
+def rig_of(queues: Queues | None = None) -> Iterator[SimpleNamespace]:
+    """A job's switch whose loop runs on UDP, its hosts, and a second switch that runs without ports."""
+    program = load(pipeline(LANES).json_path)
+    ours, other = SoftswitchRig(program, "numba"), SoftswitchRig(program, "numba")
+    ports, device = UdpPorts(range(1, SERVER + 1), batch=64), Device(queues=queues)
+    if queues:
+        ours.switch = Switch(program, queues=queues)
+    with contextlib.ExitStack() as stack:
+        stack.callback(ports.close)
+        stack.callback(device.close)
+        plane = stack.enter_context(DataPlane(device, ports))
+        device.install(ours.switch)
+        plane.turn(1)
+        assert plane._loop is not None
+        hosts = {}
+        for number, at in ports.listening.items():
+            hosts[number] = sock = stack.enter_context(BatchSocket.bind(("127.0.0.1", 0), SIZE))
+            sock.connect(("127.0.0.1", at))
+            sock.send_hello()
+            plane.turn(1)
+            assert sock.receive() is not None
+        yield SimpleNamespace(
+            ports=ports, device=device, plane=plane, hosts=hosts, job=job_on(ours), other=job_on(other)
+        )
+
+
+def contributions(worker: int, count: int, first: int = 0) -> np.ndarray:
+    lanes = np.random.default_rng(worker).integers(0, 1 << 32, (count, LANES), np.uint32)
+    return pack(
+        lanes, kind=Kind.CONTRIBUTION, job_id=1, generation=7, sender=worker, bitmap=1 << worker,
+        chunk_id=np.arange(first, first + count),
+    )  # fmt: skip
+
+
+def results(count: int) -> np.ndarray:
+    lanes = np.random.default_rng(99).integers(0, 1 << 32, (count, LANES), np.uint32)
+    return pack(
+        lanes, kind=Kind.RESULT, job_id=1, generation=7, sender=0xFFFF, bitmap=(1 << WORKERS) - 1,
+        chunk_id=np.arange(count),
+    )  # fmt: skip
+
+
+def arrived(sock: BatchSocket, count: int) -> np.ndarray:
+    """Return `count` sent packets or more; on a busy machine they may arrive later."""
+    bursts = [received(sock, SIZE)]
+    deadline = time.monotonic() + PATIENCE_S
+    while sum(map(len, bursts)) < count:
+        assert time.monotonic() < deadline
+        bursts.append(received(sock, SIZE))
+    return np.concatenate(bursts)
+
+
+def turn_until(rig: SimpleNamespace, port: int, count: int) -> np.ndarray:
+    """Take turns until the host at a port has received `count` packets; return them."""
+    bursts = [received(rig.hosts[port], SIZE)]
+    deadline = time.monotonic() + PATIENCE_S
+    while sum(map(len, bursts)) < count:
+        assert time.monotonic() < deadline
+        rig.plane.turn(0.01)  # on a busy machine, sent packets may arrive later
+        bursts.append(received(rig.hosts[port], SIZE))
+    return np.concatenate(bursts)
+
+
+def test_sums_and_results_pass_as_through_a_switch_without_ports(rig: SimpleNamespace) -> None:
+    batches = {worker: contributions(worker, 50) for worker in range(WORKERS)}
+    for worker, batch in batches.items():
+        rig.hosts[worker + 1].send(batch)
+        rig.plane.turn(PATIENCE_S)
+    sums = turn_until(rig, SERVER, 50)
+    expected = np.sum([fields_of(batch, LANES)["lanes"] for batch in batches.values()], 0, np.uint32)
+    assert np.array_equal(fields_of(sums, LANES)["lanes"], expected)
+    rig.hosts[SERVER].send(results(50))
+    returned = {port: turn_until(rig, port, 50) for port in range(1, WORKERS + 1)}
+    frames = [(worker + 1, frame(bytes(row))) for worker, batch in batches.items() for row in batch]
+    frames += [(SERVER, frame(bytes(row))) for row in results(50)]
+    other = rig.other.rig.process_frames(frames)
+    for port, got in {**returned, SERVER: sums}.items():
+        assert [bytes(row) for row in got] == [raw[FRAME_HEADER_BYTES:] for to, raw in other if to == port]
+    assert rig.job.verdicts() == rig.other.verdicts()
+
+
+def test_it_goes_on_where_the_room_for_copies_ended(rig: SimpleNamespace) -> None:
+    # Every result has 100 copies, so that a burst of them needs several times the room.
+    copies = 100
+    rows = len(rig.ports.received.data)
+    assert 64 * copies > rows + copies
+    rig.job.rig.set_group(1, [1] * copies)
+    rig.hosts[SERVER].send(results(64))
+    got = turn_until(rig, 1, 64 * copies)
+    assert np.array_equal(fields_of(got, LANES)["chunk_id"], np.repeat(np.arange(64), copies))
+
+
+def test_frames_for_the_controller_leave_the_others_in_order(rig: SimpleNamespace) -> None:
+    told: list[bytes] = []
+    rig.device.on_packet_in(told.extend)
+    rig.job.rig.set_group(1, [2, CPU_PORT])
+    rig.hosts[SERVER].send(results(20))
+    got = turn_until(rig, 2, 20)
+    assert np.array_equal(got, results(20))
+    assert [raw[FRAME_HEADER_BYTES:] for raw in told] == [bytes(row) for row in results(20)]
+    assert rig.ports.no_such_port == 0
+    rig.job.rig.set_group(1, [2])
+    rig.hosts[SERVER].send(results(3))
+    assert len(turn_until(rig, 2, 3)) == 3
+    rig.plane.turn(0)
+    assert len(told) == 20
+
+
+def test_a_kernel_that_refuses_so_many_segments_gets_fewer(rig: SimpleNamespace) -> None:
+    if not rig.ports.ports[1].socket.offload:
+        pytest.skip("the kernel does not segment")
+    rig.ports.sockets.state[0, Column.SEGMENTS] = 1000  # more than a datagram holds
+    rig.job.rig.set_group(1, [1, 2] * 4)
+    rig.hosts[SERVER].send(results(120))
+    for port in (1, 2):
+        got = turn_until(rig, port, 480)
+        assert np.array_equal(fields_of(got, LANES)["chunk_id"], np.repeat(np.arange(120), 4))
+    assert rig.ports.sockets.state[0, Column.SEGMENTS] <= 64
+
+
+def test_frames_from_the_controller_pass(rig: SimpleNamespace) -> None:
+    rig.job.rig.admit_server(1, CPU_PORT)
+    row = bytes(results(1)[0])
+    assert rig.device.inject(frame(row))
+    rig.plane.turn(PATIENCE_S)
+    assert bytes(received(rig.hosts[1], SIZE)[0]) == row
+
+
+@contextlib.contextmanager
+def running(rig: SimpleNamespace) -> Iterator[threading.Thread]:
+    thread = threading.Thread(target=rig.plane.run)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        rig.plane.stop()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def test_others_get_at_the_state_while_it_waits_for_packets(rig: SimpleNamespace) -> None:
+    with running(rig):
+        for number in range(200):
+            rig.job.rig.set_group(2, [number % 8])
+            assert rig.job.rig.switch.groups.get(2) == ((number % 8, 0),)
+        rig.hosts[1].send(contributions(0, 5))
+        until(lambda: sum(rig.job.verdicts().values()) == 5)
+
+
+def test_a_group_that_grows_while_it_runs_is_served(rig: SimpleNamespace) -> None:
+    with running(rig):
+        # Larger than the memory of groups, which is replaced.
+        rig.job.rig.set_group(1, [1] * 300)
+        rig.hosts[SERVER].send(results(2))
+        bursts: list[np.ndarray] = []
+        until(lambda: bursts.append(received(rig.hosts[1], SIZE)) or sum(map(len, bursts)) == 600)
+    got = np.concatenate(bursts)
+    assert np.array_equal(fields_of(got, LANES)["chunk_id"], np.repeat([0, 1], 300))
+
+
+def test_a_new_pipeline_takes_over_while_it_waits(rig: SimpleNamespace) -> None:
+    with running(rig):
+        fresh = SoftswitchRig(load(pipeline(LANES).json_path), "numba")
+        job = job_on(fresh)
+        rig.device.install(fresh.switch)
+        until(lambda: rig.hosts[1].send(contributions(0, 4)) and job.verdicts())
+
+
+def test_the_program_sees_the_planes_clock(rig: SimpleNamespace) -> None:
+    stamps = rig.job.rig.switch.registers["PeelsumIngress.aggregation.owner.owner_stamp"]
+    before = rig.plane.now_us() >> TICK_SHIFT
+    rig.hosts[1].send(contributions(0, 1))
+    rig.plane.turn(PATIENCE_S)
+    after = rig.plane.now_us() >> TICK_SHIFT
+    (stamp,) = (value for value in stamps.values().tolist() if value)
+    assert before <= stamp - EPOCH_TICKS <= after
+
+
+FRAME_BITS = 8 * (FRAME_HEADER_BYTES + SIZE)
+
+
+def test_a_port_with_a_rate_keeps_it_while_others_send_at_once() -> None:
+    with rig_of(Queues({1: 0.5})) as rig:
+        began = time.monotonic()
+        rig.hosts[SERVER].send(results(30))
+        assert np.array_equal(turn_until(rig, 2, 30), results(30))
+        assert np.array_equal(turn_until(rig, 1, 30), results(30))
+        assert time.monotonic() - began >= 30 * FRAME_BITS / 0.5e6
+        assert (rig.ports.no_such_port, rig.ports.unframed) == (0, 0)
+
+
+def test_what_exceeds_a_queue_is_dropped_and_the_rest_leaves_in_order() -> None:
+    with rig_of(Queues({1: 1.0}, limit=8)) as rig:
+        rig.job.rig.set_group(1, [1])
+        for burst in range(3):
+            rig.hosts[SERVER].send(results(20))
+            got = turn_until(rig, 1, 8)
+            assert np.array_equal(got, results(20)[:8])
+            counts = rig.device.queues.counts()[1]
+            assert (counts.sent, counts.dropped) == (8 * (burst + 1), 12 * (burst + 1))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_held_packets_leave_when_due_in_order_over_the_clocks_wrap(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    limit = 16
+    with rig_of() as rig:
+        rings = new_rings([1, 3], limit, SIZE, rig.ports.sockets)
+        outbox = rig.ports.outbox_for(2 * limit)
+        waiting: dict[int, list[tuple[int, bytes]]] = {1: [], 3: []}
+        now = (1 << 48) - 3000
+        for _ in range(60):
+            count = int(random.integers(0, 4))
+            ports = random.choice([1, 2, 3], count).astype(np.int32)
+            data = np.stack(
+                [np.frombuffer(frame(random.bytes(SIZE)), np.uint8) for _ in range(count)] or [[]]
+            )
+            leave = np.zeros(count, np.uint64)
+            for i, port in enumerate(ports.tolist()):
+                if port in waiting and len(waiting[port]) < limit:
+                    after = waiting[port][-1][0] if waiting[port] else now
+                    waiting[port].append(
+                        (after + int(random.integers(0, 300)), bytes(data[i, FRAME_HEADER_BYTES:]))
+                    )
+                    # Within the microsecond that ends when it is due.
+                    ticks = (waiting[port][-1][0] << 16) - int(random.integers(0, 1 << 16))
+                    leave[i] = ticks % (1 << 64)
+                elif port in waiting:
+                    ports[i] = 2
+            before = ports.copy()
+            length = np.full(count, FRAME_HEADER_BYTES + SIZE, np.int32)
+            if count:  # an array without rows has no stride
+                hold(rings, rig.ports.sockets, data, length, ports, leave, FRAME_HEADER_BYTES + SIZE)
+            assert (ports[before == 2] == 2).all()
+            assert (ports[before != 2] == -1).all()
+            soonest = min((queue[0][0] for queue in waiting.values() if queue), default=None)
+            expected = NEVER if soonest is None else max(0, soonest - now, int(rings.paused_until[0]) - now)
+            assert due_in(rings, now) == expected
+            now += int(random.integers(0, 200))
+            paused_until = int(rings.paused_until[0])
+            assert release(rings, rig.ports.sockets, outbox, now) == -1
+            some_due = any(at <= now for queue in waiting.values() for at, _ in queue)
+            assert rings.paused_until[0] == (now + PAUSE_US if some_due else paused_until)
+            for port, queue in waiting.items():
+                due = [payload for at, payload in queue if at <= now]
+                waiting[port] = queue[len(due) :]
+                assert [bytes(row) for row in arrived(rig.hosts[port], len(due))] == due
+        assert len(received(rig.hosts[2], SIZE)) == 0
+
+
+def test_an_error_of_the_wait_is_raised(rig: SimpleNamespace) -> None:
+    rig.plane.turn(0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))  # ppoll takes no more descriptors than that
+    try:
+        with pytest.raises(OSError, match="ports: wait or receive: Invalid argument"):
+            rig.plane.turn(0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    rig.plane.turn(0)

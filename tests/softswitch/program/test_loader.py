@@ -1,0 +1,238 @@
+"""Programs that the loader accepts, and constructs that it refuses by name."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from peelsum.softswitch import SoftswitchError, Switch, load
+from peelsum.softswitch.compiler.loading import parse
+from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
+
+P4 = Path(__file__).parents[1] / "p4"
+
+
+@pytest.fixture(scope="module")
+def router_json():
+    return json.loads((P4 / "router.json").read_text())
+
+
+@pytest.fixture
+def document(router_json):
+    return copy.deepcopy(router_json)
+
+
+def pipeline(document, name="ingress"):
+    return next(item for item in document["pipelines"] if item["name"] == name)
+
+
+def table(document, name):
+    return next(item for item in pipeline(document)["tables"] if item["name"] == name)
+
+
+def action(document, name):
+    return next(item for item in document["actions"] if item["name"] == name)
+
+
+@pytest.mark.parametrize(
+    ("section", "item", "message"),
+    [
+        ("header_union_stacks", {"name": "u"}, "header union stack u"),
+        ("parse_vsets", {"name": "known_vids"}, "parser value set known_vids"),
+        ("meter_arrays", {"name": "I.police"}, "meter I.police"),
+        ("extern_instances", {"name": "psa"}, "extern instance psa"),
+        ("learn_lists", {"name": "macs"}, "digest macs"),
+        ("header_unions", {"name": "u"}, "header union u"),
+        (
+            "field_lists",
+            {"name": "kept", "id": 1, "elements": [{"type": "payload"}]},
+            "field list kept: holds a payload",
+        ),
+    ],
+)
+def test_sections_that_are_not_run_are_refused_by_name(document, section, item, message):
+    document.setdefault(section, []).append(item)
+    with pytest.raises(UnsupportedConstruct, match=message):
+        parse(document, "x")
+
+
+def acl(document):
+    return table(document, "RouterIngress.acl")
+
+
+def too_large(document):
+    acl(document).update(max_size=1 << 40)
+    del acl(document)["entries"]
+
+
+def in_drop(op, *parameters):
+    """Return what appends a primitive to an action; parameters are (type, value), or whole."""
+    made = [one if isinstance(one, dict) else {"type": one[0], "value": one[1]} for one in parameters]
+    return lambda document: action(document, "RouterIngress.drop")["primitives"].append(
+        {"op": op, "parameters": made}
+    )
+
+
+def in_state(position, part):
+    return lambda document: document["parsers"][0]["parse_states"][position][part][0]
+
+
+TTL, WIDE, ONE = ("field", ["ipv4", "ttl"]), ("field", ["ipv6", "dst"]), ("hexstr", "0x1")
+
+
+def of(op, left, right):
+    """Return an expression of two operands."""
+    left, right = ({"type": kind, "value": value} for kind, value in (left, right))
+    return "expression", {"op": op, "left": left, "right": right}
+
+
+REFUSED = [
+    (in_drop("assign", WIDE, of("+", WIDE, ONE)), r"operator \+: may be .* past 64 bits"),
+    (in_drop("assign", TTL, of("rotate", TTL, TTL)), "operator rotate"),
+    (in_drop("truncate"), "action RouterIngress.drop: primitive truncate"),
+    (in_drop("generate_digest"), "action RouterIngress.drop: primitive generate_digest"),
+    (lambda d: acl(d).update(type="indirect_ws"), "table RouterIngress.acl: of type indirect_ws"),
+    (lambda d: acl(d).update(support_timeout=True), "table RouterIngress.acl: idle timeout"),
+    (lambda d: acl(d).update(direct_meters="m"), "table RouterIngress.acl: direct meter"),
+    (too_large, "table RouterIngress.acl: size"),
+    (lambda d: acl(d)["key"][0].update(match_type="valid"), "table RouterIngress.acl: match kind valid"),
+    (lambda d: d["header_types"][-1]["fields"].append(["options", "*"]), r"varbit .*\.options"),
+    (lambda d: d["calculations"][0].update(algo="crc32"), "checksum .*: algorithm crc32"),
+    (lambda d: d["calculations"][0]["input"].append({"type": "payload"}), "checksum .*: input payload"),
+    (lambda d: in_state(0, "parser_ops")(d).update(op="extract_VL"), "parser state start: extract_VL"),
+    (lambda d: d["deparsers"][0]["primitives"].append({"op": "log_msg"}), "deparser: primitive log_msg"),
+    (
+        lambda d: d["register_arrays"][0].update(bitwidth=65),
+        "register RouterIngress.last_source: cells of 65",
+    ),
+    (lambda d: d["header_types"][-1]["fields"].append(["odd", 3, False]), "not whole bytes"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED)
+def test_constructs_are_refused_by_name(document, change, message):
+    change(document)
+    with pytest.raises(UnsupportedConstruct, match=message):
+        parse(document, "x")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d.pop("parsers"),
+        lambda d: d["headers"][-1].update(header_type="nowhere"),
+        lambda d: d["deparsers"][0]["order"].append("nowhere"),
+        lambda d: pipeline(d).update(init_table="nowhere"),
+        lambda d: d["parsers"][0].update(init_state="nowhere"),
+        lambda d: table(d, "RouterIngress.acl").update(default_entry=None),
+        in_drop("add_header", ("header", "nowhere")),
+        in_drop("resubmit", ("hexstr", "0x9")),
+        in_drop("pop", ("header_stack", "nowhere"), ONE),
+        in_drop("assign", ("field", ["ipv4", "nowhere"]), ONE),
+        in_drop("register_write", ("register_array", "nowhere"), ONE, ONE),
+    ],
+)
+def test_a_file_that_does_not_hang_together_is_a_bad_program(document, change):
+    change(document)
+    with pytest.raises(BadProgram):
+        parse(document, "x")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pipelines": 3}', "null", '"text"'])
+def test_any_other_file_is_a_bad_program(tmp_path, text):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(BadProgram):
+        load(tmp_path / "x.json")
+
+
+def test_a_missing_file_says_what_to_give():
+    with pytest.raises(BadProgram, match=r"nowhere\.json: No such file"):
+        load("nowhere.json")
+
+
+def test_modes_have_names(program_of):
+    with pytest.raises(SoftswitchError, match="mode: 'llvm'"):
+        Switch(program_of("replicate"), "llvm")
+
+
+def test_another_version_of_the_format_is_refused(document):
+    document["__meta__"]["version"] = [3, 0]
+    with pytest.raises(UnsupportedConstruct, match="version"):
+        parse(document, "x")
+
+
+@pytest.mark.parametrize("meta", [True, [], {"version": 2.0}, {"version": {}}])
+def test_a_version_that_is_none_is_a_bad_program(document, meta):
+    document["__meta__"] = meta
+    with pytest.raises(BadProgram, match="incomplete"):
+        parse(document, "x")
+
+
+@pytest.mark.parametrize("bits", [-1, 0, 2049, 1_000_000])
+def test_fields_of_no_bits_or_of_more_than_p4c_has_are_refused(document, bits):
+    """Writing the code of a field takes time that grows with the square of its bits."""
+    kind = next(item for item in document["header_types"] if item["name"] == "ipv4_h")
+    kind["fields"][0][1] = bits
+    with pytest.raises(UnsupportedConstruct, match=rf"field ipv4_h\..*: {bits} bits; use 1 to 2048"):
+        parse(document, "x")
+
+
+@pytest.mark.parametrize("section", ["register_arrays", "counter_arrays"])
+def test_cells_that_no_memory_holds_are_refused(document, section):
+    item = next(item for item in document[section] if not item.get("is_direct"))
+    item["size"] = 1 << 60
+    with pytest.raises(UnsupportedConstruct, match=r"no memory for \d+ cells"):
+        Switch(parse(document, "x"), "python")
+    item["size"] = -1
+    with pytest.raises(BadProgram, match=f"{item['name']}: size -1"):
+        parse(document, "x")
+
+
+@pytest.mark.parametrize("value", [[-8, 8], [0, 0]])
+def test_a_lookahead_outside_the_packet_is_a_bad_program(document, value):
+    """Machine code would read memory before the packet."""
+    (steps,) = (s["parser_ops"] for s in document["parsers"][0]["parse_states"] if s["name"] == "start")
+    target = {"type": "field", "value": ["scalars", "tmp_0"]}
+    steps.append({"op": "set", "parameters": [target, {"type": "lookahead", "value": value}]})
+    with pytest.raises(BadProgram, match=r"lookahead: \d bits after"):
+        parse(document, "x")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"op": "shift", "parameters": [-8]},
+        {"op": "advance", "parameters": [{"type": "hexstr", "value": "-0x40"}]},
+    ],
+)
+def test_a_parser_that_goes_back_is_a_bad_program(document, step):
+    """Machine code would read and write memory before the packet."""
+    document["parsers"][0]["parse_states"][0]["parser_ops"].append(step)
+    with pytest.raises(BadProgram, match="advances by -8 bytes"):
+        parse(document, "x")
+
+
+@pytest.mark.parametrize("name", ["m\u00b2", "\ufb01", "a b\n#"])
+def test_any_name_becomes_one_of_python(document, name):
+    """Python refuses the first, a digit to `re`, and takes the second for `fi`."""
+    text = json.dumps(document).replace('"tmp"', json.dumps(name))
+    switch = Switch(parse(json.loads(text.replace('"ethernet"', json.dumps(name))), "x"), "python")
+    assert switch.source.isascii()
+
+
+def test_branches_nested_too_deeply_are_refused(document):
+    conditions = [
+        {
+            "name": f"deep_{n}",
+            "expression": {"type": "bool", "value": True},
+            "true_next": f"deep_{n + 1}",
+            "false_next": None,
+        }
+        for n in range(2000)
+    ]
+    conditions[-1]["true_next"] = "RouterIngress.acl"
+    pipeline(document).update(init_table="deep_0")
+    pipeline(document)["conditionals"] += conditions
+    with pytest.raises(UnsupportedConstruct, match="nested too deeply"):
+        parse(document, "x")

@@ -1,0 +1,80 @@
+"""The programs next to these tests, compared with BMv2 packet for packet."""
+
+import json
+import os
+import random
+import shutil
+
+import pytest
+from bmv2_files import PORTS as FILE_PORTS
+from bmv2_files import outputs_of
+from program_frames import GROUPS, MADE, P4, PORTS, SESSIONS, TAIL, by_port, for_bmv2, switch_of
+from random_frames import Generator
+
+from peelsum.softswitch import Frames, Switch
+from peelsum.softswitch.compiler.loading import parse
+
+pytestmark = [
+    pytest.mark.skipif(
+        shutil.which("simple_switch_grpc") is None, reason="simple_switch_grpc is not on PATH"
+    ),
+    pytest.mark.skipif(os.geteuid() != 0, reason="BMv2's ports need root"),
+]
+
+
+#: For each program, a frame that leaves once.
+MARKERS = {
+    "stack": bytes(8),
+    "again": bytes(8),
+    "hashes": bytes([9]) + bytes(47),
+    "widths": b"",
+    "limbs": bytes(50),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_program_does_what_bmv2_makes_it_do(name, tmp_path):
+    from bmv2_frames import Bmv2Frames
+
+    switch = switch_of(name, "python")
+    program = for_bmv2(json.loads((P4 / f"{name}.json").read_text()))
+    bmv2 = Bmv2Frames(json.dumps(program).encode(), PORTS, tmp_path / "bmv2.log")
+    try:
+        for number, replicas in GROUPS.items():
+            bmv2.set_group(number, replicas)
+        for number, replicas in SESSIONS.items():
+            bmv2.set_session(number, replicas)
+        for turn, made in enumerate(MADE[name](random.Random(1))):
+            raw = MARKERS[name] + b"marker%06d" % turn + TAIL
+            ((back, answer),) = switch.process(Frames.of([(7, raw)]), 0).pairs()
+            frame = made + TAIL
+            expected = switch.process(Frames.of([(8, frame)]), 0).pairs()
+            got = bmv2.exchange(8, frame, len(expected), (7, raw, back, answer))
+            assert got == by_port(expected), made.hex()
+    finally:
+        bmv2.close()
+
+
+needs_bmv2 = pytest.mark.skipif(shutil.which("simple_switch") is None, reason="simple_switch is not on PATH")
+
+
+def compared(document, seed, folder, broken):
+    """Compare what BMv2 and the softswitch send, by port, but not the order of packets' copies."""
+    rng = random.Random(seed)
+    switch = Switch(parse(document, "random"), "python")
+    frames = [(rng.randrange(1, 5), frame) for frame in Generator(switch, rng).frames(80, broken)]
+    sent = by_port(switch.process(Frames.of(frames), 0).pairs())
+    expected = {port: sorted(frames) for port, frames in sent.items() if port in FILE_PORTS}
+    path = folder / "program.json"
+    path.write_text(json.dumps(for_bmv2(document)))
+    got = outputs_of(path, frames, sum(map(len, expected.values())), folder)
+    assert {port: sorted(frames) for port, frames in got.items()} == expected
+
+
+@needs_bmv2
+@pytest.mark.parametrize(
+    "name", ["arithmetic", "banks", "lanes", "limbs", "lookups", "registers", "replicate", "widths"]
+)
+def test_a_program_does_what_bmv2_makes_it_do_with_random_frames(name, tmp_path):
+    """Only with whole frames: these programs read headers that are not valid, which in BMv2 are not 0."""
+    compared(json.loads((P4 / f"{name}.json").read_text()), 1, tmp_path, 0)

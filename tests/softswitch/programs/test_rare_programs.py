@@ -1,0 +1,154 @@
+"""Programs that p4c seldom or never writes, made of compiled ones by hand, in both modes."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from frames import checksum
+from unrolled_lanes import expression, field, number
+
+from peelsum.softswitch import Frames, Switch
+from peelsum.softswitch.compiler.loading import parse
+
+P4 = Path(__file__).parents[1] / "p4"
+
+
+@pytest.fixture(params=["numba"])
+def switch_from(request):
+    """Return a function that makes a switch of a compiled program, once `change` has changed its JSON."""
+
+    def make(name, change):
+        document = json.loads((P4 / f"{name}.json").read_text())
+        change(document)
+        return Switch(parse(document, name), request.param)
+
+    return make
+
+
+def test_a_checksum_that_one_copy_updates_is_not_in_the_next(switch_from):
+    def change(document):
+        names = ("instance", "port", "zero", "length", "kind")
+        inputs = [field("tag", name) for name in names]
+        document["calculations"] = [{"name": "calc", "id": 0, "algo": "csum16", "input": inputs}]
+        only = expression("==", field("standard_metadata", "egress_rid"), number(10))
+        summed = {"name": "sum", "id": 0, "type": "generic", "calculation": "calc"}
+        summed |= {"target": ["flat", "group"], "verify": False, "update": True, "if_cond": only}
+        document["checksums"] = [summed]
+        # Or the header would be restored for every copy because of this action.
+        (strip,) = (action for action in document["actions"] if action["name"] == "E.strip")
+        strip["primitives"] = []
+
+    switch = switch_from("replicate", change)
+    switch.groups.set(3, [(1, 10), (2, 20), (1, 30)])
+    frame = struct.pack(">BHHI", 1, 3, 9 << 7, 1000)
+    got = switch.process(Frames.of([(7, frame)]), 0).pairs()
+    groups = [struct.unpack(">H", copy[13:15])[0] for _, copy in got]
+    assert groups == [checksum(got[0][1][:12]), 3, 3]
+
+
+def cells(index, *values):
+    return struct.pack(">9I", index, *values, *[0] * (8 - len(values)))
+
+
+def exchanged(switch, frame):
+    ((_, got),) = switch.process(Frames.of([(1, frame)]), 0).pairs()
+    return struct.unpack(">9I", got)[1:]
+
+
+def test_an_index_below_zero_is_past_the_end(switch_from):
+    """Of 16 bits, from 8 bits less one: from 0 it is 65535, though nothing that is assigned is above 254."""
+
+    def change(document):
+        (scalars,) = (one for one in document["header_types"] if one["name"].startswith("scalars"))
+        scalars["fields"].append(["index", 16, False])
+        first, *rest = document["actions"][0]["primitives"]
+        low = expression("&", field("cells", "index"), number(0xFF))
+        below = {"type": "expression", "value": expression("-", low, number(1))}
+        assign = {"op": "assign", "parameters": [field("scalars", "index"), below]}
+        for one in rest:
+            place = {"register_read": 2, "register_write": 1}.get(one["op"])
+            if place is not None:
+                one["parameters"][place] = field("scalars", "index")
+        document["actions"][0]["primitives"] = [first, assign, *rest]
+        for register in document["register_arrays"]:
+            register["size"] = 255
+
+    switch = switch_from("registers", change)
+    assert exchanged(switch, cells(255, *range(1, 9))) == (0,) * 8
+    assert exchanged(switch, cells(0, *range(11, 19))) == (0,) * 8
+    assert [switch.registers[f"I.r{n}"].values().tolist() for n in range(8)] == [
+        [0] * 254 + [n + 1] for n in range(8)
+    ]
+
+
+def copied(document, back):
+    """Let actions drop a copy of the standard metadata, which is copied back or not."""
+    kind = next(one for one in document["header_types"] if one["name"] == "standard_metadata")
+    names = [name for name, *_ in kind["fields"]]
+    copy = {"name": "sm_0", "id": 99, "header_type": "standard_metadata", "metadata": True}
+    document["headers"].append(copy)
+
+    given = [{"type": "header", "value": name} for name in ("sm_0", "standard_metadata")]
+    copied_in = {"op": "assign_header", "parameters": given}
+    copied_out = [
+        {"op": "assign", "parameters": [field("standard_metadata", name), field("sm_0", name)]}
+        for name in names
+    ]
+    for action in document["actions"]:
+        steps = []
+        for step in action["primitives"]:
+            if step["op"] == "mark_to_drop":
+                drop = {"op": "mark_to_drop", "parameters": given[:1]}
+                steps += [copied_in, drop, *(copied_out if back else ())]
+            else:
+                steps.append(step)
+        action["primitives"] = steps
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_what_is_dropped_is_the_header_that_is_given(switch_from, back):
+    """p4c makes a copy of an `inout` argument, and copies it back after the call."""
+    switch = switch_from("replicate", lambda document: copied(document, back))
+    switch.groups.set(3, [(1, 10), (2, 20), (1, 30)])
+    switch.tables["E.copies"].insert(((20, 0xFFFF), (0, 0)), "E.drop", (), priority=1)
+    frames = [struct.pack(">BHHI", kind, 3 * (kind != 2), 9 << 7, 1000) for kind in range(4)]
+    ports = [[port for port, _ in switch.process(Frames.of([(7, frame)]), 0).pairs()] for frame in frames]
+    assert ports == ([[9], [1, 1], [], []] if back else [[9], [1, 2, 1], [9], [1, 2, 1]])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "mask", "selected", "others"),
+    [
+        (["c"], (-3,), None, [(-3, 0)], [(3, 0), (2**31 - 3, 0), (-4, 0)]),
+        (["c"], (-128,), (-64,), [(-128, 0), (-65, 0)], [(-64, 0), (-129, 0), (128, 0)]),
+        (["c", "d"], (-3, -2), None, [(-3, -2)], [(-4, -2), (-3, 2), (3, -2)]),
+        (["c", "d"], (-3, 2), None, [(-3, 2)], [(-4, 2), (-2, 2)]),
+    ],
+)
+def test_negative_numbers_that_a_parser_selects(switch_from, key, value, mask, selected, others):
+    """p4c writes a key's numbers as a sum, e.g. (-3, 2) of 32 bits each as -3 * 2**32 + 2."""
+
+    def whole(numbers):
+        total = 0
+        for one in numbers:
+            total = (total << 32) + one
+        return hex(total)
+
+    def change(document):
+        (start,) = document["parsers"][0]["parse_states"]
+        start["transition_key"] = [field("numbers", name) for name in key]
+        way = {"type": "hexstr", "value": whole(value), "mask": mask and whole(mask), "next_state": "more"}
+        start["transitions"].insert(0, way)
+        extract = {"op": "extract", "parameters": [{"type": "regular", "value": "copy"}]}
+        more = {"name": "more", "id": 1, "parser_ops": [extract], "transition_key": [], "transitions": []}
+        document["parsers"][0]["parse_states"].append(more)
+
+    switch = switch_from("arithmetic", change)
+    frames = [
+        struct.pack(">BHBHQQii", 9, 0, 0, 0, 1, 2, *numbers) + bytes(range(24))
+        for numbers in selected + others
+    ]
+    got = switch.process(Frames.of([(1, frame) for frame in frames]), 0).pairs()
+    # A second header tells the program that the parser took the way.
+    assert [sent[0] == 0xFF for _, sent in got] == [True] * len(selected) + [False] * len(others)

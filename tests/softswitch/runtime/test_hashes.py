@@ -1,0 +1,128 @@
+"""Hashes compared with zlib and with polynomial division, in both modes."""
+
+import json
+import random
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+from softswitch_frames import send
+
+from peelsum.softswitch import Switch
+from peelsum.softswitch.compiler.loading import parse
+
+P4 = Path(__file__).parents[1] / "p4"
+
+CRC16, CRC32, CSUM16, XOR16, IDENTITY, ODD, SMALL, EGRESS = range(8)
+
+
+def reflected(value, bits):
+    return int(f"{value:0{bits}b}"[::-1], 2)
+
+
+def crc16(data):
+    """Return CRC-16/ARC by division: bytes least significant bit first, polynomial 0x8005."""
+    rest = int.from_bytes(bytes(reflected(byte, 8) for byte in data), "big") << 16
+    for position in range(rest.bit_length() - 1, 15, -1):
+        if rest >> position & 1:
+            rest ^= 0x18005 << position - 16
+    return reflected(rest, 16)
+
+
+def words(data):
+    padded = data + bytes(len(data) % 2)
+    return struct.unpack(f">{len(padded) // 2}H", padded)
+
+
+def csum16(data):
+    total = sum(words(data))
+    return 0xFFFF if not total else 0xFFFF - ((total - 1) % 0xFFFF + 1)
+
+
+def xor16(data):
+    mixed = 0
+    for word in words(data):
+        mixed ^= word
+    return mixed
+
+
+def identity(data):
+    return int.from_bytes(data[:8], "big")
+
+
+HASHES = [crc16, zlib.crc32, csum16, xor16, identity]
+
+
+def ask(op, more=0, base=0, size=1 << 32, a=0, b=0, c=0):
+    return (
+        struct.pack(">BBQQ", op, more, base, size)
+        + a.to_bytes(6, "big")
+        + struct.pack(">H", b)
+        + c.to_bytes(16, "big")
+    )
+
+
+def answers(switch, *frames):
+    return [frame for _, frame in send(switch, *frames)]
+
+
+def cases(count):
+    rng = random.Random(8)
+    for _ in range(count):
+        size = rng.choice([0, 1, 10, 1 << 16, 1 << 32, (1 << 64) - 1])
+        base = rng.choice([0, 7, 1 << 40, (1 << 64) - 5])
+        a, b, c = (rng.choice([0, rng.getrandbits(bits), (1 << bits) - 1]) for bits in (48, 16, 128))
+        yield rng.randrange(5), rng.randrange(2), base, size, a, b, c, rng.randbytes(4)
+
+
+def check(switch, absent):
+    """Compare 300 random cases; an invalid header contributes the bytes `absent` to what is hashed."""
+    frames, expected = [], []
+    for op, more, base, size, a, b, c, extra in cases(300):
+        frame = ask(op, more, base, size, a, b, c) + extra
+        data = a.to_bytes(6, "big") + (extra[:3] if more else absent) + c.to_bytes(16, "big")
+        value = (HASHES[op](data) % (size or 1) + base) % (1 << 64)
+        frames.append(frame)
+        expected.append(struct.pack(">QH", value, 0) + frame)
+    assert answers(switch, *frames) == expected
+
+
+def test_hashes_are_over_fields_in_order(switch_of):
+    """p4c hashes copies of the fields, which are 0 if the header is invalid."""
+    check(switch_of("hashes"), absent=bytes(3))
+
+
+def test_fields_of_an_invalid_header_are_left_out():
+    """Here the JSON names the fields themselves, where p4c names copies."""
+    document = json.loads((P4 / "hashes.json").read_text())
+    for calculation in document["calculations"][:5]:
+        fields = (["ask", "a"], ["more", "x"], ["ask", "c"])
+        calculation["input"] = [{"type": "field", "value": field} for field in fields]
+    check(Switch(parse(document, "hashes"), "python"), absent=b"")
+
+
+@pytest.mark.parametrize("b", [0x0A55, 0xF1FE])
+def test_fields_of_odd_widths_are_concatenated_and_padded_with_zeros(switch_of, b):
+    bits = f"{b & 511:09b}{0x1234:016b}{b >> 9 & 7:03b}0000"
+    value = zlib.crc32(int(bits, 2).to_bytes(4, "big"))
+    assert answers(switch_of("hashes"), ask(ODD, b=b)) == [struct.pack(">QH", value, 0) + ask(ODD, b=b)]
+
+
+def test_a_hash_is_truncated_to_its_destination(switch_of):
+    a = 0x010203040506
+    value = (crc16(a.to_bytes(6, "big")) % 100 + 500) % 512
+    assert answers(switch_of("hashes"), ask(SMALL, a=a)) == [
+        struct.pack(">QH", 0, value << 7) + ask(SMALL, a=a)
+    ]
+
+
+def test_hashes_in_egress(switch_of):
+    assert answers(switch_of("hashes"), ask(EGRESS, b=0xABCD)) == [bytes(10) + ask(EGRESS, b=0xABCD)]
+
+
+def test_copies_do_not_see_each_others_hashes(switch_of):
+    switch = switch_of("hashes")
+    switch.groups.set(3, [(1, 21), (2, 22)])
+    first, second = ask(8, a=7, b=crc16(bytes(5) + b"\7")), ask(8, a=7, b=1)
+    assert answers(switch, ask(8, a=7, b=1)) == [bytes(10) + first, bytes(10) + second]

@@ -1,0 +1,204 @@
+"""The switch process: frames between ports, pipeline and controller; start and stop, and freed addresses."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from patience import PATIENCE_S
+from softswitch_frames import StubSwitch, host_at
+
+from peelsum.options import OptionError
+from peelsum.softswitch.data_plane import DataPlane
+from peelsum.softswitch.ports.udp import UdpPorts, frame_header
+from peelsum.softswitch.process import StartError, run
+from peelsum.softswitch.runtime.device import Device
+from peelsum.softswitch.settings import SwitchSettings
+from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, packet_bytes
+from peelsum.wire.datagrams import BatchSocket
+
+LANES = 8
+SIZE = packet_bytes(LANES)
+
+
+@pytest.fixture
+def rig() -> Iterator[SimpleNamespace]:
+    ports = UdpPorts([1, 2])
+    device = Device()
+    with DataPlane(device, ports) as plane:
+        yield SimpleNamespace(ports=ports, device=device, plane=plane)
+    device.close()
+    ports.close()
+
+
+def at(rig: SimpleNamespace, number: int) -> contextlib.AbstractContextManager[BatchSocket]:
+    return host_at(rig.plane, rig.ports.listening[number], SIZE)
+
+
+def packets(count: int) -> np.ndarray:
+    return np.random.default_rng(count).integers(0, 256, (count, SIZE), np.uint8)
+
+
+def crossed(port: np.ndarray) -> np.ndarray:
+    return 3 - port
+
+
+def test_frames_go_through_the_pipeline_at_a_rising_clock(rig: SimpleNamespace) -> None:
+    switch = StubSwitch(crossed)
+    rig.device.install(switch)
+    with at(rig, 1) as one, at(rig, 2) as two:
+        for count in (3, 4):
+            one.send(packets(count))
+            rig.plane.turn(1)
+            assert np.array_equal(two.receive().packets, packets(count))
+        assert switch.ports == [[1] * 3, [1] * 4]
+        assert switch.clock == sorted(switch.clock)
+        assert 0 <= switch.clock[0] < 60_000_000
+
+
+def test_a_committed_pipeline_sets_the_size_of_packets(rig: SimpleNamespace) -> None:
+    with at(rig, 1) as one, at(rig, 2) as two:
+        for lanes in (LANES, 300):
+            rig.device.install(StubSwitch(crossed, lanes))
+            rig.plane.turn(1)
+            sent = np.full((2, packet_bytes(lanes)), lanes % 256, np.uint8)
+            for sock in (one, two):
+                sock.resize(packet_bytes(lanes))
+            one.send(sent)
+            rig.plane.turn(1)
+            assert np.array_equal(two.receive().packets, sent)
+
+
+def test_controller_frames_enter_and_leave_at_the_cpu_port(rig: SimpleNamespace) -> None:
+    delivered: list[bytes] = []
+    rig.device.on_packet_in(delivered.extend)
+    switch = StubSwitch(lambda port: np.where(port == CPU_PORT, 1, CPU_PORT))
+    rig.device.install(switch)
+    frame = bytes(frame_header(9, SIZE)) + bytes(packets(1)[0])
+    with at(rig, 1) as one:
+        rig.device.inject(frame)
+        rig.plane.turn(1)
+        assert bytes(one.receive().packets[0]) == frame[FRAME_HEADER_BYTES:]
+        one.send(packets(2))
+        rig.plane.turn(1)
+    assert switch.ports == [[CPU_PORT], [1, 1]]
+    assert delivered == [bytes(frame_header(1, SIZE)) + bytes(payload) for payload in packets(2)]
+
+
+def test_frames_of_a_pipeline_that_was_replaced_do_not_reach_the_controller(rig: SimpleNamespace) -> None:
+    """The controller would read their headers as those of the new pipeline."""
+    delivered: list[bytes] = []
+    rig.device.on_packet_in(delivered.extend)
+
+    def route(port: np.ndarray) -> np.ndarray:
+        rig.device.install(StubSwitch(crossed))
+        return np.full_like(port, CPU_PORT)
+
+    rig.device.install(StubSwitch(route))
+    with at(rig, 1) as one:
+        one.send(packets(1))
+        rig.plane.turn(1)
+    assert not delivered
+
+
+def test_frames_injected_before_a_pipeline_are_dropped(rig: SimpleNamespace) -> None:
+    rig.device.inject(bytes(100))
+    rig.plane.turn(1)
+    switch = StubSwitch(crossed)
+    rig.device.install(switch)
+    rig.plane.turn(1)
+    assert switch.ports == []
+
+
+def test_stop_ends_a_loop_that_waits(rig: SimpleNamespace) -> None:
+    loop = threading.Thread(target=rig.plane.run)
+    loop.start()
+    rig.plane.stop()
+    loop.join(PATIENCE_S)
+    assert not loop.is_alive()
+
+
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+def test_a_signal_ends_the_process_and_frees_every_port(number: signal.Signals) -> None:
+    script = """
+from peelsum.softswitch.process import run
+from peelsum.softswitch.settings import SwitchSettings
+show = lambda at: print(at.grpc_port, *at.udp_ports.values(), flush=True)
+counts = run(SwitchSettings(2, "127.0.0.1:0"), announce=show)
+print(sorted(counts.ports))
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    grpc_port, *udp_ports = map(int, process.stdout.readline().split())
+    socket.create_connection(("127.0.0.1", grpc_port), timeout=PATIENCE_S).close()
+    assert len(udp_ports) == 2
+    process.send_signal(number)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out.strip(), err) == (0, "[1, 2]", "")
+    for port in udp_ports:
+        BatchSocket.bind(("127.0.0.1", port), SIZE).close()
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", grpc_port))
+
+
+@pytest.mark.parametrize(
+    ("ports", "options", "told"),
+    [
+        *((count, {}, f"ports: {count} is out of range; use 1 to 254") for count in (0, -1, CPU_PORT, 1000)),
+        *(
+            (2, {"udp_base": base}, f"udp-base: {base} is out of range; use 0 to 655")
+            for base in (-1, 65534, 70000)
+        ),
+        (1, {"loss": 2.0}, "loss: 2 is out of range; use 0 to 1"),
+        (2, {"joins": {3: ("127.0.0.1", 9)}}, "join: .*port 3 is out of range; use 1 to 2"),
+        (1, {"p4runtime": "nonsense"}, "nonsense"),
+    ],
+)
+def test_what_is_out_of_range_is_named(ports: int, options: dict[str, object], told: str) -> None:
+    with pytest.raises((StartError, OptionError), match=told):
+        run(SwitchSettings(ports, **{"p4runtime": "127.0.0.1:0", **options}))  # type: ignore[arg-type]
+
+
+def test_a_taken_grpc_port_is_named_and_the_udp_ports_are_freed() -> None:
+    with BatchSocket.bind(("127.0.0.1", 0), SIZE) as probe:
+        free = probe.address[1]
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        taken = holder.getsockname()[1]
+        with pytest.raises(StartError, match=f"127.0.0.1:{taken}"):
+            run(SwitchSettings(1, f"127.0.0.1:{taken}", udp_base=free - 1))
+    BatchSocket.bind(("127.0.0.1", free), SIZE).close()
+
+
+def test_an_injected_frame_meets_the_pipeline_that_it_is_for(rig: SimpleNamespace) -> None:
+    """A commit and a frame for it, which come while the loop takes frames, are for the next turn."""
+    old, new = StubSwitch(crossed), StubSwitch(crossed)
+    rig.device.install(old)
+    take = rig.device.take_injected
+
+    def commit() -> None:
+        rig.device.install(new)
+        rig.device.inject(bytes(60))
+
+    def take_later() -> list[bytes]:
+        rig.device.take_injected = take
+        committing.start()
+        committing.join(0.5)  # times out
+        return take()
+
+    committing = threading.Thread(target=commit)
+    rig.device.take_injected = take_later
+    rig.plane.turn(1)
+    committing.join(PATIENCE_S)
+    rig.plane.turn(1)
+    assert (old.ports, new.ports) == ([], [[CPU_PORT]])
