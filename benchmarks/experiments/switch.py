@@ -31,7 +31,7 @@ from peelsum.softswitch.ports.interfaces import InterfacePorts
 from peelsum.softswitch.ports.ring_kernels import Column as Ring
 from peelsum.softswitch.ports.ring_kernels import Wires, send_messages
 from peelsum.softswitch.ports.xdp import CHUNK, RING
-from peelsum.softswitch.settings import Method
+from peelsum.switch_settings import Method
 from peelsum.topology import veth
 from peelsum.wire import COMPILED_LANES, MAX_WORKERS, packet_bytes
 from peelsum.wire.system_calls import NO_WAIT, acquire, load, publish, save, sendto

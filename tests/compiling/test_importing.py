@@ -24,8 +24,8 @@ caching.CacheImpl.__init__ = fail
 event.register("numba:compile", Compiled())
 import peelsum
 for module in pkgutil.walk_packages(peelsum.__path__, "peelsum."):
-    # Those of trainers have no loops, and import for seconds.
-    if not module.name.endswith(("__main__", ".lightning", ".transformers")):
+    # Those of trainers have no loops, and import for seconds. `flexible` only says where its content is.
+    if not module.name.endswith(("__main__", ".lightning", ".transformers", ".flexible")):
         importlib.import_module(module.name)
 print("imported", flush=True)
 from peelsum.cli.main import main

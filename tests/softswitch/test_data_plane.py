@@ -19,7 +19,7 @@ from peelsum.softswitch.data_plane import DataPlane
 from peelsum.softswitch.ports.udp import UdpPorts, frame_header
 from peelsum.softswitch.process import StartError, run
 from peelsum.softswitch.runtime.device import Device
-from peelsum.softswitch.settings import SwitchSettings
+from peelsum.switch_settings import SwitchSettings
 from peelsum.wire import CPU_PORT, FRAME_HEADER_BYTES, packet_bytes
 from peelsum.wire.datagrams import BatchSocket
 
@@ -128,7 +128,7 @@ def test_stop_ends_a_loop_that_waits(rig: SimpleNamespace) -> None:
 def test_a_signal_ends_the_process_and_frees_every_port(number: signal.Signals) -> None:
     script = """
 from peelsum.softswitch.process import run
-from peelsum.softswitch.settings import SwitchSettings
+from peelsum.switch_settings import SwitchSettings
 show = lambda at: print(at.grpc_port, *at.udp_ports.values(), flush=True)
 counts = run(SwitchSettings(2, "127.0.0.1:0"), announce=show)
 print(sorted(counts.ports))

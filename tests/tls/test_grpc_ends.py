@@ -15,7 +15,7 @@ from peelsum.control import Controller, SwitchError
 from peelsum.pipelines import pipeline
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.process import StartError, run
-from peelsum.softswitch.settings import SwitchSettings
+from peelsum.switch_settings import SwitchSettings
 
 FILES = pipeline(32)
 

@@ -11,8 +11,8 @@ import pytest
 from networks import PEELSUM, exec_in, own_folder, said
 from patience import PATIENCE_S
 
+from peelsum import messages
 from peelsum.cli import network
-from peelsum.compiling import progress as compiling
 from peelsum.processes import progress
 from peelsum.topology import TopologyError
 from peelsum.topology.network import UdpNetwork
@@ -68,7 +68,7 @@ def test_that_it_starts_is_told_without_a_terminal(pair, monkeypatch, capsys) ->
         raise TopologyError("enough")
 
     monkeypatch.setattr(progress, "BEAT_S", 0.01)
-    monkeypatch.setattr(compiling, "SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(messages, "SHOWN_AFTER_S", 0.0)
     monkeypatch.setattr(UdpNetwork, "_start", start)
     with pytest.raises(SystemExit):
         network.up(pair)

@@ -22,7 +22,7 @@ from peelsum.softswitch.ports.ring_kernels import unsent
 from peelsum.softswitch.ports.udp import frame_header
 from peelsum.softswitch.process import StartError, run
 from peelsum.softswitch.runtime.queues import Queues
-from peelsum.softswitch.settings import SwitchSettings
+from peelsum.switch_settings import SwitchSettings
 from peelsum.topology import veth
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 

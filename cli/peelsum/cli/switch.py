@@ -19,7 +19,7 @@ from peelsum.options import Option, OptionError, Settings
 from peelsum.processes import end_with_parent, say
 from peelsum.processes.reports import told_of_compiling
 from peelsum.processes.user_errors import reported
-from peelsum.softswitch.settings import SwitchSettings
+from peelsum.switch_settings import SwitchSettings
 
 app = typer.Typer(help="The softswitch and its pipelines.", no_args_is_help=True)
 #: How long running P4Runtime calls may take to end.

@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from numba.core import event
 
-Tell = Callable[[str], None]
+from peelsum.messages import Tell, throttled
+
 #: Seconds between messages. Loading compiled code takes less.
 BEAT_S = 2.0
-#: Seconds until the first of a series of messages, equal up to their last colon, is shown, and then between
-#: two, doubled each time.
-SHOWN_AFTER_S, SHOWN_EVERY_S = 1.0, 10.0
 _log = logging.getLogger("peelsum")
 #: Name of a module's functions in messages, by the prefix of the module's name.
 _PARTS = {
@@ -26,20 +24,6 @@ _PARTS = {
     "peelsum.codec": "codec",
     "peelsum.allreduce": "loops over tensors",
 }
-
-
-def throttled(show: Tell) -> Tell:
-    """Return a function that passes progress messages on to `show`, at growing intervals."""
-    due: dict[str, tuple[float, float]] = {}
-
-    def show_if_due(text: str) -> None:
-        series, now = text.rpartition(":")[0], time.monotonic()
-        due_at, interval = due.setdefault(series, (now + SHOWN_AFTER_S, SHOWN_EVERY_S))
-        if now >= due_at:
-            due[series] = now + interval, 2 * interval
-            show(text)
-
-    return show_if_due
 
 
 class _Work(event.Listener):

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from peelsum.compiling.progress import Tell as Tell
-from peelsum.compiling.progress import throttled
+from peelsum.messages import Tell as Tell
+from peelsum.messages import throttled
 
 #: Seconds from one message of `taking_time` to the next, and before the first.
 BEAT_S = 1.0

@@ -19,7 +19,7 @@ from peelsum.softswitch.ports.schedule import load_schedule
 from peelsum.softswitch.ports.udp import PortCounts, UdpPorts
 from peelsum.softswitch.runtime.device import Device
 from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts, Queues
-from peelsum.softswitch.settings import SwitchSettings
+from peelsum.switch_settings import SwitchSettings
 from peelsum.tls import Identity, is_loopback
 from peelsum.wire import CPU_PORT, Verdict, lanes_in
 

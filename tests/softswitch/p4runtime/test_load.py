@@ -33,7 +33,7 @@ FRAME = bytes.fromhex("020000000001 020000000002 88b5") + b"payload"
 LONG = 40_000
 SWITCH = """
 from peelsum.softswitch.process import run
-from peelsum.softswitch.settings import SwitchSettings
+from peelsum.switch_settings import SwitchSettings
 show = lambda at: print(at.grpc_port, flush=True)
 print(sorted(run(SwitchSettings(2, "127.0.0.1:0", mode="python"), announce=show).ports))
 """

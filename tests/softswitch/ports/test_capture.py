@@ -17,7 +17,7 @@ from peelsum.softswitch.ports.links import Links
 from peelsum.softswitch.ports.udp import UdpPorts
 from peelsum.softswitch.process import StartError, run
 from peelsum.softswitch.runtime.device import Device
-from peelsum.softswitch.settings import SwitchSettings
+from peelsum.switch_settings import SwitchSettings
 from peelsum.wire import packet_bytes
 
 NOW_NS = 1_700_000_000_123_456_789

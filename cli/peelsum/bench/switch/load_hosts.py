@@ -12,7 +12,7 @@ import numpy as np
 from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.interfaces import InterfacePorts
 from peelsum.softswitch.ports.udp import frame_header
-from peelsum.softswitch.settings import Method
+from peelsum.switch_settings import Method
 from peelsum.topology.errors import TopologyError
 from peelsum.topology.veth import RawInterface
 from peelsum.wire import FRAME_HEADER_BYTES, Batch

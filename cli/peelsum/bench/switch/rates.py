@@ -22,7 +22,7 @@ from peelsum.softswitch import Frames, Switch
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.ports.udp import frame_header
 from peelsum.softswitch.runtime.device import Device
-from peelsum.softswitch.settings import Method
+from peelsum.switch_settings import Method
 from peelsum.topology import bmv2, veth
 from peelsum.topology.errors import TopologyError
 from peelsum.wire import FRAME_HEADER_BYTES, Batch, packet_bytes

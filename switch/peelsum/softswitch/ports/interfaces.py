@@ -31,7 +31,7 @@ from peelsum.softswitch.ports.ring_kernels import (
 )
 from peelsum.softswitch.ports.xdp import CHUNK, RING, XdpSocket
 from peelsum.softswitch.runtime.frames import Frames, frames_of_a_turn
-from peelsum.softswitch.settings import Method
+from peelsum.switch_settings import Method
 from peelsum.wire import FRAME_HEADER_BYTES, HEADER_BYTES
 from peelsum.wire.mtu import ETHERNET_HEADER_BYTES, mtu_of, too_long_for
 
