@@ -58,6 +58,17 @@ def test_commit_runs_a_pipeline_and_all_of_it_is_read_back(primary, config, devi
     assert (blob.HasField("p4info"), blob.p4_device_config) == (False, config.p4_device_config)
 
 
+def test_a_program_in_p4langs_own_message_is_taken(primary, config, device):
+    """`p4.tmp.P4DeviceConfig`, as the tutorials' clients send it: reassign = 1, device_data = 3."""
+    size, length = len(config.p4_device_config), b""
+    while size > 127:
+        length, size = length + bytes([size & 127 | 128]), size >> 7
+    config.p4_device_config = b"\x08\x01\x1a" + length + bytes([size]) + config.p4_device_config
+    primary.set_pipeline(config)
+    assert "MatchEverything.route" in device.switch.tables
+    assert primary.get_pipeline() == config
+
+
 def test_committing_again_starts_afresh(client, schema, config):
     client.update("INSERT", table_entry=route(schema))
     client.set_pipeline(config)

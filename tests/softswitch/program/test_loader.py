@@ -96,7 +96,10 @@ REFUSED = [
     (lambda d: acl(d).update(support_timeout=True), "table RouterIngress.acl: idle timeout"),
     (lambda d: acl(d).update(direct_meters="m"), "table RouterIngress.acl: direct meter"),
     (too_large, "table RouterIngress.acl: size"),
-    (lambda d: acl(d)["key"][0].update(match_type="valid"), "table RouterIngress.acl: match kind valid"),
+    (
+        lambda d: acl(d)["key"][0].update(match_type="selector"),
+        "table RouterIngress.acl: match kind selector",
+    ),
     (lambda d: d["header_types"][-1]["fields"].append(["options", "*"]), r"varbit .*\.options"),
     (lambda d: d["calculations"][0].update(algo="crc32"), "checksum .*: algorithm crc32"),
     (lambda d: d["calculations"][0]["input"].append({"type": "payload"}), "checksum .*: input payload"),
@@ -125,7 +128,6 @@ def test_constructs_are_refused_by_name(document, change, message):
         lambda d: d["deparsers"][0]["order"].append("nowhere"),
         lambda d: pipeline(d).update(init_table="nowhere"),
         lambda d: d["parsers"][0].update(init_state="nowhere"),
-        lambda d: table(d, "RouterIngress.acl").update(default_entry=None),
         in_drop("add_header", ("header", "nowhere")),
         in_drop("resubmit", ("hexstr", "0x9")),
         in_drop("pop", ("header_stack", "nowhere"), ONE),
@@ -236,3 +238,18 @@ def test_branches_nested_too_deeply_are_refused(document):
     pipeline(document)["conditionals"] += conditions
     with pytest.raises(UnsupportedConstruct, match="nested too deeply"):
         parse(document, "x")
+
+
+def test_what_older_compilers_leave_out_means_the_same(document):
+    """They write no types of transitions and, for P4_14, no numbers of a table's actions."""
+    whole = parse(copy.deepcopy(document), "x")
+    for state in document["parsers"][0]["parse_states"]:
+        for transition in state["transitions"]:
+            if transition.pop("type") == "default":
+                transition["value"] = "default"
+    del table(document, "RouterIngress.acl")["action_ids"]
+    read = parse(document, "x")
+    assert read.parser == whole.parser
+    by_name = {made.name: number for number, made in read.actions.items()}
+    made = read.ingress.nodes["RouterIngress.acl"]
+    assert made.actions == (by_name["RouterIngress.permit"], by_name["RouterIngress.deny"])

@@ -1,12 +1,15 @@
 """A router: longest prefixes, ACL by ternary and range, checksums, parser errors, wide keys, counters."""
 
+import json
 import struct
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from frames import checksum
 
-from peelsum.softswitch import Frames
+from peelsum.softswitch import Frames, Switch
+from peelsum.softswitch.compiler.loading import parse
 
 ROUTER_MAC, HOST_MAC, NEXT_HOP = 0x02_00_00_00_00_01, 0x02_00_00_00_00_02, 0x02_00_00_00_00_99
 
@@ -166,3 +169,48 @@ def test_switching_on_the_action_that_ran(router):
     )
     assert router.send(other) == [(7, other)]
     assert router.send(other, port=6) == []
+
+
+@pytest.fixture
+def document():
+    return json.loads((Path(__file__).parents[1] / "p4" / "router.json").read_text())
+
+
+def table_of(document, name):
+    return next(part for item in document["pipelines"] for part in item["tables"] if part["name"] == name)
+
+
+@pytest.mark.parametrize("mode", ["python", "numba"])
+def test_a_table_without_a_default_entry_does_nothing_on_a_miss(document, mode):
+    acl = table_of(document, "RouterIngress.acl")
+    acl["default_entry"] = None
+    switch = Switch(parse(document, "x"), mode)
+    assert switch.tables["RouterIngress.acl"].default == ("NoAction", ())
+    acl["default_entry"] = {"action_id": 0, "action_data": []}
+    same = Switch(parse(document, "x"), mode)
+    for each in (switch, same):
+        each.tables["RouterIngress.routes"].set_default("RouterIngress.route", (3, 5))
+    frames = Frames.of([(1, ipv4()), (1, ipv4(ttl=1)), (2, ipv4(vlan=9))])
+    assert switch.process(frames, 0).pairs() == same.process(frames, 0).pairs() != []
+
+
+def test_p4_14_matches_on_headers_that_are_there_and_adds_to_fields(document):
+    acl = table_of(document, "RouterIngress.acl")
+    ttl = {"type": "field", "value": ["ipv4", "ttl"]}
+    (permit,) = (made for made in document["actions"] if made["id"] == acl["action_ids"][0])
+    permit["runtime_data"] = []
+    permit["primitives"] = [
+        {"op": op, "parameters": [ttl, {"type": "hexstr", "value": value}]}
+        for op, value in (("add_to_field", "0xff"), ("subtract_from_field", "0x2"))
+    ]
+    del acl["entries"]
+    acl.update(
+        key=[{"match_type": "valid", "target": "ipv4", "mask": None}],
+        default_entry=None,
+    )
+    switch = Switch(parse(document, "x"))
+    switch.tables["RouterIngress.routes"].set_default("RouterIngress.route", (3, 5))
+    before = switch.process(Frames.of([(1, ipv4(ttl=64))]), 0).pairs()
+    switch.tables["RouterIngress.acl"].insert((1,), "RouterIngress.permit", ())
+    ((_, frame),) = switch.process(Frames.of([(1, ipv4(ttl=64))]), 0).pairs()
+    assert frame[22] == before[0][1][22] - 3

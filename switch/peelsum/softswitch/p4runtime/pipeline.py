@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from finsy.proto import p4r
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from peelsum.reading import parse_json
 from peelsum.softswitch.compiler.loading import MOST_PROGRAM, parse
@@ -48,7 +51,7 @@ def verify(config: p4r.ForwardingPipelineConfig) -> tuple[PipelineInfo, Program]
     if not config.p4_device_config:
         raise invalid("p4_device_config: is empty; send the compiler's BMv2 JSON")
     try:
-        program = parse(parse_json(config.p4_device_config, MOST_PROGRAM), "p4_device_config")
+        program = parse(parse_json(_json_of(config.p4_device_config), MOST_PROGRAM), "p4_device_config")
     except UnsupportedConstruct as error:
         raise RequestError(Code.UNIMPLEMENTED, f"p4_device_config: {one_line(error)}") from error
     except SoftswitchError as error:
@@ -57,6 +60,19 @@ def verify(config: p4r.ForwardingPipelineConfig) -> tuple[PipelineInfo, Program]
         raise invalid(f"p4_device_config: not BMv2 JSON ({one_line(error)}); send the compiler's") from error
     _agree(info, program)
     return info, program
+
+
+def _json_of(device_config: bytes) -> bytes:
+    """Return the program's JSON, which p4lang's own clients wrap in the message `p4.tmp.P4DeviceConfig`."""
+    wrapped = Empty()
+    try:
+        wrapped.ParseFromString(device_config)
+    except DecodeError:
+        return device_config
+    unknown = UnknownFieldSet(wrapped)
+    fields = (unknown[number] for number in range(len(unknown)))
+    data = [field.data for field in fields if (field.field_number, field.wire_type) == (3, 2)]
+    return data[-1] if data else device_config
 
 
 def _agree(info: PipelineInfo, program: Program) -> None:

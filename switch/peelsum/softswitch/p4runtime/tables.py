@@ -226,10 +226,12 @@ class Tables:
 
     def _default(self, table: TableInfo) -> p4r.TableEntry:
         kept = self._metadata.get((table.name, (), 0), _NOTHING_KEPT)
+        action, params = self._switch.tables[table.name].default
         return p4r.TableEntry(
             table_id=table.id,
             is_default_action=True,
-            action=self._encode_action(*self._switch.tables[table.name].default),
+            # A table that declares no default action has one that P4Info does not know.
+            action=self._encode_action(action, params) if action in self._actions else None,
             is_const=table.const_default,
             metadata=kept.metadata,
             controller_metadata=kept.controller_metadata,

@@ -101,6 +101,9 @@ def _single(op: str, args: Sequence[Mapping[str, Any]], scope: Scope, where: str
     match op:
         case "assign" | "modify_field":
             return _assign(args[0], scope.expression(args[1]), scope, where)
+        case "add_to_field" | "subtract_from_field":  # of P4_14
+            sign, field = "+" if op == "add_to_field" else "-", scope.expression(args[0])
+            return _assign(args[0], Binary(sign, field, scope.expression(args[1])), scope, where)
         case "register_read":
             return ReadRegister(_target(args[0], scope, where), args[1]["value"], scope.expression(args[2]))
         case "register_write":
@@ -228,10 +231,12 @@ def _required(expressions: Any) -> list[ParserOp]:
 
 def _transition(item: Mapping[str, Any], key: Sequence[Field], where: str) -> Transition:
     following = item["next_state"]
-    if item["type"] == "default":
+    # Compilers before version 2.6 of the format write no type.
+    kind = item.get("type", "default" if item["value"] == "default" else "hexstr")
+    if kind == "default":
         return Transition(None, None, following)
-    if item["type"] != "hexstr":
-        raise UnsupportedConstruct(f"{where}: transition on a {item['type']}; use values")
+    if kind != "hexstr":
+        raise UnsupportedConstruct(f"{where}: transition on a {kind}; use values")
     mask = None if item.get("mask") is None else _split(int(item["mask"], 16), key)
     return Transition(_split(int(item["value"], 16), key), mask, following)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
 from peelsum.softswitch.program.load_expressions import VALID, Scope, bits_of
@@ -11,6 +11,7 @@ from peelsum.softswitch.program.model import (
     Conditional,
     ConstEntry,
     KeyValue,
+    MatchKind,
     Pipeline,
     Table,
     TableKey,
@@ -18,6 +19,8 @@ from peelsum.softswitch.program.model import (
 )
 from peelsum.softswitch.program.operations import Action, FieldRef
 
+#: Number of the default action of tables that declare none, as P4_14's do: it does nothing.
+NO_ACTION = -1
 _KINDS = ("exact", "lpm", "ternary", "range")
 
 
@@ -56,15 +59,20 @@ def _table(item: Mapping[str, Any], scope: Scope, actions: Mapping[int, Action])
     if item.get("direct_meters") is not None:
         raise UnsupportedConstruct(f"table {name}: direct meter: not supported; leave it out")
     keys = tuple(_key(part, scope, name) for part in item["key"])
-    default = item.get("default_entry")
-    if default is None:
-        raise BadProgram(f"table {name}: has no default entry; compile the program again")
+    default = item.get("default_entry") or {"action_id": NO_ACTION}
     action, params = _call(default, actions, name)
-    numbers = tuple(int(number) for number in item["action_ids"])
+    if "action_ids" in item:
+        numbers = tuple(int(number) for number in item["action_ids"])
+    else:  # of P4_14, where names of actions are unique
+        ids = {declared.name: number for number, declared in actions.items()}
+        numbers = tuple(ids[text] for text in item["actions"])
     for number in numbers:
         _declared(actions, number, name)
     given = item["next_tables"]
     by_name = dict(zip(item["actions"], numbers, strict=True))
+    if action == NO_ACTION and "base_default_next" in item:
+        given = {**given, "NoAction": item["base_default_next"]}
+        by_name = {**by_name, "NoAction": NO_ACTION}
     by_hit = None
     if "__HIT__" in given or "__MISS__" in given:
         base = item.get("base_default_next")
@@ -87,10 +95,13 @@ def _table(item: Mapping[str, Any], scope: Scope, actions: Mapping[int, Action])
 
 
 def _key(item: Mapping[str, Any], scope: Scope, table: str) -> TableKey:
-    header, field_name = item["target"]
-    if item["match_type"] not in _KINDS:
+    kind = item["match_type"]
+    header, field_name = item["target"] if kind != "valid" else (item["target"], VALID)
+    if kind == "valid":  # P4_14's match on whether a header is there
+        kind = "exact"
+    if kind not in _KINDS:
         raise UnsupportedConstruct(
-            f"table {table}: match kind {item['match_type']}: not supported; use {', '.join(_KINDS)}"
+            f"table {table}: match kind {kind}: not supported; use {', '.join(_KINDS)}"
         )
     mask = None if item.get("mask") is None else int(item["mask"], 16)
     if field_name == VALID:
@@ -98,9 +109,9 @@ def _key(item: Mapping[str, Any], scope: Scope, table: str) -> TableKey:
     else:
         ref = scope.field(item["target"])
         bits = scope.declared(ref).bits
-    if item["match_type"] == "range" and bits > 64:
+    if kind == "range" and bits > 64:
         raise UnsupportedConstruct(f"table {table}: range match on {bits} bits; use up to 64")
-    return TableKey(item.get("name") or f"{header}.{field_name}", ref, item["match_type"], bits, mask)
+    return TableKey(item.get("name") or f"{header}.{field_name}", ref, cast(MatchKind, kind), bits, mask)
 
 
 def _call(item: Mapping[str, Any], actions: Mapping[int, Action], table: str) -> tuple[int, tuple[int, ...]]:

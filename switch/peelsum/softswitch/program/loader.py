@@ -12,7 +12,7 @@ from typing import Any
 from peelsum.softswitch.errors import BadProgram, UnsupportedConstruct
 from peelsum.softswitch.program.load_actions import load_action, load_parser
 from peelsum.softswitch.program.load_expressions import Scope
-from peelsum.softswitch.program.load_tables import load_pipeline
+from peelsum.softswitch.program.load_tables import NO_ACTION, load_pipeline
 from peelsum.softswitch.program.model import (
     Checksum,
     CounterArray,
@@ -24,6 +24,7 @@ from peelsum.softswitch.program.model import (
     RegisterArray,
 )
 from peelsum.softswitch.program.operations import (
+    Action,
     AddHeader,
     Clone,
     CountAt,
@@ -67,6 +68,8 @@ def read(document: Mapping[str, Any], name: str) -> Program:
     aliases = {alias: FieldRef(*target) for alias, target in document.get("field_aliases", ())}
     scope = Scope(headers, _stacks(document), calculations, aliases, _signed_parameters(document))
     actions = {item["id"]: load_action(item, scope) for item in document["actions"]}
+    if any(not table.get("default_entry") for item in document["pipelines"] for table in item["tables"]):
+        actions[NO_ACTION] = Action(NO_ACTION, "NoAction", (), ())
     pipelines = {item["name"]: load_pipeline(item, scope, actions) for item in document["pipelines"]}
     nothing = Pipeline("none", None, {})
     program = Program(
