@@ -214,3 +214,23 @@ def test_p4_14_matches_on_headers_that_are_there_and_adds_to_fields(document):
     switch.tables["RouterIngress.acl"].insert((1,), "RouterIngress.permit", ())
     ((_, frame),) = switch.process(Frames.of([(1, ipv4(ttl=64))]), 0).pairs()
     assert frame[22] == before[0][1][22] - 3
+
+
+@pytest.mark.parametrize("mode", ["python", "numba"])
+def test_what_a_checksum_covers_moves_up_where_a_header_is_missing(document, mode):
+    """As over TCP's pseudo-header: 8 bits of zero before 8 bits of the protocol. Here the target is Ethernet's."""
+    fields = [{"type": "field", "value": ["ipv4", name]} for name in ("src", "protocol")]
+    constants = [{"type": "hexstr", "value": value, "bitwidth": 8} for value in ("0x12", "0x34")]
+    document["calculations"][0]["input"] = [fields[1], *constants, fields[0], fields[1]]
+    (item,) = (item for item in document["checksums"] if item["update"])
+    document["checksums"] = [{**item, "target": ["ethernet", "ether_type"], "if_cond": None}]
+    switch = Switch(parse(document, "x"), mode)
+    switch.tables["RouterIngress.routes"].set_default("RouterIngress.route", (3, 5))
+    frame = ipv4()
+    covered = frame[23:24] + b"\x12\x34" + frame[26:30] + frame[23:24]
+    ((_, got),) = switch.process(Frames.of([(1, frame)]), 0).pairs()
+    assert got[12:14] == checksum(covered).to_bytes(2, "big")
+    other = mac(ROUTER_MAC) + mac(HOST_MAC) + b"\x88\xb5" + b"anything"
+    switch.tables["RouterIngress.by_port"].insert((5, ROUTER_MAC, 0x88B5), "RouterIngress.permit", (3,))
+    ((_, got),) = switch.process(Frames.of([(5, other)]), 0).pairs()
+    assert got[12:14] == checksum(b"\x12\x34").to_bytes(2, "big")

@@ -5,13 +5,16 @@ A hash fills the array `hashed` with the fields' bytes and calls a hash function
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from peelsum.softswitch.compiler.emitter import Emitter
 from peelsum.softswitch.compiler.layout import limbs, words_of
 from peelsum.softswitch.errors import UnsupportedConstruct
 from peelsum.softswitch.program.model import Checksum
 from peelsum.softswitch.program.operations import FieldRef, Hash
+
+#: Headers of a checksum whose inputs are not a multiple of 16 bits: the code doubles with each.
+_MOST_SHIFTING = 4
 
 
 def hash_fields(emit: Emitter, part: Hash, bits: int) -> str:
@@ -78,19 +81,37 @@ def _append(emit: Emitter, pieces: Sequence[tuple[str, int]]) -> None:
 def checksum(emit: Emitter, item: Checksum) -> None:
     """Compute the checksum of an item's inputs into `folded`, without inputs of invalid headers."""
     emit.line(f"total = {emit.constant(0)}")
-    offset = 0
-    position = 0
+    _add_from(emit, item, 0, 0, {})
+    half, whole = emit.constant(16), emit.constant(0xFFFF)
+    for _ in range(3):
+        emit.line(f"total = (total & {whole}) + (total >> {half})")
+    emit.line(f"folded = total ^ {whole}")
+
+
+def _add_from(emit: Emitter, item: Checksum, position: int, offset: int, valid: Mapping[str, bool]) -> None:
+    """Add the inputs from number `position` on to `total`; those before them have `offset` bits.
+
+    Where inputs stand depends on which headers before them are there. So after inputs that are not a multiple
+    of 16 bits, the rest is written twice: with their header and without it, which `valid` then says.
+    """
     while position < len(item.inputs):
         header, end = _run(emit, item, position)
-        bits = sum(part[2] for part in item.inputs[position:end])
-        if header is None:
+        if header is None or valid.get(header):
             offset = _add_inputs(emit, item, position, end, offset)
-        else:
+        elif header not in valid:
+            bits = sum(part[2] for part in item.inputs[position:end])
             if bits % 16 and end < len(item.inputs):
-                raise UnsupportedConstruct(
-                    f"checksum {item.name}: {bits} bits of {header} before other inputs; "
-                    "make them a multiple of 16"
-                )
+                if len(valid) == _MOST_SHIFTING:
+                    raise UnsupportedConstruct(
+                        f"checksum {item.name}: inputs of more than {_MOST_SHIFTING} headers that are not a "
+                        "multiple of 16 bits; pad some of them"
+                    )
+                with emit.block(f"if {emit.validity(header)}:"):
+                    added = _add_inputs(emit, item, position, end, offset)
+                    _add_from(emit, item, end, added, {**valid, header: True})
+                with emit.block("else:"):
+                    _add_from(emit, item, end, offset, {**valid, header: False})
+                return
             with emit.block(f"if {emit.validity(header)}:"):
                 offset = _add_inputs(emit, item, position, end, offset)
         position = end
@@ -98,10 +119,6 @@ def checksum(emit: Emitter, item: Checksum) -> None:
         raise UnsupportedConstruct(
             f"checksum {item.name}: over {offset} bits, which are not whole bytes; pad them"
         )
-    half, whole = emit.constant(16), emit.constant(0xFFFF)
-    for _ in range(3):
-        emit.line(f"total = (total & {whole}) + (total >> {half})")
-    emit.line(f"folded = total ^ {whole}")
 
 
 def _add_inputs(emit: Emitter, item: Checksum, start: int, end: int, offset: int) -> int:
