@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import triton.language as tl
 from gpu_device import REAL, on_device, poisoned, poisoned_allocations, same
 from gpu_programs import SUPPORTED, at_once
+from triton.language import constexpr  # after gpu_device, which chooses the interpreter
 
 from peelsum.codec import SketchLayout, device, gpu_launch
 from peelsum.codec import gpu_peel_kernels as peeling
@@ -57,7 +57,7 @@ def _alone(arrived: object, times: object, members: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"), [("_SHARED", tl.constexpr("")), ("_meet", _alone)], ids=["own cache", "no barrier"]
+    ("name", "fault"), [("_SHARED", constexpr("")), ("_meet", _alone)], ids=["own cache", "no barrier"]
 )
 def test_a_fault_is_seen(name: str, fault: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of earlier rounds in an SM's own cache made peeling wrong on a device, and only there."""
