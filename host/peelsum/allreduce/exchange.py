@@ -199,7 +199,7 @@ class Exchange:
         non_zeros = min(self._setting.likely(part.keys), candidates)
         if isinstance(index, BloomIndex):
             sent = words[part.sent]
-            estimate = index.estimate(int(np.bitwise_count(self._device.on_host(sent)).sum()))
+            estimate = index.estimate(self._device.count(sent))
             counted = not estimate.full
             at_least = estimate.elements if counted else max(estimate.elements, non_zeros)
             non_zeros = min(at_least, candidates)

@@ -36,6 +36,10 @@ class CpuDevice(HostMemory):
 
     segments = CpuSegments
 
+    def count(self, index: NDArray[np.uint32]) -> int:
+        """See `Device.count`."""
+        return int(np.bitwise_count(index).sum())
+
     def positions(
         self, index: NDArray[np.uint32], elements: int, first: int = 0, count: int | None = None
     ) -> NDArray[np.int64]:

@@ -52,6 +52,9 @@ class Device(Protocol):
 
     # Index
 
+    def count(self, index: NDArray[np.uint32]) -> int:
+        """Return the number of set bits of words here, or of received ones; they are counted where they are."""
+
     def positions(
         self, index: NDArray[np.uint32], elements: int, first: int = 0, count: int | None = None
     ) -> NDArray[np.int64]:
@@ -263,6 +266,7 @@ def _run_bitmaps(codec: Device) -> None:
     bitmap, other, copied = (codec.placed(np.ones(1, np.uint32)) for _ in range(3))
     sketch = codec.placed(np.zeros(6, np.uint32))
     bloom = BloomLayout(1, 1, 0)
+    codec.count(bitmap)
     where = codec.positions(bitmap, 1)
     for block in (2, 32, 64):
         codec.block_encode(bitmap, 1, block, other)

@@ -8,7 +8,9 @@ contiguous and on one device.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from peelsum.codec import gpu_launch as launch
@@ -27,6 +29,12 @@ class GpuDevice(DeviceMemory):
     """The codec in Triton, on torch tensors."""
 
     segments = GpuSegments
+
+    def count(self, index: Tensor | NDArray[np.uint32]) -> int:
+        """See `Device.count`. Waits for the device once, unless the words are on the host."""
+        if isinstance(index, np.ndarray):
+            return int(np.bitwise_count(index).sum())
+        return int(_totals(index, WORD_BITS * index.numel())[1])
 
     def positions(self, index: Tensor, elements: int, first: int = 0, count: int | None = None) -> Tensor:
         """See `Device.positions`: returns int64[k]. Waits for the device once, unless k is given."""

@@ -241,6 +241,10 @@ class ReferenceDevice(HostMemory):
 
     segments = ReferenceSegments
 
+    def count(self, index: NDArray[np.uint32]) -> int:
+        """See `Device.count`."""
+        return int(np.bitwise_count(index).sum())
+
     def positions(
         self, index: NDArray[np.uint32], elements: int, first: int = 0, count: int | None = None
     ) -> NDArray[np.int64]:
