@@ -44,6 +44,9 @@ def _tests(folder: str, names: str) -> tuple[str, ...]:
     return tuple(f"tests/{folder}/test_{name}.py" for name in names.split())
 
 
+_CODEC = _tests("codec", "segments block_scales fixed_point index sketch") + _tests(
+    "allreduce", "random_jobs"
+)
 AREAS = {
     "wire": Area("switch/peelsum/wire/*.py", ("tests/wire",)),
     "spec": Area("switch/peelsum/spec/*.py", ("tests/behaviour", "tests/attack")),
@@ -68,11 +71,8 @@ AREAS = {
             "memory",
         ),
     ),
-    "codec": Area(
-        "host/peelsum/codec/[!g]*.py",  # those of the GPU need one
-        _tests("codec", "segments block_scales fixed_point index sketch")
-        + _tests("allreduce", "random_jobs"),
-    ),
+    "codec": Area("host/peelsum/codec/*.py", _CODEC),
+    "devices": Area("host/peelsum/codec/[cr]*/*.py", _CODEC),  # the host's: that of the GPU needs one
     "torch": Area(
         "host/peelsum/torch/*.py",
         _tests(

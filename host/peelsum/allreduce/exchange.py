@@ -20,7 +20,8 @@ from peelsum.allreduce.costs import TOLERANCE, NetworkModel, too_many
 from peelsum.allreduce.indexes import BloomIndex
 from peelsum.allreduce.plan import Form, IndexPart, Layout, Settings, by_form
 from peelsum.codec import Device, SketchLayout
-from peelsum.codec.segments import Integers, Located, SegmentCodec
+from peelsum.codec.arrays import Integers
+from peelsum.codec.segments import Located, SegmentCodec
 from peelsum.summation import Words
 
 
