@@ -25,7 +25,7 @@ def bucket_us(device: str, tensors: int, elements: int, steps: int = _STEPS) -> 
     """
     import torch
 
-    from peelsum.codec.gpu_memory import wait
+    from peelsum.codec.gpu.memory import wait
 
     there = torch.device(device)
     if there.type == "cuda":

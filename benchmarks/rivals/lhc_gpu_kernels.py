@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from peelsum.codec.gpu_sketch_kernels import mixed
+from peelsum.codec.gpu.words import mixed
 
 #: Adding and then subtracting this rounds a float64 below 2**51 to an integer, half to even.
 _ROUNDING = tl.constexpr(1.5 * 2.0**52)

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec.cpu_index_loops import Bytes, Numbers, Words, compiled, lowest, mixed
-from peelsum.codec.cpu_vectors import used_bits
+from peelsum.codec.arrays import Numbers, Words
+from peelsum.codec.cpu.vectors import used_bits
+from peelsum.codec.cpu.words import compiled, lowest, mixed
 
+Bytes = NDArray[np.uint8]
 _MAGNITUDE_MASK = np.uint32(0x7FFFFFFF)
 _ZERO, _ONE, _15 = np.uint32(0), np.uint32(1), np.uint32(15)
 _ONES = np.uint32(0x11111111)

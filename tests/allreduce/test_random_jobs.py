@@ -12,7 +12,8 @@ from sums_of_floats import DTYPES, FAR, SLOW, check, typed
 
 from peelsum.allreduce import BitmapIndex, BlockIndex, BloomIndex, NetworkModel, RequestedValues
 from peelsum.allreduce.choosing import Chooser
-from peelsum.codec import BFloat16, cpu_segments, threads
+from peelsum.codec import BFloat16, threads
+from peelsum.codec.cpu import segments as cpu_segments
 
 #: Around where words, rows, blocks of scales, and the words of a bitmap's blocks end.
 SIZES = [0, 1, 2, 7, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257, 511, 1023, 1024, 1025, 2047, 2049]

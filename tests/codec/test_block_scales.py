@@ -21,8 +21,9 @@ from peelsum.allreduce.level_loops import (
     levels_of,
 )
 from peelsum.codec import device
-from peelsum.codec.block_scales import ZERO, decoded, encoded
-from peelsum.codec.cpu_block_loops import decode_scales, encode_scales, powers
+from peelsum.codec.cpu.scales import decode_scales, encode_scales, powers
+from peelsum.codec.reference.scales import decoded, encoded
+from peelsum.codec.scales import ZERO
 from peelsum.codec.segments import Segment, Table
 
 SIZES = [1, 31, 32, 33, 1023, 1025, 8193]

@@ -17,11 +17,13 @@ from peelsum.codec import (
     SketchLayout,
     block_words,
     device,
-    gpu_launch,
     index_words,
-    reference,
 )
-from peelsum.codec.gpu import GpuDevice
+from peelsum.codec.gpu import sketch as gpu_sketch
+from peelsum.codec.gpu.device import GpuDevice
+from peelsum.codec.gpu.index import index as write_index
+from peelsum.codec.reference import index as reference_index
+from peelsum.codec.reference import sketch as reference_sketch
 
 __all__ = ["poisoned_allocations"]
 
@@ -41,7 +43,7 @@ def values(n: int, density: float = 0.1, seed: int = 0) -> NDArray[np.float32]:
 
 def bitmap(n: int, density: float = 0.1, seed: int = 0) -> NDArray[np.uint32]:
     out = np.empty(index_words(n), np.uint32)
-    reference.index(values(n, density, seed), out)
+    reference_index.index(values(n, density, seed), out)
     return out
 
 
@@ -95,7 +97,7 @@ def test_bloom(n: int, layout: BloomLayout) -> None:
 
 def test_a_filter_of_more_words_than_an_int32_counts() -> None:
     layout, word = BloomLayout(32, 2**27 - 1, 5), 2**31 + 3
-    rows, _ = reference._bloom_places(layout, 1, 32 * word)
+    rows, _ = reference_index._bloom_places(layout, 1, 32 * word)
     for j in (0, 15, 16, 31):
         row = poisoned(1, dtype=torch.int64)
         seed, words = (torch.full((1,), value, device=DEVICE) for value in (layout.seed, word))
@@ -165,10 +167,10 @@ def test_sketch_in_segments(width: int, segments: int) -> None:
 
 def test_a_crowded_segment_is_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is lowered for the interpreter, which is slow."""
-    monkeypatch.setattr(reference, "MOST_CANDIDATES", 80)
-    monkeypatch.setattr(gpu_launch, "MOST_CANDIDATES", 80)
+    monkeypatch.setattr(reference_sketch, "MOST_CANDIDATES", 80)
+    monkeypatch.setattr(gpu_sketch, "MOST_CANDIDATES", 80)
     layout, where = SketchLayout(90, 5, 2), np.arange(500, dtype=np.int64)
-    owners = reference.places(layout, where)[0][:, 0] // layout.segment_cells
+    owners = reference_sketch.places(layout, where)[0][:, 0] // layout.segment_cells
     chosen = np.sort(np.concatenate([where[owners == 0][:81], where[owners == 1][:80]]))
     assert peeled(layout, chosen, chosen.astype(np.int32) + 1) == 81
 
@@ -186,7 +188,7 @@ def chain(layout: SketchLayout, links: int) -> NDArray[np.int64]:
 
     Each shares one cell with its successor, and one with all others.
     """
-    cells, _ = reference.places(layout, np.arange(400_000))
+    cells, _ = reference_sketch.places(layout, np.arange(400_000))
     elements = np.flatnonzero(cells[:, 2] == cells[0, 2])
     chosen, visited, end, side = [], set(), cells[elements[0], 0], 0
     while len(chosen) < links:
@@ -200,7 +202,7 @@ def chain(layout: SketchLayout, links: int) -> NDArray[np.int64]:
 
 def rounds(layout: SketchLayout, where: NDArray[np.int64]) -> int:
     """Count the peel rounds, if each round removes all candidates in pure cells."""
-    cells, _ = reference.places(layout, where)
+    cells, _ = reference_sketch.places(layout, where)
     count, left = 0, np.ones(where.size, np.bool_)
     while left.any():
         load = np.bincount(cells[left].ravel(), minlength=layout.cells)
@@ -222,7 +224,7 @@ def test_work_is_on_the_callers_stream() -> None:
     with torch.cuda.stream(side):
         torch.cuda._sleep(20_000_000)
         sample.fill_(1.0)
-        gpu_launch.index(sample.view(torch.int32), out)
+        write_index(sample.view(torch.int32), out)
     side.synchronize()
     assert (bits(out) == 0xFFFFFFFF).all()
 

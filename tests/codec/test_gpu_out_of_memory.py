@@ -25,8 +25,9 @@ from peelsum.allreduce import (
     StepResult,
 )
 from peelsum.allreduce.indexes import BlockIndex, BloomIndex
-from peelsum.codec import HOST, gpu_launch
-from peelsum.codec.gpu_memory import DeviceMemory
+from peelsum.codec import HOST
+from peelsum.codec.gpu import launch as launching
+from peelsum.codec.gpu.memory import DeviceMemory
 
 WORKERS, N = 2, 300
 Arrays = dict[str, NDArray[np.float32]]
@@ -172,7 +173,7 @@ def test_sums_beyond_32_bits_that_find_no_room_leave_tensors_as_they_were() -> N
 def test_a_kernel_that_fails_leaves_tensors_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each launch of a step fails once, as Triton's modules do; then the host computes the step."""
     crew, launched, first = Crew(["a", "b", "c"], {"forms": {"c": "dense"}}, in_place=True), [0], 0
-    launch = gpu_launch._launch
+    launch = launching.run
 
     def failing(*arguments: Any, **options: Any) -> None:
         launched[0] += 1
@@ -180,7 +181,7 @@ def test_a_kernel_that_fails_leaves_tensors_as_they_were(monkeypatch: pytest.Mon
             raise RuntimeError("Triton Error [CUDA]: out of memory")
         launch(*arguments, **options)
 
-    monkeypatch.setattr(gpu_launch, "_launch", failing)
+    monkeypatch.setattr(launching, "run", failing)
     while launched[0] >= first:
         launched[0] = 0
         crew.sum()

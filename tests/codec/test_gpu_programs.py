@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import triton.language as tl
 from gpu_device import REAL, on_device, poisoned, poisoned_allocations, same
 from gpu_programs import SUPPORTED, at_once
+from triton.language import constexpr  # after gpu_device, which chooses the interpreter
 
-from peelsum.codec import SketchLayout, device, gpu_launch
-from peelsum.codec import gpu_peel_kernels as peeling
-from peelsum.codec.gpu import GpuDevice
+from peelsum.codec import SketchLayout, device
+from peelsum.codec.gpu import sketch as peeling
+from peelsum.codec.gpu.device import GpuDevice
 
 __all__ = ["poisoned_allocations"]
 
@@ -26,9 +26,9 @@ pytestmark = [
 def peeled(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Peel a drawn sketch by several programs; require the reference's numbers."""
     rng = np.random.default_rng(seed)
-    monkeypatch.setattr(gpu_launch, "_CANDIDATES", int(rng.choice([4, 16])))
+    monkeypatch.setattr(peeling, "_CANDIDATES", int(rng.choice([4, 16])))
     programs = int(rng.integers(3, 13))
-    monkeypatch.setattr(gpu_launch, "_cooperating", lambda _: programs)
+    monkeypatch.setattr(peeling, "_cooperating", lambda _: programs)
     layout = SketchLayout(int(rng.integers(20, 60)), seed, int(rng.choice([1, 2])))
     k = int(layout.cells * rng.choice([0.6, 0.75, 0.85]))
     where = np.sort(rng.choice(20 * k, k, replace=False)).astype(np.int64)
@@ -57,7 +57,7 @@ def _alone(arrived: object, times: object, members: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"), [("_SHARED", tl.constexpr("")), ("_meet", _alone)], ids=["own cache", "no barrier"]
+    ("name", "fault"), [("_SHARED", constexpr("")), ("_meet", _alone)], ids=["own cache", "no barrier"]
 )
 def test_a_fault_is_seen(name: str, fault: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of earlier rounds in an SM's own cache made peeling wrong on a device, and only there."""

@@ -14,9 +14,10 @@ from gpu_device import DEVICE, bits, on_device, poisoned, poisoned_allocations, 
 from gpu_order import shuffled
 from numpy.typing import NDArray
 
-from peelsum.codec import NON_FINITE, ROW, gpu_launch
-from peelsum.codec.gpu_segments import GpuSegments
-from peelsum.codec.reference import ReferenceSegments
+from peelsum.codec import NON_FINITE, ROW
+from peelsum.codec.gpu import launch
+from peelsum.codec.gpu.segments import GpuSegments
+from peelsum.codec.reference.segments import ReferenceSegments
 from peelsum.codec.segments import Segment, Table
 
 __all__ = ["poisoned_allocations"]
@@ -156,6 +157,6 @@ def test_an_error_comes_before_results_are_written_over_tensors(monkeypatch: pyt
     bitmap = codec.write_scales(words)
     codec.read_scales(bits(words))
     counts, launches = codec.place(bitmap), []
-    monkeypatch.setattr(gpu_launch, "_launch", lambda kernel, *rest, **options: launches.append(kernel))
+    monkeypatch.setattr(launch, "run", lambda kernel, *rest, **options: launches.append(kernel))
     codec.read(*(torch.zeros(count, dtype=torch.int32, device=DEVICE) for count in counts), 1)
     assert len(launches) == 1

@@ -10,9 +10,11 @@ import torch
 from gpu_device import REAL  # before Triton is imported
 from torch._subclasses import FakeTensorMode
 
-from peelsum.codec import CodecError, gpu_launch, gpu_segments
-from peelsum.codec.gpu_memory import DeviceMemory
-from peelsum.codec.gpu_segments import GpuSegments
+from peelsum.codec import CodecError
+from peelsum.codec.gpu import launch
+from peelsum.codec.gpu import segments as gpu_segments
+from peelsum.codec.gpu.memory import DeviceMemory
+from peelsum.codec.gpu.segments import GpuSegments
 from peelsum.codec.segments import Segment, Table
 
 pytestmark = pytest.mark.skipif(
@@ -32,8 +34,8 @@ def test_a_step_lies_on_the_first_tensors_device(monkeypatch: pytest.MonkeyPatch
 
 def test_results_lie_on_their_tensors_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table([Segment(99, sparse=False)] * 3)
-    monkeypatch.setattr(gpu_launch, "read", lambda *arguments: None)
-    monkeypatch.setattr(gpu_segments, "_rows", lambda table, stream: None)
+    monkeypatch.setattr(launch, "run", lambda *arguments, **options: None)
+    monkeypatch.setattr(gpu_segments, "_rows", lambda table, stream: gpu_segments.Rows(*[None] * 3, 0, 0))
     monkeypatch.setattr(gpu_segments, "stream_of", lambda device: (device, 0))
     with FakeTensorMode(allow_non_fake_inputs=True):
         values = [torch.empty(99, device=f"cuda:{m % 2}") for m in range(3)]

@@ -23,15 +23,15 @@ from peelsum.codec import (
     Device,
     FixedPoint,
     block_words,
-    cpu_index_loops,
     device,
     index_words,
     occupied,
     quantize,
-    reference,
     threads,
 )
+from peelsum.codec.cpu import index as cpu_index
 from peelsum.codec.layout import MIX_STEP, mix
+from peelsum.codec.reference import index as reference
 
 Words = NDArray[np.uint32]
 CPU, REFERENCE = device("cpu"), device("reference")
@@ -77,7 +77,7 @@ def filtered(ops: Device, layout: BloomLayout, index: Words, elements: int, firs
 def test_bitmap(density: float) -> None:
     for n in ENDS:
         sample, out = drawn(n, density), Guarded(index_words(n))
-        magnitude = cpu_index_loops.pack(sample.view(np.uint32), 0, n, out.array)
+        magnitude = cpu_index.pack(sample.view(np.uint32), 0, n, out.array)
         out.check(packed(sample != 0))
         assert magnitude == np.abs(sample).max(initial=0).view(np.uint32)
         truth = np.empty(index_words(n), np.uint32)
@@ -89,7 +89,7 @@ def test_bit_order_is_least_significant_first() -> None:
     sample = np.zeros(70, np.float32)
     sample[[0, 33, 69]] = [1.0, np.nan, -2.0]
     ours, truth = np.empty(3, np.uint32), np.empty(3, np.uint32)
-    cpu_index_loops.pack(sample.view(np.uint32), 0, 70, ours)
+    cpu_index.pack(sample.view(np.uint32), 0, 70, ours)
     reference.index(sample, truth)
     for out in (ours, truth):
         np.testing.assert_array_equal(out, [1 << 0, 1 << 1, 1 << 5])
@@ -105,7 +105,7 @@ def test_positions(density: float, first: int) -> None:
         if n % 32:
             # Bits beyond the last element are ignored.
             words[-1] |= np.uint32(0xFFFFFFFF << n % 32 & 0xFFFFFFFF)
-        cpu_index_loops.positions(words, n, first, out.array)
+        cpu_index.positions(words, n, first, out.array)
         out.check(first + where)
         for ops in ALL:
             result = ops.positions(np.append(words, ~words[:1]), n, first)
@@ -117,14 +117,14 @@ def test_positions(density: float, first: int) -> None:
 def test_the_last_positions_are_written_one_by_one(count: int, gap: int) -> None:
     where = gap * np.arange(count)
     n, out = int(where[-1]) + 1, Guarded(count, np.int64)
-    cpu_index_loops.positions(packed(np.isin(np.arange(n), where)), n, 0, out.array)
+    cpu_index.positions(packed(np.isin(np.arange(n), where)), n, 0, out.array)
     out.check(where)
 
 
 @pytest.mark.parametrize("count", range(1, 33))
 def test_the_last_word_may_have_any_number_of_bits(count: int) -> None:
     out = Guarded(96 + count, np.int64)
-    cpu_index_loops.positions(packed(np.arange(128) < 96 + count), 128, 0, out.array)
+    cpu_index.positions(packed(np.arange(128) < 96 + count), 128, 0, out.array)
     out.check(np.arange(96 + count))
 
 

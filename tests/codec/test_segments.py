@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from poison import Guarded
 
-from peelsum.codec import cpu_segment_loops, cpu_segments, threads
-from peelsum.codec.cpu_segments import CpuSegments
-from peelsum.codec.cpu_vectors import PACKS_FLOATS
-from peelsum.codec.reference import ReferenceSegments
+from peelsum.codec import threads
+from peelsum.codec.cpu import segments as cpu_segments
+from peelsum.codec.cpu.segments import CpuSegments
+from peelsum.codec.cpu.vectors import PACKS_FLOATS
+from peelsum.codec.reference.segments import ReferenceSegments
 from peelsum.codec.segments import ROW, Segment, Table
 
 #: Around a row, a word of rows, a block of floats, and a vector.
@@ -90,9 +91,9 @@ def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         if not PACKS_FLOATS:
             pytest.skip("this processor has no AVX-512")
         return
-    monkeypatch.setattr(cpu_segment_loops, "PACKS_FLOATS", False)
+    monkeypatch.setattr(cpu_segments, "PACKS_FLOATS", False)
     for name in ("gather", "read"):
-        monkeypatch.setattr(cpu_segment_loops, name, getattr(cpu_segment_loops, name).py_func)
+        monkeypatch.setattr(cpu_segments, name, getattr(cpu_segments, name).py_func)
 
 
 @pytest.mark.usefixtures("vectors")
@@ -133,8 +134,8 @@ def test_pieces_over_several_cores_change_nothing(
     dense = int(rng.integers(0, 5))
     table = Table([Segment(int(n), s >= dense, 2 ** int(rng.integers(5, 16))) for s, n in enumerate(sizes)])
     assert len(cpu_segments._pieces(table)[0]) >= (len(sizes) if sizes.max() <= 2**15 else len(sizes) + 1)
-    shares, measure = [], cpu_segment_loops.measure
-    monkeypatch.setattr(cpu_segment_loops, "measure", lambda *given: [shares.append(1), measure(*given)])
+    shares, measure = [], cpu_segments.measure
+    monkeypatch.setattr(cpu_segments, "measure", lambda *given: [shares.append(1), measure(*given)])
     compare(table, seed, 3)
     most = min(cores, int(table.begins[-1]) // 2**13, len(cpu_segments._pieces(table)[0]))
     assert len(shares) == max(most, 1)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from poison import Guarded
 
-from peelsum.codec import SUB_TABLES, CodecError, Device, SketchLayout, device, reference, threads
+from peelsum.codec import SUB_TABLES, CodecError, Device, SketchLayout, device, threads
 from peelsum.codec.layout import MIX_STEP, mix
+from peelsum.codec.reference import sketch as reference
 
 Support = Callable[[np.random.Generator, int, int], NDArray[np.int64]]
 INT32 = st.integers(-(2**31), 2**31 - 1)

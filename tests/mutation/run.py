@@ -35,7 +35,8 @@ AREAS = {
     "p4runtime": ("switch/peelsum/**/p4runtime/*.py", "softswitch/p4runtime"),
     "compress": ("host/peelsum/compress/**/*.py", "compress"),
     "allreduce": ("host/peelsum/allreduce/*.py", "allreduce"),
-    "codec": ("host/peelsum/codec/[!g]*.py", "codec"),  # those of the GPU need one
+    "codec": ("host/peelsum/codec/*.py", "codec"),
+    "devices": ("host/peelsum/codec/[cr]*/*.py", "codec"),  # the host's: that of the GPU needs one
     "torch": ("host/peelsum/torch/*.py", "torch"),
     "simulation": ("topology/peelsum/simulation/*.py", "simulation"),
     "softswitch": ("switch/peelsum/softswitch/[cr]*/*.py", "softswitch"),  # compiler and runtime

@@ -10,8 +10,10 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from peelsum.codec import BloomLayout, SketchLayout, gpu_launch
-from peelsum.codec.gpu import GpuDevice
+from peelsum.codec import BloomLayout, SketchLayout
+from peelsum.codec.gpu import launch
+from peelsum.codec.gpu.device import GpuDevice
+from peelsum.codec.gpu.index import index as write_index
 from peelsum.codec.segments import Segment, Table
 
 _TYPES = {torch.int32: "*i32", torch.int64: "*i64", torch.float32: "*fp32"}
@@ -79,10 +81,10 @@ def sketch() -> None:
     for layout in (SketchLayout(768, 0), SketchLayout(99, 0, 4)):
         gpu.sketch_encode(layout, where, words(K), words(layout.cells))
         gpu.sketch_decode(layout, words(layout.cells), where, words(K))
-    gpu_launch.index(words(K), words(K // 32))
+    write_index(words(K), words(K // 32))
 
 
 if __name__ == "__main__":
-    gpu_launch._launch = compiled
+    launch.run = compiled
     for part in (step, index, sketch):
         part()

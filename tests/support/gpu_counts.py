@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from peelsum.codec import gpu_launch, gpu_memory
+from peelsum.codec.gpu import launch, memory
 
 #: Methods that return a device's numbers to the host.
 _READS = {"cpu", "tolist", "item", "__int__", "__bool__", "__float__", "__index__", "nonzero"}
@@ -93,7 +93,7 @@ def _has_mask(index: Any) -> bool:
 @contextmanager
 def counted() -> Iterator[Counts]:
     """Count what this thread does inside the context."""
-    counts, run, wait = Counts(), gpu_launch._launch, gpu_memory.wait
+    counts, run, wait = Counts(), launch.run, memory.wait
 
     def launched(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
         counts.kernels[kernel.fn.__name__] += bool(programs)
@@ -104,9 +104,9 @@ def counted() -> Iterator[Counts]:
         counts.waits["settle"] += 1
         wait(device)
 
-    gpu_launch._launch, gpu_memory.wait = launched, waited
+    launch.run, memory.wait = launched, waited
     try:
         with _Functions(counts), _Operations(counts):
             yield counts
     finally:
-        gpu_launch._launch, gpu_memory.wait = run, wait
+        launch.run, memory.wait = run, wait

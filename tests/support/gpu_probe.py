@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from peelsum.codec.gpu_form_kernels import _bloom_hashes, _bloom_place
+from peelsum.codec.gpu.index import _bloom_hashes, _bloom_place
 
 
 @triton.jit

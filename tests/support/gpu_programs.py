@@ -19,8 +19,8 @@ from unittest.mock import patch
 import numpy as np
 from triton.runtime import interpreter
 
-from peelsum.codec import gpu_launch
-from peelsum.codec.gpu_peel_kernels import rounds_kernel
+from peelsum.codec.gpu import launch as launching
+from peelsum.codec.gpu.sketch import rounds_kernel
 
 _Builder, _LINE, _MOST_ACCESSES = interpreter.InterpreterBuilder, 128, 2_000_000
 _RELEASE = interpreter._ir.MEM_SEMANTIC.RELEASE, interpreter._ir.MEM_SEMANTIC.ACQUIRE_RELEASE
@@ -151,7 +151,7 @@ def _modifier(_: Any, modifier: str, eviction: str) -> str:
 @contextmanager
 def at_once(seed: int) -> Iterator[list[Launch]]:
     """Run the programs of launches of peeling's rounds at once; yield the list of these launches."""
-    run, launches = gpu_launch._launch, list[Launch]()
+    run, launches = launching.run, list[Launch]()
 
     def launched(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
         if kernel is not rounds_kernel:
@@ -160,5 +160,5 @@ def at_once(seed: int) -> Iterator[list[Launch]]:
         launches.append(Launch(programs, seed))
         launches[-1].run(kernel, arguments)
 
-    with patch.object(gpu_launch, "_launch", launched):
+    with patch.object(launching, "run", launched):
         yield launches

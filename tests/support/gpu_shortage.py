@@ -11,7 +11,7 @@ import torch
 from gpu_device import DEVICE
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from peelsum.codec import gpu_launch
+from peelsum.codec.gpu import launch
 
 
 class Shortage(TorchDispatchMode):
@@ -51,14 +51,14 @@ def allocates(function: Any, args: Any, kwargs: Any) -> bool:
 @contextmanager
 def kernels_apart() -> Iterator[None]:
     """Let kernels run outside of a `Shortage`, one at a time: the interpreter allocates, and has globals."""
-    run, one_at_a_time = gpu_launch._launch, threading.Lock()
+    run, one_at_a_time = launch.run, threading.Lock()
 
     def launched(*arguments: Any, **options: Any) -> None:
         with one_at_a_time, _disable_current_modes():
             run(*arguments, **options)
 
-    gpu_launch._launch = launched
+    launch.run = launched
     try:
         yield
     finally:
-        gpu_launch._launch = run
+        launch.run = run

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from peelsum import buffers
+
 #: Packages whose `np.empty` is poisoned. Not NumPy's own: Numba looks it up when it compiles.
 PACKAGES = ("peelsum.codec", "peelsum.allreduce")
 #: Modules of compiled loops: Numba takes NumPy itself, so what these allocate is not poisoned.
 COMPILED = (
     "peelsum.allreduce.history_loops",
     "peelsum.allreduce.level_loops",
-    *(f"peelsum.codec.cpu_{name}_loops" for name in ("block", "index", "segment", "selection", "sketch")),
-    "peelsum.codec.cpu_loops",
+    *(f"peelsum.codec.cpu.{name}" for name in ("index", "scales", "segments", "sketch", "words")),
 )
 
 
@@ -52,8 +53,15 @@ class Guarded:
 
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make np.empty return garbage, so that elements and words that no code writes show."""
-    poisoned = 0
+    """Make np.empty and buffers.empty return garbage, so that elements and words that no code writes show."""
+    empty, poisoned = buffers.empty, 0
+
+    def poisoned_empty(count: int, dtype: Any) -> NDArray[Any]:
+        array = empty(count, dtype)
+        array.view(np.uint8)[:] = 0xA5
+        return array
+
+    monkeypatch.setattr(buffers, "empty", poisoned_empty)
     for name, module in list(sys.modules.items()):
         if name.startswith(PACKAGES) and name not in COMPILED and getattr(module, "np", None) is np:
             monkeypatch.setattr(module, "np", PoisonedNumPy())

@@ -31,7 +31,8 @@ from peelsum.allreduce.exchange import Exchange, Refinement, Round, Rounds, Sett
 from peelsum.allreduce.history_loops import DEVIATIONS, FIT
 from peelsum.allreduce.plan import AHEAD, Layout
 from peelsum.codec import FEWEST_CELLS, HOST, MANY_CANDIDATES, SketchLayout
-from peelsum.codec.segments import ROW, Integers, Located, SegmentCodec
+from peelsum.codec.arrays import Integers
+from peelsum.codec.segments import ROW, Located, SegmentCodec
 from peelsum.summation import Words
 
 _Places = NDArray[np.int64]

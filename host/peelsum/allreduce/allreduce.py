@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Never, Protocol, cast
+from typing import Any, Never, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,9 +69,6 @@ from peelsum.codec import (
 )
 from peelsum.summation import NotBegunError, Part, Summation, Words
 from peelsum.wire import packet_bytes
-
-if TYPE_CHECKING:
-    from peelsum.codec.gpu_memory import DeviceMemory
 
 _log = logging.getLogger("peelsum")
 #: Plans of earlier steps that are kept, and plans of which it is kept that all workers have agreed on them.
@@ -301,7 +298,7 @@ class Allreduce:
 
         Raises DeviceMemoryError if the backend had begun a sum, which cannot go on.
         """
-        device = cast("DeviceMemory", self._device)
+        device = self._device
         asked = device.lacked(error)
         if asked is None:
             return None
@@ -326,7 +323,7 @@ class Allreduce:
         step: Step,
     ) -> StepResult:
         """Go through a step's rounds again on the host, and end it there."""
-        device = cast("DeviceMemory", self._device)
+        device = self._device
         near: dict[str, Tensor] = {name: device.near(tensor) for name, tensor in named.items()}
         found = self._summed(HOST, plan, expected, near, {}, ahead, step)
         results, lacked = [], None

@@ -20,7 +20,8 @@ from peelsum.allreduce.costs import TOLERANCE, NetworkModel, too_many
 from peelsum.allreduce.indexes import BloomIndex
 from peelsum.allreduce.plan import Form, IndexPart, Layout, Settings, by_form
 from peelsum.codec import Device, SketchLayout
-from peelsum.codec.segments import Integers, Located, SegmentCodec
+from peelsum.codec.arrays import Integers
+from peelsum.codec.segments import Located, SegmentCodec
 from peelsum.summation import Words
 
 
@@ -199,7 +200,7 @@ class Exchange:
         non_zeros = min(self._setting.likely(part.keys), candidates)
         if isinstance(index, BloomIndex):
             sent = words[part.sent]
-            estimate = index.estimate(int(np.bitwise_count(self._device.on_host(sent)).sum()))
+            estimate = index.estimate(self._device.count(sent))
             counted = not estimate.full
             at_least = estimate.elements if counted else max(estimate.elements, non_zeros)
             non_zeros = min(at_least, candidates)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from peelsum.buffers import frozen
 from peelsum.codec import NON_FINITE
-from peelsum.codec.block_scales import ZERO
+from peelsum.codec.scales import ZERO
 from peelsum.compiling import compiler
 
 #: Octaves by which a block may grow from one step to the next without exceeding its expected field.

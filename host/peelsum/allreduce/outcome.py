@@ -16,7 +16,7 @@ from peelsum.allreduce.history import Learned
 from peelsum.allreduce.plan import Plan
 from peelsum.allreduce.result import Contribution, Results, Tally, TensorResult, TensorTally
 from peelsum.codec import BLOCK_SIZES, HOST, NON_FINITE, Device, FixedPoint, Selection, occupied
-from peelsum.codec.block_scales import ZERO
+from peelsum.codec.scales import ZERO
 from peelsum.codec.segments import ROW, Counts
 
 _Numbers = NDArray[np.int64]

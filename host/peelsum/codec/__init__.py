@@ -4,7 +4,8 @@ The codec has three parts: fixed point, the index of non-zeros, and the lossless
 runs them: in NumPy, Numba or Triton.
 """
 
-from peelsum.codec.cpu import occupied, quantize
+from peelsum.codec.cpu.index import occupied
+from peelsum.codec.cpu.scales import quantize
 from peelsum.codec.device import HOST, Device, Implementation, device, warm_up
 from peelsum.codec.errors import CodecError
 from peelsum.codec.fixed_point import NON_FINITE, FixedPoint, fixed_point, rounding_bounds, scale_for

@@ -16,18 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.buffers import frozen
-from peelsum.codec import cpu_index_loops
-from peelsum.codec.cpu import CpuDevice, occupied, quantize
+from peelsum.codec.arrays import Floats, Integers, Numbers, Words
+from peelsum.codec.cpu.device import CpuDevice
+from peelsum.codec.cpu.index import occupied
+from peelsum.codec.cpu.scales import quantize
+from peelsum.codec.cpu.words import address
 from peelsum.codec.errors import CodecError
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BloomLayout
 from peelsum.codec.layout import SketchLayout
-from peelsum.codec.reference import ReferenceDevice
+from peelsum.codec.reference.device import ReferenceDevice
 from peelsum.codec.segments import Segment, SegmentCodec, Table
 from peelsum.extras import missing
 
 Implementation = Literal["cpu", "reference", "gpu"]
-Words = NDArray[np.uint32]
 
 
 class Device(Protocol):
@@ -52,61 +54,47 @@ class Device(Protocol):
 
     # Index
 
-    def positions(
-        self, index: NDArray[np.uint32], elements: int, first: int = 0, count: int | None = None
-    ) -> NDArray[np.int64]:
+    def count(self, index: Words) -> int:
+        """Return how many bits of words here, or of received ones, are set; count them where they are."""
+
+    def positions(self, index: Words, elements: int, first: int = 0, count: int | None = None) -> Numbers:
         """Return the elements whose bit is set in a bitmap of `elements` bits, ascending: int64[k].
 
         `count` is k, if it is known; without it, the GPU's kernels wait for the device to count.
         """
 
-    def block_encode(
-        self, index: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]
-    ) -> None:
+    def block_encode(self, index: Words, elements: int, block: int, out: Words) -> None:
         """Write the bitmap of the blocks that hold a set bit of `index`.
 
         `block` is the number of elements in a block, a power of 2 and at least 2; `out` has
         block_words(elements, block) words.
         """
 
-    def block_decode(
-        self, blocks: NDArray[np.uint32], elements: int, block: int, out: NDArray[np.uint32]
-    ) -> None:
+    def block_decode(self, blocks: Words, elements: int, block: int, out: Words) -> None:
         """Write the bitmap of all elements of the blocks set in `blocks` into out[index_words(elements)]."""
 
-    def bloom_encode(
-        self, layout: BloomLayout, index: NDArray[np.uint32], out: NDArray[np.uint32], first: int = 0
-    ) -> None:
+    def bloom_encode(self, layout: BloomLayout, index: Words, out: Words, first: int = 0) -> None:
         """Write the Bloom filter of a bitmap into out[layout.words].
 
         The OR of filters is the filter of the bitmaps' OR.
         """
 
     def bloom_decode(
-        self,
-        layout: BloomLayout,
-        words: NDArray[np.uint32],
-        elements: int,
-        out: NDArray[np.uint32],
-        first: int = 0,
+        self, layout: BloomLayout, words: Words, elements: int, out: Words, first: int = 0
     ) -> None:
         """Write the bitmap of the elements that pass the filter `words` into out[index_words(elements)].
 
         They are all elements encoded on any worker, and a few false positives.
         """
 
-    def gather_bits(
-        self, index: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32]
-    ) -> Any:
+    def gather_bits(self, index: Words, mask: Words, out: Words) -> Any:
         """Write the bits of `index` that `mask` selects, in order, as a bitmap of k bits.
 
         `mask` is a bitmap of as many words as `index`, with k set bits; `out` has index_words(k) words.
         Return a scan of `mask` for `scatter_bits`, or None.
         """
 
-    def scatter_bits(
-        self, bits: NDArray[np.uint32], mask: NDArray[np.uint32], out: NDArray[np.uint32], scan: Any = None
-    ) -> None:
+    def scatter_bits(self, bits: Words, mask: Words, out: Words, scan: Any = None) -> None:
         """Write bit t of `bits` to the place of the t-th set bit of `mask`, and 0 elsewhere.
 
         The inverse of `gather_bits`; `out` has as many words as `mask`. `scan` is what `gather_bits` returned
@@ -115,25 +103,15 @@ class Device(Protocol):
 
     # Sketch
 
-    def sketch_encode(
-        self,
-        layout: SketchLayout,
-        positions: NDArray[np.int64],
-        values: NDArray[np.int32],
-        out: NDArray[np.uint32],
-    ) -> None:
+    def sketch_encode(self, layout: SketchLayout, positions: Numbers, values: Integers, out: Words) -> None:
         """Write the sketch of values[k] at positions[k] into out[layout.cells].
 
         A cell is a sum modulo 2**32, so the sketch is linear in the values.
         """
 
     def sketch_decode(
-        self,
-        layout: SketchLayout,
-        sketch: NDArray[np.uint32],
-        positions: NDArray[np.int64],
-        out: NDArray[np.int32],
-    ) -> NDArray[np.int64]:
+        self, layout: SketchLayout, sketch: Words, positions: Numbers, out: Integers
+    ) -> Numbers:
         """Peel: write the values of the candidates positions[k] into out[k]; return the left-over.
 
         `sketch` is uint32[layout.cells]. The left-over, int64[m], ascending, holds indices into `positions`:
@@ -180,10 +158,10 @@ class Device(Protocol):
     def words(self, count: int) -> Words:
         """Allocate uint32[count]."""
 
-    def integers(self, count: int) -> NDArray[np.int32]:
+    def integers(self, count: int) -> Integers:
         """Allocate int32[count]."""
 
-    def signed(self, words: Words) -> NDArray[np.int32]:
+    def signed(self, words: Words) -> Integers:
         """Return a view of `words` as int32[k]."""
 
     def on_host(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -204,11 +182,25 @@ class Device(Protocol):
     def placed(self, array: NDArray[Any]) -> Any:
         """Copy an array of the host, or received words, to this device; return one that is there as it is."""
 
-    def joined(self, parts: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+    def joined(self, parts: Sequence[Integers]) -> Integers:
         """Return the parts end to end, at least one, in as many launches for any number of parts."""
 
-    def search(self, places: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+    def search(self, places: Numbers, wanted: Numbers) -> Numbers:
         """Return where `wanted` stand among ascending `places`: int64[k], in this memory as both are."""
+
+    # For a step that ends on the host, because the device lacks memory
+
+    def lacked(self, error: RuntimeError) -> str | None:
+        """Return how much memory an error says that the device lacked; None if it says something else."""
+
+    def near(self, tensor: Any) -> Any:
+        """Return an accepted tensor's content as `HOST` accepts it, without new memory of the device."""
+
+    def left_on_host(self, values: Floats) -> Any:
+        """Return a result as a user's array or tensor that shares its memory."""
+
+    def placed_in(self, values: Floats, like: Any, out: Any) -> Any:
+        """Copy a result from the host to `out`; if that is None, to new memory beside `like`."""
 
 
 #: The device of arrays in the host's memory, whatever the one of a step is.
@@ -231,7 +223,7 @@ def device(implementation: Implementation = "cpu", *, direct: bool = False) -> D
     try:
         import torch
 
-        from peelsum.codec.gpu import GpuDevice
+        from peelsum.codec.gpu.device import GpuDevice
     except ImportError as error:
         raise CodecError(f"implementation: 'gpu': {missing(str(error.name), 'gpu')}") from error
     if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
@@ -255,7 +247,7 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     _run_segments(codec)
     quantize(np.ones(1, np.float32), FixedPoint(0), np.empty(1, np.int32))
     occupied(np.zeros(1, np.int64))
-    cpu_index_loops.address(frozen(np.ones(1, np.float32)))  # of a caller's tensor
+    address(frozen(np.ones(1, np.float32)))  # of a caller's tensor
     Table([Segment(1, sparse=False)]).located(np.ones(1, np.bool))
 
 
@@ -263,6 +255,7 @@ def _run_bitmaps(codec: Device) -> None:
     bitmap, other, copied = (codec.placed(np.ones(1, np.uint32)) for _ in range(3))
     sketch = codec.placed(np.zeros(6, np.uint32))
     bloom = BloomLayout(1, 1, 0)
+    codec.count(bitmap)
     where = codec.positions(bitmap, 1)
     for block in (2, 32, 64):
         codec.block_encode(bitmap, 1, block, other)

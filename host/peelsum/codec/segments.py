@@ -14,15 +14,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec import cpu_block_loops
+from peelsum.codec.arrays import Floats, Integers, Words
+from peelsum.codec.arrays import Numbers as _Places
+from peelsum.codec.cpu import scales
 from peelsum.codec.index import WORD_BITS
 
 #: Elements of a row, a word of the sparse vector's bitmap.
 ROW = WORD_BITS
-Words = NDArray[np.uint32]
-Integers = NDArray[np.int32]
-Floats = NDArray[np.float32]
-_Places = NDArray[np.int64]
 
 
 class Segment(NamedTuple):
@@ -86,7 +84,7 @@ class Table:
 
     def located(self, flags: NDArray[np.bool_]) -> Located:
         """Return the elements of the flagged blocks, bool[blocks], in order."""
-        return Located(*cpu_block_loops.located(flags, self.begins, self.rows, self.blocks, self.block))
+        return Located(*scales.located(flags, self.begins, self.rows, self.blocks, self.block))
 
     def segments_at(self, elements: _Places) -> _Places:
         """Return the segments of elements that are counted among those of all."""
@@ -136,7 +134,7 @@ class SegmentCodec(Protocol):
     """
 
     fields: Integers
-    """After `read_scales`, each segment's field, as `block_scales.decoded` returns it, on the host."""
+    """After `read_scales`, each segment's field, as `reference.scales.decoded` returns it, on the host."""
     scales: Integers
     """After `read_scales`, int32[blocks]: a block's values are multiplied by 2**scale. On the host."""
 

@@ -218,7 +218,7 @@ def test_p4_14_matches_on_headers_that_are_there_and_adds_to_fields(document):
 
 @pytest.mark.parametrize("mode", ["python", "numba"])
 def test_what_a_checksum_covers_moves_up_where_a_header_is_missing(document, mode):
-    """As over TCP's pseudo-header: 8 bits of zero before the protocol's 8. Here the target is Ethernet's type."""
+    """8 bits of zero before 8 of the protocol, as over TCP's pseudo-header; the target is Ethernet's type."""
     fields = [{"type": "field", "value": ["ipv4", name]} for name in ("src", "protocol")]
     constants = [{"type": "hexstr", "value": value, "bitwidth": 8} for value in ("0x12", "0x34")]
     document["calculations"][0]["input"] = [fields[1], *constants, fields[0], fields[1]]

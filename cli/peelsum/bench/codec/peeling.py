@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.codec import SUB_TABLES, SketchLayout
-from peelsum.codec.cpu_index_loops import compiled
-from peelsum.codec.reference import places
+from peelsum.codec.cpu.words import compiled
+from peelsum.codec.reference.sketch import places
 
 #: Candidates whose cells are computed at once: NumPy needs a few hundred bytes for each.
 _AT_A_TIME = 2**20

@@ -1,4 +1,6 @@
-"""Triton kernels for peeling, with a queue of candidates in pure cells.
+"""The sketch on a GPU: encoding by atomic additions, and peeling with a queue of candidates in pure cells.
+
+Sums are modulo 2**32. Integer addition is independent of order, so every run gives the same bits.
 
 A cell's state is int64: 2**32 times the number of candidates in it, plus the sum of their numbers. The state
 of a pure cell is 2**32 plus its candidate's number. The thread whose atomic subtraction makes a cell pure
@@ -11,14 +13,33 @@ barrier of these between two rounds. One launch peels all.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from peelsum.codec import layout
-from peelsum.codec.gpu_index_kernels import singly, wide
-from peelsum.codec.gpu_sketch_kernels import cells_of, mixed, segment_of
+from peelsum.codec.gpu import launch
+from peelsum.codec.gpu.index import index, list_positions, totals
+from peelsum.codec.gpu.launch import cut, empty
+from peelsum.codec.gpu.words import mixed, singly, wide
+from peelsum.codec.index import index_words
+from peelsum.codec.layout import MOST_CANDIDATES, SketchLayout
 
+_CANDIDATES = 512  # of a tile, see `launch.TILE_WORDS`
+#: Programs of a cooperative launch for each SM, of 128 threads. All must run at once.
+_PROGRAMS_PER_SM = 2
+#: Segments that are peeled at the same time, at most: an H100's cache, 50 MB, holds their state. Of 2**27
+#: elements, 5 to 20 % of which are candidates, peeling took 1.15 times as long with twice as many, and
+#: 1.5 times with half. Segments were twice as large then; with those of today nothing was measured.
+_SEGMENTS_AT_ONCE = 32
 _SUB_TABLES = tl.constexpr(layout.SUB_TABLES)
+_DRAWN_BITS = tl.constexpr(layout.DRAWN_BITS)
+_DRAWN = tl.constexpr(2**layout.DRAWN_BITS - 1)
+_CELL_BITS = tl.constexpr(layout.CELL_BITS)
+_SEGMENT_BIT = tl.constexpr(layout.SEGMENT_BIT)
 _ONE = tl.constexpr(2**32)
 #: A queued item is 4 * candidate + the sub-table of its pure cell.
 _ITEM = tl.constexpr(4)
@@ -27,10 +48,147 @@ _ITEM = tl.constexpr(4)
 _SHARED = tl.constexpr(".cg")
 
 
+class GpuSketch:
+    """The operations of `Device` on sketches."""
+
+    def sketch_encode(self, layout: SketchLayout, positions: Tensor, values: Tensor, out: Tensor) -> None:
+        """See `Device.sketch_encode`."""
+        out.zero_()
+        k, seed = positions.numel(), launch.placed_seed(layout.seed, out)
+        launch.run(
+            sketch_encode_kernel, cut(k, _CANDIDATES),
+            positions, values, out, seed, k, layout.width, layout.segments, _CANDIDATES,
+        )  # fmt: skip
+
+    def sketch_decode(self, layout: SketchLayout, sketch: Tensor, positions: Tensor, out: Tensor) -> Tensor:
+        """See `Device.sketch_decode`. Waits for the device once, for the size of the left-over."""
+        k = positions.numel()
+        if not k:
+            return positions
+        room = Peeling.room(k, layout, sketch)
+        _peel(layout, sketch, positions, room, out)
+        left = k - int(room.peeled)
+        listed = empty(left, sketch, torch.int64)
+        if left:
+            bitmap = empty(index_words(k), sketch)
+            index(room.waiting, bitmap)
+            list_positions(bitmap, k, totals(bitmap, k), listed)
+        return listed
+
+
+@dataclass(frozen=True, eq=False)
+class Peeling:
+    """Working memory of peeling: 4 bytes for each candidate, and 20 for each cell."""
+
+    zeroed: Tensor
+    """int64[cells + 5 * segments + 1]: `state`, `progress`, `held`, `peeled`, which are zeroed together."""
+    sums: Tensor
+    """int32[cells]: the sketch, less the peeled values."""
+    waiting: Tensor
+    """int32[k]: 1 for each candidate that is not queued yet."""
+    queue: Tensor
+    """int64[cells]: each segment's queued candidates, in the order of their rounds."""
+
+    @classmethod
+    def room(cls, k: int, layout: SketchLayout, like: Tensor) -> Peeling:
+        """Allocate for k candidates in a sketch of this layout."""
+        return cls(
+            zeroed=empty(layout.cells + 5 * layout.segments + 1, like, torch.int64),
+            sums=empty(layout.cells, like, torch.int32),
+            waiting=empty(k, like, torch.int32),
+            queue=empty(layout.cells, like, torch.int64),
+        )
+
+    @property
+    def state(self) -> Tensor:
+        """int64[cells]: number of candidates times 2**32, plus the sum of their numbers."""
+        return self.zeroed[: len(self.sums)]
+
+    @property
+    def progress(self) -> Tensor:
+        """int64[4 * segments], see `rounds_kernel`."""
+        return self._of_segments[: len(self._of_segments) // 5 * 4]
+
+    @property
+    def held(self) -> Tensor:
+        """int64[segments]: the candidates of each segment, if they are counted."""
+        return self._of_segments[len(self._of_segments) // 5 * 4 :]
+
+    @property
+    def _of_segments(self) -> Tensor:
+        return self.zeroed[len(self.sums) : -1]
+
+    @property
+    def peeled(self) -> Tensor:
+        """int64[1]: the number of candidates that were peeled."""
+        return self.zeroed[-1:]
+
+
+def _peel(layout: SketchLayout, sketch: Tensor, positions: Tensor, room: Peeling, out: Tensor) -> None:
+    """Run `Device.sketch_decode` on sketch[cells], for one candidate or more; write their values into `out`.
+
+    `room.peeled` becomes their number, and `room.waiting` 1 for each candidate that is left over, else 0.
+    """
+    room.zeroed.zero_()
+    room.sums.copy_(sketch)
+    k, seed = positions.numel(), launch.placed_seed(layout.seed, sketch)
+    counted = k > MOST_CANDIDATES  # else no segment has too many
+    launch.run(
+        load_kernel, cut(k, _CANDIDATES),
+        positions, room.state, room.held, room.waiting, out, seed, k, layout.width, layout.segments, counted,
+        _CANDIDATES,
+    )  # fmt: skip
+    at_once = _cooperating(sketch.device)
+    groups = min(layout.segments, _SEGMENTS_AT_ONCE, at_once)
+    members = min(at_once // groups, cut(layout.segment_cells, _CANDIDATES))
+    launch.run(
+        rounds_kernel, groups * members,
+        positions, room.state, room.sums, room.queue, room.progress, room.held, room.peeled, room.waiting,
+        out, seed, layout.segments, layout.width, members, MOST_CANDIDATES, _CANDIDATES,
+        launch_cooperative_grid=True,
+    )  # fmt: skip
+
+
+def _cooperating(device: torch.device) -> int:
+    """Return how many programs of a cooperative launch all run at the same time."""
+    if device.type != "cuda":
+        return 1  # the interpreter runs them one after the other
+    return _PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@triton.jit
+def cells_of(drawn, j, width):
+    """Return the cells in sub-table j of a segment, int64, of elements for which numbers were drawn by
+    `mixed`, and whether their signs there are negative."""
+    part = (drawn >> (_DRAWN_BITS * j)) & _DRAWN
+    cell = ((part >> 1) * width) >> _CELL_BITS
+    return cell.to(tl.int64) + j * wide(width), (part & 1) != 0
+
+
+@triton.jit
+def segment_of(drawn, segments):
+    """Return the elements' segments, int64."""
+    return ((drawn >> _SEGMENT_BIT) & (segments - 1)).to(tl.int64)
+
+
+@triton.jit
+def sketch_encode_kernel(positions, values, out, seed, candidates, width, segments, BLOCK: tl.constexpr):
+    """Add values[candidates] at their positions to the sketch `out`, which must be zero."""
+    t = singly(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
+    position = tl.load(positions + t, mask=t < candidates, other=0)
+    value = tl.load(values + t, mask=t < candidates, other=0)
+    drawn = mixed(position, tl.load(seed))
+    first = segment_of(drawn, segments) * (_SUB_TABLES * wide(width))
+    for j in tl.static_range(_SUB_TABLES):
+        cell, negative = cells_of(drawn, j, width)
+        change = tl.where(negative, 0 - value, value)
+        tl.atomic_add(out + first + cell, change, mask=value != 0, sem="relaxed")
+
+
 @triton.jit
 def load_kernel(
     positions, state, held, waiting, out, seed, candidates, width, segments,
-    COUNTED: tl.constexpr, BLOCK: tl.constexpr,
+    COUNTED: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Add candidates to their cells' state, which must be zero; set them as waiting; zero `out`.
 
@@ -76,7 +234,7 @@ def _first_round(member, members, table_cells, queue, grown, waiting, state, BLO
 @triton.jit
 def _peel_round(
     member, members, begin, end, following, positions, state, sums, queue, waiting, out, seed, width,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr
 ):  # fmt: skip
     """Peel queue[begin:end]; queue, behind them, candidates whose cells become pure, and count them."""
     for start in range(begin + member * BLOCK, end, members * BLOCK):
@@ -121,7 +279,7 @@ def _meet(arrived, times, members):
 @triton.jit
 def rounds_kernel(
     positions, state, sums, queue, progress, held, peeled, waiting, out, seed, segments, width, members, most,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr
 ):  # fmt: skip
     """Peel every segment, round after round, until no candidate is queued: the rest is the 2-core.
 

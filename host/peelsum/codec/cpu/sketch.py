@@ -1,8 +1,8 @@
-"""Loops that encode and peel sketches for `peelsum.codec.cpu`, compiled by Numba and cached on disk.
+"""Sketches on all cores, encoded and peeled by loops that Numba compiles.
 
 A candidate's places are one 64-bit word: for each sub-table 16 bits, twice the cell's number, plus 1 if the
-sign is negative; above them a bit that says that it waits to be peeled. Places are sorted by segment, and a
-segment is peeled while its cells are in a core's second-level cache. Places are computed in batches without
+sign is negative; above them a bit that says that it waits to be peeled. Numbers are sorted by segment, and a
+segment is peeled while its cells are in a core's second-level cache. Numbers are computed in batches without
 a branch, so the compiler vectorizes them. With several segments, each candidate is hashed twice, for its
 segment and for its places: keeping the hashes would need new memory, which takes longer.
 
@@ -16,21 +16,84 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.codec.cpu_index_loops import Numbers, Words, compiled, mixed
-from peelsum.codec.layout import CELL_BITS, DRAWN_BITS, SEGMENT_BIT, SUB_TABLES
+from peelsum import buffers
+from peelsum.buffers import frozen
+from peelsum.codec.arrays import Integers, Numbers, Words
+from peelsum.codec.cpu.words import compiled, mixed
+from peelsum.codec.layout import (
+    CELL_BITS,
+    DRAWN_BITS,
+    MOST_CANDIDATES,
+    SEGMENT_BIT,
+    SUB_TABLES,
+    SketchLayout,
+)
+from peelsum.codec.threads import each
 
+#: Peeling a candidate takes at least as long as a pass over this many elements: 13 ns or more.
+_ELEMENTS_OF_A_CANDIDATE = 16
+_NO_WORDS = np.empty(0, np.uint32)
+_NO_WORDS.setflags(write=False)
 _BATCH = 128  # candidates whose places are computed at once
 _ZERO, _ONE, _TWO = np.uint64(0), np.uint64(1), np.uint64(2)
 _S16, _S32 = np.uint64(16), np.uint64(32)
 _CELL = np.uint64(0x7FFF)
 _NUMBER, _ONE_MORE, _VALUE = np.uint64(0xFFFF), np.uint64(1 << 16), np.uint64(0xFFFFFFFF << 32)
 #: The bit of places of a candidate that is not peeled.
-WAITING = np.uint64(1 << 48)
+_WAITING = np.uint64(1 << 48)
 _DRAWN = np.uint64((1 << DRAWN_BITS) - 1)
 _DRAWN_BITS, _CELL_BITS, _SEGMENT_BIT = np.uint64(DRAWN_BITS), np.uint64(CELL_BITS), np.uint64(SEGMENT_BIT)
 
 _Places = NDArray[np.uint64]
 _Owners = NDArray[np.uint16]
+
+
+class CpuSketch:
+    """The operations of `Device` on sketches."""
+
+    def sketch_encode(self, layout: SketchLayout, positions: Numbers, values: Integers, out: Words) -> None:
+        """See `Device.sketch_encode`."""
+        out[:] = 0
+        places, numbers, _, begins = _dealt(layout, frozen(positions), frozen(values.view(np.uint32)))
+        _add(places, numbers, layout.width, layout.segments, begins, out)
+
+    def sketch_decode(
+        self, layout: SketchLayout, sketch: Words, positions: Numbers, out: Integers
+    ) -> Numbers:
+        """See `Device.sketch_decode`."""
+        where, sketch, size = frozen(positions), frozen(sketch), layout.segment_cells
+        places, _, owners, begins = _dealt(layout, where)
+        bounds = begins.tolist()
+
+        def work(first: int, last: int) -> int:
+            cells, queue, peeled = buffers.empty(size, np.uint64), buffers.empty(size + 1, np.uint32), 0
+            for s in range(first, last):
+                part, own = places[bounds[s] : bounds[s + 1]], sketch[s * size : (s + 1) * size]
+                if part.size <= MOST_CANDIDATES:
+                    peeled += _peel(part, own, layout.width, cells, queue)
+            return peeled
+
+        peeled = sum(each(layout.segments, work, _ELEMENTS_OF_A_CANDIDATE * where.size))
+        _collect(owners, begins, places, out.view(np.uint32))
+        if peeled == where.size:
+            return np.empty(0, np.int64)
+        left = np.flatnonzero(places >= _WAITING)
+        return left if layout.segments == 1 else np.sort(np.argsort(owners, kind="stable")[left])
+
+
+def _dealt(
+    layout: SketchLayout, positions: Numbers, values: Words = _NO_WORDS
+) -> tuple[_Places, Words, _Owners, Numbers]:
+    """Return the candidates' places and values by segment, their segments, and where each segment begins."""
+    count, segments, seed = positions.size, layout.segments, np.uint64(layout.seed)
+    owners, begins, dealt = np.empty(0, np.uint16), np.array([0, count]), np.empty(0, np.uint32)
+    if segments > 1:
+        owners, begins = buffers.empty(count, np.uint16), buffers.empty(segments + 1, np.int64)
+        dealt = buffers.empty(values.size, np.uint32)
+        _own(positions, segments, seed, owners, begins)
+    places = buffers.empty(count, np.uint64)
+    _deal(positions, values, layout.width, segments, seed, begins, places, dealt)
+    return places, values if segments == 1 else frozen(dealt), owners, begins
 
 
 @compiled
@@ -46,7 +109,7 @@ def _place(
     """Write places and segments of the candidates from positions[first] on, as many as there is room for."""
     wide, last = np.uint64(width), np.uint64(segments - 1)
     for k in range(np.uint64(places.size)):
-        drawn, packed = mixed(np.uint64(positions[np.uint64(first) + k]), seed), WAITING
+        drawn, packed = mixed(np.uint64(positions[np.uint64(first) + k]), seed), _WAITING
         for j in range(SUB_TABLES):
             part = (drawn >> (np.uint64(j) * _DRAWN_BITS)) & _DRAWN
             cell = ((part >> _ONE) * wide) >> _CELL_BITS
@@ -56,7 +119,7 @@ def _place(
 
 
 @compiled
-def own(positions: Numbers, segments: int, seed: np.uint64, owners: _Owners, begins: Numbers) -> None:
+def _own(positions: Numbers, segments: int, seed: np.uint64, owners: _Owners, begins: Numbers) -> None:
     """Write the candidates' segments, and where each segment begins, sorted: begins[segments + 1]."""
     last = np.uint64(segments - 1)
     for k in range(np.uint64(positions.size)):
@@ -69,7 +132,7 @@ def own(positions: Numbers, segments: int, seed: np.uint64, owners: _Owners, beg
 
 
 @compiled
-def deal(
+def _deal(
     positions: Numbers,
     values: Words,
     width: int,
@@ -97,7 +160,7 @@ def deal(
 
 
 @compiled
-def add(places: _Places, values: Words, width: int, segments: int, begins: Numbers, out: Words) -> None:
+def _add(places: _Places, values: Words, width: int, segments: int, begins: Numbers, out: Words) -> None:
     """Add values, sorted by segment as their places are, to a sketch."""
     for s in range(segments):
         first = np.uint64(SUB_TABLES * width * s)
@@ -109,7 +172,7 @@ def add(places: _Places, values: Words, width: int, segments: int, begins: Numbe
 
 
 @compiled
-def collect(owners: _Owners, begins: Numbers, places: _Places, out: Words) -> None:
+def _collect(owners: _Owners, begins: Numbers, places: _Places, out: Words) -> None:
     """Write the peeled values in the order of the candidates; 0 for those that still wait."""
     at, several = begins.copy(), begins.size > 2
     for k in range(np.uint64(out.size)):
@@ -119,11 +182,11 @@ def collect(owners: _Owners, begins: Numbers, places: _Places, out: Words) -> No
             here = np.uint64(at[segment])
             at[segment] += 1
         found = places[here]
-        out[k] = np.uint32(found) * np.uint32(found < WAITING)
+        out[k] = np.uint32(found) * np.uint32(found < _WAITING)
 
 
 @compiled
-def peel(places: _Places, sketch: Words, width: int, cells: _Places, queue: Words) -> int:
+def _peel(places: _Places, sketch: Words, width: int, cells: _Places, queue: Words) -> int:
     """Peel a segment's candidates; replace the places of the peeled ones by their values, and count them.
 
     `cells` is for the segment's cells, and `queue` for one more. Every cell enters the queue at most once,

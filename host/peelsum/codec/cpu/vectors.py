@@ -1,4 +1,4 @@
-"""Operations for compiled loops that Numba has no words for: on vectors, and on arrays by their addresses.
+"""Operations for compiled loops that Numba has no words for: on vectors, on the caches, and on addresses.
 
 LLVM translates them to the processor's instructions, whatever the width of its vectors; only those that pack
 and spread floats need AVX-512. Indices are not checked.
@@ -17,8 +17,7 @@ from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from peelsum.codec.cpu_prefetch import fetch
-
+_Prefetch = Callable[[NDArray[Any], np.uint64], None]
 _WORDS, _PLACES = 32, 8
 #: How many floats ahead `indexed` prefetches.
 _AHEAD = 2048
@@ -36,6 +35,34 @@ def _features() -> list[str]:
 
 #: Whether `pack_floats` and `spread_floats` can be compiled: they are instructions of AVX-512.
 PACKS_FLOATS = "+avx512f" in _features()
+
+
+def fetch(context: Any, builder: Any, array: Any, value: Any, at: Any, *, written: bool) -> None:
+    """Emit the instruction that fetches value[at], of an array type, to be read or `written`."""
+    data = context.make_array(array)(context, builder, value).data
+    byte_pointer, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+    address = builder.bitcast(builder.gep(data, [at]), byte_pointer)
+    kind, name = ir.FunctionType(ir.VoidType(), [byte_pointer, flag, flag, flag]), "llvm.prefetch.p0"
+    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+    # 3: keep in every cache level; 1: data, not instructions.
+    builder.call(function, [address, flag(int(written)), flag(3), flag(1)])
+
+
+def _prefetch(*, written: bool) -> _Prefetch:
+    def typed(_: Any, array: Any, at: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            fetch(context, builder, array, *arguments, written=written)
+            return context.get_dummy_value()
+
+        return types.void(array, types.uint64), emit
+
+    return cast(_Prefetch, intrinsic(typed))
+
+
+#: Fetch array[at] into the cache, for writing.
+prefetch = _prefetch(written=True)
+#: Fetch array[at] into the cache, for reading only.
+prefetch_to_read = _prefetch(written=False)
 
 
 def _at(context: Any, builder: Any, kind: Any, array: Any, index: Any, vector: Any) -> Any:

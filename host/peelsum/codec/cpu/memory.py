@@ -11,10 +11,10 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from peelsum import buffers
+from peelsum.codec.arrays import Floats, Integers, Numbers, Words
 from peelsum.codec.errors import CodecError
 from peelsum.codec.floats import BFloat16, widened
 
-Words = NDArray[np.uint32]
 _FLOAT32 = np.dtype(np.float32)
 
 
@@ -81,11 +81,11 @@ class HostMemory:
         """See `Device.words`."""
         return buffers.empty(count, np.uint32)
 
-    def integers(self, count: int) -> NDArray[np.int32]:
+    def integers(self, count: int) -> Integers:
         """See `Device.integers`."""
         return buffers.empty(count, np.int32)
 
-    def signed(self, words: Words) -> NDArray[np.int32]:
+    def signed(self, words: Words) -> Integers:
         """See `Device.signed`."""
         return words.view(np.int32)
 
@@ -108,10 +108,28 @@ class HostMemory:
         """See `Device.placed`."""
         return array
 
-    def joined(self, parts: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+    def joined(self, parts: Sequence[Integers]) -> Integers:
         """See `Device.joined`."""
         return np.concatenate(parts)
 
-    def search(self, places: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+    def search(self, places: Numbers, wanted: Numbers) -> Numbers:
         """See `Device.search`."""
         return np.searchsorted(places, wanted)
+
+    def lacked(self, error: RuntimeError) -> None:
+        """See `Device.lacked`."""
+
+    def near(self, tensor: Any) -> Any:
+        """See `Device.near`."""
+        return tensor
+
+    def left_on_host(self, values: Floats) -> Floats:
+        """See `Device.left_on_host`."""
+        return values
+
+    def placed_in(self, values: Floats, like: Any, out: Any) -> Any:
+        """See `Device.placed_in`."""
+        if out is None:
+            return values
+        out[...] = values
+        return out

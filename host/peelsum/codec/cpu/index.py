@@ -1,29 +1,27 @@
-"""Loops over bitmaps and Bloom filters for `peelsum.codec.cpu`, compiled by Numba at their first call.
+"""The index on all cores: bitmaps, blocks and Bloom filters, by loops that Numba compiles.
 
-A public loop does what the kernel of the same name does, and releases the GIL. NumPy scalars keep widths
-that Numba would widen. Bytes are little-endian, as on every processor that Numba supports.
+A public loop does what the operation of the same name does, for a slice of its elements. Bytes are
+little-endian, as on every processor that Numba supports.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import accumulate
 
 import numpy as np
-from numba import carray  # type: ignore[attr-defined]  # documented, but not exported
-from numpy.typing import NDArray
 
-from peelsum.codec.cpu_vectors import indexed, pointer, used_bits, write_places
-from peelsum.codec.index import BLOCK_SIZES
-from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP
-from peelsum.compiling import compiler
+from peelsum import buffers
+from peelsum.buffers import frozen
+from peelsum.codec.arrays import Numbers, Words
+from peelsum.codec.cpu.vectors import indexed, used_bits, write_places
+from peelsum.codec.cpu.words import MAGNITUDE_MASK, compiled, leaf, lowest, mixed, ones
+from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words
+from peelsum.codec.threads import each, slices
 
-BLOCK = 8192  # elements; a multiple of 32, and 32 KiB
-_MAGNITUDE_MASK = np.uint32(0x7FFFFFFF)
 _NEGATIVE_ZERO = np.uint32(0x80000000)
 _FULL = np.uint32(0xFFFFFFFF)
 _ZERO, _ONE, _31 = np.uint32(0), np.uint32(1), np.uint32(31)
-_STEP, _FIRST, _SECOND = np.uint64(MIX_STEP), np.uint64(MIX_FIRST), np.uint64(MIX_SECOND)
-_S5, _S27, _S30, _S31, _S32 = (np.uint64(bits) for bits in (5, 27, 30, 31, 32))
+_S5, _S32 = np.uint64(5), np.uint64(32)
 _LOW5, _NONE, _BYTE, _8 = np.uint64(31), np.uint64(0), np.uint32(255), np.uint32(8)
 #: For each byte, the numbers of its set bits, ascending, and then zeros.
 _SET_BITS = np.array(
@@ -37,51 +35,118 @@ _SET_BITS = np.array(
 _SEVERAL = 1024  # words
 ROOM = 8  # numbers that are written at once
 
-Words = NDArray[np.uint32]
-Bytes = NDArray[np.uint8]
-Numbers = NDArray[np.int64]
+
+class CpuIndex:
+    """The operations of `Device` on bitmaps."""
+
+    def count(self, index: Words) -> int:
+        """See `Device.count`."""
+        return int(np.bitwise_count(index).sum())
+
+    def positions(self, index: Words, elements: int, first: int = 0, count: int | None = None) -> Numbers:
+        """See `Device.positions`."""
+        index, spans = frozen(index), slices(elements)
+        if len(spans) == 1:
+            out = buffers.empty(set_bits(index, elements) if count is None else count, np.int64)
+            positions(index, elements, first, out)
+            return out
+        counts = each(elements, lambda a, b: int(set_bits(_words(index, a, b), b - a)))
+        out = buffers.empty(sum(counts), np.int64)
+        parts = dict(zip(spans, np.split(out, list(accumulate(counts[:-1]))), strict=True))
+        each(
+            elements,
+            lambda a, b: positions(_words(index, a, b), b - a, first + a, parts[a, b]),
+        )
+        return out
+
+    def block_encode(self, index: Words, elements: int, block: int, out: Words) -> None:
+        """See `Device.block_encode`."""
+        if block < WORD_BITS:
+            shift, index = block.bit_length() - 1, frozen(index)
+            each(
+                WORD_BITS * index.size,
+                lambda a, b: block_encode(_words(index, a, b), shift, out[(a >> shift) // WORD_BITS :]),
+            )
+        elif block == WORD_BITS:
+            used_words(frozen(index), out)
+        else:
+            used = buffers.empty(block_words(elements, WORD_BITS), np.uint32)
+            used_words(frozen(index), used)
+            self.block_encode(used, index.size, block // WORD_BITS, out)
+
+    def block_decode(self, blocks: Words, elements: int, block: int, out: Words) -> None:
+        """See `Device.block_decode`."""
+        if block < WORD_BITS:
+            shift, blocks = block.bit_length() - 1, frozen(blocks)
+            each(
+                WORD_BITS * out.size,
+                lambda a, b: block_decode(blocks[(a >> shift) // WORD_BITS :], shift, _words(out, a, b)),
+            )
+        elif block == WORD_BITS:
+            fill_words(frozen(blocks), out)
+        else:
+            used = buffers.empty(block_words(elements, WORD_BITS), np.uint32)
+            self.block_decode(blocks, out.size, block // WORD_BITS, used)
+            fill_words(frozen(used), out)
+        clean(out, elements)
+
+    def bloom_encode(self, layout: BloomLayout, index: Words, out: Words, first: int = 0) -> None:
+        """See `Device.bloom_encode`."""
+        index = frozen(index)
+
+        def work(begin: int, end: int) -> Words:
+            own = buffers.empty(out.size, np.uint32) if begin else out
+            own[:] = 0
+            bloom_encode(*_bloom(layout), (first + begin) // WORD_BITS, _words(index, begin, end), own)
+            return own
+
+        for own in each(WORD_BITS * index.size, work, copies_of=out.size)[1:]:
+            np.bitwise_or(out, own, out=out)
+
+    def bloom_decode(
+        self, layout: BloomLayout, words: Words, elements: int, out: Words, first: int = 0
+    ) -> None:
+        """See `Device.bloom_decode`."""
+        words = frozen(words)
+
+        def work(begin: int, end: int) -> None:
+            first_word, part = (first + begin) // WORD_BITS, _words(out, begin, end)
+            bloom_decode(*_bloom(layout), first_word, words, end - begin, part)
+
+        each(elements, work)
+
+    def gather_bits(self, index: Words, mask: Words, out: Words) -> None:
+        """See `Device.gather_bits`."""
+        gather_bits(frozen(index), frozen(mask), out)
+
+    def scatter_bits(self, bits: Words, mask: Words, out: Words, scan: None = None) -> None:
+        """See `Device.scatter_bits`."""
+        scatter_bits(frozen(bits), frozen(mask), out)
 
 
-#: These loops may allocate arrays.
-compiled = compiler({"nogil": True})
-#: These allocate none, and count no references.
-leaf = compiler({"nogil": True, "_nrt": False})
+def occupied(positions: Numbers) -> Numbers:
+    """Count the blocks of 2**b elements that hold one of positions[k], for each b: int64[BLOCK_SIZES].
+
+    Positions are ascending.
+    """
+    out = buffers.empty(BLOCK_SIZES, np.int64)
+    _occupied(frozen(positions), np.zeros(WORD_BITS + 1, np.int64), out)
+    return out
 
 
-@compiled
-def floats_at(address: int, count: int) -> NDArray[np.float32]:
-    """Return the array float32[count] at an address. The caller keeps its memory."""
-    array: NDArray[np.float32] = carray(pointer(address), (count,), np.float32)
-    return array
+def _words(bitmap: Words, begin: int, end: int) -> Words:
+    """Return the words that hold bits `begin` (a multiple of 32) to `end`."""
+    return bitmap[begin // WORD_BITS : -(-end // WORD_BITS)]
 
 
-@compiled
-def address(array: NDArray[Any]) -> int:
-    """Return the address of an array's first element."""
-    return array.ctypes.data
-
-
-@compiled
-def mixed(counter: np.uint64, seed: np.uint64) -> np.uint64:
-    """Return `peelsum.codec.layout.mix` of counter * MIX_STEP + seed, modulo 2**64."""
-    value = counter * _STEP + seed
-    value = (value ^ (value >> _S30)) * _FIRST
-    value = (value ^ (value >> _S27)) * _SECOND
-    return value ^ (value >> _S31)
-
-
-@compiled
-def magnitude(bits: Words) -> np.uint32:
-    largest = np.uint32(0)
-    for i in range(bits.size):
-        largest = max(largest, np.uint32(bits[i] & _MAGNITUDE_MASK))
-    return largest
+def _bloom(layout: BloomLayout) -> tuple[int, int, np.uint64]:
+    return layout.hashes, layout.rows, np.uint64(layout.seed)
 
 
 @leaf
 def pack(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
     """Write the bitmap's words for floats `begin`, a multiple of 32, to `end`; return their magnitude."""
-    return np.uint32(_packed(bits, begin, end, out) & _MAGNITUDE_MASK)
+    return np.uint32(_packed(bits, begin, end, out) & MAGNITUDE_MASK)
 
 
 @leaf
@@ -91,7 +156,7 @@ def pack_over(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
     if largest & _NEGATIVE_ZERO:
         for i in range(np.uint64(begin), np.uint64(end)):
             bits[i] = _ZERO if bits[i] == _NEGATIVE_ZERO else bits[i]
-    return np.uint32(largest & _MAGNITUDE_MASK)
+    return np.uint32(largest & MAGNITUDE_MASK)
 
 
 @leaf
@@ -101,29 +166,14 @@ def _packed(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
     packed = indexed(bits, np.uint64(begin), np.uint64((whole - begin) // 32), out)
     if whole == end:
         return packed
-    largest, sign, word = np.uint32(packed & _MAGNITUDE_MASK), np.uint32(packed & _NEGATIVE_ZERO), _ZERO
+    largest, sign, word = np.uint32(packed & MAGNITUDE_MASK), np.uint32(packed & _NEGATIVE_ZERO), _ZERO
     for i in range(np.uint64(whole), np.uint64(end)):
-        own = np.uint32(bits[i] & _MAGNITUDE_MASK)
+        own = np.uint32(bits[i] & MAGNITUDE_MASK)
         word |= np.uint32(own != _ZERO) << np.uint32(i & _LOW5)
         sign |= np.uint32(bits[i] == _NEGATIVE_ZERO) << _31
         largest = max(largest, own)
     out[np.uint64(whole // 32)] = word
     return np.uint32(largest | sign)
-
-
-@compiled
-def ones(word: np.uint32) -> np.uint32:
-    """Count the set bits of a uint32; LLVM recognizes this idiom and emits the processor's instruction."""
-    word = np.uint32(word - ((word >> _ONE) & np.uint32(0x55555555)))
-    word = np.uint32((word & np.uint32(0x33333333)) + ((word >> np.uint32(2)) & np.uint32(0x33333333)))
-    word = np.uint32((word + (word >> np.uint32(4))) & np.uint32(0x0F0F0F0F))
-    return np.uint32(np.uint32(word * np.uint32(0x01010101)) >> np.uint32(24))
-
-
-@compiled
-def lowest(word: np.uint32) -> np.uint32:
-    """Return the number of the lowest set bit of a non-zero word."""
-    return ones(np.uint32(np.uint32(word ^ np.uint32(word & np.uint32(word - _ONE))) - _ONE))
 
 
 @compiled
@@ -135,7 +185,7 @@ def valid(index: Words, w: int, elements: int) -> np.uint32:
 
 
 @compiled
-def count(index: Words, elements: int) -> int:
+def set_bits(index: Words, elements: int) -> int:
     count = 0
     for w in range(index.size):
         count += int(ones(valid(index, w, elements)))
@@ -272,7 +322,7 @@ def clean(out: Words, elements: int) -> None:
 
 
 @compiled
-def occupied(positions: Numbers, differing: Numbers, out: Numbers) -> None:
+def _occupied(positions: Numbers, differing: Numbers, out: Numbers) -> None:
     """Count the occupied blocks of each size.
 
     A position begins a new block of 2**b elements if it differs from the previous position in bit b or above.
@@ -297,7 +347,7 @@ def occupied(positions: Numbers, differing: Numbers, out: Numbers) -> None:
 
 
 @compiled
-def occupied_up_to_16(index: Words, out: Numbers) -> None:
+def _occupied_up_to_16(index: Words, out: Numbers) -> None:
     """Count the occupied blocks of 1, 2, 4, 8 and 16 elements; the loop vectorizes."""
     ones_, twos, fours, eights, sixteens = _ZERO, _ZERO, _ZERO, _ZERO, _ZERO
     for w in range(index.size):
@@ -316,13 +366,13 @@ def occupied_up_to_16(index: Words, out: Numbers) -> None:
 @compiled
 def occupied_in(index: Words, out: Numbers) -> None:
     """Count the occupied blocks of 2**b elements of a bitmap, for each b below BLOCK_SIZES."""
-    occupied_up_to_16(index, out[0:5])
+    _occupied_up_to_16(index, out[0:5])
     used = np.empty((index.size + 31) // 32, np.uint32)
     used_words(index, used)  # blocks of 32 elements
-    occupied_up_to_16(used, out[5:10])
+    _occupied_up_to_16(used, out[5:10])
     twice, counts = np.empty((used.size + 31) // 32, np.uint32), np.empty(5, np.int64)
     used_words(used, twice)
-    occupied_up_to_16(twice, counts)
+    _occupied_up_to_16(twice, counts)
     out[10:] = counts[: BLOCK_SIZES - 10]
 
 

@@ -1,0 +1,73 @@
+"""What the compiled loops share: their decorators, and operations on a word, an address or some floats.
+
+Loops release the GIL. NumPy scalars keep widths that Numba would widen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray  # type: ignore[attr-defined]  # documented, but not exported
+from numpy.typing import NDArray
+
+from peelsum.codec.arrays import Floats, Words
+from peelsum.codec.cpu.vectors import pointer
+from peelsum.codec.layout import MIX_FIRST, MIX_SECOND, MIX_STEP
+from peelsum.compiling import compiler
+
+BLOCK = 8192  # elements; a multiple of 32, and 32 KiB
+MAGNITUDE_MASK = np.uint32(0x7FFFFFFF)
+ONE = np.uint32(1)
+_STEP, _FIRST, _SECOND = np.uint64(MIX_STEP), np.uint64(MIX_FIRST), np.uint64(MIX_SECOND)
+_S27, _S30, _S31 = (np.uint64(bits) for bits in (27, 30, 31))
+
+#: These loops may allocate arrays.
+compiled = compiler({"nogil": True})
+#: These allocate none, and count no references.
+leaf = compiler({"nogil": True, "_nrt": False})
+
+
+@compiled
+def floats_at(address: int, count: int) -> Floats:
+    """Return the array float32[count] at an address. The caller keeps its memory."""
+    array: Floats = carray(pointer(address), (count,), np.float32)
+    return array
+
+
+@compiled
+def address(array: NDArray[Any]) -> int:
+    """Return the address of an array's first element."""
+    return array.ctypes.data
+
+
+@compiled
+def mixed(counter: np.uint64, seed: np.uint64) -> np.uint64:
+    """Return `peelsum.codec.layout.mix` of counter * MIX_STEP + seed, modulo 2**64."""
+    value = counter * _STEP + seed
+    value = (value ^ (value >> _S30)) * _FIRST
+    value = (value ^ (value >> _S27)) * _SECOND
+    return value ^ (value >> _S31)
+
+
+@compiled
+def magnitude(bits: Words) -> np.uint32:
+    largest = np.uint32(0)
+    for i in range(bits.size):
+        largest = max(largest, np.uint32(bits[i] & MAGNITUDE_MASK))
+    return largest
+
+
+@compiled
+def ones(word: np.uint32) -> np.uint32:
+    """Count the set bits of a uint32; LLVM recognizes this idiom and emits the processor's instruction."""
+    word = np.uint32(word - ((word >> ONE) & np.uint32(0x55555555)))
+    word = np.uint32((word & np.uint32(0x33333333)) + ((word >> np.uint32(2)) & np.uint32(0x33333333)))
+    word = np.uint32((word + (word >> np.uint32(4))) & np.uint32(0x0F0F0F0F))
+    return np.uint32(np.uint32(word * np.uint32(0x01010101)) >> np.uint32(24))
+
+
+@compiled
+def lowest(word: np.uint32) -> np.uint32:
+    """Return the number of the lowest set bit of a non-zero word."""
+    return ones(np.uint32(np.uint32(word ^ np.uint32(word & np.uint32(word - ONE))) - ONE))

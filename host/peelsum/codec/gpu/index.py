@@ -1,0 +1,293 @@
+"""The index on a GPU: bitmaps, positions of their set bits, blocks, Bloom filters, candidates' own bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from peelsum.codec.arrays import Words
+from peelsum.codec.gpu import launch
+from peelsum.codec.gpu.launch import BLOCK, SCANNED_WORDS, TILE_WORDS, cut, empty
+from peelsum.codec.gpu.words import WORD_BITS, mixed, packed, popcount, ranks, singly, unpacked, wide
+from peelsum.codec.index import WORD_BITS as ROW
+from peelsum.codec.index import BloomLayout, block_words
+
+#: The largest block that one kernel handles; larger ones take several passes.
+_LARGEST_BLOCK = 4096
+#: Warps of the kernel that counts, the fastest of sixteen on an H100; and totals that are added at once.
+_TOTALS_WARPS, _SCAN = 1, 4096
+
+
+class GpuIndex:
+    """The operations of `Device` on bitmaps."""
+
+    def count(self, index: Tensor | Words) -> int:
+        """See `Device.count`. Waits for the device once, unless the words are on the host."""
+        if isinstance(index, np.ndarray):
+            return int(np.bitwise_count(index).sum())
+        return int(totals(index)[-1])
+
+    def positions(self, index: Tensor, elements: int, first: int = 0, count: int | None = None) -> Tensor:
+        """See `Device.positions`: returns int64[k]. Waits for the device once, unless k is given."""
+        if count == 0:
+            return empty(0, index, torch.int64)
+        bases = totals(index, elements)
+        out = empty(int(bases[-1]) if count is None else count, index, torch.int64)
+        list_positions(index, elements, bases, out, first)
+        return out
+
+    def block_encode(self, index: Tensor, elements: int, block: int, out: Tensor) -> None:
+        """See `Device.block_encode`."""
+        if block < ROW:
+            grid, bits = cut(out.numel(), TILE_WORDS), block.bit_length() - 1
+            launch.run(small_block_encode_kernel, grid, index, out, elements, bits, TILE_WORDS)
+        elif block <= _LARGEST_BLOCK:
+            of_block = block // ROW
+            words = max(1, TILE_WORDS // of_block)
+            grid = cut(out.numel(), words)
+            launch.run(large_block_encode_kernel, grid, index, out, elements, of_block, words)
+        else:
+            used = empty(block_words(elements, _LARGEST_BLOCK), index)
+            self.block_encode(index, elements, _LARGEST_BLOCK, used)
+            self.block_encode(used, cut(elements, _LARGEST_BLOCK), block // _LARGEST_BLOCK, out)
+
+    def block_decode(self, blocks: Tensor, elements: int, block: int, out: Tensor) -> None:
+        """See `Device.block_decode`."""
+        grid, bits = cut(out.numel(), TILE_WORDS), block.bit_length() - 1
+        launch.run(block_decode_kernel, grid, blocks, out, elements, bits, TILE_WORDS)
+
+    def bloom_encode(self, layout: BloomLayout, index: Tensor, out: Tensor, first: int = 0) -> None:
+        """See `Device.bloom_encode`."""
+        out.zero_()
+        words, rest = index.numel(), (first // ROW, layout.hashes, layout.rows, BLOCK)
+        seed = launch.placed_seed(layout.seed, index)
+        launch.run(bloom_encode_kernel, cut(words, BLOCK), index, out, seed, words, *rest)
+
+    def bloom_decode(
+        self, layout: BloomLayout, words: Tensor, elements: int, out: Tensor, first: int = 0
+    ) -> None:
+        """See `Device.bloom_decode`."""
+        grid, rest = cut(out.numel(), BLOCK), (first // ROW, layout.hashes, layout.rows, BLOCK)
+        seed = launch.placed_seed(layout.seed, words)
+        launch.run(bloom_decode_kernel, grid, words, out, seed, elements, *rest)
+
+    def gather_bits(self, index: Tensor, mask: Tensor, out: Tensor) -> Tensor:
+        """See `Device.gather_bits`: returns the `totals` of `mask`."""
+        out.zero_()
+        bases, words = totals(mask), mask.numel()
+        grid = cut(words, SCANNED_WORDS)
+        launch.run(gather_bits_kernel, grid, index, mask, bases, out, words, SCANNED_WORDS)
+        return bases
+
+    def scatter_bits(self, bits: Tensor, mask: Tensor, out: Tensor, scan: Tensor | None = None) -> None:
+        """See `Device.scatter_bits`."""
+        bases, words = totals(mask) if scan is None else scan, mask.numel()
+        grid = cut(words, SCANNED_WORDS)
+        launch.run(scatter_bits_kernel, grid, bits, mask, bases, out, words, SCANNED_WORDS)
+
+
+def totals(bitmap: Tensor, elements: int | None = None) -> Tensor:
+    """Count the set bits before each tile of SCANNED_WORDS words, and in all of them: int64[tiles + 1]."""
+    tiles = cut(bitmap.numel(), SCANNED_WORDS)
+    bases, size = (
+        empty(tiles + 1, bitmap, torch.int64),
+        ROW * bitmap.numel() if elements is None else elements,
+    )
+    launch.run(totals_kernel, tiles, bitmap, bases, size, SCANNED_WORDS, num_warps=_TOTALS_WARPS)
+    launch.run(scan_kernel, 1, bases, bases[-1:], tiles, _SCAN)
+    return bases
+
+
+def list_positions(bitmap: Tensor, elements: int, bases: Tensor, out: Tensor, first: int = 0) -> None:
+    """Write the positions of the set bits, given the bitmap's `totals`; `out` has room for all."""
+    grid = cut(bitmap.numel(), SCANNED_WORDS)
+    launch.run(positions_kernel, grid, bitmap, bases, out, elements, first, SCANNED_WORDS)
+
+
+def index(numbers: Tensor, bitmap: Tensor) -> None:
+    """Write the bitmap of int32 numbers[n] that are not 0 into bitmap[index_words(n)]."""
+    n = numbers.numel()
+    launch.run(index_kernel, cut(cut(n, ROW), TILE_WORDS), numbers, bitmap, n, TILE_WORDS)
+
+
+@triton.jit
+def load_bits(bitmap, word, elements):
+    """Load words of a bitmap, with the bits from `elements` on cleared; 0 past its end."""
+    words = tl.load(bitmap + word, mask=word * WORD_BITS < elements, other=0)
+    beyond = tl.minimum(tl.maximum((word + 1) * WORD_BITS - elements, 0), WORD_BITS - 1).to(tl.uint32)
+    kept = tl.full(words.shape, 0xFFFFFFFF, tl.uint32) >> beyond
+    return words & kept.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def index_kernel(numbers, bitmap, n, WORDS: tl.constexpr):
+    """Write the bitmap of numbers[n] that are not 0."""
+    word = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
+    element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
+    number = tl.load(numbers + element, mask=element < n, other=0)
+    tl.store(bitmap + word, packed(number != 0), mask=word * WORD_BITS < n)
+
+
+@triton.jit
+def totals_kernel(bitmap, totals, elements, WORDS: tl.constexpr):
+    """Count the set bits of each tile: totals[tiles]."""
+    program = tl.program_id(0)
+    word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
+    total = tl.sum(popcount(load_bits(bitmap, word, elements)), axis=0)
+    tl.store(totals + program, total.to(tl.int64))
+
+
+@triton.jit
+def scan_kernel(totals, count, tiles, BLOCK: tl.constexpr):
+    """Replace totals[tiles] by its exclusive prefix sums; write the sum of all to count[1]. One program."""
+    before = tl.zeros((), tl.int64)
+    for start in range(0, tiles, BLOCK):
+        tile = start + tl.arange(0, BLOCK)
+        total = tl.load(totals + tile, mask=tile < tiles, other=0)
+        tl.store(totals + tile, before + tl.cumsum(total, axis=0) - total, mask=tile < tiles)
+        before += tl.sum(total, axis=0)
+    tl.store(count, before)
+
+
+@triton.jit
+def positions_kernel(bitmap, bases, out, elements, first, WORDS: tl.constexpr):
+    """Write the positions of the set bits, plus `first`, ascending."""
+    program = tl.program_id(0)
+    word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
+    words = load_bits(bitmap, word, elements)
+    bits = unpacked(words)
+    rank = ranks(words, bases, program)[:, None] + tl.cumsum(bits, axis=1) - bits
+    element = first + word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
+    tl.store(out + rank, element, mask=bits != 0)
+
+
+@triton.jit
+def small_block_encode_kernel(index, out, elements, BITS: tl.constexpr, WORDS: tl.constexpr):
+    """Write the bitmap of blocks of 2**BITS < 32 elements: a block is some bits of one word."""
+    program = tl.program_id(0)
+    word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
+    begin = (word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]) << BITS
+    held = load_bits(index, begin // WORD_BITS, elements).to(tl.uint32, bitcast=True)
+    stretch = (held >> (begin % WORD_BITS).to(tl.uint32)) & ((1 << (1 << BITS)) - 1)
+    tl.store(out + word, packed(stretch != 0), mask=(word * WORD_BITS << BITS) < elements)
+
+
+@triton.jit
+def large_block_encode_kernel(index, out, elements, BLOCK_WORDS: tl.constexpr, WORDS: tl.constexpr):
+    """Write the bitmap of blocks of BLOCK_WORDS whole words.
+
+    The tile's dimensions are words of `out`, their bits, and the words of each bit's block.
+    """
+    program = tl.program_id(0)
+    word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
+    block = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
+    source = block[:, :, None] * BLOCK_WORDS + tl.arange(0, BLOCK_WORDS)[None, None, :]
+    used = tl.max((load_bits(index, source, elements) != 0).to(tl.int32), axis=2)
+    tl.store(out + word, packed(used), mask=word * (WORD_BITS * WORD_BITS * BLOCK_WORDS) < elements)
+
+
+@triton.jit
+def block_decode_kernel(blocks, out, elements, BITS: tl.constexpr, WORDS: tl.constexpr):
+    """Write the bitmap of all elements of the blocks of 2**BITS elements that are set in `blocks`."""
+    program = tl.program_id(0)
+    word = program.to(tl.int64) * WORDS + tl.arange(0, WORDS)
+    inside = word * WORD_BITS < elements
+    if BITS < 5:
+        element = word[:, None] * WORD_BITS + tl.arange(0, WORD_BITS)[None, :]
+        block = element >> BITS
+        held = tl.load(blocks + block // WORD_BITS, mask=element < elements, other=0)
+        words = packed((held.to(tl.uint32, bitcast=True) >> (block % WORD_BITS).to(tl.uint32)) & 1)
+    else:
+        block = word >> (BITS - 5)
+        held = tl.load(blocks + block // WORD_BITS, mask=inside, other=0).to(tl.uint32, bitcast=True)
+        words = 0 - ((held >> (block % WORD_BITS).to(tl.uint32)) & 1).to(tl.int32)
+        beyond = tl.minimum(tl.maximum((word + 1) * WORD_BITS - elements, 0), WORD_BITS - 1).to(tl.uint32)
+        words &= (tl.full(words.shape, 0xFFFFFFFF, tl.uint32) >> beyond).to(tl.int32, bitcast=True)
+    tl.store(out + word, words, mask=inside)
+
+
+@triton.jit
+def _bloom_hashes(seed, word, first_word):
+    """Return start and stride of the hashes of a bitmap's words: uint64[w] each."""
+    value = mixed(word + first_word, tl.load(seed))
+    return value & 0xFFFFFFFF, (value >> 32) | 1
+
+
+@triton.jit
+def _bloom_place(start, stride, j, rows):
+    """Return rows int64[w] of the filter and rotations uint32[w] in sub-table j."""
+    hashed = (start + j * stride) & 0xFFFFFFFF
+    return j * wide(rows) + ((hashed * rows) >> 32).to(tl.int64), (hashed & 31).to(tl.uint32)
+
+
+@triton.jit
+def _rotated(words, left):
+    """Rotate int32[w] left by 0 to 32 bits."""
+    doubled = words.to(tl.uint32, bitcast=True).to(tl.uint64) << left.to(tl.uint64)
+    return (doubled | (doubled >> 32)).to(tl.uint32).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def bloom_encode_kernel(index, out, seed, words, first_word, hashes, rows, BLOCK: tl.constexpr):
+    """OR a bitmap's words into the filter out[hashes * rows], which must be zero."""
+    program = tl.program_id(0)
+    word = singly(program.to(tl.int64) * BLOCK, BLOCK)
+    held = tl.load(index + word, mask=word < words, other=0)
+    start, stride = _bloom_hashes(seed, word, first_word)
+    for j in range(hashes):
+        row, rotation = _bloom_place(start, stride, j, rows)
+        tl.atomic_or(out + row, _rotated(held, rotation), mask=held != 0, sem="relaxed")
+
+
+@triton.jit
+def bloom_decode_kernel(filter_, out, seed, elements, first_word, hashes, rows, BLOCK: tl.constexpr):
+    """Write the bitmap of the elements that pass the filter."""
+    program = tl.program_id(0)
+    word = singly(program.to(tl.int64) * BLOCK, BLOCK)
+    beyond = tl.minimum(tl.maximum((word + 1) * WORD_BITS - elements, 0), WORD_BITS - 1).to(tl.uint32)
+    passed = (tl.full((BLOCK,), 0xFFFFFFFF, tl.uint32) >> beyond).to(tl.int32, bitcast=True)
+    start, stride = _bloom_hashes(seed, word, first_word)
+    for j in range(hashes):
+        row, rotation = _bloom_place(start, stride, j, rows)
+        # After a few sub-tables most words are empty; they are not looked up again.
+        held = tl.load(filter_ + row, mask=(word * WORD_BITS < elements) & (passed != 0), other=0)
+        passed &= _rotated(held, 32 - rotation)
+    tl.store(out + word, passed, mask=word * WORD_BITS < elements)
+
+
+@triton.jit
+def gather_bits_kernel(index, mask, bases, out, words, BLOCK: tl.constexpr):
+    """OR the bits of `index` that `mask` selects, in order, into `out`, which must be zero."""
+    program = tl.program_id(0)
+    word = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    masks = tl.load(mask + word, mask=word < words, other=0)
+    held = tl.load(index + word, mask=word < words, other=0) & masks
+    bits = unpacked(masks)
+    before = tl.cumsum(bits, axis=1) - bits
+    chosen = tl.sum(unpacked(held) << before, axis=1).to(tl.uint32, bitcast=True)
+    rank = ranks(masks, bases, program)
+    # Up to 32 bits that begin anywhere in a word: they may end in the next one.
+    shifted = chosen.to(tl.uint64) << (rank & 31).to(tl.uint64)
+    low, high = shifted.to(tl.uint32).to(tl.int32, bitcast=True), (shifted >> 32).to(tl.int32)
+    tl.atomic_or(out + rank // WORD_BITS, low, mask=low != 0, sem="relaxed")
+    tl.atomic_or(out + rank // WORD_BITS + 1, high, mask=high != 0, sem="relaxed")
+
+
+@triton.jit
+def scatter_bits_kernel(bits, mask, bases, out, words, BLOCK: tl.constexpr):
+    """Do the inverse of `gather_bits_kernel`, into out[words]."""
+    program = tl.program_id(0)
+    word = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    masks = tl.load(mask + word, mask=word < words, other=0)
+    rank, count = ranks(masks, bases, program), popcount(masks)
+    source, shift = rank // WORD_BITS, (rank % WORD_BITS).to(tl.uint64)
+    low = tl.load(bits + source, mask=count != 0, other=0).to(tl.uint32, bitcast=True).to(tl.uint64)
+    spills = (rank % WORD_BITS) + count > WORD_BITS
+    high = tl.load(bits + source + 1, mask=spills, other=0).to(tl.uint32, bitcast=True).to(tl.uint64)
+    window = ((low | (high << 32)) >> shift).to(tl.uint32)
+    chosen = unpacked(masks)
+    before = (tl.cumsum(chosen, axis=1) - chosen).to(tl.uint32)
+    tl.store(out + word, packed((window[:, None] >> before).to(tl.int32) & chosen), mask=word < words)

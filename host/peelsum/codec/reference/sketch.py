@@ -1,0 +1,62 @@
+"""The sketch in NumPy: encoding, and peeling round by round."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from peelsum.codec.arrays import Integers, Numbers, Words
+from peelsum.codec.layout import (
+    CELL_BITS,
+    DRAWN_BITS,
+    MOST_CANDIDATES,
+    SEGMENT_BIT,
+    SUB_TABLES,
+    SketchLayout,
+)
+from peelsum.codec.reference.index import mixed
+
+
+class ReferenceSketch:
+    """The operations of `Device` on sketches."""
+
+    def sketch_encode(self, layout: SketchLayout, positions: Numbers, values: Integers, out: Words) -> None:
+        """See `Device.sketch_encode`."""
+        cells, signs = places(layout, positions)
+        out[:] = 0
+        np.add.at(out, cells, signs * values.view(np.uint32)[:, np.newaxis])
+
+    def sketch_decode(
+        self, layout: SketchLayout, sketch: Words, positions: Numbers, out: Integers
+    ) -> Numbers:
+        """See `Device.sketch_decode`."""
+        cells, signs = places(layout, positions)
+        remaining = sketch.copy()
+        numbers = out.view(np.uint32)
+        load = np.zeros(layout.cells, np.uint32)
+        np.add.at(load, cells, np.uint32(1))
+        out[:] = 0
+        segments = cells[:, 0] // layout.segment_cells
+        crowded = np.bincount(segments, minlength=layout.segments)[segments] > MOST_CANDIDATES
+        left, unpeeled = np.flatnonzero(~crowded), np.flatnonzero(crowded)
+        while True:
+            pure = load[cells[left]] == 1
+            peelable = pure.any(axis=1)
+            if not peelable.any():
+                return np.sort(np.concatenate([left, unpeeled]))
+            peeled, sub_table = left[peelable], pure[peelable].argmax(axis=1)
+            numbers[peeled] = signs[peeled, sub_table] * remaining[cells[peeled, sub_table]]
+            np.subtract.at(remaining, cells[peeled], signs[peeled] * numbers[peeled, np.newaxis])
+            np.subtract.at(load, cells[peeled], np.uint32(1))
+            left = left[~peelable]
+
+
+def places(layout: SketchLayout, positions: Numbers) -> tuple[Numbers, Words]:
+    """Return cells int64[k, SUB_TABLES] and signs uint32[k, SUB_TABLES] (1 or 2**32 - 1)."""
+    sub_table = np.arange(SUB_TABLES)
+    drawn = mixed(positions.astype(np.uint64), layout.seed)[:, np.newaxis]
+    part = drawn >> (DRAWN_BITS * sub_table).astype(np.uint64) & np.uint64(2**DRAWN_BITS - 1)
+    cell = (part >> np.uint64(1)) * np.uint64(layout.width) >> np.uint64(CELL_BITS)
+    segment = drawn >> np.uint64(SEGMENT_BIT) & np.uint64(layout.segments - 1)
+    cells = (segment * np.uint64(SUB_TABLES) + sub_table.astype(np.uint64)) * np.uint64(layout.width) + cell
+    negative = (part & np.uint64(1)).astype(np.bool_)
+    return cells.astype(np.int64), np.where(negative, np.uint32(0xFFFFFFFF), np.uint32(1))
