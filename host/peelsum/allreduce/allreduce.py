@@ -1,18 +1,9 @@
 """Sum float tensors exactly over all workers, on any backend.
 
-Theory of operation. One call of `Allreduce.sum` is one step, and a step sums two vectors: the dense tensors
-end to end, and the sparse tensors end to end. It consists of these rounds, each one exchange.
-
-    round        op   words                                          when
-    agreement    OR   a digest d of plan and step, and ~d            always; alone if the tensors are new
-    header       OR   scales of blocks, indexes of the sparse        with the agreement, else after it
-    refinement   OR   the candidates' own bits                       if too many may be false positives
-    values       ADD  the dense numbers; the candidates', or their   unless all are zero or not finite
-                      sketch
-    left-over    ADD  numbers that peeling did not recover           if there are any
-
-A step ahead (`peelsum.allreduce.ahead`) sends header and values in one exchange, and more only where earlier
-steps have told something else.
+Theory of operation. One call of `Allreduce.sum` is one step. First, workers agree that they have the same
+plan: they OR a digest of plan and step, and its complement. It travels alone if the tensors are new, and else
+with the words that follow. Then a protocol sums the tensors: `peelsum.allreduce.two_rounds`, or, if all of
+them are known and the chooser expects it to take less time, `peelsum.allreduce.one_round`.
 
 All workers must make the same decisions: on agreement, scales, lengths, left-over and the next step's
 choices. They do, because each decision depends only on sums, which are the same on every worker.
@@ -33,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Never, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce.ahead import AheadExchange, Expected
 from peelsum.allreduce.choosing import DEFAULT_NETWORK, Chooser, RequestedForm, RequestedValues, require_names
 from peelsum.allreduce.costs import NetworkModel
 from peelsum.allreduce.errors import (
@@ -42,8 +32,8 @@ from peelsum.allreduce.errors import (
     PlanMismatchError,
     refuse_arguments,
 )
-from peelsum.allreduce.exchange import Exchange, Setting
 from peelsum.allreduce.history import History
+from peelsum.allreduce.one_round import Expected, OneRound
 from peelsum.allreduce.outcome import Outcome
 from peelsum.allreduce.plan import (
     Choice,
@@ -55,8 +45,10 @@ from peelsum.allreduce.plan import (
     unsupported,
     unsupported_dtype,
 )
+from peelsum.allreduce.protocol import SumProtocol
 from peelsum.allreduce.result import StepResult
 from peelsum.allreduce.rounds import Note, Span, Step, unnoted
+from peelsum.allreduce.two_rounds import TwoRounds
 from peelsum.codec import (
     HOST,
     BFloat16,
@@ -65,7 +57,6 @@ from peelsum.codec import (
     Implementation,
     SketchLayout,
     device,
-    fixed_point,
 )
 from peelsum.summation import NotBegunError, Part, Summation, Words
 from peelsum.wire import packet_bytes
@@ -152,7 +143,6 @@ class Allreduce:
         self._settings = Settings(seed, average, cells_per_candidate, str(self._chooser))
         # Report an invalid size here, not in a later step.
         SketchLayout.sized(0, 0, self._settings.cells(0))
-        self._highest = fixed_point(0, summation.workers).scale
         direct = getattr(summation, "device", None) is not None
         self._device = device(implementation, direct=direct)
         self._clock, self._span, self._note = clock, span, note
@@ -252,36 +242,24 @@ class Allreduce:
         step: Step,
     ) -> StepResult:
         """Run the rounds, and decode their sums."""
-        layout, workers = plan.layout, self._summation.workers
-        outcome = Outcome(plan, self._chooser, device)
+        layout, outcome = plan.layout, Outcome(plan, self._chooser, device)
         if layout.order:
             tensors = list(named.values())
             with device.beside(tensors[layout.order[0]]):
                 step.enter("encode")
                 values, out = device.flat(tensors, [into.get(name) for name in named])
                 chosen = [values[m] for m in layout.order], [out[m] for m in layout.order]
-                segments = device.segments(layout.table, *chosen, workers)
-                setting = self._setting(device, plan)
-                exchange = Exchange(layout, segments, setting)
+                codec = device.segments(layout.table, *chosen, plan.workers)
+                protocol: SumProtocol
                 if expected:
-                    exchange = AheadExchange(layout, segments, setting, expected)
-                step.run(exchange.rounds(), ahead, device)
-                outcome.take(exchange)
+                    protocol = OneRound(plan, self._chooser, device, codec, expected)
+                else:
+                    protocol = TwoRounds(plan, self._chooser, device, codec, self._seed(plan))
+                step.run(protocol.rounds(), ahead, device)
+                outcome.take(protocol)
         elif ahead:
             step.run(None, ahead, device)
         return self._finish(outcome, plan, step)
-
-    def _setting(self, device: Device, plan: Plan) -> Setting:
-        chooser = self._chooser
-        return Setting(
-            device,
-            self._settings,
-            chooser.network,
-            self._seed(plan),
-            chooser.sparse_form,
-            chooser.history.filled,
-            self._highest,
-        )
 
     def _seed(self, plan: Plan) -> int:
         """Return a seed that changes with each step: a support with an unlucky layout gets another."""
@@ -294,7 +272,7 @@ class Allreduce:
         """Return what is expected of a step that goes ahead."""
         if not plan.ahead or not plan.layout.order:
             return None
-        return self._chooser.expected(plan.layout, self._settings, self._seed(plan))
+        return Expected.of(plan, self._chooser.history, self._seed(plan))
 
     def _lacked(self, error: RuntimeError, plan: Plan, step: Step) -> str | None:
         """Return a message if a device had no room; None if the error says something else.

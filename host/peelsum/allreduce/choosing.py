@@ -5,7 +5,6 @@ The choices depend on agreed values only, so every worker makes the same ones.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -14,39 +13,31 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum import buffers
-from peelsum.allreduce import level_loops
-from peelsum.allreduce.ahead import Expected
 from peelsum.allreduce.costs import (
-    TOLERANCE,
     Candidate,
     NetworkModel,
     Seen,
     best_bloom,
     candidates,
-    expected,
     scale_block,
 )
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.history import History
-from peelsum.allreduce.history_loops import AFTER, AHEAD, BASIS_COLUMNS, DEVIATIONS, ESTIMATES
+from peelsum.allreduce.history_loops import AFTER, AHEAD, BASIS_COLUMNS, ESTIMATES
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex
 from peelsum.allreduce.levels import Key
 from peelsum.allreduce.plan import AHEAD as FORMS_AHEAD
-from peelsum.allreduce.plan import NAMED, Choice, Form, Layout, Settings, TensorPlan, by_form
-from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS, MANY_CANDIDATES, SketchLayout
+from peelsum.allreduce.plan import NAMED, Choice, Form, Settings, TensorPlan
+from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS
 
 RequestedForm = Literal["dense", "sparse", "auto"]
 RequestedValues = Literal["compact", "sketch", "auto"]
-by_form("RequestedValues", dict.fromkeys({"dense", *get_args(RequestedValues)} - {"auto"}))
 #: Arguments of earlier versions in `forms`, with what to write instead.
 _REMOVED = {
     "compact": "write 'sparse', with values='compact'",
     "sketch": "write 'sparse', with values='sketch'",
 }
 DEFAULT_NETWORK = NetworkModel()
-#: Room for elements of blocks that exceed what was expected: so much of the last steps' count, and so many.
-_WIDE_SPARE, _WIDE_MORE = 1.5, 64
 #: Seconds that a codec takes longer for each element of blocks that exceed their scale, as measured on a
 #: shared 2-core machine.
 _WIDE_S = 1.2e-7
@@ -155,27 +146,6 @@ class Chooser:
         more_s = network.seconds(again + misestimates + FEWEST_CELLS * wide, 0) + _WIDE_S * wide
         more_s += 1e-9 * network.codec.ahead_step
         return _seconds(ahead, network) + more_s < _seconds(after, network) + exchanges * network.round_trip_s
-
-    def expected(self, layout: Layout, settings: Settings, seed: int) -> Expected:
-        """Return what is expected of a step, from the steps before."""
-        keys, table = layout.keys, layout.table
-        fields = buffers.empty(int(table.blocks[-1]), np.int32)
-        level_loops.expect(self.history.levels(keys, table), table.blocks, fields)
-        (unions, exceeded), first = self.history.expected(keys), table.dense
-        seen = [Seen(tuple(unions[part.segments].sum(axis=0).tolist())) for part in layout.parts]
-        # More that pass an index, which was chosen for fewer, are refined: no sketch has room for them.
-        passed = [
-            min(expected(part.index, part.elements, one)[1], (1 + TOLERANCE) * one.candidates)
-            for part, one in zip(layout.parts, seen, strict=True)
-        ]
-        count = math.ceil(sum(passed))
-        if count < MANY_CANDIDATES:
-            count += math.ceil(DEVIATIONS * math.sqrt(count))
-        numbers = int(table.begins[first]) + count
-        wide = min(_WIDE_MORE, numbers) + math.ceil(_WIDE_SPARE * exceeded)
-        sketch = SketchLayout.sized(count, seed, settings.cells(count))
-        upper = SketchLayout.sized(wide, seed, settings.cells(MANY_CANDIDATES))  # there is room already
-        return Expected(fields, sketch, upper, count, wide)
 
     def _asked(self, keys: tuple[Key, ...]) -> NDArray[np.int64]:
         if not self._forms:

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index
-from peelsum.allreduce.plan import AHEAD, FORMS, Choice, Form, Settings, by_form
+from peelsum.allreduce.plan import AHEAD, FORMS, Choice, Form, Settings
 from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS, ROW, BloomLayout, SketchLayout
 from peelsum.codec.index import WORD_BITS
 
@@ -220,7 +220,7 @@ def _sketches(
         yield _sparse(Choice("sketch", index), elements, seen, cells, codec, ahead=ahead)
 
 
-_CANDIDATES = by_form("costs", {"dense": _dense, "compact": _compact, "sketch": _sketches})
+_CANDIDATES = {"dense": _dense, "compact": _compact, "sketch": _sketches}
 
 
 def _with_scales(

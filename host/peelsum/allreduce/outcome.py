@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce import history_loops
 from peelsum.allreduce.choosing import Chooser
-from peelsum.allreduce.exchange import Exchange, Wide
 from peelsum.allreduce.history import Learned
 from peelsum.allreduce.plan import Plan
+from peelsum.allreduce.protocol import SumProtocol, Wide
 from peelsum.allreduce.result import Contribution, Results, Tally, TensorResult, TensorTally
 from peelsum.codec import BLOCK_SIZES, HOST, NON_FINITE, Device, FixedPoint, Selection, occupied
 from peelsum.codec.block_scales import ZERO
@@ -39,20 +39,20 @@ class Outcome:
         self._sketch = 0, 0, 0
         self._segments = plan.layout.segments
 
-    def take(self, exchange: Exchange) -> None:
-        """Decode the sums of an exchange that has ended, and tell the chooser what they show."""
-        codec, dense, sparse = exchange.codec, exchange.dense, exchange.sparse
-        self._exchange = exchange
-        self._values = list(codec.read(dense, sparse, self._divisor, self._widen(exchange)))
-        self._fields, self._scales, self._bounds = codec.fields, codec.scales, exchange.bounds
-        self._counts = codec.counts(dense, sparse, (exchange.own_dense, exchange.own_sparse))
-        if exchange.cells:
-            self._sketch = len(sparse), exchange.cells, exchange.left_over
-        self._learn(exchange)
+    def take(self, protocol: SumProtocol) -> None:
+        """Decode the sums of a protocol that has ended, and tell the chooser what they show."""
+        codec, dense, sparse = protocol.codec, protocol.dense, protocol.sparse
+        self._protocol = protocol
+        self._values = list(codec.read(dense, sparse, self._divisor, self._widen(protocol)))
+        self._fields, self._scales, self._bounds = codec.fields, codec.scales, protocol.bounds
+        self._counts = codec.counts(dense, sparse, (protocol.own_dense, protocol.own_sparse))
+        if protocol.cells:
+            self._sketch = len(sparse), protocol.cells, protocol.left_over
+        self._learn(protocol)
 
-    def _widen(self, exchange: Exchange) -> tuple[_Numbers, NDArray[np.float32]] | None:
+    def _widen(self, protocol: SumProtocol) -> tuple[_Numbers, NDArray[np.float32]] | None:
         """Sort the sums that need more than 32 bits by segment; return their elements and results."""
-        wide, table = exchange.wide, self._plan.layout.table
+        wide, table = protocol.wide, self._plan.layout.table
         if wide is None or not len(wide.totals):
             return None
         begins = np.searchsorted(wide.at.segments, np.arange(len(table) + 1))
@@ -60,7 +60,7 @@ class Outcome:
             own = slice(begins[s], begins[s + 1])
             self._wide[s] = Wide(wide.at.take(own), wide.totals[own], wide.own[own])
         with np.errstate(over="ignore"):
-            scales = exchange.codec.scales[wide.at.blocks]
+            scales = protocol.codec.scales[wide.at.blocks]
             results = np.ldexp(_to_odd(wide.totals).astype(np.float64), -scales) / self._divisor
             return wide.at.elements, results.astype(np.float32)
 
@@ -74,28 +74,28 @@ class Outcome:
                 total[s] += _above(wide.totals)
         return Counts(own, total, sent)
 
-    def _learn(self, exchange: Exchange) -> None:
-        layout = exchange.layout
+    def _learn(self, protocol: SumProtocol) -> None:
+        layout = protocol.layout
         table, counts = layout.table, self._counts
         wanted = self._chooser.wanted(layout.keys)
         # Sums that are not 0 count, not candidates: these depend on seeds, and on the filter's other tensors.
         counted = np.zeros((len(table), BLOCK_SIZES), np.int64)
-        if len(exchange.sparse):
-            counted = exchange.codec.occupied(exchange.sparse, wanted)
+        if len(protocol.sparse):
+            counted = protocol.codec.occupied(protocol.sparse, wanted)
         seen = np.empty((len(table), BLOCK_SIZES))
         open_count = history_loops.unions(
             table.elements, table.dense, self._fields, wanted, counts.total, counted, seen
         )
         if open_count:
             ends = np.cumsum(counts.sent)
-            sums = self._device.on_host(exchange.dense)
+            sums = self._device.on_host(protocol.dense)
             for s in np.flatnonzero(seen[:, 0] < 0).tolist():
                 seen[s] = occupied(np.flatnonzero(sums[ends[s] - counts.sent[s] : ends[s]]))
         wide = np.zeros(len(table))
         for s, one in self._wide.items():
             wide[s] = len(one.totals) if s < table.dense else np.count_nonzero(one.totals)
-        again = exchange.again(int(wide.sum()))
-        step = Learned(self._fields != NON_FINITE, seen, exchange.levels, wide, again)
+        again = protocol.again(int(wide.sum()))
+        step = Learned(self._fields != NON_FINITE, seen, protocol.levels, wide, again)
         self._chooser.history.learn(layout.keys, table, step, self._chooser.prices)
 
     def results(self) -> Results:
@@ -139,11 +139,11 @@ class Outcome:
         nothing = Contribution(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32))
         if not self._values:
             return dict.fromkeys(plan.names, nothing)
-        exchange, device = self._exchange, self._device
-        own = [device.on_host(one).view(np.int32) for one in (exchange.own_dense, exchange.own_sparse)]
+        protocol, device = self._protocol, self._device
+        own = [device.on_host(one).view(np.int32) for one in (protocol.own_dense, protocol.own_sparse)]
         numbers, elements = np.concatenate(own, dtype=np.int64), self._sent_elements()
-        if exchange.wide is not None:
-            numbers[np.searchsorted(elements, exchange.wide.at.elements)] = exchange.wide.own
+        if protocol.wide is not None:
+            numbers[np.searchsorted(elements, protocol.wide.at.elements)] = protocol.wide.own
         at = np.flatnonzero(numbers)
         elements, numbers = elements[at], numbers[at]
         scales = self._scales[table.blocks_at(elements)]
@@ -159,11 +159,11 @@ class Outcome:
 
     def _sent_elements(self) -> _Numbers:
         """Return the elements, among those of all segments, whose numbers were sent: int64[k], ascending."""
-        table, union = self._plan.layout.table, self._exchange.union
+        table, union = self._plan.layout.table, self._protocol.union
         present = np.flatnonzero(self._counts.sent[: table.dense]).tolist()
         dense = [np.arange(table.begins[s], table.begins[s + 1]) for s in present]
         words = self._device.on_host(union)
-        places = HOST.positions(words, 32 * len(words), count=len(self._exchange.own_sparse))
+        places = HOST.positions(words, 32 * len(words), count=len(self._protocol.own_sparse))
         rows = table.rows[table.dense] + places // ROW
         return np.concatenate([*dense, table.begin_of_row[rows] + places % ROW])
 
@@ -176,7 +176,7 @@ class Outcome:
     @cached_property
     def _words(self) -> _Numbers:
         """The words that this worker has sent for each segment."""
-        return _words_of(self._exchange, self._counts)
+        return _words_of(self._protocol, self._counts)
 
     def _lowest(self) -> NDArray[np.int32]:
         """Return the least scale of each segment."""
@@ -223,12 +223,12 @@ class Outcome:
 
     def _numbers(self, s: int) -> tuple[Any, Any]:
         """Return a segment's sums, and this worker's numbers."""
-        exchange, dense = self._exchange, self._plan.layout.table.dense
+        protocol, dense = self._protocol, self._plan.layout.table.dense
         first = int(self._counts.sent[0 if s < dense else dense : s].sum())
         place = slice(first, first + int(self._counts.sent[s]))
         if s < dense:
-            return exchange.dense[place], exchange.own_dense[place]
-        return exchange.sparse[place], exchange.own_sparse[place]
+            return protocol.dense[place], protocol.own_dense[place]
+        return protocol.sparse[place], protocol.own_sparse[place]
 
     def _widened(self, s: int, selection: Selection | None, total: Any, own: Any) -> tuple[Any, Any]:
         """Return a segment's sums and own numbers as int64, with those of its `wide` elements."""
@@ -250,7 +250,7 @@ class Outcome:
         if not count:
             return Selection(0, lambda: np.empty(0, np.int64))
         first, end = table.first_words[s - table.dense :][:2]
-        union, device, elements = self._exchange.union[first:end], self._device, int(table.elements[s])
+        union, device, elements = self._protocol.union[first:end], self._device, int(table.elements[s])
         return Selection(count, lambda: HOST.positions(device.on_host(union), elements, count=count))
 
 
@@ -268,22 +268,22 @@ def _above(numbers: _Numbers) -> int:
     return int(np.count_nonzero((numbers != 0) & (numbers % 2**32 == 0)))
 
 
-def _words_of(exchange: Exchange, counts: Counts) -> _Numbers:
+def _words_of(protocol: SumProtocol, counts: Counts) -> _Numbers:
     """Return the words that this worker has sent for each segment: its own, and its share of the common ones.
 
     An index, and what is sent beside, are shared by elements, a sketch by candidates.
     """
-    layout = exchange.layout
+    layout = protocol.layout
     table, first = layout.table, layout.table.dense
     words = 1 + np.diff(table.blocks)
     words[:first] += counts.sent[:first]
-    for part, sent in zip(layout.parts, exchange.index_words, strict=True):
+    for part, sent in zip(layout.parts, protocol.index_words, strict=True):
         begins = table.first_words[part.segments.start - first : part.segments.stop - first + 1]
         cut = begins - part.words.start
         words[part.segments] += np.diff(sent * cut // cut[-1])
     cut = np.concatenate([[0], np.cumsum(counts.sent[first:])])
-    words[first:] += np.diff(exchange.value_words * cut // max(int(cut[-1]), 1))
-    words += np.diff(exchange.beside_words * table.begins // table.begins[-1])
+    words[first:] += np.diff(protocol.value_words * cut // max(int(cut[-1]), 1))
+    words += np.diff(protocol.beside_words * table.begins // table.begins[-1])
     return words
 
 

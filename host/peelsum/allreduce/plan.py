@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -38,17 +38,6 @@ _DIGEST_BYTES = 8
 _WORDS_VERSION = 8
 #: The number of tensors that a message names.
 NAMED = 6
-
-
-_Found = TypeVar("_Found")
-
-
-def by_form(what: str, found: dict[Form, _Found]) -> dict[Form, _Found]:
-    """Return `found`. Raises ImportError naming `what` unless it has every form."""
-    if found.keys() != set(FORMS):
-        odd = ", ".join(sorted(found.keys() ^ set(FORMS)))
-        raise ImportError(f"{what}: {odd} is not in both the table and the forms {', '.join(FORMS)}")
-    return found
 
 
 @dataclass(frozen=True)

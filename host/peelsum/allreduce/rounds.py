@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from peelsum.allreduce.exchange import Round, Rounds, Sums
+from peelsum.allreduce.protocol import Round, Rounds, Sums
 from peelsum.codec import Device
 from peelsum.summation import Part, Summation, Words
 from peelsum.wire import packet_bytes
@@ -79,9 +79,9 @@ class Step:
                 self._within.__enter__()
 
     def run(self, rounds: Rounds | None, ahead: Sequence[Part], device: Device) -> None:
-        """Run all rounds of an exchange, if there is one, whose arrays lie on `device`.
+        """Run all rounds of a protocol, if there is one, whose arrays lie on `device`.
 
-        The parts `ahead` are sent before those of the first round. If the step has had rounds, the exchange
+        The parts `ahead` are sent before those of the first round. If the step has had rounds, the protocol
         goes through them again: nothing is sent, and the sums are the same.
         """
         past = iter(self._past)
@@ -89,7 +89,7 @@ class Step:
         asked = None if rounds is None else next(rounds)
         while asked is not None or ahead:
             if (before := next(past, None)) is not None and asked is not None:
-                # For the exchange alone: it takes no memory of a device.
+                # For the protocol alone: it takes no memory of a device.
                 asked.write(device.words(asked.or_words), device.words(asked.add_words))
                 ored, added = before
             else:
@@ -151,7 +151,7 @@ class Step:
         return sent
 
     def _received(self, ored: Words, added: Words, device: Device) -> Sums:
-        """Return sums on an exchange's device."""
+        """Return sums on a protocol's device."""
         if device.is_host:
             ored, added = self.device.on_host(ored), self.device.on_host(added)
             return Sums(ored, added, ored)
