@@ -242,7 +242,7 @@ class Allreduce:
         step: Step,
     ) -> StepResult:
         """Run the rounds, and decode their sums."""
-        layout, outcome = plan.layout, Outcome(plan, self._chooser, device)
+        layout, outcome = plan.layout, Outcome(plan, device)
         if layout.order:
             tensors = list(named.values())
             with device.beside(tensors[layout.order[0]]):
@@ -441,7 +441,7 @@ class Allreduce:
         numbers = {"step": self._steps, "worker": self._summation.worker_id}
         self._note({**numbers, "chunks": step.chunks, "bytes": wire_bytes})
         return StepResult(
-            tensors=outcome.results(),
+            tensors=outcome.results,
             tally=tally,
             contributions=outcome.contributions,
             digest=plan.digest,

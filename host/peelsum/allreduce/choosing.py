@@ -26,7 +26,6 @@ from peelsum.allreduce.history import History
 from peelsum.allreduce.history_loops import AFTER, AHEAD, BASIS_COLUMNS, ESTIMATES
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex
 from peelsum.allreduce.levels import Key
-from peelsum.allreduce.plan import AHEAD as FORMS_AHEAD
 from peelsum.allreduce.plan import NAMED, Choice, Form, Settings, TensorPlan
 from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS
 
@@ -112,18 +111,17 @@ class Chooser:
     ) -> tuple[tuple[TensorPlan, ...], bool]:
         """Return the tensors' plans for the coming step, and whether it goes ahead, in one exchange."""
         keys = tuple(tensor.key for tensor in tensors)
-        differ = self.history.differ(keys)
-        self.history.chosen(tuple(key for key, other in zip(keys, differ.tolist(), strict=True) if other))
         basis = self.history.basis(keys)
         unions = basis[:, :-_FACT_COLUMNS].reshape(len(keys), ESTIMATES, BLOCK_SIZES)
         best, kind = self._candidates(tensors, unions[:, AFTER], settings, ahead=False), AFTER
         counts = zip(tensors, unions[:, AFTER, 0], strict=True)
         known = [count >= 0 for tensor, count in counts if tensor.elements]
-        if self._values in ("auto", *FORMS_AHEAD) and known and all(known):
+        if self._values != "compact" and known and all(known):
             ahead = self._candidates(tensors, unions[:, AHEAD], settings, ahead=True)
             if self._faster(ahead, best, basis[:, -_FACT_COLUMNS:]):
                 best, kind = ahead, AHEAD
-        return tuple(_sharing(_planned(tensors, best), unions[:, kind, 0])), kind == AHEAD
+        chosen = [replace(one, choice=found.choice) for one, found in zip(tensors, best, strict=True)]
+        return tuple(_sharing(chosen, unions[:, kind, 0])), kind == AHEAD
 
     def _candidates(
         self, tensors: Sequence[TensorPlan], unions: NDArray[np.float64], settings: Settings, *, ahead: bool
@@ -148,14 +146,12 @@ class Chooser:
         return _seconds(ahead, network) + more_s < _seconds(after, network) + exchanges * network.round_trip_s
 
     def _asked(self, keys: tuple[Key, ...]) -> NDArray[np.int64]:
-        if not self._forms:
-            return np.full(len(keys), self._default != "dense", np.int64)
         return np.array([self._forms.get(name, self._default) != "dense" for name, _ in keys], np.int64)
 
     def _chosen(
         self, form: RequestedForm, elements: int, seen: Seen | None, settings: Settings, ahead: bool
     ) -> Candidate:
-        sparse: Form = "sketch" if ahead and self.sparse_form not in FORMS_AHEAD else self.sparse_form
+        sparse: Form = "sketch" if ahead else self.sparse_form
         if seen is None and form != "dense":
             return Candidate(Choice(sparse, BitmapIndex(), scale_block(elements, elements)), elements, 2, 0.0)
         forms: tuple[Form, ...] = ("dense",) if form == "dense" else (sparse,)
@@ -178,10 +174,6 @@ def _misestimate_words(choices: Sequence[Candidate], costs: NDArray[np.float64])
     """
     sized = (best.choice.form == "sketch" or isinstance(best.choice.index, BloomIndex) for best in choices)
     return max((cost for cost, by_one in zip(costs.tolist(), sized, strict=True) if by_one), default=0.0)
-
-
-def _planned(tensors: Sequence[TensorPlan], found: Sequence[Candidate]) -> tuple[TensorPlan, ...]:
-    return tuple(replace(one, choice=best.choice) for one, best in zip(tensors, found, strict=True))
 
 
 def _sharing(tensors: Sequence[TensorPlan], candidates: NDArray[np.float64]) -> Sequence[TensorPlan]:

@@ -168,13 +168,6 @@ def _differs(row: _Counts) -> bool:
 
 
 @_compiled
-def differ(state: _Counts, rows: _Rows, out: _Flags) -> None:
-    """Write whether what each row's choice depends on differs from what it was at that choice."""
-    for i in range(rows.size):
-        out[i] = _differs(state[rows[i]])
-
-
-@_compiled
 def _basis(row: _Counts, column: int) -> float:
     if row[INFORMED] == 0:
         return -1.0
@@ -183,9 +176,23 @@ def _basis(row: _Counts, column: int) -> float:
 
 
 @_compiled
+def _renew(row: _Counts) -> None:
+    for kind in range(ESTIMATES):
+        union, chosen = _expected(row, kind), BASIS + BLOCK_SIZES * kind
+        row[chosen : chosen + BLOCK_SIZES] = row[union : union + BLOCK_SIZES]
+    row[INFORMED] = row[STEPS] > 0
+    row[BASES:FACTS] = row[MISSED:BASES]
+
+
+@_compiled
 def basis(state: _Counts, rows: _Rows, out: _Counts) -> None:
-    """Write the basis of each row's last choice, out[rows, BASIS_COLUMNS]; -1 without a union."""
+    """Write the basis of each row's choice, out[rows, BASIS_COLUMNS]; -1 without a union.
+
+    A row that differs from its last choice's basis is taken as it is: a new choice is to be made for it.
+    """
     for i in range(rows.size):
+        if _differs(state[rows[i]]):
+            _renew(state[rows[i]])
         for column in range(BASIS_COLUMNS):
             out[i, column] = _basis(state[rows[i]], column)
 
@@ -201,18 +208,6 @@ def changed(state: _Counts, rows: _Rows, before: _Counts) -> bool:
             if _basis(row, column) != before[i, column]:
                 return True
     return False
-
-
-@_compiled
-def choose(state: _Counts, rows: _Rows) -> None:
-    """Note that choices are made for the rows as they are."""
-    for i in range(rows.size):
-        row = state[rows[i]]
-        for kind in range(ESTIMATES):
-            union, basis = _expected(row, kind), BASIS + BLOCK_SIZES * kind
-            row[basis : basis + BLOCK_SIZES] = row[union : union + BLOCK_SIZES]
-        row[INFORMED] = row[STEPS] > 0
-        row[BASES:FACTS] = row[MISSED:BASES]
 
 
 @_compiled
@@ -317,8 +312,6 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     choice, seen, counts = np.zeros((1, BASIS_COLUMNS)), np.zeros((1, BLOCK_SIZES)), np.ones(1, np.int64)
     unions(counts, 1, np.zeros(1, np.int32), counts, counts, np.zeros((1, BLOCK_SIZES), np.int64), seen)
     learn(state, rows, flags, seen, np.zeros(1), -1, 0, 0.0, 0.0)
-    choose(state, rows)
-    differ(state, rows, flags)
     basis(state, rows, choice)
     changed(state, rows, choice)
     expected(state, rows, seen)

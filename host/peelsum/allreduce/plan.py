@@ -25,8 +25,6 @@ from peelsum.wire import packet_bytes
 #: How a tensor's values are sent: all, those at the index's positions, or a sketch of the latter.
 Form = Literal["dense", "compact", "sketch"]
 FORMS: tuple[Form, ...] = get_args(Form)
-#: The forms whose numbers can be sent together with the index.
-AHEAD: tuple[Form, ...] = ("dense", "sketch")
 #: The dtypes that can be summed. A plan may contain others, so that all workers reject them together.
 SUPPORTED_DTYPES = ("float32", "float16", "bfloat16")
 #: Their elements' sizes in bytes.
