@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Any, Never, Protocol
+from typing import Any, Never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,22 +36,8 @@ _REMEMBERED, _AGREED = 32, 1024
 _UNCHOSEN = Choice("dense")
 
 
-class DeviceTensor(Protocol):
-    """The part of `torch.Tensor` that the allreduce uses."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """See `torch.Tensor.shape`."""
-
-    @property
-    def dtype(self) -> Any:
-        """See `torch.Tensor.dtype`."""
-
-    def cpu(self) -> Any:
-        """See `torch.Tensor.cpu`."""
-
-
-Tensor = NDArray[np.float32] | NDArray[np.float16] | BFloat16 | DeviceTensor
+#: An array, or a torch tensor.
+Tensor = NDArray[np.float32] | NDArray[np.float16] | BFloat16 | Any
 Tensors = Mapping[str, Tensor] | Sequence[Tensor]
 
 
@@ -181,21 +167,21 @@ class Allreduce:
     def _plan(self, named: Mapping[str, Tensor]) -> Plan:
         asked = tuple([(name, tensor.shape, tensor.dtype) for name, tensor in named.items()])
         plan, basis = self._plans.pop(asked, (None, np.empty(0)))
-        if plan is None or self._chooser.history.changed(plan.keys, basis):
-            if plan is None:
-                dtype = self._device.dtype
-                tensors = tuple(
-                    TensorPlan(name, tuple(one.shape), dtype(one), _UNCHOSEN) for name, one in named.items()
-                )
-            else:
-                tensors = plan.tensors
+        if plan is None:
+            dtype = self._device.dtype
+            tensors = tuple(
+                TensorPlan(name, tuple(one.shape), dtype(one), _UNCHOSEN) for name, one in named.items()
+            )
+        else:
+            tensors = plan.tensors
+        now = self._chooser.history.basis(tuple(tensor.key for tensor in tensors))
+        if plan is None or not np.array_equal(now, basis):
             chosen, ahead = self._chooser.choose(tensors, self._settings)
             if plan is None or (chosen, ahead) != (plan.tensors, plan.ahead):
                 plan = Plan(chosen, self._summation.workers, self._summation.lanes, self._settings, ahead)
-            basis = self._chooser.history.basis(plan.keys)
         if len(self._plans) == _REMEMBERED:
             del self._plans[next(iter(self._plans))]
-        self._plans[asked] = plan, basis
+        self._plans[asked] = plan, now
         return plan
 
     def _named(self, tensors: Tensors) -> dict[str, Tensor]:

@@ -71,12 +71,6 @@ class History:
             loops.basis(self._state, rows, basis)
             return basis
 
-    def changed(self, keys: tuple[Key, ...], basis: _Counts) -> bool:
-        """Return whether a tensor calls for a new choice, or forms were chosen for another basis since."""
-        with self._lock:
-            rows = self._known(keys)
-            return bool(loops.changed(self._state, rows, basis))
-
     def expected(self, keys: tuple[Key, ...]) -> tuple[_Counts, float]:
         """Return the unions that are expected of a step ahead: float64[tensors, BLOCK_SIZES].
 

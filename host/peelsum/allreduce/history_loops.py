@@ -168,14 +168,6 @@ def _differs(row: _Counts) -> bool:
 
 
 @_compiled
-def _basis(row: _Counts, column: int) -> float:
-    if row[INFORMED] == 0:
-        return -1.0
-    value: float = row[BASIS + column] if column < _FIRST_FACT else row[BASES + column - _FIRST_FACT]
-    return value
-
-
-@_compiled
 def _renew(row: _Counts) -> None:
     for kind in range(ESTIMATES):
         union, chosen = _expected(row, kind), BASIS + BLOCK_SIZES * kind
@@ -191,23 +183,13 @@ def basis(state: _Counts, rows: _Rows, out: _Counts) -> None:
     A row that differs from its last choice's basis is taken as it is: a new choice is to be made for it.
     """
     for i in range(rows.size):
-        if _differs(state[rows[i]]):
-            _renew(state[rows[i]])
-        for column in range(BASIS_COLUMNS):
-            out[i, column] = _basis(state[rows[i]], column)
-
-
-@_compiled
-def changed(state: _Counts, rows: _Rows, before: _Counts) -> bool:
-    """Return whether a row's choice is to be made again, or has another `basis` than before."""
-    for i in range(rows.size):
         row = state[rows[i]]
         if _differs(row):
-            return True
-        for column in range(BASIS_COLUMNS):
-            if _basis(row, column) != before[i, column]:
-                return True
-    return False
+            _renew(row)
+        if row[INFORMED] == 0:
+            out[i] = -1.0
+        else:
+            out[i, :_FIRST_FACT], out[i, _FIRST_FACT:] = row[BASIS:COLUMNS], row[BASES:FACTS]
 
 
 @_compiled
@@ -313,5 +295,4 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     unions(counts, 1, np.zeros(1, np.int32), counts, counts, np.zeros((1, BLOCK_SIZES), np.int64), seen)
     learn(state, rows, flags, seen, np.zeros(1), -1, 0, 0.0, 0.0)
     basis(state, rows, choice)
-    changed(state, rows, choice)
     expected(state, rows, seen)
