@@ -82,9 +82,9 @@ class Outcome:
         step = Learned(self._fields != NON_FINITE, seen, protocol.levels, wide, again)
         chooser.history.learn(layout.keys, table, step, chooser.prices)
 
-    @cached_property
+    @property
     def results(self) -> Results:
-        """The tensors' results, each made when it is first read."""
+        """The tensors' results, each made when it is first read; new ones each time, which it does not keep."""
         return Results(len(self._plan.tensors), self._result)
 
     @property
