@@ -84,7 +84,7 @@ class Outcome:
 
     @property
     def results(self) -> Results:
-        """The tensors' results, each made when it is first read; new ones each time, which it does not keep."""
+        """The tensors' results, each made when it is first read. They are not kept."""
         return Results(len(self._plan.tensors), self._result)
 
     @property
