@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from benchmarks import Column, Experiment, Size
 from peelsum.allreduce import Choice, Settings
 from peelsum.allreduce.costs import Seen
-from peelsum.allreduce.exchange import Exchange, Round, Rounds, Sums
+from peelsum.allreduce.protocol import Round, Rounds, SumProtocol, Sums
 from peelsum.bench.codec import Device, require_memory, tensor
 from peelsum.bench.codec.rows import Form, fewest_words
-from peelsum.bench.codec.timing import NotExactError, exchange_of, format_of, require_exact
+from peelsum.bench.codec.timing import NotExactError, format_of, protocol_of, require_exact
 from peelsum.codec import FixedPoint, occupied, warm_up
 from peelsum.summation import Words
 
@@ -193,13 +193,13 @@ def _message(rival: Rival, values: Floats, others: list[Any], seed: int) -> _Run
 
 
 def _exchange(choice: Choice, tensors: list[Floats], seed: int) -> _Run:
-    """Run all workers' exchanges; the first worker's encoding and decoding count."""
+    """Run all workers' protocols; the first worker's encoding and decoding count."""
     device, likely = Device.of("cpu"), int(_seen(tensors).candidates)
 
-    def begin(values: Floats) -> tuple[Exchange, Rounds, Round]:
-        exchange = exchange_of(device, choice, values, Settings(), len(tensors), seed, likely)
-        rounds = exchange.rounds()
-        return exchange, rounds, next(rounds)
+    def begin(values: Floats) -> tuple[SumProtocol, Rounds, Round]:
+        protocol = protocol_of(device, choice, values, Settings(), len(tensors), seed, likely)
+        rounds = protocol.rounds()
+        return protocol, rounds, next(rounds)
 
     (first, mine, asked), encode_s = _timed(lambda: begin(tensors[0]))
     others = [begin(values)[1:] for values in tensors[1:]]
@@ -212,7 +212,7 @@ def _exchange(choice: Choice, tensors: list[Floats], seed: int) -> _Run:
         sums, seconds = _timed(lambda: _combined(sent))  # noqa: B023
         combine_s += seconds
         words += own.ored.size + own.added.size
-        copies = [_copied(sums) for _ in going]  # exchanges write over them
+        copies = [_copied(sums) for _ in going]  # protocols write over them
         advanced, seconds = _timed(lambda: _advanced(going[:1], copies))  # noqa: B023
         decode_s += seconds
         going = advanced + _advanced(going[1:], copies[1:])

@@ -31,9 +31,6 @@ class Forced(Chooser):
 
     seed, step = 0, 0
 
-    def changed(self, keys: Any, basis: Any) -> bool:
-        return True
-
     def choose(self, tensors: Any, settings: Any) -> Any:
         (chosen, ahead), self.step = super().choose(tensors, settings), self.step + 1
         rng = np.random.default_rng([self.seed, self.step])

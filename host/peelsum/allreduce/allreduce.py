@@ -1,18 +1,9 @@
 """Sum float tensors exactly over all workers, on any backend.
 
-Theory of operation. One call of `Allreduce.sum` is one step, and a step sums two vectors: the dense tensors
-end to end, and the sparse tensors end to end. It consists of these rounds, each one exchange.
-
-    round        op   words                                          when
-    agreement    OR   a digest d of plan and step, and ~d            always; alone if the tensors are new
-    header       OR   scales of blocks, indexes of the sparse        with the agreement, else after it
-    refinement   OR   the candidates' own bits                       if too many may be false positives
-    values       ADD  the dense numbers; the candidates', or their   unless all are zero or not finite
-                      sketch
-    left-over    ADD  numbers that peeling did not recover           if there are any
-
-A step ahead (`peelsum.allreduce.ahead`) sends header and values in one exchange, and more only where earlier
-steps have told something else.
+Theory of operation. One call of `Allreduce.sum` is one step. First, workers agree that they have the same
+plan: they OR a digest of plan and step, and its complement. It travels alone if the tensors are new, and else
+with the words that follow. Then a protocol sums the tensors: `peelsum.allreduce.two_rounds`, or, if all of
+them are known and the chooser expects it to take less time, `peelsum.allreduce.one_round`.
 
 All workers must make the same decisions: on agreement, scales, lengths, left-over and the next step's
 choices. They do, because each decision depends only on sums, which are the same on every worker.
@@ -20,78 +11,33 @@ choices. They do, because each decision depends only on sums, which are the same
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Never, Protocol, cast
+from typing import Any, Never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce.ahead import AheadExchange, Expected
 from peelsum.allreduce.choosing import DEFAULT_NETWORK, Chooser, RequestedForm, RequestedValues, require_names
 from peelsum.allreduce.costs import NetworkModel
-from peelsum.allreduce.errors import (
-    DeviceMemoryError,
-    InvalidRequestError,
-    PlanMismatchError,
-    refuse_arguments,
-)
-from peelsum.allreduce.exchange import Exchange, Setting
+from peelsum.allreduce.errors import DeviceMemoryError, InvalidRequestError, refuse_arguments
 from peelsum.allreduce.history import History
-from peelsum.allreduce.outcome import Outcome
-from peelsum.allreduce.plan import (
-    Choice,
-    Plan,
-    Settings,
-    TensorPlan,
-    agreed,
-    agreement_words,
-    unsupported,
-    unsupported_dtype,
-)
+from peelsum.allreduce.plan import Choice, Plan, Settings, TensorPlan, unsupported, unsupported_dtype
 from peelsum.allreduce.result import StepResult
 from peelsum.allreduce.rounds import Note, Span, Step, unnoted
-from peelsum.codec import (
-    HOST,
-    BFloat16,
-    CodecError,
-    Device,
-    Implementation,
-    SketchLayout,
-    device,
-    fixed_point,
-)
-from peelsum.summation import NotBegunError, Part, Summation, Words
-from peelsum.wire import packet_bytes
+from peelsum.codec import BFloat16, CodecError, Implementation, SketchLayout, device
+from peelsum.summation import Summation
 
-_log = logging.getLogger("peelsum")
 #: Plans of earlier steps that are kept, and plans of which it is kept that all workers have agreed on them.
 _REMEMBERED, _AGREED = 32, 1024
 _UNCHOSEN = Choice("dense")
 
 
-class DeviceTensor(Protocol):
-    """The part of `torch.Tensor` that the allreduce uses."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """See `torch.Tensor.shape`."""
-
-    @property
-    def dtype(self) -> Any:
-        """See `torch.Tensor.dtype`."""
-
-    def cpu(self) -> Any:
-        """See `torch.Tensor.cpu`."""
-
-
-Tensor = NDArray[np.float32] | NDArray[np.float16] | BFloat16 | DeviceTensor
+#: An array, or a torch tensor.
+Tensor = NDArray[np.float32] | NDArray[np.float16] | BFloat16 | Any
 Tensors = Mapping[str, Tensor] | Sequence[Tensor]
 
 
@@ -149,7 +95,6 @@ class Allreduce:
         self._settings = Settings(seed, average, cells_per_candidate, str(self._chooser))
         # Report an invalid size here, not in a later step.
         SketchLayout.sized(0, 0, self._settings.cells(0))
-        self._highest = fixed_point(0, summation.workers).scale
         direct = getattr(summation, "device", None) is not None
         self._device = device(implementation, direct=direct)
         self._clock, self._span, self._note = clock, span, note
@@ -203,164 +148,40 @@ class Allreduce:
         into = named if plain and in_place else self._into(named, in_place, self._named(out or {}))
         self._failed = True
         try:
-            with self._span("step"), self._begun() as step:
-                result = self._sum(named, into, step)
+            with self._span("step"):
+                result = self._sum(named, into)
         except DeviceMemoryError as error:
             self._failed = error.result is None
             raise
         self._failed = False
         return result
 
-    def _begun(self) -> Step:
+    def _sum(self, named: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> StepResult:
         self._steps += 1
-        keeping = not self._device.is_host
-        return Step(self._summation, self._device, self._clock, self._span, self._note, keeping=keeping)
-
-    def _sum(self, named: Mapping[str, Tensor], into: Mapping[str, Tensor], step: Step) -> StepResult:
-        plan = self._plan(named)
-        expected, known = self._expected(plan), plan.request in self._agreed
-        if not known:
-            self._agree(plan, expected, step)
-        ahead = [self._agreement(plan, expected)] if known else []
-        try:
-            return self._summed(self._device, plan, expected, named, into, ahead, step)
-        except RuntimeError as error:
-            lacked = None if self._device.is_host else self._lacked(error, plan, step)
-            if lacked is None:
-                raise
-        # The traceback is gone here, and with it what the step had on the device.
-        _log.error("%s. The host computes this step.", lacked)
-        try:
-            return self._on_host(plan, expected, named, into, ahead, step)
-        except RuntimeError as error:  # over NCCL, words need memory of the device
-            lacked = self._lacked(error, plan, step)
-            if lacked is None:
-                raise
-        raise DeviceMemoryError(f"{lacked}. Start again with a new summation.")
-
-    def _summed(
-        self,
-        device: Device,
-        plan: Plan,
-        expected: Expected | None,
-        named: Mapping[str, Tensor],
-        into: Mapping[str, Tensor],
-        ahead: Sequence[Part],
-        step: Step,
-    ) -> StepResult:
-        """Run the rounds, and decode their sums."""
-        layout, workers = plan.layout, self._summation.workers
-        outcome = Outcome(plan, self._chooser, device)
-        if layout.order:
-            tensors = list(named.values())
-            with device.beside(tensors[layout.order[0]]):
-                step.enter("encode")
-                values, out = device.flat(tensors, [into.get(name) for name in named])
-                chosen = [values[m] for m in layout.order], [out[m] for m in layout.order]
-                segments = device.segments(layout.table, *chosen, workers)
-                setting = self._setting(device, plan)
-                exchange = Exchange(layout, segments, setting)
-                if expected:
-                    exchange = AheadExchange(layout, segments, setting, expected)
-                step.run(exchange.rounds(), ahead, device)
-                outcome.take(exchange)
-        elif ahead:
-            step.run(None, ahead, device)
-        return self._finish(outcome, plan, step)
-
-    def _setting(self, device: Device, plan: Plan) -> Setting:
-        chooser = self._chooser
-        return Setting(
-            device,
-            self._settings,
-            chooser.network,
-            self._seed(plan),
-            chooser.sparse_form,
-            chooser.history.filled,
-            self._highest,
-        )
-
-    def _seed(self, plan: Plan) -> int:
-        """Return a seed that changes with each step: a support with an unlucky layout gets another."""
-        if not plan.layout.parts:
-            return 0
-        text = f"{self._settings.seed}/{self._steps}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
-
-    def _expected(self, plan: Plan) -> Expected | None:
-        """Return what is expected of a step that goes ahead."""
-        if not plan.ahead or not plan.layout.order:
-            return None
-        return self._chooser.expected(plan.layout, self._settings, self._seed(plan))
-
-    def _lacked(self, error: RuntimeError, plan: Plan, step: Step) -> str | None:
-        """Return a message if a device had no room; None if the error says something else.
-
-        Raises DeviceMemoryError if the backend had begun a sum, which cannot go on.
-        """
-        device = self._device
-        asked = device.lacked(error)
-        if asked is None:
-            return None
-        message = (
-            f"memory: worker {self._summation.worker_id} has no room for {asked} on the device, in step "
-            f"{self._steps} for {plan.label}; free memory there, sum fewer tensors in one step (with DDP, a "
-            "smaller bucket_cap_mb), or pass in_place=True"
-        )
-        if step.summing and not isinstance(error, NotBegunError):
-            raise DeviceMemoryError(f"{message}. Start again with a new summation.") from error
-        step.summing = False
-        device.settle()  # for copies to memory of the host that is freed next
-        return message
-
-    def _on_host(
-        self,
-        plan: Plan,
-        expected: Expected | None,
-        named: Mapping[str, Any],
-        into: Mapping[str, Any],
-        ahead: Sequence[Part],
-        step: Step,
-    ) -> StepResult:
-        """Go through a step's rounds again on the host, and end it there."""
-        device = self._device
-        near: dict[str, Tensor] = {name: device.near(tensor) for name, tensor in named.items()}
-        found = self._summed(HOST, plan, expected, near, {}, ahead, step)
-        results, lacked = [], None
-        for result in found.tensors:
-            try:
-                there = device.placed_in(result.values, named[result.name], into.get(result.name))
-            except RuntimeError as error:
-                lacked = self._lacked(error, plan, step)
-                if lacked is None:
-                    raise
-                there = device.left_on_host(result.values)
-            results.append(replace(result, values=cast(Any, there)))
-        ended = replace(found, tensors=results)
-        if lacked is not None:
-            failed = DeviceMemoryError(f"{lacked}. The error's `result` has the sums, on the host.")
-            failed.result = ended
-            raise failed
-        return ended
+        plan, measures = self._plan(named), (self._clock, self._span, self._note)
+        with Step(self._summation, self._chooser, self._device, plan, self._steps, *measures) as step:
+            if plan.request not in self._agreed:
+                self._agree(plan, step)
+            return step.sum(named, into)
 
     def _plan(self, named: Mapping[str, Tensor]) -> Plan:
         asked = tuple([(name, tensor.shape, tensor.dtype) for name, tensor in named.items()])
         plan, basis = self._plans.pop(asked, (None, np.empty(0)))
-        if plan is None or self._chooser.history.changed(plan.keys, basis):
-            if plan is None:
-                dtype = self._device.dtype
-                tensors = tuple(
-                    TensorPlan(name, tuple(one.shape), dtype(one), _UNCHOSEN) for name, one in named.items()
-                )
-            else:
-                tensors = plan.tensors
+        if plan is None:
+            dtype = self._device.dtype
+            tensors = tuple(
+                TensorPlan(name, tuple(one.shape), dtype(one), _UNCHOSEN) for name, one in named.items()
+            )
+        else:
+            tensors = plan.tensors
+        now = self._chooser.history.basis(tuple(tensor.key for tensor in tensors))
+        if plan is None or not np.array_equal(now, basis):
             chosen, ahead = self._chooser.choose(tensors, self._settings)
             if plan is None or (chosen, ahead) != (plan.tensors, plan.ahead):
                 plan = Plan(chosen, self._summation.workers, self._summation.lanes, self._settings, ahead)
-            basis = self._chooser.history.basis(plan.keys)
         if len(self._plans) == _REMEMBERED:
             del self._plans[next(iter(self._plans))]
-        self._plans[asked] = plan, basis
+        self._plans[asked] = plan, now
         return plan
 
     def _named(self, tensors: Tensors) -> dict[str, Tensor]:
@@ -426,9 +247,9 @@ class Allreduce:
             one, other = shared[0]
             raise InvalidRequestError(f"out: {one!r} shares memory with {other!r}; pass an array of its own")
 
-    def _agree(self, plan: Plan, expected: Expected | None, step: Step) -> None:
+    def _agree(self, plan: Plan, step: Step) -> None:
         """Exchange a new plan's digest alone: if plans differ, so may the lengths of what follows."""
-        step.sum_words([self._agreement(plan, expected)])
+        step.agree()
         refused = unsupported(plan.tensors)
         if refused is not None:
             raise unsupported_dtype(refused.name, refused.dtype)
@@ -437,41 +258,6 @@ class Allreduce:
         if len(self._agreed) == _AGREED:  # all workers forget the same one, and agree on it again
             del self._agreed[next(iter(self._agreed))]
         self._agreed[plan.request] = None
-
-    def _agreement(self, plan: Plan, expected: Expected | None) -> Part:
-        def check(words: Words) -> None:
-            if not agreed(words):
-                raise PlanMismatchError(
-                    f"plan: not the same on every worker; worker {self._summation.worker_id} has {plan} "
-                    f"in step {self._steps}; pass the same names, shapes, dtypes and settings, in the same "
-                    "order, and the same version of peelsum, on every worker, and make a new Allreduce, or "
-                    "restore the history of the same step, on all of them or on none"
-                )
-
-        # The step seeds the sketches, so a worker whose step differs would add values to the wrong cells.
-        # One with another history would send numbers by other scales.
-        agreed_on = None if expected is None else expected.agreed
-        return Part(agreement_words(plan.digest_at(self._steps, agreed_on)), "or", check)
-
-    def _finish(self, outcome: Outcome, plan: Plan, step: Step) -> StepResult:
-        step.enter(None)
-        lanes, tally = self._summation.lanes, outcome.tally
-        wire_bytes = step.chunks * packet_bytes(lanes)
-        numbers = {"step": self._steps, "worker": self._summation.worker_id}
-        self._note({**numbers, "chunks": step.chunks, "bytes": wire_bytes})
-        return StepResult(
-            tensors=outcome.results(),
-            tally=tally,
-            contributions=outcome.contributions,
-            digest=plan.digest,
-            ahead=plan.ahead,
-            exchanges=step.exchanges,
-            wire_bytes=wire_bytes,
-            dense_bytes=plan.dense_bytes,
-            encode_s=step.seconds["encode"],
-            network_s=step.seconds["exchange"],
-            decode_s=step.seconds["decode"],
-        )
 
 
 def _check(name: str, tensor: Tensor) -> None:

@@ -5,7 +5,6 @@ The choices depend on agreed values only, so every worker makes the same ones.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -14,39 +13,30 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum import buffers
-from peelsum.allreduce import level_loops
-from peelsum.allreduce.ahead import Expected
 from peelsum.allreduce.costs import (
-    TOLERANCE,
     Candidate,
     NetworkModel,
     Seen,
     best_bloom,
     candidates,
-    expected,
     scale_block,
 )
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.history import History
-from peelsum.allreduce.history_loops import AFTER, AHEAD, BASIS_COLUMNS, DEVIATIONS, ESTIMATES
+from peelsum.allreduce.history_loops import AFTER, AHEAD, BASIS_COLUMNS, ESTIMATES
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex
 from peelsum.allreduce.levels import Key
-from peelsum.allreduce.plan import AHEAD as FORMS_AHEAD
-from peelsum.allreduce.plan import NAMED, Choice, Form, Layout, Settings, TensorPlan, by_form
-from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS, MANY_CANDIDATES, SketchLayout
+from peelsum.allreduce.plan import NAMED, Choice, Form, Settings, TensorPlan
+from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS
 
 RequestedForm = Literal["dense", "sparse", "auto"]
 RequestedValues = Literal["compact", "sketch", "auto"]
-by_form("RequestedValues", dict.fromkeys({"dense", *get_args(RequestedValues)} - {"auto"}))
 #: Arguments of earlier versions in `forms`, with what to write instead.
 _REMOVED = {
     "compact": "write 'sparse', with values='compact'",
     "sketch": "write 'sparse', with values='sketch'",
 }
 DEFAULT_NETWORK = NetworkModel()
-#: Room for elements of blocks that exceed what was expected: so much of the last steps' count, and so many.
-_WIDE_SPARE, _WIDE_MORE = 1.5, 64
 #: Seconds that a codec takes longer for each element of blocks that exceed their scale, as measured on a
 #: shared 2-core machine.
 _WIDE_S = 1.2e-7
@@ -121,18 +111,17 @@ class Chooser:
     ) -> tuple[tuple[TensorPlan, ...], bool]:
         """Return the tensors' plans for the coming step, and whether it goes ahead, in one exchange."""
         keys = tuple(tensor.key for tensor in tensors)
-        differ = self.history.differ(keys)
-        self.history.chosen(tuple(key for key, other in zip(keys, differ.tolist(), strict=True) if other))
         basis = self.history.basis(keys)
         unions = basis[:, :-_FACT_COLUMNS].reshape(len(keys), ESTIMATES, BLOCK_SIZES)
         best, kind = self._candidates(tensors, unions[:, AFTER], settings, ahead=False), AFTER
         counts = zip(tensors, unions[:, AFTER, 0], strict=True)
         known = [count >= 0 for tensor, count in counts if tensor.elements]
-        if self._values in ("auto", *FORMS_AHEAD) and known and all(known):
+        if self._values != "compact" and known and all(known):
             ahead = self._candidates(tensors, unions[:, AHEAD], settings, ahead=True)
             if self._faster(ahead, best, basis[:, -_FACT_COLUMNS:]):
                 best, kind = ahead, AHEAD
-        return tuple(_sharing(_planned(tensors, best), unions[:, kind, 0])), kind == AHEAD
+        chosen = [replace(one, choice=found.choice) for one, found in zip(tensors, best, strict=True)]
+        return tuple(_sharing(chosen, unions[:, kind, 0])), kind == AHEAD
 
     def _candidates(
         self, tensors: Sequence[TensorPlan], unions: NDArray[np.float64], settings: Settings, *, ahead: bool
@@ -156,36 +145,13 @@ class Chooser:
         more_s += 1e-9 * network.codec.ahead_step
         return _seconds(ahead, network) + more_s < _seconds(after, network) + exchanges * network.round_trip_s
 
-    def expected(self, layout: Layout, settings: Settings, seed: int) -> Expected:
-        """Return what is expected of a step, from the steps before."""
-        keys, table = layout.keys, layout.table
-        fields = buffers.empty(int(table.blocks[-1]), np.int32)
-        level_loops.expect(self.history.levels(keys, table), table.blocks, fields)
-        (unions, exceeded), first = self.history.expected(keys), table.dense
-        seen = [Seen(tuple(unions[part.segments].sum(axis=0).tolist())) for part in layout.parts]
-        # More that pass an index, which was chosen for fewer, are refined: no sketch has room for them.
-        passed = [
-            min(expected(part.index, part.elements, one)[1], (1 + TOLERANCE) * one.candidates)
-            for part, one in zip(layout.parts, seen, strict=True)
-        ]
-        count = math.ceil(sum(passed))
-        if count < MANY_CANDIDATES:
-            count += math.ceil(DEVIATIONS * math.sqrt(count))
-        numbers = int(table.begins[first]) + count
-        wide = min(_WIDE_MORE, numbers) + math.ceil(_WIDE_SPARE * exceeded)
-        sketch = SketchLayout.sized(count, seed, settings.cells(count))
-        upper = SketchLayout.sized(wide, seed, settings.cells(MANY_CANDIDATES))  # there is room already
-        return Expected(fields, sketch, upper, count, wide)
-
     def _asked(self, keys: tuple[Key, ...]) -> NDArray[np.int64]:
-        if not self._forms:
-            return np.full(len(keys), self._default != "dense", np.int64)
         return np.array([self._forms.get(name, self._default) != "dense" for name, _ in keys], np.int64)
 
     def _chosen(
         self, form: RequestedForm, elements: int, seen: Seen | None, settings: Settings, ahead: bool
     ) -> Candidate:
-        sparse: Form = "sketch" if ahead and self.sparse_form not in FORMS_AHEAD else self.sparse_form
+        sparse: Form = "sketch" if ahead else self.sparse_form
         if seen is None and form != "dense":
             return Candidate(Choice(sparse, BitmapIndex(), scale_block(elements, elements)), elements, 2, 0.0)
         forms: tuple[Form, ...] = ("dense",) if form == "dense" else (sparse,)
@@ -208,10 +174,6 @@ def _misestimate_words(choices: Sequence[Candidate], costs: NDArray[np.float64])
     """
     sized = (best.choice.form == "sketch" or isinstance(best.choice.index, BloomIndex) for best in choices)
     return max((cost for cost, by_one in zip(costs.tolist(), sized, strict=True) if by_one), default=0.0)
-
-
-def _planned(tensors: Sequence[TensorPlan], found: Sequence[Candidate]) -> tuple[TensorPlan, ...]:
-    return tuple(replace(one, choice=best.choice) for one, best in zip(tensors, found, strict=True))
 
 
 def _sharing(tensors: Sequence[TensorPlan], candidates: NDArray[np.float64]) -> Sequence[TensorPlan]:

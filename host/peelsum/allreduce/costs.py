@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.indexes import BitmapIndex, BlockIndex, BloomIndex, Index
-from peelsum.allreduce.plan import AHEAD, FORMS, Choice, Form, Settings, by_form
+from peelsum.allreduce.plan import FORMS, Choice, Form, Settings
 from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS, ROW, BloomLayout, SketchLayout
 from peelsum.codec.index import WORD_BITS
 
@@ -184,47 +184,22 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Yield every combination of one of `forms` and an index, with the best parameters for each.
 
-    ahead: whether numbers are sent together with the index, which then cannot be refined; forms
-    not in `AHEAD` are then left out.
+    ahead: whether numbers are sent together with the index, which then cannot be refined; "compact"
+    is then left out.
     """
     for form in forms:
-        if not ahead or form in AHEAD:
-            yield from _CANDIDATES[form](elements, seen, settings, codec, ahead)
-
-
-def _dense(
-    elements: int, seen: Seen, settings: Settings, codec: CodecModel, ahead: bool
-) -> Iterator[Candidate]:
-    work_ns = codec.call * _DENSE_CALLS + codec.dense * elements
-    yield _with_scales(Choice("dense"), elements, elements, work_ns, codec, ahead=ahead)
-
-
-def _compact(
-    elements: int, seen: Seen, settings: Settings, codec: CodecModel, ahead: bool
-) -> Iterator[Candidate]:
-    for index in indexes(elements, seen, 1):
-        _, passed = expected(index, elements, seen)
-        yield _sparse(Choice("compact", index), elements, seen, passed, codec)
-
-
-def _sketches(
-    elements: int, seen: Seen, settings: Settings, codec: CodecModel, ahead: bool
-) -> Iterator[Candidate]:
-    per_candidate = settings.cells(seen.candidates)
-    for index in indexes(elements, seen, per_candidate):
-        if ahead and index.refined:
-            continue
-        _, passed = expected(index, elements, seen)
-        held = SketchLayout.holds(passed, per_candidate)
-        cells = passed * per_candidate if held else math.inf
-        yield _sparse(Choice("sketch", index), elements, seen, cells, codec, ahead=ahead)
-
-
-_CANDIDATES = by_form("costs", {"dense": _dense, "compact": _compact, "sketch": _sketches})
+        if form == "dense":
+            work_ns = codec.call * _DENSE_CALLS + codec.dense * elements
+            yield _with_scales(Choice(form), elements, elements, work_ns, codec, ahead)
+        elif form == "sketch" or not ahead:
+            per_candidate = settings.cells(seen.candidates) if form == "sketch" else 1.0
+            for index in indexes(elements, seen, per_candidate):
+                if not (ahead and index.refined):
+                    yield _sparse(form, index, elements, seen, per_candidate, codec, ahead)
 
 
 def _with_scales(
-    choice: Choice, elements: int, words: float, work_ns: float, codec: CodecModel, *, ahead: bool
+    choice: Choice, elements: int, words: float, work_ns: float, codec: CodecModel, ahead: bool
 ) -> Candidate:
     """Return the Candidate of a choice that sends `words` words beside those that agree on scales."""
     block = scale_block(elements, words)
@@ -235,16 +210,23 @@ def _with_scales(
 
 
 def _sparse(
-    choice: Choice, elements: int, seen: Seen, values: float, codec: CodecModel, *, ahead: bool = False
+    form: Form,
+    index: Index,
+    elements: int,
+    seen: Seen,
+    per_candidate: float,
+    codec: CodecModel,
+    ahead: bool,
 ) -> Candidate:
-    """Return the Candidate of a sparse choice that sends `values` words of values."""
-    assert choice.index is not None
-    words, passed = expected(choice.index, elements, seen)
+    """Return the Candidate of a sparse form whose values take `per_candidate` words for each candidate."""
+    words, passed = expected(index, elements, seen)
     work_ns = codec.call * _SPARSE_CALLS + codec.sparse * elements + codec.compact * passed
-    work_ns += index_ns(choice.index, elements, seen, codec)
-    if choice.form == "sketch":
+    work_ns += index_ns(index, elements, seen, codec)
+    values = passed * per_candidate
+    if form == "sketch":
+        values = values if SketchLayout.holds(passed, per_candidate) else math.inf
         work_ns += codec.call * SKETCH_CALLS + codec.cell * values
-    return _with_scales(choice, elements, words + values, work_ns, codec, ahead=ahead)
+    return _with_scales(Choice(form, index), elements, words + values, work_ns, codec, ahead)
 
 
 def index_ns(index: Index, elements: int, seen: Seen, codec: CodecModel = _CODEC) -> float:

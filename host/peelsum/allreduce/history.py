@@ -56,19 +56,11 @@ class History:
         self._state = np.zeros((0, loops.COLUMNS))
         self._levels = Levels()
 
-    def differ(self, keys: tuple[Key, ...]) -> NDArray[np.bool_]:
-        """Return whether each tensor's unions, or how well its steps were as expected, call for a new choice.
-
-        A tensor whose form was chosen for no union differs once it has one, of whatever count.
-        """
-        with self._lock:
-            rows, different = self._known(keys), np.empty(len(keys), np.bool_)
-            loops.differ(self._state, rows, different)
-            return different
-
     def basis(self, keys: tuple[Key, ...]) -> _Counts:
-        """Return the unions for which forms were chosen last, and how well steps were as expected.
+        """Return the unions for which forms are chosen, and how well steps were as expected.
 
+        They are those of the last choice, or, of a tensor whose unions or fit call for a new one, what it has
+        had since. A tensor whose form was chosen for no union differs once it has one, of whatever count.
         The result is float64[tensors, BASIS_COLUMNS], -1 for a tensor without a union. It has the expected
         union of steps whose numbers follow the index and of steps ahead, BLOCK_SIZES counts each. Its last
         columns are how often blocks were sent again, how many words, the elements of blocks that exceeded
@@ -78,18 +70,6 @@ class History:
             rows, basis = self._known(keys), np.empty((len(keys), loops.BASIS_COLUMNS))
             loops.basis(self._state, rows, basis)
             return basis
-
-    def changed(self, keys: tuple[Key, ...], basis: _Counts) -> bool:
-        """Return whether a tensor differs, or forms were chosen for another basis since."""
-        with self._lock:
-            rows = self._known(keys)
-            return bool(loops.changed(self._state, rows, basis))
-
-    def chosen(self, keys: tuple[Key, ...]) -> None:
-        """Note that forms are chosen for what these tensors have had."""
-        with self._lock:
-            rows = self._known(keys)
-            loops.choose(self._state, rows)
 
     def expected(self, keys: tuple[Key, ...]) -> tuple[_Counts, float]:
         """Return the unions that are expected of a step ahead: float64[tensors, BLOCK_SIZES].

@@ -168,51 +168,28 @@ def _differs(row: _Counts) -> bool:
 
 
 @_compiled
-def differ(state: _Counts, rows: _Rows, out: _Flags) -> None:
-    """Write whether what each row's choice depends on differs from what it was at that choice."""
-    for i in range(rows.size):
-        out[i] = _differs(state[rows[i]])
-
-
-@_compiled
-def _basis(row: _Counts, column: int) -> float:
-    if row[INFORMED] == 0:
-        return -1.0
-    value: float = row[BASIS + column] if column < _FIRST_FACT else row[BASES + column - _FIRST_FACT]
-    return value
+def _renew(row: _Counts) -> None:
+    for kind in range(ESTIMATES):
+        union, chosen = _expected(row, kind), BASIS + BLOCK_SIZES * kind
+        row[chosen : chosen + BLOCK_SIZES] = row[union : union + BLOCK_SIZES]
+    row[INFORMED] = row[STEPS] > 0
+    row[BASES:FACTS] = row[MISSED:BASES]
 
 
 @_compiled
 def basis(state: _Counts, rows: _Rows, out: _Counts) -> None:
-    """Write the basis of each row's last choice, out[rows, BASIS_COLUMNS]; -1 without a union."""
-    for i in range(rows.size):
-        for column in range(BASIS_COLUMNS):
-            out[i, column] = _basis(state[rows[i]], column)
+    """Write the basis of each row's choice, out[rows, BASIS_COLUMNS]; -1 without a union.
 
-
-@_compiled
-def changed(state: _Counts, rows: _Rows, before: _Counts) -> bool:
-    """Return whether a row's choice is to be made again, or has another `basis` than before."""
+    A row that differs from its last choice's basis is taken as it is: a new choice is to be made for it.
+    """
     for i in range(rows.size):
         row = state[rows[i]]
         if _differs(row):
-            return True
-        for column in range(BASIS_COLUMNS):
-            if _basis(row, column) != before[i, column]:
-                return True
-    return False
-
-
-@_compiled
-def choose(state: _Counts, rows: _Rows) -> None:
-    """Note that choices are made for the rows as they are."""
-    for i in range(rows.size):
-        row = state[rows[i]]
-        for kind in range(ESTIMATES):
-            union, basis = _expected(row, kind), BASIS + BLOCK_SIZES * kind
-            row[basis : basis + BLOCK_SIZES] = row[union : union + BLOCK_SIZES]
-        row[INFORMED] = row[STEPS] > 0
-        row[BASES:FACTS] = row[MISSED:BASES]
+            _renew(row)
+        if row[INFORMED] == 0:
+            out[i] = -1.0
+        else:
+            out[i, :_FIRST_FACT], out[i, _FIRST_FACT:] = row[BASIS:COLUMNS], row[BASES:FACTS]
 
 
 @_compiled
@@ -317,8 +294,5 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     choice, seen, counts = np.zeros((1, BASIS_COLUMNS)), np.zeros((1, BLOCK_SIZES)), np.ones(1, np.int64)
     unions(counts, 1, np.zeros(1, np.int32), counts, counts, np.zeros((1, BLOCK_SIZES), np.int64), seen)
     learn(state, rows, flags, seen, np.zeros(1), -1, 0, 0.0, 0.0)
-    choose(state, rows)
-    differ(state, rows, flags)
     basis(state, rows, choice)
-    changed(state, rows, choice)
     expected(state, rows, seen)

@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peelsum.allreduce import history_loops
-from peelsum.allreduce.choosing import Chooser
-from peelsum.allreduce.exchange import Exchange, Wide
 from peelsum.allreduce.history import Learned
 from peelsum.allreduce.plan import Plan
+from peelsum.allreduce.protocol import SumProtocol, Wide
 from peelsum.allreduce.result import Contribution, Results, Tally, TensorResult, TensorTally
 from peelsum.codec import BLOCK_SIZES, HOST, NON_FINITE, Device, FixedPoint, Selection, occupied
 from peelsum.codec.scales import ZERO
-from peelsum.codec.segments import ROW, Counts
+from peelsum.codec.segments import ROW
 
 _Numbers = NDArray[np.int64]
 
@@ -25,34 +24,30 @@ _Numbers = NDArray[np.int64]
 class Outcome:
     """The outcome of a step with a plan. Without `take`, no tensor has elements."""
 
-    def __init__(self, plan: Plan, chooser: Chooser, device: Device) -> None:
-        self._plan, self._chooser, self._device = plan, chooser, device
+    def __init__(self, plan: Plan, device: Device) -> None:
+        self._plan, self._device = plan, device
         self._divisor = plan.workers if plan.settings.average else 1
-        count = len(plan.layout.table)
-        self._fields, self._scales = np.zeros(count, np.int32), np.zeros(0, np.int32)
-        self._bounds = self._scales
+        self._fields = np.zeros(0, np.int32)
         #: The elements of each segment whose sums may need more than 32 bits.
         self._wide: dict[int, Wide] = {}
-        self._counts = Counts(*np.zeros((3, count), np.int64))
-        self._values: list[Any] = []
         #: Candidates, cells and left-over of the sketch.
         self._sketch = 0, 0, 0
         self._segments = plan.layout.segments
 
-    def take(self, exchange: Exchange) -> None:
-        """Decode the sums of an exchange that has ended, and tell the chooser what they show."""
-        codec, dense, sparse = exchange.codec, exchange.dense, exchange.sparse
-        self._exchange = exchange
-        self._values = list(codec.read(dense, sparse, self._divisor, self._widen(exchange)))
-        self._fields, self._scales, self._bounds = codec.fields, codec.scales, exchange.bounds
-        self._counts = codec.counts(dense, sparse, (exchange.own_dense, exchange.own_sparse))
-        if exchange.cells:
-            self._sketch = len(sparse), exchange.cells, exchange.left_over
-        self._learn(exchange)
+    def take(self, protocol: SumProtocol) -> None:
+        """Decode the sums of a protocol that has ended, and tell its chooser what they show."""
+        codec, dense, sparse = protocol.codec, protocol.dense, protocol.sparse
+        self._protocol = protocol
+        self._values = list(codec.read(dense, sparse, self._divisor, self._widen()))
+        self._fields, self._scales = codec.fields, codec.scales
+        self._counts = codec.counts(dense, sparse, (protocol.own_dense, protocol.own_sparse))
+        if protocol.cells:
+            self._sketch = len(sparse), protocol.cells, protocol.left_over
+        self._learn()
 
-    def _widen(self, exchange: Exchange) -> tuple[_Numbers, NDArray[np.float32]] | None:
+    def _widen(self) -> tuple[_Numbers, NDArray[np.float32]] | None:
         """Sort the sums that need more than 32 bits by segment; return their elements and results."""
-        wide, table = exchange.wide, self._plan.layout.table
+        wide, table = self._protocol.wide, self._plan.layout.table
         if wide is None or not len(wide.totals):
             return None
         begins = np.searchsorted(wide.at.segments, np.arange(len(table) + 1))
@@ -60,46 +55,36 @@ class Outcome:
             own = slice(begins[s], begins[s + 1])
             self._wide[s] = Wide(wide.at.take(own), wide.totals[own], wide.own[own])
         with np.errstate(over="ignore"):
-            scales = exchange.codec.scales[wide.at.blocks]
+            scales = self._protocol.codec.scales[wide.at.blocks]
             results = np.ldexp(_to_odd(wide.totals).astype(np.float64), -scales) / self._divisor
             return wide.at.elements, results.astype(np.float32)
 
-    @cached_property
-    def _exact(self) -> Counts:
-        """The counts, by all bits of the numbers: the codec saw the lower 32."""
-        own, total, sent = (one.copy() for one in self._counts)
-        for s, wide in self._wide.items():
-            own[s] = int((self._numbers(s)[1] != 0).sum()) + _above(wide.own)
-            if s < self._plan.layout.table.dense:
-                total[s] += _above(wide.totals)
-        return Counts(own, total, sent)
-
-    def _learn(self, exchange: Exchange) -> None:
-        layout = exchange.layout
-        table, counts = layout.table, self._counts
-        wanted = self._chooser.wanted(layout.keys)
+    def _learn(self) -> None:
+        layout, protocol, chooser = self._plan.layout, self._protocol, self._protocol.chooser
+        table, counts, wanted = layout.table, self._counts, chooser.wanted(layout.keys)
         # Sums that are not 0 count, not candidates: these depend on seeds, and on the filter's other tensors.
         counted = np.zeros((len(table), BLOCK_SIZES), np.int64)
-        if len(exchange.sparse):
-            counted = exchange.codec.occupied(exchange.sparse, wanted)
+        if len(protocol.sparse):
+            counted = protocol.codec.occupied(protocol.sparse, wanted)
         seen = np.empty((len(table), BLOCK_SIZES))
         open_count = history_loops.unions(
             table.elements, table.dense, self._fields, wanted, counts.total, counted, seen
         )
         if open_count:
             ends = np.cumsum(counts.sent)
-            sums = self._device.on_host(exchange.dense)
+            sums = self._device.on_host(protocol.dense)
             for s in np.flatnonzero(seen[:, 0] < 0).tolist():
                 seen[s] = occupied(np.flatnonzero(sums[ends[s] - counts.sent[s] : ends[s]]))
         wide = np.zeros(len(table))
         for s, one in self._wide.items():
             wide[s] = len(one.totals) if s < table.dense else np.count_nonzero(one.totals)
-        again = exchange.again(int(wide.sum()))
-        step = Learned(self._fields != NON_FINITE, seen, exchange.levels, wide, again)
-        self._chooser.history.learn(layout.keys, table, step, self._chooser.prices)
+        again = protocol.again(int(wide.sum()))
+        step = Learned(self._fields != NON_FINITE, seen, protocol.levels, wide, again)
+        chooser.history.learn(layout.keys, table, step, chooser.prices)
 
+    @property
     def results(self) -> Results:
-        """Return the tensors' results, each made when it is first read."""
+        """The tensors' results, each made when it is first read. They are not kept."""
         return Results(len(self._plan.tensors), self._result)
 
     @property
@@ -115,35 +100,30 @@ class Outcome:
         )
 
     def _tallies(self) -> dict[str, TensorTally]:
-        plan, fields, lowest, counts = self._plan, self._fields, self._lowest(), self._exact
-        tallies, dense = {}, plan.layout.table.dense
-        for tensor, s in zip(plan.tensors, self._segments.tolist(), strict=True):
-            bound = share = own = 0.0
-            summed = s >= 0 and fields[s] not in (ZERO, NON_FINITE)
-            if summed:
-                found = counts.total[s] if s < dense else counts.sent[s]
-                bound = FixedPoint(int(lowest[s])).error_bound(plan.workers, self._divisor)
-                share, own = float(found / tensor.elements), float(counts.own[s] / tensor.elements)
-            elif s >= 0 and fields[s] == NON_FINITE:
-                bound, share, own = math.inf, math.nan, math.nan
-            index = tensor.choice.index if s >= 0 else None  # none is sent without elements
-            block = tensor.choice.scale_block if summed else None
-            tallies[tensor.name] = TensorTally(
-                tensor.elements, tensor.choice.form, index.form if index else None, share, own, bound, block
+        return {
+            one.name: TensorTally(
+                one.elements,
+                one.form,
+                one.index,
+                one.density,
+                one.density_worker,
+                one.error_bound,
+                one.fixed.block if one.fixed else None,
             )
-        return tallies
+            for one in self.results
+        }
 
     def contributions(self) -> dict[str, Contribution]:
         """Return what this worker contributed to the sum of each tensor, by name."""
         plan, table = self._plan, self._plan.layout.table
         nothing = Contribution(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32))
-        if not self._values:
+        if not len(table):
             return dict.fromkeys(plan.names, nothing)
-        exchange, device = self._exchange, self._device
-        own = [device.on_host(one).view(np.int32) for one in (exchange.own_dense, exchange.own_sparse)]
+        protocol, device = self._protocol, self._device
+        own = [device.on_host(one).view(np.int32) for one in (protocol.own_dense, protocol.own_sparse)]
         numbers, elements = np.concatenate(own, dtype=np.int64), self._sent_elements()
-        if exchange.wide is not None:
-            numbers[np.searchsorted(elements, exchange.wide.at.elements)] = exchange.wide.own
+        if protocol.wide is not None:
+            numbers[np.searchsorted(elements, protocol.wide.at.elements)] = protocol.wide.own
         at = np.flatnonzero(numbers)
         elements, numbers = elements[at], numbers[at]
         scales = self._scales[table.blocks_at(elements)]
@@ -159,47 +139,57 @@ class Outcome:
 
     def _sent_elements(self) -> _Numbers:
         """Return the elements, among those of all segments, whose numbers were sent: int64[k], ascending."""
-        table, union = self._plan.layout.table, self._exchange.union
+        table, union = self._plan.layout.table, self._protocol.union
         present = np.flatnonzero(self._counts.sent[: table.dense]).tolist()
         dense = [np.arange(table.begins[s], table.begins[s + 1]) for s in present]
         words = self._device.on_host(union)
-        places = HOST.positions(words, 32 * len(words), count=len(self._exchange.own_sparse))
+        places = HOST.positions(words, 32 * len(words), count=len(self._protocol.own_sparse))
         rows = table.rows[table.dense] + places // ROW
         return np.concatenate([*dense, table.begin_of_row[rows] + places % ROW])
 
     def _words_by_name(self) -> dict[str, int]:
-        words = (
-            np.append(self._words, 0)[self._segments].tolist() if self._values else [0] * len(self._segments)
-        )
+        words = np.append(self._words, 0)[self._segments].tolist()
         return dict(zip(self._plan.names, words, strict=True))
 
     @cached_property
     def _words(self) -> _Numbers:
-        """The words that this worker has sent for each segment."""
-        return _words_of(self._exchange, self._counts)
+        """The words that this worker has sent for each segment: its own, and its share of the common ones.
 
-    def _lowest(self) -> NDArray[np.int32]:
-        """Return the least scale of each segment."""
-        blocks = self._plan.layout.table.blocks
-        return np.minimum.reduceat(self._bounds, blocks[:-1]) if self._bounds.size else self._bounds
+        An index, and what is sent beside, are shared by elements, a sketch by candidates.
+        """
+        layout = self._plan.layout
+        table, first = layout.table, layout.table.dense
+        words: _Numbers = 1 + np.diff(table.blocks)
+        if not len(table):
+            return words
+        protocol, sent = self._protocol, self._counts.sent
+        words[:first] += sent[:first]
+        for part, of_index in zip(layout.parts, protocol.index_words, strict=True):
+            begins = table.first_words[part.segments.start - first : part.segments.stop - first + 1]
+            cut = begins - part.words.start
+            words[part.segments] += np.diff(of_index * cut // cut[-1])
+        cut = np.concatenate([[0], np.cumsum(sent[first:])])
+        words[first:] += np.diff(protocol.value_words * cut // max(int(cut[-1]), 1))
+        words += np.diff(protocol.beside_words * table.begins // table.begins[-1])
+        return words
 
     def _result(self, number: int) -> TensorResult:
-        plan, s = self._plan, int(self._segments[number])
-        tensor = plan.tensors[number]
-        if s < 0:
-            return _empty(plan, number, self._divisor, self._device)
-        table = plan.layout.table
-        sent, index = int(self._counts.sent[s]), tensor.choice.index
-        fixed, bound = None, math.inf if self._fields[s] == NON_FINITE else 0.0
-        if self._fields[s] not in (ZERO, NON_FINITE):
-            bound = FixedPoint(int(self._lowest()[s])).error_bound(plan.workers, self._divisor)
-            scales = self._scales[table.blocks[s] : table.blocks[s + 1]]
+        plan, device, s = self._plan, self._device, int(self._segments[number])
+        tensor, table, nothing = plan.tensors[number], plan.layout.table, device.integers(0)
+        index = tensor.choice.index if s >= 0 else None  # none is sent without elements
+        field = self._fields[s] if s >= 0 else ZERO
+        values = self._values[s] if s >= 0 else device.placed(np.empty(0, np.float32))
+        fixed, bound, count, own_count = None, math.inf if field == NON_FINITE else 0.0, 0, 0
+        total, own, selection = nothing, nothing, None
+        if field not in (ZERO, NON_FINITE):
+            blocks = slice(table.blocks[s], table.blocks[s + 1])
+            scales, lowest = self._scales[blocks], int(self._protocol.bounds[blocks].min())
+            bound = FixedPoint(lowest).error_bound(plan.workers, self._divisor)
             fixed = FixedPoint(int(scales.min()), scales - scales.min(), int(table.block[s]))
-        dense = s < table.dense
-        total, own = self._numbers(s)
-        if fixed is None:
-            total, own = total[:0], own[:0]
-        selection = None if dense else self._selection(s, sent if fixed is not None else 0)
+            total, own = self._numbers(s)
+            count, own_count = self._occupied(s, own)
+        if index:
+            selection = self._selection(s, count)
         if s in self._wide:
             total, own = self._widened(s, selection, total, own)
         return TensorResult(
@@ -207,28 +197,40 @@ class Outcome:
             form=tensor.choice.form,
             index=index.form if index else None,
             shape=tensor.shape,
-            values=self._values[s].reshape(tensor.shape),
-            finite=bool(self._fields[s] != NON_FINITE),
+            values=values.reshape(tensor.shape),
+            finite=bool(field != NON_FINITE),
             fixed=fixed,
             fan_in=plan.workers,
             divisor=self._divisor,
-            words_sent=int(self._words[s]),
+            words_sent=int(self._words[s]) if s >= 0 else 0,
             selection=selection,
             quantized_at=own,
             total_at=total,
             error_bound=bound,
-            occupied=int((self._exact.total if dense else self._exact.sent)[s]) if fixed else 0,
-            own=int(self._exact.own[s]) if fixed else 0,
+            occupied=count,
+            own=own_count,
         )
+
+    def _occupied(self, s: int, numbers: Any) -> tuple[int, int]:
+        """Return a segment's non-zeros in all workers' numbers, or its candidates, and those of this worker.
+
+        The codec saw the lower 32 bits of `numbers` and of their sums.
+        """
+        dense, wide = s < self._plan.layout.table.dense, self._wide.get(s)
+        count, own = int((self._counts.total if dense else self._counts.sent)[s]), int(self._counts.own[s])
+        if wide:
+            own = int((numbers != 0).sum()) + _above(wide.own)
+            count += _above(wide.totals) if dense else 0
+        return count, own
 
     def _numbers(self, s: int) -> tuple[Any, Any]:
         """Return a segment's sums, and this worker's numbers."""
-        exchange, dense = self._exchange, self._plan.layout.table.dense
+        protocol, dense = self._protocol, self._plan.layout.table.dense
         first = int(self._counts.sent[0 if s < dense else dense : s].sum())
         place = slice(first, first + int(self._counts.sent[s]))
         if s < dense:
-            return exchange.dense[place], exchange.own_dense[place]
-        return exchange.sparse[place], exchange.own_sparse[place]
+            return protocol.dense[place], protocol.own_dense[place]
+        return protocol.sparse[place], protocol.own_sparse[place]
 
     def _widened(self, s: int, selection: Selection | None, total: Any, own: Any) -> tuple[Any, Any]:
         """Return a segment's sums and own numbers as int64, with those of its `wide` elements."""
@@ -250,7 +252,7 @@ class Outcome:
         if not count:
             return Selection(0, lambda: np.empty(0, np.int64))
         first, end = table.first_words[s - table.dense :][:2]
-        union, device, elements = self._exchange.union[first:end], self._device, int(table.elements[s])
+        union, device, elements = self._protocol.union[first:end], self._device, int(table.elements[s])
         return Selection(count, lambda: HOST.positions(device.on_host(union), elements, count=count))
 
 
@@ -266,45 +268,3 @@ def _to_odd(totals: _Numbers) -> _Numbers:
 def _above(numbers: _Numbers) -> int:
     """Return how many numbers are not 0 in the bits above the lower 32 alone."""
     return int(np.count_nonzero((numbers != 0) & (numbers % 2**32 == 0)))
-
-
-def _words_of(exchange: Exchange, counts: Counts) -> _Numbers:
-    """Return the words that this worker has sent for each segment: its own, and its share of the common ones.
-
-    An index, and what is sent beside, are shared by elements, a sketch by candidates.
-    """
-    layout = exchange.layout
-    table, first = layout.table, layout.table.dense
-    words = 1 + np.diff(table.blocks)
-    words[:first] += counts.sent[:first]
-    for part, sent in zip(layout.parts, exchange.index_words, strict=True):
-        begins = table.first_words[part.segments.start - first : part.segments.stop - first + 1]
-        cut = begins - part.words.start
-        words[part.segments] += np.diff(sent * cut // cut[-1])
-    cut = np.concatenate([[0], np.cumsum(counts.sent[first:])])
-    words[first:] += np.diff(exchange.value_words * cut // max(int(cut[-1]), 1))
-    words += np.diff(exchange.beside_words * table.begins // table.begins[-1])
-    return words
-
-
-def _empty(plan: Plan, number: int, divisor: int, device: Device) -> TensorResult:
-    """Return the result of a tensor without elements."""
-    tensor, nothing = plan.tensors[number], device.integers(0)
-    return TensorResult(
-        name=tensor.name,
-        form=tensor.choice.form,
-        index=None,
-        shape=tensor.shape,
-        values=device.placed(np.empty(0, np.float32)).reshape(tensor.shape),
-        finite=True,
-        fixed=None,
-        fan_in=plan.workers,
-        divisor=divisor,
-        words_sent=0,
-        selection=None,
-        quantized_at=nothing,
-        total_at=nothing,
-        error_bound=0.0,
-        occupied=0,
-        own=0,
-    )

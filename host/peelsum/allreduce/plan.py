@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -25,8 +25,6 @@ from peelsum.wire import packet_bytes
 #: How a tensor's values are sent: all, those at the index's positions, or a sketch of the latter.
 Form = Literal["dense", "compact", "sketch"]
 FORMS: tuple[Form, ...] = get_args(Form)
-#: The forms whose numbers can be sent together with the index.
-AHEAD: tuple[Form, ...] = ("dense", "sketch")
 #: The dtypes that can be summed. A plan may contain others, so that all workers reject them together.
 SUPPORTED_DTYPES = ("float32", "float16", "bfloat16")
 #: Their elements' sizes in bytes.
@@ -38,17 +36,6 @@ _DIGEST_BYTES = 8
 _WORDS_VERSION = 8
 #: The number of tensors that a message names.
 NAMED = 6
-
-
-_Found = TypeVar("_Found")
-
-
-def by_form(what: str, found: dict[Form, _Found]) -> dict[Form, _Found]:
-    """Return `found`. Raises ImportError naming `what` unless it has every form."""
-    if found.keys() != set(FORMS):
-        odd = ", ".join(sorted(found.keys() ^ set(FORMS)))
-        raise ImportError(f"{what}: {odd} is not in both the table and the forms {', '.join(FORMS)}")
-    return found
 
 
 @dataclass(frozen=True)

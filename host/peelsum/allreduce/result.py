@@ -54,15 +54,15 @@ class TensorResult:
     """int32[k]: the integers that this worker contributed; int64[k] if a sum may need more than 32 bits."""
     total_at: Integers
     """Their sum over all workers, of the same shape and type."""
-    error_bound: float
+    error_bound: float = 0.0
     """The largest possible difference between an element of `values` and the exact sum or average.
 
     It includes the rounding to float32, and holds for all values with these exponents; `error_bounds` is
     tighter. Infinite if a sum may exceed float32 or was not finite.
     """
-    occupied: int
+    occupied: int = 0
     """Elements that are non-zero on any worker: of a dense tensor, those of `total`; else the candidates."""
-    own: int
+    own: int = 0
     """Elements that are not zero in this worker's `quantized`."""
 
     @property

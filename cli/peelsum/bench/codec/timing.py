@@ -12,17 +12,17 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from peelsum.allreduce import Choice, NetworkModel, Settings, TensorPlan
-from peelsum.allreduce.ahead import AheadExchange
+from peelsum.allreduce import Choice, Settings, TensorPlan
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.costs import Seen
-from peelsum.allreduce.exchange import Exchange, Round, Setting, Sums
 from peelsum.allreduce.history import Learned
-from peelsum.allreduce.plan import Layout
+from peelsum.allreduce.one_round import Expected, OneRound
+from peelsum.allreduce.plan import Layout, Plan
+from peelsum.allreduce.protocol import Round, SumProtocol, Sums
+from peelsum.allreduce.two_rounds import TwoRounds
 from peelsum.bench.codec.device import Device
-from peelsum.codec import HOST, FixedPoint, fixed_point, occupied
+from peelsum.codec import HOST, FixedPoint, occupied
 from peelsum.codec import Device as CodecDevice
-from peelsum.codec.segments import SegmentCodec
 from peelsum.summation import Words
 
 #: Number of runs of a measurement, unless they reach _ENOUGH_S seconds before.
@@ -55,36 +55,29 @@ class Measured(NamedTuple):
         return self.encode_s + self.decode_s
 
 
-def exchange_of(
+def protocol_of(
     device: Device, choice: Choice, values: Any, settings: Settings, workers: int, seed: int, likely: int
-) -> Exchange:
-    """Return one worker's exchange of values[n], on the device, as the only tensor of a step.
+) -> SumProtocol:
+    """Return one worker's sum in two rounds of values[n], on the device, as the only tensor of a step.
 
     likely: the non-zeros of the union, as if it were that of the last step.
     """
-    return Exchange(*_parts(device, choice, values, settings, workers, seed, likely))
+    plan = Plan((TensorPlan("g", (len(values),), "float32", choice),), workers, 1, settings)
+    chooser = Chooser(values="sketch" if choice.form == "sketch" else "compact")
+    taught(chooser, plan.layout, Seen.uniform(len(values), likely / len(values)))
+    codec = device.codec.segments(plan.layout.table, [values], [None], workers)
+    return TwoRounds(plan, chooser, device.codec, codec, seed)
 
 
-def _parts(
-    device: Device, choice: Choice, values: Any, settings: Settings, workers: int, seed: int, likely: int
-) -> tuple[Layout, SegmentCodec, Setting]:
-    layout = Layout([TensorPlan("g", (len(values),), "float32", choice)])
-    codec = device.codec.segments(layout.table, [values], [None], workers)
-    highest = fixed_point(0, workers).scale
-    network, form = NetworkModel(), choice.form
-    setting = Setting(device.codec, settings, network, seed, form, lambda keys: likely, highest)
-    return layout, codec, setting
-
-
-def _ahead(device: Device, choice: Choice, values: Any, settings: Settings, seed: int) -> Exchange:
-    """Return one worker's exchange of values[n] that knows what a step before has shown of them."""
-    before = exchange_of(device, choice, values, settings, 1, seed, len(values))
+def _ahead(device: Device, choice: Choice, values: Any, settings: Settings, seed: int) -> SumProtocol:
+    """Return one worker's sum in one round of values[n], which knows what a step before has shown of them."""
+    before = protocol_of(device, choice, values, settings, 1, seed, len(values))
     _run(device, before)
-    found = np.flatnonzero(device.codec.on_host(before.codec.read(before.dense, before.sparse, 1)[0]))
-    layout, codec, setting = _parts(device, choice, values, settings, 1, seed, len(found))
-    chooser = Chooser()
-    taught(chooser, layout, Seen(tuple(occupied(found).tolist())), before.levels)
-    return AheadExchange(layout, codec, setting, chooser.expected(layout, settings, seed))
+    sums = device.codec.on_host(before.codec.read(before.dense, before.sparse, 1)[0])
+    plan, chooser = before.plan, Chooser()
+    taught(chooser, plan.layout, Seen(tuple(occupied(np.flatnonzero(sums)).tolist())), before.levels)
+    codec = device.codec.segments(plan.layout.table, [values], [None], 1)
+    return OneRound(plan, chooser, device.codec, codec, Expected.of(plan, chooser.history, seed))
 
 
 def taught(chooser: Chooser, layout: Layout, known: Seen, levels: NDArray[np.int32] | None = None) -> None:
@@ -95,9 +88,9 @@ def taught(chooser: Chooser, layout: Layout, known: Seen, levels: NDArray[np.int
     chooser.history.learn(layout.keys, layout.table, step, chooser.prices)
 
 
-def format_of(exchange: Exchange) -> FixedPoint:
-    """Return the fixed-point format of the exchange's tensor, after its first round."""
-    scales, block = exchange.codec.scales, exchange.layout.table.segments[0].block
+def format_of(protocol: SumProtocol) -> FixedPoint:
+    """Return the fixed-point format of the protocol's tensor, after its first round."""
+    scales, block = protocol.codec.scales, protocol.layout.table.segments[0].block
     return FixedPoint(int(scales.min()), scales - scales.min(), block)
 
 
@@ -118,29 +111,29 @@ def one_step(
     clock, codec, there = device.clock, device.codec, device.place(values)
     likely = int(np.count_nonzero(values))
     if ahead:
-        exchange = _ahead(device, choice, there, settings, seed)
+        protocol = _ahead(device, choice, there, settings, seed)
     started = clock()
     if not ahead:
-        exchange = exchange_of(device, choice, there, settings, 1, seed, likely)
+        protocol = protocol_of(device, choice, there, settings, 1, seed, likely)
     encode_s = clock() - started
-    words, more_s, decode_s = _run(device, exchange)
+    words, more_s, decode_s = _run(device, protocol)
     started = clock()
-    (decoded,) = exchange.codec.read(exchange.dense, exchange.sparse, 1)
+    (decoded,) = protocol.codec.read(protocol.dense, protocol.sparse, 1)
     codec.settle()
     decode_s += clock() - started
-    require_exact([values], codec.on_host(decoded), format_of(exchange))
+    require_exact([values], codec.on_host(decoded), format_of(protocol))
     positions = None
     if choice.index is not None:
-        union = codec.on_host(exchange.union).view(np.uint32)
+        union = codec.on_host(protocol.union).view(np.uint32)
         positions = HOST.positions(union, values.size)
-    return Measured(words, encode_s + more_s, decode_s, positions, exchange.left_over)
+    return Measured(words, encode_s + more_s, decode_s, positions, protocol.left_over)
 
 
-def _run(device: Device, exchange: Exchange) -> tuple[int, float, float]:
-    """Go through an exchange's rounds; return the words sent, and the seconds of encoding and decoding."""
+def _run(device: Device, protocol: SumProtocol) -> tuple[int, float, float]:
+    """Go through a protocol's rounds; return the words sent, and the seconds of encoding and decoding."""
     clock, codec = device.clock, device.codec
     started = clock()
-    rounds = exchange.rounds()
+    rounds = protocol.rounds()
     asked: Round | None = next(rounds)
     encode_s, decode_s, words = clock() - started, 0.0, 0
     while asked is not None:

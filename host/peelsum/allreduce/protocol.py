@@ -1,13 +1,20 @@
-"""The exchange of a step's two vectors, as a generator: it yields rounds of words and receives their sums.
+"""What both protocols of a sum share: header, index, refinement, and what is left when the rounds have ended.
 
-All workers go through the same rounds, because every decision follows from sums.
+Theory of operation. A step sums two vectors: the dense tensors end to end, and the sparse tensors end to end.
+There are two protocols for it, `two_rounds` and `one_round`. The rounds of both come from generators: these
+yield requests for sums of words, and receive the sums. All workers go through the same rounds, because every
+decision follows from sums. These are the parts of a sum, in both:
+
+    part         op   words
+    header       OR   scales of blocks; indexes of the sparse vector
+    refinement   OR   the candidates' own bits, where an index lets too many zeros pass
+    numbers      ADD  the dense numbers; the candidates', or their sketch
+    left-over    ADD  numbers that peeling did not recover, and those that were not as expected
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,10 +23,11 @@ from numpy.typing import NDArray
 
 from peelsum import buffers
 from peelsum.allreduce import level_loops
-from peelsum.allreduce.costs import TOLERANCE, NetworkModel, too_many
+from peelsum.allreduce.choosing import Chooser
+from peelsum.allreduce.costs import TOLERANCE, too_many
 from peelsum.allreduce.indexes import BloomIndex
-from peelsum.allreduce.plan import Form, IndexPart, Layout, Settings, by_form
-from peelsum.codec import Device, SketchLayout
+from peelsum.allreduce.plan import IndexPart, Plan
+from peelsum.codec import Device, fixed_point
 from peelsum.codec.arrays import Integers
 from peelsum.codec.segments import Located, SegmentCodec
 from peelsum.summation import Words
@@ -74,45 +82,33 @@ class Refinement(NamedTuple):
     """Whether `non_zeros` was estimated from a filter's words, and not from earlier steps."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """The parameters of one step's exchange."""
+class SumProtocol:
+    """A protocol for one step of a plan. After its last round, its attributes hold the sums.
 
-    device: Device
-    settings: Settings
-    network: NetworkModel
-    seed: int
-    """Seed of the step's indexes and sketch."""
-    form: Form
-    """How the numbers of the sparse vector are sent."""
-    likely: Callable[[tuple[tuple[str, int], ...]], float]
-    """Returns the number of non-zeros to assume in tensors of these keys, if their index does not tell."""
-    highest: int
-    """A block's scale is this number less its exponent field."""
+    codec: the step's segments, on the device. seed: of the step's indexes and sketches.
+    """
 
-
-class Exchange:
-    """The exchange of a step's segments. After its last round, its attributes hold the outcome."""
-
-    def __init__(self, layout: Layout, codec: SegmentCodec, setting: Setting) -> None:
-        self.layout, self.codec, self._setting = layout, codec, setting
-        self._device = setting.device
-        nothing = self._device.integers(0)
+    def __init__(
+        self, plan: Plan, chooser: Chooser, device: Device, codec: SegmentCodec, seed: int = 0
+    ) -> None:
+        self.plan, self.chooser, self.layout, self.codec = plan, chooser, plan.layout, codec
+        self._device, self._seed = device, seed
+        #: A block's scale is this number less its exponent field.
+        self._highest = fixed_point(0, plan.workers).scale
+        nothing = device.integers(0)
         #: int32[k]: this worker's numbers that were sent, of the dense vector and of the candidates.
         self.own_dense: Integers = nothing
         self.own_sparse: Integers = nothing
         #: int32[k]: the sums of the dense vector's numbers, and of the candidates'.
         self.dense: Integers = nothing
         self.sparse: Integers = nothing
-        #: The candidates' bitmap.
-        self.union = self._device.words(0)
-        #: Words that were sent for each part's index, and for the candidates' values.
+        #: The bitmaps of this worker's non-zeros, and of the candidates.
+        self._own = self.union = device.words(0)
+        #: Words that were sent for each part's index, for the candidates' values, and for no segment alone.
         self.index_words: list[int] = []
-        self.value_words = 0
+        self.value_words = self.beside_words = 0
         #: Cells of the candidates' sketch, and candidates that peeling left over.
         self.cells = self.left_over = 0
-        #: Words that were sent for no segment alone.
-        self.beside_words = 0
         #: int32[blocks]: the scales by which sums are bounded.
         self.bounds: Integers = nothing
         #: int32[blocks]: exponent fields of the blocks, 0 for those without numbers; after the first round.
@@ -120,16 +116,8 @@ class Exchange:
         self.wide: Wide | None = None
 
     def rounds(self) -> Rounds:
-        """Yield every round of the exchange; send each round's sums back into the generator."""
-        layout, device = self.layout, self._device
-        self._own = device.words(0)
-        sums = yield Round(layout.header_words, 0, self._write_header)
-        self._read_scales(device.on_host(sums.near[: layout.table.scale_words]))
-        dense, candidates = yield from self._index(sums)
-        if not dense + candidates:
-            return
-        send = _NUMBERS[self._setting.form if candidates else "dense"]
-        yield from send(self, dense, candidates)
+        """Yield every round; send each round's sums back into the generator."""
+        raise NotImplementedError
 
     def again(self, wide: int) -> int | None:
         """Return how many words were sent again as expected scales did not fit; None if none were expected.
@@ -142,11 +130,11 @@ class Exchange:
         self._own = self.codec.write_scales(ored[: self.layout.table.scale_words])
         for part in self.layout.parts:
             own, out = self._own[part.words], ored[part.sent]
-            part.index.encode(self._device, own, part.elements, self._setting.seed, out)
+            part.index.encode(self._device, own, part.elements, self._seed, out)
 
     def _read_scales(self, words: Words) -> None:
         """Read words of scales, and find the blocks' levels."""
-        codec, table, highest = self.codec, self.layout.table, self._setting.highest
+        codec, table, highest = self.codec, self.layout.table, self._highest
         codec.read_scales(words)
         self.bounds = codec.scales
         self.levels = buffers.empty(len(codec.scales), np.int32)
@@ -165,16 +153,6 @@ class Exchange:
             for part, bitmap in zip(parts, decoded, strict=True):
                 self.union[part.words] = bitmap
 
-    def _index(self, sums: Sums) -> Generator[Round, Sums, tuple[int, int]]:
-        """Set `union` to the candidates; refine it where that pays. Return what `SegmentCodec.place` does."""
-        self._unite(sums)
-        placed = self.codec.place(self.union)
-        refinements = self._refinements(sums)
-        if refinements:
-            yield from self._refine(refinements)
-            placed = self.codec.place(self.union)
-        return placed
-
     def _refinements(self, sums: Sums) -> list[Refinement]:
         """Return the parts whose candidates are to be refined."""
         refinements = (self._refinement(number, sums.near) for number in range(len(self.layout.parts)))
@@ -182,7 +160,7 @@ class Exchange:
 
     def _decoded(self, part: IndexPart, sums: Sums) -> Words:
         """Return a part's candidates."""
-        index, seed = part.index, self._setting.seed
+        index, seed = part.index, self._seed
         bitmap = index.decode(self._device, sums.ored[part.sent], part.elements, seed)
         # Of a bitmap, too: another worker's broken words may have bits where there is no element.
         bitmap &= self._device.placed(self.layout.valid[part.words])
@@ -193,11 +171,11 @@ class Exchange:
 
         words: the OR of all workers' header words.
         """
-        part, network = self.layout.parts[number], self._setting.network
+        part, network = self.layout.parts[number], self.chooser.network
         candidates, index, counted = int(self.codec.sent[part.segments].sum()), part.index, False
         if not candidates:
             return None
-        non_zeros = min(self._setting.likely(part.keys), candidates)
+        non_zeros = min(self.chooser.history.filled(part.keys), candidates)
         if isinstance(index, BloomIndex):
             sent = words[part.sent]
             estimate = index.estimate(self._device.count(sent))
@@ -234,48 +212,14 @@ class Exchange:
             self.index_words[refinement.part] += span.stop - span.start
         return sums.added
 
-    def _write_numbers(self, dense: int, ored: Words, added: Words) -> None:
-        numbers = self._device.signed(added)
-        self.own_dense, self.own_sparse = numbers[:dense], numbers[dense:]
-        self.codec.write_dense(self.own_dense)
-        self.codec.gather(self.own_sparse)
-
-    def _as_they_are(self, dense: int, candidates: int) -> Rounds:
-        sums = yield Round(0, dense + candidates, partial(self._write_numbers, dense))
-        total = self._device.signed(sums.added)
-        self.dense, self.sparse, self.value_words = total[:dense], total[dense:], candidates
-
-    def _sketched(self, dense: int, candidates: int) -> Rounds:
-        """Send the candidates' numbers as a sketch, peel its sum, and exchange the left-over."""
-        device = self._device
-        positions = device.positions(self.union, 32 * len(self.union), count=candidates)
-        cells = self._setting.settings.cells(candidates)
-        layout = SketchLayout.sized(candidates, self._setting.seed, cells)
+    def _exchanged(self, numbers: Sequence[Integers]) -> Generator[Round, Sums, list[Integers]]:
+        """Exchange arrays of this worker's numbers, end to end; return the sums of each."""
+        ends = np.cumsum([0, *map(len, numbers)]).tolist()
 
         def write(ored: Words, added: Words) -> None:
-            self.own_dense, self.own_sparse = device.signed(added)[:dense], device.integers(candidates)
-            self.codec.write_dense(self.own_dense)
-            self.codec.gather(self.own_sparse)
-            device.sketch_encode(layout, positions, self.own_sparse, added[dense:])
+            out = self._device.signed(added)
+            for part, begin in zip(numbers, ends, strict=False):
+                out[begin : begin + len(part)] = part
 
-        sums = yield Round(0, dense + layout.cells, write)
-        self.dense = device.signed(sums.added[:dense])
-        self.sparse = device.integers(candidates)
-        left = device.sketch_decode(layout, sums.added[dense:], positions, self.sparse)
-        self.cells, self.left_over = layout.cells, len(left)
-        self.value_words = layout.cells + len(left)
-        if not len(left):
-            return
-
-        def write_left(ored: Words, added: Words) -> None:
-            device.signed(added)[:] = self.own_sparse[left]
-
-        sums = yield Round(0, len(left), write_left)
-        self.sparse[left] = device.signed(sums.added)
-
-
-#: The rounds of the numbers of all segments, by the form of the sparse ones.
-_NUMBERS: dict[Form, Callable[[Exchange, int, int], Rounds]] = by_form(
-    "exchange",
-    {"dense": Exchange._as_they_are, "compact": Exchange._as_they_are, "sketch": Exchange._sketched},
-)
+        sums = yield Round(0, ends[-1], write)
+        return [self._device.signed(sums.added)[begin:end] for begin, end in pairwise(ends)]

@@ -1,15 +1,25 @@
-"""The exchange of a step in one round: header, dense numbers and sketch travel together.
+"""The sum in one round: header, dense numbers and sketch travel together, by what the steps before showed.
+
+Theory of operation. It is used once all tensors are known, where a round trip takes longer than the words
+that guesses cost.
+
+    round        op   words                                                     when
+    first        OR   scales of blocks; indexes of the sparse vector            always
+                 ADD  dense numbers, the candidates' sketch, a sketch of        always
+                      upper parts, all laid out for what is expected
+    refinement   OR   the candidates' own bits                                  if it holds many zeros
+                 ADD  a second sketch                                           if the first one is overfull
+    left-over    ADD  what was not as expected, and what peeling left over      if there is any
 
 Nobody knows the step's scales and union yet, so earlier steps tell what to expect of them. A number is
 rint(value * 2**scale), by the scale that fits its block's expected field, modulo 2**32. If a block exceeds
 that field on a worker, the worker also sends the upper parts of the block's numbers, in a sketch of their
 own. The header shows all workers which blocks these are: their elements are the candidates of that sketch.
 
-What does not fit travels in a second round: candidates that peeling left over, and blocks that are far above
+What does not fit travels in another round: candidates that peeling left over, and blocks that are far above
 or below what was expected. If there are more candidates than the sketch has room for, some of them, drawn by
 a hash of their places, are sent in a second sketch. Their sums are subtracted from the first sketch, which
-then has few enough candidates to be peeled. If too many zeros have passed an index, the candidates' own bits
-travel beside the second sketch.
+then has few enough candidates to be peeled.
 """
 
 from __future__ import annotations
@@ -19,7 +29,6 @@ import zlib
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,10 +36,14 @@ from numpy.typing import NDArray
 
 from peelsum import buffers
 from peelsum.allreduce import level_loops
-from peelsum.allreduce.exchange import Exchange, Refinement, Round, Rounds, Setting, Sums, Wide
+from peelsum.allreduce.choosing import Chooser
+from peelsum.allreduce.costs import TOLERANCE, Seen
+from peelsum.allreduce.costs import expected as index_expected
+from peelsum.allreduce.history import History
 from peelsum.allreduce.history_loops import DEVIATIONS, FIT
-from peelsum.allreduce.plan import AHEAD, Layout
-from peelsum.codec import FEWEST_CELLS, HOST, MANY_CANDIDATES, SketchLayout
+from peelsum.allreduce.plan import Plan
+from peelsum.allreduce.protocol import Refinement, Round, Rounds, SumProtocol, Sums, Wide
+from peelsum.codec import FEWEST_CELLS, HOST, MANY_CANDIDATES, Device, SketchLayout
 from peelsum.codec.arrays import Integers
 from peelsum.codec.segments import ROW, Located, SegmentCodec
 from peelsum.summation import Words
@@ -43,8 +56,8 @@ _PER_BLOCK = 32
 _SPARE = 1.03
 #: A place's hash is its product with this number, 2**32 over the golden ratio, modulo 2**32.
 _HASH_FACTOR = 0x9E3779B1
-if set(AHEAD) != {"dense", "sketch"}:
-    raise ImportError(f"AHEAD: {', '.join(AHEAD)} are not the forms that AheadExchange sends")
+#: Room for elements of blocks that exceed what was expected: so much of the last steps' count, and so many.
+_WIDE_SPARE, _WIDE_MORE = 1.5, 64
 
 
 @dataclass(frozen=True)
@@ -67,19 +80,43 @@ class Expected:
         """Everything that the meaning of words depends on, to be part of what workers agree on."""
         return self.sketch, self.upper, zlib.crc32(self.fields.astype(np.uint8).data)
 
+    @classmethod
+    def of(cls, plan: Plan, history: History, seed: int) -> Expected:
+        """Return what is expected of a step of a plan, from the steps before."""
+        layout, settings = plan.layout, plan.settings
+        keys, table = layout.keys, layout.table
+        fields = buffers.empty(int(table.blocks[-1]), np.int32)
+        level_loops.expect(history.levels(keys, table), table.blocks, fields)
+        (unions, exceeded), first = history.expected(keys), table.dense
+        count = 0.0
+        for part in layout.parts:
+            seen = Seen(tuple(unions[part.segments].sum(axis=0).tolist()))
+            # More that pass an index, which was chosen for fewer, are refined: no sketch has room for them.
+            passed = index_expected(part.index, part.elements, seen)[1]
+            count += min(passed, (1 + TOLERANCE) * seen.candidates)
+        room = math.ceil(count)
+        if room < MANY_CANDIDATES:
+            room += math.ceil(DEVIATIONS * math.sqrt(room))
+        wide = min(_WIDE_MORE, int(table.begins[first]) + room) + math.ceil(_WIDE_SPARE * exceeded)
+        sketch = SketchLayout.sized(room, seed, settings.cells(room))
+        upper = SketchLayout.sized(wide, seed, settings.cells(MANY_CANDIDATES))  # there is room already
+        return cls(fields, sketch, upper, room, wide)
 
-class AheadExchange(Exchange):
-    """See `Exchange`. `expected` is the same on all workers."""
 
-    def __init__(self, layout: Layout, codec: SegmentCodec, setting: Setting, expected: Expected) -> None:
-        super().__init__(layout, codec, setting)
-        table = layout.table
+class OneRound(SumProtocol):
+    """See `SumProtocol`. `expected` is the same on all workers."""
+
+    def __init__(
+        self, plan: Plan, chooser: Chooser, device: Device, codec: SegmentCodec, expected: Expected
+    ) -> None:
+        super().__init__(plan, chooser, device, codec, expected.sketch.seed)
+        layout, table = plan.layout, plan.layout.table
         self._expected, self._far = expected, 0
         #: This worker's numbers that are in the sketch.
         self._in_sketch: Integers = self.own_sparse
-        self._scales: Integers = setting.highest - expected.fields
+        self._scales: Integers = self._highest - expected.fields
         #: A worker's numbers fit so many bits, beside a sign; upper parts are those above.
-        self._bits = setting.highest - 126
+        self._bits = self._highest - 126
         #: The first element of the sparse segments, and their first place in rows.
         self._border, self._first = int(table.begins[table.dense]), ROW * int(table.rows[table.dense])
         self.cells = expected.sketch.cells if layout.parts else 0
@@ -87,7 +124,7 @@ class AheadExchange(Exchange):
         self._peelable = FIT * max(expected.candidates, self.cells / FEWEST_CELLS)
 
     def rounds(self) -> Rounds:
-        """See `Exchange.rounds`."""
+        """See `SumProtocol.rounds`."""
         table, upper, device = self.layout.table, self._expected.upper, self._device
         end = self._border + self.cells
         sums = yield Round(self.layout.header_words, end + upper.cells, self._write)
@@ -114,7 +151,7 @@ class AheadExchange(Exchange):
         self.wide = Wide(wide, self._totals(wide, places, parts[near]), numbers[near])
 
     def again(self, wide: int) -> int:
-        """See `Exchange.again`."""
+        """See `SumProtocol.again`."""
         return _PER_BLOCK * self._far + (wide if wide > FIT * self._expected.wide else 0)
 
     def _write(self, ored: Words, added: Words) -> None:
@@ -155,7 +192,7 @@ class AheadExchange(Exchange):
         exceeding, again = buffers.empty(blocks, np.bool), buffers.empty(blocks, np.bool)
         self._far = level_loops.judge(
             buffers.frozen(words[len(table) :]), table.blocks, self.levels, self._expected.fields,
-            self._setting.highest, self._bits, scales, self.bounds, exceeding, again,
+            self._highest, self._bits, scales, self.bounds, exceeding, again,
         )  # fmt: skip
         codec.use(codec.fields, scales)
         return exceeding, again
@@ -200,15 +237,14 @@ class AheadExchange(Exchange):
 
     def _size_is_known(self, refinements: Sequence[Refinement], candidates: int) -> bool:
         """Return whether a second sketch can be laid out before the candidates' bits are known."""
-        per_candidate = self._setting.settings.cells(MANY_CANDIDATES)
+        per_candidate = self.plan.settings.cells(MANY_CANDIDATES)
         counted = all(refinement.counted for refinement in refinements)
         return counted and SketchLayout.holds(2 * candidates, per_candidate)
 
     def _second_layout(self, candidates: float) -> SketchLayout:
         """Return the layout of a second sketch of about `candidates` candidates."""
         count = math.ceil(_SPARE * candidates + DEVIATIONS * math.sqrt(candidates))
-        setting = self._setting
-        return SketchLayout.sized(count, setting.seed ^ 1, setting.settings.cells(count))
+        return SketchLayout.sized(count, self._seed ^ 1, self.plan.settings.cells(count))
 
     def _write_second(self, layout: SketchLayout, share: float, out: Words) -> None:
         """Write the second sketch: this worker's numbers, as in the first one, at the places `_drawn`."""
@@ -304,18 +340,6 @@ class AheadExchange(Exchange):
             self.own_dense = self._device.integers(len(self.own_dense))
             self.codec.write_dense(self.own_dense)
         self._put(own, wide, places, self.own_sparse)
-
-    def _exchanged(self, numbers: Sequence[Integers]) -> Generator[Round, Sums, list[Integers]]:
-        """Exchange arrays of this worker's numbers, end to end; return the sums of each."""
-        ends = np.cumsum([0, *map(len, numbers)]).tolist()
-
-        def write(ored: Words, added: Words) -> None:
-            out = self._device.signed(added)
-            for part, begin in zip(numbers, ends, strict=False):
-                out[begin : begin + len(part)] = part
-
-        sums = yield Round(0, ends[-1], write)
-        return [self._device.signed(sums.added)[begin:end] for begin, end in pairwise(ends)]
 
     def _write_dense_sums(self, places: _Places, sums: Integers) -> None:
         """Replace the first round's sums at `places` of the dense vector.
