@@ -54,7 +54,7 @@ def forced(monkeypatch: pytest.MonkeyPatch, index: Any, form: Any = "compact") -
 def test_rounds(
     make_workers: Any, monkeypatch: pytest.MonkeyPatch, index: Any, cells: Any, rounds: list[list[str]]
 ) -> None:
-    """The rounds are those of the table that opens `peelsum.allreduce.two_rounds`. New tensors agree alone."""
+    """They are those of the table that opens `peelsum.allreduce.two_rounds`. New tensors agree alone."""
     form = "sketch" if cells else "compact"
     forced(monkeypatch, index, form)
     group = make_workers(
