@@ -15,8 +15,8 @@ import numpy as np
 from peelsum.bench.devices import cpu_s
 from peelsum.bench.switch.load import Hosts, Load, Timed, WrongSumError, drive, time_slots
 from peelsum.bench.switch.load_hosts import RawHosts, RingHosts, UdpHosts
-from peelsum.control import ControlError, Controller, JobDescription
-from peelsum.pipelines import pipeline
+from peelsum.control import ControlError, JobDescription
+from peelsum.control.cluster import JobController
 from peelsum.processes.children import Child
 from peelsum.softswitch import Frames, Switch
 from peelsum.softswitch.p4runtime import serve
@@ -196,7 +196,6 @@ def _packets(load: Load, frames: Frames) -> Batch:
 
 def _admit(address: str, lanes: int, workers: int) -> int:
     """Load the pipeline and admit the load's job; return its generation."""
-    compiled = pipeline(lanes)
     job = JobDescription.model_validate(
         {
             "job": {"id": 1, "workers": workers},
@@ -205,10 +204,9 @@ def _admit(address: str, lanes: int, workers: int) -> int:
         }
     )
     try:
-        with Controller.connect(address) as controller:
-            controller.load_pipeline(compiled.json_path, compiled.p4info_path)
+        with JobController() as jobs:
             # Ports without a secret: hosts of a load say hello without a proof.
-            return controller.admit(job, free_slots=False, secret="").generation
+            return int(jobs.admit_job(job, free=False, secret="")["generation"])
     except ControlError as error:
         raise TopologyError(str(error)) from error
 

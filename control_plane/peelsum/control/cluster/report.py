@@ -6,13 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from peelsum.control.controller import Controller
+from peelsum.control.drivers import open_session
 from peelsum.control.errors import ControlError
 from peelsum.control.sections import TofinoSection
-from peelsum.control.status import SwitchStatus
+from peelsum.control.status import SwitchStatus, read_status
 from peelsum.tls import Identity
-
-_ANSWER_S = 4.0
 
 
 @dataclass(frozen=True)
@@ -84,8 +82,8 @@ def _seen(listed: Mapping[str, Any], identity: Identity | None) -> SeenSwitch:
     tofino = TofinoSection.model_validate(listed["tofino"]) if listed["tofino"] else None
     place, status, trouble = (listed["p4runtime"], listed["device_id"]), None, ""
     try:
-        with Controller.observe(*place, timeout_s=_ANSWER_S, identity=identity, tofino=tofino) as controller:
-            status = controller.status()
+        with open_session(*place, tofino, identity=identity) as session:
+            status = read_status(session)
     except ControlError as error:
         trouble = str(error)
     return SeenSwitch(*place, listed["state"], status, trouble)
