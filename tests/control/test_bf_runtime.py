@@ -17,7 +17,7 @@ from tofino_program import FOLDER
 from peelsum.control import SwitchError, evict, open_session, read_status
 from peelsum.control.bfruntime import BfRuntimeSession, messages, row
 from peelsum.control.cluster import Cluster, JobController, Store
-from peelsum.control.cluster.description import parse_cluster
+from peelsum.control.cluster.cluster import parse_cluster
 from peelsum.control.description import parse_description
 from peelsum.control.drivers import driver_of
 from peelsum.control.entries import age_limit_entry

@@ -15,7 +15,7 @@ from primary import Primary
 
 from peelsum.control import ControlError, SwitchError, open_session
 from peelsum.control.cluster import JobController, Store
-from peelsum.control.cluster.description import ControllerSection, parse_cluster, read_cluster
+from peelsum.control.cluster.cluster import ControllerSection, parse_cluster, read_cluster
 from peelsum.control.cluster.store import BackupError, StoredJob, StoreError
 from peelsum.control.cluster.switches import KINDS
 from peelsum.control.description import parse_description
