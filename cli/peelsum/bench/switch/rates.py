@@ -23,7 +23,7 @@ from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.ports.interfaces import Method
 from peelsum.softswitch.ports.udp import frame_header
 from peelsum.softswitch.runtime.device import Device
-from peelsum.topology import bmv2, veth
+from peelsum.topology import bmv2, namespaces
 from peelsum.topology.errors import TopologyError
 from peelsum.wire import FRAME_HEADER_BYTES, Batch, packet_bytes
 
@@ -91,9 +91,9 @@ def bmv2_over_veth(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
 
 def _wires(workers: int) -> tuple[dict[int, str], dict[int, str]]:
     """Make virtual Ethernet pairs in a new namespace; return the switch's and the hosts' ends, by port."""
-    veth.enter_own_namespace()
+    namespaces.enter_own_namespace()
     for port in _ports(workers):
-        veth.add_wire(f"switch{port}", f"host{port}")
+        namespaces.add_wire(f"switch{port}", f"host{port}")
     switch_ends, host_ends = ({port: f"{at}{port}" for port in _ports(workers)} for at in ("switch", "host"))
     return switch_ends, host_ends
 
