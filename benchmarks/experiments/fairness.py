@@ -15,15 +15,15 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import Column, Experiment, Size
-from peelsum.control import ControlError, Controller, JobDescription
-from peelsum.pipelines import pipeline
+from peelsum.control import ControlError, JobDescription
+from peelsum.control.cluster import JobController
 from peelsum.processes.children import Child
 from peelsum.simulation import Job, NetworkSection, Scenario, Simulation
 from peelsum.softswitch.runtime.queues import QUEUE_LIMIT, QueueCounts
@@ -120,18 +120,16 @@ def jain(rates: Sequence[float]) -> float:
 
 def admit(address: str, scene: Scene) -> list[JobConfig]:
     """Load the pipeline into the switch at P4Runtime address `address`, and admit the scene's jobs."""
-    compiled = pipeline(scene.lanes)
     try:
-        with Controller.connect(address) as controller:
-            controller.load_pipeline(compiled.json_path, compiled.p4info_path)
+        with JobController() as jobs:
             admitted = [
                 # All jobs' servers have one port, so it has no secret.
-                controller.admit(_description(address, scene, job), free_slots=False, secret="")
+                jobs.admit_job(_description(address, scene, job), free=False, secret="")
                 for job in range(scene.jobs)
             ]
     except ControlError as error:
         raise TopologyError(str(error)) from error
-    return [job_config({**asdict(admission), "timeout_s": _STALL_S}) for admission in admitted]
+    return [job_config({**admission, "timeout_s": _STALL_S}) for admission in admitted]
 
 
 def _description(address: str, scene: Scene, job: int) -> JobDescription:

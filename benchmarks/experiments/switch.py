@@ -32,7 +32,7 @@ from peelsum.softswitch.ports.ring_kernels import Column as Ring
 from peelsum.softswitch.ports.ring_kernels import Wires, send_messages
 from peelsum.softswitch.ports.xdp import CHUNK, RING
 from peelsum.switch_settings import Method
-from peelsum.topology import veth
+from peelsum.topology import namespaces
 from peelsum.wire import COMPILED_LANES, MAX_WORKERS, packet_bytes
 from peelsum.wire.system_calls import NO_WAIT, acquire, load, publish, save, sendto
 
@@ -55,8 +55,8 @@ def forwarded(lanes: int, workers: int, seconds: float, method: Method) -> dict[
     Of the frames that a switch receives, one in `workers` + 1 is a result; the others are the contributions
     that are returned.
     """
-    veth.enter_own_namespace()
-    veth.add_wire("switch1", "host1")
+    namespaces.enter_own_namespace()
+    namespaces.add_wire("switch1", "host1")
     with (
         forwarding("switch1", method) as pid,
         RingHosts({1: "host1"}, 1, packet_bytes(lanes), method) as host,

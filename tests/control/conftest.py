@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from device_state import forwarding
 from patience import PATIENCE_S
+from primary import Primary
 from restartable_switch import RestartableSwitch
 
-from peelsum.control import Controller, v1model
+from peelsum.control import v1model
 from peelsum.control.description import parse_description
 from peelsum.control.session import Session
 from peelsum.pipelines import pipeline
@@ -74,7 +75,7 @@ def files():
 @pytest.fixture
 def controller(server, files, data_plane):
     """Return the primary, with the 32-lane pipeline just committed, on a switch with other traffic."""
-    with Controller.connect(server.address) as controller:
+    with Primary(server.address) as controller:
         assert controller.load_pipeline(*files)
         yield controller
 

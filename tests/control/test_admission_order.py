@@ -40,11 +40,6 @@ def writes(monkeypatch):
     return seen
 
 
-def test_the_slots_of_a_switch_that_just_started_may_be_left_as_they_are(controller, description, freed):
-    controller.admit(description, free_slots=False)
-    assert not freed
-
-
 def test_a_job_s_row_is_written_first_to_close_it_and_last_to_open_it(controller, description, writes):
     for _ in range(2):
         writes.clear()
@@ -77,10 +72,11 @@ def test_the_walk_of_an_admission_is_short(controller, description, monkeypatch)
             return send(request, timeout=timeout)
 
         monkeypatch.setattr(stub, call, counted)
+    monkeypatch.setattr(Placement, "free_slots", lambda *_: None)
     controller.session.hold(3)
     sys.setprofile(noted)
     try:
-        controller.admit(description, free_slots=False)
+        controller.admit(description)
     finally:
         sys.setprofile(None)
     assert requests == ["Write", "Read", "Read", "Write", "Write", "Write"]

@@ -14,15 +14,17 @@ from command_line import peelsum
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from tofino_program import FOLDER
 
-from peelsum.control import Controller, SwitchError
+from peelsum.control import SwitchError, evict, open_session, read_status
 from peelsum.control.bfruntime import BfRuntimeSession, messages, row
 from peelsum.control.cluster import Cluster, JobController, Store
-from peelsum.control.cluster.description import parse_cluster
+from peelsum.control.cluster.cluster import parse_cluster
 from peelsum.control.description import parse_description
 from peelsum.control.drivers import driver_of
 from peelsum.control.entries import age_limit_entry
 from peelsum.control.errors import DescriptionError, NotPrimaryError, RefusedError, UnsupportedError
 from peelsum.control.session import pipeline_schema
+from peelsum.control.status import read_jobs
+from peelsum.control.tables import Placement
 from peelsum.control.tofino import ARCHITECTURES
 from peelsum.pipelines.stratum import Profile, pipeline_config
 from peelsum.wire import Verdict
@@ -106,11 +108,11 @@ class Admitting:
 
     def status(self):
         with self.observer() as observer:
-            return observer.status()
+            return read_status(observer)
 
     def observer(self):
         switch = self.job.switch
-        return Controller.observe(*switch.place, tofino=switch.tofino)
+        return open_session(*switch.place, tofino=switch.tofino)
 
     def close(self):
         self.jobs.close()
@@ -249,17 +251,17 @@ def test_described_ports_need_a_number_a_speed_and_an_fec(text):
 def test_one_client_binds_the_program_and_a_backup_may_read(admitting):
     admission = admitting.admit()
     with admitting.observer() as first, admitting.observer() as second:
-        assert not second.session.has_primary()
+        assert not second.has_primary()
         first.become_primary()
-        assert [job.generation for job in second.jobs()] == [admission.generation]
-        assert second.session.has_primary()
+        assert [job.generation for job in read_jobs(second)] == [admission.generation]
+        assert second.has_primary()
         with pytest.raises(NotPrimaryError, match=r"another client has bound peelsum at .*; end it first"):
             second.become_primary()
         first.become_backup()
         second.become_primary(patience_s=10)
-        second.evict(3)
+        evict(second, 3)
         second.become_backup()
-        assert not first.session.has_primary()
+        assert not first.has_primary()
 
 
 def test_an_ended_stream_is_noticed(switch, session):
@@ -376,7 +378,7 @@ def test_another_program_is_not_taken_for_ours(switch, admitting):
     with admitting.observer() as observer:
         observer.become_primary()
         with pytest.raises(SwitchError, match="is not peelsum's; load that first"):
-            observer.admit(admitting.job)
+            Placement(observer, *admitting.job.plans()).check()
     admitting.admit()
 
 
@@ -431,11 +433,11 @@ def test_another_server_is_not_taken_for_bf_switchd(server, files):
 
 
 def test_a_tofino_s_program_over_p4runtime_is_named(server, files):
-    with Controller.observe(server.address) as controller:
-        controller.session.schema = pipeline_schema(*files)
+    with open_session(server.address) as session:
+        session.schema = pipeline_schema(*files)
         with pytest.raises(SwitchError, match=r"runs the program of a Tofino, .* \[switch\.tofino\]"):
-            driver_of(controller.session)
-        refuses_the_limits_of_v1model(controller.session)
+            driver_of(session)
+        refuses_the_limits_of_v1model(session)
 
 
 def test_a_cluster_s_controller_brings_ports_up_and_puts_jobs_back(switch, text, program, tmp_path):

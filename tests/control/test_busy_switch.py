@@ -40,7 +40,7 @@ def refuse(controller, monkeypatch, times, refusal=Full):
 
 def test_a_write_that_finds_no_room_is_sent_again(controller, description, monkeypatch):
     came = refuse(controller, monkeypatch, 3)
-    controller.admit(description, free_slots=False)
+    controller.admit(description)
     assert came[0] == came[3]
     assert [job.job_id for job in controller.jobs()] == [3]
 
@@ -49,7 +49,7 @@ def test_a_switch_that_stays_full_is_an_error(controller, description, monkeypat
     controller.session._timeout_s = 0.2
     came = refuse(controller, monkeypatch, 10_000)
     with pytest.raises(SwitchError, match="refused writing: Concurrent RPC limit exceeded!"):
-        controller.admit(description, free_slots=False)
+        controller.admit(description)
     assert len(came) > 1
 
 

@@ -11,10 +11,11 @@ import pytest
 from bmv2_process import running_bmv2
 from clusters import Controllers, cluster_text, have, job_text
 from patience import PATIENCE_S, until
+from primary import Primary
 
-from peelsum.control import ControlError, Controller, SwitchError
+from peelsum.control import ControlError, SwitchError, open_session
 from peelsum.control.cluster import JobController, Store
-from peelsum.control.cluster.description import ControllerSection, parse_cluster, read_cluster
+from peelsum.control.cluster.cluster import ControllerSection, parse_cluster, read_cluster
 from peelsum.control.cluster.store import BackupError, StoredJob, StoreError
 from peelsum.control.cluster.switches import KINDS
 from peelsum.control.description import parse_description
@@ -77,7 +78,7 @@ def test_a_new_controller_is_the_primary_of_all_switches(controllers, switches, 
     assert [switch["state"] for switch in cluster.listed()["switches"]] == ["up", "up"]
     for switch in switches:
         with pytest.raises(NotPrimaryError, match="another controller is the primary"):
-            Controller.connect(switch.address)
+            Primary(switch.address)
 
 
 def test_an_admission_frees_slots_and_a_switch_with_many_jobs_does_so_once(primary, switches, freed):
@@ -230,7 +231,7 @@ def test_a_job_that_moves_to_another_switch_leaves_the_first(primary, switches):
 
 
 def test_what_nobody_admitted_here_is_removed(controllers, switches, told, files):
-    with Controller.connect(switches[0].address, patience_s=PATIENCE_S) as other:
+    with Primary(switches[0].address, patience_s=PATIENCE_S) as other:
         other.load_pipeline(*files)
         other.admit(parse_description(job_text(7, switches[0].address)))
     polled(controllers.start())
@@ -304,8 +305,8 @@ def test_a_primary_that_is_gone_for_one_poll_only_is_not_replaced(primary, contr
     backup.poll()
     crash(primary)
     for switch in switches:
-        with Controller.observe(switch.address) as observer:
-            while observer.session.has_primary():
+        with open_session(switch.address) as observer:
+            while observer.has_primary():
                 time.sleep(0.01)
     backup.poll()
     assert not backup.is_primary

@@ -124,14 +124,6 @@ def without_freeing(monkeypatch):
     monkeypatch.setattr("peelsum.control.tables.Placement.free_slots", lambda *_: None)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("without_freeing")
-def test_a_hundred_operations(tmp_path, monkeypatch):
-    life = live(tmp_path, monkeypatch, 100, seed=1, jobs=25)
-    assert life.restarts
-    assert life.deaths
-
-
 def test_with_slots_that_are_freed(tmp_path, monkeypatch):
     live(tmp_path, monkeypatch, 8, seed=2, jobs=25)
 

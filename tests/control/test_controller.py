@@ -7,8 +7,9 @@ import pytest
 from device_state import forward, forwarding, rows, tables
 from p4runtime_client import Client
 from patience import PATIENCE_S
+from primary import Primary
 
-from peelsum.control import ControlError, Controller, SwitchError, session
+from peelsum.control import ControlError, SwitchError, evict, open_session, read_status, session
 from peelsum.control.description import parse_description
 from peelsum.control.entries import FLOOD_GROUP, age_limit_entry, salt
 from peelsum.control.errors import DescriptionError, NotPrimaryError
@@ -112,7 +113,7 @@ def test_a_fresh_pipeline_in_a_switch_that_has_run_for_days_has_no_slot_that_loo
 ):
     """The stamps are 0, and the switch's clock wraps after 76 hours."""
     now_us = hours * 3600 * 1_000_000
-    with forwarding([device], now_us), Controller.connect(server.address) as controller:
+    with forwarding([device], now_us), Primary(server.address) as controller:
         controller.load_pipeline(*files)
         job = controller.admit(description)
         for chunk in range(64):
@@ -163,13 +164,13 @@ def test_participants_may_change(controller, device, description, data_plane):
 def test_jobs_are_listed_by_number(controller, description, data_plane):
     for number in (200, 3, 7):
         job = description.job.model_copy(update={"id": number})
-        controller.admit(description.model_copy(update={"job": job}), free_slots=False)
+        controller.admit(description.model_copy(update={"job": job}))
     assert [job.job_id for job in controller.status().jobs] == [3, 7, 200]
 
 
 def test_no_generation_comes_again_however_fast(controller, description, data_plane):
     """With the clock stopped, only the switch's own memory tells generations apart."""
-    controller._clock = lambda: 1_000_000.0
+    controller.clock = lambda: 1_000_000.0
     generations = [controller.admit(description).generation for _ in range(3)]
     controller.evict(3)
     generations += [controller.admit(description).generation for _ in range(2)]
@@ -299,7 +300,7 @@ def test_ports_that_the_switch_does_not_have_are_named_before_anything_changes(f
         stack.enter_context(forwarding([device]))
         server = serve(device, "127.0.0.1:0")
         stack.callback(server.stop)
-        controller = stack.enter_context(Controller.connect(server.address))
+        controller = stack.enter_context(Primary(server.address))
         controller.load_pipeline(*files)
         with pytest.raises(
             DescriptionError,
@@ -316,19 +317,19 @@ def test_ports_that_the_switch_does_not_have_are_named_before_anything_changes(f
 
 def test_an_observer_sees_and_changes_nothing(server, controller, description):
     admission = controller.admit(description)
-    with Controller.observe(server.address) as observer:
-        (job,) = observer.status().jobs
+    with open_session(server.address) as observer:
+        (job,) = read_status(observer).jobs
         assert (job.job_id, job.generation) == (3, admission.generation)
         with pytest.raises(SwitchError, match="refused writing"):
-            observer.evict(3)
+            evict(observer, 3)
     assert controller.status().jobs == (job,)
 
 
 def test_a_primary_that_became_a_backup_changes_nothing(server, controller):
     """The next primary may have bid the same election id."""
-    controller.become_backup()
+    controller.session.become_backup()
     with (
-        Controller.connect(server.address, patience_s=PATIENCE_S),
+        Primary(server.address, patience_s=PATIENCE_S),
         pytest.raises(SwitchError, match="refused writing"),
     ):
         controller.session.write([~age_limit_entry(1)])
@@ -341,20 +342,20 @@ def test_nobody_there():
         with pytest.raises(
             SwitchError, match=f"nothing answers P4Runtime at {address}; is `peelsum switch run`"
         ):
-            Controller.connect(address, timeout_s=0.3)
+            Primary(address, timeout_s=0.3)
 
 
 def test_one_controller_at_a_time(server):
-    with Controller.connect(server.address, election_id=5):
+    with Primary(server.address, election_id=5):
         for election_id in (5, 3):
             with pytest.raises(SwitchError, match=r"another controller is the primary .* \(election id 5\)"):
-                Controller.connect(server.address, election_id=election_id)
+                Primary(server.address, election_id=election_id)
     with pytest.raises(ControlError, match="election_id: 0: must be 1 or more"):
-        Controller.connect(server.address, election_id=0)
+        Primary(server.address, election_id=0)
 
 
 def test_a_greater_election_id_takes_over(server, controller):
-    taking_over = Controller.connect(server.address, election_id=5)
+    taking_over = Primary(server.address, election_id=5)
     with taking_over, pytest.raises(SwitchError, match="refused writing"):
         controller.session.write([~age_limit_entry(1)])
 
@@ -362,11 +363,11 @@ def test_a_greater_election_id_takes_over(server, controller):
 def test_after_a_greater_id_the_next_controller_takes_over_where_it_left_off(server):
     backup = Client(server.address)
     stream = backup.stream()
-    with Controller.connect(server.address, election_id=9):
+    with Primary(server.address, election_id=9):
         stream.bid(3)
     stream.receive()
     with (
-        Controller.connect(server.address) as controller,
+        Primary(server.address) as controller,
         pytest.raises(SwitchError, match="runs no pipeline"),
     ):
         controller.status()
@@ -374,13 +375,13 @@ def test_after_a_greater_id_the_next_controller_takes_over_where_it_left_off(ser
 
 
 def test_without_our_pipeline_there_is_nothing_to_admit_to(server, description):
-    controller = Controller.connect(server.address)
+    controller = Primary(server.address)
     with controller, pytest.raises(SwitchError, match="runs no pipeline; load one first"):
         controller.admit(description)
 
 
 def test_a_pipeline_that_is_not_there(server, tmp_path, files):
-    with Controller.connect(server.address) as controller:
+    with Primary(server.address) as controller:
         with pytest.raises(ControlError, match="No such file"):
             controller.load_pipeline(tmp_path / "none.json", files[1])
         broken = tmp_path / "broken.txtpb"
@@ -408,10 +409,10 @@ def test_a_losing_bid_is_made_once_and_its_stream_ends(controller, server, monke
             closed.append(self)
             super().close()
 
-    with Controller.connect(server.address, election_id=2):
+    with Primary(server.address, election_id=2):
         monkeypatch.setattr(session, "Stream", Watched)
         with pytest.raises(NotPrimaryError):
-            controller.become_primary()
+            controller.session.become_primary()
         assert closed == opened
         assert len(opened) == 1
         assert not controller.session.is_primary

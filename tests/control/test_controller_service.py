@@ -18,7 +18,7 @@ from patience import PATIENCE_S
 
 from peelsum.control import ControlError
 from peelsum.control.cluster import Cluster, ControllerClient, Store
-from peelsum.control.cluster.description import parse_cluster
+from peelsum.control.cluster.cluster import parse_cluster
 from peelsum.processes import Child
 from peelsum.requests import LONGEST_REQUEST
 

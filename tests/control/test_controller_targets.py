@@ -3,8 +3,8 @@
 import pytest
 from bmv2_process import running_bmv2
 from patience import PATIENCE_S
+from primary import Primary
 
-from peelsum.control import Controller
 from peelsum.control.sections import SwitchSection
 from peelsum.control.session import Session
 from peelsum.wire import Verdict
@@ -21,11 +21,11 @@ def address(request, tmp_path):
 
 
 def test_a_job_is_admitted_again_and_evicted(address, files, description, freed):
-    with Controller.connect(address, timeout_s=PATIENCE_S) as controller:
+    with Primary(address, timeout_s=PATIENCE_S) as controller:
         assert controller.load_pipeline(*files)
         assert not controller.load_pipeline(*files)
         first = controller.admit(description)
-    with Controller.connect(address) as controller:
+    with Primary(address) as controller:
         assert not controller.load_pipeline(*files)
         freed.clear()
         second = controller.admit(description)
@@ -46,7 +46,7 @@ def test_other_traffic_gets_its_routes_and_its_bridge(address, files, descriptio
     """Two admissions: the second replaces the routes, and has a default route."""
     own = {"mac": "2:0:0:0:0:ff", "ip": "10.0.0.254"}
     hop = {"port": 4, "mac": "2:0:0:0:0:4"}
-    with Controller.connect(address, timeout_s=PATIENCE_S) as controller:
+    with Primary(address, timeout_s=PATIENCE_S) as controller:
         assert controller.load_pipeline(*files)
         for prefixes in (["10.0.1.0/24", "10.0.2.0/24"], ["0.0.0.0/0", "10.0.2.0/24"], ["0.0.0.0/0"]):
             section = SwitchSection.model_validate(

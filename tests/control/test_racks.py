@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from device_state import forward, forwarding, rows, tables
+from primary import Primary
 
-from peelsum.control import ControlError, Controller, SwitchError
+from peelsum.control import ControlError, SwitchError, open_session, read_status
 from peelsum.control.cluster import JobController
 from peelsum.control.cluster.switches import SharedSwitch
 from peelsum.control.description import parse_description
@@ -77,8 +78,8 @@ def statuses(job):
     """Return the state of each switch of a job."""
     found = []
     for plan in job.plans():
-        with Controller.observe(plan.switch.p4runtime) as observer:
-            found.append(observer.status())
+        with open_session(plan.switch.p4runtime) as observer:
+            found.append(read_status(observer))
     return found
 
 
@@ -169,7 +170,7 @@ def test_a_switch_that_forgot_gets_a_running_job_back_and_later_admissions_new_g
     before = [[rows(device, name) for name in TABLES] for device in devices]
 
     def forget():
-        with Controller.connect(job.plans()[forgetful].switch.p4runtime) as alone:
+        with Primary(job.plans()[forgetful].switch.p4runtime) as alone:
             alone.session.commit(pipeline_schema(*files))
 
     forget()
@@ -268,5 +269,5 @@ def test_an_unreachable_switch_leaves_the_others_to_other_controllers(jobs, job,
     servers[2].stop()
     with pytest.raises(SwitchError, match=f"nothing answers P4Runtime at {gone}"):
         jobs.admit_job(job)
-    with Controller.connect(servers[0].address):
+    with Primary(servers[0].address):
         pass

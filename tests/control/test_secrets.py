@@ -76,7 +76,7 @@ def extern(port, message=None, kind=SECRETS_EXTERN):
 
 
 def test_the_switch_takes_secrets_as_p4runtime_takes_entries_and_never_shows_one(controller, server, ports):
-    controller.become_backup()
+    controller.session.become_backup()
     until(lambda: not controller.session.has_primary(), "the switch has a primary still")
     client, value = Client(server.address), BytesValue(value=bytes(range(16)))
     with closing(client.channel):

@@ -7,12 +7,14 @@ import pytest
 from bmv2_process import running_bmv2
 from device_state import rows
 from patience import PATIENCE_S
+from primary import Primary
 from restartable_switch import RestartableSwitch
 
-from peelsum.control import Controller, SwitchError
+from peelsum.control import SwitchError, open_session, read_status
 from peelsum.control.cluster import JobController
 from peelsum.control.errors import DescriptionError, HeldError
 from peelsum.control.session import pipeline_schema
+from peelsum.control.status import read_jobs
 from peelsum.control.tables import Placement
 from peelsum.pipelines import pipeline
 
@@ -80,7 +82,7 @@ def patient(monkeypatch):
 
 
 def forget(switch, files):
-    with Controller.connect(switch.address, patience_s=PATIENCE_S) as other:
+    with Primary(switch.address, patience_s=PATIENCE_S) as other:
         other.session.commit(pipeline_schema(*files))
 
 
@@ -130,7 +132,7 @@ def test_a_job_that_was_only_half_put_back_is_put_back_again(held, switch, files
 
 
 def test_a_job_that_another_controller_evicted_or_admitted_again_is_over(held, switch, job):
-    with Controller.connect(switch.address, patience_s=PATIENCE_S) as other:
+    with Primary(switch.address, patience_s=PATIENCE_S) as other:
         assert held.poll() == []
         other.evict(3)
     held.jobs.poll()
@@ -145,7 +147,7 @@ def test_a_job_that_another_controller_evicted_or_admitted_again_is_over(held, s
 def test_tables_wait_while_another_controller_is_the_primary(held, switch, files, monkeypatch):
     limit(monkeypatch)
     before = switch.holding()
-    with Controller.connect(switch.address, election_id=7) as other:
+    with Primary(switch.address, election_id=7) as other:
         other.session.commit(pipeline_schema(*files))
         assert held.poll() == held.poll() == []
         assert rows(switch.device, "jobs") == []
@@ -156,14 +158,14 @@ def test_tables_wait_while_another_controller_is_the_primary(held, switch, files
 
 def test_another_program_is_left_alone_and_ends_the_job(held, switch):
     other = pipeline(64)
-    with Controller.connect(switch.address, patience_s=PATIENCE_S) as controller:
+    with Primary(switch.address, patience_s=PATIENCE_S) as controller:
         controller.load_pipeline(other.json_path, other.p4info_path)
     held.jobs.poll()
     (event,) = held.told
     assert event.kind == "ended"
     assert "runs another program now, which somebody else loaded" in event.text
-    with Controller.observe(switch.address) as controller:
-        assert controller.status().lanes == 64
+    with open_session(switch.address) as observer:
+        assert read_status(observer).lanes == 64
 
 
 def test_two_held_jobs_are_both_put_back(held, switch, description):
@@ -187,7 +189,7 @@ def test_a_held_job_is_refused_to_others_until_its_holder_ends(held, switch, job
         with closing(JobController()) as other, pytest.raises(HeldError, match=refusal):
             other.hold(job)
         with (
-            Controller.connect(switch.address, patience_s=PATIENCE_S) as other,
+            Primary(switch.address, patience_s=PATIENCE_S) as other,
             pytest.raises(HeldError, match=refusal),
         ):
             other.admit(job)
@@ -222,10 +224,10 @@ def test_bmv2_gets_its_tables_back_too(tmp_path, description):
     with running_bmv2(tmp_path / "first.log") as address:
         held = Holder(described(description, address))
         assert held.poll() == []
-        with Controller.observe(address) as observer:
-            before = observer.jobs()
+        with open_session(address) as observer:
+            before = read_jobs(observer)
     with running_bmv2(tmp_path / "second.log", address), closing(held):
         assert held.poll()[0] == "restored"
-        with Controller.observe(address) as observer:
-            assert observer.jobs() == before
+        with open_session(address) as observer:
+            assert read_jobs(observer) == before
         assert held.poll() == []

@@ -8,7 +8,7 @@ from threading import Event, Thread
 from device_state import rows
 
 from peelsum.control.cluster import Cluster, Requests, Store, answer_all, listening
-from peelsum.control.cluster.description import parse_cluster
+from peelsum.control.cluster.cluster import parse_cluster
 from peelsum.control.description import parse_description
 from peelsum.control.entries import salt
 

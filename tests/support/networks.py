@@ -18,7 +18,7 @@ import pytest
 from patience import PATIENCE_S
 
 from peelsum.softswitch.ports.xdp import XdpSocket
-from peelsum.topology import bmv2, veth
+from peelsum.topology import bmv2, namespaces
 from peelsum.topology.records import MARKER
 
 ROOT = Path(__file__).parents[2]
@@ -145,7 +145,7 @@ def main(scenes: dict[str, Any]) -> None:
 def _outcome(scene: Callable[[], object]) -> tuple[object, str]:
     """Return what a scene returns in a new namespace, or its traceback."""
     try:
-        veth.enter_own_namespace()
+        namespaces.enter_own_namespace()
         return scene(), ""
     except BaseException:
         return None, traceback.format_exc()
@@ -153,7 +153,7 @@ def _outcome(scene: Callable[[], object]) -> tuple[object, str]:
 
 def xdp_refusal() -> dict[str, str]:
     """Why this machine's veth has no AF_XDP; empty if it has. A scene for `alone`."""
-    veth.add_wire("switch1", "host1")
+    namespaces.add_wire("switch1", "host1")
     try:
         XdpSocket("switch1").close()
     except OSError as error:

@@ -6,7 +6,8 @@ from contextlib import closing, contextmanager
 import psutil
 from free_ports import KeptPort, free_udp_base
 
-from peelsum.control import Controller
+from peelsum.control import open_session
+from peelsum.control.status import read_jobs
 from peelsum.processes import Child
 from peelsum.transport.lease import Lease
 
@@ -57,8 +58,8 @@ class Switch:
     @property
     def jobs(self):
         """Number and generation of each."""
-        with Controller.observe(self.p4runtime) as controller:
-            return [(job.job_id, job.generation) for job in controller.jobs()]
+        with open_session(self.p4runtime) as session:
+            return [(job.job_id, job.generation) for job in read_jobs(session)]
 
 
 class Controlling:

@@ -648,7 +648,8 @@ def over_a_measured_network(rank: int) -> tuple[str, float]:
 
 def by_hooks_of_groups(rank: int, p4runtime: str) -> tuple[list[float], list[int]]:
     """Return averages over the ranks' pair, (0, 1) or (2, 3), of two tensors, and the jobs at the switch."""
-    from peelsum.control import Controller
+    from peelsum.control import open_session
+    from peelsum.control.status import read_jobs
 
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     state = SwitchAllreduceState(pairs[rank // 2], over="switch")
@@ -658,8 +659,8 @@ def by_hooks_of_groups(rank: int, p4runtime: str) -> tuple[list[float], list[int
         fsdp_hook(state)(gradient)
         averages.append(float(gradient.unique().item()))
     dist.barrier()
-    with Controller.observe(p4runtime) as controller:
-        numbers = [job.job_id for job in controller.jobs()]
+    with open_session(p4runtime) as session:
+        numbers = [job.job_id for job in read_jobs(session)]
     dist.barrier()
     state.close()
     return averages, numbers
@@ -672,7 +673,8 @@ def in_mesh(rank: int, p4runtime: str) -> tuple[list[int], list[int], list[int],
     """
     from torch.distributed.device_mesh import init_device_mesh
 
-    from peelsum.control import Controller
+    from peelsum.control import open_session
+    from peelsum.control.status import read_jobs
 
     warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)
@@ -687,12 +689,12 @@ def in_mesh(rank: int, p4runtime: str) -> tuple[list[int], list[int], list[int],
             assert work is not None
             work.wait()
     sums = [int(one.unique().item()) for one in tensors]
-    with Controller.observe(p4runtime) as controller:
-        numbers = [job.job_id for job in controller.jobs()]
+    with open_session(p4runtime) as session:
+        numbers = [job.job_id for job in read_jobs(session)]
         dist.barrier()
         dist.destroy_process_group(groups[0])
         dist.barrier()
-        while len(left := [job.job_id for job in controller.jobs()]) > max(3, len(numbers) - 2):
+        while len(left := [job.job_id for job in read_jobs(session)]) > max(3, len(numbers) - 2):
             time.sleep(0.01)
     dist.barrier()
     dist.destroy_process_group()

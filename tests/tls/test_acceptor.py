@@ -80,7 +80,7 @@ def test_the_oldest_of_the_largest_crowd():
 
 
 def test_strangers_do_not_use_up_the_connections_of_grpc(identity, device, monkeypatch):
-    from peelsum.control import Controller, SwitchError
+    from peelsum.control import SwitchError, open_session, read_status
     from peelsum.softswitch.p4runtime import serve
 
     monkeypatch.setattr(grpc_ends, "MOST_CONNECTIONS", 4)
@@ -90,9 +90,9 @@ def test_strangers_do_not_use_up_the_connections_of_grpc(identity, device, monke
         stack.callback(server.stop)
         for _ in range(20):
             stack.enter_context(connected((host, int(port)), "127.0.0.1"))
-        observed = Controller.observe(server.address, identity=identity("viewer"), timeout_s=PATIENCE_S)
+        observed = open_session(server.address, identity=identity("viewer"), timeout_s=PATIENCE_S)
         with observed as viewer, pytest.raises(SwitchError, match="runs no pipeline"):
-            viewer.status()
+            read_status(viewer)
 
 
 def test_a_connection_that_is_closed_before_tls_is_no_fault_of_certificates(identity):

@@ -9,7 +9,7 @@ from clusters import Controllers, answering, cluster_text
 
 from peelsum.control import ControlError
 from peelsum.control.cluster import Cluster, ControllerClient, Store, listening
-from peelsum.control.cluster.description import parse_cluster
+from peelsum.control.cluster.cluster import parse_cluster
 from peelsum.softswitch.p4runtime import serve
 from peelsum.tls import TlsError
 

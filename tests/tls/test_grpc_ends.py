@@ -10,8 +10,9 @@ import pytest
 from command_line import peelsum
 from finsy.proto import U128, p4r, p4r_grpc
 from patience import PATIENCE_S
+from primary import Primary
 
-from peelsum.control import Controller, SwitchError
+from peelsum.control import SwitchError, open_session, read_status
 from peelsum.pipelines import pipeline
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.process import StartError, run
@@ -68,10 +69,10 @@ def calls(stub):
 
 
 def test_an_operator_admits_and_a_viewer_looks(server, identity):
-    with Controller.connect(server.address, identity=identity("operator")) as operator:
+    with Primary(server.address, identity=identity("operator")) as operator:
         assert operator.load_pipeline(FILES.json_path, FILES.p4info_path)
-    with Controller.observe(server.address, identity=identity("viewer")) as viewer:
-        assert viewer.status().lanes == 32
+    with open_session(server.address, identity=identity("viewer")) as viewer:
+        assert read_status(viewer).lanes == 32
 
 
 def test_a_viewer_who_writes_is_refused(server, device, stub, identity):
@@ -82,7 +83,7 @@ def test_a_viewer_who_writes_is_refused(server, device, stub, identity):
     )
     assert calls(stub("viewer"))["capabilities"]().p4runtime_api_version == "1.4.0"
     with pytest.raises(SwitchError, match="needs a certificate of role operator"):
-        Controller.connect(server.address, identity=identity("viewer"))
+        Primary(server.address, identity=identity("viewer"))
     assert device.switch is None
 
 
@@ -108,7 +109,7 @@ def test_a_worker_may_not_even_look(stub):
 def test_a_wrong_certificate_is_told_so_at_once(server, device, stub, identity, name, reason):
     began = time.monotonic()
     with pytest.raises(SwitchError, match=rf"TLS failed \(.*({reason})") as error:
-        Controller.connect(server.address, identity=identity(name), timeout_s=PATIENCE_S)
+        Primary(server.address, identity=identity(name), timeout_s=PATIENCE_S)
     assert time.monotonic() - began < PATIENCE_S / 2
     assert "\n" not in str(error.value)
     for call in calls(stub(name)).values():
@@ -121,7 +122,7 @@ def test_a_ca_that_the_switch_does_not_trust(server, folders, identity, tmp_path
     shutil.copytree(folders["stranger"], tmp_path / "mixed")
     shutil.copy(folders["operator"] / "ca.pem", tmp_path / "mixed")
     with pytest.raises(SwitchError, match="the other end refuses this certificate"):
-        Controller.connect(server.address, identity=type(identity("operator")).read(tmp_path / "mixed"))
+        Primary(server.address, identity=type(identity("operator")).read(tmp_path / "mixed"))
 
 
 def test_no_certificate(server, identity):
@@ -131,7 +132,7 @@ def test_no_certificate(server, identity):
     with grpc.secure_channel(server.address, only_ca) as nameless:
         assert refusal(calls(p4r_grpc.P4RuntimeStub(nameless))["get"])[0] == grpc.StatusCode.UNAVAILABLE
     with pytest.raises(SwitchError, match=r"nothing answers P4Runtime at .*with TLS there, give --tls here"):
-        Controller.connect(server.address, timeout_s=0.5)
+        Primary(server.address, timeout_s=0.5)
 
 
 @pytest.mark.parametrize("name", ["worker", "viewer", "expired-switch"])
@@ -140,7 +141,7 @@ def test_who_poses_as_a_switch_is_refused(device, identity, name):
     server = serve(device, "127.0.0.1:0", identity(name))
     try:
         with pytest.raises(SwitchError, match="TLS failed"):
-            Controller.observe(server.address, identity=identity("viewer"))
+            open_session(server.address, identity=identity("viewer"))
     finally:
         server.stop()
 
@@ -151,12 +152,12 @@ def test_plain_is_for_loopback_only(device, identity):
     with pytest.raises(StartError, match=r"grpc address: 0.0.0.0 is beyond loopback"):
         run(SwitchSettings(1, "0.0.0.0:0", mode="python"))
     with pytest.raises(SwitchError, match=r"switch: 192\.0\.2\.1 is beyond loopback"):
-        Controller.observe("192.0.2.1:9559")
+        open_session("192.0.2.1:9559")
     serve(device, "0.0.0.0:0", identity("switch")).stop()
 
 
 def test_the_command_line_looks_with_tls_or_says_what_is_missing(server, folders, identity):
-    with Controller.connect(server.address, identity=identity("operator")) as operator:
+    with Primary(server.address, identity=identity("operator")) as operator:
         operator.load_pipeline(FILES.json_path, FILES.p4info_path)
     ask = ("status", "--p4runtime", server.address, "--json", "--tls")
     assert '"lanes": 32' in peelsum(*ask, str(folders["viewer"])).stdout

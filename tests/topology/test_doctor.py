@@ -11,8 +11,8 @@ from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_NOFILE
 import pytest
 from command_line import peelsum
 from patience import PATIENCE_S
+from primary import Primary
 
-from peelsum.control import Controller
 from peelsum.control.description import parse_description
 from peelsum.pipelines import pipeline
 from peelsum.topology import doctor
@@ -131,18 +131,19 @@ def asked(tmp_path):
     return ask
 
 
-def test_the_switches_of_a_job(switch, asked):
+def test_the_switches_of_a_job(switch, asked, monkeypatch):
+    monkeypatch.setattr("peelsum.control.tables.Placement.free_slots", lambda *_: None)
     text = JOB.format(switch, 32)
     status, seen = asked(text)
     assert status == 1
     assert seen["pipeline"]["found"] == "0 lanes"
     files = pipeline(32)
-    with Controller.connect(switch) as controller:
+    with Primary(switch) as controller:
         controller.load_pipeline(files.json_path, files.p4info_path)
         status, seen = asked(text)
         assert (status, seen["job 7"]["state"], seen["pipeline"]["state"]) == (1, "failed", "ok")
         assert seen["job 7"]["remedy"].startswith("run: peelsum job admit")
-        controller.admit(parse_description(text), free_slots=False)
+        controller.admit(parse_description(text))
         before = controller.status()
         status, seen = asked(text)
         assert controller.status() == before, "nothing is disturbed"

@@ -23,7 +23,7 @@ from peelsum.softswitch.ports.udp import frame_header
 from peelsum.softswitch.process import StartError, run
 from peelsum.softswitch.runtime.queues import Queues
 from peelsum.switch_settings import SwitchSettings
-from peelsum.topology import veth
+from peelsum.topology import namespaces
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
 FRAME_BYTES = 1082
@@ -65,10 +65,10 @@ class Wired:
 
     def __init__(self) -> None:
         for port in (1, 2):
-            veth.add_wire(f"switch{port}", f"host{port}")
+            namespaces.add_wire(f"switch{port}", f"host{port}")
         self.ports = InterfacePorts({1: "switch1", 2: "switch2"}, batch=64, method=os.environ["METHOD"])
         self.ports.resize(0)  # every frame, whatever its headers
-        self.hosts = {port: veth.RawInterface(f"host{port}") for port in (1, 2)}
+        self.hosts = {port: namespaces.RawInterface(f"host{port}") for port in (1, 2)}
 
     def make_room(self, length: int) -> None:
         """Receive any frames of up to `length` bytes."""
@@ -326,7 +326,7 @@ def down_and_up(length: int = FRAME_BYTES) -> dict[str, object]:
     quiet = len(wired.ports.receive([1]))
     readable = bool(select.select([wired.ports.ports[1].socket], [], [], 0)[0])
     subprocess.run(["ip", "link", "set", "switch1", "up"], check=True)
-    veth.wait_until_up("switch1", "host1")
+    namespaces.wait_until_up("switch1", "host1")
     late = len(wired.received(1, 0, length))
     wired.ports.send(Frames(frames(3, length, seed=3), np.full(3, length, np.int32), np.full(3, 1, np.int32)))
     out = wired.received(1, 3, length)
@@ -366,7 +366,7 @@ def more_than_the_rings_hold() -> dict[str, object]:
 
 def best() -> dict[str, object]:
     """`best_method` of a free interface, of one that a port has, and of a name that no interface has."""
-    veth.add_wire("switch1", "host1")
+    namespaces.add_wire("switch1", "host1")
     free = best_method("switch1")
     ports = InterfacePorts({1: "switch1"}, method="xdp")
     taken, said = best_method("switch1"), ""
@@ -404,7 +404,7 @@ def bursts() -> dict[str, object]:
 
 def busy_queue() -> dict[str, object]:
     """Long frames to an interface whose queue is full now and then: the kernel gives chunks of some back."""
-    veth.add_wire("switch1", "host1")
+    namespaces.add_wire("switch1", "host1")
     ports = InterfacePorts({1: "switch1"}, batch=1024, method="xdp")
     host = InterfacePorts({2: "host1"}, batch=1024, method="xdp")
     # The other end then takes frames in a thread of its own. /sys has to be this namespace's.
@@ -454,11 +454,11 @@ def many_ports() -> dict[str, object]:
     """Twenty ports with frames, and batches of 40: none waits for the others."""
     names = {port: f"switch{port}" for port in range(1, 21)}
     for port, name in names.items():
-        veth.add_wire(name, f"host{port}")
+        namespaces.add_wire(name, f"host{port}")
     ports = InterfacePorts(names, batch=40, method=os.environ["METHOD"])
     ports.resize(0)
     for port in names:
-        host = veth.RawInterface(f"host{port}")
+        host = namespaces.RawInterface(f"host{port}")
         assert host.send(frames(10)) == 10
     got = ports.receive(list(names))
     return {"each": np.bincount(got.port, minlength=21)[1:].tolist()}
@@ -466,7 +466,7 @@ def many_ports() -> dict[str, object]:
 
 def killed() -> dict[str, object]:
     """A switch is killed, and another one started on the same interface at once."""
-    veth.add_wire("switch1", "host1")
+    namespaces.add_wire("switch1", "host1")
     said = []
     for _ in range(2):
         command = [*networks.PEELSUM, "switch", "run", "--interface", "1@switch1", "--json"]

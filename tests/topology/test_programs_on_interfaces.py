@@ -17,7 +17,7 @@ from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.interface_loop import InterfaceLoop
 from peelsum.softswitch.ports.interfaces import InterfacePorts
 from peelsum.softswitch.runtime.switch import Switch
-from peelsum.topology import veth
+from peelsum.topology import namespaces
 
 pytestmark = pytest.mark.system
 _SOL_PACKET, _IGNORE_OUTGOING, _ALL = 263, 23, 3
@@ -27,7 +27,7 @@ SILENCE_S = 0.3
 
 def host(port: int) -> socket.socket:
     """Return a socket at the other end of a port's wire."""
-    veth.add_wire(f"switch{port}", f"host{port}")
+    namespaces.add_wire(f"switch{port}", f"host{port}")
     found = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL))
     found.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
     found.bind((f"host{port}", _ALL))

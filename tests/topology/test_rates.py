@@ -17,7 +17,7 @@ from peelsum.bench.switch import rows as bench_switch
 from peelsum.softswitch import Frames
 from peelsum.softswitch.ports.interfaces import InterfacePorts
 from peelsum.softswitch.ports.udp import frame_header
-from peelsum.topology import TopologyError, bmv2, veth
+from peelsum.topology import TopologyError, bmv2, namespaces
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
 
@@ -51,7 +51,7 @@ def test_contributions_on_interfaces_take_processor_time_of_the_switch(method: s
 
 def returned(method: str) -> dict[str, object]:
     """Send frames of one to three chunks to a forwarder, three times what its rings hold; compare them."""
-    veth.add_wire("switch1", "host1")
+    namespaces.add_wire("switch1", "host1")
     with forwarder.forwarding("switch1", method):
         host = InterfacePorts({1: "host1"}, method=method)
         host.resize(packet_bytes(2048))

@@ -8,7 +8,7 @@ import networks
 import numpy as np
 import pytest
 
-from peelsum.topology import TopologyError, bmv2, veth
+from peelsum.topology import TopologyError, bmv2, namespaces
 
 FRAME_BYTES = 1082
 
@@ -22,8 +22,8 @@ def carry() -> str:
     """Send frames into one end of a wire and read them at the other."""
     sent = np.random.default_rng(1).integers(0, 256, (50, FRAME_BYTES), np.uint8)
     received = np.zeros((60, FRAME_BYTES), np.uint8)
-    veth.add_wire("switch1", "host1")
-    one, other = veth.RawInterface("host1", receives=False), veth.RawInterface("switch1")
+    namespaces.add_wire("switch1", "host1")
+    one, other = namespaces.RawInterface("host1", receives=False), namespaces.RawInterface("switch1")
     assert one.send(sent) == 50
     got = 0
     while got < 50 and select.select([other], [], [], 10)[0]:
@@ -36,7 +36,7 @@ def list_interfaces() -> str:
 
 
 def start_bmv2() -> str:
-    veth.add_wire("switch1", "host1")
+    namespaces.add_wire("switch1", "host1")
     with bmv2.running({1: "switch1"}) as address:
         return address
 
@@ -76,7 +76,7 @@ def test_a_bmv2_that_ends_at_once_is_reported(monkeypatch: pytest.MonkeyPatch, t
 def test_a_missing_ip_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(TopologyError, match="ip: not found on PATH; install iproute2"):
-        veth.enter_own_namespace()
+        namespaces.enter_own_namespace()
 
 
 if __name__ == "__main__":

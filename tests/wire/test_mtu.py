@@ -7,7 +7,7 @@ import networks
 import pytest
 
 from peelsum.softswitch.ports.interfaces import InterfacePorts
-from peelsum.topology import veth
+from peelsum.topology import namespaces
 from peelsum.transport.errors import SwitchUnreachableError
 from peelsum.transport.link import PortLink
 from peelsum.wire import COMPILED_LANES, packet_bytes
@@ -16,7 +16,7 @@ from peelsum.wire.mtu import mtu_of, too_long_to
 
 def small_mtu() -> dict[str, object]:
     """A host whose interface to the switch has an MTU of one byte less than 512 lanes need."""
-    veth.add_wire("eth7", "far")
+    namespaces.add_wire("eth7", "far")
     subprocess.run(["ip", "link", "set", "eth7", "mtu", "2091"], check=True)
     subprocess.run(["ip", "address", "add", "10.9.0.1/24", "dev", "eth7"], check=True)
     there = ("10.9.0.2", 9999)
@@ -34,7 +34,7 @@ def small_mtu() -> dict[str, object]:
 def of_a_switch() -> dict[str, object]:
     """A switch loads a pipeline whose packets one of its interfaces cannot carry."""
     for port in (1, 2):
-        veth.add_wire(f"switch{port}", f"host{port}")
+        namespaces.add_wire(f"switch{port}", f"host{port}")
     subprocess.run(["ip", "link", "set", "switch2", "mtu", "1500"], check=True)
     ports, said = InterfacePorts({1: "switch1", 2: "switch2"}, method="packet"), []
     logging.getLogger("peelsum").addFilter(lambda record: said.append(record.getMessage()))
@@ -46,7 +46,7 @@ def of_a_switch() -> dict[str, object]:
 
 def other_ways() -> dict[str, object]:
     """The interface's second address is on the way, and then a route with an MTU of its own."""
-    veth.add_wire("eth7", "far")
+    namespaces.add_wire("eth7", "far")
     subprocess.run(["ip", "link", "set", "eth7", "mtu", "1500"], check=True)
     for address in ("10.8.0.1/24", "10.9.0.1/24"):
         subprocess.run(["ip", "address", "add", address, "dev", "eth7"], check=True)

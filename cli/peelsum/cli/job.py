@@ -141,19 +141,20 @@ def evict(
     tls: Tls = None,
 ) -> None:
     """Evict a job: its switch, or with --controller each of its switches, drops its packets from now on."""
-    from peelsum.control import Controller
+    from peelsum.control import evict as evict_job
+    from peelsum.control import open_session
 
     if controller:
         evict_there(controller, job_id, tls, token)
         return
     _without_controller(token)
-    with reporting():
+    with reporting(), ExitStack() as stack:
         with taking_time(_connecting(switch.p4runtime), told()):
-            connected = Controller.connect(
-                switch.p4runtime, switch.device_id, patience_s=_PATIENCE_S, identity=identity(tls)
+            session = stack.enter_context(
+                open_session(switch.p4runtime, switch.device_id, identity=identity(tls))
             )
-        with connected:
-            connected.evict(job_id)
+            session.become_primary(patience_s=_PATIENCE_S)
+        evict_job(session, job_id)
 
 
 @with_settings
@@ -167,7 +168,7 @@ def status(
     json: Json = False,
 ) -> None:
     """Show a switch's jobs and its packets by verdict; with --controller, a cluster's jobs and switches."""
-    from peelsum.control import Controller
+    from peelsum.control import open_session, read_status
 
     if dashboard:
         from peelsum.metrics.dashboard import dashboard as grafana
@@ -180,9 +181,9 @@ def status(
         return
     with reporting():
         with taking_time(_connecting(switch.p4runtime), told()):
-            observer = Controller.observe(switch.p4runtime, switch.device_id, identity=identity(tls))
-        with observer:
-            seen = observer.status()
+            session = open_session(switch.p4runtime, switch.device_id, identity=identity(tls))
+        with session:
+            seen = read_status(session)
     if json:
         say(**{**asdict(seen), "verdicts": _named(seen.verdicts)})
     else:

@@ -31,16 +31,17 @@ def program_files(lanes: int, tofino: TofinoSection | None) -> tuple[Path, Path]
 
 def open_session(
     address: str,
-    device_id: int,
-    tofino: TofinoSection | None,
+    device_id: int = 1,
+    tofino: TofinoSection | None = None,
     *,
-    timeout_s: float,
+    timeout_s: float = 4.0,
     connect_s: float | None = None,
     identity: Identity | None = None,
 ) -> Session:
-    """Return a backup's session. Raises ControlError if the switch or its program's files are missing.
+    """Return a backup's session. Raises SwitchError if the switch cannot be reached.
 
-    timeout_s, connect_s, identity: as for `Session`.
+    tofino: the section of a Tofino; raises ControlError if its program's files are missing. timeout_s,
+    connect_s, identity: as for `Session`.
     """
     if tofino is None:
         return Session(address, device_id, timeout_s=timeout_s, connect_s=connect_s, identity=identity)

@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Literal
 
 from peelsum.compiling import cache
-from peelsum.control import AdmittedJob, ControlError, Controller, JobDescription, RacksDescription
+from peelsum.control import (
+    AdmittedJob,
+    ControlError,
+    JobDescription,
+    RacksDescription,
+    open_session,
+    read_status,
+)
 from peelsum.control.cluster import ControllerClient, observed
 from peelsum.extras import command_for
 from peelsum.softswitch.ports.interfaces import best_method
@@ -164,15 +171,10 @@ def examine_job(
         address, wanted = plan.switch.p4runtime, plan.switch.pipeline_lanes
         switch = f"switch {address}"
         try:
-            with Controller.observe(
-                address,
-                plan.switch.device_id,
-                timeout_s=_ANSWER_S,
-                identity=identity,
-                tofino=plan.switch.tofino,
-            ) as controller:
-                running = controller.session.schema is not None
-                seen = controller.status() if running else None
+            with open_session(
+                *plan.switch.place, plan.switch.tofino, timeout_s=_ANSWER_S, identity=identity
+            ) as session:
+                seen = None if session.schema is None else read_status(session)
         except ControlError as error:
             reason, _, remedy = str(error).partition("; ")
             yield Finding(switch, reason, "answers P4Runtime", remedy, "failed")

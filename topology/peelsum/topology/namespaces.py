@@ -1,4 +1,4 @@
-"""Network namespaces that live as long as the process that holds them, and links between them.
+"""Network namespaces that live as long as the process that holds them, links between them, and raw frames.
 
 Namespaces have no names in the file system: the kernel removes them, with their links, when the processes
 that hold them end in any way. Links are made by iproute2 in the calling thread's namespace, the switches'.
@@ -11,7 +11,11 @@ be too late: the switch reads packets before nftables sees them.
 from __future__ import annotations
 
 import ctypes
+import errno
+import shutil
+import socket
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,10 +23,15 @@ from pathlib import Path
 from peelsum.processes.children import die_with_parent
 from peelsum.softswitch.ports.interfaces import without_offloads
 from peelsum.topology.errors import TopologyError
+from peelsum.wire import Batch
 
 #: The name of a host's end of its link, as in Mininet's tutorials.
 HOST_INTERFACE = "eth0"
 MTU = 9000
+ETH_P_ALL = 3
+#: The most seconds until the kernel connects the ends of a wire; on a busy machine it takes 0.1 s.
+_CONNECTED_WITHIN_S = 30.0
+_PAUSE_S = 0.005
 _IPV6_OFF = Path("/proc/sys/net/ipv6/conf/all/disable_ipv6")
 _CLONE_NEWNET = 0x40000000
 #: The queue of a slow link, in milliseconds at its rate, as in Mininet.
@@ -55,6 +64,20 @@ def hold_namespace() -> subprocess.Popen[bytes]:
         raise TopologyError("network namespace: refused; run as root") from None
 
 
+def enter_own_namespace() -> None:
+    """Move the calling thread, and what it starts, into a new network namespace with `lo` up.
+
+    Raises TopologyError if the `ip` command or the privilege is missing.
+    """
+    if shutil.which("ip") is None:
+        raise TopologyError("ip: not found on PATH; install iproute2")
+    if _libc.unshare(_CLONE_NEWNET):
+        reason = errno.errorcode.get(ctypes.get_errno(), "unknown error")
+        raise TopologyError(f"network namespace: refused ({reason}); run as root")
+    run("link lo", "ip", "link", "set", "lo", "up")
+    quieten()
+
+
 def quieten() -> None:
     """Disable IPv6 in this network namespace: it then sends no neighbour discovery."""
     with suppress(OSError):
@@ -82,6 +105,27 @@ def bring_up(name: str) -> None:
     """Bring up an interface for frames of peelsum's, without offloads."""
     run(f"link {name}", "ip", "link", "set", name, "mtu", str(MTU), "up")
     without_offloads(name)
+
+
+def add_wire(switch_end: str, host_end: str) -> None:
+    """Make a veth pair that carries frames, without offloads: BMv2 loses packets that rely on them.
+
+    The kernel connects the ends a little after it sets them up, and drops frames until then. Raises
+    TopologyError if it does not connect them in 30 s, or if `ip` fails.
+    """
+    run(f"link {switch_end}", "ip", "link", "add", switch_end, "type", "veth", "peer", "name", host_end)
+    for name in (switch_end, host_end):
+        bring_up(name)
+    wait_until_up(switch_end, host_end)
+
+
+def wait_until_up(*names: str) -> None:
+    """Wait until the kernel has connected the ends of a wire. Raises TopologyError after 30 s."""
+    ends_at = time.monotonic() + _CONNECTED_WITHIN_S
+    while not all(" state UP " in run(f"link {name}", "ip", "link", "show", name) for name in names):
+        if time.monotonic() > ends_at:
+            raise TopologyError(f"{' and '.join(names)}: the kernel does not connect them; try again")
+        time.sleep(_PAUSE_S)
 
 
 def attach_host(name: str, host_pid: int, mac: str) -> None:
@@ -147,6 +191,47 @@ def lose(share: float, *interfaces: str) -> None:
     )
     rules = f"table netdev peelsum-{interfaces[0]} {{\n{chains}\n}}\n"
     run(f"loss {share:g}", "nft", "-f", "-", given=rules)
+
+
+class RawInterface:
+    """Raw frames on one interface (AF_PACKET), non-blocking."""
+
+    def __init__(self, name: str, *, receives: bool = True) -> None:
+        """receives: False if nothing reads from it; the kernel then queues no frames."""
+        self._sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+        self._sock.bind((name, ETH_P_ALL if receives else 0))
+        self._sock.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return the file descriptor, for select."""
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        """Release the socket."""
+        self._sock.close()
+
+    def send(self, frames: Batch) -> int:
+        """Send whole frames, uint8[n, length]; return how many the kernel accepted."""
+        for sent, frame in enumerate(frames):
+            try:
+                self._sock.send(frame.data)
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
+                    raise
+                return sent
+        return len(frames)
+
+    def receive_into(self, rows: Batch) -> int:
+        """Fill `rows` (uint8[n, length]) with waiting frames; return how many. Drops other lengths."""
+        count = 0
+        while count < len(rows):
+            try:
+                length = self._sock.recv_into(rows[count].data)
+            except BlockingIOError:
+                break
+            count += length == rows.shape[1]
+        return count
 
 
 @contextmanager

@@ -21,14 +21,16 @@ from typing import Any, Literal, Self
 from peelsum.processes.children import ADMISSION, Child
 from peelsum.processes.errors import ProcessError
 from peelsum.processes.restarts import RestartableProcess
-from peelsum.topology import bmv2, jobs, veth
+from peelsum.topology import bmv2, jobs
 from peelsum.topology.description import JobNode, Link, Topology, switch_port
 from peelsum.topology.errors import TopologyError
 from peelsum.topology.namespaces import (
     HOST_INTERFACE,
+    add_wire,
     attach_host,
     bridge,
     configure_host,
+    enter_own_namespace,
     hold_namespace,
     inside,
     lose,
@@ -282,7 +284,7 @@ class VethNetwork(Network):
         for tool in ("nsenter", "sleep"):
             if shutil.which(tool) is None:
                 raise TopologyError(f"{tool}: not found on PATH; install util-linux and coreutils")
-        veth.enter_own_namespace()
+        enter_own_namespace()
         for host in self.topology.hosts:
             self._holders[host] = self._hold()
         for link in self.topology.links:
@@ -377,11 +379,11 @@ def _lay(topology: Topology, link: Link, holders: Mapping[str, int]) -> None:
     (one, other) = sorted(link.ends, key=lambda end: end in holders)  # the switch's end first
     near, far = (one + "x", one + "y") if link.loss else (other, one)
     if link.loss:
-        veth.add_wire(one, near)
+        add_wire(one, near)
     if other in holders:
         attach_host(far, holders[other], topology.address_of(other)[0])
     else:
-        veth.add_wire(far, other)
+        add_wire(far, other)
     if link.loss:
         bridge(one + "b", near, far)
         lose(link.loss, near, far)

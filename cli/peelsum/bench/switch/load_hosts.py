@@ -14,7 +14,7 @@ from peelsum.softswitch.ports.interfaces import InterfacePorts
 from peelsum.softswitch.ports.udp import frame_header
 from peelsum.switch_settings import Method
 from peelsum.topology.errors import TopologyError
-from peelsum.topology.veth import RawInterface
+from peelsum.topology.namespaces import RawInterface
 from peelsum.wire import FRAME_HEADER_BYTES, Batch
 from peelsum.wire.datagrams import BatchSocket
 

@@ -15,15 +15,15 @@ import numpy as np
 from peelsum.bench.devices import cpu_s
 from peelsum.bench.switch.load import Hosts, Load, Timed, WrongSumError, drive, time_slots
 from peelsum.bench.switch.load_hosts import RawHosts, RingHosts, UdpHosts
-from peelsum.control import ControlError, Controller, JobDescription
-from peelsum.pipelines import pipeline
+from peelsum.control import ControlError, JobDescription
+from peelsum.control.cluster import JobController
 from peelsum.processes.children import Child
 from peelsum.softswitch import Frames, Switch
 from peelsum.softswitch.p4runtime import serve
 from peelsum.softswitch.ports.udp import frame_header
 from peelsum.softswitch.runtime.device import Device
 from peelsum.switch_settings import Method
-from peelsum.topology import bmv2, veth
+from peelsum.topology import bmv2, namespaces
 from peelsum.topology.errors import TopologyError
 from peelsum.wire import FRAME_HEADER_BYTES, Batch, packet_bytes
 
@@ -91,9 +91,9 @@ def bmv2_over_veth(lanes: int, workers: int, seconds: float) -> dict[str, Any]:
 
 def _wires(workers: int) -> tuple[dict[int, str], dict[int, str]]:
     """Make virtual Ethernet pairs in a new namespace; return the switch's and the hosts' ends, by port."""
-    veth.enter_own_namespace()
+    namespaces.enter_own_namespace()
     for port in _ports(workers):
-        veth.add_wire(f"switch{port}", f"host{port}")
+        namespaces.add_wire(f"switch{port}", f"host{port}")
     switch_ends, host_ends = ({port: f"{at}{port}" for port in _ports(workers)} for at in ("switch", "host"))
     return switch_ends, host_ends
 
@@ -196,7 +196,6 @@ def _packets(load: Load, frames: Frames) -> Batch:
 
 def _admit(address: str, lanes: int, workers: int) -> int:
     """Load the pipeline and admit the load's job; return its generation."""
-    compiled = pipeline(lanes)
     job = JobDescription.model_validate(
         {
             "job": {"id": 1, "workers": workers},
@@ -205,10 +204,9 @@ def _admit(address: str, lanes: int, workers: int) -> int:
         }
     )
     try:
-        with Controller.connect(address) as controller:
-            controller.load_pipeline(compiled.json_path, compiled.p4info_path)
+        with JobController() as jobs:
             # Ports without a secret: hosts of a load say hello without a proof.
-            return controller.admit(job, free_slots=False, secret="").generation
+            return int(jobs.admit_job(job, free=False, secret="")["generation"])
     except ControlError as error:
         raise TopologyError(str(error)) from error
 

@@ -1,10 +1,8 @@
 """The controller of jobs on switches, alone or with a file, a backup and an API."""
 
-from peelsum.control.cluster.client import ControllerClient
-from peelsum.control.cluster.cluster import Cluster
-from peelsum.control.cluster.description import ClusterDescription, read_cluster
+from peelsum.control.cluster.client import ControllerClient, Report, observed
+from peelsum.control.cluster.cluster import Cluster, ClusterDescription, read_cluster
 from peelsum.control.cluster.jobs import JobController
-from peelsum.control.cluster.report import Report, observed
 from peelsum.control.cluster.requests import Requests, answer_all, listening
 from peelsum.control.cluster.runs import Runs
 from peelsum.control.cluster.store import Store

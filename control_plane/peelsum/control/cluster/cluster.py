@@ -1,25 +1,31 @@
-"""A cluster's controller: one that owns its switches, with its jobs in a file, an election, and a backup."""
+"""A cluster's controller: one that owns its switches, with its jobs in a file, an election, and a backup.
+
+The file of `peelsum controller run`, in TOML, describes the switches and where the state is kept.
+"""
 
 from __future__ import annotations
 
 import hmac
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from threading import Condition, Thread
-from typing import Any
+from typing import Any, Self
 
-from peelsum.control.cluster.description import ClusterDescription
+from pydantic import Field, model_validator
+
 from peelsum.control.cluster.jobs import JobController, digest_of, plans_of
 from peelsum.control.cluster.requests import Guest
 from peelsum.control.cluster.store import BackupError, Store, StoredJob
 from peelsum.control.cluster.switches import Event, ManagedSwitch, OwnedSwitch
-from peelsum.control.description import parse_description
+from peelsum.control.description import file_text, parse_description, parsed_toml, validated
 from peelsum.control.drivers import program_files
 from peelsum.control.errors import ControlError, DescriptionError
 from peelsum.control.plan import SwitchPlan
-from peelsum.control.sections import MAX_JOB_ID
+from peelsum.control.sections import MAX_JOB_ID, PlacedSwitch, Section
 from peelsum.control.session import pipeline_schema
 from peelsum.pipelines import PipelineError
 from peelsum.tls import Identity
@@ -29,6 +35,58 @@ from peelsum.wire import RESERVED_JOB_ID
 _FREE_POLLS = 2
 #: How long `close` waits for work on a switch; what it interrupts is finished by the next primary.
 _LAST_WORK_S = 2.0
+
+
+class ControllerSection(Section):
+    """`[controller]`: what the controllers of a cluster share."""
+
+    state: str = Field(min_length=1)
+    """The SQLite file with the admitted jobs; a relative path starts at this file's folder."""
+    poll_s: float = Field(default=1.0, ge=0.05, le=60.0)
+    """Seconds between two checks of a switch, and of the primary."""
+
+
+class ClusterDescription(Section):
+    """A cluster: switches with one primary controller, and its backup.
+
+    >>> found = parse_cluster('''
+    ... [controller]
+    ... state = "cluster.sqlite"
+    ... [[switches]]
+    ... p4runtime = "10.0.0.1:9559"
+    ... [[switches]]
+    ... p4runtime = "10.0.0.2:9559"
+    ... pipeline_lanes = 32
+    ... ''')
+    >>> [switch.pipeline_lanes for switch in found.switches]
+    [256, 32]
+    """
+
+    controller: ControllerSection
+    """What the controllers share."""
+    switches: tuple[PlacedSwitch, ...] = Field(strict=False, min_length=1)
+    """The switches, which nobody else writes to, by the addresses that the jobs' descriptions give."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for number, switch in enumerate(self.switches):
+            switch.check_program(f"switches.{number}")
+        for (address, device_id), count in Counter(switch.place for switch in self.switches).items():
+            if count > 1:
+                raise ValueError(
+                    f"switches: {address!r}, device_id {device_id}: is listed {count} times; list it once"
+                )
+        return self
+
+
+def parse_cluster(text: str, source: str = "cluster description") -> ClusterDescription:
+    """Return the cluster in a TOML text. Raises DescriptionError naming `source`, field, value and remedy."""
+    return validated(ClusterDescription, parsed_toml(text, source), source, "a cluster description")
+
+
+def read_cluster(path: Path) -> ClusterDescription:
+    """Return the cluster in a file. Raises DescriptionError as `parse_cluster`, or for an unreadable file."""
+    return parse_cluster(file_text(path, "a cluster description"), str(path))
 
 
 class Cluster(JobController):

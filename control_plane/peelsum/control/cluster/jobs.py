@@ -128,17 +128,24 @@ class JobController:
             with switch.lock:
                 switch.release(job.job.id)
 
-    def admit_job(self, job: AnyDescription, *, is_new: bool = False) -> dict[str, Any]:
+    def admit_job(self, job: AnyDescription, *, is_new: bool = False, **options: Any) -> dict[str, Any]:
         """Admit a job, or admit it again, in a new generation; return its admission, for its participants.
 
-        No packet meets a half-configured job. is_new: no switch may have a job of this number. Raises
-        DescriptionError before anything is changed, HeldError if another controller holds the job or has
-        admitted a job that must be new, SwitchError if a switch refuses or cannot be reached.
+        No packet meets a half-configured job. is_new: no switch may have a job of this number. options:
+        `free` and `secret`, as for `admission.admit`. Raises DescriptionError before anything is changed,
+        HeldError if another controller holds the job or has admitted a job that must be new, SwitchError if a
+        switch refuses or cannot be reached.
         """
-        return self._admit(job, job, "", is_new=is_new)
+        return self._admit(job, job, "", is_new=is_new, **options)
 
     def _admit(
-        self, job: AnyDescription, description: str | AnyDescription, digest: str, *, is_new: bool = False
+        self,
+        job: AnyDescription,
+        description: str | AnyDescription,
+        digest: str,
+        *,
+        is_new: bool = False,
+        **options: Any,
     ) -> dict[str, Any]:
         job_id, plans = job.job.id, job.plans()
         with self._changing:
@@ -152,7 +159,7 @@ class JobController:
                 ):
                     raise HeldError(f"job.id: {job_id}: is another controller's; choose another")
                 generations = [known.generation] if known else []
-                admitted = admission.admit(job, placements, self._clock(), known=generations)
+                admitted = admission.admit(job, placements, self._clock(), known=generations, **options)
                 self._store.admit(
                     epoch,
                     StoredJob(job_id, True, admitted.generation, description, digest, admitted.secret),
