@@ -19,7 +19,7 @@ from benchmarks import Column, Experiment, Size
 from peelsum.allreduce import Choice, Settings
 from peelsum.allreduce.costs import Seen
 from peelsum.allreduce.protocol import Round, Rounds, SumProtocol, Sums
-from peelsum.bench.codec import Device, require_memory, tensor
+from peelsum.bench.codec import TimedDevice, require_memory, tensor
 from peelsum.bench.codec.rows import Form, fewest_words
 from peelsum.bench.codec.timing import NotExactError, format_of, protocol_of, require_exact
 from peelsum.codec import FixedPoint, occupied, warm_up
@@ -194,7 +194,7 @@ def _message(rival: Rival, values: Floats, others: list[Any], seed: int) -> _Run
 
 def _exchange(choice: Choice, tensors: list[Floats], seed: int) -> _Run:
     """Run all workers' protocols; the first worker's encoding and decoding count."""
-    device, likely = Device.of("cpu"), int(_seen(tensors).candidates)
+    device, likely = TimedDevice.of("cpu"), int(_seen(tensors).candidates)
 
     def begin(values: Floats) -> tuple[SumProtocol, Rounds, Round]:
         protocol = protocol_of(device, choice, values, Settings(), len(tensors), seed, likely)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from benchmarks.rivals import lhc_loops as loops
 from peelsum import buffers
-from peelsum.bench.codec.device import Device
+from peelsum.bench.codec.device import TimedDevice
 from peelsum.bench.codec.peeling import Peeled, peel
 from peelsum.bench.codec.timing import Measured, require_exact, sent_words
 from peelsum.codec import FixedPoint
@@ -211,7 +211,9 @@ def _sized(non_zeros: int, cells_per_non_zero: float) -> LhcLayout:
     return LhcLayout(max(round(non_zeros * cells_per_non_zero / LhcLayout(1).lanes), 1))
 
 
-def lhc_step(device: Device, layout: LhcLayout, values: NDArray[np.float32], fixed: FixedPoint) -> Measured:
+def lhc_step(
+    device: TimedDevice, layout: LhcLayout, values: NDArray[np.float32], fixed: FixedPoint
+) -> Measured:
     """Measure the same step with LHC's layout, which is given the scale, `fixed`.
 
     What peeling leaves over is sent in one more round. Raises NotExactError if an element is wrong.
@@ -246,7 +248,7 @@ def lhc_step(device: Device, layout: LhcLayout, values: NDArray[np.float32], fix
     return Measured(layout.words(values.size) + left, encode_s, decode_s, None, left)
 
 
-def _on(device: Device, layout: LhcLayout) -> Any:
+def _on(device: TimedDevice, layout: LhcLayout) -> Any:
     """Return LHC's `index`, `encode` and `decode` for arrays on the device."""
     if device.name == "cpu":
         return layout

@@ -24,7 +24,7 @@ from benchmarks.rivals.slot_model import SlotRow, run_protocol
 from benchmarks.rivals.slot_protocols import PROTOCOLS
 from peelsum.allreduce import Allreduce, Form, LocalSummation
 from peelsum.bench.allreduce import settings_of, shared_tensor, wrong_elements
-from peelsum.bench.codec import Device
+from peelsum.bench.codec import TimedDevice
 from peelsum.bench.codec.supports import positions
 from peelsum.bench.point import Support
 from peelsum.codec import fixed_point
@@ -244,7 +244,7 @@ def _lhc(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
     # A false positive is a candidate whose integer is 0: so is the smallest float.
     candidates[found.candidates] = np.where(union[found.candidates], union[found.candidates], _SMALLEST)
     fixed = fixed_point(_field(union), 1)
-    device = replace(Device.of("cpu"), clock=time.process_time)
+    device = replace(TimedDevice.of("cpu"), clock=time.process_time)
     codec_s = min(lhc_step(device, found.layout, candidates, fixed).codec_s for _ in range(_TIMED))
     seconds, wrong = _network(gbps, tensors.workers, found.words)
     return SparseSum(seconds, codec_s, found.words, wrong)
@@ -258,7 +258,7 @@ def _lhc_steps(tensors: Tensors) -> list[tuple[float, list[int]]]:
     """
     union = np.sum(tensors.each(), axis=0)
     where, fixed = np.flatnonzero(union), fixed_point(_field(union), 1)
-    device = replace(Device.of("cpu"), clock=time.process_time)
+    device = replace(TimedDevice.of("cpu"), clock=time.process_time)
     smallest = [smallest_lhc(where, tensors.elements, lanes=lanes, index_bits=1) for lanes in BATCHES]
     layouts = [*lhc_variants(where.size, smallest[-1]), *filter(None, smallest)]
     found = []

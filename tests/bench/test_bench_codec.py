@@ -13,7 +13,7 @@ from numba import config
 
 from benchmarks.experiments import codec, sequence
 from peelsum.allreduce.costs import lower_bound_bits
-from peelsum.bench.codec import Device, NotEnoughMemoryError, Support, device, require_memory, tensor
+from peelsum.bench.codec import NotEnoughMemoryError, Support, TimedDevice, device, require_memory, tensor
 from peelsum.bench.codec import rows as bench
 
 N = 1 << 16
@@ -123,4 +123,4 @@ def test_other_processes_do_not_count_where_one_thread_works(
     cores: int, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(config, "NUMBA_NUM_THREADS", cores)
-    assert Device.of("cpu").clock is clock
+    assert TimedDevice.of("cpu").clock is clock

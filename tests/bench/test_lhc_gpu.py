@@ -18,7 +18,7 @@ from benchmarks.experiments import codec
 from benchmarks.rivals import lhc
 from benchmarks.rivals.lhc import LhcLayout, lhc_step
 from benchmarks.rivals.lhc_gpu import DeviceLhc
-from peelsum.bench.codec import Device, NoDeviceError, tensor, timing
+from peelsum.bench.codec import NoDeviceError, TimedDevice, tensor, timing
 from peelsum.codec import fixed_point
 
 FIXED = fixed_point(130, 1)
@@ -26,8 +26,8 @@ SCRIPT = Path(__file__).parents[1] / "support" / "lhc_gpu_compile.py"
 
 
 @pytest.fixture(scope="module")
-def cuda() -> Device:
-    return Device.of("cuda")
+def cuda() -> TimedDevice:
+    return TimedDevice.of("cuda")
 
 
 @pytest.mark.covering(1)
@@ -52,7 +52,9 @@ def test_index_sketch_and_counts_are_those_of_the_cpu(
     ("rows", "index_bits"),
     [pytest.param(2, 4, marks=pytest.mark.slow), pytest.param(5, 1, marks=pytest.mark.slow), (5, 4), (60, 1)],
 )
-def test_recovers_what_parallel_peeling_recovers(cuda: Device, rows: int, index_bits: Literal[1, 4]) -> None:
+def test_recovers_what_parallel_peeling_recovers(
+    cuda: TimedDevice, rows: int, index_bits: Literal[1, 4]
+) -> None:
     values, positions = tensor("uniform", 6001, 0.3, 2)
     layout = LhcLayout(rows, seed=7, index_bits=index_bits)
     left = layout.peeled(positions).left
@@ -115,9 +117,9 @@ def test_rows_of_a_device_have_the_sizes_of_the_cpu(monkeypatch: pytest.MonkeyPa
 def test_no_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(NoDeviceError, match=r"--device: 'cuda' is not available; use cpu: .*GPU"):
-        Device.of("cuda")
+        TimedDevice.of("cuda")
     with pytest.raises(NoDeviceError, match="--device: 'tpu' is unknown; use one of cpu, cuda"):
-        Device.of("tpu")
+        TimedDevice.of("tpu")
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from benchmarks.rivals.lhc import (
     published_lhc,
     smallest_lhc,
 )
-from peelsum.bench.codec import Device, peel, tensor
+from peelsum.bench.codec import TimedDevice, peel, tensor
 from peelsum.bench.codec.timing import Measured, NotExactError
 from peelsum.codec import FixedPoint, fixed_point
 
@@ -65,7 +65,7 @@ def test_what_is_left_over_is_what_parallel_peeling_leaves(rows: int) -> None:
     values, fixed = drawn(200_000, 0.2, 1)
     layout = LhcLayout(rows, seed=3)
     left = layout.peeled(np.flatnonzero(values)).left
-    assert lhc_step(Device.of("cpu"), layout, values, fixed).left == left
+    assert lhc_step(TimedDevice.of("cpu"), layout, values, fixed).left == left
     assert (left > 0) == (rows < 400)
 
 
@@ -86,7 +86,7 @@ def test_every_table_that_is_tried_gives_the_exact_values(elements: int, density
         assert len(at) == missing == layout.peeled(positions).left
         layout.complete(out, at, integers, fixed)
         np.testing.assert_array_equal(out, wanted)
-        measured = lhc_step(Device.of("cpu"), layout, values, fixed)
+        measured = lhc_step(TimedDevice.of("cpu"), layout, values, fixed)
         assert measured.words == layout.words(elements) + missing
         left.append(missing)
     assert max(left) > 0
@@ -147,4 +147,4 @@ def test_a_wrong_element_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     values, fixed = drawn(2048, 0.1, 4)
     monkeypatch.setattr(LhcLayout, "decode", spoilt)
     with pytest.raises(NotExactError, match="element 777: "):
-        lhc_step(Device.of("cpu"), LhcLayout(9), values, fixed)
+        lhc_step(TimedDevice.of("cpu"), LhcLayout(9), values, fixed)

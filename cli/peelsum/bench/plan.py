@@ -15,7 +15,7 @@ from typing import Any
 from peelsum.allreduce import BlockIndex, BloomIndex, Choice, Index, Settings
 from peelsum.allreduce.costs import Candidate, expected
 from peelsum.allreduce.level_loops import MARGIN
-from peelsum.bench.codec import Device, Measured, fastest, one_step, require_memory, tensor
+from peelsum.bench.codec import Measured, TimedDevice, fastest, one_step, require_memory, tensor
 from peelsum.bench.point import Point
 from peelsum.bench.which_form import chosen, predictions, simulated, ways
 from peelsum.codec import SketchLayout, scale_for
@@ -31,12 +31,14 @@ _WORTH = 1.05
 def plan(request: Point, *, check: bool = False) -> dict[str, Any]:
     """Return the ways for a request; with `check`, run each as one worker on this machine.
 
-    candidates: all ways through the switch, fastest first, with form, index, layout, bytes, exchanges and
-        milliseconds. With a check, `measured_...` are what they took, and `..._error` the share by which
-        predictions were above. choice: the candidate that an allreduce takes: the fastest, but dense only if
-        small, or a fifth is not zero. why: sentences that compare it with every other form.
-    forms: the time of each form's step. methods, crossovers: of dense and sparse sums by every collective,
-        and where the fastest changes; empty with one worker. advice: which method to use.
+    - `candidates`: all ways through the switch, fastest first, with form, index, layout, bytes, exchanges and
+      milliseconds. With a check, `measured_...` are what they took, and `..._error` the share by which
+      predictions were above.
+    - `choice`: the candidate that an allreduce takes: the fastest, but dense only if small, or a fifth is not
+      zero. `why`: sentences that compare it with every other form.
+    - `forms`: the time of each form's step. `methods`, `crossovers`: of dense and sparse sums by every
+      collective, and where the fastest changes; empty with one worker. `advice`: which method to use.
+
     Raises NotEnoughMemoryError if a check does not fit this machine, and NotExactError if it decodes a wrong
     value.
     """
@@ -69,7 +71,7 @@ def step_of(request: Point) -> Step | None:
 def _measured(request: Point, found: Sequence[Candidate]) -> list[Measured]:
     """Run each way as one worker; return the measurements in the same order."""
     require_memory(request.elements, request.density)
-    device, settings = Device.of("cpu"), Settings()
+    device, settings = TimedDevice.of("cpu"), Settings()
     values, _ = tensor(request.support, request.elements, request.density, 0)
 
     def run(way: Candidate) -> Measured:

@@ -1,6 +1,6 @@
 """Tools to measure the codec: supports, one worker's timed rounds, and peeling in rounds."""
 
-from peelsum.bench.codec.device import Device, NotEnoughMemoryError, require_memory
+from peelsum.bench.codec.device import NotEnoughMemoryError, TimedDevice, require_memory
 from peelsum.bench.codec.peeling import Peeled, peel, peel_sketch
 from peelsum.bench.codec.supports import SUPPORTS, seen, tensor
 from peelsum.bench.codec.timing import Measured, NotExactError, fastest, one_step, taught
@@ -9,13 +9,13 @@ from peelsum.bench.point import Support
 
 __all__ = [
     "SUPPORTS",
-    "Device",
     "Measured",
     "NoDeviceError",
     "NotEnoughMemoryError",
     "NotExactError",
     "Peeled",
     "Support",
+    "TimedDevice",
     "fastest",
     "one_step",
     "peel",

@@ -13,8 +13,7 @@ from numba import config
 from numpy.typing import NDArray
 
 from peelsum.bench.devices import DEVICES, DeviceName, NoDeviceError
-from peelsum.codec import CodecError, warm_up
-from peelsum.codec import Device as CodecDevice
+from peelsum.codec import CodecError, Device, warm_up
 from peelsum.codec import device as codec_device
 
 #: Peak use: the tensor, its random numbers and copies of sent words per element; peeling per candidate.
@@ -22,11 +21,11 @@ _BYTES_PER_ELEMENT, _BYTES_PER_CANDIDATE = 24, 120
 
 
 @dataclass(frozen=True)
-class Device:
+class TimedDevice:
     """A device on which to measure the codec."""
 
     name: DeviceName
-    codec: CodecDevice
+    codec: Device
     """The codec on it."""
     place: Callable[[NDArray[np.float32]], Any]
     """Converts the host's float32[n] to what the kernels take."""
@@ -34,7 +33,7 @@ class Device:
     """Returns seconds: of the thread's processor time if Numba uses one thread, else of the wall clock."""
 
     @classmethod
-    def of(cls, name: str) -> Device:
+    def of(cls, name: str) -> TimedDevice:
         """Return the device of that name, with compiled kernels. Raises NoDeviceError if it is missing."""
         if name == "cpu":
             warm_up()
@@ -55,7 +54,7 @@ class Device:
         return cls._cuda(codec)
 
     @classmethod
-    def _cuda(cls, codec: CodecDevice) -> Device:
+    def _cuda(cls, codec: Device) -> TimedDevice:
         import torch
 
         # Without a GPU, Triton's interpreter runs the kernels on the CPU.

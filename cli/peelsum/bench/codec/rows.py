@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from peelsum.allreduce import Choice, Settings
 from peelsum.allreduce.costs import Seen, candidates, lower_bound_bits
 from peelsum.bench.codec import (
-    Device,
     Measured,
     Support,
+    TimedDevice,
     fastest,
     one_step,
     peel_sketch,
@@ -42,7 +42,7 @@ class CodecBenchError(ValueError):
 class Drawn(NamedTuple):
     """A tensor that was drawn for a device: float32[n], and the positions int64[k] of its non-zeros."""
 
-    device: Device
+    device: TimedDevice
     values: NDArray[np.float32]
     positions: NDArray[np.int64]
 
@@ -79,7 +79,7 @@ def draw(support: Support, elements: int, density: float, seed: int, device: str
     values, positions = tensor(support, elements, density, seed)
     if not positions.size:
         raise CodecBenchError(f"--density: {elements:,} elements have no non-zeros; increase either")
-    return Drawn(Device.of(device), values, positions)
+    return Drawn(TimedDevice.of(device), values, positions)
 
 
 def ours(drawn: Drawn, form: Form, index: str, cells_per_candidate: float) -> dict[str, Any]:

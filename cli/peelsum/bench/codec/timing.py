@@ -20,9 +20,8 @@ from peelsum.allreduce.one_round import Expected, OneRound
 from peelsum.allreduce.plan import Layout, Plan
 from peelsum.allreduce.protocol import Round, SumProtocol, Sums
 from peelsum.allreduce.two_rounds import TwoRounds
-from peelsum.bench.codec.device import Device
-from peelsum.codec import HOST, FixedPoint, occupied
-from peelsum.codec import Device as CodecDevice
+from peelsum.bench.codec.device import TimedDevice
+from peelsum.codec import HOST, Device, FixedPoint, occupied
 from peelsum.summation import Words
 
 #: Number of runs of a measurement, unless they reach _ENOUGH_S seconds before.
@@ -41,7 +40,7 @@ class Measured(NamedTuple):
     words: int
     """32-bit words sent."""
     encode_s: float
-    """Seconds of encoding, by `Device.clock`."""
+    """Seconds of encoding, by `TimedDevice.clock`."""
     decode_s: float
     """Seconds of decoding."""
     candidates: NDArray[np.int64] | None
@@ -56,7 +55,7 @@ class Measured(NamedTuple):
 
 
 def protocol_of(
-    device: Device, choice: Choice, values: Any, settings: Settings, workers: int, seed: int, likely: int
+    device: TimedDevice, choice: Choice, values: Any, settings: Settings, workers: int, seed: int, likely: int
 ) -> SumProtocol:
     """Return one worker's sum in two rounds of values[n], on the device, as the only tensor of a step.
 
@@ -69,7 +68,7 @@ def protocol_of(
     return TwoRounds(plan, chooser, device.codec, codec, seed)
 
 
-def _ahead(device: Device, choice: Choice, values: Any, settings: Settings, seed: int) -> SumProtocol:
+def _ahead(device: TimedDevice, choice: Choice, values: Any, settings: Settings, seed: int) -> SumProtocol:
     """Return one worker's sum in one round of values[n], which knows what a step before has shown of them."""
     before = protocol_of(device, choice, values, settings, 1, seed, len(values))
     _run(device, before)
@@ -95,7 +94,7 @@ def format_of(protocol: SumProtocol) -> FixedPoint:
 
 
 def one_step(
-    device: Device,
+    device: TimedDevice,
     choice: Choice,
     values: NDArray[np.float32],
     settings: Settings,
@@ -129,7 +128,7 @@ def one_step(
     return Measured(words, encode_s + more_s, decode_s, positions, protocol.left_over)
 
 
-def _run(device: Device, protocol: SumProtocol) -> tuple[int, float, float]:
+def _run(device: TimedDevice, protocol: SumProtocol) -> tuple[int, float, float]:
     """Go through a protocol's rounds; return the words sent, and the seconds of encoding and decoding."""
     clock, codec = device.clock, device.codec
     started = clock()
@@ -162,7 +161,7 @@ def fastest(run: Callable[[int], Measured]) -> Measured:
     return min(runs, key=lambda one: one.codec_s)
 
 
-def sent_words(words: Any, codec: CodecDevice) -> Words:
+def sent_words(words: Any, codec: Device) -> Words:
     """Return words in the host's memory, ready to be sent."""
     if codec.direct:
         return cast(Words, words)
