@@ -57,7 +57,7 @@ class Service(Settings):
         """The identity in the folder `tls`. Raises TlsError."""
         return identity(self.tls)
 
-    def announce(self, text: str, **values: object) -> None:
+    def announce(self, text: str, /, **values: object) -> None:
         """Print a line, or its values as JSON."""
         if self.json:
             say(**values)
