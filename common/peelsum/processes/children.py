@@ -220,7 +220,7 @@ def _started(
     environment: Mapping[str, str],
     errors: IO[bytes],
 ) -> subprocess.Popen[bytes]:
-    """Start a child; an interrupt that comes meanwhile ends it, as nobody has it yet who could."""
+    """Start a child. An interrupt meanwhile ends the child: no other code knows its process yet."""
     process = None
     try:
         with uninterrupted():

@@ -14,6 +14,7 @@ decision follows from sums. These are the parts of a sum, in both:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -82,7 +83,7 @@ class Refinement(NamedTuple):
     """Whether `non_zeros` was estimated from a filter's words, and not from earlier steps."""
 
 
-class SumProtocol:
+class SumProtocol(ABC):
     """A protocol for one step of a plan. After its last round, its attributes hold the sums.
 
     codec: the step's segments, on the device. seed: of the step's indexes and sketches.
@@ -115,9 +116,9 @@ class SumProtocol:
         self.levels: Integers = nothing
         self.wide: Wide | None = None
 
+    @abstractmethod
     def rounds(self) -> Rounds:
         """Yield every round; send each round's sums back into the generator."""
-        raise NotImplementedError
 
     def again(self, wide: int) -> int | None:
         """Return how many words were sent again as expected scales did not fit; None if none were expected.

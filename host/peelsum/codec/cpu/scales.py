@@ -63,7 +63,7 @@ def quantize(values: Floats, fixed: FixedPoint, out: Integers) -> None:
 
 @compiled
 def encode_scales(firsts: Numbers, magnitudes: Words, segments: Words, blocks: Words) -> None:
-    """Do what `block_scales.encoded` does. `magnitudes` may be `blocks`."""
+    """Do what `reference.scales.encoded` does. `magnitudes` may be `blocks`."""
     for s in range(segments.size):
         begin, end = np.uint64(firsts[s]), np.uint64(firsts[s + 1])
         largest = magnitude(magnitudes[firsts[s] : firsts[s + 1]])
@@ -81,7 +81,7 @@ def encode_scales(firsts: Numbers, magnitudes: Words, segments: Words, blocks: W
 def decode_scales(
     segments: Words, blocks: Words, firsts: Numbers, highest: int, fields: Integers, scales: Integers
 ) -> None:
-    """Do what `block_scales.decoded` does; write scales[blocks], `highest` less a block's field."""
+    """Do what `reference.scales.decoded` does; write scales[blocks], `highest` less a block's field."""
     for s in range(segments.size):
         top = _top(segments[s])
         fields[s] = top if segments[s] else ZERO
