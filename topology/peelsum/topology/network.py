@@ -66,6 +66,7 @@ class Network(ABC):
         self._processes: dict[str, RestartableProcess] = {}
         #: A file that exists while workers can take their seats; None without a job.
         self.seats_file: Path | None = None
+        self._generations = 0
 
     def __enter__(self) -> Self:
         try:
@@ -164,7 +165,9 @@ class Network(ABC):
         folder = files_of(self.name)  # which `down` removes if this process is killed
         folder.mkdir()
         self._job_stack.callback(shutil.rmtree, folder)
-        self.seats_file = folder / "seats"
+        # Another one for each generation: a record of the last one must not find a file again.
+        self._generations += 1
+        self.seats_file = folder / f"seats-{self._generations}"
         self.seats_file.touch()
         path = folder / "job.toml"
         window = job.window or _WINDOWS[self.switch]
