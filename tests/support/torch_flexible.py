@@ -24,7 +24,7 @@ from peelsum.compress.costs import reduced
 from peelsum.summation import Part, Words
 from peelsum.torch import ProcessGroupSummation, SwitchAllreduceState, TopK, hook
 from peelsum.torch.backends import connect
-from peelsum.torch.process_group_summation import By
+from peelsum.torch.process_group_summation import Algorithm
 
 #: What each step of a script does: a method and a ratio.
 Script = Sequence[tuple[str, float]]
@@ -109,7 +109,7 @@ def slowed(link: LinkModel) -> Iterator[None]:
         time.sleep(messages * link.latency_s + 32 * words / (link.gbps * 1e9))
 
     class Slowed(ProcessGroupSummation):
-        def sum_words(self, parts: Sequence[Part], *, by: By | None = None) -> list[Words]:
+        def sum_words(self, parts: Sequence[Part], *, by: Algorithm | None = None) -> list[Words]:
             for part in parts:
                 size, few = part.words.size, by is None and part.words.size <= self.few_words
                 sleep(*reduced(self.workers, size, tree=by == "tree", few=few))

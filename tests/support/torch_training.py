@@ -34,7 +34,7 @@ from peelsum.torch import (
     hook,
     starts,
 )
-from peelsum.torch.process_group_summation import OrBy
+from peelsum.torch.process_group_summation import OrMethod
 
 WORDS, WIDTH = 64, 8
 
@@ -279,10 +279,10 @@ def refused(rank: int, settings: dict[str, Any], options: dict[str, Any]) -> tup
     return error_of(lambda: train(rank, 1, state, **options))
 
 
-def by_or(rank: int, steps: int, or_by: OrBy) -> np.ndarray:
+def by_or(rank: int, steps: int, or_by: OrMethod) -> np.ndarray:
     """`train` over gloo, with OR had in this way."""
     summation = ProcessGroupSummation("gloo")
-    summation._few, summation._or_by = None, or_by
+    summation._direct_sum, summation._or_method = None, or_by
     return train(rank, steps, SwitchAllreduceState(over=summation))
 
 

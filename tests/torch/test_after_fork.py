@@ -30,9 +30,9 @@ def try_in_the_child(*calls):
 #: A queue whose threads hold its lock while the child is forked.
 QUEUE = """
 (seat,) = LocalSummation.group(1)
-queue = SumQueue(seat, leave=False)
+queue = SumQueue(seat, owns_backend=False)
 queue.submit(lambda: None).result()
-with queue._pool._turned:
+with queue._pool._turn_changed:
     child = os.fork()
 """
 CALLS = """

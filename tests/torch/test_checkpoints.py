@@ -28,7 +28,7 @@ def at(monkeypatch):
 
     def put(rank, ranks):
         for module in (checkpoint, state_module):
-            monkeypatch.setattr(module, "place_in", lambda group: (rank, ranks))
+            monkeypatch.setattr(module, "rank_and_size", lambda group: (rank, ranks))
         return SwitchAllreduceState(over=Sums(), compressor=TopK(0.5, momentum=0.5))
 
     return put
@@ -138,7 +138,7 @@ def test_a_folder_without_a_state(at, tmp_path, caplog):
     ):
         state.load(tmp_path, redistribute=True)
     state.load_if_saved(tmp_path)
-    assert "training goes on with an empty one" in caplog.text
+    assert "training continues with an empty one" in caplog.text
     with pytest.raises(HookConfigError, match="folder: s3://bucket/x is not a path of this machine"):
         state.save("s3://bucket/x")
 
@@ -160,7 +160,7 @@ def test_a_copy_of_the_module_trains_on_with_the_same_bits(copied, caplog):
     ((_, other_state),) = other._comm_hooks
     assert other_state is not state
     other.register_comm_hook(other_state, hook)  # torch copies no hooks
-    assert other_state._names.given == state._names.given
+    assert other_state._names.assigned == state._names.assigned
     for trained in (ddp, other):
         descend(trained)
     for parameter, same in zip(ddp.parameters(), other.parameters(), strict=True):

@@ -29,7 +29,7 @@ from peelsum.torch import (
     fsdp_hook,
     hook,
 )
-from peelsum.torch.process_group_summation import _or_by
+from peelsum.torch.process_group_summation import _or_method
 
 INPUT = torch.ones(2, 6)
 
@@ -297,9 +297,9 @@ def test_how_long_a_backend_waits(given, waits):
 
 def test_how_each_backend_has_or():
     """Everybody's words, as long as they are fewer than a byte for each bit, which a ring sends twice."""
-    ways_to_or = [_or_by(backend, 2) for backend in ("gloo", "mpi", "nccl")]
+    ways_to_or = [_or_method(backend, 2) for backend in ("gloo", "mpi", "nccl")]
     assert ways_to_or == ["bor", "bor", "gather"]
-    assert [_or_by("nccl", workers) for workers in (16, 17)] == ["gather", "max"]
+    assert [_or_method("nccl", workers) for workers in (16, 17)] == ["gather", "max"]
 
 
 # a rank that ends in the middle of a step: every other rank raises an error that names it, in time

@@ -90,9 +90,9 @@ def test_each_summing_thread_keeps_a_stream(monkeypatch):
     made = []
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or object())
     devices, streams = [torch.device("cuda", one) for one in (0, 1)], _Streams()
-    mine = [[streams.of(device) for device in devices] for _ in range(3)]
+    mine = [[streams.on(device) for device in devices] for _ in range(3)]
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(streams.of, devices[0]).result()
+        other = pool.submit(streams.on, devices[0]).result()
     assert all(one is mine[0][at] for row in mine for at, one in enumerate(row))
     assert made == [*devices, devices[0]]
     assert other is not mine[0][0]
@@ -172,8 +172,9 @@ def test_gradients_that_are_elsewhere_are_refused():
 def test_gradients_on_a_gpu_stay_there_where_triton_is(installed, monkeypatch):
     monkeypatch.setattr("peelsum.torch.settings.find_spec", lambda name: installed or None)
     settings = SwitchAllreduceState()._settings
-    assert settings.beside(SimpleNamespace(is_cuda=True)).implementation == ("gpu" if installed else "cpu")
-    assert settings.beside(SimpleNamespace(is_cuda=False)).implementation == "cpu"
+    on_device = settings.for_device_of(SimpleNamespace(is_cuda=True))
+    assert on_device.implementation == ("gpu" if installed else "cpu")
+    assert settings.for_device_of(SimpleNamespace(is_cuda=False)).implementation == "cpu"
 
 
 @pytest.mark.parametrize(("given", "compiled"), [(None, "gpu"), ("cpu", "cpu")])
@@ -185,7 +186,7 @@ def test_kernels_are_compiled_for_the_device_of_the_first_gradients(given, compi
     monkeypatch.setattr(
         "peelsum.torch.bucket_sum.connect", lambda over, group, timeout_s, prepare: prepare() or Sums()
     )
-    SwitchAllreduceState(implementation=given)._sums.connect(None, SimpleNamespace(is_cuda=True))
+    SwitchAllreduceState(implementation=given)._sums.connect(SimpleNamespace(is_cuda=True))
     assert asked == [compiled]
 
 

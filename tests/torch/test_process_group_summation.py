@@ -24,7 +24,7 @@ from torch_ranks import run_ranks, run_several
 from peelsum.allreduce import SummationStalledError
 from peelsum.summation import Part
 from peelsum.torch import process_group_summation as summed
-from peelsum.torch.reductions import DirectSum, together
+from peelsum.torch.reductions import DirectSum, batches
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -87,7 +87,7 @@ def test_nothing_goes_with_a_part_that_may_end_the_sum():
     few, many = np.zeros(4, np.uint32), np.zeros(2**18, np.uint32)
     check = lambda words: None  # noqa: E731
     parts = [Part(few, "or", check), Part(few, "or"), Part(few, "add"), Part(many, "add"), Part(few, "add")]
-    assert [len(some) for some in together(parts)] == [1, 2, 1, 1]
+    assert [len(some) for some in batches(parts)] == [1, 2, 1, 1]
 
 
 @pytest.fixture(scope="module")
@@ -185,11 +185,11 @@ def test_a_sum_that_still_waits_is_reported_for_its_worker(monkeypatch):
     for watch in watches:
         watch.start()
     store.set(summed._FAILED, "")
-    store.wait([summed._here(0)], timedelta(seconds=PATIENCE_S))
+    store.wait([summed._reported_key(0)], timedelta(seconds=PATIENCE_S))
     for watch in watches:
         watch.ended.set()
         watch.join()
-    assert not store.check([summed._here(1)])
+    assert not store.check([summed._reported_key(1)])
 
 
 def test_a_closed_group_names_nobody():
@@ -214,9 +214,9 @@ def test_a_closed_group_names_nobody():
     ],
 )
 def test_one_or_several_missing_workers_are_named(monkeypatch, workers, reason, said):
-    monkeypatch.setattr(summed, "_ROLL_CALL_S", 0.1)
+    monkeypatch.setattr(summed, "_REPORT_S", 0.1)
     with group_of_one():
         summation = summed.ProcessGroupSummation("gloo", timeout_s=10 * PATIENCE_S)
         summation.workers, summation._store = workers, HashStore()
-        message = in_time(lambda: summation._stalled(RuntimeError(reason)))
+        message = in_time(lambda: summation._describe_failure(RuntimeError(reason)))
     assert message == f"gloo: the sum over {workers} workers failed: {said} ({reason})"

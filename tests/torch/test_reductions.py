@@ -195,7 +195,7 @@ def test_only_the_root_gets_what_is_reduced(ranks):
 
 def test_tensors_elsewhere_are_copied_and_copied_back(ranks, monkeypatch):
     """As for tensors on a GPU: here for all, since gloo seems to have no type."""
-    monkeypatch.setattr(calls, "_OF_GLOO", ())
+    monkeypatch.setattr(calls, "_GLOO_DTYPES", ())
 
     def work(group):
         everybody = [torch.zeros(2) for _ in range(RANKS)]

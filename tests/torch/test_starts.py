@@ -18,7 +18,7 @@ from torch_alone import in_time
 from torch_ranks import run_ranks
 
 from peelsum.torch import HookConfigError, HookError, starts
-from peelsum.torch.starts import start_of, when_all_are_ready
+from peelsum.torch.starts import restart_prefix, run_on_all_ranks
 
 RANKS = 3
 
@@ -28,8 +28,7 @@ def on_all_ranks(work, store=None):
     store = store or HashStore()
     with ThreadPoolExecutor(RANKS) as pool:
         running = [
-            pool.submit(when_all_are_ready, store, rank, RANKS, lambda r=rank: work(r))
-            for rank in range(RANKS)
+            pool.submit(run_on_all_ranks, store, rank, RANKS, lambda r=rank: work(r)) for rank in range(RANKS)
         ]
         return [one.exception(PATIENCE_S) or one.result() for one in running]
 
@@ -83,7 +82,7 @@ def test_a_rank_that_never_comes_is_named(monkeypatch):
     monkeypatch.setenv("PEELSUM_JOIN_S", "0.2")
     store = HashStore()
     with pytest.raises(HookError, match=r"ranks 1, 2 are not ready after 0\.2 s; see whether they are"):
-        when_all_are_ready(store, 0, RANKS, lambda: None)
+        run_on_all_ranks(store, 0, RANKS, lambda: None)
 
 
 class Group:
@@ -135,7 +134,7 @@ ENDED = (
 def waited_for(store):
     """The error of rank 0, which waits for rank 1."""
     with pytest.raises(HookError) as raised:
-        when_all_are_ready(store, 0, 2, lambda: None)
+        run_on_all_ranks(store, 0, 2, lambda: None)
     return str(raised.value)
 
 
@@ -152,7 +151,7 @@ def test_who_has_not_ended_before_its_start_is_waited_for(monkeypatch, at_exit, 
     group = Group()
     starts.expect_start(group)
     if case == "has started":
-        when_all_are_ready(HashStore(), 0, 1, lambda: None)
+        run_on_all_ranks(HashStore(), 0, 1, lambda: None)
     with monkeypatch.context() as patch:
         if case == "is a forked child":
             patch.setattr(starts.os, "getpid", lambda: -1)
@@ -181,7 +180,7 @@ def test_the_hook_does_not_wait_for_a_rank_that_ends_without_a_backward_pass():
 def test_the_second_start_of_a_group_does_not_meet_the_first():
     """Rank 0 has been in another group before, and a start of this one has failed."""
     store = HashStore()
-    when_all_are_ready(PrefixStore("alone", store), 0, 1, lambda: None)
+    run_on_all_ranks(PrefixStore("alone", store), 0, 1, lambda: None)
 
     def failing(rank):
         raise ValueError(f"rank {rank}")
@@ -217,10 +216,10 @@ AGENTS = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     ],
 )
 def test_starts_are_told_apart_where_the_store_outlives_them(environment, start):
-    assert start_of(environment) == start
+    assert restart_prefix(environment) == start
 
 
 def test_agents_of_several_nodes_do_not_count_alike():
     environment = AGENTS | {"TORCHELASTIC_RESTART_COUNT": "1", "GROUP_WORLD_SIZE": "2"}
     with pytest.raises(HookConfigError, match="set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all nodes"):
-        start_of(environment)
+        restart_prefix(environment)

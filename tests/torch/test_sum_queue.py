@@ -19,9 +19,8 @@ import torch
 
 from peelsum.allreduce import Part
 from peelsum.torch import HookError, HookFailedError
-from peelsum.torch.backward_pass import pass_on
-from peelsum.torch.calls import Submitted
-from peelsum.torch.sum_queue import SumQueue
+from peelsum.torch.calls import SwitchWork
+from peelsum.torch.sum_queue import SumQueue, chain_future
 
 
 class Held:
@@ -52,7 +51,7 @@ def held():
 
 @pytest.fixture
 def queue(held):
-    made = SumQueue(held, leave=False)
+    made = SumQueue(held, owns_backend=False)
     yield made
     held.go.set()
     made.close()
@@ -124,9 +123,9 @@ def test_work_that_fails_before_its_sum_leaves_the_turn(queue, held):
 
 def test_a_summation_is_left_only_if_it_was_made_here(held):
     held.go.set()
-    SumQueue(held, leave=False).close()
+    SumQueue(held, owns_backend=False).close()
     assert not held.closed
-    SumQueue(held, leave=True).close()
+    SumQueue(held, owns_backend=True).close()
     assert held.closed
 
 
@@ -149,7 +148,7 @@ def test_work_of_one_key_begins_when_the_last_of_it_is_done(queue, held):
 
 def test_a_thread_that_drains_may_wake_up_late(queue, held, monkeypatch):
     """`drain` also returns if work submitted meanwhile by another thread is done."""
-    turned, later = queue._pool._turned, threading.Event()
+    turned, later = queue._pool._turn_changed, threading.Event()
     wait, waiting = turned.wait, threading.Event()
 
     def sleepy(timeout=None):
@@ -201,7 +200,7 @@ def test_all_ends_in_order_with_failures_and_concurrent_drains(seed):
     rng = random.Random(seed)
     works, fails_at = rng.randrange(1, 12), rng.randrange(14)
     held = Jittery(rng, fails_at)
-    queue = SumQueue(held, threads=rng.randrange(1, 4), leave=True)
+    queue = SumQueue(held, threads=rng.randrange(1, 4), owns_backend=True)
 
     def work(number):
         jitter(rng)
@@ -226,7 +225,7 @@ def test_all_ends_in_order_with_failures_and_concurrent_drains(seed):
 
 def test_nothing_is_summed_after_the_end(held):
     held.go.set()
-    queue = SumQueue(held, leave=True)
+    queue = SumQueue(held, owns_backend=True)
     queue.close()
     with pytest.raises(HookError, match="this worker has left the job; make a new state"):
         queue.submit(sums(queue, 1)).result(PATIENCE_S)
@@ -236,14 +235,14 @@ def test_an_error_of_leaving_is_raised_by_close(held, monkeypatch):
     held.go.set()
     monkeypatch.setattr(held, "close", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        SumQueue(held, leave=True).close()
+        SumQueue(held, owns_backend=True).close()
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt("no"), SystemExit(3)], ids=repr)
 def test_no_error_passes_for_a_result(error):
     """The waiter for the future of a process group's call gets the error, not a result."""
     done = Future()
-    future = Submitted(done, [torch.ones(1)], "allreduce", timedelta(seconds=PATIENCE_S)).get_future()
+    future = SwitchWork(done, [torch.ones(1)], "allreduce", timedelta(seconds=PATIENCE_S)).get_future()
     done.set_exception(error)
     with pytest.raises((ValueError, HookFailedError)) as raised:
         future.wait()
@@ -254,7 +253,7 @@ def test_a_failure_in_passing_a_result_on_is_told():
     """And does not take the place of the error there was."""
     done, told = [Future(), Future()], []
     for one in done:
-        told.append(pass_on(one, torch.futures.Future(), lambda: 1 / 0, after_error=lambda: 1 / 0))
+        told.append(chain_future(one, torch.futures.Future(), lambda: 1 / 0, value_after_error=lambda: 1 / 0))
     done[0].set_result(None)
     done[1].set_exception(ValueError("no"))
     assert isinstance(told[0].exception(PATIENCE_S), ZeroDivisionError)

@@ -202,7 +202,7 @@ def test_a_controllers_address_in_another_form_is_told_the_right_one(plugged, gi
 
 def test_a_seat_is_held_once_in_a_process(plugged, job, held, monkeypatch):
     """A second connection to the seat waits a little for the first to leave."""
-    monkeypatch.setattr(starts, "_LEAVING_S", 0.0)
+    monkeypatch.setattr(starts, "_RELEASE_S", 0.0)
     source = job(ADMISSION) + "@h:7"
     plugged(source, 0)
     plugged(source, 1)
@@ -210,26 +210,26 @@ def test_a_seat_is_held_once_in_a_process(plugged, job, held, monkeypatch):
         HookConfigError, match="this process is worker 0 of job 1 at h:7 already; share one state between"
     ):
         plugged(source, 0)
-    monkeypatch.setattr(starts, "_LEAVING_S", 60.0)
+    monkeypatch.setattr(starts, "_RELEASE_S", 60.0)
     leaving, started = threading.Timer(1.0, held[0].close), time.monotonic()
     leaving.start()
     assert plugged(source, 0)[0] == 0
     leaving.join()
     assert time.monotonic() - started < 50.0, "was not told, but waited all of its time"
-    monkeypatch.setattr(starts, "_LEAVING_S", 0.0)
+    monkeypatch.setattr(starts, "_RELEASE_S", 0.0)
     with pytest.raises(HookConfigError, match="this process is worker 1 of job 1 at h:8 already"):
         plugged(source, 1)
 
 
 def test_a_seat_in_a_cycle_that_nobody_holds_is_free(monkeypatch):
-    monkeypatch.setattr(starts, "_LEAVING_S", 0.0)
+    monkeypatch.setattr(starts, "_RELEASE_S", 0.0)
     gc.disable()
     try:
-        cycle = [starts.only_here("a seat")]
+        cycle = [starts.hold_seat("a seat")]
         cycle[0].__enter__()
         cycle.append(cycle)
         del cycle
-        with starts.only_here("a seat"):
+        with starts.hold_seat("a seat"):
             pass
     finally:
         gc.enable()
@@ -237,7 +237,7 @@ def test_a_seat_in_a_cycle_that_nobody_holds_is_free(monkeypatch):
 
 def test_a_start_that_fails_leaves_its_seat(plugged, job, monkeypatch):
     """Even while the error, and with it all that was under way, is held."""
-    monkeypatch.setattr(starts, "_LEAVING_S", 0.0)
+    monkeypatch.setattr(starts, "_RELEASE_S", 0.0)
     source = job(ADMISSION) + "@h:7"
 
     def unreachable(*_, **__):
@@ -253,10 +253,10 @@ def test_a_start_that_fails_leaves_its_seat(plugged, job, monkeypatch):
 
 def test_a_controllers_job_is_held_once_in_a_process(plugged, monkeypatch):
     """All ranks get the error; the others would otherwise wait for rank 0."""
-    monkeypatch.setattr(starts, "_LEAVING_S", 0.0)
+    monkeypatch.setattr(starts, "_RELEASE_S", 0.0)
     store = Shared()
     with (
-        starts.only_here("rank 0 of the job of controller h:9"),
+        starts.hold_seat("rank 0 of the job of controller h:9"),
         pytest.raises(HookConfigError, match="this process is rank 0 of the job of controller h:9") as raised,
     ):
         plugged("//h:9", 0, store)
@@ -359,7 +359,7 @@ def test_every_rank_refuses_an_invalid_address(plugged, address):
 
 def test_a_host_name_that_is_too_long_is_told_to_all(plugged, monkeypatch):
     """As with TLS, without which no name beyond loopback is looked up."""
-    monkeypatch.setattr(switch_seat, "_lease", socket.create_connection)
+    monkeypatch.setattr(switch_seat, "_request_lease", socket.create_connection)
     all_are_told(plugged, f"//{'a' * 64}:9560", r"rank 0: .*; check the host's name")
 
 
@@ -406,7 +406,7 @@ def refusing():
 def test_each_local_rank_has_its_interfaces(monkeypatch, given, local, ranks, planes, own):
     for name, value in (("LOCAL_RANK", local), ("LOCAL_WORLD_SIZE", ranks), (switch_seat.INTERFACES, given)):
         monkeypatch.setenv(name, value)
-    assert switch_seat._interfaces(planes) == own
+    assert switch_seat._local_interfaces(planes) == own
 
 
 @pytest.mark.parametrize("given", ["eth0", "eth0,eth1,eth2"])
@@ -416,4 +416,4 @@ def test_too_few_interfaces_or_too_many(monkeypatch, given):
     with pytest.raises(
         HookConfigError, match="for 2 ranks of 1 planes here; give 2, those of local rank 0 first"
     ):
-        switch_seat._interfaces(1)
+        switch_seat._local_interfaces(1)

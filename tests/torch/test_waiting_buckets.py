@@ -24,21 +24,27 @@ NETWORK = NetworkModel(gbps=32e-6, round_trip_s=0.5)
 
 def summed(waiting, words, error=None):
     """Let what waits be summed, with so many words for each parameter; return the names of its buckets."""
-    taken, done = waiting.taken()
-    waiting.learn(taken, words)
+    taken, done = waiting.take()
+    waiting.note_words(taken, words)
     if taken:  # as the queue completes the future of what it summed
         done.set_result(None) if error is None else done.set_exception(error)
     return list(taken)
+
+
+def add(waiting, names):
+    """Let a bucket wait; return the future of its sum."""
+    waiting.buckets[names] = None
+    return waiting.future
 
 
 def passed(waiting, words, within):
     """One backward pass over the buckets A, B and C; return which were summed together."""
     together = []
     for names in (A, B, C):
-        if waiting.ended(names, within):
+        if waiting.ends_before(names, within):
             together.append(summed(waiting, words))
-        waiting.add(names, None)
-        if names == C or not waiting.wait():
+        add(waiting, names)
+        if names == C or not waiting.should_wait():
             together.append(summed(waiting, words))
     return together
 
@@ -58,25 +64,25 @@ def test_buckets_wait_while_their_words_take_less_than_the_exchanges():
 def test_what_waits_is_summed_before_another_pass():
     waiting, words = DenseBuckets(NETWORK), dict.fromkeys(("a", "b", "b2", "c"), 1)
     passed(waiting, words, 1)
-    assert not waiting.ended(A, 2)
-    waiting.add(A, None)
-    assert waiting.wait()
-    assert waiting.ended(B, 3)
+    assert not waiting.ends_before(A, 2)
+    add(waiting, A)
+    assert waiting.should_wait()
+    assert waiting.ends_before(B, 3)
 
 
 def test_a_bucket_of_a_failed_pass_is_dropped_when_it_comes_again():
     waiting, words = DenseBuckets(NETWORK), dict.fromkeys(("a", "b", "b2", "c"), 1)
     passed(waiting, words, 1)
-    waiting.ended(A, 2)
-    dropped = waiting.add(A, None)
-    assert not waiting.ended(A, 3)
+    waiting.ends_before(A, 2)
+    dropped = add(waiting, A)
+    assert not waiting.ends_before(A, 3)
     assert isinstance(dropped.exception(0), HookError)
     assert passed(waiting, words, 3) == [[A, B, C]]
 
 
 def test_an_error_of_the_sum_is_that_of_each_bucket():
     waiting, error = DenseBuckets(NETWORK), ValueError("lost")
-    both = [waiting.add(names, None) for names in (A, C)]
+    both = [add(waiting, names) for names in (A, C)]
     summed(waiting, {"a": 1, "c": 1}, error)
     assert [one.exception(0) for one in both] == [error, error]
 

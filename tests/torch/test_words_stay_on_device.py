@@ -79,7 +79,7 @@ class OverNccl(ProcessGroupSummation):
 
     def __init__(self, crew: Crew, rank: int, or_by: Any) -> None:
         self.lanes, self.workers, self.worker_id = 32, WORKERS, rank
-        self.device, self._few, self._or_by = DEVICE, None, or_by
+        self.device, self._direct_sum, self._or_method = DEVICE, None, or_by
         self._group: Any = Nccl(crew, rank)
         self._backend, self._store, self._keeper = "nccl", crew.store, None
         self._sums, self._watch = 0, process_group_summation._Watch(crew.store, rank)
@@ -186,8 +186,8 @@ def test_a_device_without_room_goes_on_with_words_of_the_host(
 
 def test_without_room_for_words_each_worker_has_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker without room names tensor and bytes; those that waited for its words name the worker."""
-    monkeypatch.setattr(process_group_summation, "_ROLL_CALL_S", 0.1)
-    crew, copied = Crew(), OverNccl._copied
+    monkeypatch.setattr(process_group_summation, "_REPORT_S", 0.1)
+    crew, copied = Crew(), OverNccl._allocate
     over = [OverNccl(crew, rank, "gather") for rank in range(WORKERS)]
     kinds: tuple[Any, ...] = ("gpu", "cpu")
     reduces = [
@@ -208,7 +208,7 @@ def test_without_room_for_words_each_worker_has_one_error(monkeypatch: pytest.Mo
             over[rank].close()  # as the hook does
             return error
 
-    monkeypatch.setattr(OverNccl, "_copied", without_room)
+    monkeypatch.setattr(OverNccl, "_allocate", without_room)
     for _ in range(2):
         with ThreadPoolExecutor(WORKERS) as pool:
             ends = list(pool.map(run, range(WORKERS)))

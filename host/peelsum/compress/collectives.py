@@ -25,8 +25,8 @@ from peelsum.summation import Part, Summation, Words, gather_by_or
 
 T = TypeVar("T")
 Bytes = NDArray[np.uint8]
-#: How a process group reduces words.
-By = Literal["ring", "tree"]
+#: The algorithm by which a process group reduces words.
+Algorithm = Literal["ring", "tree"]
 _NOTHING = np.zeros(0, np.uint32)
 #: An exchange of fewer words on the busiest link tells the latency.
 _FEW_WORDS = 1 << 12
@@ -86,7 +86,7 @@ class GroupSummation(Summation, Protocol):
     def few_words(self) -> int:
         """Fewer words than these go whole to all workers, by direct messages; 0 if there are none."""
 
-    def sum_words(self, parts: Sequence[Part], *, by: By | None = None) -> list[Words]:
+    def sum_words(self, parts: Sequence[Part], *, by: Algorithm | None = None) -> list[Words]:
         """See `Summation.sum_words`; by: the algorithm, None for any."""
 
     def broadcast(self, pieces: Sequence[Words], sources: Sequence[int]) -> list[Words]:
@@ -184,7 +184,7 @@ class Route(SummationCollectives):
         exchanges: StepExchanges,
         path: SwitchPath,
         group: GroupSummation | None = None,
-        by: By | None = None,
+        by: Algorithm | None = None,
     ) -> None:
         super().__init__(group if by and group else turns)
         self._turns, self._exchanges, self._path = turns, exchanges, path

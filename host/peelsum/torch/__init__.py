@@ -38,14 +38,14 @@ __all__ = [
     "init_process_group",
 ]
 
-#: The first and the last version, major and minor, of torch that the tests ran with.
+#: The first and the last version of torch, major and minor, with which the tests ran.
 TESTED = ((2, 9), (2, 15))
 
 
 def check_version(version: str) -> None:
-    """Warn of a version of torch that the tests did not run with."""
+    """Warn if the tests did not run with this version of torch."""
     if not TESTED[0] <= tuple(map(int, version.split(".")[:2])) <= TESTED[1]:
-        first, last = (".".join(map(str, one)) for one in TESTED)
+        first, last = (".".join(map(str, tested)) for tested in TESTED)
         warnings.warn(
             f"torch: {version} was not tested; peelsum's tests ran with {first} to {last}", stacklevel=3
         )

@@ -11,7 +11,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # not exporte
 from peelsum.allreduce import Summation
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
-from peelsum.torch.starts import when_all_are_ready
+from peelsum.torch.starts import run_on_all_ranks
 from peelsum.torch.switch_seat import check_size, connect_group, connect_rank
 
 #: The name of the switch in `over`, alone or before a colon.
@@ -29,7 +29,7 @@ def connect(
     over: "switch" takes the job from the environment, "switch:..." as `connect_rank` explains. The name of a
     backend of torch.distributed, such as "gloo" or "nccl", sums over that. A summation is returned as it is.
     timeout_s: how long a sum may wait for a worker; None takes the job's timeout, or 30 s.
-    prepare: is called first, e.g. to compile. Ranks wait for each other afterwards, and once connected.
+    prepare: is called first, e.g. to compile. Ranks wait for each other afterwards, and after connecting.
     Raises HookConfigError, TransportError, torch's errors, and HookError if another rank fails.
     """
     group = process_group or dist.group.WORLD
@@ -44,10 +44,12 @@ def connect(
     name, _, source = over.partition(":")
     if name == SWITCH or dist.is_backend_available(over):
         store, rank, ranks = group.get_group_store(), group.rank(), group.size()
-        when_all_are_ready(store, rank, ranks, prepare)
+        run_on_all_ranks(store, rank, ranks, prepare)
         if name == SWITCH:
-            seat = _seat if 1 < ranks < dist.get_world_size() else connect_rank
-            return when_all_are_ready(store, rank, ranks, lambda: seat(source, rank, ranks, store, timeout_s))
+            connect_here = _connect_subgroup if 1 < ranks < dist.get_world_size() else connect_rank
+            return run_on_all_ranks(
+                store, rank, ranks, lambda: connect_here(source, rank, ranks, store, timeout_s)
+            )
         return ProcessGroupSummation(over, group, timeout_s=timeout_s)
     if over.lower() in dist.Backend.backend_list:
         raise HookConfigError(
@@ -59,12 +61,15 @@ def connect(
     )
 
 
-def _seat(source: str, rank: int, ranks: int, store: Store, timeout_s: float | None) -> Summation:
-    """Connect a rank of some of all ranks: in a job of their own, or in a described one of their number."""
-    found = connect_group(source, rank, ranks, store, timeout_s)
-    if not isinstance(found, str):
-        return found
+def _connect_subgroup(source: str, rank: int, ranks: int, store: Store, timeout_s: float | None) -> Summation:
+    """Connect a rank of a group that has only some of all ranks.
+
+    The group gets a job of its own from a controller, or else the job that `source` describes.
+    """
+    connection = connect_group(source, rank, ranks, store, timeout_s)
+    if not isinstance(connection, str):
+        return connection
     try:
         return connect_rank(source, rank, ranks, store, timeout_s)
     except HookConfigError as error:
-        raise HookConfigError(f"{error}; these ranks get no job of their own, as {found}") from error
+        raise HookConfigError(f"{error}; these ranks get no job of their own, as {connection}") from error

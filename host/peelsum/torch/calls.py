@@ -1,10 +1,10 @@
-"""Calls of a process group by gloo, and reduce-scatter and all-gather over the switch.
+"""Collectives of a process group: calls of gloo, and reduce-scatter and all-gather over the switch.
 
-Gloo gets what it does not take itself (tensors on a GPU, other number types, averages) as copies in host
-memory, of a type that it has. Results are copied back when the call is waited for. Over the switch, words
-travel only to the rank that owns them, or from it. Torch has three forms of each such call: of one tensor, of
-several, and of lists with a tensor for each rank. Here each form becomes pairs of the tensors that are
-written and those that are read. `Submitted` and `Finished` are what a caller waits for.
+Gloo gets copies of tensors that it does not take itself (those on a GPU, of other number types, or for an
+average): copies in host memory, of a type that it supports. Results are copied back when the caller waits.
+Over the switch, words are sent only to the rank that needs them, or by the rank that has them. Torch has
+three forms of each such call: for one tensor, for several, and for lists with a tensor for each rank. Here
+each form becomes pairs of output and input tensors. Callers wait for a `SwitchWork` or a `GlooWork`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from peelsum.torch.backward_pass import pass_on
 from peelsum.torch.errors import CallTimeoutError
+from peelsum.torch.sum_queue import chain_future
 from peelsum.torch.tensor_sums import Reduction, check_device
 
 if TYPE_CHECKING:
@@ -33,28 +33,29 @@ if TYPE_CHECKING:
 
 Call = Callable[..., Any]
 _R: Any = dist.ReduceOp.RedOpType
-_OF_GLOO = (
+_GLOO_DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
     *(torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64),
 )
-#: Types whose reductions are those of another type, modulo the type's size.
-_WIDER = {
+#: Types that gloo does not take, and the type in which they are reduced instead, modulo the type's range.
+_REDUCED_AS = {
     **dict.fromkeys((torch.int16, torch.uint16), torch.int32),
     **dict.fromkeys((torch.uint32, torch.uint64), torch.int64),
 }
 #: Reductions that are sums with a factor before or after.
-_SCALED = (_R.AVG, _R.PREMUL_SUM)
-#: How the names of calls begin whose works have no future with gloo.
+_SCALED_SUMS = (_R.AVG, _R.PREMUL_SUM)
+#: Prefixes of calls whose works have no future in gloo.
 _WITHOUT_FUTURE = ("send", "recv", "reduce_scatter", "_reduce_scatter")
 
 
-def future_of(tensors: Sequence[torch.Tensor]) -> torch.futures.Future[list[torch.Tensor]]:
-    """Return a future that tensors on these tensors' devices can complete."""
-    return torch.futures.Future(devices=sorted({one.device for one in tensors if one.is_cuda}, key=str))
+def new_future(tensors: Sequence[torch.Tensor]) -> torch.futures.Future[list[torch.Tensor]]:
+    """Return a future whose value will be tensors on the devices of these tensors."""
+    devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+    return torch.futures.Future(devices=sorted(devices, key=str))
 
 
-class Submitted(dist.Work):
-    """A running call, for which Python or C++ can wait. Its time limit begins here."""
+class SwitchWork(dist.Work):
+    """A call over the switch, for which Python or C++ can wait. Its time limit begins now."""
 
     def __init__(
         self, done: Future[None], tensors: Sequence[torch.Tensor], name: str, limit: timedelta
@@ -64,15 +65,16 @@ class Submitted(dist.Work):
         self._deadline = time.monotonic() + limit.total_seconds()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until the call is done, at most up to its own limit, and for `timeout` if that is above zero.
+        """Wait until the call is done: up to the call's limit, or up to `timeout` if that is shorter.
 
-        Raises what the call raised, or CallTimeoutError. After that, the call goes on: wait for it again.
+        A `timeout` of zero or below does not count. Raises the call's error, or CallTimeoutError; after a
+        timeout the call continues, and can be waited for again.
         """
-        left = self._deadline - time.monotonic()
-        own = timedelta(0) < timeout and timeout.total_seconds() < left
-        left = max(0.0, min(timeout.total_seconds() if own else left, threading.TIMEOUT_MAX))
-        if not concurrent.futures.wait([self._done], left).done:
-            limit = timeout if own else self._limit
+        limit, remaining_s = self._limit, self._deadline - time.monotonic()
+        if 0 < timeout.total_seconds() < remaining_s:
+            limit, remaining_s = timeout, timeout.total_seconds()
+        remaining_s = max(0.0, min(remaining_s, threading.TIMEOUT_MAX))
+        if not concurrent.futures.wait([self._done], remaining_s).done:
             raise CallTimeoutError(
                 f"{self._name}: not done within its timeout of {limit.total_seconds():g} s; see that all "
                 "ranks make the same calls, or give it a longer one"
@@ -99,13 +101,13 @@ class Submitted(dist.Work):
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future for the tensors."""
-        future = future_of(self._tensors)
-        pass_on(self._done, future, lambda: self._tensors)
+        future = new_future(self._tensors)
+        chain_future(self._done, future, lambda: self._tensors)
         return future
 
 
-class Finished(dist.Work):
-    """A work of gloo, after which `finish` runs once, in the first thread that waits."""
+class GlooWork(dist.Work):
+    """A work of gloo. After it, `finish` runs once, in the first thread that waits."""
 
     def __init__(
         self, work: Any, tensors: Sequence[torch.Tensor], finish: Callable[[], None] = lambda: None
@@ -148,135 +150,143 @@ class Finished(dist.Work):
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future for the tensors."""
-        future = future_of(self._tensors)
+        future = new_future(self._tensors)
 
         def complete() -> None:
             try:
                 self.wait()
                 future.set_result(self._tensors)
             except Exception as error:
-                future.set_exception(error)  # type: ignore[arg-type]  # see `pass_on`
+                future.set_exception(error)  # type: ignore[arg-type]  # see `chain_future`
 
         # Not every work of gloo has a future of its own.
         threading.Thread(target=complete, name="peelsum waits", daemon=True).start()
         return future
 
 
-def by_gloo(gloo: dist.ProcessGroup, name: str, *arguments: Any) -> Any:
-    """Call gloo's method `name`, whose first argument is what it writes; return its work, or `Finished`.
+def call_gloo(gloo: dist.ProcessGroup, name: str, *arguments: Any) -> Any:
+    """Call gloo's method `name`, whose first argument is its output; return gloo's work, or a `GlooWork`.
 
-    Raises HookConfigError, before anything is sent, if the tensors' type lacks the reduction, or for tensors
-    that are neither on cpu nor on cuda.
+    Raises HookConfigError, before anything is sent, if the tensors' type does not support the reduction, or
+    if a tensor is neither on cpu nor on cuda.
     """
-    opts: Any = next((one for one in arguments if hasattr(one, "reduceOp")), None)
-    tensors = [one for one in tree_leaves(arguments) if isinstance(one, torch.Tensor)]
+    opts: Any = next((argument for argument in arguments if hasattr(argument, "reduceOp")), None)
+    tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
     check_device(name, tensors)
     reduction = Reduction.of(name, tensors, opts) if opts is not None else None
     call = getattr(gloo, name)
-    if all(one.dtype in _OF_GLOO and one.device.type == "cpu" for one in tensors) and (
-        reduction is None or (opts.reduceOp == reduction.op and reduction.op not in _SCALED)
+    if all(tensor.dtype in _GLOO_DTYPES and tensor.device.type == "cpu" for tensor in tensors) and (
+        reduction is None or (opts.reduceOp == reduction.op and reduction.op not in _SCALED_SUMS)
     ):
         work = call(*arguments)
-        return Finished(work, _written(name, arguments)) if name.startswith(_WITHOUT_FUTURE) else work
-    copies = tree_map_only(torch.Tensor, lambda one: _copy(one, reduction), arguments)
+        return GlooWork(work, _outputs_of(name, arguments)) if name.startswith(_WITHOUT_FUTURE) else work
+    copies = tree_map_only(torch.Tensor, lambda tensor: _gloo_copy(tensor, reduction), arguments)
     if reduction is None:
         work = call(*copies)
     else:
-        asked, opts.reduceOp = copy(opts.reduceOp), _R.SUM if reduction.op in _SCALED else reduction.op
+        requested_op = copy(opts.reduceOp)
+        opts.reduceOp = _R.SUM if reduction.op in _SCALED_SUMS else reduction.op
         try:
             work = call(*copies)
         finally:
-            opts.reduceOp = asked
-    written = _written(name, arguments)
+            opts.reduceOp = requested_op
+    outputs = _outputs_of(name, arguments)
     divisor = gloo.size() if reduction is not None and reduction.op == _R.AVG else 1
 
     def copy_back() -> None:
-        for tensor, near in zip(written, tree_leaves(copies[0]), strict=False):
-            _copy_back(near, tensor, divisor)
+        for tensor, host_copy in zip(outputs, tree_leaves(copies[0]), strict=False):
+            _copy_back(host_copy, tensor, divisor)
 
-    return Finished(work, written, copy_back)
+    return GlooWork(work, outputs, copy_back)
 
 
-def _written(name: str, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
-    """Return the tensors that a call writes."""
+def _outputs_of(name: str, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Return the tensors to which a call writes."""
     return [] if name == "send" else tree_leaves(arguments[0])
 
 
-def _copy(tensor: torch.Tensor, reduction: Reduction | None) -> torch.Tensor:
-    """Return what gloo gets instead of a tensor: numbers to reduce, or else perhaps bytes."""
+def _gloo_copy(tensor: torch.Tensor, reduction: Reduction | None) -> torch.Tensor:
+    """Return a copy of a tensor for gloo: in a type that it can reduce, or as bytes if nothing is reduced."""
     dtype = tensor.dtype
-    if reduction is None and dtype not in _OF_GLOO:
-        near = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        # Bytes in a dimension of their own, because a call may split the first one.
-        return near.unsqueeze(-1).view(torch.uint8).clone()
-    if dtype not in _OF_GLOO:
-        dtype = torch.float32 if dtype.is_floating_point else _WIDER[dtype]
-    near = tensor.detach().to("cpu", dtype, copy=True)
-    return near if reduction is None or reduction.factor is None else near.mul_(reduction.factor)
+    if reduction is None and dtype not in _GLOO_DTYPES:
+        host_copy = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        # Bytes in a dimension of their own, because a call may split the first dimension.
+        return host_copy.unsqueeze(-1).view(torch.uint8).clone()
+    if dtype not in _GLOO_DTYPES:
+        dtype = torch.float32 if dtype.is_floating_point else _REDUCED_AS[dtype]
+    host_copy = tensor.detach().to("cpu", dtype, copy=True)
+    return host_copy if reduction is None or reduction.factor is None else host_copy.mul_(reduction.factor)
 
 
-def _copy_back(near: torch.Tensor, tensor: torch.Tensor, divisor: int) -> None:
-    if near.dim() > tensor.dim():
-        near = near.view(tensor.dtype).squeeze(-1)
+def _copy_back(host_copy: torch.Tensor, tensor: torch.Tensor, divisor: int) -> None:
+    """Write gloo's result, divided by `divisor`, to the tensor that `_gloo_copy` copied."""
+    if host_copy.dim() > tensor.dim():
+        host_copy = host_copy.view(tensor.dtype).squeeze(-1)
     if divisor > 1:
-        near = torch.div(near, divisor, rounding_mode=None if near.is_floating_point() else "trunc")
+        rounding_mode = None if host_copy.is_floating_point() else "trunc"
+        host_copy = torch.div(host_copy, divisor, rounding_mode=rounding_mode)
     with torch.no_grad():
-        tensor.copy_(near)  # `detach` would copy a sparse tensor's list of rows
+        tensor.copy_(host_copy)  # `detach` would copy a sparse tensor's list of rows
 
 
-def _tensors(given: Any) -> list[torch.Tensor]:
-    return list(given) if isinstance(given, (list, tuple)) else [given]
+def _as_list(tensors: Any) -> list[torch.Tensor]:
+    return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
 
 
-def _paired(first: Any, second: Any) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-    """Return the tensors that each result is written to, and those it is read from."""
-    pairs = zip(first, second, strict=False) if isinstance(first, (list, tuple)) else [(first, second)]
-    return [(_tensors(out), _tensors(given)) for out, given in pairs]
+def _pairs(outputs: Any, inputs: Any) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """Return, for each result of a call, the list of its output tensors and the list of its inputs."""
+    pairs = zip(outputs, inputs, strict=False) if isinstance(outputs, (list, tuple)) else [(outputs, inputs)]
+    return [(_as_list(targets), _as_list(sources)) for targets, sources in pairs]
 
 
 def _numel(tensors: Sequence[torch.Tensor]) -> int:
-    return sum(one.numel() for one in tensors)
+    """Return the number of elements of all tensors."""
+    return sum(tensor.numel() for tensor in tensors)
 
 
-def _even(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether tensors lie on one device as plain memory, and are alike in type and size."""
-    kinds = {(one.dtype, one.device, one.layout, one.numel()) for one in tensors}
+def _are_uniform(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether all tensors are dense, on one device, and of one type and size."""
+    kinds = {(tensor.dtype, tensor.device, tensor.layout, tensor.numel()) for tensor in tensors}
     return len(kinds) == 1 and tensors[0].layout == torch.strided
 
 
 def _reduce_scatter(name: str) -> Call:
-    """Return torch's method `name`, which takes outputs and inputs."""
+    """Return a method for torch's reduce-scatter `name`: over the switch if it can, else by gloo."""
 
     def call(self: SwitchProcessGroup, outputs: Any, inputs: Any, opts: Any) -> Any:
-        pairs = _paired(outputs, inputs)
-        reduction = Reduction.of(name, [one for _, given in pairs for one in given], opts)
+        pairs = _pairs(outputs, inputs)
+        reduction = Reduction.of(name, [tensor for _, sources in pairs for tensor in sources], opts)
         if self._sums is None or not all(
-            reduction.by_switch(one) and _even(given) and _numel(given) == self.size() * _numel(out)
-            for out, given in pairs
-            for one in given
+            all(map(reduction.by_switch, sources))
+            and _are_uniform(sources)
+            and _numel(sources) == self.size() * _numel(targets)
+            for targets, sources in pairs
         ):
-            return by_gloo(self._gloo, name, outputs, inputs, opts)
+            return call_gloo(self._gloo, name, outputs, inputs, opts)
         return self._submit_pieces(name, opts, pairs, partial(self._sums.scattered, reduction=reduction))
 
     return call
 
 
 def _all_gather(name: str) -> Call:
-    """Return torch's method `name`, which takes outputs and inputs."""
+    """Return a method for torch's all-gather `name`: over the switch if it can, else by gloo."""
 
     def call(self: SwitchProcessGroup, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        pairs, opts = _paired(outputs, inputs), opts or AllgatherOptions()
-        check_device(name, [one for pair in pairs for tensors in pair for one in tensors])
+        pairs, opts = _pairs(outputs, inputs), opts or AllgatherOptions()
+        check_device(name, [tensor for pair in pairs for tensors in pair for tensor in tensors])
         if self._sums is None or not all(
-            _even(out) and _even(given) and _numel(out) == self.size() * _numel(given) for out, given in pairs
+            _are_uniform(targets)
+            and _are_uniform(sources)
+            and _numel(targets) == self.size() * _numel(sources)
+            for targets, sources in pairs
         ):
-            return by_gloo(self._gloo, name, outputs, inputs, opts)
+            return call_gloo(self._gloo, name, outputs, inputs, opts)
         return self._submit_pieces(name, opts, pairs, self._sums.gathered)
 
     return call
 
 
-#: Methods by name, as versions of torch have them.
+#: The methods' names in all supported versions of torch.
 _SCATTERING = (
     "reduce_scatter",
     "_reduce_scatter_base",

@@ -1,8 +1,8 @@
 """The hook's state as plain numbers and tensors, which `torch.load` accepts by default, and its files.
 
-History, decisions and what compressors keep are the same on all ranks. Residuals are each rank's own, so each
-rank writes a file. Another number of ranks can share the residuals out: rank r takes those of the ranks r,
-r + ranks, r + 2 ranks and so on, and adds them up.
+History, decisions and the arrays of compressors are the same on all ranks. Residuals differ, so each rank
+writes a file. If the number of ranks has changed, the residuals are divided among the new ranks: rank r takes
+those of the old ranks r, r + ranks, r + 2 ranks and so on, and adds them up.
 """
 
 from __future__ import annotations
@@ -24,63 +24,69 @@ from peelsum.torch.errors import HookConfigError
 
 _VERSION = 3
 _FILE = re.compile(r"peelsum-rank-(\d+)-of-(\d+)\.pt")
-#: A rank and the number of ranks.
-Place = tuple[int, int]
+#: A rank, and the number of ranks in its group.
+RankAndSize = tuple[int, int]
 
 
-def place_in(group: dist.ProcessGroup | None) -> Place:
-    """Return this process's place in a group; 0 of 1 without torch.distributed."""
+def rank_and_size(group: dist.ProcessGroup | None) -> RankAndSize:
+    """Return this process's rank in a group, and the group's size; (0, 1) without torch.distributed."""
     if not dist.is_initialized():
         return 0, 1
     return dist.get_rank(group), dist.get_world_size(group)
 
 
-def saved(place: Place, steps: int, history: History, reducer: Reducer) -> dict[str, Any]:
-    """Return a rank's place and number of steps, with copies of its history and of what its reducer keeps."""
+def pack_state(place: RankAndSize, steps: int, history: History, reducer: Reducer) -> dict[str, Any]:
+    """Return the state as numbers and tensors, by name: copies of the history and the reducer's values.
+
+    place: this rank and the number of ranks. steps: the number of steps so far.
+    """
     rank, ranks = place
     values = {"version": _VERSION, "rank": rank, "ranks": ranks, "steps": steps, "seen": history.saved()}
-    return {name: _tensors(one) for name, one in (values | reducer.saved()).items()}
+    return {name: _to_tensors(value) for name, value in (values | reducer.saved()).items()}
 
 
-def loaded(
-    given: Mapping[str, Any] | Sequence[Mapping[str, Any]], place: Place, history: History, reducer: Reducer
+def unpack_state(
+    state: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    place: RankAndSize,
+    history: History,
+    reducer: Reducer,
 ) -> int:
-    """Restore what `saved` returned at this place, or the list of what it returned at all places of a run.
+    """Restore the history and the reducer from a saved state; return its number of steps.
 
-    Return the number of steps.
-
-    Residuals serve any compressor or strategy, but only a strategy continues its decisions.
-    Raises HookConfigError if the values do not fit this state or this place.
+    state: the result of `pack_state` on this rank, or a list of the results of all ranks of a run.
+    place: this rank and the number of ranks.
+    Any compressor or strategy can use saved residuals, but only a strategy continues its decisions.
+    Raises HookConfigError if the values do not fit this state, or this rank.
     """
-    of_all_ranks = isinstance(given, list | tuple) and len(given) > 0
-    sources: Sequence[Any] = given if of_all_ranks else [given]  # type: ignore[assignment]  # what is no Mapping is refused
+    of_all_ranks = isinstance(state, list | tuple) and len(state) > 0
+    sources: Sequence[Any] = state if of_all_ranks else [state]  # type: ignore[assignment]  # other types are refused below
     for values in sources:
         _check(values, reducer)
     values = sources[0]
     if reducer.residuals and of_all_ranks:
-        sources = _share(sources, place)
+        sources = _sources_for_rank(sources, place)
     elif reducer.residuals:
-        _check_place(values, place)
+        _check_rank(values, place)
     try:
-        steps, seen = int(values["steps"]), _arrays(values.get("seen", {}))
-        residuals = [_arrays(source.get("residuals", {})) for source in sources]
-        reducer.restore({**values, "kept": _arrays(values.get("kept", {}))}, residuals)
+        steps, history_arrays = int(values["steps"]), _to_arrays(values.get("seen", {}))
+        residuals = [_to_arrays(source.get("residuals", {})) for source in sources]
+        reducer.restore({**values, "kept": _to_arrays(values.get("kept", {}))}, residuals)
     except CompressError as error:
         raise HookConfigError(str(error)) from error
-    # torch raises RuntimeError, a number of steps that is infinite OverflowError.
+    # RuntimeError is torch's; an infinite number of steps raises OverflowError.
     except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise HookConfigError(
-            f"values: are not a saved state ({type(error).__name__}: {error}); give what state_dict returned"
+            f"values: are not a saved state ({type(error).__name__}: {error}); give the result of state_dict"
         ) from error
     try:
-        history.restore(seen)
+        history.restore(history_arrays)
     except ValueError as error:
-        raise HookConfigError(f"seen: {error}; give what state_dict returned") from error
+        raise HookConfigError(f"seen: {error}; give the result of state_dict") from error
     return steps
 
 
-def write(folder: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
-    """Write this rank's values to a file in a folder, and remove files of other numbers of ranks.
+def write_checkpoint(folder: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
+    """Write this rank's state to a file in a folder, and remove files of runs with other numbers of ranks.
 
     Raises HookConfigError for an address instead of a path, or OSError.
     """
@@ -88,46 +94,46 @@ def write(folder: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
         raise HookConfigError(
             f"folder: {folder} is not a path of this machine; give one that is mounted here"
         )
-    rank, ranks = place_in(None)
+    rank, ranks = rank_and_size(None)
     path = Path(folder) / f"peelsum-rank-{rank}-of-{ranks}.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".new")
     torch.save(values, temporary)
     temporary.replace(path)
-    for (_, others), old in files(folder).items():
-        if others != ranks:
-            old.unlink(missing_ok=True)  # other ranks remove it, too
+    for (_, other_ranks), old_path in saved_files(folder).items():
+        if other_ranks != ranks:
+            old_path.unlink(missing_ok=True)  # other ranks remove it, too
 
 
-def read(folder: str | os.PathLike[str], *, redistribute: bool) -> Any:
-    """Return this rank's values from a folder, or those of all ranks that wrote there, for `loaded`.
+def read_checkpoint(folder: str | os.PathLike[str], *, redistribute: bool) -> Any:
+    """Return this rank's state from a folder, or a list of the states in all files there.
 
-    redistribute: whether another number of ranks may have written them. Raises HookConfigError if there is no
-    file of this rank, and `redistribute` is False or the folder has no files.
+    The list is returned if this rank has no file, but `redistribute` allows another number of ranks.
+    Raises HookConfigError if neither is possible.
     """
-    place, written = place_in(None), files(folder)
-    if place in written:
-        return torch.load(written[place], map_location="cpu", mmap=True)
-    if not written or not redistribute:
-        counts = " and ".join(map(str, sorted({ranks for _, ranks in written}))) or "no"
+    place, paths = rank_and_size(None), saved_files(folder)
+    if place in paths:
+        return torch.load(paths[place], map_location="cpu", mmap=True)
+    if not paths or not redistribute:
+        counts = " and ".join(map(str, sorted({ranks for _, ranks in paths}))) or "no"
         raise HookConfigError(
             f"folder: {folder} has no state of rank {place[0]} of {place[1]}, but that of {counts} ranks; "
             "save it on every rank, and load that of other ranks by load(folder, redistribute=True)"
         )
-    return [torch.load(path, map_location="cpu", mmap=True) for path in written.values()]
+    return [torch.load(path, map_location="cpu", mmap=True) for path in paths.values()]
 
 
-def files(folder: str | os.PathLike[str]) -> dict[Place, Path]:
-    """Return the files that `write` wrote to a folder, by the places of their ranks."""
+def saved_files(folder: str | os.PathLike[str]) -> dict[RankAndSize, Path]:
+    """Return the files that `write_checkpoint` wrote to a folder, by rank and number of ranks."""
     matches = [(_FILE.fullmatch(path.name), path) for path in sorted(Path(folder).glob("peelsum-rank-*.pt"))]
     return {(int(match[1]), int(match[2])): path for match, path in matches if match}
 
 
 def _check(values: object, reducer: Reducer) -> None:
-    """Raise HookConfigError for what is not a saved state, or one of another kind."""
+    """Raise HookConfigError unless `values` are a saved state of this version, with residuals if needed."""
     if not isinstance(values, Mapping):
         raise HookConfigError(
-            f"values: a {type(values).__name__} is not a state; give what state_dict returned"
+            f"values: a {type(values).__name__} is not a state; give the result of state_dict"
         )
     if values.get("version") != _VERSION:
         raise HookConfigError(
@@ -138,12 +144,14 @@ def _check(values: object, reducer: Reducer) -> None:
         raise HookConfigError(
             f"compressor: the checkpoint has {has}; make the state with {needs} compressor or strategy"
         )
-    decided = values.get("strategy", {})
-    if not isinstance(decided, Mapping) or (decided and not decided.keys() >= {"of", "known", "estimates"}):
-        raise HookConfigError("strategy: is not that of a saved state; give what state_dict returned")
+    strategy = values.get("strategy", {})
+    if not isinstance(strategy, Mapping) or (
+        strategy and not strategy.keys() >= {"of", "known", "estimates"}
+    ):
+        raise HookConfigError("strategy: is not that of a saved state; give the result of state_dict")
 
 
-def _check_place(values: Mapping[str, Any], place: Place) -> None:
+def _check_rank(values: Mapping[str, Any], place: RankAndSize) -> None:
     """Raise HookConfigError for residuals of another rank, or of another number of ranks."""
     rank, ranks = values.get("rank"), values.get("ranks")
     if (rank, ranks) != place:
@@ -153,34 +161,40 @@ def _check_place(values: Mapping[str, Any], place: Place) -> None:
         )
 
 
-def _share(sources: Sequence[Mapping[str, Any]], place: Place) -> Sequence[Mapping[str, Any]]:
-    """Return the values of those ranks whose residuals this rank takes.
+def _sources_for_rank(
+    sources: Sequence[Mapping[str, Any]], place: RankAndSize
+) -> Sequence[Mapping[str, Any]]:
+    """Return the states of the old ranks whose residuals this rank takes: rank, rank + ranks, and so on.
 
-    Raises HookConfigError unless `sources` are those of every rank of a run, after the same step.
+    Raises HookConfigError unless `sources` are the states of every rank of a run, after the same step.
     """
-    (rank, ranks), count = place, len(sources)
+    (rank, ranks), old_ranks = place, len(sources)
     places = [(values.get("rank"), values.get("ranks")) for values in sources]
     steps = [values.get("steps") for values in sources]
-    if any((source, count) not in places for source in range(count)) or steps != steps[:1] * count:
+    complete = all((old_rank, old_ranks) in places for old_rank in range(old_ranks))
+    if not complete or steps != steps[:1] * old_ranks:
         described = ", ".join(
-            f"rank {place[0]} of {place[1]} after {step} steps"
-            for place, step in zip(places, steps, strict=True)
+            f"rank {old_rank} of {size} after {step} steps"
+            for (old_rank, size), step in zip(places, steps, strict=True)
         )
         raise HookConfigError(
             f"values: are those of {described}; give those of every rank of one run, after the same step"
         )
-    return [sources[places.index((source, count))] for source in range(rank, count, ranks)]
+    return [sources[places.index((old_rank, old_ranks))] for old_rank in range(rank, old_ranks, ranks)]
 
 
-def _tensors(value: Any) -> Any:
-    """Return a value, with copies of its arrays as tensors."""
+def _to_tensors(value: Any) -> Any:
+    """Return a nested mapping with copies of its arrays as tensors; other values stay as they are."""
     if isinstance(value, Mapping):
-        return {name: _tensors(one) for name, one in value.items()}
+        return {name: _to_tensors(item) for name, item in value.items()}
     return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
 
 
-def _arrays(value: Any) -> Any:
-    """Return the mapping or array that `_tensors` was given. Raises AttributeError for anything else."""
+def _to_arrays(value: Any) -> Any:
+    """Return a nested mapping, with copies of its tensors as arrays.
+
+    Raises AttributeError for other values.
+    """
     if isinstance(value, Mapping):
-        return {name: _arrays(one) for name, one in value.items() if one is not None}
+        return {name: _to_arrays(item) for name, item in value.items() if item is not None}
     return value.numpy().copy()

@@ -16,13 +16,13 @@ from peelsum.torch.state import SwitchAllreduceState
 def hook(state: SwitchAllreduceState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket's gradients over ranks, exactly; for `ddp.register_comm_hook(state, hook)`.
 
-    Return at once, with a future of the bucket's own buffer. Gradients are float32, float16 or bfloat16,
-    dense or sparse. One that is not finite on some rank becomes NaN on all ranks, so a GradScaler skips the
+    Return at once, with a future of the bucket's buffer. Gradients are float32, float16 or bfloat16, dense or
+    sparse. A gradient that is not finite on some rank becomes NaN on all ranks, so a GradScaler skips the
     step everywhere.
-    If the allreduce fails, e.g. because a rank died, `backward` raises.
+    If the allreduce fails, e.g. because a rank died, `backward` raises the error.
     Raises HookConfigError if `state` is not a SwitchAllreduceState, or has another group than DDP.
     """
-    _check(state)
+    _check_state(state)
     if state.unused:
         _check_groups(state)
     last = bucket.is_last()
@@ -39,29 +39,30 @@ def fsdp_hook(state: SwitchAllreduceState) -> Callable[[torch.Tensor], None]:
     reduced and scattered them among the shards. FSDP waits for it layer by layer.
     Raises HookConfigError if `state` is not a SwitchAllreduceState.
     """
-    _check(state)
+    _check_state(state)
     return state.average
 
 
 def fsdp_reduce_scatter(state: SwitchAllreduceState) -> "FsdpReduceScatter":
-    """Return what `set_custom_reduce_scatter` takes, for modules that `fully_shard` shards in one dimension.
+    """Return a reduce-scatter for `set_custom_reduce_scatter` of modules that `fully_shard` shards.
 
-    The state averages the whole gradient over the ranks of `state.process_group`, which must be those that
-    shard. Each rank then takes its shard of the average. FSDP waits for it layer by layer.
+    They must be sharded in one dimension, over the ranks of `state.process_group`. The state averages the
+    whole gradient over these ranks, and each rank takes its shard of the average. FSDP waits for it layer by
+    layer.
     Raises HookConfigError if `state` is not a SwitchAllreduceState.
     """
-    _check(state)
+    _check_state(state)
     return FsdpReduceScatter(state)
 
 
 class FsdpReduceScatter:
-    """A reduce-scatter of FSDP2, as torch's class `ReduceScatter` defines it, by an exact average."""
+    """An implementation of FSDP2's interface `ReduceScatter`, by an exact average."""
 
     def __init__(self, state: SwitchAllreduceState) -> None:
         self._state = state
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return memory of this shape for a gradient, or a shard of it."""
+        """Return an uninitialized tensor for a gradient, or a shard of it."""
         return torch.empty(size, dtype=dtype, device=device)
 
     def __call__(
@@ -74,20 +75,21 @@ class FsdpReduceScatter:
     ) -> None:
         """Replace input_tensor[ranks * n] by its average, and output_tensor[n] by this rank's shard of it.
 
-        Always waits. Raises HookConfigError if FSDP asks for another operation, or for other ranks than the
-        state's.
+        Waits for the result also if `async_op`. Raises HookConfigError if FSDP asks for another operation, or
+        has other ranks than the state.
         """
-        ranks, others = map(dist.get_process_group_ranks, (self._state.process_group, group))
-        if op != dist.ReduceOp.AVG or others != ranks:
+        ranks, fsdp_ranks = map(dist.get_process_group_ranks, (self._state.process_group, group))
+        if op != dist.ReduceOp.AVG or fsdp_ranks != ranks:
             raise HookConfigError(
-                f"fully_shard: asks for {op} over ranks {others}, but the state averages over {ranks}; "
+                f"fully_shard: asks for {op} over ranks {fsdp_ranks}, but the state averages over {ranks}; "
                 "reduce float32 or bfloat16, set no divide factor, and give the state the mesh's group"
             )
         self._state.average(input_tensor)
         output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
 
 
-def _check(state: object) -> None:
+def _check_state(state: object) -> None:
+    """Raise HookConfigError if `state` is not a SwitchAllreduceState, e.g. the class itself."""
     if not isinstance(state, SwitchAllreduceState):
         raise HookConfigError(
             f"state: {state!r} is not a SwitchAllreduceState; "
@@ -98,13 +100,13 @@ def _check(state: object) -> None:
 def _check_groups(state: SwitchAllreduceState) -> None:
     """Raise HookConfigError if a DDP module whose hook has this state is in another group than the state.
 
-    Otherwise gradients of several groups would be added up. A hook does not get its module, so all modules
+    Otherwise gradients of several groups would be added up. A hook is not told its module, so all modules
     of the process are examined.
     """
     ranks = dist.get_process_group_ranks(state.process_group)
     for module in [item for item in gc.get_objects() if DistributedDataParallel in type(item).__mro__]:
-        hooked = any(other is state for _, other in getattr(module, "_comm_hooks", ()))
-        if hooked and dist.get_process_group_ranks(module.process_group) != ranks:
+        has_state = any(hook_state is state for _, hook_state in getattr(module, "_comm_hooks", ()))
+        if has_state and dist.get_process_group_ranks(module.process_group) != ranks:
             raise HookConfigError(
                 "process_group: DDP has another group than the state; give both the same, as in "
                 "SwitchAllreduceState(group, ...) and DistributedDataParallel(..., process_group=group)"

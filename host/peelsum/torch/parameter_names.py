@@ -13,7 +13,7 @@ from peelsum.torch.errors import HookConfigError
 
 
 class ParameterNames:
-    """One name for each live parameter. A deleted parameter's name can be given to another."""
+    """One name for each live parameter. The name of a deleted parameter can be assigned to another."""
 
     def __init__(self) -> None:
         self._names: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -21,20 +21,20 @@ class ParameterNames:
         self._unnamed = 0
 
     @property
-    def given(self) -> Collection[str]:
-        """All names that were given to parameters, live or deleted."""
+    def assigned(self) -> Collection[str]:
+        """All names that have been assigned, to live parameters or to deleted ones."""
         return self._owners.keys()
 
-    def pairs(self) -> list[tuple[str, torch.Tensor]]:
-        """Return the names and the live parameters, as `give` takes them."""
+    def items(self) -> list[tuple[str, torch.Tensor]]:
+        """Return pairs of name and live parameter, as `assign` takes them."""
         owners = ((name, owner()) for name, owner in self._owners.items())
         return [(name, parameter) for name, parameter in owners if parameter is not None]
 
-    def give(self, parameters: Iterable[Any]) -> None:
+    def assign(self, parameters: Iterable[Any]) -> None:
         """Name the parameters of (name, parameter) pairs, replacing earlier names.
 
-        Raises HookConfigError for anything else, such as a tensor, if another live parameter has one of the
-        names, and for complex parameters.
+        Raises HookConfigError if an item is not such a pair, if another live parameter has the name, and for
+        complex parameters.
         """
         for pair in parameters:
             match pair:
@@ -46,31 +46,32 @@ class ParameterNames:
                         "give model.named_parameters()"
                     )
             # Two parameters of one name would share sums and residuals.
-            if self._owner(name) not in (None, id(parameter)):
+            if self._owner_id(name) not in (None, id(parameter)):
                 gc.collect()  # an unreferenced module can be in cycles
-                if self._owner(name) not in (None, id(parameter)):
+                if self._owner_id(name) not in (None, id(parameter)):
                     raise HookConfigError(
                         f"names: {name!r} names two parameters; prefix it with the names of their modules, "
                         "or delete the module that has it"
                     )
-            self._give(name, parameter)
+            self._assign(name, parameter)
 
     def of(self, parameters: Sequence[torch.Tensor]) -> tuple[str, ...]:
-        """Return the parameters' names; one without a name becomes "parameter N", with the next free N."""
-        return tuple(map(self._name_of, parameters))
+        """Return the parameters' names. A parameter without a name becomes "parameter N", N counting up."""
+        names = []
+        for parameter in parameters:
+            # Torch does not annotate it.
+            name: str | None = self._names.get(parameter)  # type: ignore[no-untyped-call]
+            while name is None:
+                candidate = f"parameter {self._unnamed}"
+                self._unnamed += 1  # names of deleted modules are not reused
+                if candidate not in self._owners:
+                    self._assign(candidate, parameter)
+                    name = candidate
+            names.append(name)
+        return tuple(names)
 
-    def _name_of(self, parameter: torch.Tensor) -> str:
-        # Torch does not annotate it.
-        name: str | None = self._names.get(parameter)  # type: ignore[no-untyped-call]
-        while name is None:
-            free = f"parameter {self._unnamed}"
-            self._unnamed += 1  # names of deleted modules are not reused
-            if free not in self._owners:
-                self._give(free, parameter)
-                name = free
-        return name
-
-    def _give(self, name: str, parameter: torch.Tensor) -> None:
+    def _assign(self, name: str, parameter: torch.Tensor) -> None:
+        """Give a parameter this name, and free its earlier one. Raises HookConfigError if it is complex."""
         if parameter.is_complex():
             raise HookConfigError(
                 f"names: {name!r} is {parameter.dtype}; use its real and imaginary parts as parameters"
@@ -80,7 +81,7 @@ class ParameterNames:
         self._names[parameter] = name
         self._owners[name] = TensorWeakRef(parameter)
 
-    def _owner(self, name: str) -> int | None:
+    def _owner_id(self, name: str) -> int | None:
         """Return the id of the live parameter that has this name, or None."""
         owner = self._owners[name]() if name in self._owners else None
         return None if owner is None else id(owner)

@@ -1,7 +1,7 @@
 """A `Summation` over any backend of torch.distributed: all_reduce of the words that a switch would add.
 
-It makes a group of its own, so that its calls do not mix with those of the training script and DDP. Through
-the group's store it finds out which worker is missing after a failure.
+It makes a new group, so that its calls do not mix with those of the training script and DDP. After a failure
+it finds out through the group's store which workers are missing.
 """
 
 from __future__ import annotations
@@ -24,57 +24,58 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # not exporte
 from torch.distributed import distributed_c10d as c10d
 
 from peelsum.allreduce import Part, SummationStalledError
-from peelsum.compress.collectives import By
+from peelsum.compress.collectives import Algorithm
 from peelsum.summation import NotBegunError, Words
-from peelsum.torch.reductions import FEW_WORDS, MOST_WORDS, DirectSum, all_reduce_tree, together
+from peelsum.torch.reductions import FEW_WORDS, MOST_WORDS, DirectSum, all_reduce_tree, batches
 
 T = TypeVar("T")
 
-#: How bitwise OR is implemented: by the backend, by gathering all words, or as a maximum of a byte per bit.
-OrBy = Literal["bor", "gather", "max"]
+#: The implementation of bitwise OR: the backend's, by gathering all words, or as a maximum of a byte per bit.
+OrMethod = Literal["bor", "gather", "max"]
 _WORD_BITS = 32
-#: Words whose bits are taken apart at once.
-_TAKEN_APART = 2**16
+#: Number of words that are unpacked to bits at a time.
+_UNPACK_WORDS = 2**16
 #: Backends whose all_reduce has BOR. NCCL's does not.
-_WITH_BOR = ("gloo", "mpi", "ucc")
+_BACKENDS_WITH_BOR = ("gloo", "mpi", "ucc")
 #: Up to this many workers, gathering all words takes fewer bytes than a ring's maximum of a byte per bit.
-_MOST_TO_GATHER = 16
+_MAX_GATHER_WORKERS = 16
 #: How long a sum may wait for a worker by default.
 _TIMEOUT_S = 30.0
-#: How long the next of the others may take to report after this worker's sum has failed, in seconds.
-_ROLL_CALL_S = 3.0
-#: Seconds between two looks at the store, by a worker whose sum waits, for the failure of another's sum.
+#: After this worker's sum has failed: seconds that the next worker may take to report its failure.
+_REPORT_S = 3.0
+#: Seconds between the checks, while a sum waits, whether the sum of another worker has failed.
 _WATCH_S = 0.5
 #: The store's key that a worker sets when its sum has failed.
-_FAILED = "peelsum/failed"
-_ROLL_CALL_PAUSE_S = 0.05
-#: How long the store may take for one answer.
+_FAILED_KEY = "peelsum/failed"
+_POLL_S = 0.05
+#: How long the store may take to answer a request.
 _STORE_S = 10.0
-#: The name that torch gives to gathering into one tensor: the second before torch 2.12.
+#: Torch's name of the all_gather into a single tensor; the second is that before torch 2.12.
 ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 
 
 @dataclass(frozen=True)
-class _Copy:
-    """A copy of a part's words, and the memory in which they are reduced: nothing is allocated after it."""
+class _ReduceBuffers:
+    """All memory that the reduction of a part needs, so that it allocates nothing after it has begun."""
 
     part: Part
     words: torch.Tensor
-    """int32[n]; the result."""
-    others: torch.Tensor | None = None
+    """int32[n]: a copy of the part's words; after the reduction, the result."""
+    received: torch.Tensor | None = None
     """int32[workers, n] to gather, or uint8[n, 32], the words' bits; None if words are reduced in place."""
     scratch: tuple[torch.Tensor, torch.Tensor] | None = None
-    """int32[m, 32] and the 32 shifts, to take words apart and put them together."""
+    """int32[m, 32] and the 32 shifts, to unpack words to bits and to pack them."""
 
 
 class ProcessGroupSummation:
     """A `Summation` over the ranks of `process_group` (None: all), by a new group of `backend`.
 
-    All ranks must make it together, and each use it from one thread. `timeout_s`: how long a sum may wait for
-    a worker before it raises; None is 30 s. The last 3 s, or half if that is less, find out who is missing.
+    All ranks must make it together, and use it from one thread each. timeout_s: how long a sum may wait for a
+    worker before it raises an error; None is 30 s. Of this time, 3 s, or half if that is less, are for
+    finding out which workers are missing.
     """
 
-    #: Determines byte counts and the layout of sketches, as if words were sent in chunks.
+    #: Words in a chunk, for byte counts and the layout of sketches, although no chunks are sent.
     lanes = 256
 
     def __init__(
@@ -86,73 +87,77 @@ class ProcessGroupSummation:
     ) -> None:
         timeout_s = _TIMEOUT_S if timeout_s is None else timeout_s
         ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-        patience_s = max(timeout_s - _ROLL_CALL_S, timeout_s / 2)
-        group = _new_group(backend, ranks, timedelta(seconds=patience_s))
+        limit_s = max(timeout_s - _REPORT_S, timeout_s / 2)
+        group = _new_group(backend, ranks, timedelta(seconds=limit_s))
         self._group: dist.ProcessGroup | None = group
         self.workers = len(ranks)
         self.worker_id: int = group.rank()
-        self._or_by = _or_by(backend, self.workers)
-        #: The device on which `sum_words` takes tensors, int32, as words; None if it takes arrays only.
+        self._or_method = _or_method(backend, self.workers)
+        #: The device of int32 tensors that `sum_words` takes as words; None if it takes arrays only.
         self.device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
         self._backend = backend
         direct = backend == "gloo" and self.workers > 1
-        self._few = DirectSum(self.workers, self.worker_id, self._all_to_all) if direct else None
-        #: Fewer words than these go whole to all workers, by direct messages; 0 if the backend has none.
+        self._direct_sum = DirectSum(self.workers, self.worker_id, self._all_to_all) if direct else None
+        #: Fewer words than these are sent whole to all workers, by direct messages; 0 with other backends.
         self.few_words = FEW_WORDS if direct else 0
         self._store = group.get_group_store()
-        #: The worker that is global rank 0, which keeps the store; None if it is not in the group.
-        self._keeper = ranks.index(0) if 0 in ranks else None
-        self._sums, self._watch = 0, _Watch(self._store, self.worker_id)
-        weakref.finalize(self, self._watch.ended.set)
+        #: The worker that is global rank 0, whose process has the store; None if it is not in the group.
+        self._store_worker = ranks.index(0) if 0 in ranks else None
+        self._sums, self._watcher = 0, _FailureWatcher(self._store, self.worker_id)
+        weakref.finalize(self, self._watcher.ended.set)
         if self.workers > 1:
-            self._watch.start()
+            self._watcher.start()
 
-    def sum_words(self, parts: Sequence[Part], *, by: By | None = None) -> list[Words]:
-        """See `Summation.sum_words`. Raises SummationStalledError naming the workers that are missing.
+    def sum_words(self, parts: Sequence[Part], *, by: Algorithm | None = None) -> list[Words]:
+        """See `Summation.sum_words`. Raises SummationStalledError, which names the missing workers.
 
-        Over NCCL, words may be tensors on `device`; their sums are on the device then, too. Raises
-        NotBegunError if the device has no room for copies of the words and what is gathered.
+        Over NCCL, words may be tensors on `device`, and then so are their sums. Raises NotBegunError if the
+        device has not enough memory for copies of the words and for gathered words.
 
-        by: "tree" reduces by `all_reduce_tree`, "ring" by the backend's all_reduce; None also takes direct
-        messages for few words over gloo. The results are the same.
+        by: "tree" reduces by `all_reduce_tree`, "ring" by the backend's all_reduce; None reduces few words
+        over gloo by direct messages, others by all_reduce. The results are the same.
         """
         results: list[Words] = []
         if any(isinstance(part.words, torch.Tensor) for part in parts):
-            self._open()
+            self._open_group()
             try:
-                copies = [self._copied(part) for part in parts]  # before the first is sent
+                part_buffers = [self._allocate(part) for part in parts]  # before the first is sent
             except torch.OutOfMemoryError as error:
                 raise NotBegunError(str(error)) from error
-            for copied in copies:
-                results += self._naming_the_missing(partial(self._finished, copied))
-                if copied.part.check is not None:
-                    copied.part.check(results[-1])
+            for buffers in part_buffers:
+                results += self._run_exchange(partial(self._reduce_one, buffers))
+                if buffers.part.check is not None:
+                    buffers.part.check(results[-1])
             return results
-        for some in together(parts) if by is None and self._few else [[part] for part in parts]:
-            results += self._naming_the_missing(partial(self._summed, some, by))
-            if some[-1].check is not None:
-                some[-1].check(results[-1])
+        for batch in batches(parts) if by is None and self._direct_sum else [[part] for part in parts]:
+            results += self._run_exchange(partial(self._reduce_batch, batch, by))
+            if batch[-1].check is not None:
+                batch[-1].check(results[-1])
         return results
 
     def broadcast(self, pieces: Sequence[Words], sources: Sequence[int]) -> list[Words]:
-        """Return of each piece the words that worker sources[i] has, by one broadcast for each source."""
-        copied = [one.view(np.int32).copy() for one in pieces]
+        """Return each piece i as worker sources[i] has it, by one broadcast for each source."""
+        received = [piece.view(np.int32).copy() for piece in pieces]
         for source in sorted(set(sources)):
-            mine = [at for at, one in enumerate(sources) if one == source and copied[at].size]
-            if mine:
-                together = torch.from_numpy(np.concatenate([copied[at] for at in mine])).to(self.device)
-                self._naming_the_missing(partial(self._broadcast, together, source))
-                parts = np.split(together.cpu().numpy(), np.cumsum([copied[at].size for at in mine[:-1]]))
-                for at, part in zip(mine, parts, strict=True):
-                    copied[at] = part
-        return [one.view(np.uint32) for one in copied]
+            indexes = [i for i, sender in enumerate(sources) if sender == source and received[i].size]
+            if indexes:
+                words = torch.from_numpy(np.concatenate([received[i] for i in indexes])).to(self.device)
+                self._run_exchange(
+                    lambda words=words, source=source: dist.broadcast(
+                        words, group=self._open_group(), group_src=source
+                    )
+                )
+                ends = np.cumsum([received[i].size for i in indexes[:-1]])
+                for i, piece in zip(indexes, np.split(words.cpu().numpy(), ends), strict=True):
+                    received[i] = piece
+        return [piece.view(np.uint32) for piece in received]
 
     def gather_equal(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-        """Return every worker's bytes, of which all have as many, in the order of workers."""
-        own = torch.from_numpy(data).to(self.device)
-        everybody = [torch.empty_like(own) for _ in range(self.workers)]
-        self._naming_the_missing(lambda: dist.all_gather(everybody, own, self._open()))
-        return [one.cpu().numpy() for one in everybody]
+        """Return every worker's bytes, in the order of workers. All workers must have equally many."""
+        sent = torch.from_numpy(data).to(self.device)
+        received = [torch.empty_like(sent) for _ in range(self.workers)]
+        self._run_exchange(lambda: dist.all_gather(received, sent, self._open_group()))
+        return [tensor.cpu().numpy() for tensor in received]
 
     def all_gather(self, words: Words) -> Words:
         """See `PieceSummation.all_gather`."""
@@ -161,132 +166,142 @@ class ProcessGroupSummation:
     def close(self) -> None:
         """Free the group's connections, which gloo closes with the last reference to the group."""
         group, self._group = self._group, None
-        self._watch.ended.set()
-        with suppress(Exception):  # of a group that has failed, or whose parent has been destroyed
+        self._watcher.ended.set()
+        with suppress(Exception):  # the group may have failed, or its parent may have been destroyed
             dist.destroy_process_group(group)
 
-    def _summed(self, parts: Sequence[Part], by: By | None) -> list[Words]:
-        """Return the results of parts that go together."""
+    def _reduce_batch(self, parts: Sequence[Part], by: Algorithm | None) -> list[Words]:
+        """Return the results of parts that are exchanged together, by the algorithm `by`."""
         if by == "tree":
-            return [self._by_tree(part) for part in parts]
-        if by is None and self._few and 0 < sum(part.words.size for part in parts) <= MOST_WORDS:
-            return self._few.sum_words(parts)
-        return [self._finished(self._copied(part))[0] for part in parts]
+            return [self._reduce_by_tree(part) for part in parts]
+        if by is None and self._direct_sum and 0 < sum(part.words.size for part in parts) <= MOST_WORDS:
+            return self._direct_sum.sum_words(parts)
+        return [self._reduce_one(self._allocate(part))[0] for part in parts]
 
-    def _copied(self, part: Part) -> _Copy:
-        """Copy words as int32, for want of uint32, to a tensor's device or the group's."""
+    def _allocate(self, part: Part) -> _ReduceBuffers:
+        """Copy a part's words to the device that reduces them, and allocate what else the reduction needs.
+
+        The copy is int32, because backends do not reduce uint32.
+        """
         on_device = isinstance(part.words, torch.Tensor)
         # An array may be read-only or strided, which torch takes with a warning, or not at all.
-        near = part.words if on_device else np.require(part.words.view(np.int32), requirements=["C", "W"])
-        words = torch.as_tensor(near)
-        own = words.to(words.device if on_device else self.device or "cpu", copy=True)
-        n, device = len(own), own.device
-        if part.op == "add" or self._or_by == "bor" or not n:
-            return _Copy(part, own)
-        if self._or_by == "gather":
-            return _Copy(part, own, torch.empty((self.workers, n), dtype=torch.int32, device=device))
+        source = part.words if on_device else np.require(part.words.view(np.int32), requirements=["C", "W"])
+        words = torch.as_tensor(source)
+        words = words.to(words.device if on_device else self.device or "cpu", copy=True)
+        n, device = len(words), words.device
+        if part.op == "add" or self._or_method == "bor" or not n:
+            return _ReduceBuffers(part, words)
+        if self._or_method == "gather":
+            received = torch.empty((self.workers, n), dtype=torch.int32, device=device)
+            return _ReduceBuffers(part, words, received)
         bits = torch.empty((n, _WORD_BITS), dtype=torch.uint8, device=device)
-        scratch = torch.empty((min(n, _TAKEN_APART), _WORD_BITS), dtype=torch.int32, device=device)
+        scratch = torch.empty((min(n, _UNPACK_WORDS), _WORD_BITS), dtype=torch.int32, device=device)
         shifts = torch.arange(_WORD_BITS, dtype=torch.int32, device=device)
-        for a in range(0, n, _TAKEN_APART):
-            some = own[a : a + _TAKEN_APART, None]
-            apart = torch.bitwise_right_shift(some, shifts, out=scratch[: len(some)])
-            bits[a : a + _TAKEN_APART] = apart.bitwise_and_(1)
-        return _Copy(part, own, bits, (scratch, shifts))
+        for begin in range(0, n, _UNPACK_WORDS):
+            block = words[begin : begin + _UNPACK_WORDS, None]
+            unpacked = torch.bitwise_right_shift(block, shifts, out=scratch[: len(block)])
+            bits[begin : begin + _UNPACK_WORDS] = unpacked.bitwise_and_(1)
+        return _ReduceBuffers(part, words, bits, (scratch, shifts))
 
-    def _finished(self, copied: _Copy) -> list[Words]:
-        """Return the result of one part, where its words are."""
-        if copied.words.numel():
-            self._reduce(copied)
-        if isinstance(copied.part.words, torch.Tensor):
-            return [cast(Words, copied.words)]
-        return [copied.words.cpu().numpy().view(np.uint32)]
+    def _reduce_one(self, buffers: _ReduceBuffers) -> list[Words]:
+        """Return a list of the part's result, on the device of its words."""
+        if buffers.words.numel():
+            self._reduce(buffers)
+        if isinstance(buffers.part.words, torch.Tensor):
+            return [cast(Words, buffers.words)]
+        return [buffers.words.cpu().numpy().view(np.uint32)]
 
-    def _reduce(self, copied: _Copy) -> None:
+    def _reduce(self, buffers: _ReduceBuffers) -> None:
         """Reduce the words in place; every backend adds int32 modulo 2**32."""
-        words, others = copied.words, copied.others
-        if others is None:
-            by = dist.ReduceOp.SUM if copied.part.op == "add" else dist.ReduceOp.BOR
-            dist.all_reduce(words, by, self._open())
-        elif copied.scratch is None:
+        words, received = buffers.words, buffers.received
+        if received is None:
+            op = dist.ReduceOp.SUM if buffers.part.op == "add" else dist.ReduceOp.BOR
+            dist.all_reduce(words, op, self._open_group())
+        elif buffers.scratch is None:
             # `all_gather` takes a list of tensors, for which NCCL's group allocates as much memory again.
-            getattr(dist, ALL_GATHER)(others.view(-1), words, self._open())
-            for one in others:
-                words.bitwise_or_(one)
+            getattr(dist, ALL_GATHER)(received.view(-1), words, self._open_group())
+            for worker_words in received:
+                words.bitwise_or_(worker_words)
         else:
-            dist.all_reduce(others, dist.ReduceOp.MAX, self._open())
-            scratch, shifts = copied.scratch
-            for a in range(0, len(words), _TAKEN_APART):
-                some = words[a : a + _TAKEN_APART]
-                apart = scratch[: len(some)].copy_(others[a : a + _TAKEN_APART])
-                torch.sum(apart.bitwise_left_shift_(shifts), 1, dtype=torch.int32, out=some)
+            dist.all_reduce(received, dist.ReduceOp.MAX, self._open_group())
+            scratch, shifts = buffers.scratch
+            for begin in range(0, len(words), _UNPACK_WORDS):
+                block = words[begin : begin + _UNPACK_WORDS]
+                bits = scratch[: len(block)].copy_(received[begin : begin + _UNPACK_WORDS])
+                torch.sum(bits.bitwise_left_shift_(shifts), 1, dtype=torch.int32, out=block)
 
-    def _by_tree(self, part: Part) -> Words:
+    def _reduce_by_tree(self, part: Part) -> Words:
+        """Return a part's result by `all_reduce_tree`."""
         tensor = torch.from_numpy(part.words.view(np.int32).copy()).to(self.device)
         if tensor.numel():
-            all_reduce_tree(tensor, self._open(), part.op)
+            all_reduce_tree(tensor, self._open_group(), part.op)
         return tensor.cpu().numpy().view(np.uint32)
 
-    def _broadcast(self, words: torch.Tensor, source: int) -> None:
-        dist.broadcast(words, group=self._open(), group_src=source)
-
     def _all_to_all(self, received: Words, sent: Words) -> None:
-        into, out = (torch.from_numpy(one.view(np.int32).reshape(-1)) for one in (received, sent))
-        dist.all_to_all_single(into, out, group=self._open())
+        """Send row r of `sent` to worker r, and write its words to row r of `received`."""
+        output, sent_words = (
+            torch.from_numpy(words.view(np.int32).reshape(-1)) for words in (received, sent)
+        )
+        dist.all_to_all_single(output, sent_words, group=self._open_group())
 
-    def _open(self) -> dist.ProcessGroup:
+    def _open_group(self) -> dist.ProcessGroup:
+        """Return the group. Raises SummationStalledError if it has been closed."""
         if self._group is None:
             raise SummationStalledError(
                 "sum: the group was closed, by an earlier error or by close(); make another"
             )
         return self._group
 
-    def _naming_the_missing(self, work: Callable[[], T]) -> T:
-        """Run `work`; raise a failure of torch as SummationStalledError, which names the missing workers.
+    def _run_exchange(self, exchange: Callable[[], T]) -> T:
+        """Return the result of `exchange`. Raises SummationStalledError, which names the missing workers.
 
-        A context manager would keep the group: `contextlib` refers to the traceback while it handles errors.
+        This is no context manager: `contextlib` refers to the error's traceback, which would keep the group.
         """
-        self._open()
+        self._open_group()
         self._sums += 1
-        self._watch.waits_for = self._sums
+        self._watcher.waiting_sum = self._sums
         try:
-            return work()
+            return exchange()
         except RuntimeError as error:
-            raise SummationStalledError(self._stalled(error)) from error
+            raise SummationStalledError(self._describe_failure(error)) from error
         finally:
-            self._watch.waits_for = 0
+            self._watcher.waiting_sum = 0
 
-    def _stalled(self, error: RuntimeError) -> str:
+    def _describe_failure(self, error: RuntimeError) -> str:
+        """Close the group; return a message with the missing workers and torch's error."""
         reason = str(error).partition("\n")[0]
-        # Its frames refer to the group, which could then not be freed.
+        # The traceback's frames refer to the group, which could then not be freed.
         error.__traceback__ = None
-        who = self._who(timed_out="timed out" in reason.lower())
-        return f"{self._backend}: the sum over {self.workers} workers failed: {who} ({reason})"
+        missing = self._missing_workers(timed_out="timed out" in reason.lower())
+        return f"{self._backend}: the sum over {self.workers} workers failed: {missing} ({reason})"
 
-    def _who(self, *, timed_out: bool) -> str:
-        """Return which workers did not report, through the store, that their sum failed too.
+    def _missing_workers(self, *, timed_out: bool) -> str:
+        """Return a text with the workers that did not report through the store that their sum failed, too.
 
-        Close the group first: that fails the sums of workers that wait for this one.
+        The group is closed first, so that the sums of workers that wait for this worker fail.
         """
         self.close()
-        roll = _RollCall(self._store, self.worker_id, self.workers, _ROLL_CALL_S)
-        if not roll.answered():
+        reports = _FailureReports(self._store, self.worker_id, self.workers, _REPORT_S)
+        if not reports.collect():
             return "rank 0, which keeps the store, does not answer; see whether it is running"
-        # Rank 0 may also have named others and ended: they are missing here, too.
-        if roll.store_lost and (self._keeper is None or self._keeper in roll.missing or not roll.missing):
+        missing = reports.missing
+        # If rank 0 reported and then ended with the store, the missing workers are those that it missed, too.
+        if reports.store_lost and (
+            self._store_worker is None or self._store_worker in missing or not missing
+        ):
             return "the store is gone, and with it rank 0, which keeps it; see why rank 0 ended"
-        if roll.missing:
-            numbers = ", ".join(map(str, sorted(roll.missing)))
-            worker, they = ("workers", "they are") if len(roll.missing) > 1 else ("worker", "it is")
+        if missing:
+            numbers = ", ".join(map(str, sorted(missing)))
+            worker, they = ("workers", "they are") if len(missing) > 1 else ("worker", "it is")
             slow = f", or give a longer timeout_s if {they} slow" if timed_out else ""
             return f"{worker} {numbers} did not answer; see whether {they} running{slow}"
         return "every worker answered; check that all of them sum equally often"
 
 
-class _Watch(Thread):
-    """Answers the roll call for a sum that still waits when another worker's has failed.
+class _FailureWatcher(Thread):
+    """Reports to the store while this worker's sum waits and that of another worker has failed.
 
-    Gloo's timeout counts for each wait of a sum, so this sum may fail much later.
+    Gloo's timeout applies to each wait of a sum, so this worker's sum may fail much later.
     """
 
     def __init__(self, store: Store, worker_id: int) -> None:
@@ -294,80 +309,80 @@ class _Watch(Thread):
         self._store, self._worker_id = store, worker_id
         self.ended = Event()
         #: The number of the sum that waits; 0 for none.
-        self.waits_for = 0
+        self.waiting_sum = 0
 
     def run(self) -> None:
         """See `Thread.run`."""
-        before = 0
+        previous = 0
         while not self.ended.wait(_WATCH_S):
-            current = self.waits_for
-            if current and current == before:  # it has waited for _WATCH_S or longer
+            current = self.waiting_sum
+            if current and current == previous:  # it has waited for _WATCH_S or longer
                 with suppress(RuntimeError):  # the store is gone
-                    if self._store.check([_FAILED]):
-                        self._store.set(_here(self._worker_id), "")
+                    if self._store.check([_FAILED_KEY]):
+                        self._store.set(_reported_key(self._worker_id), "")
                         return
-            before = current
+            previous = current
 
 
-class _RollCall(Thread):
-    """Each worker whose sum failed reports to the store; `missing` are those that did not in time.
+class _FailureReports(Thread):
+    """The reports of workers whose sum failed, through the store; `missing` are workers without a report.
 
-    A thread of its own, since the store's calls wait without bound if the process that keeps it is frozen.
+    It is a thread, because the store's calls wait forever if the process that has the store is frozen.
     """
 
-    def __init__(self, store: Store, worker_id: int, workers: int, patience_s: float) -> None:
-        super().__init__(name="peelsum roll call", daemon=True)
-        self._store, self._worker_id, self._patience_s = store, worker_id, patience_s
-        self._heard_at = time.monotonic()
+    def __init__(self, store: Store, worker_id: int, workers: int, limit_s: float) -> None:
+        super().__init__(name="peelsum failure reports", daemon=True)
+        self._store, self._worker_id, self._limit_s = store, worker_id, limit_s
+        self._last_answer_at = time.monotonic()
         self.missing = set(range(workers))
         self.store_lost = False
 
-    def answered(self) -> bool:
-        """Call the roll; return False if the store does not answer."""
+    def collect(self) -> bool:
+        """Report this worker's failure, and wait for others' reports; return False without the store."""
         self.start()
-        while self.is_alive() and time.monotonic() - self._heard_at < _STORE_S:
-            self.join(_ROLL_CALL_PAUSE_S)
+        while self.is_alive() and time.monotonic() - self._last_answer_at < _STORE_S:
+            self.join(_POLL_S)
         return not self.is_alive()
 
     def run(self) -> None:
         """See `Thread.run`."""
         try:
-            self._store.set(_FAILED, "")
+            self._store.set(_FAILED_KEY, "")
             # Read it back, because a write to a broken connection does not fail at once.
-            self._store.set(_here(self._worker_id), "")
-            self._store.get(_here(self._worker_id))
+            self._store.set(_reported_key(self._worker_id), "")
+            self._store.get(_reported_key(self._worker_id))
             self._wait()
         except RuntimeError:
             self.store_lost = True
 
     def _wait(self) -> None:
-        """Remove workers that answer in time. They answer one after another, so each renews the time."""
-        deadline = time.monotonic() + self._patience_s
+        """Remove workers that report in time. A report renews the time limit, as workers take turns."""
+        deadline = time.monotonic() + self._limit_s
         while self.missing and time.monotonic() <= deadline:
-            answered = {one for one in self.missing if self._store.check([_here(one)])}
-            self._heard_at = time.monotonic()
-            self.missing -= answered
-            if answered:
-                deadline = self._heard_at + self._patience_s
+            reported = {worker for worker in self.missing if self._store.check([_reported_key(worker)])}
+            self._last_answer_at = time.monotonic()
+            self.missing -= reported
+            if reported:
+                deadline = self._last_answer_at + self._limit_s
             if self.missing:
-                time.sleep(_ROLL_CALL_PAUSE_S)
+                time.sleep(_POLL_S)
 
 
 def _new_group(backend: str, ranks: Sequence[int], timeout: timedelta) -> dist.ProcessGroup:
     """Return a new group of these ranks.
 
-    For some of all ranks, torch repeats the name of a group that was destroyed. In the store, that name has
-    the old group's addresses, which gloo may read before the new ones are there. So our groups are numbered,
-    by counts in the store: a process that has been in earlier stores starts at 1, too.
+    If they are not all ranks, torch may reuse the name of a group that was destroyed. The store has that
+    group's addresses, and gloo may read them before the new ones are there. So groups get names with a number
+    here, which is counted in the store.
     """
     if len(ranks) == dist.get_world_size():
         return cast(dist.ProcessGroup, dist.new_group(ranks, timeout, backend))
-    own, store = ranks.index(dist.get_rank()), c10d._get_default_store()
+    group_rank, store = ranks.index(dist.get_rank()), c10d._get_default_store()
     name = f"peelsum-{'-'.join(map(str, ranks))}"
-    number = store.add(f"{name}/made-by/{own}", 1)
+    number = store.add(f"{name}/made-by/{group_rank}", 1)
     group, _ = c10d._new_process_group_helper(
         len(ranks),
-        own,
+        group_rank,
         ranks,
         dist.Backend(backend),
         store,
@@ -378,11 +393,12 @@ def _new_group(backend: str, ranks: Sequence[int], timeout: timedelta) -> dist.P
     return cast(dist.ProcessGroup, group)
 
 
-def _here(worker: int) -> str:
+def _reported_key(worker: int) -> str:
+    """Return the store's key that a worker sets to report that its sum failed."""
     return f"peelsum/here/{worker}"
 
 
-def _or_by(backend: str, workers: int) -> OrBy:
-    if backend in _WITH_BOR:
+def _or_method(backend: str, workers: int) -> OrMethod:
+    if backend in _BACKENDS_WITH_BOR:
         return "bor"
-    return "gather" if workers <= _MOST_TO_GATHER else "max"
+    return "gather" if workers <= _MAX_GATHER_WORKERS else "max"

@@ -11,23 +11,23 @@ import torch
 from peelsum.telemetry import StepSpans, TelemetryError
 from peelsum.torch.errors import HookConfigError
 
-_NOTHING = nullcontext()
+_NO_RANGE = nullcontext()
 
 
-def profiled(phase: str) -> AbstractContextManager[object]:
-    """Return a context that appears in the profiler's traces as `peelsum::` and the phase.
+def profile_range(phase: str) -> AbstractContextManager[object]:
+    """Return a context that appears in the traces of torch's profiler as `peelsum::` and the phase.
 
-    While no profiler runs, it does nothing: entering and leaving a range takes torch 5 us. With spans, it is
-    a span, too.
+    If the environment asks for spans, it is a span, too. Without profiler and spans it does nothing, because
+    torch takes 5 us to enter and leave a range.
     """
     spans = step_spans()
     if spans is None and not torch.autograd.profiler._is_profiler_enabled:
-        return _NOTHING
-    return _range(phase) if spans is None else _both(spans, phase)
+        return _NO_RANGE
+    return _profiler_range(phase) if spans is None else _span_and_range(spans, phase)
 
 
-def noted(values: Mapping[str, int]) -> None:
-    """Set attributes of the current span, if spans are asked for."""
+def set_span_attributes(values: Mapping[str, int]) -> None:
+    """Set attributes of the current span, if the environment asks for spans."""
     spans = step_spans()
     if spans is not None:
         spans.note(values)
@@ -35,20 +35,20 @@ def noted(values: Mapping[str, int]) -> None:
 
 @cache
 def step_spans() -> StepSpans | None:
-    """Return what makes spans; None if the environment does not ask for them. Raises HookConfigError."""
+    """Return the maker of spans; None if the environment does not ask for them. Raises HookConfigError."""
     try:
         return StepSpans.of_environment()
     except TelemetryError as error:
         raise HookConfigError(str(error)) from None
 
 
-def _range(phase: str) -> AbstractContextManager[object]:
+def _profiler_range(phase: str) -> AbstractContextManager[object]:
     if not torch.autograd.profiler._is_profiler_enabled:
-        return _NOTHING
+        return _NO_RANGE
     return torch.profiler.record_function(f"peelsum::{phase}")
 
 
 @contextmanager
-def _both(spans: StepSpans, phase: str) -> Iterator[None]:
-    with spans.span(phase), _range(phase):
+def _span_and_range(spans: StepSpans, phase: str) -> Iterator[None]:
+    with spans.span(phase), _profiler_range(phase):
         yield

@@ -1,9 +1,10 @@
 """Sums over a process group by messages between its ranks, instead of the backend's ring.
 
-Theory of operation. For few words, each rank combines a share of them, which it gets from all others, and
-sends them the result. That takes 2 (n - 1) messages from each rank; a ring sends several times as many, which
-are smaller. Very few words go to all ranks in whole, in n - 1 messages, and each rank combines them all. Over
-links whose latency counts more than their rate, ranks combine the whole words along binomial trees.
+Theory of operation. Few words are divided into a share for each rank. A rank gets its share from all others,
+combines it, and sends the result to them. That takes 2 (n - 1) messages from each rank, where a ring sends
+several times as many, which are smaller. Very few words are sent to all ranks, in n - 1 messages, and each
+rank combines them all. Where latency counts more than bandwidth, ranks combine all words along a binomial
+tree.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from peelsum.summation import Op, Part, Words
 
 #: Above this number of words, gloo's ring takes less processor time.
 MOST_WORDS = 2**18
-#: Up to this number, all words go to all ranks.
+#: Up to this number, all words are sent to all ranks.
 FEW_WORDS = 2**12
 #: all_to_all(received, sent): row r of `sent` goes to worker r, and row r of `received` comes from there.
 AllToAll = Callable[[Words, Words], None]
@@ -34,82 +35,86 @@ class DirectSum:
         self._memory = np.empty((2, 0), np.uint32)
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        """Return each part's result, as `Summation.sum_words` does without the checks."""
-        ends = list(accumulate((part.words.size for part in parts), initial=0))
-        total, everything = ends[-1], ends[-1] <= FEW_WORDS
-        share = total if everything else -(-total // self._workers)
-        sent, received = self._rows(share)
-        if everything:
+        """Return each part's result, as `Summation.sum_words` does, but without the checks."""
+        bounds = list(accumulate((part.words.size for part in parts), initial=0))
+        total, whole = bounds[-1], bounds[-1] <= FEW_WORDS
+        share = total if whole else -(-total // self._workers)
+        sent, received = self._buffers(share)
+        if whole:
             sent[:] = np.concatenate([part.words for part in parts])
         else:
             flat = sent.reshape(-1)
-            for part, (a, b) in zip(parts, pairwise(ends), strict=True):
-                flat[a:b] = part.words
+            for part, (begin, end) in zip(parts, pairwise(bounds), strict=True):
+                flat[begin:end] = part.words
             flat[total:] = 0
         self._all_to_all(received, sent)
-        spans = [(a, b, part.op) for part, (a, b) in zip(parts, pairwise(ends), strict=True)]
-        result = combined(received, spans, 0 if everything else self._worker_id * share)
-        if not everything:
+        spans = [(begin, end, part.op) for part, (begin, end) in zip(parts, pairwise(bounds), strict=True)]
+        result = combine_share(received, spans, 0 if whole else self._worker_id * share)
+        if not whole:
             sent[:] = result
             result = np.empty((self._workers, share), np.uint32)
             self._all_to_all(result, sent)
         flat = result.reshape(-1)
-        return [flat[a:b] for a, b in pairwise(ends)]
+        return [flat[begin:end] for begin, end in pairwise(bounds)]
 
-    def _rows(self, share: int) -> NDArray[np.uint32]:
-        """Return memory for what is sent and received: uint32[2, workers, share], kept between calls."""
+    def _buffers(self, share: int) -> NDArray[np.uint32]:
+        """Return buffers to send and to receive, uint32[2, workers, share], which calls use again."""
         size = self._workers * share
         if self._memory.shape[1] < size:
             self._memory = np.empty((2, size), np.uint32)
         return self._memory[:, :size].reshape(2, self._workers, share)
 
 
-def combined(rows: Words, spans: Sequence[tuple[int, int, Op]], begin: int) -> Words:
-    """Combine rows[n, k] of a share of words that begins at `begin`, by the op of the span (a, b, op)."""
+def combine_share(rows: Words, spans: Sequence[tuple[int, int, Op]], offset: int) -> Words:
+    """Return uint32[k], the workers' rows[n, k] of a share combined: each span by its op.
+
+    The share begins at word `offset`; a span (begin, end, op) counts from the first word of all.
+    """
     share = rows.shape[1]
     out = np.zeros(share, np.uint32)
-    for a, b, op in spans:
-        first, last = max(a - begin, 0), min(b - begin, share)
-        if first < last:
+    for begin, end, op in spans:
+        first, stop = max(begin - offset, 0), min(end - offset, share)
+        if first < stop:
             combine = np.bitwise_or if op == "or" else np.add
-            combine.reduce(rows[:, first:last], axis=0, dtype=np.uint32, out=out[first:last])
+            combine.reduce(rows[:, first:stop], axis=0, dtype=np.uint32, out=out[first:stop])
     return out
 
 
-def together(parts: Sequence[Part]) -> list[list[Part]]:
-    """Divide parts into those that go together: few words in all, and none after one that has a check.
+def batches(parts: Sequence[Part]) -> list[list[Part]]:
+    """Divide parts into batches of up to `MOST_WORDS` words, each for one exchange.
 
-    After a failed check the workers may have parts of different lengths, and must not exchange them.
+    A part with a check ends its batch: if the check fails, the following parts may have different lengths on
+    different workers, and must not be exchanged.
     """
-    groups: list[list[Part]] = []
+    divided: list[list[Part]] = []
     words = 0
     for part in parts:
         words += part.words.size
-        if not groups or groups[-1][-1].check is not None or words > MOST_WORDS:
-            groups.append([])
+        if not divided or divided[-1][-1].check is not None or words > MOST_WORDS:
+            divided.append([])
             words = part.words.size
-        groups[-1].append(part)
-    return groups
+        divided[-1].append(part)
+    return divided
 
 
 def all_reduce_tree(tensor: torch.Tensor, group: dist.ProcessGroup | None = None, op: Op = "add") -> None:
     """Add or OR a contiguous tensor over the ranks of `group` (None: all), in place.
 
-    Ranks combine theirs in pairs, pairs of pairs and so on up to the first rank, which broadcasts the result.
-    That takes twice log2(n) messages of the whole tensor, where a ring takes 2 (n - 1) of an n-th. Integers
-    are summed exactly, so that the bits are those of any other all_reduce.
+    Pairs of ranks combine their tensors, then pairs of pairs, and so on up to the first rank, which
+    broadcasts the result. That takes 2 log2(n) messages of the whole tensor in a row, where a ring takes
+    2 (n - 1) messages of an n-th. Integers are summed exactly, so the bits are those of any other all_reduce.
     """
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    own, other, distance = ranks.index(dist.get_rank()), torch.empty_like(tensor), 1
+    rank, received, distance = ranks.index(dist.get_rank()), torch.empty_like(tensor), 1
     while distance < len(ranks):
-        if own % (2 * distance):
-            dist.send(tensor, ranks[own - distance], group)
+        if rank % (2 * distance):
+            dist.send(tensor, ranks[rank - distance], group)
             break
-        if own + distance < len(ranks):
-            dist.recv(other, ranks[own + distance], group)
+        if rank + distance < len(ranks):
+            dist.recv(received, ranks[rank + distance], group)
             if op == "add":
-                tensor += other
+                tensor += received
             else:
-                tensor |= other
+                tensor |= received
         distance *= 2
     dist.broadcast(tensor, ranks[0], group)

@@ -1,7 +1,6 @@
-"""The settings of a communication hook, their validation, and the all-reduces that they ask for.
+"""The settings of a communication hook, their validation, and the all-reduces that they describe.
 
-Arguments are checked when the state is made rather than in its first step: one by one, then together. The
-all-reduce checks its own.
+Arguments are checked when the state is made, not in its first step: each of them, then their combinations.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from peelsum.compress import CompressError, Compressor, Flexible, lossy_reducer
 from peelsum.torch.backends import SWITCH
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.process_group_summation import ProcessGroupSummation
-from peelsum.torch.profiling import noted, profiled, step_spans
+from peelsum.torch.profiling import profile_range, set_span_attributes, step_spans
 
-#: Which values of a setting are allowed, and what else to give, as `SwitchAllreduceState` explains.
+#: For a setting, a test of its value and the end of the error message; see `SwitchAllreduceState`.
 _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "over": (
         lambda value: isinstance(value, str) or callable(getattr(value, "sum_words", None)),
@@ -58,7 +57,7 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class HookSettings:
     """The settings of a `SwitchAllreduceState`, under the names of its arguments; see there."""
 
     over: str | Summation
@@ -74,11 +73,11 @@ class Settings:
     strategy: Flexible | None
     """The strategy that chooses method and ratio in every step, or None."""
     error_feedback: bool | None
-    """Whether what is not sent is kept; None asks the compressor."""
+    """Whether elements that are not sent are kept for later steps; None as the compressor needs it."""
     implementation: Literal["cpu", "gpu"] | None
     """Where gradients are encoded and decoded; with a compressor or a strategy, always on the host.
 
-    None until `beside` knows where they are.
+    None until `for_device_of` knows their device.
     """
     timeout_s: float | None
     """Seconds that a sum waits for other ranks; None for the backend's."""
@@ -96,16 +95,16 @@ class Settings:
 
     def reducer(self) -> Reducer:
         """Return a new reducer, without residuals. Raises HookConfigError for values that do not fit."""
-        with as_hooks():
+        with hook_errors():
             lossy = lossy_reducer(
                 self.compressor,
                 self.strategy,
                 self.error_feedback,
                 over=self.over,
                 switch=self.has_switch,
-                group_gathers=self.makes_backend,
-                span=profiled,
-                note=noted,
+                group_gathers=self.owns_backend,
+                span=profile_range,
+                note=set_span_attributes,
             )
         return lossy or Reducer()
 
@@ -122,14 +121,14 @@ class Settings:
         return self.network if isinstance(self.network, NetworkModel) else NetworkModel()
 
     @property
-    def makes_backend(self) -> bool:
+    def owns_backend(self) -> bool:
         """Whether the hook makes its backend, and so closes it."""
         return isinstance(self.over, str)
 
-    def beside(self, gradients: torch.Tensor | None) -> Settings:
-        """Return the settings for gradients on this device, whose `implementation` is not None.
+    def for_device_of(self, gradients: torch.Tensor | None) -> HookSettings:
+        """Return these settings with an `implementation` for the device of `gradients`.
 
-        None is for those of which it is not known where they will be.
+        None, for gradients whose device is not known yet, takes "cpu".
         """
         if self.implementation is not None:
             return self
@@ -137,9 +136,9 @@ class Settings:
         return replace(self, implementation="gpu" if on_device else "cpu")
 
     def allreduce(self, names: Sequence[str], history: History, summation: Summation) -> Allreduce:
-        """Return the all-reduce of a bucket over `summation`, where `names` are the bucket's parameters."""
+        """Return the all-reduce over `summation` of a bucket, whose parameters have these names."""
         forms = self.forms
-        if not isinstance(forms, str):  # an Allreduce rejects names of other buckets
+        if not isinstance(forms, str):  # an Allreduce rejects the names of other buckets' parameters
             forms = {name: form for name, form in forms.items() if name in names}
         return Allreduce(
             summation,
@@ -150,14 +149,14 @@ class Settings:
             history=history,
             average=True,
             implementation=self.implementation or "cpu",
-            span=profiled,
-            note=noted,
+            span=profile_range,
+            note=set_span_attributes,
         )
 
     def check_forms(self, names: Collection[str]) -> None:
-        """Raise HookConfigError now for settings that the first step would reject.
+        """Raise HookConfigError for `forms` and `values` that the first step would reject.
 
-        names: those of all parameters, outside of which `forms` may name none; empty if not known.
+        names: the names of all parameters, of which `forms` may name some; empty if not known.
         """
         step_spans()
         try:
@@ -172,8 +171,8 @@ class Settings:
 
 
 @contextmanager
-def as_hooks() -> Iterator[None]:
-    """Raise a compressor's error as the hook's."""
+def hook_errors() -> Iterator[None]:
+    """Raise errors of compressors in the body as HookConfigError."""
     try:
         yield
     except CompressError as error:

@@ -1,7 +1,7 @@
 """Sums of sparse tensors by rows, as coalesced tensors with the same bits on all ranks.
 
-A row is what one index of the sparse dimensions selects: a row of an embedding's gradient, or one element
-if there are no dense dimensions.
+An index of the sparse dimensions selects a row: a row of an embedding's gradient, or an element if the tensor
+has no dense dimensions.
 """
 
 from __future__ import annotations
@@ -31,29 +31,28 @@ T = TypeVar("T")
 
 
 class SparseTensor:
-    """A COO tensor, and a coalesced copy of its rows in host memory."""
+    """A COO tensor, and a coalesced copy of its rows in host memory.
+
+    A row's number is its place among all rows of the tensor, zeros included.
+    """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         copy, dimensions = tensor.detach().coalesce().cpu(), tensor.sparse_dim()
         self.tensor, self.values = tensor, copy.values()
         self._shape, self._row_shape = tensor.shape[:dimensions], tensor.shape[dimensions:]
-        #: Number of rows of the whole tensor, zeros included, and of elements in a row.
+        #: Number of rows, zeros included, and of elements in a row.
         self.length, self.width = math.prod(self._shape), math.prod(self._row_shape)
-        #: int64[n], ascending: this rank's rows by number.
+        #: int64[n], ascending: the numbers of the rows that this rank has.
         self.rows = np.zeros(copy._nnz(), np.int64)
         for size, index in zip(self._shape, copy.indices().numpy(), strict=True):
             self.rows = self.rows * size + index
-
-    def future(self) -> torch.futures.Future[torch.Tensor]:
-        """Return a future for the tensor, on which a training stream can wait."""
-        return torch.futures.Future(devices=[self.tensor.device] if self.tensor.is_cuda else None)
 
     def __str__(self) -> str:
         dtype = str(self.tensor.dtype).removeprefix("torch.")
         return f"{dtype}{list(self.tensor.shape)} with {len(self._shape)} sparse dimensions"
 
-    def replace(self, rows: NDArray[np.int64], values: torch.Tensor) -> None:
-        """Replace the tensor's content by rows int64[u] with values[u, width], coalesced."""
+    def write(self, rows: NDArray[np.int64], values: torch.Tensor) -> None:
+        """Replace the tensor's content by values[u, width] of the rows int64[u], coalesced."""
         indices = np.empty((len(self._shape), rows.size), np.int64)
         for dimension in reversed(range(len(self._shape))):
             rows, indices[dimension] = np.divmod(rows, max(self._shape[dimension], 1))
@@ -80,46 +79,50 @@ def check_layouts(call: str, tensors: Sequence[torch.Tensor]) -> None:
 
 
 class RowSum:
-    """The sum of one sparse tensor over ranks."""
+    """The sum of one sparse tensor over ranks.
+
+    Shared rows are those that several ranks have; a single rank has an unshared row.
+    """
 
     def __init__(self, tensor: SparseTensor, union: RowUnion, worker_id: int, precise_up_to: float) -> None:
         self.tensor, self.union = tensor, union
         #: [u, width]: the sum or average of the union's rows.
         self.values = torch.empty((union.rows.size, tensor.width), dtype=tensor.values.dtype)
-        #: Whether floats that several ranks have are summed in fixed point.
+        #: Whether shared rows are floats that are summed in fixed point.
         self.fixed = self.values.is_floating_point() and self.values.numel() > precise_up_to
         #: False if a value was not finite on some rank: then the whole sum in fixed point is NaN.
         self.finite = True
         #: The smallest scale of a block; None if not summed in fixed point.
         self.scale: int | None = None
-        own = tensor.values.reshape(tensor.rows.size, tensor.width)
+        local_rows = tensor.values.reshape(tensor.rows.size, tensor.width)
         places = union.places[worker_id]
         is_shared = union.shared[places]
-        #: [s, width]: this rank's rows among those that several ranks have, with zeros for others' rows.
-        self.shared = own.new_zeros((int(union.shared.sum()), tensor.width))
-        among_shared = np.cumsum(union.shared)[places[is_shared]] - 1
-        self.shared[torch.from_numpy(among_shared)] = own[torch.from_numpy(is_shared)]
-        #: uint32[k]: this rank's other rows.
-        self.unshared = _as_words(own[torch.from_numpy(~is_shared)])
+        #: [s, width]: all shared rows with this rank's values; zeros where this rank has no row.
+        self.shared = local_rows.new_zeros((int(union.shared.sum()), tensor.width))
+        shared_places = np.cumsum(union.shared)[places[is_shared]] - 1
+        self.shared[torch.from_numpy(shared_places)] = local_rows[torch.from_numpy(is_shared)]
+        #: uint32[k]: this rank's unshared rows, as words.
+        self.unshared = _as_words(local_rows[torch.from_numpy(~is_shared)])
 
     def write_shared(self, total: torch.Tensor) -> None:
-        """Write the sum, or average, of `shared`, a flat tensor, to `values`."""
+        """Write the sum or average of the shared rows, a flat tensor, to `values`."""
         self.finite &= not (self.fixed and bool(total.isnan().any()))
         self.values[torch.from_numpy(self.union.shared)] = total.view(self.shared.shape).to(self.values.dtype)
 
     def unshared_words(self, worker: int) -> int:
-        """Return how many words `unshared` has on a worker."""
+        """Return the number of words of a worker's unshared rows."""
         return -(-self._unshared_bytes(worker) // 4)
 
     def _unshared_bytes(self, worker: int) -> int:
+        """Return the number of bytes of a worker's unshared rows."""
         return self.union.unshared(worker).size * self.tensor.width * self.values.element_size()
 
     def write_unshared(
         self, worker: int, words: Words, scaled: Callable[[torch.Tensor], torch.Tensor]
     ) -> int:
-        """Write a worker's `unshared` rows to `values`; return how many of `words` they take, the first ones.
+        """Write a worker's unshared rows, the first of `words`, to `values`; return how many words they are.
 
-        scaled: returns a sum's part for the values of a single worker.
+        scaled: returns a row's sum or average, given the values of the single worker that has it.
         """
         places = torch.from_numpy(self.union.unshared(worker))
         size, count = self._unshared_bytes(worker), self.unshared_words(worker)
@@ -130,15 +133,15 @@ class RowSum:
         self.values[places] = scaled(rows).view(places.numel(), self.tensor.width).to(self.values.dtype)
         return count
 
-    def replace(self) -> None:
-        """Give the tensor its sum."""
-        self.tensor.replace(self.union.rows, self.values)
+    def write(self) -> None:
+        """Replace the tensor's content by its sum."""
+        self.tensor.write(self.union.rows, self.values)
 
 
 def sum_rows(
     summation: GatheringSummation,
     tensors: Sequence[SparseTensor],
-    what: str,
+    call: str,
     *,
     average: bool,
     factor: float | None = None,
@@ -147,24 +150,24 @@ def sum_rows(
 ) -> list[RowSum]:
     """Return the sum of each tensor over ranks.
 
-    Rows that several ranks have are summed in fixed point, if the union has more than `precise_up_to`
-    elements. Integers, and floats of a smaller union, are summed by `sum_flat`, which takes and returns flat
-    tensors. Rows that a single rank has are gathered without rounding. In fixed point, one value that is not
-    finite makes the tensor's whole sum NaN.
+    Floats of shared rows are summed in fixed point, if the union has more than `precise_up_to` elements.
+    Integers, and floats of a smaller union, are summed by `sum_flat`, which takes and returns flat tensors.
+    Unshared rows are gathered without rounding. In fixed point, a value that is not finite makes the tensor's
+    whole sum NaN.
 
-    what: the call, for errors. average: divide by the number of ranks. factor: multiply by it first.
-    Raises PlanMismatchError unless `what` and the tensors' shapes and types are the same on all ranks.
+    call: its name, for errors. average: divide by the number of ranks. factor: multiply by it first.
+    Raises PlanMismatchError unless `call` and the tensors' shapes and types are the same on all ranks.
     """
-    what = f"{what} of {', '.join(map(str, tensors))}"
-    unions = unite_rows(summation, [(tensor.rows, tensor.length) for tensor in tensors], what)
+    call = f"{call} of {', '.join(map(str, tensors))}"
+    unions = unite_rows(summation, [(tensor.rows, tensor.length) for tensor in tensors], call)
     sums = [
         RowSum(tensor, union, summation.worker_id, precise_up_to)
         for tensor, union in zip(tensors, unions, strict=True)
     ]
     fixed = [row_sum for row_sum in sums if row_sum.fixed]
     floats = [_multiplied(row_sum.shared.float(), factor).view(-1).numpy() for row_sum in fixed]
-    of_fixed = sum_floats(summation, floats, average=average)
-    for row_sum, total, scale in zip(fixed, of_fixed.values, of_fixed.scales, strict=True):
+    totals = sum_floats(summation, floats, average=average)
+    for row_sum, total, scale in zip(fixed, totals.values, totals.scales, strict=True):
         row_sum.write_shared(torch.from_numpy(total))
         row_sum.scale = scale
     for row_sum in sums:
@@ -182,14 +185,14 @@ def sum_rows(
 def _exchange_unshared(
     summation: GatheringSummation, sums: Sequence[RowSum], scaled: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    """Gather the rows that a single rank has, and write them to all sums."""
+    """Gather all workers' unshared rows, and write them to the sums."""
     workers = range(summation.workers)
     sizes = [sum(row_sum.unshared_words(worker) for row_sum in sums) for worker in workers]
     if not any(sizes):
         return
-    own = np.zeros(max(sizes), np.uint32)
-    own[: sizes[summation.worker_id]] = np.concatenate([row_sum.unshared for row_sum in sums])
-    for worker, words in enumerate(summation.all_gather(own).reshape(len(workers), own.size)):
+    padded = np.zeros(max(sizes), np.uint32)
+    padded[: sizes[summation.worker_id]] = np.concatenate([row_sum.unshared for row_sum in sums])
+    for worker, words in enumerate(summation.all_gather(padded).reshape(len(workers), padded.size)):
         begin = 0
         for row_sum in sums:
             begin += row_sum.write_unshared(worker, words[begin:], scaled)
@@ -208,6 +211,7 @@ def _multiplied(values: torch.Tensor, factor: float | None) -> torch.Tensor:
 
 
 def _scaled(values: torch.Tensor, divisor: int, factor: float | None) -> torch.Tensor:
+    """Return values times `factor` over `divisor`; quotients of integers are rounded towards zero."""
     values = _multiplied(values, factor)
     if divisor == 1:
         return values
@@ -228,13 +232,13 @@ def average_rows(
         if dtype not in SUPPORTED_DTYPES:
             error = unsupported_dtype(name, dtype)
             raise InvalidRequestError(f"{error}, or leave the hook out: DDP itself sums float64")
-    began, metered = time.perf_counter(), _MeteredSummation(summation)
+    started, metered = time.perf_counter(), _MeteredSummation(summation)
     sums = sum_rows(metered, tensors, f"average gradients {', '.join(names)}", average=True)
     for row_sum in sums:
-        row_sum.replace()
+        row_sum.write()
     ended = time.perf_counter()
     stats: Any = {name: _stats(row_sum, summation) for name, row_sum in zip(names, sums, strict=True)}
-    elements = sum(one.elements for one in stats.values())
+    elements = sum(tensor_stats.elements for tensor_stats in stats.values())
     return SparseResult(
         tally=Tally(
             names=tuple(names),
@@ -248,13 +252,14 @@ def average_rows(
         ),
         wire_bytes=metered.chunks * packet_bytes(summation.lanes),
         dense_bytes=-(-elements // summation.lanes) * packet_bytes(summation.lanes),
-        encode_s=metered.ended - began - metered.seconds,
+        encode_s=metered.ended - started - metered.seconds,
         network_s=metered.seconds,
         decode_s=ended - metered.ended,
     )
 
 
 def _stats(row_sum: RowSum, summation: GatheringSummation) -> TensorStats:
+    """Return the statistics of a tensor that was summed by rows."""
     tensor, workers, bound = row_sum.tensor, summation.workers, 0.0
     if row_sum.scale is not None and row_sum.shared.numel():
         bound = FixedPoint(row_sum.scale).error_bound(workers, workers)
@@ -271,7 +276,7 @@ def _stats(row_sum: RowSum, summation: GatheringSummation) -> TensorStats:
 
 
 class _MeteredSummation:
-    """A summation that counts the chunks that this worker sends, and the seconds of waiting for sums."""
+    """A wrapper of a summation that counts the chunks which this worker sends, and the seconds it waits."""
 
     def __init__(self, summation: GatheringSummation) -> None:
         self._summation = summation
@@ -284,12 +289,13 @@ class _MeteredSummation:
         return self._timed(lambda: self._summation.sum_words(parts))
 
     def all_gather(self, words: Words) -> Words:
-        """See `PieceSummation.all_gather`; of others' chunks, a worker sends one in `PACE`."""
-        own = -(-words.size // self.lanes)
-        self.chunks += own + own * (self.workers - 1) // PACE
+        """See `PieceSummation.all_gather`; a worker also sends a packet for every `PACE` chunks of others."""
+        chunks = -(-words.size // self.lanes)
+        self.chunks += chunks + chunks * (self.workers - 1) // PACE
         return self._timed(lambda: self._summation.all_gather(words))
 
     def _timed(self, exchange: Callable[[], T]) -> T:
+        """Call `exchange` and add its time; return its result."""
         started = time.perf_counter()
         result = exchange()
         self.ended = time.perf_counter()

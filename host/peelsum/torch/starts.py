@@ -1,7 +1,8 @@
-"""What ranks do at a start: wait for each other, hold their seats, and start again under torchrun.
+"""How ranks start: they wait for each other, hold their seats, and may be restarted by torchrun.
 
-Ranks take different times: one compiles for minutes, others find compiled code. A sum that began before all
-are ready would take the slow rank for a dead one, so ranks wait for each other through the group's store.
+A seat is a worker's port at a switch. Some ranks compile for minutes while others load compiled code. If a
+sum began before all ranks are ready, it would report a slow rank as dead. So ranks wait for each other
+through the group's store.
 """
 
 from __future__ import annotations
@@ -25,132 +26,141 @@ from peelsum.torch.errors import HookConfigError, HookError
 from peelsum.transport.joining import JOIN, TELL_AFTER_S, join_limit_s
 
 T = TypeVar("T")
-_PAUSE_S = 0.05
+_POLL_S = 0.05
 #: Most ranks that a message names.
-_NAMED = 8
-#: How long an unreferenced state may take to leave its seat, in seconds.
-_LEAVING_S = 5.0
+_MAX_NAMED = 8
+#: How long an unreferenced state may take to release its seat, in seconds.
+_RELEASE_S = 5.0
 #: How long the store may take at exit, in seconds.
-_TELLING_S = 1.0
-#: The seats that this process holds; the condition is notified when one is left.
-_held: set[str] = set()
-_left = threading.Condition()
+_EXIT_STORE_S = 1.0
+#: The seats that this process holds; the condition is notified when one is released.
+_seats: set[str] = set()
+_seat_released = threading.Condition()
 _log = logging.getLogger("peelsum")
 
 
-def numbered(store: Store, what: str, rank: int) -> str:
+def unique_prefix(store: Store, purpose: str, rank: int) -> str:
     """Return a key prefix that is the same on all ranks of the store's group, and new at every call.
 
-    Each rank counts in the store: what its process did in other groups, or earlier stores, changes nothing.
+    Every rank counts its calls in the store, so calls for other groups or earlier stores do not matter.
     """
-    return f"peelsum/{what}/{store.add(f'peelsum/{what} of rank {rank}', 1)}"
+    return f"peelsum/{purpose}/{store.add(f'peelsum/{purpose} of rank {rank}', 1)}"
 
 
-def expect_start(group: dist.ProcessGroup | None) -> None:
-    """Tell other ranks of a group if this process ends before its first start, for which they may wait."""
+def announce_early_exit(group: dist.ProcessGroup | None) -> None:
+    """At exit, tell the other ranks of a group if this rank never called `run_on_all_ranks`.
+
+    They may wait for this rank there.
+    """
     if group is not None and group.size() > 1:
-        atexit.register(_tell_of_the_end, os.getpid(), group.rank(), group.get_group_store())
+        atexit.register(_report_early_exit, os.getpid(), group.rank(), group.get_group_store())
 
 
-def _tell_of_the_end(process_id: int, rank: int, store: Store) -> None:
-    if process_id != os.getpid():  # a forked child's end
+def _report_early_exit(process_id: int, rank: int, store: Store) -> None:
+    """Write to the store that this rank has ended without a backward pass."""
+    if process_id != os.getpid():  # this is a forked child
         return
-    with suppress(Exception):  # of a store that is gone
-        store.set_timeout(timedelta(seconds=_TELLING_S))
+    with suppress(Exception):  # the store may be gone
+        store.set_timeout(timedelta(seconds=_EXIT_STORE_S))
         store.set(
-            _ended(),
+            _early_exit_key(),
             f"rank {rank} has ended without a backward pass; see its output, and have all ranks call "
             "backward equally often",
         )
 
 
-def _ended() -> str:
-    """Return the key that says which rank has ended before its first start, in this start of all ranks."""
+def _early_exit_key() -> str:
+    """Return the store's key for a rank that has ended early; a restart by torchrun has another."""
     return f"peelsum/ended in start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
-def when_all_are_ready(store: Store, rank: int, ranks: int, work: Callable[[], T]) -> T:
-    """Return the result of `work`, once it has succeeded on every rank.
+def run_on_all_ranks(store: Store, rank: int, ranks: int, function: Callable[[], T]) -> T:
+    """Call `function`, wait until it has returned on every rank, and return this rank's result.
 
-    Raises the error of `work` on this rank, or HookError soon after `work` has failed on another rank, or
-    after that has ended (see `expect_start`). Raises HookError, too, if a rank takes longer than
-    `join_limit_s`. Then calls the `__exit__` of the result.
+    Raises the error of `function` on this rank. Raises HookError soon after `function` has failed on another
+    rank, after another rank has ended (see `announce_early_exit`), or if a rank takes longer than
+    `join_limit_s`; the result's `__exit__` is called before.
     """
-    atexit.unregister(_tell_of_the_end)
+    atexit.unregister(_report_early_exit)
     if ranks == 1:
-        return work()
-    key = numbered(store, "ready", rank)
+        return function()
+    prefix = unique_prefix(store, "ready", rank)
     try:
-        limit_s, done = join_limit_s(), work()
+        limit_s, result = join_limit_s(), function()
     except BaseException as error:
-        with suppress(Exception):  # of a store that is gone: the first error counts
-            store.set(f"{key}/failed", f"rank {rank} failed at the start: {type(error).__name__}: {error}")
+        with suppress(Exception):  # if the store is gone, too, the first error counts
+            message = f"rank {rank} failed at the start: {type(error).__name__}: {error}"
+            store.set(f"{prefix}/failed", message)
         raise
     try:
-        store.set(f"{key}/{rank}", "")
-        _wait(store, key, ranks, limit_s)
+        store.set(f"{prefix}/{rank}", "")
+        _wait_for_ranks(store, prefix, ranks, limit_s)
     except BaseException:
-        if leave := getattr(done, "__exit__", None):
-            leave(*sys.exc_info())
+        if close := getattr(result, "__exit__", None):
+            close(*sys.exc_info())
         raise
-    return done
+    return result
 
 
-def _wait(store: Store, key: str, ranks: int, limit_s: float) -> None:
-    since, told = time.monotonic(), False
-    everybody, failed = [f"{key}/{rank}" for rank in range(ranks)], f"{key}/failed"
-    while not store.check(everybody):
-        waited = time.monotonic() - since
-        for told_of in (failed, _ended()):
-            if store.check([told_of]):
-                raise HookError(f"start: {store.get(told_of).decode()}")
-        if waited >= limit_s:
-            who, they = _missing(store, everybody)
+def _wait_for_ranks(store: Store, prefix: str, ranks: int, limit_s: float) -> None:
+    """Wait until every rank has set its key. Raises HookError after a failure, or after `limit_s`."""
+    started, warned = time.monotonic(), False
+    ready_keys, error_keys = (
+        [f"{prefix}/{rank}" for rank in range(ranks)],
+        (f"{prefix}/failed", _early_exit_key()),
+    )
+    while not store.check(ready_keys):
+        for key in error_keys:
+            if store.check([key]):
+                raise HookError(f"start: {store.get(key).decode()}")
+        waited_s = time.monotonic() - started
+        if waited_s >= limit_s:
+            who, they = _name_missing_ranks(store, ready_keys)
             raise HookError(
                 f"start: {who} not ready after {limit_s:g} s; see whether {they} running, or allow more time "
                 f"by {JOIN}"
             )
-        if waited >= TELL_AFTER_S and not told:
-            told = True
-            who, they = _missing(store, everybody)
+        if waited_s >= TELL_AFTER_S and not warned:
+            warned = True
+            who, they = _name_missing_ranks(store, ready_keys)
             text = "start: %s not ready, %s may still compile; waiting up to %g s"
             _log.warning(text, who, they.partition(" ")[0], limit_s)
-        time.sleep(_PAUSE_S)
+        time.sleep(_POLL_S)
 
 
-def _missing(store: Store, keys: list[str]) -> tuple[str, str]:
-    """Return who is missing, as "rank 1 is" and "it is", or "ranks 1, 2 are" and "they are"."""
+def _name_missing_ranks(store: Store, keys: list[str]) -> tuple[str, str]:
+    """Return the ranks whose keys are not set, as "rank 1 is", "it is" or "ranks 1, 2 are", "they are"."""
     missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
     if len(missing) == 1:
         return f"rank {missing[0]} is", "it is"
-    if len(missing) > _NAMED:
-        missing[_NAMED:] = [f"{len(missing) - _NAMED} more"]
+    if len(missing) > _MAX_NAMED:
+        missing[_MAX_NAMED:] = [f"{len(missing) - _MAX_NAMED} more"]
     return f"ranks {', '.join(missing)} are", "they are"
 
 
 def init_process_group(backend: str | None = None, timeout: timedelta | None = None, **options: Any) -> None:
     """Call `torch.distributed.init_process_group` by the environment, in a script that torchrun may restart.
 
-    torchrun's agent gives restarted ranks the store of the dead ones, with their stale addresses in it (torch
-    2.13). Here every start uses a part of the store of its own.
+    torchrun's agent gives restarted ranks the store of the dead ranks, which has their stale addresses (torch
+    2.13). Here every restart uses other keys in that store.
     Raises HookConfigError after a restart on one of several nodes that share the agent's store: their agents
-    count restarts differently, and ranks would meet dead ranks' addresses. Raises torch's errors, too.
+    count restarts differently, so ranks could read the addresses of dead ranks. Raises torch's errors, too.
     """
-    given: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-    start = start_of(os.environ)
-    store, rank, world_size = next(iter(rendezvous("env://", **given)))
+    timeouts: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    prefix = restart_prefix(os.environ)
+    store, rank, world_size = next(iter(rendezvous("env://", **timeouts)))
     dist.init_process_group(
         backend,
-        store=PrefixStore(start, store) if start else store,
+        store=PrefixStore(prefix, store) if prefix else store,
         rank=rank,
         world_size=world_size,
-        **given,
+        **timeouts,
         **options,
     )
 
 
-def start_of(environment: Mapping[str, str]) -> str:
-    """Return the key prefix of this start in a store that outlives starts; "" if the store does not.
+def restart_prefix(environment: Mapping[str, str]) -> str:
+    """Return the key prefix of this restart in the store of torchrun's agent; "" for another store.
 
     Raises HookConfigError if no prefix would be the same on all ranks.
     """
@@ -166,23 +176,23 @@ def start_of(environment: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def only_here(seat: str) -> Iterator[None]:
-    """Hold a seat in the body. Raises HookConfigError if this process holds it already and keeps it.
+def hold_seat(seat: str) -> Iterator[None]:
+    """Hold a seat while the body runs. Raises HookConfigError if this process holds it for longer.
 
-    A second connection to a seat would look to the switch like an earlier run of the same worker.
+    The switch would take a second connection to a seat for a restart of the same worker.
     """
-    if seat in _held:
+    if seat in _seats:
         gc.collect()  # an unreferenced state can be in cycles
-    with _left:
-        if not _left.wait_for(lambda: seat not in _held, _LEAVING_S):
+    with _seat_released:
+        if not _seat_released.wait_for(lambda: seat not in _seats, _RELEASE_S):
             raise HookConfigError(
                 f"over: this process is {seat} already; share one state between modules, or close the other "
                 "state or process group first"
             )
-        _held.add(seat)
+        _seats.add(seat)
     try:
         yield
     finally:
-        with _left:
-            _held.discard(seat)
-            _left.notify_all()
+        with _seat_released:
+            _seats.discard(seat)
+            _seat_released.notify_all()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import os
+import time
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -17,17 +19,25 @@ import torch.distributed as dist
 
 from peelsum.allreduce import History, NetworkModel, RequestedForm, RequestedValues, Summation
 from peelsum.compress import Compressor, Flexible
-from peelsum.torch.backward_pass import call_at_end, pass_on, this_pass, wait_at_end
 from peelsum.torch.bucket_sum import BucketSums
 from peelsum.torch.buckets import Bucket
-from peelsum.torch.checkpoint import files, loaded, place_in, read, saved, write
+from peelsum.torch.checkpoint import (
+    pack_state,
+    rank_and_size,
+    read_checkpoint,
+    saved_files,
+    unpack_state,
+    write_checkpoint,
+)
 from peelsum.torch.errors import HookConfigError
 from peelsum.torch.parameter_names import ParameterNames
-from peelsum.torch.settings import Settings
+from peelsum.torch.profiling import profile_range
+from peelsum.torch.settings import HookSettings
 from peelsum.torch.sparse_sums import SparseTensor, check_layouts
-from peelsum.torch.starts import expect_start
+from peelsum.torch.starts import announce_early_exit
 from peelsum.torch.stats import HookStats, RunningStats
-from peelsum.torch.tracing import Tracing
+from peelsum.torch.sum_queue import chain_future
+from peelsum.torch.tracing import GradientRecorder
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -98,7 +108,7 @@ class SwitchAllreduceState:
                 f"process_group: {process_group!r} is not a group that this rank is in; give one of "
                 "torch.distributed, or None for all ranks"
             )
-        settings = Settings(
+        settings = HookSettings(
             over=over,
             forms=forms,
             values=values,
@@ -110,122 +120,131 @@ class SwitchAllreduceState:
             timeout_s=timeout_s,
             log_every=log_every,
         )
-        self._begin(process_group, settings, Tracing.of_environment())
+        self._initialize(process_group, settings, GradientRecorder.from_environment())
         self.name(names)
-        settings.check_forms(self._names.given)
-        if settings.makes_backend:
-            expect_start(process_group or dist.group.WORLD)
+        settings.check_forms(self._names.assigned)
+        if settings.owns_backend:
+            announce_early_exit(process_group or dist.group.WORLD)
 
-    def _begin(
-        self, process_group: dist.ProcessGroup | None, settings: Settings, tracing: Tracing | None
+    def _initialize(
+        self,
+        process_group: dist.ProcessGroup | None,
+        settings: HookSettings,
+        recorder: GradientRecorder | None,
     ) -> None:
-        """Set all attributes, for no steps yet."""
-        self.process_group, self._settings, self._tracing = process_group, settings, tracing
+        """Set all attributes of a state that has not summed anything yet."""
+        self.process_group, self._settings, self._recorder = process_group, settings, recorder
         self._reducer, self._history = settings.reducer(), History()
-        #: Backward passes, of which one through several modules counts once, and the id of the last.
+        #: Number of backward passes, of which one through several modules counts once.
         self._steps = 0
-        self._counted: int | None = None
+        #: The id of the backward pass that was counted last; None if that was outside of any.
+        self._counted_pass: int | None = None
         self._names = ParameterNames()
         self._stats = RunningStats(settings.log_every)
-        self._sums = BucketSums(settings, self._reducer, self._history, self._stats.add)
-        self._unused = weakref.finalize(self, _warn_unused)
+        self._sums = BucketSums(settings, self._reducer, self._history, process_group, self._stats.add)
+        #: Warns, when the state is freed, that it was never used. Detached by the first gradient.
+        self._unused_warning = weakref.finalize(self, _warn_unused)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return settings, names and `state_dict`, for copies, which connect anew.
 
         Raises HookConfigError if the backend or the group cannot be copied.
         """
-        if not self._settings.makes_backend:
-            raise HookConfigError("over: a Summation is not copied; copy ddp.module, without the hook")
+        if not self._settings.owns_backend:
+            raise HookConfigError("over: a Summation cannot be copied; copy ddp.module, without the hook")
         if self.process_group not in (None, dist.group.WORLD):
-            raise HookConfigError("process_group: is not copied; copy ddp.module, without the hook")
-        return {"settings": self._settings, "names": self._names.pairs(), "values": self.state_dict()}
+            raise HookConfigError("process_group: cannot be copied; copy ddp.module, without the hook")
+        return {"settings": self._settings, "names": self._names.items(), "values": self.state_dict()}
 
     def __setstate__(self, copied: Mapping[str, Any]) -> None:
-        self._begin(None, copied["settings"], None)
-        self._unused.detach()  # a copy of a module need not be trained
+        self._initialize(None, copied["settings"], None)
+        self._unused_warning.detach()  # a copy of a module need not be trained
         self.name(copied["names"])
         self.load_state_dict(copied["values"])
 
     def connect(self) -> None:
-        """Connect to the backend and compile kernels now, on all ranks, not in the first backward pass.
+        """Connect to the backend and compile kernels now, instead of in the first backward pass.
 
-        Without `implementation`, those of the host: where gradients are is not known yet.
+        All ranks must call it. If `implementation` is None, the kernels for the CPU are compiled, because the
+        device of the gradients is not known yet.
         Raises HookError after `close`, and the errors of connecting.
         """
-        self._sums.connect(self.process_group)
+        self._sums.connect()
 
     def close(self) -> None:
         """Leave the job once all sums are done. Every later `backward` raises HookError.
 
-        An unreferenced state leaves by itself, and so does every state at exit unless sums are running.
+        A state that is no longer referenced leaves by itself, and so does every state when the interpreter
+        exits, unless sums are running.
         """
-        self._unused()
+        self._unused_warning()
         self._sums.close()
-        if self._tracing is not None:
-            self._tracing.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def name(self, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         """Name parameters for `forms`, `stats` and checkpoints, e.g. after a restore.
 
         Raises HookConfigError if another live parameter has one of the names.
         """
-        self._names.give(parameters)
+        self._names.assign(parameters)
 
     @property
     def unused(self) -> bool:
         """Whether no gradient has been submitted yet."""
-        return self._unused.alive
+        return self._unused_warning.alive
 
     def stats(self) -> HookStats:
-        """Return what this worker summed, and its cost, since the state was made or restored."""
-        return replace(self._stats.now(), strategy=self._reducer.stats())
+        """Return totals and costs of this worker's sums since the state was made or restored."""
+        return replace(self._stats.snapshot(), strategy=self._reducer.stats())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what later steps depend on, as numbers and tensors that `torch.load` accepts by default.
+        """Return the values on which later steps depend: numbers, and tensors that `torch.load` accepts.
 
-        Call it between steps. With a compressor or strategy, save it on every rank: residuals are what this
-        rank has not sent yet.
+        Call it between steps. With a compressor or strategy, save it on every rank, because residuals are
+        gradients that this rank has not sent yet.
         """
         self._sums.drain()
-        return saved(place_in(self.process_group), self._steps, self._history, self._reducer)
+        return pack_state(rank_and_size(self.process_group), self._steps, self._history, self._reducer)
 
     def load_state_dict(self, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue where `state_dict` was called.
 
-        values: what `state_dict` returned on this rank, or a list of what it returned on all ranks of a run,
-        in any order. With a list, their number may differ, and this rank takes its share of the residuals.
+        values: the result of `state_dict` on this rank, or a list of the results of all ranks of a run, in
+        any order. With a list, the number of ranks may have changed, and this rank takes its share of the
+        residuals.
         Raises HookConfigError for values of another state, and for residuals of another rank.
         """
         self._sums.drain()
-        place = place_in(self.process_group)
-        self._steps = loaded(values, place, self._history, self._reducer)
+        self._steps = unpack_state(values, rank_and_size(self.process_group), self._history, self._reducer)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `state_dict` to a file of this rank in a folder. Call it on every rank, between steps."""
-        write(folder, self.state_dict())
+        write_checkpoint(folder, self.state_dict())
 
     def load(self, folder: str | os.PathLike[str], *, redistribute: bool = False) -> None:
         """Continue where `save` was called.
 
-        redistribute: whether the residuals may be those of another number of ranks, which these ranks then
-        share out. Raises HookConfigError if this rank has no file there, or as `load_state_dict` does.
+        redistribute: whether another number of ranks may have saved the residuals, which are then divided
+        among these ranks. Raises HookConfigError if this rank has no file there, or as `load_state_dict`
+        does.
         """
-        self.load_state_dict(read(folder, redistribute=redistribute or not self._reducer.residuals))
+        redistribute = redistribute or not self._reducer.residuals
+        self.load_state_dict(read_checkpoint(folder, redistribute=redistribute))
 
     def load_if_saved(self, folder: str | os.PathLike[str], *, redistribute: bool = False) -> None:
-        """Do as `load` for a trainer that resumes; without any state in the folder, log a warning."""
-        if files(folder):
+        """Load the state when a trainer resumes. If the folder has none, only log a warning."""
+        if saved_files(folder):
             self.load(folder, redistribute=redistribute)
         else:
-            _LOGGER.warning("state: %s has none; training goes on with an empty one", folder)
+            _LOGGER.warning("state: %s has no saved state; training continues with an empty one", folder)
 
     def submit(
         self, buffer: torch.Tensor, parameters: Sequence[torch.Tensor], *, last: bool = True
     ) -> torch.futures.Future[torch.Tensor]:
-        """Queue a bucket to be averaged in place, after those submitted before; for `hook`.
+        """Queue a bucket, which is averaged in place after those submitted before; for `hook`.
 
-        last: whether no other bucket of the module follows in this backward pass.
+        last: whether this is the module's last bucket in this backward pass.
         """
         bucket: Bucket | SparseTensor
         if buffer.layout == torch.strided:
@@ -233,31 +252,36 @@ class SwitchAllreduceState:
         else:
             check_layouts("gradient", [buffer])
             bucket = SparseTensor(buffer)
-        done = bucket.future()
-        self._unused.detach()
-        within = this_pass()
-        names, step = self._names.of(parameters), self._step(within)
-        if self._tracing is not None:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+            devices=[buffer.device] if buffer.is_cuda else None
+        )
+        self._unused_warning.detach()
+        pass_id = _current_pass()
+        names, step = self._names.of(parameters), self._step_of(pass_id)
+        if self._recorder is not None:
             if isinstance(bucket, Bucket):
-                self._tracing.record(names, bucket, self.process_group)
+                self._recorder.record(names, bucket, self.process_group)
             else:
                 warnings.warn("trace: leaves out sparse gradients, as it records all elements", stacklevel=2)
-        last |= within is None
+        last |= pass_id is None
         if not last:
-            call_at_end(partial(self._sums.flush, step))  # if DDP never hands over its last bucket
-        work = self._sums.submit(bucket, names, step, self.process_group, last=last, within=within)
-        if self._tracing is not None:
-            work.add_done_callback(self._tracing.note_sum)
-        if within is not None:
-            # DDP must end its pass normally to be able to begin another; failed gradients become NaN.
-            told = pass_on(work, done, lambda: buffer, after_error=lambda: _filled_with_nan(buffer))
-            wait_at_end(told, self._stats.add_wait)
+            _call_after_pass(partial(self._sums.flush, step))  # if DDP never submits its last bucket
+        summed = self._sums.submit(bucket, names, step, last=last, pass_id=pass_id)
+        if self._recorder is not None:
+            summed.add_done_callback(self._recorder.note_sum)
+        if pass_id is None:
+            chain_future(summed, future, lambda: buffer)
         else:
-            pass_on(work, done, lambda: buffer)
-        return done
+            # DDP must end its pass normally to be able to begin another; failed gradients become NaN.
+            reported = chain_future(summed, future, lambda: buffer, lambda: _fill_with_nan(buffer))
+            _wait_after_pass(reported, self._stats.add_wait)
+        return future
 
     def average(self, tensor: torch.Tensor) -> None:
-        """Average a contiguous tensor in place, at once; for `fsdp_hook`. Not with what keeps residuals."""
+        """Average a contiguous tensor in place, and wait for the result; for `fsdp_hook`.
+
+        Raises HookConfigError with a compressor or strategy that keeps residuals.
+        """
         if self._reducer.residuals:
             raise HookConfigError(
                 f"{self._reducer.argument}: is for DDP, whose gradients have names; use None with FSDP"
@@ -265,62 +289,89 @@ class SwitchAllreduceState:
         flat = tensor.detach().view(-1)
         # One name for all tensors of a size suffices: only the choice of a form is kept between steps.
         name = f"tensor of {flat.numel()}"
-        self._unused.detach()
-        step = self._step(this_pass())
-        self._sums.submit(Bucket(flat, [flat.shape]), (name,), step, self.process_group).result()
+        self._unused_warning.detach()
+        step = self._step_of(_current_pass())
+        self._sums.submit(Bucket(flat, [flat.shape]), (name,), step).result()
         self.end_step()
 
-    def _step(self, within: int | None) -> int:
-        """Return the number of the step to which a bucket of the backward pass `within` belongs."""
-        return self._steps - (within is not None and within == self._counted)
+    def _step_of(self, pass_id: int | None) -> int:
+        """Return the number of the step to which a bucket of this backward pass belongs."""
+        counted = pass_id is not None and pass_id == self._counted_pass
+        return self._steps - counted
 
     def average_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Average gradients in place, at once, as a bucket; for trainers without DDP, after `backward`.
+        """Average the gradients of parameters in place, and wait; for trainers without DDP, after `backward`.
 
-        The same parameters must have gradients on all ranks. Raises HookConfigError, also without any
+        The same parameters must have gradients on all ranks. Raises HookConfigError if no parameter has a
         gradient, or what the sum raises.
         """
-        given = {one: one.grad for one in parameters if one.grad is not None}
-        if not given:
+        gradients = {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
+        if not gradients:
             raise HookConfigError("parameters: none has a gradient; call this after `backward`")
-        for parameter in [parameter for parameter, gradient in given.items() if gradient.is_sparse]:
-            self.submit(given.pop(parameter), [parameter]).wait()
-        if given:
-            self._average_dense(given)
+        for parameter in [parameter for parameter, gradient in gradients.items() if gradient.is_sparse]:
+            self.submit(gradients.pop(parameter), [parameter]).wait()
+        if gradients:
+            flat = torch.cat([gradient.flatten() for gradient in gradients.values()])
+            self.submit(flat, list(gradients)).wait()
+            averages = flat.split_with_sizes([parameter.numel() for parameter in gradients])
+            for gradient, average in zip(gradients.values(), averages, strict=True):
+                gradient.copy_(average.view_as(gradient))
         self.end_step()
 
-    def _average_dense(self, given: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
-        flat = torch.cat([gradient.flatten() for gradient in given.values()])
-        self.submit(flat, list(given)).wait()
-        averages = flat.split_with_sizes([one.numel() for one in given])
-        for gradient, average in zip(given.values(), averages, strict=True):
-            gradient.copy_(average.view_as(gradient))
-
     def end_step(self) -> None:
-        """Count a backward pass once one module's buckets have all been submitted; for `hook`."""
-        within = this_pass()
-        if within is not None and within == self._counted:  # with another module's buckets
+        """Count a backward pass once all buckets of a module have been submitted; for `hook`."""
+        pass_id = _current_pass()
+        if pass_id is not None and pass_id == self._counted_pass:  # another module's buckets ended it
             return
-        self._steps, self._counted = self._steps + 1, within
-        if self._tracing is not None:
-            self._tracing.end_step()
+        self._steps, self._counted_pass = self._steps + 1, pass_id
+        if self._recorder is not None:
+            self._recorder.end_step()
         if not self._stats.count_step():
             return
-        if within is not None:
+        if pass_id is not None:
             # Log after the pass has waited for all sums, those of other modules included.
-            call_at_end(partial(call_at_end, self._stats.log))
+            _call_after_pass(partial(_call_after_pass, self._stats.log))
         else:
             self._stats.log()
 
 
-def _filled_with_nan(gradient: torch.Tensor) -> torch.Tensor:
+def _current_pass() -> int | None:
+    """Return autograd's id of the backward pass that runs on this thread; None outside of any."""
+    task_id = torch._C._current_graph_task_id()
+    return None if task_id == -1 else task_id
+
+
+def _call_after_pass(function: Callable[[], None]) -> None:
+    """Call `function` at the end of this thread's backward pass, after the callbacks queued before."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def _wait_after_pass(reported: Future[None], add_wait: Callable[[float], None]) -> None:
+    """Wait for a sum at the end of this thread's backward pass, which then raises the sum's error.
+
+    If PyTorch's C++ code waited for the bucket's future instead, the error would lose its type. The error is
+    raised after all of DDP's callbacks have run. `add_wait` is called with the seconds that the pass waited.
+    """
+
+    def wait() -> None:
+        started = time.perf_counter()
+        with profile_range("wait"):
+            error = reported.exception()
+        add_wait(time.perf_counter() - started)
+        if error is not None:
+            _call_after_pass(lambda: reported.result())
+
+    _call_after_pass(wait)
+
+
+def _fill_with_nan(gradient: torch.Tensor) -> torch.Tensor:
     """Set a gradient's values to NaN, in place, and return it."""
     (gradient._values() if gradient.is_sparse else gradient).fill_(math.nan)
     return gradient
 
 
 def _warn_unused() -> None:
-    """Tell of a state that ends before any gradient came: a trainer may leave hooks out silently."""
+    """Warn that a state never got a gradient, because some trainers ignore hooks silently."""
     _LOGGER.warning(
         "state: no gradient ever came to it; register it by ddp.register_comm_hook(state, hook), or with "
         "Lightning, whose DDPStrategy registers hooks on CUDA only, by peelsum.torch.lightning.SwitchStrategy"

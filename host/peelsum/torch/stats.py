@@ -1,4 +1,4 @@
-"""Statistics of a hook's sums: plain values for the user, and the totals that the hook's threads add to."""
+"""Statistics of a hook's sums: dataclasses for users, and the running totals to which sums are added."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from peelsum.compress import CompressedResult, Kind, StrategyStats
 
 _LOGGER = logging.getLogger("peelsum.torch")
 #: From this step on, a warning is logged if dense gradients have less than this share of the bytes sent.
-_SETTLED_STEPS, _WORTH = 10, 0.9
-#: What a result and `HookStats` count under the same name.
-_COUNTED = ("wire_bytes", "dense_bytes", "encode_s", "network_s", "decode_s")
+_WARN_FROM_STEP, _WARN_BELOW_SHARE = 10, 0.9
+#: The costs that a sum's result and `HookStats` have under the same name.
+_COSTS = ("wire_bytes", "dense_bytes", "encode_s", "network_s", "decode_s")
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class TensorStats:
     """Number of elements."""
 
     form: Form | Kind | Literal["rows"]
-    """How the values travelled: dense, compact or sketch; as additive or gathered payloads; or as the rows of
+    """How the values were sent: dense, compact or sketch; as additive or gathered payloads; or as the rows of
     a sparse gradient."""
 
     index: IndexForm | None
-    """How the index travelled; None for a form without an index."""
+    """How the index was sent; None for a form without an index."""
 
     density: float
     """Share of elements that were non-zero on some worker; NaN if the gradient was not finite."""
@@ -45,7 +45,7 @@ class TensorStats:
     """How far an element of the result can be from the exact sum (or average) of the workers' floats."""
 
     scale_block: int | None
-    """Elements in each block that had a scale of its own; None if all had the same, or none was needed."""
+    """Elements in each block with a scale of its own; None if all elements had one scale, or needed none."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ class HookStats:
         return self.dense_bytes / self.wire_bytes if self.wire_bytes else 1.0
 
     def metrics(self, before: HookStats | None = None) -> dict[str, float]:
-        """Return numbers for a trainer's log by name: averages of the steps since `before`, or of all.
+        """Return numbers for a trainer's log by name: averages of the steps since `before`, or of all steps.
 
-        MB or ms a step, as the name says; `switch/saving` is a ratio, `switch/non_finite` a count.
+        The names tell the units: MB or ms a step. `switch/saving` is a ratio, `switch/non_finite` a count.
         """
         before = before or HookStats()
         steps = max(self.steps - before.steps, 1)
@@ -129,7 +129,7 @@ class HookStats:
         }
 
     def since(self, before: HookStats) -> str:
-        """Return one line about the steps since `before`."""
+        """Return a line of text about the steps since `before`."""
         sent, saving, encode, network, decode, wait, non_finite = self.metrics(before).values()
         return (
             f"step {self.steps}: {sent:.3f} MB a step, {saving:.1f} times less "
@@ -139,7 +139,7 @@ class HookStats:
 
 
 class RunningStats:
-    """Statistics since the state was made or restored.
+    """Running totals since the state was made or restored, to which several threads add.
 
     log_every: steps between two log lines; 0 for none.
     """
@@ -149,46 +149,46 @@ class RunningStats:
         self._lock = threading.Lock()
         #: The fields of `HookStats`, by name. They are changed in every step, and copied when they are read.
         self._totals: Counter[str] = Counter()
-        #: The counts of each sum's tensors, by their names; the last sum comes last.
-        self._tensors: dict[tuple[str, ...], Tally] = {}
+        #: The last result of each sum, by the names of its tensors; the last sum comes last.
+        self._tallies: dict[tuple[str, ...], Tally] = {}
         self._logged = HookStats()
         self._warned = False
 
-    def now(self) -> HookStats:
+    def snapshot(self) -> HookStats:
         """Return the statistics so far."""
         with self._lock:
             totals: dict[str, Any] = dict(self._totals)
-            sums = list(self._tensors.values())
+            tallies = list(self._tallies.values())
         tensors: dict[str, TensorStats] = {}
-        for tally in sums:
-            tensors |= {name: TensorStats(**vars(one)) for name, one in tally.tensors().items()}
+        for tally in tallies:
+            tensors |= {name: TensorStats(**vars(counts)) for name, counts in tally.tensors().items()}
         return HookStats(**totals, tensors=tensors)
 
     def add(self, result: SumCost, buckets: int) -> None:
-        """Count the sum of one or more buckets."""
+        """Add the result of a sum over this many buckets."""
         tally = result.tally
         with self._lock:
             totals = self._totals
             totals["buckets"] += buckets
             totals["elements"] += tally.elements
             totals["non_finite"] += tally.non_finite
-            for name in _COUNTED:
+            for name in _COSTS:
                 totals[name] += getattr(result, name)
-            self._tensors.pop(tally.names, None)
-            self._tensors[tally.names] = tally
+            self._tallies.pop(tally.names, None)
+            self._tallies[tally.names] = tally
 
     def add_wait(self, seconds: float) -> None:
-        """Count the time that the training thread waited for sums."""
+        """Add the time that the training thread waited for sums."""
         with self._lock:
             self._totals["wait_s"] += seconds  # type: ignore[assignment]  # a Counter may count in fractions
 
     def count_step(self) -> bool:
-        """Count a step; return whether `log` is due. Warn once if dense gradients would take fewer bytes."""
+        """Count a step; return whether to log. Warn once if dense gradients would take fewer bytes."""
         with self._lock:
             self._totals["steps"] += 1
             totals = self._totals
             steps, sent, dense = totals["steps"], totals["wire_bytes"], totals["dense_bytes"]
-        if steps >= _SETTLED_STEPS and dense < _WORTH * sent and not self._warned:
+        if steps >= _WARN_FROM_STEP and dense < _WARN_BELOW_SHARE * sent and not self._warned:
             self._warned = True
             _LOGGER.warning(
                 "step %d: sent %.1f times the bytes of the gradients, which are dense, or small, or have 2 "
@@ -200,5 +200,5 @@ class RunningStats:
 
     def log(self) -> None:
         """Log statistics of the steps since the last call."""
-        before, self._logged = self._logged, self.now()
+        before, self._logged = self._logged, self.snapshot()
         _LOGGER.info(self._logged.since(before))

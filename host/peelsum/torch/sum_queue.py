@@ -17,6 +17,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar, cast
 
+import torch
+
 from peelsum.allreduce import Part, Summation
 from peelsum.summation import PieceSummation, Words, gather_by_or
 from peelsum.torch.errors import HookError, HookFailedError
@@ -25,26 +27,30 @@ T = TypeVar("T")
 
 
 class ThreadPool:
-    """A pool of `threads` threads that takes tasks in order; the last thread to end calls `leave`.
+    """A pool of `threads` threads that run tasks in order; the last thread to end calls `on_exit`.
 
-    A forked child has no threads, and perhaps locks that are held for good. There `inherited` is true,
+    Each task has a ticket, its number. Tasks run at the same time, but what must happen in order they do at
+    their turn: `wait_for` waits for a ticket's turn, and `next_turn` ends it.
+
+    A forked child has no threads, and perhaps locks that no thread will release. There `inherited` is true,
     `submit` returns False, and the exit does not wait.
     """
 
-    def __init__(self, threads: int, leave: Callable[[], object]) -> None:
+    def __init__(self, threads: int, on_exit: Callable[[], object]) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._leave = leave
-        self._left: Future[None] = Future()
+        self._on_exit = on_exit
+        #: Completes when `on_exit` has returned or raised.
+        self._exited: Future[None] = Future()
         self._process_id = os.getpid()
-        self._ended = False
+        self._closed = False
         #: The number of tasks submitted so far, which is the next task's ticket; the ticket whose turn it is.
         self.submitted = self.turn = 0
-        self._turned = threading.Condition()
+        self._turn_changed = threading.Condition()
         # Daemons: a process that fails must not wait for a sum that never completes.
         self._threads = [
             threading.Thread(target=self._run, name=f"peelsum sums {i}", daemon=True) for i in range(threads)
         ]
-        self._at_work = threads
+        self._running = threads
         atexit.register(self._at_exit)
         for thread in self._threads:
             thread.start()
@@ -55,11 +61,11 @@ class ThreadPool:
         return os.getpid() != self._process_id
 
     def submit(self, task: Callable[[], object]) -> bool:
-        """Queue a task, which must call `pass_on` at its end. Return False after `end`, and if inherited."""
-        if self.inherited:
+        """Queue a task, which must call `next_turn` at its end. Return False if closed or inherited."""
+        if os.getpid() != self._process_id:
             return False
-        with self._turned:
-            if self._ended:
+        with self._turn_changed:
+            if self._closed:
                 return False
             self.submitted += 1
             self._tasks.put(task)
@@ -67,62 +73,63 @@ class ThreadPool:
 
     def wait_for(self, ticket: int) -> None:
         """Wait until the ticket's turn has come, or has passed."""
-        with self._turned:
-            # A waiter may wake up after a later ticket has already passed the turn on.
-            self._turned.wait_for(lambda: self.turn >= ticket)
+        with self._turn_changed:
+            # A waiter may wake up after a later ticket has already ended its turn.
+            self._turn_changed.wait_for(lambda: self.turn >= ticket)
 
-    def pass_on(self) -> None:
+    def next_turn(self) -> None:
         """Give the turn to the next ticket."""
-        with self._turned:
+        with self._turn_changed:
             self.turn += 1
-            self._turned.notify_all()
+            self._turn_changed.notify_all()
 
-    def end(self) -> None:
-        """End the threads once all tasks are done. Can be called repeatedly, and from any thread."""
+    def close(self) -> None:
+        """Let the threads end once all tasks are done. Can be called repeatedly, and from any thread."""
         if self.inherited:
             return
-        with self._turned:
-            if not self._ended:
-                self._ended = True
+        with self._turn_changed:
+            if not self._closed:
+                self._closed = True
                 for _ in self._threads:
                     self._tasks.put(None)
 
     def join(self) -> None:
-        """Wait until the threads have ended. Raises what `leave` raised."""
+        """Wait until the threads have ended. Raises what `on_exit` raised."""
         for thread in self._threads:
             thread.join()
-        self._left.result()
+        self._exited.result()
 
     def _run(self) -> None:
+        """Run tasks until the pool is closed; the last thread calls `on_exit`."""
         while (task := self._tasks.get()) is not None:
             task()
-            del task  # its references go before the next task comes
-        with self._turned:
-            self._at_work -= 1
-            if self._at_work:
+            del task  # drop its references before waiting for the next task
+        with self._turn_changed:
+            self._running -= 1
+            if self._running:
                 return
         try:
-            self._leave()
+            self._on_exit()
         except BaseException as error:  # `join` raises it
-            self._left.set_exception(error)
+            self._exited.set_exception(error)
         else:
-            self._left.set_result(None)
+            self._exited.set_result(None)
         atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
         """Leave the job in order, as other workers may still need this worker's last packets.
 
-        A script that exits during a task has failed. It does not leave, so that others see it end.
+        A script that exits during a task has failed. It does not leave, so that others notice its end.
         """
         if self.turn == self.submitted and not self.inherited:
-            self.end()
+            self.close()
             self.join()
 
 
-class _Running(threading.local):
-    """What the thread runs."""
+class _ThreadState(threading.local):
+    """The work that the current thread runs."""
 
-    #: The ticket of its work; -1 for none.
+    #: The ticket of the work; -1 for none.
     ticket = -1
 
 
@@ -131,46 +138,48 @@ class SumQueue:
 
     After one failure, all later work fails.
 
-    leave: whether the queue closes the backend at its end. It ends at `close`, after a failure, when it is
-    unreferenced and its work is done, and at the interpreter's exit unless work is running.
+    owns_backend: whether the queue closes the backend at its end. It ends at `close`, after a failure, when
+    it is unreferenced and its work is done, and at the interpreter's exit unless work is running.
     threads: 2 overlaps encoding with the network; 1 runs all work strictly in order.
     In a forked child every call raises HookError, or returns a future that does.
     """
 
-    def __init__(self, backend: Summation, threads: int = 2, *, leave: bool) -> None:
-        #: What sums the words when it is their turn.
+    def __init__(self, backend: Summation, threads: int = 2, *, owns_backend: bool) -> None:
+        #: Sums the words of the work whose turn it is.
         self.backend = backend
         self.lanes, self.workers, self.worker_id = backend.lanes, backend.workers, backend.worker_id
         #: See `ProcessGroupSummation.device`; None with other backends.
         self.device = getattr(backend, "device", None)
         self._failure: BaseException | None = None
-        self._running = _Running()
+        self._current = _ThreadState()
         #: The ticket of the last work that was submitted, by its key.
-        self._last: dict[Hashable, int] = {}
-        self._pool = ThreadPool(threads, getattr(backend, "close", _nothing) if leave else _nothing)
+        self._last_tickets: dict[Hashable, int] = {}
+        close_backend = getattr(backend, "close", _do_nothing) if owns_backend else _do_nothing
+        self._pool = ThreadPool(threads, close_backend)
         # The pool's own `atexit` handler checks whether work is running.
-        weakref.finalize(self, self._pool.end).atexit = False
+        weakref.finalize(self, self._pool.close).atexit = False
 
     def submit(
         self, work: Callable[[], object], done: Future[None] | None = None, *, key: Hashable = None
     ) -> Future[None]:
         """Queue `work`, whose sums here come after those of all work submitted before; return its future.
 
-        done: the future to complete and return, which is new if None.
+        done: the future to complete and return; None makes a new one.
         key: work begins when earlier work of the same key is done.
         Call `submit` from one thread at a time.
         """
         future: Future[None] = Future() if done is None else done
         ticket = self._pool.submitted
-        if self._pool.submit(partial(self._run, ticket, self._last.get(key, -1) + 1, work, future)):
-            self._last[key] = ticket
+        starts_at = self._last_tickets.get(key, -1) + 1
+        if self._pool.submit(partial(self._run, ticket, starts_at, work, future)):
+            self._last_tickets[key] = ticket
         else:
             future.set_exception(self._refusal())
         return future
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`."""
-        self._wait_for(self._running.ticket)
+        self._wait_for(self._current.ticket)
         return self.backend.sum_words(parts)
 
     def reduce_scatter(self, words: Words) -> Words:
@@ -178,7 +187,7 @@ class SumQueue:
         return self.in_turn(lambda: cast(PieceSummation, self.backend).reduce_scatter(words))
 
     def all_gather(self, words: Words) -> Words:
-        """See `PieceSummation.all_gather`; a backend that sums only ORs copies in the workers' places."""
+        """See `PieceSummation.all_gather`; over a backend that sums only, OR each worker's copy."""
         if hasattr(self.backend, "all_gather"):
             return self.in_turn(lambda: cast(PieceSummation, self.backend).all_gather(words))
         return gather_by_or(self, words).reshape(-1)
@@ -188,19 +197,19 @@ class SumQueue:
         return self.in_turn(lambda: cast(PieceSummation, self.backend).broadcast(words, root))
 
     def in_turn(self, exchange: Callable[[], T]) -> T:
-        """Return what another exchange with workers returns, at the turn of the work that runs here."""
-        self._wait_for(self._running.ticket)
+        """Call `exchange` when it is the turn of the work that runs on this thread; return its result."""
+        self._wait_for(self._current.ticket)
         return exchange()
 
     def drain(self) -> None:
-        """Wait until everything submitted is done or has failed."""
+        """Wait until all submitted work is done or has failed."""
         self._check_process()
         self._pool.wait_for(self._pool.submitted)
 
     def close(self) -> None:
-        """End the threads once all work is done. Raises what closing the summation raises."""
+        """End the threads once all work is done. Raises what closing the backend raises."""
         self._check_process()
-        self._pool.end()
+        self._pool.close()
         self._pool.join()
 
     def _wait_for(self, ticket: int) -> None:
@@ -210,12 +219,12 @@ class SumQueue:
         if self._failure is not None:
             raise self._refusal()
 
-    def _run(self, ticket: int, begin: int, work: Callable[[], object], future: Future[None]) -> None:
-        """Run work when the ticket `begin` has its turn; complete its future at its own turn."""
+    def _run(self, ticket: int, starts_at: int, work: Callable[[], object], future: Future[None]) -> None:
+        """Run work once the ticket `starts_at` has its turn; complete its future at its own turn."""
         failure: BaseException | None = None
         try:
-            self._wait_for(begin)
-            self._running.ticket = ticket
+            self._wait_for(starts_at)
+            self._current.ticket = ticket
             work()
         except BaseException as error:  # of any kind: the training thread raises it
             failure = error
@@ -223,18 +232,20 @@ class SumQueue:
             self._pool.wait_for(ticket)
         if failure is not None:
             self._failure = self._failure or failure
-            self._pool.end()
-        self._pool.pass_on()
+            self._pool.close()
+        self._pool.next_turn()
         if failure is None:
             future.set_result(None)
         else:
             future.set_exception(failure)
 
     def _check_process(self) -> None:
+        """Raise HookError in a forked child."""
         if self._pool.inherited:
             raise self._refusal()
 
     def _refusal(self) -> HookError:
+        """Return the error of work that cannot run: in a forked child, after `close` or a failure."""
         if self._pool.inherited:
             return HookError(
                 "sum: this process was forked from the one that is connected; sum there, or make a new state "
@@ -249,5 +260,48 @@ class SumQueue:
         return refusal
 
 
-def _nothing() -> None:
-    """Leave the caller's summation open."""
+def _do_nothing() -> None:
+    """Leave the caller's backend open."""
+
+
+def chain_future(
+    summed: Future[None],
+    future: torch.futures.Future[T],
+    value: Callable[[], T],
+    value_after_error: Callable[[], T] | None = None,
+) -> Future[None]:
+    """Complete torch's `future` when `summed` completes, with `value()` or with the error.
+
+    value_after_error: returns the value to complete it with after an error, which the caller then reports in
+    another way. Returns a future that completes as `summed` does, after all callbacks of `future` have run.
+    """
+    reported: Future[None] = Future()
+
+    def complete(summed: Future[None]) -> None:
+        error = summed.exception()
+        try:
+            if error is None:
+                future.set_result(value())
+            elif value_after_error is not None:
+                future.set_result(value_after_error())
+            else:
+                # mypy expects a result of type T; torch documents an exception here.
+                future.set_exception(_to_exception(error))  # type: ignore[arg-type]
+        except Exception as failure:
+            error = error or failure
+        if error is None:
+            reported.set_result(None)
+        else:
+            reported.set_exception(error)
+
+    summed.add_done_callback(complete)
+    return reported
+
+
+def _to_exception(error: BaseException) -> Exception:
+    """Return an Exception, the only kind of error that torch's futures accept."""
+    if isinstance(error, Exception):
+        return error
+    wrapped = HookFailedError(f"sum: ended by {type(error).__name__} ({error}); start training again")
+    wrapped.__cause__ = error
+    return wrapped

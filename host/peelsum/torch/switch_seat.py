@@ -21,7 +21,7 @@ from peelsum.reading import parse_json, read_text
 from peelsum.tls import Identity, TlsError, read_token
 from peelsum.tls.identity import tls_reason
 from peelsum.torch.errors import HookConfigError
-from peelsum.torch.starts import numbered, only_here
+from peelsum.torch.starts import hold_seat, unique_prefix
 from peelsum.transport import SwitchSummation, job_config
 from peelsum.transport.joining import join_limit_s
 from peelsum.transport.lease import CONNECT_S, Lease
@@ -38,10 +38,13 @@ METRICS = "PEELSUM_METRICS"
 #: `json` or `console`: log to stderr in this form, with job, generation and worker.
 LOG = "PEELSUM_LOG"
 _log = logging.getLogger("peelsum")
-_CHECK_TLS = f"check that {TLS} is of the controller's CA and valid today, and that the controller has TLS"
+_CHECK_TLS = (
+    f"check that the certificate in {TLS} is of the controller's CA and valid today, and that the "
+    "controller has TLS"
+)
 #: A controller's address in forms other than //HOST:PORT, to suggest the right one.
 _CONTROLLER = re.compile(r"(?:\w+:/*|/)?((?:[^/@:\[\]]+|\[[\da-fA-F:.]+\]):\d+)(?:/.*)?")
-_LAST_PORT = 65535
+_MAX_PORT = 65535
 
 
 def connect_rank(
@@ -61,16 +64,18 @@ def connect_rank(
     workers that start later: `when_all_are_ready` does.
     Raises HookConfigError or TransportError.
     """
-    held = ExitStack()
+    resources = ExitStack()
     try:
-        summation = _connected(_planes(source, rank, store, held), rank, ranks, timeout_s, held)
+        summation = _connect(
+            _requested_jobs(source, rank, store, resources), rank, ranks, timeout_s, resources
+        )
         if log_format := os.environ.get(LOG):
             _log_as_worker(log_format, summation)
-        if where := os.environ.get(METRICS):
-            held.enter_context(_metrics(where, rank, summation))
+        if address := os.environ.get(METRICS):
+            resources.enter_context(_serve_metrics(address, rank, summation))
         return summation
     except BaseException:
-        held.close()
+        resources.close()
         raise
 
 
@@ -79,26 +84,26 @@ def connect_group(
 ) -> SwitchSummation | str:
     """Connect a rank of a further group to the switch, in a job of the group's own.
 
-    The controllers that `source` names, or else the environment, admit the job. If there are none, or if one
-    refuses, every rank gets the reason. Raises HookConfigError or TransportError.
+    The controllers that `source` names, or else the environment, admit the job. If no controller is named, or
+    if a controller refuses, the reason is returned on every rank. Raises HookConfigError or TransportError.
     """
-    given = "over" if source else SEAT if SEAT in os.environ else JOB
-    planes = "" if given == SEAT else source or os.environ.get(JOB, "")
-    if not all(one.startswith("//") for one in planes.split(",")):
-        return f"{given} names no `peelsum job serve`"
-    held = ExitStack()
+    origin = "over" if source else SEAT if SEAT in os.environ else JOB
+    controllers = ("" if origin == SEAT else source or os.environ.get(JOB, "")).split(",")
+    if not all(controller.startswith("//") for controller in controllers):
+        return f"{origin} names no `peelsum job serve`"
+    resources = ExitStack()
     try:
-        key = numbered(store, "job", rank)
-        answers = [
-            _admitted(one[2:], rank, store, f"{key}/{plane}", held, ranks)
-            for plane, one in enumerate(planes.split(","))
+        prefix = unique_prefix(store, "job", rank)
+        jobs = [
+            _job_from_controller(controller[2:], rank, store, f"{prefix}/{plane}", resources, ranks)
+            for plane, controller in enumerate(controllers)
         ]
-        for refused in filter(None, (one.get("refused") for one in answers)):
-            held.close()
-            return str(refused)
-        return _connected(answers, rank, ranks, timeout_s, held)
+        for refusal in filter(None, (job.get("refused") for job in jobs)):
+            resources.close()
+            return str(refusal)
+        return _connect(jobs, rank, ranks, timeout_s, resources)
     except BaseException:
-        held.close()
+        resources.close()
         raise
 
 
@@ -111,19 +116,23 @@ def check_size(workers: int, ranks: int) -> None:
         )
 
 
-def _connected(
-    planes: list[dict[str, Any]], rank: int, ranks: int, timeout_s: float | None, held: ExitStack
+def _connect(
+    planes: list[dict[str, Any]], rank: int, ranks: int, timeout_s: float | None, resources: ExitStack
 ) -> SwitchSummation:
-    """Connect the rank to its seat in each plane, given each plane's job and addresses."""
-    jobs = [job_config(_field(values, "admission")) for values in planes]
+    """Connect the rank to its seat in each plane.
+
+    planes: each plane's admission, and the rank's address or those of all ranks. resources: is closed with
+    the connection.
+    """
+    jobs = [job_config(_require(values, "admission")) for values in planes]
     for job in jobs:
         check_size(job.workers, ranks)
-    seats = [_seat(values, rank) for values in planes]
+    seats = [_with_address(values, rank) for values in planes]
     job, seat = jobs[0], seats[0]
     worker_id = seat.get("worker_id", job.worker_ids[rank])
-    addresses = [(_field(one, "switch_host"), _field(one, "switch_port")) for one in seats]
+    addresses = [(_require(values, "switch_host"), _require(values, "switch_port")) for values in seats]
     for plane, (host, port) in zip(jobs, addresses, strict=True):
-        held.enter_context(only_here(f"worker {worker_id} of job {plane.job_id} at {host}:{port}"))
+        resources.enter_context(hold_seat(f"worker {worker_id} of job {plane.job_id} at {host}:{port}"))
     return SwitchSummation(
         job,
         worker_id,
@@ -131,49 +140,47 @@ def _connected(
         timeout_s=timeout_s,
         join_s=0.0,
         wire=seat.get("wire", "udp-port"),
-        held=held,
+        held=resources,
         more_planes=list(zip(jobs, addresses, strict=True))[1:],
-        interfaces=seat.get("interfaces") or _interfaces(len(jobs)),
+        interfaces=seat.get("interfaces") or _local_interfaces(len(jobs)),
     )
 
 
-def _interfaces(planes: int) -> list[str]:
-    """Return this rank's interfaces on the switches' wires, one for each plane; none if they are not given.
+def _local_interfaces(planes: int) -> list[str]:
+    """Return this rank's network interfaces, one for each plane, from the environment; [] if it has none.
 
-    Raises HookConfigError.
+    Raises HookConfigError if the environment has another number of interfaces than ranks times planes.
     """
     names = [name for name in os.environ.get(INTERFACES, "").split(",") if name]
     if not names:
         return []
-    local, ranks = (
-        int(os.environ.get(name, one)) for name, one in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
-    )
+    local_rank, ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if len(names) != ranks * planes:
         raise HookConfigError(
             f"over: {INTERFACES}: {', '.join(names)} for {ranks} ranks of {planes} planes here; "
             f"give {ranks * planes}, those of local rank 0 first"
         )
-    return names[local * planes : (local + 1) * planes]
+    return names[local_rank * planes : (local_rank + 1) * planes]
 
 
 def _log_as_worker(log_format: str, summation: SwitchSummation) -> None:
-    """Log from now on with this worker's job, generation and number."""
+    """Configure logging in this format, with this worker's job, generation and number in each record."""
     job = summation.config
     try:
         worker_id = job.worker_ids[summation.worker_id]
-        known = {"job": job.job_id, "generation": job.generation, "worker": worker_id}
-        configure(log_format, "worker", known)
+        fields = {"job": job.job_id, "generation": job.generation, "worker": worker_id}
+        configure(log_format, "worker", fields)
     except LogsError as error:
         raise HookConfigError(f"over: {LOG}: {error}") from None
     _log.info("connected to the switch")
 
 
-def _metrics(where: str, rank: int, summation: SwitchSummation) -> MetricsServer:
-    """Serve a worker's metrics at HOST:PORT for rank 0, and at PORT + r for rank r."""
+def _serve_metrics(address: str, rank: int, summation: SwitchSummation) -> MetricsServer:
+    """Serve this worker's metrics by HTTP; `address` is HOST:PORT of rank 0, and rank r takes PORT + r."""
     job, folder = summation.config, os.environ.get(TLS)
     worker_id = job.worker_ids[summation.worker_id]
     try:
-        host, port = metrics_address(where)
+        host, port = metrics_address(address)
         server = MetricsServer(
             (host, port + rank if port else 0),
             PARTS["worker"],
@@ -190,19 +197,20 @@ def _metrics(where: str, rank: int, summation: SwitchSummation) -> MetricsServer
     return server
 
 
-def _field(values: dict[str, Any], name: str) -> Any:
+def _require(values: dict[str, Any], name: str) -> Any:
+    """Return a field of a job's description. Raises HookConfigError if it is missing."""
     if name not in values:
         raise HookConfigError(f"over: the switch job has no {name!r}; give a seat, or FILE@HOST:PORT")
     return values[name]
 
 
-def _planes(source: str, rank: int, store: Store, held: ExitStack) -> list[dict[str, Any]]:
-    """Return the job's admission and the switch's address in every plane.
+def _requested_jobs(source: str, rank: int, store: Store, resources: ExitStack) -> list[dict[str, Any]]:
+    """Return the job's admission and the switch's address in every plane, from `source` or the environment.
 
-    `held` gets what must live as long as the seats.
+    The leases of jobs that controllers admit are added to `resources`.
     """
     if not source and SEAT in os.environ:
-        seat = _own_or_all(_parsed(os.environ[SEAT], SEAT))
+        seat = _seat_of_environment(_parse_object(os.environ[SEAT], SEAT))
         return [seat, *seat.get("more_planes", ())]
     source = source or os.environ.get(JOB, "")
     if not source:
@@ -211,20 +219,26 @@ def _planes(source: str, rank: int, store: Store, held: ExitStack) -> list[dict[
             f"set {JOB}=//HOST:PORT of `peelsum job serve`, or use over='gloo'"
         )
     planes = source.split(",")
-    key = numbered(store, "job", rank) if any(one.startswith("//") for one in planes) else ""
+    by_controller = any(plane.startswith("//") for plane in planes)
+    prefix = unique_prefix(store, "job", rank) if by_controller else ""
     return [
-        _admitted(one[2:], rank, store, f"{key}/{plane}", held) if one.startswith("//") else _described(one)
-        for plane, one in enumerate(planes)
+        _job_from_controller(plane[2:], rank, store, f"{prefix}/{number}", resources)
+        if plane.startswith("//")
+        else _job_from_file(plane)
+        for number, plane in enumerate(planes)
     ]
 
 
-def _seat(values: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Return the job with the rank's own place at the switch."""
-    return values | _place(values["switch"], rank) if "switch" in values else values
+def _with_address(values: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Return a job's description with the rank's address, if it has the switch's address for all ranks."""
+    return values | _address_of_rank(values["switch"], rank) if "switch" in values else values
 
 
-def _own_or_all(seat: dict[str, Any]) -> dict[str, Any]:
-    """Return the seat, or all seats of the network if torchrun started several ranks here."""
+def _seat_of_environment(seat: dict[str, Any]) -> dict[str, Any]:
+    """Return the seat in the environment; if torchrun started several ranks here, the seats of all ranks.
+
+    Raises HookConfigError if there are several ranks, and the seat is that of a single worker.
+    """
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if ranks == 1:
         return {name: value for name, value in seat.items() if name != "switch"}
@@ -236,11 +250,11 @@ def _own_or_all(seat: dict[str, Any]) -> dict[str, Any]:
     return {"admission": seat["admission"], "switch": seat["switch"]}
 
 
-def _described(source: str) -> dict[str, Any]:
-    """Return the job of FILE or FILE@HOST:PORT."""
+def _job_from_file(source: str) -> dict[str, Any]:
+    """Return the job's description from FILE or FILE@HOST:PORT. Raises HookConfigError."""
     name, _, address = source.partition("@")
     try:
-        values = _parsed(read_text(Path(name)), name)
+        values = _parse_object(read_text(Path(name)), name)
     except OSError as error:
         controller = _CONTROLLER.fullmatch(source)
         remedy = f"for a controller there, give //{controller[1]}" if controller else "give the job's file"
@@ -248,42 +262,47 @@ def _described(source: str) -> dict[str, Any]:
     return {"admission": values, "switch": address} if address else values
 
 
-def _admitted(
-    controller: str, rank: int, store: Store, key: str, held: ExitStack, ranks: int | None = None
+def _job_from_controller(
+    controller: str, rank: int, store: Store, key: str, resources: ExitStack, ranks: int | None = None
 ) -> dict[str, Any]:
-    """Return the job as a controller admits it: rank 0 requests it and tells the others, errors included.
+    """Return the job that a controller admits. Rank 0 requests it, and sends the response to all ranks.
 
-    ranks: the size of the further group, or None (see `Lease`).
+    The response goes through the store, under `key`, and may be an error, which every rank raises as
+    HookConfigError. ranks: the size of the further group, or None (see `Lease`).
     """
-    address = _address(controller)
+    address = _parse_address(controller)
     if rank == 0:
         try:
             if ranks is None:
-                held.enter_context(only_here(f"rank 0 of the job of controller {controller}"))
-            lease = held.enter_context(closing(_lease(address, ranks)))
-            answer = lease.response
-        except HookConfigError as error:
-            answer = json.dumps({"error": f"rank 0: {str(error).removeprefix('over: ')}"})
-        except TlsError as error:
-            answer = json.dumps({"error": f"rank 0: {error}"})
-        except ssl.SSLError as error:
-            answer = json.dumps({"error": f"rank 0: TLS failed ({tls_reason(error)}); {_CHECK_TLS}"})
-        except OSError as error:
-            reason = f"rank 0: {error.strerror or error}; check that `peelsum job serve` runs"
-            answer = json.dumps({"error": reason})
-        except UnicodeError as error:  # of a name that no resolver takes, such as one of 64 letters and more
-            answer = json.dumps({"error": f"rank 0: {error}; check the host's name"})
-        store.set(key, answer)
+                resources.enter_context(hold_seat(f"rank 0 of the job of controller {controller}"))
+            lease = resources.enter_context(closing(_request_lease(address, ranks)))
+            response = lease.response
+        except (HookConfigError, TlsError, OSError, UnicodeError) as error:
+            response = json.dumps({"error": f"rank 0: {_lease_failure(error)}"})
+        store.set(key, response)
     # The store's own limit may be shorter than rank 0's wait for a server that compiles.
     store.wait([key], timedelta(seconds=CONNECT_S + join_limit_s()))
-    values = _parsed(store.get(key).decode(), f"the answer of controller {controller}")
+    values = _parse_object(store.get(key).decode(), f"the answer of controller {controller}")
     if "error" in values:
         raise HookConfigError(f"over: controller {controller}: {values['error']}")
     return values
 
 
-def _lease(controller: tuple[str, int], ranks: int | None) -> Lease:
-    """Request the job, with the identity and the token that the environment names."""
+def _lease_failure(error: Exception) -> str:
+    """Return why a lease was not granted, and what to do."""
+    match error:
+        case HookConfigError() | TlsError():
+            return str(error).removeprefix("over: ")
+        case ssl.SSLError():
+            return f"TLS failed ({tls_reason(error)}); {_CHECK_TLS}"
+        case OSError():
+            return f"{error.strerror or error}; check that `peelsum job serve` runs"
+    # UnicodeError, for a name that no resolver takes, e.g. one of 64 letters or more
+    return f"{error}; check the host's name"
+
+
+def _request_lease(controller: tuple[str, int], ranks: int | None) -> Lease:
+    """Request the job from a controller, with the identity and the token that the environment names."""
     folder, token = os.environ.get(TLS), os.environ.get(TOKEN)
     return Lease(
         controller,
@@ -294,34 +313,36 @@ def _lease(controller: tuple[str, int], ranks: int | None) -> Lease:
     )
 
 
-def _place(addresses: str | list[str], rank: int) -> dict[str, Any]:
-    """Return the rank's address: its own in a list of all, or rank 0's with the port plus `rank`."""
+def _address_of_rank(addresses: str | list[str], rank: int) -> dict[str, Any]:
+    """Return the rank's address: its item in a list of all, or rank 0's address with the port plus `rank`."""
     if isinstance(addresses, list) and rank < len(addresses):
-        host, port = _address(addresses[rank])
+        host, port = _parse_address(addresses[rank])
         return {"switch_host": host, "switch_port": port}
-    host, port = _address(str(addresses))
-    if port + rank > _LAST_PORT:
+    host, port = _parse_address(str(addresses))
+    if port + rank > _MAX_PORT:
         raise HookConfigError(
             f"over: rank {rank} would connect to port {port + rank} of {host}; give rank 0 a lower port"
         )
     return {"switch_host": host, "switch_port": port + rank}
 
 
-def _address(text: str) -> tuple[str, int]:
+def _parse_address(text: str) -> tuple[str, int]:
+    """Return host and port of HOST:PORT. Raises HookConfigError."""
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
+    if not host or not port.isdecimal() or not 0 < int(port) <= _MAX_PORT:
         raise HookConfigError(
             f"over: {text!r} is not HOST:PORT; give rank 0's port of the switch, or a controller's, up to "
-            f"{_LAST_PORT}"
+            f"{_MAX_PORT}"
         )
     return host.strip("[]"), int(port)
 
 
-def _parsed(text: str, where: str) -> dict[str, Any]:
+def _parse_object(text: str, source: str) -> dict[str, Any]:
+    """Return the JSON object in a text. Raises HookConfigError, which names its source."""
     try:
         values = parse_json(text)
     except ValueError as error:
-        raise HookConfigError(f"over: {where} is not JSON ({error}); give a job or a seat") from error
+        raise HookConfigError(f"over: {source} is not JSON ({error}); give a job or a seat") from error
     if not isinstance(values, dict):
-        raise HookConfigError(f"over: {where} is not a JSON object; give a job or a seat")
+        raise HookConfigError(f"over: {source} is not a JSON object; give a job or a seat")
     return values

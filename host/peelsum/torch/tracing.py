@@ -19,30 +19,31 @@ from peelsum.traces import SUFFIX, Recorder, write
 TRACE = "PEELSUM_TRACE"
 
 
-class Tracing:
-    """The trace of one rank. The file is written after `steps` steps, or by `close`."""
+class GradientRecorder:
+    """Records the gradients of one rank. The file is written after `steps` steps, or by `close`."""
 
     def __init__(self, folder: str, name: str, steps: int, values: bool) -> None:
-        self._folder, self._name, self._most, self._values = Path(folder), name, steps, values
+        self._folder, self._name, self._steps, self._values = Path(folder), name, steps, values
         self._recorder: Recorder | None = None
         self._path = self._folder
         self._written = False
         self._lock = threading.Lock()
-        self._begun_at = time.perf_counter()
+        #: When the computation began that leads to the next bucket.
+        self._started_at = time.perf_counter()
 
     @classmethod
-    def of_environment(cls) -> Self | None:
-        """Return a trace with the settings of the environment; None if it has none."""
+    def from_environment(cls) -> Self | None:
+        """Return a recorder with the settings of the environment; None if it has none."""
         settings = os.environ.get(TRACE)
         return None if settings is None else cls(**json.loads(settings))
 
     def record(self, names: Sequence[str], bucket: Bucket, group: dist.ProcessGroup | None) -> None:
-        """Record a bucket that is about to be summed. Its own time is not counted as computing."""
+        """Record a bucket before it is summed. The time of recording does not count as computing time."""
         if self._written:
             return
         now = time.perf_counter()
         with self._lock:
-            ready_s = now - self._begun_at
+            ready_s = now - self._started_at
         if self._recorder is None:
             rank, workers = dist.get_rank(group), dist.get_world_size(group)
             self._recorder = Recorder(self._name, rank, workers, values=self._values)
@@ -51,23 +52,23 @@ class Tracing:
             flat = [gradient.detach().float().cpu().numpy() for gradient in gradients]
         self._recorder.add(names, [tuple(shape) for shape in bucket.shapes], flat, max(ready_s, 0.0))
         with self._lock:
-            self._begun_at += time.perf_counter() - now
+            self._started_at += time.perf_counter() - now
 
-    def note_sum(self, done: object) -> None:
-        """Note that a sum is complete: a step's computing begins with the last one of the step before."""
+    def note_sum(self, future: object) -> None:
+        """Note that a sum is complete: the next step's computation begins after the last sum of this one."""
         with self._lock:
-            self._begun_at = time.perf_counter()
+            self._started_at = time.perf_counter()
 
     def end_step(self) -> None:
-        """End a step; write the trace if it was the last one."""
+        """End a step; write the trace if it was the last step to record."""
         if self._written or self._recorder is None:
             return
         self._recorder.end_step()
-        if self._recorder.steps >= self._most:
+        if self._recorder.steps >= self._steps:
             self.close()
 
     def close(self) -> None:
-        """Write the trace of the steps that there are, unless that was done. Raises TraceError."""
+        """Write the trace of the steps recorded so far, unless it has been written. Raises TraceError."""
         if not self._written and self._recorder is not None:
             write(self._recorder.trace(), self._path)
         self._written = True

@@ -1,4 +1,4 @@
-"""A callback for the Trainer of Hugging Face's Transformers, whose arguments have no place for a hook."""
+"""A callback for the Trainer of Hugging Face's Transformers, whose arguments do not take a hook."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class SwitchCallback(TrainerCallback):
 
     def __init__(self, trainer: Trainer, state: SwitchAllreduceState, *, redistribute: bool = False) -> None:
         self._trainer, self._state, self._logged = trainer, state, HookStats()
-        self._hooked: DistributedDataParallel | None = None
-        # No event has the folder of a checkpoint, and none comes when one is loaded.
+        self._hooked_model: DistributedDataParallel | None = None
+        # No event has a checkpoint's folder, and there is no event for loading a checkpoint.
         save, load = trainer._save_optimizer_and_scheduler, trainer._load_optimizer_and_scheduler
 
-        def save_too(folder: str) -> None:
+        def save_with_state(folder: str) -> None:
             save(folder)
             state.save(folder)
 
-        def load_too(folder: str | None) -> None:
+        def load_with_state(folder: str | None) -> None:
             load(folder)
             if folder is not None:
                 state.load_if_saved(folder, redistribute=redistribute)
 
-        trainer._save_optimizer_and_scheduler = save_too  # type: ignore[method-assign, assignment]
-        trainer._load_optimizer_and_scheduler = load_too  # type: ignore[method-assign, assignment]
+        trainer._save_optimizer_and_scheduler = save_with_state  # type: ignore[method-assign, assignment]
+        trainer._load_optimizer_and_scheduler = load_with_state  # type: ignore[method-assign, assignment]
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -50,9 +50,9 @@ class SwitchCallback(TrainerCallback):
                 f"trainer: its model is {type(model).__name__}, not DistributedDataParallel; start ranks by "
                 "torchrun, on CPUs with TrainingArguments(use_cpu=True), and without FSDP or DeepSpeed"
             )
-        if model is not self._hooked:  # a second `train` finds the same model
+        if model is not self._hooked_model:  # a second `train` finds the same model
             model.register_comm_hook(self._state, hook)
-            self._hooked = model
+            self._hooked_model = model
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
