@@ -24,7 +24,7 @@ from peelsum.compress import (
     Single,
     TopK,
 )
-from peelsum.compress.memory import Exact
+from peelsum.compress.memory import ExactValues
 
 SHAPES = {"matrix": (12, 7), "vector": (17,), "one": (1,), "none": (0,), "zeros": (5,)}
 
@@ -215,11 +215,11 @@ def test_a_power_sgd_starts_from_the_last_steps_factor():
 
 def test_numbers_have_the_coarsest_units_that_hold_them():
     far = Residual(np.array([2**30, 2**30], np.int64), np.full(2, 100, np.int16))
-    far.send(Exact.of(np.array([2.0**10, 0.0])))
+    far.subtract_sent(ExactValues.of(np.array([2.0**10, 0.0])))
     assert far.scales[0] < 52
     assert kept_by(far).tolist() == [pytest.approx(-(2.0**10), rel=1e-12), 2.0**-70]
     wide = np.array([2.0**-140, 2.0**120])
-    sent = Exact.of(wide)
+    sent = ExactValues.of(wide)
     assert sent.numbers.tolist() == [1, 1]
     assert np.ldexp(sent.numbers.astype(float), -sent.scales.astype(int)).tolist() == wide.tolist()
 

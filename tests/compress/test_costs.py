@@ -28,7 +28,7 @@ from peelsum.compress import (
     costs,
     crossovers,
 )
-from peelsum.compress.costs import CompressConfigError, directly, reduced
+from peelsum.compress.costs import CompressConfigError, all_reduce_cost, directly
 from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 
 LINK = LinkModel(1e-3, 0.1)
@@ -99,13 +99,13 @@ def test_other_numbers_of_workers_take_no_longer_than_modelled(name: str, worker
 def test_an_exchange_costs_its_messages_and_its_words_on_the_busiest_link(workers: int, words: int) -> None:
     """Counted as the hook does, it takes what the model of its collective says."""
     for network, (messages, sent) in (
-        (COLLECTIVES["all_reduce_ring"], reduced(workers, words)),
-        (COLLECTIVES["all_reduce_tree"], reduced(workers, words, tree=True)),
-        (COLLECTIVES["direct"], reduced(workers, words, few=True)),
+        (COLLECTIVES["all_reduce_ring"], all_reduce_cost(workers, words)),
+        (COLLECTIVES["all_reduce_tree"], all_reduce_cost(workers, words, tree=True)),
+        (COLLECTIVES["direct"], all_reduce_cost(workers, words, few=True)),
     ):
         seconds = messages * LINK.latency_s + sent * WORD_S
         assert network(LINK, workers).seconds(words, 1) == pytest.approx(seconds, rel=1e-9)
-    assert reduced(workers, words, few=True) == (1, words * (workers - 1))
+    assert all_reduce_cost(workers, words, few=True) == (1, words * (workers - 1))
     assert directly(workers, words, words) == (1, words * (workers - 1))
     assert directly(workers, words, words - 1) == (2, pytest.approx(2 * words * (workers - 1) / workers))
 

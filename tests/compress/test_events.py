@@ -6,21 +6,24 @@ import pytest
 from network_model import World
 
 from peelsum.compress import (
-    Candidate,
     DecidedStep,
     ExplorationEnded,
     ExplorationStarted,
     Flexible,
     LinkChanged,
     LinkModel,
+    MethodCandidate,
     MethodChosen,
+    describe_event,
     draw,
-    told,
 )
 from peelsum.compress.events import GainChanged
 
 FAST, SLOW = LinkModel(1e-4, 10.0), LinkModel(1e-3, 1.0)
-RING, DENSE = Candidate("ar_top_k_ring", 0.01, 0.012, 0.31), Candidate("dense_switch", 1.0, 0.05, 1.0)
+RING, DENSE = (
+    MethodCandidate("ar_top_k_ring", 0.01, 0.012, 0.31),
+    MethodCandidate("dense_switch", 1.0, 0.05, 1.0),
+)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +51,7 @@ RING, DENSE = Candidate("ar_top_k_ring", 0.01, 0.012, 0.31), Candidate("dense_sw
     ],
 )
 def test_an_event_in_one_line(event, line):
-    assert told(event) == line
+    assert describe_event(event) == line
 
 
 def test_what_is_drawn():

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from peelsum.compress import LinkModel, Timed
+from peelsum.compress import LinkModel, TimedExchange
 from peelsum.compress.links import LinkEstimate
 
 LINK = LinkModel(1e-3, 0.5)
 STEP_S = 0.05
 
 
-def timed(link: LinkModel, messages: float, words: float) -> Timed:
-    return Timed(messages * link.latency_s + 32 * words / (link.gbps * 1e9), messages, words)
+def timed(link: LinkModel, messages: float, words: float) -> TimedExchange:
+    return TimedExchange(messages * link.latency_s + 32 * words / (link.gbps * 1e9), messages, words)
 
 
 def estimate() -> LinkEstimate:
@@ -21,7 +21,7 @@ def estimate() -> LinkEstimate:
 
 def stepped(one: LinkEstimate, link: LinkModel, used: tuple[float, float] | None = None) -> int:
     """Take a step over `link` whose sums send (messages, words), None for none; return its probe's words."""
-    words, small = one.wanted(STEP_S)
+    words, small = one.plan_probe(STEP_S)
     own = used and timed(link, 2, 100)
     one.add(
         small=timed(link, 2, 1) if small else own or None,
@@ -76,7 +76,7 @@ def test_a_dear_probe_has_a_word_ahead_unless_the_steps_tell_the_latency(
     link = LinkModel(1e-2, 0.5)
     one, asked = settled(link, used), []
     for _ in range(12):
-        asked.append(one.wanted(STEP_S))
+        asked.append(one.plan_probe(STEP_S))
         stepped(one, link, used)
     assert {small for words, small in asked if words} == {ahead}
 
@@ -128,7 +128,7 @@ def test_two_slow_steps_cast_doubt_once() -> None:
 
 def test_an_idle_link_that_is_asked_for_is_believed_at_its_second_probe() -> None:
     slow, one = LinkModel(1e-3, 0.05), settled()
-    one.ask()
+    one.request_probe()
     for _ in range(2):
         assert stepped(one, slow)
     assert near(one, slow)

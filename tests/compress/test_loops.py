@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from compressors import exactly
 
-from peelsum.compress import Exact, loops
+from peelsum.compress import ExactValues, loops
 from peelsum.compress.memory import magnitude
 from peelsum.compress.sparsifier import largest
 
@@ -50,7 +50,7 @@ def pairs(scales: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_a_gradient_is_added_exactly_where_there_is_room() -> None:
     floats, numbers, scales = pairs([-70, -24, 0, 24, 40, 149, 185])
     out, out_scales = np.full(numbers.size, 7, np.int64), np.full(numbers.size, 7, np.int16)
-    loops.grow(floats.view(np.uint32), numbers, scales, out, out_scales)
+    loops.add_gradient(floats.view(np.uint32), numbers, scales, out, out_scales)
     given = [Fraction(float(one)) for one in floats]
     rounded = sums(exactly(numbers, scales), given, exactly(out, out_scales))
     assert 0 < rounded < numbers.size
@@ -61,13 +61,13 @@ def test_a_gradient_is_added_exactly_where_there_is_room() -> None:
 def test_a_number_that_became_zero_leaves_no_scale_behind() -> None:
     """However coarse it was: the next gradient is exact."""
     out, scales = np.zeros(FLOATS.size, np.int64), np.full(FLOATS.size, -77, np.int16)
-    loops.grow(FLOATS.view(np.uint32), np.zeros_like(out), scales, out, scales)
+    loops.add_gradient(FLOATS.view(np.uint32), np.zeros_like(out), scales, out, scales)
     assert exactly(out, scales) == [Fraction(float(one)) for one in FLOATS]
 
 
 def test_what_was_sent_is_subtracted_exactly_where_there_is_room() -> None:
     floats, numbers, scales = pairs([-24, 0, 40, 149])
-    sent = Exact.of(floats.astype(np.float64))
+    sent = ExactValues.of(floats.astype(np.float64))
     before, at = exactly(numbers, scales), sent.positions
     loops.subtract(numbers, scales, at, sent.numbers, sent.scales)
     given = [-Fraction(float(one)) for one in floats]
@@ -83,7 +83,9 @@ def test_velocities_decay_and_are_added() -> None:
     floats, numbers, scales = pairs([-70, 0, 40, 149])
     velocity = np.roll(numbers, 1) // 8
     out, new, out_scales = np.zeros_like(numbers), np.zeros_like(numbers), np.zeros_like(scales)
-    loops.grow_velocity(floats.view(np.uint32), 0.75, numbers, velocity, scales, out, new, out_scales)
+    loops.add_gradient_with_momentum(
+        floats.view(np.uint32), 0.75, numbers, velocity, scales, out, new, out_scales
+    )
     before, was = exactly(numbers, scales), exactly(velocity, scales)
     for gradient, kept, u, total, v in zip(
         floats, before, was, exactly(out, out_scales), exactly(new, out_scales), strict=True
@@ -98,7 +100,7 @@ def test_velocities_decay_and_are_added() -> None:
 @pytest.mark.parametrize("scale", [0, 40, 100, 185, -60])
 def test_offers_are_floats_near_the_numbers(scale: int) -> None:
     out = np.full(NUMBERS.size, 7, np.float32)
-    loops.offer(NUMBERS, np.full(NUMBERS.size, scale, np.int16), out)
+    loops.to_floats(NUMBERS, np.full(NUMBERS.size, scale, np.int16), out)
     expected = [
         nearest_float(Fraction(float(nearest_float(Fraction(int(one))))) / Fraction(2) ** scale)
         for one in NUMBERS
@@ -108,7 +110,7 @@ def test_offers_are_floats_near_the_numbers(scale: int) -> None:
 
 def test_offers_of_too_large_numbers_are_a_part_of_them() -> None:
     out, scales = np.full(3, 7, np.float32), np.full(3, -70, np.int16)
-    loops.offer(np.array([2**60, -(2**58), 2**55]), scales, out)
+    loops.to_floats(np.array([2**60, -(2**58), 2**55]), scales, out)
     assert out.tolist() == [2.0**126, -(2.0**126), 2.0**125]
 
 

@@ -24,7 +24,7 @@ from peelsum.compress import (
     Threshold,
     TopK,
 )
-from peelsum.compress.memory import Exact
+from peelsum.compress.memory import ExactValues
 
 SPARSIFIERS = [
     TopK(0.1),
@@ -114,9 +114,9 @@ def test_an_overflow_on_one_worker_has_every_worker_keep_all_of_the_step(sparsif
 
 def test_a_residual_of_another_shape_is_refused():
     memory = Memory()
-    memory.residuals |= memory.grown({"a": np.zeros(4, np.float32)})
+    memory.residuals |= memory.add_gradients({"a": np.zeros(4, np.float32)})
     with pytest.raises(CompressConfigError, match="residual: a has 4 elements, its gradient 5"):
-        memory.grown({"a": np.ones(5, np.float32)})
+        memory.add_gradients({"a": np.ones(5, np.float32)})
 
 
 def test_what_is_put_back_is_the_same_though_the_scale_became_finer_meanwhile():
@@ -125,10 +125,10 @@ def test_what_is_put_back_is_the_same_though_the_scale_became_finer_meanwhile():
     before, every = copy.deepcopy(residual), np.arange(2)
     kept = residual.at(every)
     for at, units, scale in ((0, 8, 0), (1, 3, 2)):
-        residual.send(Exact(np.array([at]), np.array([units]), np.array([scale], np.int16)))
+        residual.subtract_sent(ExactValues(np.array([at]), np.array([units]), np.array([scale], np.int16)))
     assert (residual.scales.tolist(), residual.numbers.tolist()) == ([0, 2], [0, 9])
     assert residual.velocity.tolist() == [0, 0]
-    residual.put(every, kept)
+    residual.assign(every, kept)
     np.testing.assert_equal(vars(residual), vars(before))
 
 

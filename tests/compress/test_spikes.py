@@ -120,7 +120,9 @@ def test_a_spike_harms_no_neighbour(momentum: float) -> None:
     memories = [Memory() for _ in range(2)]
     for step in range(10):
         for memory, spike in zip(memories, (1e30, None), strict=True):
-            grown = memory.grown(gradients(step, 1, spike if step == 2 else None, "one element")[0], momentum)
+            grown = memory.add_gradients(
+                gradients(step, 1, spike if step == 2 else None, "one element")[0], momentum
+            )
             memory.restore(memory.residuals | grown)
     for name in SIZES:
         known, twin = (kept(memory.residuals[name]) for memory in memories)
@@ -165,6 +167,6 @@ def test_a_spike_is_clipped_as_precisely_as_others() -> None:
     """The factor is as small as 1e-40, of which float32 has few bits."""
     direction = np.linspace(1, 2, 8, dtype=np.float32)
     memory = Memory()
-    grown = memory.grown({"a": direction * np.float32(1.5e38)}, 0.0, 1e-3)["a"]
+    grown = memory.add_gradients({"a": direction * np.float32(1.5e38)}, 0.0, 1e-3)["a"]
     expected = direction * 1e-3 / np.linalg.norm(direction.astype(float))
     np.testing.assert_allclose(kept(grown), expected, rtol=1e-6)

@@ -12,7 +12,6 @@ from peelsum.compress import (
     CARRIERS,
     DENSE,
     METHODS,
-    Candidate,
     Decider,
     ExplorationEnded,
     ExplorationStarted,
@@ -21,13 +20,14 @@ from peelsum.compress import (
     LinkModel,
     Measurement,
     Method,
+    MethodCandidate,
     MethodChosen,
     Step,
     Traffic,
+    candidate_loss,
     carrier_of,
-    chosen,
+    choose_candidate,
     cost,
-    loss,
 )
 from peelsum.compress.costs import CompressConfigError
 from peelsum.compress.events import GainChanged
@@ -117,18 +117,18 @@ def test_what_is_in_use_is_the_best_of_all_candidates_by_the_true_times(prefer: 
         settings = Flexible(prefer=prefer)
         world.run(settings, EXPLORING + 1)
         true = [
-            Candidate(method, ratio, seconds(world, method, ratio, link), gain(method, ratio))
+            MethodCandidate(method, ratio, seconds(world, method, ratio, link), gain(method, ratio))
             for ratio in (*settings.ratios, 1.0)
             for method in METHODS
             if (method in DENSE) == (ratio == 1.0)
         ]
         front = pareto_front(true)
-        best = min(front, key=lambda one: loss(one, front, prefer))
+        best = min(front, key=lambda one: candidate_loss(one, front, prefer))
         method, ratio, exploring = world.used[-1]
         assert not exploring
         assert seconds(world, method, ratio, link) <= 1.05 * best.seconds or ratio != best.ratio
-        here = Candidate(method, ratio, seconds(world, method, ratio, link), gain(method, ratio))
-        assert loss(here, front, prefer) <= loss(best, front, prefer) + 0.1
+        here = MethodCandidate(method, ratio, seconds(world, method, ratio, link), gain(method, ratio))
+        assert candidate_loss(here, front, prefer) <= candidate_loss(best, front, prefer) + 0.1
 
 
 def seconds(world: World, method: Method, ratio: float, link: LinkModel) -> float:
@@ -208,8 +208,8 @@ def test_any_number_of_workers_agree(workers: int) -> None:
     assert world.of(LinkChanged)
 
 
-def points(*times_and_gains: tuple[float, float]) -> list[Candidate]:
-    return [Candidate("ar_top_k_ring", gain, time, gain) for time, gain in times_and_gains]
+def points(*times_and_gains: tuple[float, float]) -> list[MethodCandidate]:
+    return [MethodCandidate("ar_top_k_ring", gain, time, gain) for time, gain in times_and_gains]
 
 
 def test_the_front_holds_what_nothing_beats() -> None:
@@ -222,22 +222,25 @@ def test_the_front_holds_what_nothing_beats() -> None:
 
 def test_knee_and_weight_choose_on_the_front() -> None:
     candidates = points((10, 1.0), (5, 0.9), (1, 0.7), (0.9, 0.1))
-    assert chosen(candidates, "knee").seconds == 1
-    assert chosen(candidates, 0.0).seconds == 0.9
-    assert chosen(candidates, 20.0).seconds == 10
-    assert chosen(points((10, 1.0), (9.8, 0.5)), "knee").gain == 1.0
+    assert choose_candidate(candidates, "knee").seconds == 1
+    assert choose_candidate(candidates, 0.0).seconds == 0.9
+    assert choose_candidate(candidates, 20.0).seconds == 10
+    assert choose_candidate(points((10, 1.0), (9.8, 0.5)), "knee").gain == 1.0
 
 
 def test_the_current_one_is_kept_unless_another_is_better_by_the_margin() -> None:
     candidates = points((10, 1.0), (1, 0.7), (0.9, 0.65))
     current = candidates[2]
-    assert chosen(candidates, "knee", current, 0.1) == current
-    assert chosen(candidates, "knee", current, 0.0) == candidates[1]
-    tree = Candidate("ar_top_k_tree", 0.7, 1.05, 0.7)
-    assert chosen(candidates, "knee", tree, 0.1) == tree
-    assert chosen(candidates, "knee", Candidate("ar_top_k_tree", 0.7, 1.2, 0.7), 0.1) == candidates[1]
-    twice = Candidate("ar_top_k_tree", 0.7, 2.0, 0.7)
-    assert chosen(candidates, "knee", twice, 0.5) == twice
+    assert choose_candidate(candidates, "knee", current, 0.1) == current
+    assert choose_candidate(candidates, "knee", current, 0.0) == candidates[1]
+    tree = MethodCandidate("ar_top_k_tree", 0.7, 1.05, 0.7)
+    assert choose_candidate(candidates, "knee", tree, 0.1) == tree
+    assert (
+        choose_candidate(candidates, "knee", MethodCandidate("ar_top_k_tree", 0.7, 1.2, 0.7), 0.1)
+        == candidates[1]
+    )
+    twice = MethodCandidate("ar_top_k_tree", 0.7, 2.0, 0.7)
+    assert choose_candidate(candidates, "knee", twice, 0.5) == twice
 
 
 def test_a_method_that_selects_needs_a_carrier() -> None:

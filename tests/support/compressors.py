@@ -15,7 +15,7 @@ from peelsum.compress import (
     QSGD,
     CompressedSum,
     Compressor,
-    Exact,
+    ExactValues,
     Half,
     Int8Blocks,
     Memory,
@@ -94,7 +94,7 @@ def alone(compressor: Compressor, tensor: np.ndarray, **fields: Any) -> tuple[np
     return compressor.decompress(state.summed, state), state
 
 
-def fractions(sent: Exact, elements: int) -> list[Fraction]:
+def fractions(sent: ExactValues, elements: int) -> list[Fraction]:
     """Return the part of each element that a worker sent."""
     out = [Fraction(0)] * elements
     for at, value in zip(sent.positions.tolist(), exactly(sent.numbers, sent.scales), strict=True):
@@ -111,7 +111,7 @@ def exactly(numbers: np.ndarray, scales: np.ndarray) -> list[Fraction]:
 def grown(before: Residual, gradient: np.ndarray, momentum: float) -> Residual:
     """Return a residual with one more gradient added."""
     more = Residual.empty(gradient.size, velocity=bool(momentum))
-    more.grow(before, gradient, momentum)
+    more.set_sum(before, gradient, momentum)
     return more
 
 
@@ -128,9 +128,9 @@ class Books(Memory):
         self.accumulated: dict[str, list[Fraction]] = {}
         self.sent: dict[str, list[Fraction]] = {}
 
-    def grown(self, gradients: Any, momentum: float = 0.0, most: float | None = None) -> Any:
+    def add_gradients(self, gradients: Any, momentum: float = 0.0, max_norm: float | None = None) -> Any:
         """Enter what is added: the gradient, or the velocity."""
-        grown = super().grown(gradients, momentum, most)
+        grown = super().add_gradients(gradients, momentum, max_norm)
         for name, residual in grown.items():
             if residual.velocity is not None:
                 fresh = exactly(residual.velocity, residual.scales)
@@ -140,9 +140,9 @@ class Books(Memory):
             self.accumulated[name] = [a + b for a, b in zip(before, fresh, strict=True)]
         return grown
 
-    def keep(self, grown: Any, sent: Any, step: int) -> None:
+    def store(self, grown: Any, sent: Any, step: int) -> None:
         """Enter what was sent."""
-        super().keep(grown, sent, step)
+        super().store(grown, sent, step)
         for name, residual in grown.items():
             one = fractions(sent[name], len(residual.numbers)) if sent[name] else []
             before = self.sent.get(name, [Fraction(0)] * len(one))

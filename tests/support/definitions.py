@@ -262,7 +262,7 @@ def _packed(c: Any, x: Numbers, s: Any) -> list[float]:
         return packed_integers(x, s.bound, c.bits, s.workers, _words(c, s, len(x)))
     block = block_of(len(x))
     padded = -(-len(x) // block) * block
-    signs = s.random(padded, c.seed, own=False).tolist()
+    signs = s.random(padded, c.seed, per_worker=False).tolist()
     turned = rotated(x, signs, block)
     assert single(max(map(abs, turned))) <= s.bound
     levels = packed_integers(turned, s.bound, c.bits, s.workers, _words(c, s, padded))
@@ -275,7 +275,7 @@ def _sampled(c: Any, x: Numbers, s: Any) -> list[int]:
     if c.sample is None:
         return top_k(x, count)
     size = math.ceil(c.sample * len(x))
-    some = s.generator(c.seed, own=False).choice(len(x), size, replace=False).tolist()
+    some = s.generator(c.seed, per_worker=False).choice(len(x), size, replace=False).tolist()
     few = max(1, round(size * count / len(x)))
     least = sorted((abs(x[at]) for at in some), reverse=True)[few - 1]
     passed = [at for at, value in enumerate(x) if abs(value) >= least]
@@ -283,7 +283,7 @@ def _sampled(c: Any, x: Numbers, s: Any) -> list[int]:
 
 
 def _random(c: Any, x: Numbers, s: Any) -> list[int]:
-    generator = s.generator(c.seed, own=c.seeds == "own")
+    generator = s.generator(c.seed, per_worker=c.seeds == "own")
     count = count_of(c, len(x), s.step)
     return sorted(generator.choice(len(x), count, replace=False, shuffle=False).tolist())
 

@@ -23,7 +23,7 @@ from peelsum.compress import (
     carrier_of,
     cost,
 )
-from peelsum.compress.costs import reduced
+from peelsum.compress.costs import all_reduce_cost
 
 WORKERS = 4
 ELEMENTS = 1_000_000
@@ -89,7 +89,9 @@ class World:
         for carrier, probe in plan.probe_words.items():
             link = self._links(step)[carrier]
             for kind, words in (("small", int(carrier in plan.small)), ("probe", probe)):
-                messages, sent = (2, path.words(words)) if carrier == "switch" else reduced(workers, words)
+                messages, sent = (
+                    (2, path.words(words)) if carrier == "switch" else all_reduce_cost(workers, words)
+                )
                 seconds = messages * link.latency_s + 32 * sent / (link.gbps * 1e9)
                 if words:
                     times[f"{carrier}_{kind}_s"] = self._noisy(seconds, random)

@@ -20,7 +20,7 @@ from torch_ranks import error_of
 from torch_training import descend, model, parameters, step_loss
 
 from peelsum.compress import DENSE, Decider, Flexible, LinkModel
-from peelsum.compress.costs import reduced
+from peelsum.compress.costs import all_reduce_cost
 from peelsum.summation import Part, Words
 from peelsum.torch import ProcessGroupSummation, SwitchAllreduceState, TopK, hook
 from peelsum.torch.backends import connect
@@ -112,7 +112,7 @@ def slowed(link: LinkModel) -> Iterator[None]:
         def sum_words(self, parts: Sequence[Part], *, by: Algorithm | None = None) -> list[Words]:
             for part in parts:
                 size, few = part.words.size, by is None and part.words.size <= self.few_words
-                sleep(*reduced(self.workers, size, tree=by == "tree", few=few))
+                sleep(*all_reduce_cost(self.workers, size, tree=by == "tree", few=few))
             return super().sum_words(parts, by=by)
 
         def gather_equal(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:

@@ -107,10 +107,10 @@ def test_complex_parameters_with_and_without_names():
 @pytest.mark.parametrize(
     ("values", "remedy"),
     [
-        (None, "what state_dict returned"),
+        (None, "the result of state_dict"),
         ({"version": 2, "steps": 1}, "a checkpoint of version 3"),
         *(
-            ({"version": 3, "rank": 0, "ranks": 1} | one, "what state_dict returned")
+            ({"version": 3, "rank": 0, "ranks": 1} | one, "the result of state_dict")
             for one in (
                 {},
                 {"steps": "a"},
@@ -135,7 +135,7 @@ def test_a_checkpoint_of_another_structure_changes_nothing(values, remedy):
 @pytest.mark.parametrize("strategy", [1, {"known": {}}], ids=str)
 def test_a_checkpoint_of_another_strategy_is_refused(strategy):
     values = {"version": 3, "rank": 0, "ranks": 1, "steps": 1, "residuals": {}, "strategy": strategy}
-    with pytest.raises(HookConfigError, match="strategy: is not that of a saved state; give what state_dict"):
+    with pytest.raises(HookConfigError, match="strategy: is not that of a saved state; give the result"):
         SwitchAllreduceState(over="gloo", strategy=Flexible()).load_state_dict(values)
 
 

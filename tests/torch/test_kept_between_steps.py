@@ -192,7 +192,7 @@ def test_a_checkpoint_with_a_damaged_history_changes_nothing():
         ("levels", torch.tensor([11, 0, 32, 0, 300], dtype=torch.int32)),
     ]:
         seen = {**before["seen"], kind: {**before["seen"][kind], "b": damaged}}
-        with pytest.raises(HookConfigError, match=r"seen: 'b' has .*; give what state_dict returned"):
+        with pytest.raises(HookConfigError, match=r"seen: 'b' has .*; give the result of state_dict"):
             training.state.load_state_dict({**before, "seen": seen})
         assert str(training.state.state_dict()) == str(before)
 

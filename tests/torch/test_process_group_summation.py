@@ -164,15 +164,15 @@ def test_a_frozen_store_is_given_up(monkeypatch):
     monkeypatch.setattr(summed, "_STORE_S", 0.2)
     store: Any = FrozenStore()
     try:
-        assert not summed._RollCall(store, 1, 3, 60.0).answered()
+        assert not summed._FailureReports(store, 1, 3, 60.0).collect()
     finally:
         store.end.set()
 
 
 def test_each_report_restarts_the_timeout():
     store: Any = LateStore(0.5)
-    roll = summed._RollCall(store, 0, 5, 1.0)
-    assert roll.answered()
+    roll = summed._FailureReports(store, 0, 5, 1.0)
+    assert roll.collect()
     assert (roll.missing, roll.store_lost) == (set(), False)
 
 
@@ -180,11 +180,11 @@ def test_a_sum_that_still_waits_is_reported_for_its_worker(monkeypatch):
     """A worker that sums nothing, as one that hangs, does not answer."""
     monkeypatch.setattr(summed, "_WATCH_S", 0.01)
     store = HashStore()
-    watches = waits, _ = [summed._Watch(store, worker) for worker in range(2)]
-    waits.waits_for = 5
+    watches = waits, _ = [summed._FailureWatcher(store, worker) for worker in range(2)]
+    waits.waiting_sum = 5
     for watch in watches:
         watch.start()
-    store.set(summed._FAILED, "")
+    store.set(summed._FAILED_KEY, "")
     store.wait([summed._reported_key(0)], timedelta(seconds=PATIENCE_S))
     for watch in watches:
         watch.ended.set()

@@ -140,7 +140,7 @@ def waited_for(store):
 
 def test_a_rank_that_has_ended_before_its_start_is_not_waited_for(at_exit):
     group = Group()
-    starts.expect_start(group)
+    starts.announce_early_exit(group)
     at_exit.run()
     assert waited_for(group.store) == ENDED
 
@@ -149,7 +149,7 @@ def test_a_rank_that_has_ended_before_its_start_is_not_waited_for(at_exit):
 def test_who_has_not_ended_before_its_start_is_waited_for(monkeypatch, at_exit, case):
     monkeypatch.setenv("PEELSUM_JOIN_S", "0.2")
     group = Group()
-    starts.expect_start(group)
+    starts.announce_early_exit(group)
     if case == "has started":
         run_on_all_ranks(HashStore(), 0, 1, lambda: None)
     with monkeypatch.context() as patch:
@@ -166,7 +166,7 @@ def test_a_store_that_is_gone_does_not_keep_a_process(at_exit, tmp_path):
     group = Group()
     group.store = FileStore(str(tmp_path / "store"), 2)
     group.store.set_timeout(timedelta(seconds=2 * PATIENCE_S))
-    starts.expect_start(group)
+    starts.announce_early_exit(group)
     shutil.rmtree(tmp_path)
     in_time(at_exit.run)
 

@@ -81,8 +81,8 @@ class OverNccl(ProcessGroupSummation):
         self.lanes, self.workers, self.worker_id = 32, WORKERS, rank
         self.device, self._direct_sum, self._or_method = DEVICE, None, or_by
         self._group: Any = Nccl(crew, rank)
-        self._backend, self._store, self._keeper = "nccl", crew.store, None
-        self._sums, self._watch = 0, process_group_summation._Watch(crew.store, rank)
+        self._backend, self._store, self._store_worker = "nccl", crew.store, None
+        self._sums, self._watcher = 0, process_group_summation._FailureWatcher(crew.store, rank)
         self._crew = crew
         #: Whether each part's words were on the device.
         self.on_device: list[bool] = []

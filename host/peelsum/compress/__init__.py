@@ -29,7 +29,6 @@ from peelsum.compress.costs import (
 )
 from peelsum.compress.decisions import lossy_reducer
 from peelsum.compress.events import (
-    Candidate,
     DecidedStep,
     Event,
     ExplorationEnded,
@@ -37,16 +36,17 @@ from peelsum.compress.events import (
     GainChanged,
     LinkChanged,
     Measurement,
+    MethodCandidate,
     MethodChosen,
     Next,
     StrategyStats,
     Traffic,
+    describe_event,
     draw,
-    told,
 )
 from peelsum.compress.exchange import CompressedResult, CompressedTensor
-from peelsum.compress.links import Timed
-from peelsum.compress.memory import Exact, Memory, Residual
+from peelsum.compress.links import TimedExchange
+from peelsum.compress.memory import ExactValues, Memory, Residual
 from peelsum.compress.methods.gathered import (
     QSGD,
     Brain,
@@ -59,7 +59,7 @@ from peelsum.compress.methods.gathered import (
 from peelsum.compress.methods.packed import Dense, PackedIntegers, SignSGD, TernGrad
 from peelsum.compress.methods.power_sgd import PowerSGD
 from peelsum.compress.sparsifier import DGC, RandomK, Sparsifier, StarTopK, Threshold, TopK, VarTopK
-from peelsum.compress.strategy import Decider, Flexible, chosen, loss
+from peelsum.compress.strategy import Decider, Flexible, candidate_loss, choose_candidate
 
 __all__ = [
     "AXES",
@@ -70,7 +70,6 @@ __all__ = [
     "METHODS",
     "QSGD",
     "Brain",
-    "Candidate",
     "Carrier",
     "Collectives",
     "CompressConfigError",
@@ -85,7 +84,7 @@ __all__ = [
     "Dense",
     "EFSignSGD",
     "Event",
-    "Exact",
+    "ExactValues",
     "ExplorationEnded",
     "ExplorationStarted",
     "Flexible",
@@ -98,6 +97,7 @@ __all__ = [
     "Measurement",
     "Memory",
     "Method",
+    "MethodCandidate",
     "MethodChosen",
     "NaturalCompression",
     "Next",
@@ -118,18 +118,18 @@ __all__ = [
     "TensorState",
     "TernGrad",
     "Threshold",
-    "Timed",
+    "TimedExchange",
     "TopK",
     "Traffic",
     "VarTopK",
+    "candidate_loss",
     "carrier_of",
-    "chosen",
+    "choose_candidate",
     "cost",
     "costs",
     "crossovers",
+    "describe_event",
     "draw",
-    "loss",
     "lossy_reducer",
     "registered",
-    "told",
 ]

@@ -1,4 +1,4 @@
-"""The arguments of compressors, as types declare them: what is allowed, and what a command line may write."""
+"""The arguments of compressors, as types declare them: allowed values, and how a command line writes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class CompressError(Exception):
 
 
 class CompressConfigError(CompressError, ValueError):
-    """An argument, a tensor or a restored value that a compressor or a memory cannot use."""
+    """An argument, a tensor or a restored value is not allowed."""
 
 
 @dataclass(frozen=True)
@@ -23,22 +23,17 @@ class Allowed:
 
     test: Callable[[Any], bool]
     remedy: str
+    """The end of the error message, after the name and the value."""
 
 
-Share = Annotated[float, Allowed(lambda one: 0 < one <= 1, "is not a share; give a number above 0, up to 1")]
-Momentum = Annotated[
-    float, Allowed(lambda one: 0 <= one < 1, "is out of range; give a number from 0 to below 1")
-]
-Norm = Annotated[float, Allowed(lambda one: 0 < one < float("inf"), "is not a norm; give a number above 0")]
-Level = Annotated[
-    float, Allowed(lambda one: 0 < one < float("inf"), "is not a threshold; give a number above 0")
-]
-Steps = Annotated[int, Allowed(lambda one: one >= 0, "is not a number of steps; give an integer from 0 on")]
-Count = Annotated[
-    int, Allowed(lambda one: one >= 1, "is not a number of elements; give an integer from 1 on")
-]
-Rank = Annotated[int, Allowed(lambda one: one >= 1, "is not a rank; give an integer from 1 on")]
-Seed = Annotated[int, Allowed(lambda one: one >= 0, "is not a seed; give an integer from 0 on")]
+Share = Annotated[float, Allowed(lambda x: 0 < x <= 1, "is not a share; give a number above 0, up to 1")]
+Momentum = Annotated[float, Allowed(lambda x: 0 <= x < 1, "is out of range; give a number from 0 to below 1")]
+Norm = Annotated[float, Allowed(lambda x: 0 < x < float("inf"), "is not a norm; give a number above 0")]
+Level = Annotated[float, Allowed(lambda x: 0 < x < float("inf"), "is not a threshold; give a number above 0")]
+Steps = Annotated[int, Allowed(lambda x: x >= 0, "is not a number of steps; give an integer from 0 on")]
+Count = Annotated[int, Allowed(lambda x: x >= 1, "is not a number of elements; give an integer from 1 on")]
+Rank = Annotated[int, Allowed(lambda x: x >= 1, "is not a rank; give an integer from 1 on")]
+Seed = Annotated[int, Allowed(lambda x: x >= 0, "is not a seed; give an integer from 0 on")]
 
 
 @dataclass(frozen=True)
@@ -47,20 +42,20 @@ class Argument:
 
     name: str
     kind: type
-    """float, int, or the class of what it must be an instance of."""
+    """float, int, or the class of which it must be an instance."""
     choices: tuple[Any, ...]
-    """All values that are allowed; empty for numbers and objects."""
+    """All allowed values; empty for numbers and objects."""
     allowed: Allowed | None
     optional: bool
     """Whether it may be None."""
 
     @classmethod
     def of(cls, name: str, hint: Any) -> Argument:
-        """Return the argument that a type declares. Raises CompressConfigError for a type of no argument."""
-        kinds = [one for one in get_args(hint) if one is not NoneType]
+        """Return the argument that a type hint declares. Raises CompressConfigError for other types."""
+        kinds = [kind for kind in get_args(hint) if kind is not NoneType]
         if get_origin(hint) in (Union, UnionType) and len(kinds) == 1:
-            inner = cls.of(name, kinds[0])
-            return cls(name, inner.kind, inner.choices, inner.allowed, optional=True)
+            required = cls.of(name, kinds[0])
+            return cls(name, required.kind, required.choices, required.allowed, optional=True)
         if get_origin(hint) is Annotated:
             kind, allowed = get_args(hint)
             return cls(name, kind, (), allowed, optional=False)
@@ -75,7 +70,7 @@ class Argument:
         if value is None and self.optional:
             return
         if self.choices:
-            if not any(type(value) is type(one) and value == one for one in self.choices):
+            if not any(type(value) is type(choice) and value == choice for choice in self.choices):
                 choices = ", ".join(map(repr, self.choices))
                 raise CompressConfigError(f"{self.name}: {value!r} is unknown; use {choices}")
             return
@@ -85,27 +80,27 @@ class Argument:
             or not isinstance(value, numbers)
             or (self.allowed is not None and not self.allowed.test(value))
         ):
-            remedy = self.allowed.remedy if self.allowed else f"is not {self._what()}; give one"
+            remedy = self.allowed.remedy if self.allowed else f"is not {self._kind_name()}; give one"
             raise CompressConfigError(f"{self.name}: {value!r} {remedy}")
 
     def parsed(self, text: str) -> Any:
-        """Return the value that a text means. Raises CompressConfigError for a text that means none."""
+        """Return the value that a text on a command line stands for. Raises CompressConfigError."""
         if self.optional and text == "none":
             return None
         if self.choices:
-            return {str(one).lower(): one for one in self.choices}.get(text.lower(), text)
+            return {str(choice).lower(): choice for choice in self.choices}.get(text.lower(), text)
         try:
             return self.kind(text)
         except ValueError:
-            what = self._what()
-            raise CompressConfigError(f"{self.name}: {text!r} is not {what}; write {what}") from None
+            kind = self._kind_name()
+            raise CompressConfigError(f"{self.name}: {text!r} is not {kind}; write {kind}") from None
 
-    def _what(self) -> str:
+    def _kind_name(self) -> str:
         return {int: "an integer", float: "a number"}.get(self.kind, f"a {self.kind.__name__}")
 
 
 def arguments_of(compressor: type[Any]) -> dict[str, Argument]:
-    """Return the arguments of a compressor's dataclass by name, those by position first."""
+    """Return the arguments of a compressor's dataclass by name, positional arguments first."""
     hints = get_type_hints(compressor, include_extras=True)
-    ordered = sorted(fields(compressor), key=lambda one: bool(one.kw_only))
-    return {one.name: Argument.of(one.name, hints[one.name]) for one in ordered if one.init}
+    ordered = sorted(fields(compressor), key=lambda item: bool(item.kw_only))
+    return {item.name: Argument.of(item.name, hints[item.name]) for item in ordered if item.init}

@@ -1,6 +1,6 @@
 """Conversions that compressors share: rounding, packing into 32-bit words, and fixed point.
 
-Values are rounded so that each is a small integer times a unit: float64 then holds them and their sums.
+Values are rounded to small integers times a unit, so that they and their sums are exact in float64.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Bytes = NDArray[np.uint8]
 
 _WORD_BITS = 32
 _MANTISSA_BITS = 23
-#: The bit pattern of infinity in float32; codes from here on are not finite.
+#: The bit pattern of infinity in float32; patterns from this one on are not finite.
 NOT_FINITE = 0xFF << _MANTISSA_BITS
 #: Significant bits of units that are not powers of two.
 UNIT_BITS = 16
 
 
 def code_of(value: float) -> int:
-    """Return the bits of the smallest float32 from `value` >= 0 on, which are ordered as the floats are.
+    """Return the bit pattern of `value` >= 0, rounded up to a float32. Patterns have the order of floats.
 
-    NaN and what float32 cannot hold become `NOT_FINITE`.
+    NaN, and values above the range of float32, become `NOT_FINITE`.
     """
     if not value < math.inf:
         return NOT_FINITE
@@ -40,7 +40,7 @@ def code_of(value: float) -> int:
 
 
 def value_of(code: int) -> float:
-    """Return the float32 whose bits are `code`."""
+    """Return the float32 with the bit pattern `code`."""
     return float(np.uint32(code).view(np.float32))
 
 
@@ -57,9 +57,10 @@ def rounded(values: Values, bits: int) -> Values:
 
 
 def levels(values: Values, units: Values | float, random: Words) -> NDArray[np.int64]:
-    """Return values / units, magnitudes rounded up with the probability of their fraction, else down.
+    """Return values / units as integers, rounded stochastically: up with the probability of the fraction.
 
-    The mean is unbiased; the probability is exact up to 2**-32.
+    Magnitudes are rounded. The mean is unbiased; the probability is exact up to 2**-32.
+    random: uint32, in the shape of `values`.
     """
     magnitudes = np.abs(values) / units
     below = np.floor(magnitudes)
@@ -68,33 +69,36 @@ def levels(values: Values, units: Values | float, random: Words) -> NDArray[np.i
 
 
 def pack(fields: NDArray[np.integer], bits: int) -> Words:
-    """Return fields[n] of `bits` bits, 1, 2, 4, ... 32, as uint32[ceil(n * bits / 32)].
+    """Pack fields[n] of `bits` bits (1, 2, 4, ... or 32) into uint32[ceil(n * bits / 32)].
 
-    Field i is in bits (i * bits) % 32 upwards of word i * bits // 32.
+    Field i begins at bit (i * bits) % 32, counted from the lowest, of word i * bits // 32.
     """
-    each = _WORD_BITS // bits
-    padded = np.zeros(-(-len(fields) // each) * each, np.uint32)
+    per_word = _WORD_BITS // bits
+    padded = np.zeros(-(-len(fields) // per_word) * per_word, np.uint32)
     padded[: len(fields)] = fields
-    columns, words = padded.reshape(-1, each), np.zeros(len(padded) // each, np.uint32)
-    for column in range(each):
+    columns, words = padded.reshape(-1, per_word), np.zeros(len(padded) // per_word, np.uint32)
+    for column in range(per_word):
         words |= columns[:, column] << np.uint32(column * bits)
     return words
 
 
 def unpack(words: Words, count: int, bits: int) -> NDArray[np.int64]:
-    """Return int64[count]: the fields that `pack` packed, or their sums."""
+    """Return int64[count]: the fields that `pack` packed, or their sums if words were added up."""
     shifts = np.arange(0, _WORD_BITS, bits, dtype=np.uint32)
     fields = (words[:, None] >> shifts) & np.uint32((1 << bits) - 1)
     return fields.reshape(-1)[:count].astype(np.int64)
 
 
 def field_bits(largest: int) -> int:
-    """Return the smallest width, 1, 2, 4, ... 32, of a field that holds 0 to `largest`."""
+    """Return the smallest width of a field (1, 2, 4, ... or 32 bits) for the numbers 0 to `largest`."""
     return 1 << (max(largest.bit_length(), 1) - 1).bit_length()
 
 
 def fixed_words(values: Floats, bound: float, workers: int) -> Words:
-    """Return values[k] in the fixed point in which sums of `workers` values up to `bound` fit an int32."""
+    """Return uint32[k]: values[k] as fixed point, scaled so that the sum of all workers' fits an int32.
+
+    bound: the largest magnitude of any worker's values.
+    """
     words = np.empty(len(values), np.uint32)
     fixed = fixed_point(code_of(bound) >> _MANTISSA_BITS, workers)
     quantize(values, fixed, words.view(np.int32))
@@ -102,18 +106,21 @@ def fixed_words(values: Floats, bound: float, workers: int) -> Words:
 
 
 def fixed_values(words: Words, bound: float, workers: int) -> Values:
-    """Return float64[k]: the values of `fixed_words`, or of their sum over workers."""
+    """Return float64[k]: the values of `fixed_words`, or their sums if words were added up."""
     scale = fixed_point(code_of(bound) >> _MANTISSA_BITS, workers).scale
     return np.ldexp(words.view(np.int32).astype(np.float64), -scale)
 
 
 def bytes_of(*arrays: NDArray[Any]) -> Bytes:
-    """Return the arrays' bytes, one after the other."""
-    return np.concatenate([np.ascontiguousarray(one).view(np.uint8) for one in arrays])
+    """Return the bytes of all arrays, concatenated."""
+    return np.concatenate([np.ascontiguousarray(array).view(np.uint8) for array in arrays])
 
 
 def arrays_of(data: Bytes, *layout: tuple[type[np.generic], int]) -> list[NDArray[Any]]:
-    """Return the arrays of `bytes_of`, by the type and length of each; length -1 is all that is left."""
+    """Return the arrays that `bytes_of` concatenated, given the type and length of each.
+
+    Length -1 stands for all remaining bytes.
+    """
     arrays, begin = [], 0
     for kind, length in layout:
         end = data.size if length < 0 else begin + length * np.dtype(kind).itemsize
@@ -123,18 +130,18 @@ def arrays_of(data: Bytes, *layout: tuple[type[np.generic], int]) -> list[NDArra
 
 
 def scales_of(mantissas: NDArray[np.uint16], exponents: NDArray[np.int16]) -> Values:
-    """Return float64[n]: the scales of `halves_of`."""
+    """Return float64[n]: the scales that `halves_of` split."""
     return np.asarray(np.ldexp(mantissas.astype(np.float64), exponents.astype(np.int64) - UNIT_BITS))
 
 
 def halves_of(scales: Values) -> tuple[NDArray[np.uint16], NDArray[np.int16]]:
-    """Return the mantissas and the exponents of scales >= 0 of at most 16 significant bits."""
+    """Split scales >= 0 of at most 16 significant bits into mantissas and exponents."""
     mantissas, exponents = np.frexp(scales)
     return np.ldexp(mantissas, UNIT_BITS).astype(np.uint16), exponents.astype(np.int16)
 
 
 def block_count(elements: int, block: int | None) -> int:
-    """Return the number of blocks, of which the last may be shorter; None is one block of all."""
+    """Return the number of blocks of `block` elements; None makes all elements one block."""
     return -(-elements // block) if block else min(elements, 1)
 
 
@@ -146,5 +153,5 @@ def blocked(values: Floats, block: int | None) -> Values:
 
 
 def by_element(numbers: Values, elements: int, block: int | None) -> Values:
-    """Return float64[elements]: each block's number, for all its elements."""
+    """Return float64[elements]: for each element, the number of its block."""
     return np.repeat(numbers, block or max(elements, 1))[:elements]

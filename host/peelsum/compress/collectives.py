@@ -1,6 +1,6 @@
 """The collectives of a compressed sum: over any backend that adds and ORs words, a process group, or both.
 
-A strategy's collectives also count and time their exchanges, and carry its measurements along.
+With a strategy, they also count and time the exchanges, and attach the strategy's measurements to them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from peelsum.allreduce import PlanMismatchError
 from peelsum.allreduce.plan import agreed, agreement_words
 from peelsum.allreduce.reducer import Turns
 from peelsum.compress.compressor import digest_of
-from peelsum.compress.costs import Method, SwitchPath, carrier_of, reduced, rounds
+from peelsum.compress.costs import Method, SwitchPath, all_reduce_cost, carrier_of, rounds
 from peelsum.compress.events import Traffic
-from peelsum.compress.links import Timed
+from peelsum.compress.links import TimedExchange
 from peelsum.summation import Part, Summation, Words, gather_by_or
 
 T = TypeVar("T")
 Bytes = NDArray[np.uint8]
 #: The algorithm by which a process group reduces words.
 Algorithm = Literal["ring", "tree"]
-_NOTHING = np.zeros(0, np.uint32)
-#: An exchange of fewer words on the busiest link tells the latency.
-_FEW_WORDS = 1 << 12
+_NO_WORDS = np.zeros(0, np.uint32)
+#: An exchange of fewer words on the busiest link gives a sample of the latency.
+_SMALL_WORDS = 1 << 12
 
 
 class Collectives(Summation, Protocol):
@@ -38,7 +38,7 @@ class Collectives(Summation, Protocol):
     def broadcast(
         self, pieces: Sequence[Words], sources: Sequence[int], ahead: Sequence[Part] = ()
     ) -> tuple[list[Words], list[Words]]:
-        """Return the results of the parts `ahead`, and of each piece the words that worker sources[i] has.
+        """Sum the parts `ahead`, then broadcast each piece i from worker sources[i]; return both results.
 
         A piece has the same length on all workers.
         """
@@ -48,10 +48,10 @@ class Collectives(Summation, Protocol):
 
 
 class SummationCollectives:
-    """Collectives over any `Summation`: where one worker writes and the others have zeros, OR copies.
+    """Collectives over any `Summation`: a worker's words are ORed with the zeros of the other workers.
 
-    A broadcast so takes one exchange, together with the parts ahead of it. A gather takes two, and `workers`
-    times the longest worker's words.
+    So a broadcast takes a single exchange, including the parts ahead of it. A gather takes two exchanges, and
+    `workers` times the longest worker's words.
     """
 
     def __init__(self, summation: Summation) -> None:
@@ -66,9 +66,9 @@ class SummationCollectives:
         self, pieces: Sequence[Words], sources: Sequence[int], ahead: Sequence[Part] = ()
     ) -> tuple[list[Words], list[Words]]:
         pairs = zip(pieces, sources, strict=True)
-        own = [words if source == self.worker_id else np.zeros_like(words) for words, source in pairs]
-        *results, copied = self.sum_words([*ahead, Part(joined(own), "or")])
-        return results, cut(copied, [len(one) for one in pieces])
+        sent = [words if source == self.worker_id else np.zeros_like(words) for words, source in pairs]
+        *results, received = self.sum_words([*ahead, Part(concatenate(sent), "or")])
+        return results, split(received, list(map(len, pieces)))
 
     def gather(self, data: Bytes) -> list[Bytes]:
         lengths = gather_by_or(self, np.array([data.size], np.uint32))[:, 0]
@@ -80,102 +80,102 @@ class SummationCollectives:
 
 @runtime_checkable
 class GroupSummation(Summation, Protocol):
-    """A process group as a `Summation`, with its own broadcast and gathers."""
+    """A process group as a `Summation` that also broadcasts and gathers."""
 
     @property
     def few_words(self) -> int:
-        """Fewer words than these go whole to all workers, by direct messages; 0 if there are none."""
+        """Fewer words than these are sent whole to all workers, by direct messages; 0 for never."""
 
     def sum_words(self, parts: Sequence[Part], *, by: Algorithm | None = None) -> list[Words]:
         """See `Summation.sum_words`; by: the algorithm, None for any."""
 
     def broadcast(self, pieces: Sequence[Words], sources: Sequence[int]) -> list[Words]:
-        """Return of each piece the words that worker sources[i] has."""
+        """Return each piece i as worker sources[i] has it."""
 
     def gather_equal(self, data: Bytes) -> list[Bytes]:
-        """Return every worker's bytes, of which all have as many, in the order of workers."""
+        """Return every worker's bytes, in the order of workers. All workers must have equally many."""
 
 
 class StepExchanges:
-    """The exchanges of a step: what they cost, and words whose OR travels along with the first of them.
+    """The exchanges of a step: their cost, and words that are attached to the first of them.
 
-    The cost is in seconds, messages in a row, and words on the busiest link. Exchanges take turns, so that no
-    two add to it at once. The words need no exchange of their own: `set` gives it a rank's, and `result`
-    returns what came of them.
+    The cost is in seconds, messages in a row, and words on the busiest link. Exchanges take turns, so no two
+    threads add to it at once. `set` stores a rank's words, which are ORed along with the next exchange, and
+    `result` returns the OR of all ranks' words.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._own: Words | None = None
-        self._total: Words | None = None
+        self._pending: Words | None = None
+        self._result: Words | None = None
         self.reset()
 
     def reset(self) -> None:
-        """Begin another step's cost."""
+        """Clear the cost for another step."""
         self.seconds = self.messages = self.words = 0.0
-        #: The exchange of the fewest words; none if no exchange had few.
-        self.small = Timed(0.0, 0.0, 0.0)
+        #: The exchange with the fewest words; without messages if no exchange had few words.
+        self.small = TimedExchange(0.0, 0.0, 0.0)
 
     def timed(self, exchange: Callable[[], T], messages: float, words: float) -> T:
-        """Run an exchange and add what it takes."""
+        """Call an exchange and add its cost; return its result."""
         started = self._clock()
         result = exchange()
         seconds = self._clock() - started
         self.seconds += seconds
         self.messages += messages
         self.words += words
-        if words < (self.small.words if self.small.messages else _FEW_WORDS):
-            self.small = Timed(seconds, messages, words)
+        if words < (self.small.words if self.small.messages else _SMALL_WORDS):
+            self.small = TimedExchange(seconds, messages, words)
         return result
 
     def traffic(self, elements: int, sums: int) -> Traffic:
-        """Return what a step sent that summed so many elements in so many sums."""
+        """Return the traffic of a step, which summed this many elements in this many sums."""
         return Traffic(elements, sums, self.messages, self.words, self.small.messages, self.small.words)
 
     def set(self, words: Words | None) -> None:
-        """Wait for the next exchange with these words; None waits for none."""
-        self._own, self._total = words, None
+        """Attach these words to the next exchange; None attaches none."""
+        self._pending, self._result = words, None
 
     def result(self) -> Words | None:
-        """Return the OR of all ranks' words; None if there was no exchange."""
-        return self._total
+        """Return the OR of all ranks' words; None if there has been no exchange since `set`."""
+        return self._result
 
     def attach(self, parts: Sequence[Part], exchange: Callable[[Sequence[Part]], list[Words]]) -> list[Words]:
-        """Return the results of `exchange(parts)`, with which the words that wait go along.
+        """Return the results of `exchange(parts)`, to which the words of `set` are attached.
 
-        They are joined to the first part if that is ORed, too: so they take no packet of their own.
+        If the first part is ORed, too, they are concatenated with it, so that they take no further packet.
         """
-        own = self._own
-        if own is None or not parts:
+        attached = self._pending
+        if attached is None or not parts:
             return exchange(parts)
-        self._own, size = None, own.size
+        self._pending, size = None, attached.size
         first, *others = parts
         if first.op != "or":
-            self._total, *results = exchange([Part(own, "or"), *parts])
+            self._result, *results = exchange([Part(attached, "or"), *parts])
             return results
         check = first.check
-        both = Part(joined([own, first.words]), "or", check and (lambda words: check(words[size:])))
-        total, *results = exchange([both, *others])
-        self._total = total[:size]
-        return [total[size:], *results]
+        both = Part(concatenate([attached, first.words]), "or", check and (lambda words: check(words[size:])))
+        combined, *results = exchange([both, *others])
+        self._result = combined[:size]
+        return [combined[size:], *results]
 
     def gather(self, data: Bytes, exchange: Callable[[Bytes], list[Bytes]]) -> list[Bytes]:
-        """Return what `exchange(data)` gathers, with which the words that wait go along."""
-        own = self._own
-        if own is None:
+        """Return the result of `exchange(data)`, a gather, to which the words of `set` are attached."""
+        attached = self._pending
+        if attached is None:
             return exchange(data)
-        self._own, size = None, own.nbytes
-        everybody = exchange(np.concatenate([own.view(np.uint8), data]))
-        self._total = np.bitwise_or.reduce([one[:size].copy().view(np.uint32) for one in everybody])
-        return [one[size:] for one in everybody]
+        self._pending, size = None, attached.nbytes
+        rows = exchange(np.concatenate([attached.view(np.uint8), data]))
+        self._result = np.bitwise_or.reduce([row[:size].copy().view(np.uint32) for row in rows])
+        return [row[size:] for row in rows]
 
 
 class Route(SummationCollectives):
-    """The collectives of a hook's sum, at `turns`, counted by `exchanges`: a compressor's, or a method's.
+    """The collectives of a hook's sum, which run at its turn in `turns`, and are counted by `exchanges`.
 
-    Words go over the backend by `path`; or, with `by`, over a process group, reduced in a ring or by trees.
-    Few words are reduced by direct messages instead, which take less time, and less of the processor. Gathers
-    go over the group if there is one, and so do broadcasts of words that go over it.
+    Words are summed over the backend, whose path through a switch is `path`; or, with `by`, over a process
+    group by a ring or trees. There, few words take direct messages instead, which need less time and less of
+    the processor. If there is a group, gathers take it, and so do broadcasts if the group also sums.
     """
 
     def __init__(
@@ -206,26 +206,27 @@ class Route(SummationCollectives):
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """See `Summation.sum_words`."""
-        exchange = self._reduced if self._by else self._at_backend
+        exchange = self._reduce_over_group if self._by else self._sum_over_backend
         return self._turns.in_turn(lambda: self._exchanges.attach(parts, exchange))
 
-    def _at_backend(self, parts: Sequence[Part]) -> list[Words]:
+    def _sum_over_backend(self, parts: Sequence[Part]) -> list[Words]:
+        """Sum parts over the backend, and count the exchange."""
         backend, words = self._turns.backend, sum(self._path.words(len(part.words)) for part in parts)
         return self._exchanges.timed(lambda: backend.sum_words(parts), self._path.hops, words)
 
-    def _reduced(self, parts: Sequence[Part]) -> list[Words]:
-        """Reduce parts of one op that follow each other as one."""
+    def _reduce_over_group(self, parts: Sequence[Part]) -> list[Words]:
+        """Sum parts over the process group, and count the exchanges: one for adjacent parts with one op."""
         group, results = self._group, list[Words]()
         assert group is not None
-        for op, some in groupby(parts, key=lambda part: part.op):
-            pieces = [part.words for part in some]
-            together = Part(joined(pieces), op)
-            few = together.words.size < group.few_words
+        for op, adjacent in groupby(parts, key=lambda part: part.op):
+            pieces = [part.words for part in adjacent]
+            words = concatenate(pieces)
+            few = words.size < group.few_words
             (total,) = self._exchanges.timed(
-                partial(group.sum_words, [together], by=None if few else self._by),
-                *reduced(self.workers, together.words.size, tree=self._by == "tree", few=few),
+                partial(group.sum_words, [Part(words, op)], by=None if few else self._by),
+                *all_reduce_cost(self.workers, words.size, tree=self._by == "tree", few=few),
             )
-            results += cut(total, [len(one) for one in pieces])
+            results += split(total, list(map(len, pieces)))
         for part, result in zip(parts, results, strict=True):
             if part.check is not None:
                 part.check(result)
@@ -238,9 +239,9 @@ class Route(SummationCollectives):
         if self._group is None or not (self._by or self._turns.backend is self._group):
             return super().broadcast(pieces, sources, ahead)
         results = self.sum_words(ahead) if ahead else []
-        once, words = rounds(self.workers), sum(map(len, pieces))
+        messages, words = rounds(self.workers), sum(map(len, pieces))
         exchange = partial(self._group.broadcast, pieces, sources)
-        timed = partial(self._exchanges.timed, exchange, once * len(set(sources)), once * words)
+        timed = partial(self._exchanges.timed, exchange, messages * len(set(sources)), messages * words)
         return results, self._turns.in_turn(timed)
 
     def gather(self, data: Bytes) -> list[Bytes]:
@@ -249,37 +250,38 @@ class Route(SummationCollectives):
         if group is None:
             return super().gather(data)
 
-        def everything(data: Bytes) -> list[Bytes]:
+        def gather_timed(data: Bytes) -> list[Bytes]:
             return self._exchanges.timed(lambda: group.gather_equal(data), others, others * data.size / 4)
 
         return self._turns.in_turn(
-            lambda: gathered(data, lambda equal: self._exchanges.gather(equal, everything))
+            lambda: gather_unequal(data, lambda equal: self._exchanges.gather(equal, gather_timed))
         )
 
 
-def agreement(text: str, complaint: Callable[[], str]) -> Part:
+def agreement_part(text: str, error_message: Callable[[], str]) -> Part:
     """Return a part whose sum raises PlanMismatchError, on every worker, unless all have the same text."""
 
     def check(words: Words) -> None:
         if not agreed(words):
-            raise PlanMismatchError(complaint())
+            raise PlanMismatchError(error_message())
 
     return Part(agreement_words(digest_of(text)), "or", check)
 
 
-def joined(pieces: Sequence[Words]) -> Words:
-    """Return the pieces one after the other."""
-    return np.concatenate([_NOTHING, *pieces])
+def concatenate(pieces: Sequence[Words]) -> Words:
+    """Return the concatenated pieces, of which there may be none."""
+    return np.concatenate([_NO_WORDS, *pieces])
 
 
-def cut(words: Words, lengths: Sequence[int]) -> list[Words]:
-    """Return the pieces of these lengths that were joined."""
+def split(words: Words, lengths: Sequence[int]) -> list[Words]:
+    """Return the pieces of these lengths that `concatenate` joined."""
     return np.split(words, np.cumsum(lengths[:-1])) if len(lengths) else []
 
 
-def gathered(data: Bytes, equal: Callable[[Bytes], list[Bytes]]) -> list[Bytes]:
-    """Return every worker's bytes by two gathers of equally many: of lengths, then of bytes."""
-    lengths = [int(one.view(np.int64)[0]) for one in equal(np.array([data.size], np.int64).view(np.uint8))]
+def gather_unequal(data: Bytes, gather_equal: Callable[[Bytes], list[Bytes]]) -> list[Bytes]:
+    """Return every worker's bytes, by two calls of `gather_equal`: for the lengths, then for padded bytes."""
+    length = np.array([data.size], np.int64).view(np.uint8)
+    lengths = [int(row.view(np.int64)[0]) for row in gather_equal(length)]
     padded = np.zeros(max(lengths), np.uint8)
     padded[: data.size] = data
-    return [row[:length] for row, length in zip(equal(padded), lengths, strict=True)]
+    return [row[:length] for row, length in zip(gather_equal(padded), lengths, strict=True)]

@@ -1,11 +1,11 @@
-"""Sum tensors over workers, each worker sending only a compressed part of its own.
+"""Sum tensors over workers, each of which sends only a compressed part of its tensors.
 
 Theory of operation. For each tensor, a step does this:
 
-1. Add the tensor's residual, what earlier steps did not send, to its gradient.
+1. Add the tensor's residual, which earlier steps did not send, to its gradient.
 2. Let the compressor make a payload of the result.
 3. Sum the payloads over workers, by an exchange that depends on the compressor's kind (see the table).
-4. Keep as the new residual what this worker did not send.
+4. Store the values that this worker did not send as the new residual.
 
 The rounds of all tensors in a bucket are exchanged together:
 
@@ -17,10 +17,10 @@ The rounds of all tensors in a bucket are exchanged together:
     indexed   those of `peelsum.allreduce.Allreduce`
     gather    payloads   gather  the digest and the step; lengths and bytes
 
-A bound is the largest magnitude that a worker may send. Where the workers elect one of them to decide the
-index, the one with the largest merit wins. Both are float32 numbers. Each worker writes them to words of its
-own, and leaves the others zero, so the OR holds the numbers of all workers. A tensor that is not finite has
-an infinite bound, or an impossible length, which tells every worker.
+A bound is the largest magnitude that a worker may send. If the workers elect one of them to decide the index,
+it is the worker with the largest merit. Both are float32 numbers. There are words for each worker, of which a
+worker writes its own and leaves the others zero, so the OR has the numbers of all workers. If a tensor is not
+finite, its bound is infinite, or its length is an impossible number, so that every worker knows.
 """
 
 from __future__ import annotations
@@ -37,31 +37,32 @@ from numpy.typing import NDArray
 from peelsum.allreduce import Allreduce
 from peelsum.allreduce.rounds import Note, Span, unnoted
 from peelsum.compress.arguments import CompressConfigError, CompressError
-from peelsum.compress.collectives import Collectives, SummationCollectives, agreement
+from peelsum.compress.collectives import Collectives, SummationCollectives, agreement_part
 from peelsum.compress.compressor import Compressor, Floats, TensorState, digest_of, seed_of
 from peelsum.compress.exchange import (
     CompressedResult,
     CompressedTensor,
+    MeteredCollectives,
     Unit,
-    Wire,
     exchange_additive,
     exchange_gathered,
     exchange_indexed,
 )
-from peelsum.compress.memory import Exact, Memory, finite_of
+from peelsum.compress.memory import ExactValues, Memory, finite_names
 from peelsum.summation import Part, Summation
 
 #: Smaller sums of squares are computed in float64, because squares may have become zero in float32.
-_LEAST_ENERGY = 2.0**-80
-#: Requests of which it is kept that all workers have agreed on them.
+_MIN_FLOAT32_ENERGY = 2.0**-80
+#: Capacity of the cache of requests on which all workers have agreed.
 _AGREED = 1024
 
 
 class CompressedSum:
     """A compressed sum over the workers of `summation`, by `compressor`; each worker has its own object.
 
-    - `memory`: keeps residuals between steps. By default a new one.
-    - `error_feedback`: whether what is not sent is kept for later steps. By default, as the compressor needs.
+    - `memory`: keeps residuals between steps. By default a new memory.
+    - `error_feedback`: whether values that are not sent are kept for later steps. By default, as the
+      compressor needs it.
     - `average`: divide results by the number of workers.
     - `allreduce`: sums indexed payloads; must have the same `average`. By default made from `summation`.
     - `collectives`: sum the other payloads. By default made from `summation`.
@@ -95,7 +96,7 @@ class CompressedSum:
             )
         self._compressor, self._average = compressor, average
         self._memory = memory or Memory()
-        self._feedback = feedback_of(compressor, error_feedback)
+        self._feedback = uses_feedback(compressor, error_feedback)
         #: Sums indexed payloads.
         self.allreduce = allreduce or Allreduce(summation, forms="sparse", average=average)
         self._collectives = collectives or SummationCollectives(summation)
@@ -111,12 +112,12 @@ class CompressedSum:
         return self._memory
 
     def sum(self, tensors: Mapping[str, NDArray[np.float32]], step: int | None = None) -> CompressedResult:
-        """Return, for each tensor, the sum of what the workers sent; block until all have contributed.
+        """Return the sum of the values that workers sent for each tensor; block until all have contributed.
 
-        Tensors are float32 of any shape, and are not modified. `step` is the step's number, from 0, which
-        tells a step's buckets from the next step's; by default a new one. Raises PlanMismatchError if the
-        workers differ, CompressConfigError for another dtype, and the summation's errors. After an error the
-        workers may be out of step, and further calls raise CompressError.
+        Tensors are float32 of any shape, and are not modified. step: the step's number, from 0, which is the
+        same for all buckets of a step; by default a new one. Raises PlanMismatchError if workers have other
+        settings or tensors, CompressConfigError for another dtype, and the summation's errors. After an error
+        workers may be in different steps, so further calls raise CompressError.
         """
         if self._failed:
             raise CompressError("sum: an earlier call failed; start again with a new summation")
@@ -128,114 +129,133 @@ class CompressedSum:
                 raise CompressConfigError(f"tensors: {name!r} is {kind}; give a float32 array without a mask")
         self._failed = True
         with self._span("step"):
-            # Another sum may have ended the memory's last step.
-            number = max(self._steps, self._memory.step + 1) if step is None else step
-            result = self._sum(tensors, number)
+            # Another sum may have the same memory, and be in a later step.
+            step = max(self._steps, self._memory.step + 1) if step is None else step
+            result = self._sum(tensors, step)
             self._note({"step": self._steps, "worker": self._worker_id, "bytes": result.wire_bytes})
         self._failed = False
         self._steps += 1
         return result
 
     def _sum(self, tensors: Mapping[str, NDArray[np.float32]], step: int) -> CompressedResult:
-        wire, feedback = Wire(self._collectives, self._clock, self._span), self._feedback
-        request = self._requested(tensors, wire)
+        """Return the sums of a step, and update the residuals."""
+        collectives = MeteredCollectives(self._collectives, self._clock, self._span)
+        request = self._agree_on_request(tensors, collectives)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        with wire.timed("encode"):
+        with collectives.timed("encode"):
             flat = {name: np.ascontiguousarray(tensor).reshape(-1) for name, tensor in tensors.items()}
             clip = self._compressor.clip
-            most = None if clip is None else clip / math.sqrt(self._workers)
-            grown = self._memory.grown(flat, self._compressor.momentum, most) if feedback else None
-            offered = flat if grown is None else flat | grown.offer()
-            finite = set(finite_of(flat)) if grown is None else grown.keys()
-            units = self._units(offered, shapes, finite, step)
-        summed = self._exchanged(units, offered, shapes, wire, f"{request}/{step}")
-        by_name = {one.name: one for one in summed}
-        if grown is not None:
-            self._memory.keep(grown, {name: one.sent for name, one in by_name.items()}, step)
-        sent = {one.name: one.sent for one in summed if one.sent is not None}
+            max_norm = None if clip is None else clip / math.sqrt(self._workers)
+            residuals, offered = None, flat
+            if self._feedback:
+                residuals = self._memory.add_gradients(flat, self._compressor.momentum, max_norm)
+                offered = flat | residuals.to_floats()
+            finite = set(finite_names(flat)) if residuals is None else residuals.keys()
+            units = self._make_units(offered, shapes, finite, step)
+        summed = self._exchange(units, offered, shapes, collectives, f"{request}/{step}")
+        by_name = {tensor.name: tensor for tensor in summed}
+        if residuals is not None:
+            self._memory.store(residuals, {tensor.name: tensor.sent for tensor in summed}, step)
+        sent = {tensor.name: tensor.sent for tensor in summed if tensor.sent is not None}
         return replace(
-            wire.result([by_name[name] for name in tensors]),
+            collectives.result([by_name[name] for name in tensors]),
             offered_energy=_energy([offered[name] for name in sent]),
-            sent_energy=Exact.joined(list(sent.values()), [0] * len(sent)).energy,
+            sent_energy=ExactValues.concatenate(list(sent.values()), [0] * len(sent)).energy,
         )
 
-    def _exchanged(
+    def _exchange(
         self,
         units: Sequence[Unit],
         offered: Mapping[str, Floats],
         shapes: Mapping[str, tuple[int, ...]],
-        wire: Wire,
+        collectives: MeteredCollectives,
         request: str,
     ) -> list[CompressedTensor]:
         """Return the tensors' sums, by the exchange of the compressor's kind."""
-        one, feedback = self._compressor, self._feedback
-        if one.kind == "indexed":
-            return exchange_indexed(one, units, offered, shapes, wire, self.allreduce, feedback=feedback)
-        if one.kind == "gather":
-            exchange_gathered(one, units, wire, digest_of(request))
+        compressor, feedback = self._compressor, self._feedback
+        if compressor.kind == "indexed":
+            return exchange_indexed(
+                compressor, units, offered, shapes, collectives, self.allreduce, feedback=feedback
+            )
+        if compressor.kind == "gather":
+            exchange_gathered(compressor, units, collectives, digest_of(request))
         else:
-            exchange_additive(one, units, wire, lambda number: self._agreement(f"{request}/{number}"))
+            exchange_additive(
+                compressor, units, collectives, lambda number: self._agreement(f"{request}/{number}")
+            )
         divisor = self._workers if self._average else 1
-        with wire.timed("decode"):
+        with collectives.timed("decode"):
             return [
                 tensor
                 for unit in units
-                for tensor in unit.results(shapes, one.kind, divisor, feedback=feedback)
+                for tensor in unit.results(shapes, compressor.kind, divisor, feedback=feedback)
             ]
 
-    def _requested(self, tensors: Mapping[str, NDArray[np.float32]], wire: Wire) -> str:
-        """Return, as text, all that the workers must have in common; the first time, check that they do."""
+    def _agree_on_request(
+        self, tensors: Mapping[str, NDArray[np.float32]], collectives: MeteredCollectives
+    ) -> str:
+        """Return a text of all settings and shapes; the first time, check that all workers have the same.
+
+        Raises PlanMismatchError if they differ.
+        """
         shapes = [(name, tensor.shape) for name, tensor in tensors.items()]
         settings = (self._compressor, self._average, self._feedback, self._workers, shapes)
         request = repr(settings)
         if digest_of(request) not in self._agreed:
-            wire.sum_words([self._agreement(request)])
-            if len(self._agreed) == _AGREED:  # all workers forget the same one, and agree on it again
+            collectives.sum_words([self._agreement(request)])
+            if len(self._agreed) == _AGREED:  # all workers drop the same request, the oldest
                 del self._agreed[next(iter(self._agreed))]
             self._agreed[digest_of(request)] = None
         return request
 
-    def _units(
+    def _make_units(
         self,
         tensors: Mapping[str, Floats],
         shapes: Mapping[str, tuple[int, ...]],
         finite: Set[str],
         step: int,
     ) -> list[Unit]:
+        """Return the units that are compressed as one: each tensor, or all tensors of the bucket.
+
+        finite: the names of the tensors that are finite on this worker.
+        """
         if self._compressor.per == "tensor" or not tensors:
             return [
-                self._unit(name, {name: one}, shapes[name], step, finite=name in finite)
-                for name, one in tensors.items()
+                self._make_unit(name, {name: tensor}, shapes[name], step, finite=name in finite)
+                for name, tensor in tensors.items()
             ]
-        if self._compressor.kind == "indexed":  # tensors that are not finite are left out of the choice
-            tensors = {name: one for name, one in tensors.items() if name in finite}
-        shape = (sum(one.size for one in tensors.values()),)
+        if self._compressor.kind == "indexed":  # elements are chosen from finite tensors only
+            tensors = {name: tensor for name, tensor in tensors.items() if name in finite}
+        shape = (sum(tensor.size for tensor in tensors.values()),)
         label = f"bucket {digest_of(repr(list(tensors))):016x}"
-        return [self._unit(label, tensors, shape, step, finite=tensors.keys() <= finite)]
+        return [self._make_unit(label, tensors, shape, step, finite=tensors.keys() <= finite)]
 
-    def _unit(
+    def _make_unit(
         self, label: str, tensors: Mapping[str, Floats], shape: tuple[int, ...], step: int, *, finite: bool
     ) -> Unit:
+        """Return a unit of these tensors, whose seed and kept arrays depend on its label."""
         parts = list(tensors.values())
         tensor = parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.float32), *parts])
         kept = self._memory.kept.setdefault(label, {})
         state = TensorState(shape, seed_of(step, label), step, self._worker_id, self._workers, kept=kept)
-        return Unit(list(tensors), [one.size for one in parts], tensor, state, finite)
+        return Unit(list(tensors), [part.size for part in parts], tensor, state, finite)
 
     def _agreement(self, text: str) -> Part:
-        def complaint() -> str:
+        """Return a part whose sum raises PlanMismatchError unless all workers have the same text."""
+
+        def error_message() -> str:
             return (
                 f"plan: not the same on every worker; worker {self._worker_id} has {self._compressor!r} "
                 f"in step {self._steps}; pass the same compressor and tensors, in the same order, on every "
                 "worker"
             )
 
-        return agreement(text, complaint)
+        return agreement_part(text, error_message)
 
 
-def feedback_of(compressor: Compressor, asked: bool | None) -> bool:
-    """Return whether there is error feedback. Raises CompressConfigError for momentum without it."""
-    feedback = compressor.needs_feedback if asked is None else asked
+def uses_feedback(compressor: Compressor, error_feedback: bool | None) -> bool:
+    """Return whether to use error feedback. Raises CompressConfigError for momentum or clip without it."""
+    feedback = compressor.needs_feedback if error_feedback is None else error_feedback
     for field in ("momentum", "clip"):
         if getattr(compressor, field) and not feedback:
             raise CompressConfigError(
@@ -244,12 +264,14 @@ def feedback_of(compressor: Compressor, asked: bool | None) -> bool:
     return feedback
 
 
-def _energy(several: Sequence[Floats]) -> float:
-    """Return the sum of squares, in float64 of arrays for which float32's range is too small."""
-    with np.errstate(over="ignore"):
-        squares = [float(one.dot(one)) for one in several]
-    for number, one in enumerate(several):
-        if not _LEAST_ENERGY < squares[number] < math.inf:
-            wide = one.astype(np.float64)
-            squares[number] = float(wide.dot(wide))
-    return sum(squares)
+def _energy(arrays: Sequence[Floats]) -> float:
+    """Return the sum of squares of all arrays; in float64 where the range of float32 is too small."""
+    total = 0.0
+    for array in arrays:
+        with np.errstate(over="ignore"):
+            energy = float(array.dot(array))
+        if not _MIN_FLOAT32_ENERGY < energy < math.inf:
+            wide = array.astype(np.float64)
+            energy = float(wide.dot(wide))
+        total += energy
+    return total

@@ -1,7 +1,7 @@
-"""The interface of a gradient compressor: a tensor becomes a payload, and payloads become values.
+"""The interface of a gradient compressor, which makes a payload of a tensor, and values of payloads.
 
-A compressor keeps nothing itself: `TensorState` holds what it may depend on, `peelsum.compress.Memory` the
-residuals. What `decompress` returns is exact in float64, so residuals are exact, too.
+A compressor has no state: `TensorState` has all on which it may depend, and `peelsum.compress.Memory` has the
+residuals. The values that `decompress` returns are exact in float64, so residuals are exact, too.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Values = NDArray[np.float64]
 Positions = NDArray[np.int64]
 #: A worker's data of one tensor: uint32[w] of kind "additive", float32[k] "indexed", uint8[b] "gather".
 Payload = NDArray[Any]
-#: How payloads of several workers become a sum. A switch or an all_reduce adds additive ones of equal length
-#: word by word, modulo 2**32. Indexed ones are values at `TensorState.positions`, which the exact all-reduce
-#: adds. Gathered ones are bytes that every worker needs from all.
+#: How the payloads of several workers are summed. A switch or an all_reduce adds additive payloads, which
+#: have equal length, word by word, modulo 2**32. The exact all-reduce adds indexed payloads, which are values
+#: at `TensorState.positions`. Gathered payloads are bytes that every worker receives from all others.
 Kind = Literal["additive", "indexed", "gather"]
 #: Whether elements are compressed within their tensor or within their whole bucket.
 Scope = Literal["tensor", "bucket"]
@@ -38,9 +38,10 @@ Scope = Literal["tensor", "bucket"]
 
 @dataclass(eq=False)
 class TensorState:
-    """What a compressor may depend on, for one tensor in one step.
+    """The values on which a compressor may depend, for a tensor in a step.
 
-    Only `worker_id` differs between workers. The sum's driver makes it, and fills in what workers agree on.
+    Only `worker_id` differs between workers. `CompressedSum` makes it, and sets the values that workers have
+    exchanged.
     """
 
     shape: tuple[int, ...]
@@ -65,29 +66,29 @@ class TensorState:
     """The largest magnitude that any worker announced in this round."""
 
     positions: Positions | None = None
-    """int64[k]: the positions that are sent, once they are known."""
+    """int64[k]: the positions of the elements to send, once they have been chosen."""
 
     summed: Words | None = None
     """The sum of the previous round's payloads."""
 
     scratch: dict[str, Any] = field(default_factory=dict)
-    """What a compressor computes once and uses again within the step."""
+    """Values that a compressor computes once and uses again within the step."""
 
     kept: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """What a compressor keeps for the tensor's next step; it is part of checkpoints."""
+    """Arrays that a compressor keeps for the tensor's next step; they are part of checkpoints."""
 
     @property
     def elements(self) -> int:
         """Number of elements of the tensor."""
         return math.prod(self.shape)
 
-    def generator(self, seed: int, *, own: bool) -> np.random.Generator:
-        """Return a generator for this tensor, step and round: a worker's own, or the same on all workers."""
-        return np.random.default_rng([self.seed, seed, self.round, 1 + self.worker_id if own else 0])
+    def generator(self, seed: int, *, per_worker: bool) -> np.random.Generator:
+        """Return a generator for this tensor, step and round; `per_worker`: a different one on each."""
+        return np.random.default_rng([self.seed, seed, self.round, 1 + self.worker_id if per_worker else 0])
 
-    def random(self, count: int, seed: int, *, own: bool = True) -> Words:
-        """Return uint32[count]: random words of this worker, or the same ones on all workers."""
-        return self.generator(seed, own=own).integers(0, 2**32, count, np.uint32)
+    def random(self, count: int, seed: int, *, per_worker: bool = True) -> Words:
+        """Return uint32[count]: random words; `per_worker`: different ones on each."""
+        return self.generator(seed, per_worker=per_worker).integers(0, 2**32, count, np.uint32)
 
 
 _registered: dict[str, type[Compressor]] = {}
@@ -96,13 +97,13 @@ _registered: dict[str, type[Compressor]] = {}
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 @dataclass(frozen=True, repr=False)
 class Compressor(ABC):
-    """A method of gradient compression, which its class declares.
+    """The base class of methods of gradient compression.
 
-    A subclass is made a frozen dataclass, whose fields are the arguments; their types say what is allowed.
-    It is registered by its `name`, unless it is `abstract`. In every round of an additive compressor, workers
-    call `announced` and set `TensorState.bound` to the largest over workers, share an index if there is one,
-    call `compress`, and sum. Of the other compressors, they call only `compress`. A compressor's text is part
-    of what workers agree on.
+    A subclass becomes a frozen dataclass, whose fields are the arguments, with allowed values in their types.
+    Unless it is `abstract`, it is registered by its `name`. In every round of an additive compressor, workers
+    call `announced`, set `TensorState.bound` to the largest result of all workers, share an index if there is
+    one, call `compress`, and sum. Of other compressors, they call only `compress`. Workers check that the
+    compressor's `repr` is the same on all of them.
     """
 
     #: Whether elements are compressed within a tensor or within all tensors of a bucket.
@@ -110,16 +111,16 @@ class Compressor(ABC):
 
     #: The name on command lines.
     name: ClassVar[str]
-    #: The arguments, those by position first.
+    #: The arguments, positional ones first.
     arguments: ClassVar[Mapping[str, Argument]]
     rounds: ClassVar[int] = 1
-    #: Whether the mean of what is sent is the tensor.
+    #: Whether the expected value of the sent values is the tensor.
     unbiased: ClassVar[bool] = False
     #: Whether convergence needs error feedback, which is then the default.
     needs_feedback: ClassVar[bool] = True
 
     def __init_subclass__(cls, *, abstract: bool = False) -> None:
-        """Make a dataclass of the class, and register it. Raises CompressConfigError for what is missing."""
+        """Make the class a dataclass, and register it. Raises CompressConfigError for missing attributes."""
         documented = bool(vars(cls).get("__doc__"))  # before a dataclass writes one
         dataclass(frozen=True, repr=False)(cls)
         if not abstract:
@@ -131,9 +132,8 @@ class Compressor(ABC):
             argument.check(getattr(self, name))
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({', '.join(f'{one}={getattr(self, one)!r}' for one in self.arguments)})"
-        )
+        arguments = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.arguments)
+        return f"{type(self).__name__}({arguments})"
 
     @property
     @abstractmethod
@@ -147,12 +147,12 @@ class Compressor(ABC):
 
     @property
     def clip(self) -> float | None:
-        """The most of a gradient's 2-norm, times the root of the number of workers; None for any."""
+        """The limit of a gradient's 2-norm, times the square root of the number of workers; None for none."""
         return None
 
     @property
     def within_bound(self) -> bool:
-        """Whether the numbers of a payload are at most as large as the tensor's."""
+        """Whether no number of a payload is larger than the tensor's largest."""
         return True
 
     def check(self, workers: int) -> None:  # noqa: B027  # most take any number
@@ -168,7 +168,7 @@ class Compressor(ABC):
 
     @abstractmethod
     def decompress(self, payload: Payload, state: TensorState, added: int = 1) -> Values:
-        """Return float64[n]: the values of a payload, or of the sum of `added` workers' additive ones."""
+        """Return float64[n]: the values of a payload, or of the sum of `added` workers' additive payloads."""
 
 
 def registered() -> Mapping[str, type[Compressor]]:
@@ -177,12 +177,17 @@ def registered() -> Mapping[str, type[Compressor]]:
 
 
 def _register(cls: type[Compressor], *, documented: bool) -> None:
+    """Register a compressor by its name. Raises CompressConfigError for missing attributes."""
     where = cls.__qualname__
     name = vars(cls).get("name")
     if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise CompressConfigError(f"{where}: name is {name!r}; write name = 'my-own', or abstract=True")
-    missing = [one for one in dir(cls) if getattr(getattr(cls, one, None), "__isabstractmethod__", False)]
-    missing += [one.name for one in fields(cls) if one.default is MISSING]
+    missing = [
+        attribute
+        for attribute in dir(cls)
+        if getattr(getattr(cls, attribute, None), "__isabstractmethod__", False)
+    ]
+    missing += [argument.name for argument in fields(cls) if argument.default is MISSING]
     if missing or not documented:
         raise CompressConfigError(
             f"{where}: {missing[0] if missing else 'docstring'} is missing; "

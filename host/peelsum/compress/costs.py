@@ -1,13 +1,13 @@
-"""Predict how long each method of summing a gradient takes on a network, and find where the fastest changes.
+"""Predictions of the time that each method of summing a gradient takes, and where the fastest method changes.
 
 A method combines the choice of elements (all, or the largest) with a collective (ring, tree, all_gather or
 the switch). "ar_top_k" is AR-Topk (arXiv 2312.02493): one worker broadcasts the positions of its k largest
 elements, and all_reduce adds up the values there. Through the switch, only that worker sets bits of the
 index, so the union has exactly k elements.
 
-Every collective over a link costs a fixed time and a time per word, alpha and beta: each is a `NetworkModel`
-of its own. Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
-MPICH" (2005), for ring and tree; ATP (NSDI'21) for the window of a switch.
+A collective over a link takes a fixed time and a time per word, called alpha and beta, so its cost is a
+`NetworkModel`. Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations
+in MPICH" (2005), for ring and tree; ATP (NSDI'21) for the window of a switch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from peelsum.wire import FRAME_HEADER_BYTES, packet_bytes
 _WORD_BITS = 32
 
 
-def within(name: str, value: float, least: float, most: float) -> None:
+def check_range(name: str, value: float, least: float, most: float) -> None:
     """Raise CompressConfigError, which names the field, unless least <= value <= most."""
     if not least <= value <= most:
         raise CompressConfigError(f"{name}: {value:g} is out of range; use {least:g} to {most:g}")
@@ -40,18 +40,18 @@ class LinkModel:
     """A model of a link between two workers. Raises CompressConfigError for a value out of range."""
 
     latency_s: float
-    """Seconds that a message takes, however short: alpha."""
+    """Seconds of a message without words: alpha."""
     gbps: float
-    """Gigabits of words per second in each direction; 32e-9 / gbps is beta."""
+    """Gigabits of words per second in each direction; 32e-9 / gbps is beta, the seconds of a word."""
 
     def __post_init__(self) -> None:
-        within("latency_s", self.latency_s, 0, 3600)
-        within("gbps", self.gbps, 1e-9, 1e6)
+        check_range("latency_s", self.latency_s, 0, 3600)
+        check_range("gbps", self.gbps, 1e-9, 1e6)
 
 
 @dataclass(frozen=True)
 class SwitchPath:
-    """What a sum through switches depends on, besides the link. Raises CompressConfigError for bad values."""
+    """Parameters of sums through switches, besides the link. Raises CompressConfigError for bad values."""
 
     lanes: int = 256
     """Words in a chunk."""
@@ -60,20 +60,20 @@ class SwitchPath:
     slots: int = 2048
     """Slots of a switch. A job uses no more than half of them at a time."""
     hops: int = 2
-    """Messages that follow each other for one chunk: 2 is a worker to the server and back."""
+    """Messages in a row for a chunk: 2 is from a worker to the server and back."""
 
     def __post_init__(self) -> None:
-        within("lanes", self.lanes, 1, 4096)
-        within("window", self.window, 1, 1 << 16)
-        within("slots", self.slots, 2, 1 << 32)
-        within("hops", self.hops, 1, 64)
+        check_range("lanes", self.lanes, 1, 4096)
+        check_range("window", self.window, 1, 1 << 16)
+        check_range("slots", self.slots, 2, 1 << 32)
+        check_range("hops", self.hops, 1, 64)
 
     def words(self, count: int) -> float:
-        """Return the words that whole packets of `count` words take on a link, headers included."""
+        """Return the size in words of the packets that carry `count` words, with headers and padding."""
         return -(-count // self.lanes) * (FRAME_HEADER_BYTES + packet_bytes(self.lanes)) / 4
 
     def network(self, link: LinkModel) -> NetworkModel:
-        """Return the network model of a worker: whole packets, at most a window of them in a round trip."""
+        """Return the network model of a worker, which sends at most a window of packets in a round trip."""
         frame_bits = 8 * (FRAME_HEADER_BYTES + packet_bytes(self.lanes))
         round_trip_s = self.hops * link.latency_s
         outstanding = min(self.window, self.slots // 2)
@@ -86,7 +86,7 @@ def rounds(workers: int) -> int:
     return math.ceil(math.log2(workers))
 
 
-#: By collective and number of workers: messages in a row, and how often the words cross the busiest link.
+#: For n workers: the messages in a row of each collective, and how often the words cross the busiest link.
 _COUNTS: dict[str, Callable[[int], tuple[float, float]]] = {
     "all_reduce_ring": lambda n: (2 * (n - 1), 2 * (n - 1) / n),
     "all_reduce_tree": lambda n: (2 * rounds(n), 2 * rounds(n)),
@@ -97,24 +97,26 @@ _COUNTS: dict[str, Callable[[int], tuple[float, float]]] = {
 }
 
 
-def network_of(collective: str, link: LinkModel, workers: int) -> NetworkModel:
-    """Return the cost of a collective of `COLLECTIVES`, one exchange of which is the whole of it."""
-    within("workers", workers, 2, 1 << 30)
+def collective_network(collective: str, link: LinkModel, workers: int) -> NetworkModel:
+    """Return the time of a collective as a network model, in which it is a single exchange."""
+    check_range("workers", workers, 2, 1 << 30)
     messages, sent = _COUNTS[collective](workers)
     return NetworkModel(link.gbps / sent, messages * link.latency_s)
 
 
-#: The collectives by the name that torch.distributed gives them, with the algorithm where there are two; and
-#: "direct", by which all send all words to all others at once.
+#: The collectives by their names in torch.distributed, with the algorithm if there are two; and "direct", in
+#: which every worker sends all its words to all others.
 COLLECTIVES: dict[str, Callable[[LinkModel, int], NetworkModel]] = {
-    name: partial(network_of, name) for name in _COUNTS
+    name: partial(collective_network, name) for name in _COUNTS
 }
 
 
-def reduced(workers: int, words: float, *, tree: bool = False, few: bool = False) -> tuple[float, float]:
+def all_reduce_cost(
+    workers: int, words: float, *, tree: bool = False, few: bool = False
+) -> tuple[float, float]:
     """Return the messages in a row of an all_reduce, and the words on its busiest link.
 
-    few: whether direct messages to all others take the place of ring and tree.
+    few: whether all workers send their words directly to all others, instead of along a ring or a tree.
     """
     messages, sent = _COUNTS["direct" if few else "all_reduce_tree" if tree else "all_reduce_ring"](workers)
     return messages, sent * words
@@ -123,10 +125,10 @@ def reduced(workers: int, words: float, *, tree: bool = False, few: bool = False
 def directly(workers: int, words: float, few_words: int) -> tuple[float, float]:
     """Return the messages in a row, and the words on the busiest link, of an all_reduce by direct messages.
 
-    Up to `few_words` words go to all others in whole; of more, each worker combines a share.
+    Up to `few_words` words are sent to all others; of more words, each worker combines a share.
     """
     if words <= few_words:
-        return reduced(workers, words, few=True)
+        return all_reduce_cost(workers, words, few=True)
     return 2, 2 * (workers - 1) / workers * words
 
 
@@ -141,12 +143,12 @@ Method = Literal[
     "ar_top_k_switch",
 ]
 METHODS: tuple[Method, ...] = get_args(Method)
-#: The carriers of methods' words: a process group's connections, or the switch. Each has a link of its own.
+#: The carriers of words: a process group's connections, or the switch. Each has its own link.
 Carrier = Literal["group", "switch"]
 CARRIERS: tuple[Carrier, ...] = get_args(Carrier)
 #: The methods that send every element.
 DENSE: tuple[Method, ...] = ("dense_ring", "dense_tree", "dense_switch")
-#: Nanoseconds per element to select the largest; `TopK` took 6 to 22.
+#: Nanoseconds per element to select the largest elements; `TopK` took 6 to 22.
 _SELECT_NS = 10.0
 
 
@@ -169,18 +171,18 @@ class Step:
     sums: int = 1
     """Number of parts that are summed one after the other, such as DDP's buckets."""
     headers: int = 0
-    """Exchanges of a few words before each sum, for methods that have none of their own; the hook has 1."""
+    """Exchanges of a few words before each sum, if the method itself has none; the hook has 1."""
     few_words: int = 0
-    """Sums of fewer words over a process group go by direct messages, not by ring or tree; 0 for none."""
+    """Sums of fewer words over a process group take direct messages, not a ring or tree; 0 for none."""
 
     def __post_init__(self) -> None:
-        within("elements", self.elements, 1, 2**40)
-        within("ratio", self.ratio, 0, 1)
-        within("workers", self.workers, 2, 1024)
-        within("select_s", self.compress_s, 0, 1e9)
-        within("sums", self.sums, 1, 2**30)
-        within("headers", self.headers, 0, 64)
-        within("few_words", self.few_words, 0, 2**40)
+        check_range("elements", self.elements, 1, 2**40)
+        check_range("ratio", self.ratio, 0, 1)
+        check_range("workers", self.workers, 2, 1024)
+        check_range("select_s", self.compress_s, 0, 1e9)
+        check_range("sums", self.sums, 1, 2**30)
+        check_range("headers", self.headers, 0, 64)
+        check_range("few_words", self.few_words, 0, 2**40)
 
     @property
     def sent(self) -> int:
@@ -195,14 +197,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Cost:
-    """The predicted cost of one step by one method."""
+    """The predicted cost of a step by a method."""
 
     method: Method
     """The method."""
     words: float
     """32-bit words that cross the busiest link in one direction."""
     latency_s: float
-    """Seconds spent on messages that must wait for an earlier one, whatever their length."""
+    """Seconds of messages in a row, without their words."""
     transfer_s: float
     """Seconds that the words take at the link's rate."""
     codec_s: float
@@ -220,75 +222,79 @@ def carrier_of(method: Method) -> Carrier:
 
 
 def costs(step: Step, methods: Collection[Method] = METHODS) -> list[Cost]:
-    """Return the cost of each method, fastest first. Methods of equal time are in the order of METHODS."""
-    return sorted(
-        (cost(method, step) for method in METHODS if method in methods), key=lambda one: one.seconds
-    )
+    """Return the cost of each method, fastest first; in the order of METHODS if times are equal."""
+    unsorted = (cost(method, step) for method in METHODS if method in methods)
+    return sorted(unsorted, key=lambda item: item.seconds)
 
 
 def cost(method: Method, step: Step) -> Cost:
-    """Return the predicted cost of a step by one method."""
+    """Return the predicted cost of a step by a method."""
     if carrier_of(method) == "switch":
-        return _through_switch(method, step)
+        return _switch_cost(method, step)
     reduce = "all_reduce_tree" if method.endswith("_tree") else "all_reduce_ring"
     gather, broadcast = (COLLECTIVES[name](step.link, step.workers) for name in ("all_gather", "broadcast"))
-    header, codec_s = _reduced(reduce, step, 0), 0.0 if method in DENSE else step.compress_s
-    #: Collectives one after the other, and their words.
+    header, codec_s = _all_reduce_network(reduce, step, 0), 0.0 if method in DENSE else step.compress_s
+    #: The collectives, one after another, and their words.
     parts: list[tuple[NetworkModel, int]]
     if method in DENSE:
-        parts = [(_reduced(reduce, step, step.elements), step.elements)]
+        parts = [(_all_reduce_network(reduce, step, step.elements), step.elements)]
     elif method == "top_k_all_gather":  # every worker's positions and values, to every other worker
         header, parts = gather, [(gather, 2 * step.sent)]
     else:
-        parts = [(broadcast, step.sent), (_reduced(reduce, step, step.sent), step.sent)]
+        parts = [(broadcast, step.sent), (_all_reduce_network(reduce, step, step.sent), step.sent)]
     header_s = step.headers * header.seconds(0, 1)
     latency_s = step.sums * (header_s + sum(network.seconds(0, 1) for network, _ in parts))
     transfer_s = sum(network.seconds(words, 0) for network, words in parts)
     return Cost(method, transfer_s * step.link.gbps * 1e9 / _WORD_BITS, latency_s, transfer_s, codec_s)
 
 
-def _reduced(reduce: str, step: Step, words: float) -> NetworkModel:
-    """Return the network of sums that have `words` words in all the step: `reduce`, or direct if few."""
+def _all_reduce_network(reduce: str, step: Step, words: float) -> NetworkModel:
+    """Return the network model of a step's all_reduces: `reduce`, or "direct" if each has few words.
+
+    words: those of all sums of the step.
+    """
     few = words < step.sums * step.few_words
     return COLLECTIVES["direct" if few else reduce](step.link, step.workers)
 
 
-def _through_switch(method: Method, step: Step) -> Cost:
-    """Return the cost of exchanges through a switch.
+def _switch_cost(method: Method, step: Step) -> Cost:
+    """Return the cost of a step through a switch.
 
-    `dense_switch`: the headers that agree on the scale, and the values in fixed point. `ar_top_k_switch`:
-    STAR-Topk, with bounds and the index, a list or a bitmap, in one exchange, and values in another; VAR-Topk
-    elects in one more. `top_k_switch`: the fastest sparse form of an allreduce, if each worker selects
-    independently.
+    `dense_switch` exchanges headers, to agree on the scale, and values in fixed point. `ar_top_k_switch` is
+    STAR-Topk: it exchanges bounds and the index, a list or a bitmap, and then values. (VAR-Topk exchanges
+    merits before.) `top_k_switch` takes the fastest sparse form of the all-reduce, for elements that each
+    worker has selected independently.
     """
     network, exchanges = step.path.network(step.link), 1 + step.headers
     words: float = step.elements
     if method == "dense_switch":
-        codec_s = _forms(step.elements, 1.0, _DENSE_FORMS)[0].codec_s
+        codec_s = _form_candidates(step.elements, 1.0, _DENSE_FORMS)[0].codec_s
     elif method == "ar_top_k_switch":
         index_size = min(step.sent, index_words(step.elements))
         words, exchanges = AGREEMENT_WORDS + step.workers + index_size + step.sent, 2
         codec_s = step.compress_s
     else:
         density = max(1.0 - (1.0 - step.ratio) ** step.workers, 1 / step.elements)
-        best = min(_forms(step.elements, density, _SPARSE_FORMS), key=lambda one: one.seconds(network))
+        best = min(
+            _form_candidates(step.elements, density, _SPARSE_FORMS), key=lambda item: item.seconds(network)
+        )
         words, exchanges, codec_s = best.words, best.exchanges, best.codec_s + step.compress_s
     latency_s = network.seconds(0, step.sums * exchanges)
     return Cost(method, words, latency_s, network.seconds(words, 0), codec_s)
 
 
-@lru_cache(256)  # a strategy looks the same elements and ratios up for every link
-def _forms(elements: int, density: float, forms: tuple[Form, ...]) -> tuple[Candidate, ...]:
-    """Return the forms that an allreduce can send of this union, whatever the network."""
-    seen = Seen.uniform(elements, density)
-    after = candidates(elements, seen, Settings(), forms)
-    return (*after, *candidates(elements, seen, Settings(), forms, ahead=True))
+@lru_cache(256)  # a strategy asks for the same elements and ratios for every link
+def _form_candidates(elements: int, density: float, forms: tuple[Form, ...]) -> tuple[Candidate, ...]:
+    """Return the forms in which an all-reduce can send a union of this density, with and without a header."""
+    statistics = Seen.uniform(elements, density)
+    after_header = candidates(elements, statistics, Settings(), forms)
+    return (*after_header, *candidates(elements, statistics, Settings(), forms, ahead=True))
 
 
 _DENSE_FORMS: tuple[Form, ...] = ("dense",)
 _SPARSE_FORMS = tuple(form for form in FORMS if form not in _DENSE_FORMS)
 
-#: The quantities along which crossovers can be searched, and the range of each.
+#: The quantities over which `crossovers` can search, and the range of each.
 Axis = Literal["gbps", "latency_s", "ratio", "elements"]
 AXES: dict[Axis, tuple[float, float]] = {
     "gbps": (1e-3, 1e3),
@@ -296,13 +302,13 @@ AXES: dict[Axis, tuple[float, float]] = {
     "ratio": (1e-4, 1.0),
     "elements": (1e3, 1e9),
 }
-_POINTS_PER_DECADE = 8
-_HALVINGS = 20
+_GRID_PER_DECADE = 8
+_BISECTIONS = 20
 
 
 @dataclass(frozen=True)
 class Crossover:
-    """A value of one quantity at which the fastest method changes, if all others stay the same."""
+    """The value of a quantity at which the fastest method changes, if all other quantities stay the same."""
 
     axis: Axis
     """The quantity that varies."""
@@ -315,19 +321,19 @@ class Crossover:
 
 
 def crossovers(step: Step, axis: Axis, methods: Collection[Method] = METHODS) -> Iterator[Crossover]:
-    """Yield the values of one axis at which the fastest method changes, in ascending order.
+    """Yield the values of a quantity at which the fastest method changes, in ascending order.
 
-    The search covers the axis's range in AXES by steps of an eighth of a decade. Bisection then finds each
-    value to a millionth of the range, in logarithm.
+    The search covers the quantity's range in AXES in steps of an eighth of a decade. Bisection then finds
+    each value with a precision of a millionth of the range, in logarithm.
     """
     least, most = AXES[axis]
-    count = round(math.log10(most / least) * _POINTS_PER_DECADE)
+    count = round(math.log10(most / least) * _GRID_PER_DECADE)
     grid = [least * (most / least) ** (number / count) for number in range(count + 1)]
     first = _fastest(step, axis, grid[0], methods)
     for low, high in pairwise(grid):
         second = _fastest(step, axis, high, methods)
         if second != first:
-            for _ in range(_HALVINGS):
+            for _ in range(_BISECTIONS):
                 middle = math.sqrt(low * high)
                 if _fastest(step, axis, middle, methods) == first:
                     low = middle
@@ -338,6 +344,7 @@ def crossovers(step: Step, axis: Axis, methods: Collection[Method] = METHODS) ->
 
 
 def _fastest(step: Step, axis: Axis, value: float, methods: Collection[Method]) -> Method:
+    """Return the fastest method for a step in which the quantity `axis` has this value."""
     changed: dict[str, Any] = {axis: round(value) if axis == "elements" else value}
     if axis in ("gbps", "latency_s"):
         changed = {"link": replace(step.link, **changed)}

@@ -1,8 +1,8 @@
-"""A strategy's measurements of a step, its decision for the next one, its events, and its history.
+"""A strategy's measurements of a step, its decision for the next step, its events, and its history.
 
-All workers agree on measurements by ordered codes in words that any backend can OR. A value is a level on a
-logarithmic scale, sent as one bit. The highest bit of the OR is the largest level of any worker, or the
-smallest value if levels descend. So every decision follows from the same numbers.
+Workers agree on measurements by words that any backend can OR. A value becomes a level on a logarithmic
+scale, which is sent as one bit. The highest bit of the OR is the largest level of any worker, or the smallest
+value on a descending scale. So all workers decide by the same numbers.
 """
 
 from __future__ import annotations
@@ -24,25 +24,29 @@ _WORDS = _LEVELS // _WORD_BITS
 
 @dataclass(frozen=True)
 class _Scale:
-    """A logarithmic scale from `least` on, of which level 0 stands for anything smaller, 0 included."""
+    """A logarithmic scale from `least` on. Level 0 stands for all smaller values."""
 
     least: float
     per_octave: int
+    """Levels by which a value doubles."""
     smallest_wins: bool
+    """Whether workers agree on the smallest of their values, not on the largest."""
 
     def bit(self, value: float) -> int:
+        """Return the number of the bit that stands for a value."""
         level = 0
         if value >= self.least:
             level = min(1 + round(self.per_octave * math.log2(value / self.least)), _LEVELS - 1)
         return _LEVELS - 1 - level if self.smallest_wins else level
 
     def value(self, bits: int) -> float:
+        """Return the value on which workers agree, given the OR of their bits."""
         bit = bits.bit_length() - 1
         level = _LEVELS - 1 - bit if self.smallest_wins else bit
         return self.least * 2 ** ((level - 1) / self.per_octave) if level else 0.0
 
 
-# A worker that comes late to an exchange sees the network's own time; the others have waited for it, too.
+# The worker that comes last to an exchange measures the network's time; the others have waited for it, too.
 _NETWORK_S = _Scale(1e-6, 16, smallest_wins=True)
 _WORKER_S = _Scale(1e-6, 16, smallest_wins=False)
 _GAIN = _Scale(2.0**-15, 32, smallest_wins=True)
@@ -50,7 +54,7 @@ _GAIN = _Scale(2.0**-15, 32, smallest_wins=True)
 
 @dataclass(frozen=True)
 class Measurement:
-    """A worker's measurements of a step, or those that all agree on. Times are seconds, 0 if not measured.
+    """Measurements of a step, by a worker or as all workers agree. Times are seconds, 0 if not measured.
 
     Agreed times are within 2.5 % of a worker's, from a microsecond to an hour; agreed gains within 1.5 %.
     """
@@ -60,9 +64,9 @@ class Measurement:
     switch_small_s: float = 0.0
     """Time of an exchange of a few words through the switch."""
     group_probe_s: float = 0.0
-    """Time of the probe of the process group, if one was asked for."""
+    """Time of the probe of the process group, if it was probed."""
     switch_probe_s: float = 0.0
-    """Time of the probe of the switch, if one was asked for."""
+    """Time of the probe of the switch, if it was probed."""
     exchange_s: float = 0.0
     """Time of the step's collectives."""
     compress_s: float = 0.0
@@ -81,7 +85,7 @@ class Measurement:
         return self.group_probe_s if carrier == "group" else self.switch_probe_s
 
     def words(self) -> Words:
-        """Return this as uint32[128], whose OR over all workers `agreed` takes."""
+        """Return the measurements as uint32[128]; `agreed` takes the OR of all workers' words."""
         words = np.zeros(_WORDS * len(_SCALES), np.uint32)
         for part, (name, scale) in enumerate(_SCALES.items()):
             word, bit = divmod(scale.bit(getattr(self, name)), _WORD_BITS)
@@ -90,15 +94,16 @@ class Measurement:
 
     @classmethod
     def agreed(cls, words: Words) -> Measurement:
-        """Return the agreed measurements: of the network and the gain the least, of work the most.
+        """Return the measurements on which workers agree, given the OR of their `words`, uint32[128].
 
-        words: uint32[128], the OR of all workers' `words`. Raises CompressConfigError for another shape.
+        These are the smallest network times and gain, and the largest times of computation and compression.
+        Raises CompressConfigError for another shape.
         """
         if words.shape != (_WORDS * len(_SCALES),):
             raise CompressConfigError(f"words: {words.shape} is not the shape of a measurement's words")
         data, size = words.astype("<u4").tobytes(), 4 * _WORDS
-        parts = (int.from_bytes(data[at : at + size], "little") for at in range(0, len(data), size))
-        return cls(*(scale.value(part) for scale, part in zip(_SCALES.values(), parts, strict=True)))
+        levels = (int.from_bytes(data[begin : begin + size], "little") for begin in range(0, len(data), size))
+        return cls(*(scale.value(bits) for scale, bits in zip(_SCALES.values(), levels, strict=True)))
 
 
 #: The scale of each field, in the order of fields.
@@ -115,7 +120,7 @@ _SCALES = {
 
 
 @dataclass(frozen=True)
-class Candidate:
+class MethodCandidate:
     """A method at a ratio, with its time and gain."""
 
     method: Method
@@ -130,41 +135,41 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Next:
-    """The decision for the next step."""
+    """The decision for a step."""
 
     method: Method
-    """The method by which it sums."""
+    """The method by which the step sums."""
     ratio: float
     """Share of the elements that a worker sends; 1 with a dense method."""
     exploring: bool
-    """Whether the ratio is only explored."""
+    """Whether the ratio is used only to learn its gain."""
     probe_words: Mapping[Carrier, int]
-    """Zeros to exchange over each carrier before the step's sums, to learn its rate; 0 for none."""
+    """Number of zeros to exchange over each carrier before the step's sums, to measure its rate."""
     small: frozenset[Carrier] = frozenset()
-    """Carriers over which to exchange a word before the step's sums, to learn the latency."""
+    """Carriers over which to exchange a word before the step's sums, to measure the latency."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """The sums of a step, the same on all workers."""
+    """Counts of a step's sums and exchanges, the same on all workers."""
 
     elements: int
-    """Elements of the gradients."""
+    """Number of elements of the gradients."""
     sums: int
-    """Sums, one after the other, of parts of the gradients."""
+    """Number of sums, each of a part of the gradients."""
     messages: float
-    """Messages in a row."""
+    """Number of messages that were sent one after another."""
     words: float
     """32-bit words that crossed the busiest link in one direction."""
     small_messages: float = 0.0
-    """Messages in a row of its exchange of the fewest words; 0 if none had few."""
+    """Messages of the exchange with the fewest words, sent one after another; 0 if no exchange had few."""
     small_words: float = 0.0
     """Words of that exchange on the busiest link."""
 
 
 @dataclass(frozen=True)
 class ExplorationStarted:
-    """Every ratio is explored from the next step on: the time to take a snapshot."""
+    """All ratios are explored from the next step on, so a snapshot of the model can be taken now."""
 
     step: int
     """Steps observed so far."""
@@ -172,7 +177,7 @@ class ExplorationStarted:
 
 @dataclass(frozen=True)
 class ExplorationEnded:
-    """Every ratio has been explored: the time to return to the snapshot."""
+    """All ratios have been explored, so training can return to the snapshot now."""
 
     step: int
     """Steps observed so far."""
@@ -182,12 +187,12 @@ class ExplorationEnded:
 
 @dataclass(frozen=True)
 class LinkChanged:
-    """Rate or latency changed."""
+    """The rate or the latency of a link changed."""
 
     step: int
     """Steps observed so far."""
     carrier: Carrier
-    """Whose link it is."""
+    """The carrier of the link."""
     before: LinkModel
     """The link when a method was last chosen."""
     now: LinkModel
@@ -212,12 +217,12 @@ class MethodChosen:
 
     step: int
     """Steps observed so far."""
-    chosen: Candidate
+    chosen: MethodCandidate
     """The candidate in use."""
-    before: Candidate | None
-    """The one before, at its time on the network now; None the first time."""
-    candidates: tuple[Candidate, ...]
-    """All candidates: the fastest method of each ratio, and of those that send everything."""
+    before: MethodCandidate | None
+    """The previous candidate, with its time on the present network; None the first time."""
+    candidates: tuple[MethodCandidate, ...]
+    """All candidates: the fastest method of each ratio, and the fastest dense method."""
 
 
 Event = ExplorationStarted | ExplorationEnded | LinkChanged | GainChanged | MethodChosen
@@ -225,7 +230,7 @@ Event = ExplorationStarted | ExplorationEnded | LinkChanged | GainChanged | Meth
 
 @dataclass(frozen=True)
 class DecidedStep:
-    """One step as it was decided, and the links as estimated after it."""
+    """The decision for a past step, and the estimates of the links after it."""
 
     step: int
     """Steps observed, this one included."""
@@ -234,7 +239,7 @@ class DecidedStep:
     ratio: float
     """Share of the elements that a worker sent; 1 with a dense method."""
     exploring: bool
-    """Whether the ratio was only explored."""
+    """Whether the ratio was used only to learn its gain."""
     exchange_s: float
     """Seconds of the step's collectives, as agreed."""
     links: Mapping[Carrier, LinkModel]
@@ -258,27 +263,31 @@ class StrategyStats:
     """The last 1,000 events."""
 
 
-def told(event: Event) -> str:
-    """Return an event in one line: the decision and its reason."""
+def describe_event(event: Event) -> str:
+    """Return an event as a line of text."""
     if isinstance(event, ExplorationStarted):
         return "every ratio is explored again"
     if isinstance(event, ExplorationEnded):
         gains = ", ".join(f"{gain:.3g} at {ratio:g}" for ratio, gain in event.gains.items())
         return f"every ratio has been explored; gains: {gains}"
     if isinstance(event, LinkChanged):
-        return f"the {event.carrier}'s link changed from {_link(event.before)} to {_link(event.now)}"
+        before, now = _describe_link(event.before), _describe_link(event.now)
+        return f"the {event.carrier}'s link changed from {before} to {now}"
     if isinstance(event, GainChanged):
         return f"the gain of the ratio in use changed from {event.before:.3g} to {event.now:.3g}"
-    before = f"; before: {_candidate(event.before)}" if event.before else ""
-    return f"use {_candidate(event.chosen)}{before}"
+    previous = f"; before: {_describe_candidate(event.before)}" if event.before else ""
+    return f"use {_describe_candidate(event.chosen)}{previous}"
 
 
-def _link(link: LinkModel) -> str:
+def _describe_link(link: LinkModel) -> str:
+    """Return latency and rate of a link as text."""
     return f"{1e3 * link.latency_s:.3g} ms, {link.gbps:.3g} Gbit/s"
 
 
-def _candidate(one: Candidate) -> str:
-    return f"{one.method} at {one.ratio:g}, {1e3 * one.seconds:.3g} ms a step predicted, gain {one.gain:.3g}"
+def _describe_candidate(candidate: MethodCandidate) -> str:
+    """Return method, ratio, time and gain of a candidate as text."""
+    milliseconds = f"{1e3 * candidate.seconds:.3g} ms a step predicted"
+    return f"{candidate.method} at {candidate.ratio:g}, {milliseconds}, gain {candidate.gain:.3g}"
 
 
 def draw(figure: Any, history: Sequence[DecidedStep]) -> None:
@@ -288,19 +297,18 @@ def draw(figure: Any, history: Sequence[DecidedStep]) -> None:
     """
     if not history:
         raise ValueError("history: is empty; train some steps first")
-    steps = [one.step for one in history]
+    numbers = [step.step for step in history]
     method, ratio, time, rate, latency = figure.subplots(5, 1, sharex=True)
-    used = [name for name in METHODS if any(one.method == name for one in history)]
-    method.step(steps, [used.index(one.method) for one in history], where="mid")
+    used = [name for name in METHODS if any(step.method == name for step in history)]
+    method.step(numbers, [used.index(step.method) for step in history], where="mid")
     method.set_yticks(range(len(used)), used)
     method.set_ylim(-0.5, len(used) - 0.5)
-    ratio.step(steps, [one.ratio for one in history], where="mid")
-    time.plot(steps, [1e3 * one.exchange_s for one in history])
+    ratio.step(numbers, [step.ratio for step in history], where="mid")
+    time.plot(numbers, [1e3 * step.exchange_s for step in history])
     for carrier in CARRIERS:
-        known = [(one.step, one.links[carrier]) for one in history if carrier in one.links]
-        at = [step for step, _ in known]
-        rate.plot(at, [link.gbps for _, link in known], label=carrier)
-        latency.plot(at, [1e3 * link.latency_s for _, link in known], label=carrier)
+        links = {step.step: step.links[carrier] for step in history if carrier in step.links}
+        rate.plot(list(links), [link.gbps for link in links.values()], label=carrier)
+        latency.plot(list(links), [1e3 * link.latency_s for link in links.values()], label=carrier)
     for axes, label in (
         (ratio, "ratio"),
         (time, "exchange (ms)"),
@@ -309,8 +317,8 @@ def draw(figure: Any, history: Sequence[DecidedStep]) -> None:
     ):
         axes.set(ylabel=label, yscale="log")
     for axes in figure.axes:
-        for one in history:
-            if one.exploring:
-                axes.axvspan(one.step - 0.5, one.step + 0.5, color="0.9", linewidth=0)
+        for step in history:
+            if step.exploring:
+                axes.axvspan(step.step - 0.5, step.step + 0.5, color="0.9", linewidth=0)
     rate.legend(frameon=False)
     latency.set(xlabel="step")

@@ -18,20 +18,20 @@ from peelsum.allreduce.result import Tally, TensorTally
 from peelsum.allreduce.rounds import Phase
 from peelsum.compress.arguments import CompressError
 from peelsum.compress.arithmetic import arrays_of, bytes_of, code_of, value_of
-from peelsum.compress.collectives import Bytes, Collectives, cut, joined
+from peelsum.compress.collectives import Bytes, Collectives, concatenate, split
 from peelsum.compress.compressor import Compressor, Floats, Kind, Payload, TensorState, Values
-from peelsum.compress.memory import Exact
+from peelsum.compress.memory import ExactValues
 from peelsum.compress.sparsifier import Elected
 from peelsum.summation import Part, Words
 from peelsum.wire import packet_bytes
 
 #: The length, in a gathered message, of a payload of a tensor that is not finite.
-_NO_LENGTH = 0xFFFFFFFF
+_NOT_FINITE_LENGTH = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, eq=False)
 class CompressedTensor:
-    """One tensor's sum, the same on every worker, bit for bit, and what this worker sent for it."""
+    """A tensor's sum, the same on every worker bit for bit, and the values that this worker sent for it."""
 
     name: str
     """The tensor's name."""
@@ -45,20 +45,20 @@ class CompressedTensor:
     finite: bool
     """Whether every worker's tensor was finite."""
 
-    sent: Exact | None
-    """What this worker contributed; None without error feedback, and if not finite."""
+    sent: ExactValues | None
+    """The values that this worker contributed; None without error feedback, and if not finite."""
 
     density: float
     """Share of elements of the sum that are not zero, by the index if there is one; NaN if not finite."""
 
     density_worker: float
-    """Share of elements that this worker sent as other than zero; NaN if not finite."""
+    """Share of elements for which this worker sent a value other than zero; NaN if not finite."""
 
     index: IndexForm | None = None
     """The form of the all-reduce's index; None for other kinds than indexed."""
 
     error_bound: float = 0.0
-    """How far the all-reduce's fixed point may move an element of an indexed sum; 0 for other kinds."""
+    """The largest error of an indexed sum's elements by the all-reduce's fixed point; 0 for other kinds."""
 
     words_sent: int = 0
     """32-bit words that each worker sent for an indexed payload; 0 for other kinds."""
@@ -80,9 +80,9 @@ class CompressedResult(Mapping[str, CompressedTensor]):
     """Bytes of this worker's payloads, by `Payload.nbytes`."""
 
     wire_bytes: int
-    """Bytes that this worker contributed: packets with headers and padding, and payloads for all_gathers.
+    """Bytes that this worker contributed: packets with headers and padding, and payloads of all_gathers.
 
-    An all_gather passes each worker's bytes on to all others, so they count workers - 1 times.
+    An all_gather sends each worker's bytes to all others, so they count workers - 1 times.
     """
 
     dense_bytes: int
@@ -98,13 +98,13 @@ class CompressedResult(Mapping[str, CompressedTensor]):
     """Seconds of decompressing."""
 
     offered_energy: float = 0.0
-    """Sum of squares of this worker's gradients with what it kept, of tensors that are finite on all workers.
+    """Sum of squares of this worker's gradients plus residuals, for tensors that are finite on all workers.
 
-    0, as `sent_energy`, without error feedback.
+    0 without error feedback, as `sent_energy`.
     """
 
     sent_energy: float = 0.0
-    """Sum of squares of the values of them that this worker sent."""
+    """Sum of squares of the values that this worker sent for these tensors."""
 
     def __getitem__(self, name: str) -> CompressedTensor:
         return self._by_name[name]
@@ -121,26 +121,26 @@ class CompressedResult(Mapping[str, CompressedTensor]):
 
     @property
     def tally(self) -> Tally:
-        """Counts of the step's tensors, without arrays, as an exact sum has them."""
-        names = tuple(one.name for one in self.tensors)
+        """Statistics of the step's tensors, as an exact sum has them."""
+        names = tuple(tensor.name for tensor in self.tensors)
         counts = {
-            one.name: TensorTally(
-                one.elements,
-                cast(Form, one.form),
-                one.index,
-                one.density,
-                one.density_worker,
-                one.error_bound,
+            tensor.name: TensorTally(
+                tensor.elements,
+                cast(Form, tensor.form),
+                tensor.index,
+                tensor.density,
+                tensor.density_worker,
+                tensor.error_bound,
                 scale_block=None,
             )
-            for one in self.tensors
+            for tensor in self.tensors
         }
-        words = {one.name: one.words_sent for one in self.tensors}
+        words = {tensor.name: tensor.words_sent for tensor in self.tensors}
         return Tally(
             names,
             words_sent=lambda: words,
-            elements=sum(one.elements for one in self.tensors),
-            non_finite=sum(not one.finite for one in self.tensors),
+            elements=sum(tensor.elements for tensor in self.tensors),
+            non_finite=sum(not tensor.finite for tensor in self.tensors),
             candidates=0,
             cells=0,
             left_over=0,
@@ -148,8 +148,8 @@ class CompressedResult(Mapping[str, CompressedTensor]):
         )
 
 
-class Wire:
-    """One step's access to `collectives`, which counts and measures."""
+class MeteredCollectives:
+    """The collectives of a step, with counts of bytes and the time of each phase."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class Wire:
 
     @contextmanager
     def timed(self, phase: Phase) -> Iterator[None]:
-        """Add the time of the body to the phase, unless the body raises."""
+        """Add the time of the body to a phase, unless the body raises."""
         with self._span(phase):
             started = self._clock()
             yield
@@ -177,21 +177,23 @@ class Wire:
         with self.timed("exchange"):
             results = self._collectives.sum_words(parts)
         self._count([len(part.words) for part in parts])
-        return _checked(parts, results)
+        return _run_checks(parts, results)
 
     def broadcast(
         self, pieces: Sequence[Words], sources: Sequence[int], ahead: Sequence[Part] = ()
     ) -> tuple[list[Words], list[Words]]:
+        """See `Collectives.broadcast`."""
         with self.timed("exchange"):
             results, copied = self._collectives.broadcast(pieces, sources, ahead)
         self._count([*(len(part.words) for part in ahead), sum(map(len, pieces))])
-        return _checked(ahead, results), copied
+        return _run_checks(ahead, results), copied
 
     def gather(self, data: Bytes) -> list[Bytes]:
+        """See `Collectives.gather`."""
         with self.timed("exchange"):
-            everybody = self._collectives.gather(data)
-        self._bytes += (self.workers - 1) * max(map(len, everybody))
-        return everybody
+            rows = self._collectives.gather(data)
+        self._bytes += (self.workers - 1) * max(map(len, rows))
+        return rows
 
     def add(self, result: StepResult) -> None:
         """Add the cost of an all-reduce."""
@@ -207,18 +209,20 @@ class Wire:
             tensors=tuple(tensors),
             payload_bytes=self.payload_bytes,
             wire_bytes=self._bytes,
-            dense_bytes=-(-sum(one.values.size for one in tensors) // lanes) * packet_bytes(lanes),
+            dense_bytes=-(-sum(tensor.values.size for tensor in tensors) // lanes) * packet_bytes(lanes),
             encode_s=self._seconds["encode"],
             network_s=self._seconds["exchange"],
             decode_s=self._seconds["decode"],
         )
 
     def _count(self, words: Sequence[int]) -> None:
+        """Add the bytes of the packets of parts with these numbers of words."""
         lanes = self._collectives.lanes
         self._bytes += sum(-(-count // lanes) for count in words) * packet_bytes(lanes)
 
 
-def _checked(parts: Sequence[Part], results: list[Words]) -> list[Words]:
+def _run_checks(parts: Sequence[Part], results: list[Words]) -> list[Words]:
+    """Call the check of each part that has one; return the results."""
     for part, result in zip(parts, results, strict=True):
         if part.check is not None:
             part.check(result)
@@ -227,7 +231,7 @@ def _checked(parts: Sequence[Part], results: list[Words]) -> list[Words]:
 
 @dataclass(eq=False)
 class Unit:
-    """Elements that are compressed as one: a tensor, or all tensors of a bucket."""
+    """Elements that are compressed together: a tensor, or all tensors of a bucket."""
 
     names: Sequence[str]
     """The tensors' names."""
@@ -236,41 +240,45 @@ class Unit:
     """The tensors' numbers of elements."""
 
     tensor: Floats
-    """float32[n]: the tensors one after the other."""
+    """float32[n]: the concatenated tensors."""
 
     state: TensorState
 
     finite: bool
-    """Whether it is finite, on this worker or, once that is exchanged, on all."""
+    """Whether it is finite: on this worker, or after the exchange on all workers."""
 
-    own: Values | None = None
-    """float64[n]: what this worker sent; None if it sent nothing."""
+    sent: Values | None = None
+    """float64[n]: the values that this worker sent; None if it sent nothing."""
 
     total: Values | None = None
-    """float64[n]: the sum of what was sent; None if nothing was."""
+    """float64[n]: the sum of the values that all workers sent; None if nothing was sent."""
 
     payload: Payload | None = None
     """This worker's payload of the last round."""
 
     @property
-    def live(self) -> bool:
+    def has_sum(self) -> bool:
         """Whether it has anything to sum: it is finite and not zero on all workers."""
         return self.finite and self.state.bound > 0
 
     def results(
         self, shapes: Mapping[str, tuple[int, ...]], kind: Kind, divisor: int, *, feedback: bool
     ) -> list[CompressedTensor]:
-        """Return each tensor's part of the sum, divided by `divisor`, and what this worker sent for it."""
+        """Return the result of each tensor: the sum, divided by `divisor`, and the values sent for it."""
         n = self.tensor.size
-        total, own = (np.zeros(n) if one is None else one for one in (self.total, self.own))
+        total, sent_values = (np.zeros(n) if array is None else array for array in (self.total, self.sent))
         with np.errstate(over="ignore"):
             values = (total / divisor).astype(np.float32) if self.finite else np.full(n, np.nan, np.float32)
-        sent = Exact.of(own) if feedback and self.finite else None
-        support, chosen = np.flatnonzero(total), np.flatnonzero(own) if sent is None else sent.positions
+        sent = ExactValues.of(sent_values) if feedback and self.finite else None
+        sent_positions = np.flatnonzero(sent_values) if sent is None else sent.positions
         ends = np.cumsum(self.lengths, dtype=np.int64)
-        counts = [np.diff(np.searchsorted(one, ends), prepend=0).tolist() for one in (support, chosen)]
+        #: For each tensor, the number of non-zeros of its sum, and of the values that were sent for it.
+        counts = [
+            np.diff(np.searchsorted(positions, ends), prepend=0).tolist()
+            for positions in (np.flatnonzero(total), sent_positions)
+        ]
         tensors, begin, first = [], 0, 0
-        for name, end, in_sum, in_own in zip(self.names, ends.tolist(), *counts, strict=True):
+        for name, end, summed_count, sent_count in zip(self.names, ends.tolist(), *counts, strict=True):
             elements = max(end - begin, 1)
             tensors.append(
                 CompressedTensor(
@@ -278,109 +286,123 @@ class Unit:
                     form=kind,
                     values=values[begin:end].reshape(shapes[name]),
                     finite=self.finite,
-                    sent=None if sent is None else sent.part(first, first + in_own, begin),
-                    density=in_sum / elements if self.finite else math.nan,
-                    density_worker=in_own / elements if self.finite else math.nan,
+                    sent=None if sent is None else sent.part(first, first + sent_count, begin),
+                    density=summed_count / elements if self.finite else math.nan,
+                    density_worker=sent_count / elements if self.finite else math.nan,
                 )
             )
-            begin, first = end, first + in_own
+            begin, first = end, first + sent_count
         return tensors
 
 
 def exchange_additive(
-    compressor: Compressor, units: Sequence[Unit], wire: Wire, agreement: Callable[[int], Part]
+    compressor: Compressor,
+    units: Sequence[Unit],
+    collectives: MeteredCollectives,
+    agreement: Callable[[int], Part],
 ) -> None:
-    """Set each unit's `own` and `total` by sums of words. `agreement` returns the part that opens a round."""
+    """Set each unit's `sent` and `total` by sums of words.
+
+    agreement: returns the first part of a round, given its number.
+    """
     for number in range(compressor.rounds):
         if not units:
             return
         for unit in units:
             unit.state.round = number
-        _exchange_header(compressor, units, wire, agreement(number))
-        units = [unit for unit in units if unit.live]
-        with wire.timed("encode"):
+        _exchange_header(compressor, units, collectives, agreement(number))
+        units = [unit for unit in units if unit.has_sum]
+        with collectives.timed("encode"):
             payloads = [compressor.compress(unit.tensor, unit.state) for unit in units]
-            words = joined(payloads)
-        wire.payload_bytes += words.nbytes
-        sums = wire.sum_words([Part(words, "add")])[0] if words.size else words
-        parts = cut(sums, [len(one) for one in payloads])
+            words = concatenate(payloads)
+        collectives.payload_bytes += words.nbytes
+        sums = collectives.sum_words([Part(words, "add")])[0] if words.size else words
+        parts = split(sums, list(map(len, payloads)))
         for unit, payload, part in zip(units, payloads, parts, strict=True):
             unit.payload, unit.state.summed = payload, part
-    with wire.timed("decode"):
+    with collectives.timed("decode"):
         for unit in units:
             assert unit.payload is not None
             assert unit.state.summed is not None
-            unit.own = compressor.decompress(unit.payload, unit.state)
-            unit.total = compressor.decompress(unit.state.summed, unit.state, wire.workers)
+            unit.sent = compressor.decompress(unit.payload, unit.state)
+            unit.total = compressor.decompress(unit.state.summed, unit.state, collectives.workers)
 
 
-def _exchange_header(compressor: Compressor, units: Sequence[Unit], wire: Wire, agreement: Part) -> None:
+def _exchange_header(
+    compressor: Compressor, units: Sequence[Unit], collectives: MeteredCollectives, agreement: Part
+) -> None:
     """Exchange bounds, merits and shared indexes; set the units' states by them."""
-    index = compressor if isinstance(compressor, Elected) else None
-    with wire.timed("encode"):
-        codes = np.array([_codes(compressor, unit) for unit in units], np.uint32)
-        slots = np.zeros((*codes.shape, wire.workers), np.uint32)
-        slots[..., wire.worker_id] = codes
-        ahead = [agreement, Part(slots.reshape(-1), "or")]
-        pieces = [_index_words(index, unit) for unit in units] if index else []
+    elected = compressor if isinstance(compressor, Elected) else None
+    with collectives.timed("encode"):
+        codes = np.array([_bound_and_merit(compressor, unit) for unit in units], np.uint32)
+        slots = np.zeros((*codes.shape, collectives.workers), np.uint32)
+        slots[..., collectives.worker_id] = codes
+        header = [agreement, Part(slots.reshape(-1), "or")]
+        pieces = [_encode_index(elected, unit) for unit in units] if elected else []
     indexes: list[Words] = []
-    if index and not index.by_merit:
-        results, indexes = wire.broadcast(pieces, [index.turn(unit.state) for unit in units], ahead)
+    if elected and not elected.by_merit:
+        results, indexes = collectives.broadcast(pieces, [elected.turn(unit.state) for unit in units], header)
     else:
-        results = wire.sum_words(ahead)
-    heard = results[1].reshape(slots.shape)
-    for unit, everybody in zip(units, heard, strict=True):
-        unit.state.bound = value_of(int(everybody[0].max()))
+        results = collectives.sum_words(header)
+    #: For each unit, the bounds of all workers, and perhaps their merits.
+    received = results[1].reshape(slots.shape)
+    for unit, by_worker in zip(units, received, strict=True):
+        unit.state.bound = value_of(int(by_worker[0].max()))
         unit.finite = unit.state.bound < math.inf
-    if index and index.by_merit:
-        _, indexes = wire.broadcast(pieces, [int(everybody[-1].argmax()) for everybody in heard])
-    for unit, words in zip(units, indexes, strict=bool(index)):
-        if index and unit.live:
-            unit.state.positions = index.decode(words, unit.state)
+    if elected and elected.by_merit:
+        _, indexes = collectives.broadcast(pieces, [int(by_worker[-1].argmax()) for by_worker in received])
+    for unit, words in zip(units, indexes, strict=bool(elected)):
+        if elected and unit.has_sum:
+            unit.state.positions = elected.decode(words, unit.state)
 
 
-def _codes(compressor: Compressor, unit: Unit) -> list[int]:
-    """Return a unit's bound and, if that elects a worker, its merit, as numbers with the floats' order."""
-    claims = [compressor.announced(unit.tensor, unit.state) if unit.finite else math.inf]
+def _bound_and_merit(compressor: Compressor, unit: Unit) -> list[int]:
+    """Return a unit's bound and, if it decides the election, its merit, as bit patterns of float32."""
+    values = [compressor.announced(unit.tensor, unit.state) if unit.finite else math.inf]
     if isinstance(compressor, Elected) and compressor.by_merit:
-        claims.append(compressor.merit(unit.tensor, unit.state) if unit.finite else math.inf)
-    return [code_of(one) for one in claims]
+        values.append(compressor.merit(unit.tensor, unit.state) if unit.finite else math.inf)
+    return list(map(code_of, values))
 
 
-def _index_words(index: Elected, unit: Unit) -> Words:
-    """Return the index that this worker would decide; zeros for a unit that is not finite."""
+def _encode_index(compressor: Elected, unit: Unit) -> Words:
+    """Return the index of the elements that this worker chooses; zeros for a unit that is not finite."""
     if unit.finite:
-        return index.encode(unit.tensor, unit.state)
-    return np.zeros(index.words(unit.state), np.uint32)
+        return compressor.encode(unit.tensor, unit.state)
+    return np.zeros(compressor.words(unit.state), np.uint32)
 
 
-def exchange_gathered(compressor: Compressor, units: Sequence[Unit], wire: Wire, digest: int) -> None:
-    """Set each unit's `own` and `total` by every worker's payloads, added in float64 in the workers' order.
+def exchange_gathered(
+    compressor: Compressor, units: Sequence[Unit], collectives: MeteredCollectives, digest: int
+) -> None:
+    """Set each unit's `sent` and `total` by all workers' payloads, added in float64 in the workers' order.
 
-    A message has the digest, each payload's length, and the payloads' bytes. Raises CompressError if another
+    A message has the digest, each payload's length, and the payloads' bytes. Raises CompressError if a
     worker's message has another digest.
     """
-    with wire.timed("encode"):
-        payloads = [compressor.compress(one.tensor, one.state) if one.finite else None for one in units]
-        sent = [one for one in payloads if one is not None]
-        lengths = [_NO_LENGTH if one is None else one.nbytes for one in payloads]
-        message = bytes_of(np.array([digest], np.uint64), np.array(lengths, np.uint32), *sent)
-    wire.payload_bytes += sum(one.nbytes for one in sent)
-    messages = wire.gather(message)
-    with wire.timed("decode"):
-        for worker, one in enumerate(messages):
-            told, sizes, data = arrays_of(one, (np.uint64, 1), (np.uint32, len(units)), (np.uint8, -1))
-            if told.tolist() != [digest]:
+    with collectives.timed("encode"):
+        payloads = [
+            compressor.compress(tensor.tensor, tensor.state) if tensor.finite else None for tensor in units
+        ]
+        finite_payloads = [payload for payload in payloads if payload is not None]
+        lengths = [_NOT_FINITE_LENGTH if payload is None else payload.nbytes for payload in payloads]
+        message = bytes_of(np.array([digest], np.uint64), np.array(lengths, np.uint32), *finite_payloads)
+    collectives.payload_bytes += sum(payload.nbytes for payload in finite_payloads)
+    messages = collectives.gather(message)
+    with collectives.timed("decode"):
+        for worker, received in enumerate(messages):
+            layout = (np.uint64, 1), (np.uint32, len(units)), (np.uint8, -1)
+            received_digest, sizes, data = arrays_of(received, *layout)
+            if received_digest.tolist() != [digest]:
                 raise CompressError(
                     f"step: worker {worker} is in another step; start all workers from the same checkpoint"
                 )
             begin = 0
             for unit, size in zip(units, sizes.tolist(), strict=True):
-                unit.finite &= size != _NO_LENGTH
-                end = begin + size * (size != _NO_LENGTH)
+                unit.finite &= size != _NOT_FINITE_LENGTH
+                end = begin + size * (size != _NOT_FINITE_LENGTH)
                 if unit.finite:
                     values = compressor.decompress(data[begin:end], unit.state)
-                    unit.own = values if worker == wire.worker_id else unit.own
+                    unit.sent = values if worker == collectives.worker_id else unit.sent
                     unit.total = values if unit.total is None else unit.total + values
                 begin = end
 
@@ -390,53 +412,58 @@ def exchange_indexed(
     units: Sequence[Unit],
     offered: Mapping[str, Floats],
     shapes: Mapping[str, tuple[int, ...]],
-    wire: Wire,
+    collectives: MeteredCollectives,
     allreduce: Allreduce,
     *,
     feedback: bool,
 ) -> list[CompressedTensor]:
-    """Return the sums of the elements that `compressor` chooses; of a tensor that is not finite, of all."""
-    with wire.timed("encode"):
-        ends = np.cumsum([0, *(one.size for one in offered.values())], dtype=np.int64)
+    """Return the sums of the elements that `compressor` chooses, by the exact all-reduce.
+
+    Tensors that are not finite are summed whole, so that all workers get NaN.
+    """
+    with collectives.timed("encode"):
+        ends = np.cumsum([0, *(tensor.size for tensor in offered.values())], dtype=np.int64)
         begins = dict(zip(offered, ends[:-1].tolist(), strict=True))
-        whole = buffers.zeros(int(ends[-1]), np.float32)
-        sparse = {name: whole[begin : begin + offered[name].size] for name, begin in begins.items()}
+        flat = buffers.zeros(int(ends[-1]), np.float32)
+        sparse = {name: flat[begin : begin + offered[name].size] for name, begin in begins.items()}
         for unit in units:
             if unit.finite:
                 payload, chosen = compressor.compress(unit.tensor, unit.state), unit.state.positions
                 assert chosen is not None
-                wire.payload_bytes += payload.nbytes + 4 * chosen.size
+                collectives.payload_bytes += payload.nbytes + 4 * chosen.size
                 if len(unit.names) == 1:
                     sparse[unit.names[0]][chosen] = payload
                     continue
                 lengths = np.array(unit.lengths, np.int64)
                 bounds = lengths.cumsum()
-                moved = np.array([begins[name] for name in unit.names], np.int64) - bounds + lengths
-                whole[chosen + moved[np.searchsorted(bounds, chosen, side="right")]] = payload
-        for name in offered.keys() - set(chain.from_iterable(one.names for one in units if one.finite)):
+                # From a position in the unit to that in `flat`, for each tensor.
+                offsets = np.array([begins[name] for name in unit.names], np.int64) - bounds + lengths
+                flat[chosen + offsets[np.searchsorted(bounds, chosen, side="right")]] = payload
+        for name in offered.keys() - set(chain.from_iterable(unit.names for unit in units if unit.finite)):
             sparse[name][:] = offered[name]
     result = allreduce.sum(sparse, in_place=True)
-    wire.add(result)
-    with wire.timed("decode"):
-        told, words = result.tally.tensors(), result.tally.words_sent()
-        contributed = result.contributions() if feedback else {}
+    collectives.add(result)
+    with collectives.timed("decode"):
+        tallies, words = result.tally.tensors(), result.tally.words_sent()
+        contributions = result.contributions() if feedback else {}
         tensors = []
         for name, values in sparse.items():
-            one, finite, sent = told[name], not math.isnan(told[name].density), None
+            tally, sent = tallies[name], None
+            finite = not math.isnan(tally.density)
             if finite and feedback:
-                positions, numbers, scales = contributed[name]
-                sent = Exact(positions, numbers, scales.astype(np.int16))
+                positions, numbers, scales = contributions[name]
+                sent = ExactValues(positions, numbers, scales.astype(np.int16))
             tensors.append(
                 CompressedTensor(
                     name=name,
-                    form=one.form,
+                    form=tally.form,
                     values=values.reshape(shapes[name]),
                     finite=finite,
                     sent=sent,
-                    density=one.density,
-                    density_worker=one.density_worker,
-                    index=one.index,
-                    error_bound=one.error_bound,
+                    density=tally.density,
+                    density_worker=tally.density_worker,
+                    index=tally.index,
+                    error_bound=tally.error_bound,
                     words_sent=words[name],
                 )
             )

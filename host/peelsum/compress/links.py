@@ -1,14 +1,15 @@
 """Estimates of latency and bandwidth, from the steps' measurements and from small probes.
 
-A step's own exchanges tell both: the one of the fewest words tells the latency, and what all of them take
-beyond their latency tells the bandwidth. A carrier of which steps tell too little is probed every few steps.
-Other work on a machine only adds to these times, so the least of the last few is the estimate.
+A step's exchanges give samples of both: the latency is that of the exchange with the fewest words, and the
+time that all exchanges take beyond their latency gives the bandwidth. If a carrier's steps give no sample of
+the bandwidth, it is probed every few steps: with an exchange of zeros. Other work on a machine only adds to
+these times, so the estimate is the smallest of the last few samples.
 
-| a carrier is measured in the next step | because |
+| a carrier is probed | if |
 |---|---|
-| after 3 steps, or after 5 if a probe takes over a tenth of a step | its steps do not tell the bandwidth |
-| at once | a step was faster than the estimate says, or the last probe told another rate |
-| at once | two steps over another carrier took far too long |
+| after 3 steps, or after 5 if a probe takes over a tenth of a step | its steps give no sample of bandwidth |
+| in the next step | a step was faster than the estimate, or the last probe gave another bandwidth |
+| in the next step | two steps over another carrier took far longer than the estimate |
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from typing import Any
 
 from peelsum.compress.costs import LinkModel
 
-#: Samples of which the least is the estimate: a faster link is believed at once, a slower one at the fourth.
+#: The smallest of this many samples is the estimate: it follows a faster link at once, a slower after four.
 _SAMPLES = 4
-#: The share of an exchange beyond its latency from which it tells the bandwidth.
-_TELLING = 0.3
-#: The least share of a probe, or of a small exchange, that counts as its words' time or as its latency.
+#: An exchange gives a sample of bandwidth if more than this share of its time is not latency.
+_BANDWIDTH_SHARE = 0.3
+#: At least this share of a probe counts as its words' time, and of a small exchange as its latency.
 _LEAST_SHARE = 0.1
-#: Steps without a telling exchange before a probe: if it takes at most this share of a step, and if more.
-_PATIENCE, _CHEAP, _MOST_PATIENCE = 3, 0.1, 5
-#: How far a probe may be from its expected time.
-_SURPRISE = 1.2
-#: How far beyond the estimate, and how often in a row, an exchange is before the link is doubted.
-_DOUBT, _DOUBTS = 2.0, 2
-#: Fewer words take less than the jitter of a process's own time, of steps and of probes alike.
+#: Steps without a sample before a probe, if the probe takes at most this share of a step; and if more.
+_PROBE_AFTER, _CHEAP_SHARE, _PROBE_AFTER_COSTLY = 3, 0.1, 5
+#: Times within this factor of each other are near.
+_NEAR = 1.2
+#: An exchange is far slower than the estimate from this factor on; so many in a row make the link doubtful.
+_FAR, _FAR_COUNT = 2.0, 2
+#: Fewer words take less time than the jitter of a process, in steps and in probes.
 _LEAST_WORDS = 1 << 12
-#: A probe's words take at least this share of its latency, and a time beyond jitter or `_LEAST_WORDS`.
+#: A probe's words take at least this share of its latency; and they take this time, or are `_LEAST_WORDS`.
 _PROBE_SHARE, _PROBE_S = 0.5, 5e-3
 _PROBES = [1 << exponent for exponent in range(8, 19)]
 _FIRST_PROBE = 1 << 14
@@ -44,13 +45,13 @@ _LEAST_S, _MOST_S = 1e-9, 3600.0
 
 
 @dataclass(frozen=True)
-class Timed:
-    """Exchanges of one carrier as all workers agree that they were."""
+class TimedExchange:
+    """The time and size of one or more exchanges over a carrier, as all workers have agreed on them."""
 
     seconds: float
     """Seconds that they took."""
     messages: float
-    """Messages in a row."""
+    """Number of messages that are sent one after another."""
     words: float
     """Words on the busiest link."""
 
@@ -63,11 +64,15 @@ class LinkEstimate:
 
     def __init__(self, probe: Callable[[int], tuple[float, float]]) -> None:
         self._probe = probe
-        self._small: deque[Timed] = deque(maxlen=_SAMPLES)
+        self._small: deque[TimedExchange] = deque(maxlen=_SAMPLES)
         self._word_s: deque[float] = deque(maxlen=_SAMPLES)
-        self._untold, self._repeated, self._asked, self._heard = 0, 0, False, False
-        #: Probes, and steps, that took far too long, in a row.
-        self._slow = self._doubts = 0
+        self._steps_without_sample, self._probe_requested = 0, False
+        #: Number of probes repeated in a row, because the last samples differed.
+        self._repeats = 0
+        #: Whether the last step's own exchanges gave a sample of latency.
+        self._small_from_step = False
+        #: Number of probes, and of steps, in a row that were far slower than the estimate.
+        self._slow_probes = self._slow_steps = 0
         self._link: LinkModel | None = None
 
     @property
@@ -75,68 +80,73 @@ class LinkEstimate:
         """The estimate; None before the first sample of latency and of bandwidth."""
         return self._link
 
-    def wanted(self, step_s: float) -> tuple[int, bool]:
-        """Return the words of the next step's probe, 0 for none, and whether to exchange a word before it.
+    def plan_probe(self, step_s: float) -> tuple[int, bool]:
+        """Return the words of the next step's probe, 0 for none, and whether to measure latency, too.
 
-        step_s: how long a step takes. A probe has as few words as take half of its latency: a power of two
-        from 256 to 2**18.
+        The latency is measured by an exchange of one word. step_s: how long a step takes. A probe has the
+        fewest words whose time is at least half of its latency: a power of two from 256 to 2**18.
         """
         if self._link is None:
             return _FIRST_PROBE, True
-        words = next(filter(self._tells, _PROBES), _PROBES[-1])
-        cheap = self._predicted_s(Timed(0.0, *self._probe(words))) <= _CHEAP * step_s
-        if self._asked or self._untold >= (_PATIENCE if cheap else _MOST_PATIENCE):
-            return words, cheap or not self._heard
+        words = next(filter(self._shows_bandwidth, _PROBES), _PROBES[-1])
+        cheap = self._predicted_s(TimedExchange(0.0, *self._probe(words))) <= _CHEAP_SHARE * step_s
+        if self._probe_requested or self._steps_without_sample >= (
+            _PROBE_AFTER if cheap else _PROBE_AFTER_COSTLY
+        ):
+            return words, cheap or not self._small_from_step
         return 0, False
 
-    def add(self, *, small: Timed | None, exchange: Timed | None, probe: Timed | None) -> None:
-        """Take a step's measurements: its small exchange, all exchanges of its sums, and the probe."""
+    def add(
+        self, *, small: TimedExchange | None, exchange: TimedExchange | None, probe: TimedExchange | None
+    ) -> None:
+        """Update the estimate by a step's measurements: a small exchange, all exchanges, and the probe."""
         if small is not None:
             self._small.append(small)
-        self._heard = exchange is not None and small is not None
-        self._doubts = self._doubts + 1 if exchange and self._doubted(exchange) else 0
-        if exchange and exchange.words >= _LEAST_WORDS and self._tell(exchange):
-            self._untold, self._asked = 0, False
+        self._small_from_step = exchange is not None and small is not None
+        self._slow_steps = self._slow_steps + 1 if exchange and self._is_far_slower(exchange) else 0
+        if exchange and exchange.words >= _LEAST_WORDS and self._sample_step(exchange):
+            self._steps_without_sample, self._probe_requested = 0, False
         elif probe is not None:
-            self._take(probe, idle=exchange is None)
-        elif exchange and self._faster(exchange):
-            self.ask()
+            self._sample_probe(probe, idle=exchange is None)
+        elif exchange and self._is_faster(exchange):
+            self.request_probe()
         else:
-            self._untold += 1
+            self._steps_without_sample += 1
         self._link = self._estimated()
 
     @property
     def doubtful(self) -> bool:
-        """Whether the last steps over this link took far too long: all links may have changed."""
-        return self._doubts == _DOUBTS
+        """Whether the last steps were far slower than the estimate, so that all links may have changed."""
+        return self._slow_steps == _FAR_COUNT
 
-    def ask(self) -> None:
-        """Measure latency and bandwidth in the next step."""
-        self._asked = True
+    def request_probe(self) -> None:
+        """Have latency and bandwidth measured in the next step."""
+        self._probe_requested = True
 
     def saved(self) -> dict[str, Any]:
         """Return the samples as plain numbers, which `restore` takes."""
         return {
-            "small": [list(astuple(one)) for one in self._small],
+            "small": [list(astuple(sample)) for sample in self._small],
             "word_s": list(self._word_s),
-            "heard": self._heard,
-            "untold": self._untold,
-            "repeated": self._repeated,
-            "asked": self._asked,
-            "slow": self._slow,
-            "doubts": self._doubts,
+            "heard": self._small_from_step,
+            "untold": self._steps_without_sample,
+            "repeated": self._repeats,
+            "asked": self._probe_requested,
+            "slow": self._slow_probes,
+            "doubts": self._slow_steps,
         }
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Continue with samples that `saved` returned."""
-        self._small = deque((Timed(*map(float, one)) for one in values["small"]), _SAMPLES)
+        self._small = deque((TimedExchange(*map(float, sample)) for sample in values["small"]), _SAMPLES)
         self._word_s = deque(map(float, values["word_s"]), _SAMPLES)
-        self._heard, self._untold = bool(values["heard"]), int(values["untold"])
-        self._repeated, self._asked = int(values["repeated"]), bool(values["asked"])
-        self._slow, self._doubts = int(values["slow"]), int(values["doubts"])
+        self._small_from_step, self._steps_without_sample = bool(values["heard"]), int(values["untold"])
+        self._repeats, self._probe_requested = int(values["repeated"]), bool(values["asked"])
+        self._slow_probes, self._slow_steps = int(values["slow"]), int(values["doubts"])
         self._link = self._estimated()
 
     def _estimated(self) -> LinkModel | None:
+        """Return the link by the samples so far; None without samples of latency and bandwidth."""
         if not self._small or not self._word_s:
             return None
         gbps = _WORD_BITS * 1e-9 / max(min(self._word_s), _LEAST_S * _WORD_BITS * 1e-6)
@@ -144,66 +154,73 @@ class LinkEstimate:
 
     @property
     def _latency_s(self) -> float:
-        """The least seconds a message of the samples, without the time of their words; 0 without a sample."""
+        """The smallest seconds per message of the samples, without the time of words; 0 without a sample."""
         word_s = min(self._word_s, default=0.0)
-        beyond = (
-            max(one.seconds - one.words * word_s, _LEAST_SHARE * one.seconds) / one.messages
-            for one in self._small
+        latencies = (
+            max(sample.seconds - sample.words * word_s, _LEAST_SHARE * sample.seconds) / sample.messages
+            for sample in self._small
         )
-        return min(beyond, default=0.0)
+        return min(latencies, default=0.0)
 
-    def _tells(self, words: int) -> bool:
-        """Return whether a probe of `words` words tells the bandwidth of the link as estimated."""
+    def _shows_bandwidth(self, words: int) -> bool:
+        """Return whether a probe of `words` words would give a sample of the bandwidth, by the estimate."""
         assert self._link is not None
         messages, sent = self._probe(words)
         words_s = sent * _WORD_BITS / (self._link.gbps * 1e9)
-        noticed = words_s >= _PROBE_S or sent >= _LEAST_WORDS
-        return noticed and words_s >= _PROBE_SHARE * messages * self._link.latency_s
+        beyond_jitter = words_s >= _PROBE_S or sent >= _LEAST_WORDS
+        return beyond_jitter and words_s >= _PROBE_SHARE * messages * self._link.latency_s
 
-    def _take(self, probe: Timed, *, idle: bool) -> None:
-        """Take a probe. Of a link that no sums use, two in a row that took far too long are believed."""
-        faster, self._slow = self._faster(probe), self._slow + 1 if self._doubted(probe) else 0
-        if idle and self._slow >= _DOUBTS:
+    def _sample_probe(self, probe: TimedExchange, *, idle: bool) -> None:
+        """Add a probe's sample of bandwidth, and decide whether to probe again in the next step.
+
+        idle: whether no sums use the link. Then two probes in a row that are far slower than the estimate
+        replace all earlier samples.
+        """
+        faster, self._slow_probes = (
+            self._is_faster(probe),
+            self._slow_probes + 1 if self._is_far_slower(probe) else 0,
+        )
+        if idle and self._slow_probes >= _FAR_COUNT:
             self._small = deque([self._small[-1]], _SAMPLES)
             self._word_s.clear()
-            self._repeated = 0
+            self._repeats = 0
         latency_s = probe.messages * self._latency_s
         self._word_s.append(max(probe.seconds - latency_s, _LEAST_SHARE * probe.seconds) / probe.words)
-        self._asked = (faster or not self._settled) and self._repeated < _SAMPLES - 1
-        self._repeated = self._repeated + 1 if self._asked else 0
-        self._untold = 0
+        self._probe_requested = (faster or not self._settled) and self._repeats < _SAMPLES - 1
+        self._repeats = self._repeats + 1 if self._probe_requested else 0
+        self._steps_without_sample = 0
 
-    def _faster(self, one: Timed) -> bool:
-        """Return whether an exchange took less time than the estimate says."""
-        return self._link is not None and _SURPRISE * one.seconds < self._predicted_s(one)
+    def _is_faster(self, exchange: TimedExchange) -> bool:
+        """Return whether an exchange took less time than the estimate."""
+        return self._link is not None and _NEAR * exchange.seconds < self._predicted_s(exchange)
 
-    def _doubted(self, one: Timed) -> bool:
-        """Return whether an exchange took far longer than the estimate says."""
-        return self._link is not None and one.seconds > _DOUBT * self._predicted_s(one)
+    def _is_far_slower(self, exchange: TimedExchange) -> bool:
+        """Return whether an exchange took far longer than the estimate."""
+        return self._link is not None and exchange.seconds > _FAR * self._predicted_s(exchange)
 
-    def _predicted_s(self, one: Timed) -> float:
-        """Return how many seconds the exchange takes by the estimate."""
-        return one.messages * self._latency_s + one.words * min(self._word_s)
+    def _predicted_s(self, exchange: TimedExchange) -> float:
+        """Return the seconds that an exchange takes by the estimate."""
+        return exchange.messages * self._latency_s + exchange.words * min(self._word_s)
 
     @property
     def _settled(self) -> bool:
-        """Whether the last sample is near the estimate; otherwise another is wanted at once."""
-        return len(self._word_s) == _SAMPLES and self._word_s[-1] <= _SURPRISE * min(self._word_s)
+        """Whether the last sample is near the estimate; if not, the next step probes again."""
+        return len(self._word_s) == _SAMPLES and self._word_s[-1] <= _NEAR * min(self._word_s)
 
-    def _tell(self, exchange: Timed) -> bool:
-        """Take a sample of bandwidth if the exchanges tell one; return whether they do."""
-        beyond = exchange.seconds - exchange.messages * self._latency_s
-        if beyond <= _TELLING * exchange.seconds:
+    def _sample_step(self, exchange: TimedExchange) -> bool:
+        """Add a sample of bandwidth if a step's exchanges give one; return whether they do."""
+        words_s = exchange.seconds - exchange.messages * self._latency_s
+        if words_s <= _BANDWIDTH_SHARE * exchange.seconds:
             return False
-        self._word_s.append(beyond / exchange.words)
+        self._word_s.append(words_s / exchange.words)
         return True
 
 
-def moved(before: LinkModel, now: LinkModel, tolerance: float) -> bool:
+def link_changed(before: LinkModel, now: LinkModel, tolerance: float) -> bool:
     """Return whether rate or latency changed by more than a factor of 1 + `tolerance`.
 
-    Latencies count for as long as they are not negligible: from a microsecond on.
+    A microsecond is added to both latencies, because changes below it do not matter.
     """
-    most = math.log(1 + tolerance)
-    latency = math.log((now.latency_s + 1e-6) / (before.latency_s + 1e-6))
-    return abs(math.log(now.gbps / before.gbps)) > most or abs(latency) > most
+    limit = math.log(1 + tolerance)
+    latency_change = math.log((now.latency_s + 1e-6) / (before.latency_s + 1e-6))
+    return abs(math.log(now.gbps / before.gbps)) > limit or abs(latency_change) > limit

@@ -1,17 +1,17 @@
-"""Exact error feedback: integers keep what a compressor leaves out and what it rounds off.
+"""Exact error feedback: residuals are the values that a compressor has not sent, or has rounded off.
 
 Theory of operation. A parameter's gradients accumulate in 64-bit integers, in units of 2**-scale; every
-element has a scale of its own. Each step offers them to a compressor as floats, rounded to 24 bits. The
-values that the compressor sent are multiples of some power of two, and are subtracted. Hence
+element has its own scale. Each step passes them to a compressor as floats, rounded to 24 bits. The values
+that the compressor sent are multiples of some power of two, and are subtracted. Hence
 
-    all that was sent + what is kept  ==  all gradients
+    sum of all sent values + residual  ==  sum of all gradients
 
-holds bit for bit after every step. The scale of a sum is the finer of both summands', which is exact. It is
-coarser only if an integer would outgrow 61 bits: then at most 2**-58 of the larger summand is rounded off,
-of this element alone. Once the large value has been sent, the next gradient sets the scale.
-A step in which a gradient was not finite on some worker is skipped: what it sent is put back. With momentum,
-`gradients` are the velocities u = momentum * u + gradient of Deep Gradient Compression (Lin et al., ICLR'18),
-rounded to the element's unit. They are cleared where they were sent.
+holds bit for bit after every step. A sum has the finer scale of its summands, so it is exact. It has a
+coarser scale only if its integer would need more than 61 bits: then at most 2**-58 of the larger summand is
+rounded off, for this element alone. Once the large value has been sent, the next gradient sets the scale.
+A step in which a gradient was not finite on some worker is skipped: its sent values are added back. With
+momentum, `gradients` are the velocities u = momentum * u + gradient of Deep Gradient Compression (Lin et al.,
+ICLR'18), rounded to the element's unit. They are set to zero where they were sent.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Scales = NDArray[np.int16]
 #: Bits of a float64's mantissa.
 _MANTISSA_BITS = 53
 #: Scales of doubles are at most this, and those of sums not less than its negative.
-_FINEST = 1100
+_MAX_SCALE = 1100
 
 
 @dataclass(frozen=True, eq=False)
-class Exact:
+class ExactValues:
     """Exact numbers at some elements of a tensor; the others are zero."""
 
     positions: Positions
@@ -58,24 +58,25 @@ class Exact:
         return float(np.dot(values, values))
 
     @classmethod
-    def joined(cls, some: Sequence[Exact], begins: Sequence[int]) -> Exact:
-        """Return the numbers of tensors that lie in one array, each from its place on."""
-        if not some:
+    def concatenate(cls, parts: Sequence[ExactValues], begins: Sequence[int]) -> ExactValues:
+        """Return the values of tensors that are parts of an array, part i from element begins[i] on."""
+        if not parts:
             return cls.of(np.zeros(0))
-        moved = [one.positions + begin for one, begin in zip(some, begins, strict=True)]
-        numbers, scales = [one.numbers for one in some], [one.scales for one in some]
-        return cls(np.concatenate(moved), np.concatenate(numbers), np.concatenate(scales))
-
-    def part(self, first: int, end: int, begin: int) -> Exact:
-        """Return those from the `first` one to before `end`, of a tensor that begins at element `begin`."""
-        positions = self.positions[first:end]
-        return Exact(
-            positions - begin if begin else positions, self.numbers[first:end], self.scales[first:end]
+        return cls(
+            np.concatenate([part.positions + begin for part, begin in zip(parts, begins, strict=True)]),
+            np.concatenate([part.numbers for part in parts]),
+            np.concatenate([part.scales for part in parts]),
         )
 
+    def part(self, first: int, end: int, begin: int) -> ExactValues:
+        """Return values first to end - 1, as those of a tensor that begins at element `begin`."""
+        positions = self.positions[first:end]
+        positions = positions - begin if begin else positions
+        return ExactValues(positions, self.numbers[first:end], self.scales[first:end])
+
     @classmethod
-    def of(cls, values: Values) -> Exact:
-        """Return the non-zeros of float64[n], each in the coarsest units that it is a multiple of."""
+    def of(cls, values: Values) -> ExactValues:
+        """Return the non-zeros of float64[n], each in the coarsest unit of which it is a multiple."""
         positions = np.flatnonzero(values)
         mantissas, exponents = np.frexp(values[positions])
         whole = np.ldexp(mantissas, _MANTISSA_BITS).astype(np.int64)
@@ -85,7 +86,7 @@ class Exact:
 
 @dataclass
 class Residual:
-    """One parameter's values that are still to be sent."""
+    """The values of a parameter that have not been sent yet."""
 
     numbers: Numbers
     """int64[n] in units of 2**-scales: the values not sent yet."""
@@ -102,61 +103,61 @@ class Residual:
         return cls(np.zeros(elements, np.int64), np.zeros(elements, np.int16))
 
     @property
-    def sound(self) -> bool:
-        """Whether its arrays have the types, the one size and the ranges that the compiled loops rely on."""
-        numbers = [one for one in (self.numbers, self.velocity) if one is not None]
-        arrays: list[tuple[NDArray[Any], type]] = [(one, np.int64) for one in numbers]
-        for one, kind in [*arrays, (self.scales, np.int16)]:
-            if one.dtype != kind or one.shape != (self.numbers.size,):
+    def is_valid(self) -> bool:
+        """Whether its arrays have the types, the equal sizes and the ranges that the compiled loops need."""
+        integers = [array for array in (self.numbers, self.velocity) if array is not None]
+        arrays: list[tuple[NDArray[Any], type]] = [(array, np.int64) for array in integers]
+        for array, dtype in [*arrays, (self.scales, np.int16)]:
+            if array.dtype != dtype or array.shape != (self.numbers.size,):
                 return False
-        most = max(max(int(one.max(initial=0)), -int(one.min(initial=0))) for one in numbers)
-        finest = int(np.abs(self.scales.astype(int)).max(initial=0))
-        return most <= 1 << loops.MOST_BITS and finest <= _FINEST
+        largest = max(max(int(array.max(initial=0)), -int(array.min(initial=0))) for array in integers)
+        max_scale = int(np.abs(self.scales.astype(int)).max(initial=0))
+        return largest <= 1 << loops.MAX_BITS and max_scale <= _MAX_SCALE
 
     @classmethod
     def empty(cls, elements: int, *, velocity: bool) -> Residual:
-        """Return a residual whose arrays are to be written."""
+        """Return a residual with uninitialized arrays."""
         numbers, scales = buffers.empty(elements, np.int64), buffers.empty(elements, np.int16)
         return cls(numbers, scales, buffers.empty(elements, np.int64) if velocity else None)
 
     def part(self, begin: int, end: int) -> Residual:
-        """Return some of its elements, as views."""
+        """Return elements begin to end - 1, as views."""
         velocity = None if self.velocity is None else self.velocity[begin:end]
         return Residual(self.numbers[begin:end], self.scales[begin:end], velocity)
 
-    def grow(self, before: Residual, gradient: Floats, momentum: float) -> None:
-        """Become `before` with one more finite gradient added.
+    def set_sum(self, before: Residual, gradient: Floats, momentum: float) -> None:
+        """Set this to the residual `before` plus a finite gradient.
 
-        Velocities begin at zero where there were none, and end where `momentum` is 0.
+        With momentum, velocities are zero at first.
         """
         bits = gradient.view(np.uint32)
         if self.velocity is None:
-            loops.grow(bits, before.numbers, before.scales, self.numbers, self.scales)
+            loops.add_gradient(bits, before.numbers, before.scales, self.numbers, self.scales)
             return
-        old = np.zeros(gradient.size, np.int64) if before.velocity is None else before.velocity
-        loops.grow_velocity(
-            bits, momentum, before.numbers, old, before.scales, self.numbers, self.velocity, self.scales
+        velocity = np.zeros(gradient.size, np.int64) if before.velocity is None else before.velocity
+        loops.add_gradient_with_momentum(
+            bits, momentum, before.numbers, velocity, before.scales, self.numbers, self.velocity, self.scales
         )
 
-    def offer(self) -> Floats:
-        """Return float32[n]: the numbers, each rounded to a float; of very large ones, a part."""
+    def to_floats(self) -> Floats:
+        """Return float32[n]: the values, rounded; very large values are limited."""
         floats = buffers.empty(self.numbers.size, np.float32)
-        loops.offer(self.numbers, self.scales, floats)
+        loops.to_floats(self.numbers, self.scales, floats)
         return floats
 
     def at(self, positions: Positions) -> Residual:
-        """Return a copy of some of its elements."""
+        """Return a copy of the elements at these positions."""
         velocity = None if self.velocity is None else self.velocity[positions]
         return Residual(self.numbers[positions], self.scales[positions], velocity)
 
-    def put(self, positions: Positions, some: Residual) -> None:
-        """Make elements what `at` returned."""
-        self.numbers[positions], self.scales[positions] = some.numbers, some.scales
-        if self.velocity is not None and some.velocity is not None:
-            self.velocity[positions] = some.velocity
+    def assign(self, positions: Positions, elements: Residual) -> None:
+        """Replace the elements at these positions."""
+        self.numbers[positions], self.scales[positions] = elements.numbers, elements.scales
+        if self.velocity is not None and elements.velocity is not None:
+            self.velocity[positions] = elements.velocity
 
-    def plus(self, other: Residual) -> Residual:
-        """Return the sum of two residuals of the same size, as exact as a gradient's addition to one."""
+    def add(self, other: Residual) -> Residual:
+        """Return the sum of two residuals of the same size, as exact as the sum with a gradient."""
         numbers, scales = self.numbers.copy(), self.scales.copy()
         velocity, other_velocity = (
             np.zeros_like(numbers) if residual.velocity is None else residual.velocity.copy()
@@ -166,36 +167,36 @@ class Residual:
         has_velocity = self.velocity is not None or other.velocity is not None
         return Residual(numbers, scales, velocity if has_velocity else None)
 
-    def send(self, sent: Exact) -> None:
-        """Subtract, in place, what this worker contributed to a finite sum."""
+    def subtract_sent(self, sent: ExactValues) -> None:
+        """Subtract, in place, the values that this worker contributed to a finite sum."""
         if self.velocity is not None:
-            # Velocities are sent to zero, so that they fit whatever scale the element has now.
+            # Zero has any scale, so the velocities need no conversion to the elements' new scales.
             self.velocity[sent.positions] = 0
         loops.subtract(self.numbers, self.scales, sent.positions, sent.numbers, sent.scales)
 
 
-class Grown(dict[str, Residual]):
-    """Residuals of a bucket's finite gradients, by name: parts of one."""
+class BucketResiduals(dict[str, Residual]):
+    """The residuals of a bucket's finite gradients, by name, as parts of a single residual."""
 
     def __init__(self, sizes: Mapping[str, int], *, velocity: bool) -> None:
-        """Make room for gradients of these names and sizes."""
+        """Allocate residuals for gradients of these names and sizes."""
         *begins, end = accumulate(sizes.values(), initial=0)
-        #: All of them.
+        #: All residuals, concatenated.
         self.whole = Residual.empty(end, velocity=velocity)
-        #: Where each begins.
+        #: The element of `whole` at which each residual begins.
         self.begins = dict(zip(sizes, begins, strict=True))
         super().__init__(
             (name, self.whole.part(begin, begin + sizes[name])) for name, begin in self.begins.items()
         )
 
-    def offer(self) -> dict[str, Floats]:
-        """Return what each offers, see `Residual.offer`."""
-        floats = self.whole.offer()
+    def to_floats(self) -> dict[str, Floats]:
+        """Return each residual as floats, see `Residual.to_floats`."""
+        floats = self.whole.to_floats()
         return {name: floats[begin : begin + self[name].numbers.size] for name, begin in self.begins.items()}
 
 
 class Memory:
-    """A worker's state between steps, by the tensors' names: residuals, and arrays of compressors."""
+    """A worker's state between steps: residuals, and the arrays of compressors, by the tensors' names."""
 
     def __init__(self) -> None:
         self.kept: dict[str, dict[str, NDArray[Any]]] = {}
@@ -209,51 +210,58 @@ class Memory:
         residuals: dict[str, Residual] = {}
         for name, residual in chain.from_iterable(memory.items() for memory in memories):
             total = residuals.get(name)
-            if not residual.sound or (total is not None and total.numbers.size != residual.numbers.size):
+            if not residual.is_valid or (total is not None and total.numbers.size != residual.numbers.size):
                 raise CompressConfigError(
-                    f"residual: {name} has arrays of other types, sizes or ranges; give what a memory kept"
+                    f"residual: {name} has arrays of other types, sizes or ranges; give those of a checkpoint"
                 )
-            residuals[name] = residual if total is None else total.plus(residual)
+            residuals[name] = residual if total is None else total.add(residual)
         self.residuals = residuals
         #: The number of the last step, or -1.
         self.step, self._skipped = -1, False
-        #: What the step sent: a residual, the elements, and what they were before.
-        self._sent: list[tuple[Residual, Positions, Residual]] = []
+        #: For each bucket of the step: its residual, the positions sent, and the elements before.
+        self._sent_parts: list[tuple[Residual, Positions, Residual]] = []
 
-    def grown(
-        self, gradients: Mapping[str, Floats], momentum: float = 0.0, most: float | None = None
-    ) -> Grown:
-        """Return each finite gradient's residual with the gradient added, to be stored by `keep`.
+    def add_gradients(
+        self, gradients: Mapping[str, Floats], momentum: float = 0.0, max_norm: float | None = None
+    ) -> BucketResiduals:
+        """Return the sums of residual and gradient, for all finite gradients; `store` stores them.
 
-        `momentum` is that of Deep Gradient Compression; `most` limits a gradient's 2-norm.
+        momentum: that of Deep Gradient Compression. max_norm: the limit of a gradient's 2-norm.
         Raises CompressConfigError if a residual has another number of elements.
         """
-        finite = {name: gradients[name] for name in finite_of(gradients)}
-        grown = Grown({name: one.size for name, one in finite.items()}, velocity=bool(momentum))
-        for name, one in finite.items():
-            grown[name].grow(self._residual(name, one), _clipped(one, most), momentum)
-        return grown
+        finite = {name: gradients[name] for name in finite_names(gradients)}
+        sizes = {name: gradient.size for name, gradient in finite.items()}
+        residuals = BucketResiduals(sizes, velocity=bool(momentum))
+        for name, gradient in finite.items():
+            before = self._find_residual(name, gradient)
+            residuals[name].set_sum(before, _clip(gradient, max_norm), momentum)
+        return residuals
 
-    def keep(self, grown: Grown, sent: Mapping[str, Exact | None], step: int) -> None:
-        """Store a bucket's residuals, less what was `sent`. Call it for one bucket after the other.
+    def store(self, residuals: BucketResiduals, sent: Mapping[str, ExactValues | None], step: int) -> None:
+        """Store a bucket's residuals minus the values that were sent. Call it for one bucket at a time.
 
-        A gradient that was not finite on some worker, whose `sent` is None, is dropped. A GradScaler skips
-        such a step, so what the step's other gradients sent is put back. All workers decide alike.
+        `sent` is None for a gradient that was not finite on some worker, which is dropped. A GradScaler skips
+        such a step, so all values that the step sent are added back. All workers do the same.
         """
         if step != self.step:
-            self.step, self._skipped, self._sent = step, False, []
-        kept = {name: one for name in grown if (one := sent[name]) is not None}
-        self.residuals |= {name: grown[name] for name in kept}
-        contributed = Exact.joined(list(kept.values()), [grown.begins[name] for name in kept])
-        self._sent.append((grown.whole, contributed.positions, grown.whole.at(contributed.positions)))
-        grown.whole.send(contributed)
-        self._skipped |= any(one is None for one in sent.values())
+            self.step, self._skipped, self._sent_parts = step, False, []
+        finite = {name: values for name in residuals if (values := sent[name]) is not None}
+        self.residuals |= {name: residuals[name] for name in finite}
+        all_sent = ExactValues.concatenate(list(finite.values()), [residuals.begins[name] for name in finite])
+        before = residuals.whole.at(all_sent.positions)
+        self._sent_parts.append((residuals.whole, all_sent.positions, before))
+        residuals.whole.subtract_sent(all_sent)
+        self._skipped |= any(values is None for values in sent.values())
         if self._skipped:
-            for residual, at, before in reversed(self._sent):
-                residual.put(at, before)
-            self._sent = []
+            for residual, positions, before in reversed(self._sent_parts):
+                residual.assign(positions, before)
+            self._sent_parts = []
 
-    def _residual(self, name: str, gradient: Floats) -> Residual:
+    def _find_residual(self, name: str, gradient: Floats) -> Residual:
+        """Return a gradient's residual; zeros if there is none.
+
+        Raises CompressConfigError if it has another number of elements.
+        """
         kept = self.residuals.get(name)
         if kept is None:
             return Residual.zeros(gradient.size)
@@ -265,13 +273,13 @@ class Memory:
         return kept
 
 
-def _clipped(gradient: Floats, most: float | None) -> Floats:
-    """Return the gradient, with a 2-norm of at most `most`."""
-    if most is None:
+def _clip(gradient: Floats, max_norm: float | None) -> Floats:
+    """Return the gradient, scaled to a 2-norm of at most `max_norm`."""
+    if max_norm is None:
         return gradient
     wide = gradient.astype(np.float64)
     norm = float(np.linalg.norm(wide))
-    return gradient if norm <= most else (wide * (most / norm)).astype(np.float32)
+    return gradient if norm <= max_norm else (wide * (max_norm / norm)).astype(np.float32)
 
 
 def magnitude(floats: Floats) -> float:
@@ -280,6 +288,6 @@ def magnitude(floats: Floats) -> float:
     return float(bits.view(np.float32)) if bits < loops.NOT_FINITE else math.inf
 
 
-def finite_of(tensors: Mapping[str, Floats]) -> list[str]:
+def finite_names(tensors: Mapping[str, Floats]) -> list[str]:
     """Return the names of the tensors whose elements are all finite, in order."""
-    return [name for name, one in tensors.items() if magnitude(one) < math.inf]
+    return [name for name, tensor in tensors.items() if magnitude(tensor) < math.inf]

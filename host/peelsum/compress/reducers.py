@@ -1,6 +1,6 @@
-"""Sums with loss for a training hook: by one compressor here, by a strategy in `peelsum.compress.decisions`.
+"""Reducers with loss for a training hook: their base class, and the reducer with a fixed compressor.
 
-What a sum leaves out is kept by the reducer's memory, for later sums.
+The reducer's memory keeps values that are not sent as residuals for later sums.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from peelsum.codec.floats import widened
 from peelsum.compress import loops
 from peelsum.compress.arguments import CompressConfigError
 from peelsum.compress.collectives import GroupSummation, Route, StepExchanges
-from peelsum.compress.compressed_sum import CompressedSum, feedback_of
+from peelsum.compress.compressed_sum import CompressedSum, uses_feedback
 from peelsum.compress.compressor import Compressor
 from peelsum.compress.costs import SwitchPath
 from peelsum.compress.exchange import CompressedResult
@@ -31,10 +31,10 @@ from peelsum.compress.sparsifier import TopK
 
 
 class LossyReducer(Reducer):
-    """The base of reducers with loss, whose residuals `memory` keeps."""
+    """The base class of reducers with loss. Residuals are in `memory`."""
 
     on_host = residuals = True
-    #: False, as scales and shares may be a bucket's.
+    #: False, because scales and shares may be those of a bucket.
     merges = False
 
     def __init__(self, *, span: Span = nullcontext, note: Note = unnoted) -> None:
@@ -45,7 +45,7 @@ class LossyReducer(Reducer):
         loops.warm_up()
 
     def saved(self) -> dict[str, Any]:
-        residuals = {name: dict(vars(one)) for name, one in self.memory.residuals.items()}
+        residuals = {name: dict(vars(residual)) for name, residual in self.memory.residuals.items()}
         kept = {name: arrays for name, arrays in self.memory.kept.items() if arrays}
         return {"residuals": residuals, **({"kept": kept} if kept else {})}
 
@@ -53,17 +53,18 @@ class LossyReducer(Reducer):
         self, values: Mapping[str, Any], residuals: Sequence[Mapping[str, Mapping[str, NDArray[Any]]]]
     ) -> None:
         """See `Reducer.restore`. Raises CompressConfigError for damaged residuals, TypeError for none."""
-        self.memory.restore(*({name: Residual(**one) for name, one in rank.items()} for rank in residuals))
+        memories = ({name: Residual(**arrays) for name, arrays in rank.items()} for rank in residuals)
+        self.memory.restore(*memories)
         self.memory.kept = dict(values.get("kept", {}))
 
-    def _sum(
+    def _new_sum(
         self,
         compressor: Compressor,
         route: Route,
         exact: ExactSum,
         error_feedback: bool | None,
     ) -> CompressedSum:
-        """Return a bucket's sum by a compressor."""
+        """Return the compressed sum of a bucket over a route; `exact` sums indexed payloads."""
         return CompressedSum(
             route,
             compressor,
@@ -77,9 +78,9 @@ class LossyReducer(Reducer):
 
 
 class CompressorReducer(LossyReducer):
-    """Sums by one compressor. Raises CompressConfigError for momentum without error feedback.
+    """Sums by a compressor. Raises CompressConfigError for momentum without error feedback.
 
-    group_gathers: whether a backend that is not a process group gets one for gathered payloads.
+    group_gathers: whether to make a process group for gathered payloads, if the backend is not one.
     """
 
     argument = "compressor"
@@ -88,11 +89,11 @@ class CompressorReducer(LossyReducer):
         self, compressor: Compressor, error_feedback: bool | None, *, group_gathers: bool, **spans: Any
     ) -> None:
         super().__init__(**spans)
-        feedback_of(compressor, error_feedback)
+        uses_feedback(compressor, error_feedback)
         self._compressor, self._error_feedback = compressor, error_feedback
         self._group_gathers = group_gathers
         self._group: GroupSummation | None = None
-        # Each tensor is then compressed on its own, whichever bucket it is in.
+        # If each tensor is compressed by itself, buckets do not matter.
         self.merges = compressor.kind == "indexed" and compressor.per == "tensor"
 
     def connect(self, turns: Turns, new_group: Callable[[], GroupSummation]) -> None:
@@ -103,21 +104,22 @@ class CompressorReducer(LossyReducer):
             self._group = new_group()
 
     def bucket(self, exact: ExactSum) -> BucketSum:
-        """Return the sum of a bucket. Raises CompressConfigError for too many workers."""
+        """Return a function that sums a bucket. Raises CompressConfigError for too many workers."""
         route = Route(self.turns, StepExchanges(), SwitchPath(), self._group)
-        summing = self._sum(self._compressor, route, exact, self._error_feedback)
-        return partial(summed_in_place, summing.sum)
+        compressed_sum = self._new_sum(self._compressor, route, exact, self._error_feedback)
+        return partial(sum_in_place, compressed_sum.sum)
 
 
-def summed_in_place(
-    total: Callable[[Mapping[str, NDArray[Any]], int], CompressedResult],
+def sum_in_place(
+    sum_tensors: Callable[[Mapping[str, NDArray[Any]], int], CompressedResult],
     tensors: Mapping[str, Tensor],
     shapes: Sequence[tuple[int, ...]],
     step: int,
 ) -> CompressedResult:
-    """Return `total` of flat tensors as float32 in these shapes; those that are float32 become their sums.
+    """Call `sum_tensors` with flat tensors, converted to float32 and to these shapes; return its result.
 
-    Raises InvalidRequestError for another dtype than the all-reduce's.
+    Tensors that are float32 are replaced by their sums. Raises InvalidRequestError for a dtype that the
+    all-reduce does not take.
     """
     for name, tensor in tensors.items():
         if str(tensor.dtype) not in SUPPORTED_DTYPES:
@@ -127,20 +129,20 @@ def summed_in_place(
         name: widened(tensor).reshape(shape)
         for (name, tensor), shape in zip(arrays.items(), shapes, strict=True)
     }
-    result = total(wide, step)
+    result = sum_tensors(wide, step)
     for name, tensor in arrays.items():
         if tensor.dtype == "float32":
             tensor[:] = result[name].values.reshape(-1)
-    size = sum((one.bits if isinstance(one, BFloat16) else one).nbytes for one in arrays.values())
-    in_floats = sum(one.nbytes for one in wide.values())
-    return replace(result, dense_bytes=result.dense_bytes * size // max(in_floats, 1))
+    size = sum((array.bits if isinstance(array, BFloat16) else array).nbytes for array in arrays.values())
+    float32_size = sum(array.nbytes for array in wide.values())
+    return replace(result, dense_bytes=result.dense_bytes * size // max(float32_size, 1))
 
 
-def checked(compressor: Any, error_feedback: Any) -> Compressor | None:
-    """Return the compressor that two arguments of a hook ask for; None for none.
+def check_compressor(compressor: Any, error_feedback: Any) -> Compressor | None:
+    """Return the compressor for these arguments of a hook; None for exact sums.
 
-    Error feedback alone sends all elements, and keeps what is rounded off. Raises CompressConfigError for
-    values of other types.
+    Error feedback without a compressor sends all elements, and keeps the rounding errors. Raises
+    CompressConfigError for values of other types.
     """
     if compressor is not None and not isinstance(compressor, Compressor):
         raise CompressConfigError(

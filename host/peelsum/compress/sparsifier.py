@@ -1,11 +1,11 @@
-"""Sparsifiers, which choose the elements of a gradient to send now; a memory keeps the others.
+"""Sparsifiers, which choose the elements of a gradient to send in a step; a memory keeps the others.
 
-They take the largest elements, those above a threshold, or some at random. In AR-Topk one worker chooses for
-all: the workers take turns, or the one with the largest variance does.
+They choose the largest elements, those above a threshold, or random ones. In AR-Topk a single worker chooses
+for all: the workers take turns, or the worker with the largest variance is elected.
 
-The values of chosen elements are summed by the exact all-reduce, through an index, if each worker chooses for
-itself. If all send the same positions, the values add up as words of fixed point. A quantizer takes the
-values instead, and makes of a sparsifier what Qsparse is (Basu et al., NeurIPS'19).
+If each worker chooses for itself, the exact all-reduce sums the values of chosen elements, through an index.
+If all workers send the same positions, the values are added as words of fixed point. With a quantizer for the
+values, a sparsifier is Qsparse (Basu et al., NeurIPS'19).
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from peelsum.compress.compressor import Compressor, Floats, Kind, Payload, Posit
 from peelsum.compress.methods.packed import Dense
 from peelsum.summation import Words
 
-#: Who chooses: each worker for itself, all the same, or one worker for all.
+#: Who chooses the elements: each worker for itself, all workers the same ones, or one worker for all.
 Choice = Literal["own", "shared", "elected"]
 _COUNT_BYTES = 4
-#: A sampled threshold may let this many times too many through before it is corrected.
-_TOO_MANY = 2
+#: If a sampled threshold passes more than this many times the intended number, the largest are selected.
+_MAX_EXCESS = 2
 _FIXED_POINT = Dense()
 
 
 class Sparsifier(Compressor, abstract=True):
-    """A choice of elements to send. Subclasses implement `choose`.
+    """The base class of compressors that send some elements. Subclasses implement `choose`.
 
-    - `quantizer`: compresses the chosen values; None sends them in fixed point. Where workers choose for
-      themselves it must be of kind "gather", and positions travel with the values, 4 bytes each. Where they
-      share positions it must be additive.
+    - `quantizer`: compresses the chosen values; None sends them in fixed point. If workers choose for
+      themselves, it must be of kind "gather", and positions are sent with the values, in 4 bytes each. If
+      workers share positions, it must be additive.
     - `momentum`: the momentum correction of Deep Gradient Compression (Lin et al., ICLR'18), with error
       feedback: velocities u = momentum * u + gradient are accumulated, and cleared where they were sent.
       The optimizer must then have no momentum.
@@ -52,17 +52,17 @@ class Sparsifier(Compressor, abstract=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one, shared = self.quantizer, self.choice != "own"
-        if one is None:
+        quantizer, shared = self.quantizer, self.choice != "own"
+        if quantizer is None:
             return
-        if isinstance(one, Sparsifier) or one.rounds > 1:
-            raise CompressConfigError(f"quantizer: {one!r} is not a quantizer; give e.g. QSGD(4)")
-        if (one.kind == "additive") != shared:
+        if isinstance(quantizer, Sparsifier) or quantizer.rounds > 1:
+            raise CompressConfigError(f"quantizer: {quantizer!r} is not a quantizer; give e.g. QSGD(4)")
+        if (quantizer.kind == "additive") != shared:
             raise CompressConfigError(
-                f"quantizer: {one!r} does not fit the positions of {type(self).__name__}, which are "
+                f"quantizer: {quantizer!r} does not fit the positions of {type(self).__name__}, which are "
                 f"{'shared; use e.g. PackedIntegers(8)' if shared else 'not shared; use e.g. QSGD(4)'}"
             )
-        if self.choice == "elected" and not one.within_bound:
+        if self.choice == "elected" and not quantizer.within_bound:
             raise CompressConfigError("quantizer: rotate=True needs the positions first; use rotate=False")
 
     @property
@@ -72,12 +72,12 @@ class Sparsifier(Compressor, abstract=True):
 
     @property
     def kind(self) -> Kind:
-        """Indexed where workers choose for themselves and the values are not quantized; the quantizer's."""
-        return "indexed" if self._values is None else self._values.kind
+        """The quantizer's kind; without a quantizer "indexed", or "additive" for shared positions."""
+        return "indexed" if self._value_compressor is None else self._value_compressor.kind
 
     @property
-    def _values(self) -> Compressor | None:
-        """What compresses the chosen values; None leaves them to the exact all-reduce."""
+    def _value_compressor(self) -> Compressor | None:
+        """The compressor of the chosen values; None if the exact all-reduce sums them."""
         return _FIXED_POINT if self.quantizer is None and self.choice != "own" else self.quantizer
 
     @abstractmethod
@@ -85,57 +85,57 @@ class Sparsifier(Compressor, abstract=True):
         """Return int64[k]: distinct positions in a tensor[n]."""
 
     def check(self, workers: int) -> None:
-        if self._values is not None:
-            self._values.check(workers)
+        if self._value_compressor is not None:
+            self._value_compressor.check(workers)
 
     def announced(self, tensor: Floats, state: TensorState) -> float:
-        """See `Compressor.announced`; if another worker chooses, any of the values may be sent."""
-        if self.choice == "elected" or self._values is None:
+        """See `Compressor.announced`; if another worker may choose, the bound is that of all elements."""
+        if self.choice == "elected" or self._value_compressor is None:
             return super().announced(tensor, state)
-        state.positions = self._chosen(tensor, state)
-        return self._values.announced(tensor[state.positions], self._inner(state))
+        state.positions = self._choose_sorted(tensor, state)
+        return self._value_compressor.announced(tensor[state.positions], self._value_state(state))
 
     def compress(self, tensor: Floats, state: TensorState) -> Payload:
         if self.choice == "own":
-            state.positions = self._chosen(tensor, state)
-        at = state.positions
-        assert at is not None
-        if self._values is None:
-            return tensor[at]
-        inner = self._values.compress(tensor[at], self._inner(state))
+            state.positions = self._choose_sorted(tensor, state)
+        positions = state.positions
+        assert positions is not None
+        if self._value_compressor is None:
+            return tensor[positions]
+        payload = self._value_compressor.compress(tensor[positions], self._value_state(state))
         if self.kind == "additive":
-            return inner
-        return bytes_of(np.array([at.size], np.uint32), at.astype(np.uint32), inner)
+            return payload
+        return bytes_of(np.array([positions.size], np.uint32), positions.astype(np.uint32), payload)
 
     def decompress(self, payload: Payload, state: TensorState, added: int = 1) -> Values:
         if self.kind == "gather":
             (count,) = payload[:_COUNT_BYTES].view(np.uint32).tolist()
-            _, at, payload = arrays_of(payload, (np.uint32, 1), (np.uint32, count), (np.uint8, -1))
-            state = replace(state, positions=at.astype(np.int64))
+            _, positions, payload = arrays_of(payload, (np.uint32, 1), (np.uint32, count), (np.uint8, -1))
+            state = replace(state, positions=positions.astype(np.int64))
         assert state.positions is not None
+        if self._value_compressor is not None:
+            payload = self._value_compressor.decompress(payload, self._value_state(state), added)
         out = np.zeros(state.elements)
-        values = (
-            payload if self._values is None else self._values.decompress(payload, self._inner(state), added)
-        )
-        out[state.positions] = values
+        out[state.positions] = payload
         return out
 
-    def _chosen(self, tensor: Floats, state: TensorState) -> Positions:
+    def _choose_sorted(self, tensor: Floats, state: TensorState) -> Positions:
         """Return int64[k]: the positions that this worker chooses, ascending."""
         return np.sort(self.choose(tensor, state))
 
-    def _inner(self, state: TensorState) -> TensorState:
-        """Return the quantizer's state, for a tensor of the chosen values."""
+    def _value_state(self, state: TensorState) -> TensorState:
+        """Return the state of the quantizer, whose tensor has the chosen values."""
         assert state.positions is not None
         scratch = state.scratch.setdefault("inner", {})
         return replace(state, shape=state.positions.shape, positions=None, scratch=scratch, kept={})
 
 
 class Ratio(Sparsifier, abstract=True):
-    """A share `ratio` of the elements, at least one, reached over `warm_up_steps` from `warm_up_from`.
+    """The base class of sparsifiers that send a share `ratio` of the elements, at least one element.
 
-    It is a share of each tensor, or, with `per="bucket"`, of all tensors that are summed together.
-    The exponential warm-up is that of Deep Gradient Compression (Lin et al., ICLR'18).
+    It is a share of each tensor, or, with `per="bucket"`, of all tensors that are summed together. During the
+    first `warm_up_steps` steps, it decreases exponentially from `warm_up_from`, as in Deep Gradient
+    Compression (Lin et al., ICLR'18).
     """
 
     ratio: Share = 0.01
@@ -150,24 +150,24 @@ class Ratio(Sparsifier, abstract=True):
             )
 
     def ratio_at(self, step: int) -> float:
-        """Return the share in `step`, counted from 0: exponential from `warm_up_from` to `ratio`."""
+        """Return the share of elements to send in `step`, counted from 0."""
         if step >= self.warm_up_steps:
             return self.ratio
-        done = step / self.warm_up_steps
-        return math.exp((1 - done) * math.log(self.warm_up_from) + done * math.log(self.ratio))
+        progress = step / self.warm_up_steps
+        return math.exp((1 - progress) * math.log(self.warm_up_from) + progress * math.log(self.ratio))
 
     def count(self, elements: int, step: int) -> int:
-        """Return how many of `elements` elements `step` sends."""
+        """Return the number of elements to send in `step` of a tensor with `elements` elements."""
         return min(elements, math.ceil(self.ratio_at(step) * elements))
 
 
 def largest(floats: Floats, count: int) -> Positions:
-    """Return int64[count]: the positions of the largest magnitudes, ascending; of equal ones the first.
+    """Return int64[count]: the positions of the largest magnitudes, ascending.
 
-    NaN is never among them, so that there may be fewer.
+    Of equal magnitudes, the first are taken. NaN is left out, so there may be fewer positions.
     """
-    positions, space = np.empty(count, np.int64), buffers.empty(floats.size + loops.COUNTS, np.int64)
-    above, counts = space[: floats.size], space[floats.size :]
+    positions, scratch = np.empty(count, np.int64), buffers.empty(floats.size + loops.COUNTS, np.int64)
+    above, counts = scratch[: floats.size], scratch[floats.size :]
     return positions[: loops.largest(floats.view(np.uint32), above, counts, positions)]
 
 
@@ -189,11 +189,12 @@ class TopK(Ratio):
         if self.sample is None or not tensor.size:
             return largest(tensor, count)
         magnitudes = np.abs(tensor, out=buffers.empty(tensor.size, np.float32))
-        generator = state.generator(self.seed, own=False)
-        some = generator.choice(tensor.size, math.ceil(self.sample * tensor.size), replace=False)
-        few = max(1, round(some.size * count / tensor.size))
-        passed = np.flatnonzero(magnitudes >= np.partition(magnitudes[some], -few)[-few])
-        return passed[largest(magnitudes[passed], count)] if passed.size > _TOO_MANY * count else passed
+        generator = state.generator(self.seed, per_worker=False)
+        sample = generator.choice(tensor.size, math.ceil(self.sample * tensor.size), replace=False)
+        sample_count = max(1, round(sample.size * count / tensor.size))
+        threshold = np.partition(magnitudes[sample], -sample_count)[-sample_count]
+        passed = np.flatnonzero(magnitudes >= threshold)
+        return passed[largest(magnitudes[passed], count)] if passed.size > _MAX_EXCESS * count else passed
 
 
 class DGC(TopK):
@@ -210,7 +211,7 @@ class DGC(TopK):
 class Threshold(Sparsifier):
     """The elements of at least magnitude `value`, above 0 (Strom, Interspeech'15; here without quantizing).
 
-    What it leaves out is below `value` in each element: an absolute bound, and no contraction.
+    Each element that it leaves out is below `value`: an absolute bound, and no contraction.
     """
 
     name = "threshold"
@@ -221,11 +222,11 @@ class Threshold(Sparsifier):
 
 
 class RandomK(Ratio):
-    """Elements at random, by `seed`: rand_k(x) of Stich et al. (NeurIPS'18, section 2).
+    """Random elements, by `seed`: rand_k(x) of Stich et al. (NeurIPS'18, section 2).
 
     With `seeds="shared"` all workers choose the same elements, so that their values add up without an index.
-    With "own" every worker chooses for itself, and n/k as many elements are non-zero in the sum. Contraction,
-    in the mean: E |x - rand_k(x)|^2 = (1 - k/n) |x|^2.
+    With "own" every worker chooses for itself, so the sum has more non-zeros: those of all workers.
+    Contraction, in the mean: E |x - rand_k(x)|^2 = (1 - k/n) |x|^2.
     """
 
     name = "random-k"
@@ -238,19 +239,19 @@ class RandomK(Ratio):
         return self.seeds
 
     def choose(self, tensor: Floats, state: TensorState) -> Positions:
-        generator = state.generator(self.seed, own=self.seeds == "own")
+        generator = state.generator(self.seed, per_worker=self.seeds == "own")
         count = self.count(tensor.size, state.step)
         return generator.choice(tensor.size, count, replace=False, shuffle=False)
 
 
 class Elected(Ratio, abstract=True):
-    """AR-Topk (Tyagi and Swany, arXiv 2312.02493): one worker's top-k decides the positions of all.
+    """The base class of AR-Topk (Tyagi and Swany, arXiv 2312.02493): one worker's top-k is sent by all.
 
-    All workers send their values at its k positions, so the values add up in an all_reduce or a switch, and
-    residuals keep the others. The elected worker alone writes the index, which is OR-ed or broadcast.
+    All workers send their values at the k positions of the elected worker, so the values add up in an
+    all_reduce or a switch. Only the elected worker writes the index, which is ORed or broadcast.
     """
 
-    #: Whether the worker of the largest merit decides, not the one whose turn it is.
+    #: Whether the worker with the largest merit is elected, not the worker whose turn it is.
     by_merit: ClassVar[bool] = False
 
     @property
@@ -266,12 +267,12 @@ class Elected(Ratio, abstract=True):
         return state.step % state.workers
 
     def merit(self, tensor: Floats, state: TensorState) -> float:
-        """Return a number, at least 0; the first of the workers with the largest decides."""
+        """Return this worker's merit, at least 0. The first worker with the largest merit is elected."""
         raise NotImplementedError
 
     def encode(self, tensor: Floats, state: TensorState) -> Words:
-        """Return the positions that this worker would decide: a list of k, or a bitmap if that is shorter."""
-        positions, words = self.own(tensor, state), self.words(state)
+        """Return the positions of this worker's top-k as words: a list, or a bitmap if that is shorter."""
+        positions, words = self.top_k(tensor, state), self.words(state)
         if words < index_words(state.elements):
             return positions.astype(np.uint32)
         bitmap = np.zeros(words, np.uint32)
@@ -279,7 +280,7 @@ class Elected(Ratio, abstract=True):
         return bitmap
 
     def decode(self, words: Words, state: TensorState) -> Positions:
-        """Return int64[k], ascending: the positions in a worker's words."""
+        """Return int64[k], ascending: the positions that `encode` encoded."""
         if len(words) < index_words(state.elements):
             return words.astype(np.int64)
         return HOST.positions(words, state.elements)
@@ -288,25 +289,25 @@ class Elected(Ratio, abstract=True):
         """Return the number of words of an index, the same on all workers."""
         return min(self.count(state.elements, state.step), index_words(state.elements))
 
-    def own(self, tensor: Floats, state: TensorState) -> Positions:
-        """Return this worker's own choice, ascending."""
-        if "own" not in state.scratch:
-            state.scratch["own"] = self._chosen(tensor, state)
-        positions: Positions = state.scratch["own"]
+    def top_k(self, tensor: Floats, state: TensorState) -> Positions:
+        """Return the positions of this worker's top-k, ascending."""
+        if "top_k" not in state.scratch:
+            state.scratch["top_k"] = self._choose_sorted(tensor, state)
+        positions: Positions = state.scratch["top_k"]
         return positions
 
 
 class StarTopK(Elected):
-    """STAR-Topk: the workers take turns; worker (step mod workers) decides the index.
+    """STAR-Topk: the workers take turns; in a step, the top-k of worker (step mod workers) is sent.
 
-    An element waits up to `workers` steps for a worker that ranks it high. The sum has k elements.
+    An element waits up to `workers` steps for the turn of a worker that ranks it high.
     """
 
     name = "star"
 
 
 class VarTopK(Elected):
-    """VAR-Topk: the worker whose k largest elements have the largest variance decides the index.
+    """VAR-Topk: the top-k of the worker whose k largest elements have the largest variance is sent.
 
     The variances are compared as float32 numbers, rounded up.
     """
@@ -316,7 +317,7 @@ class VarTopK(Elected):
 
     def merit(self, tensor: Floats, state: TensorState) -> float:
         """Return the variance of this worker's top-k values; its sums are rounded once."""
-        values = tensor[self.own(tensor, state)].astype(np.float64)
+        values = tensor[self.top_k(tensor, state)].astype(np.float64)
         if not values.size:
             return 0.0
         mean = math.fsum(values) / values.size

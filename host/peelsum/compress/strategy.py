@@ -1,19 +1,19 @@
 """A strategy that chooses method and ratio while training runs, as the network and the gain change.
 
-Theory of operation: `Decider.next` returns the next step's method and ratio. The workers' measurements of a
-step travel with the sums of the one after it; then `observe` takes the agreed ones. At first every ratio is
-explored for a few steps, to learn its gain. Then the best candidate by `front` is in use. When a link moves,
-the best is looked up again at once, with the gains known. When the gain or a link moves after a long time,
-the ratios are explored again.
+Theory of operation. `Decider.next` has the next step's method and ratio. Workers exchange their measurements
+of a step with the sums of the following step, and pass the agreed measurements to `observe`. At first every
+ratio is explored for a few steps, to learn its gain. Then the best candidate is used. When a link changes,
+the candidates are compared again at once, by the known gains. When the gain or a link changes after many
+steps, the ratios are explored again.
 
-A choice has two objectives, time of a step and compression gain. There are about ten candidates, so their
-Pareto front is found by enumeration.
+A choice has two objectives: the time of a step and the compression gain. There are about ten candidates, so
+their Pareto front is computed by enumeration.
 
 | state | event | next state |
 |---|---|---|
 | exploring | the last ratio's last step | using the best candidate: `MethodChosen` |
-| using | a link moved | using the best candidate: `LinkChanged`, `MethodChosen` if it is another |
-| using | the gain or a link moved, and the gains are old | exploring: `ExplorationStarted` |
+| using | a link changed | using the best candidate: `LinkChanged`, and `MethodChosen` if it is another |
+| using | the gain or a link changed, and the gains are old | exploring: `ExplorationStarted` |
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ from peelsum.compress.costs import (
     Method,
     Step,
     SwitchPath,
+    all_reduce_cost,
     carrier_of,
+    check_range,
     cost,
     directly,
-    reduced,
-    within,
 )
 from peelsum.compress.events import (
-    Candidate,
     Event,
     ExplorationEnded,
     ExplorationStarted,
     GainChanged,
     LinkChanged,
     Measurement,
+    MethodCandidate,
     MethodChosen,
     Next,
     Traffic,
 )
-from peelsum.compress.links import LinkEstimate, Timed, moved
+from peelsum.compress.links import LinkEstimate, TimedExchange, link_changed
 
-#: How to choose on the front: the knee, or the exponent w of the least time / gain**w.
+#: The choice on the Pareto front: the knee, or the smallest time / gain**w for an exponent w.
 Preference = Literal["knee"] | float
 #: A candidate must be this much faster than one of a larger gain.
-_WORTH = 1.05
-#: Steps of which the median tells whether the gain moved, and how long a step computes.
+_MIN_SPEEDUP = 1.05
+#: The number of steps over which the median of gains and of computing times is taken.
 _RECENT = 3
-#: The least gain that is believed: a gradient of zeros has none.
+#: Smaller measured gains are raised to this one, e.g. the gain of a gradient of zeros.
 _LEAST_GAIN = 1e-6
 
 
@@ -74,35 +74,36 @@ class Flexible:
     ratios: tuple[float, ...] = (0.1, 0.03, 0.01, 0.003, 0.001)
     """Ratios to choose from."""
     methods: tuple[Method, ...] | None = None
-    """Methods to choose from; None takes all for which there is a carrier."""
+    """Methods to choose from; None takes all that have a carrier."""
     prefer: Preference = "knee"
-    """How to choose between time and gain: "knee", or the exponent w of the least time / gain**w."""
+    """The compromise of time and gain: "knee", or an exponent w for the smallest time / gain**w."""
     explore_steps: int = 3
     """Steps for which each ratio is explored."""
     explore_after: int = 200
-    """Steps after which gains are old: they are explored again when the gain or a link moves."""
+    """Steps after which the ratios are explored again if the gain or a link has changed."""
     tolerance: float = 0.3
-    """Relative change of rate, latency or gain that counts as one."""
+    """Relative change of rate, latency or gain that counts as a change."""
     margin: float = 0.1
-    """By how much another candidate must be better to be used."""
+    """By how much another candidate must be better to replace the one in use."""
 
     def __post_init__(self) -> None:
         if not self.ratios or self.methods == ():
             raise CompressConfigError("ratios, methods: are empty; give at least one of each")
         for ratio in self.ratios:
-            within("ratios", ratio, 1e-9, 1)
+            check_range("ratios", ratio, 1e-9, 1)
         if self.methods is not None:
             self._check_methods(self.methods)
         if self.prefer != "knee":
             if not isinstance(self.prefer, int | float):
                 raise CompressConfigError(f"prefer: {self.prefer!r} is unknown; use 'knee' or a number")
-            within("prefer", self.prefer, 0, 100)
-        within("explore_steps", self.explore_steps, 1, 1000)
-        within("explore_after", self.explore_after, 1, 10**9)
-        within("tolerance", self.tolerance, 0.01, 100)
-        within("margin", self.margin, 0, 0.9)
+            check_range("prefer", self.prefer, 0, 100)
+        check_range("explore_steps", self.explore_steps, 1, 1000)
+        check_range("explore_after", self.explore_after, 1, 10**9)
+        check_range("tolerance", self.tolerance, 0.01, 100)
+        check_range("margin", self.margin, 0, 0.9)
 
     def _check_methods(self, methods: Sequence[Method]) -> None:
+        """Raise CompressConfigError for unknown methods, or without a sparse method."""
         unknown = set(methods) - set(METHODS)
         if unknown:
             raise CompressConfigError(f"methods: {min(unknown)!r} is unknown; use {', '.join(METHODS)}")
@@ -111,85 +112,92 @@ class Flexible:
 
     def over(self, carriers: Sequence[Carrier]) -> tuple[Method, ...]:
         """Return the methods to choose from over `carriers`, in the order of METHODS."""
-        wanted = self.methods or METHODS
-        return tuple(one for one in METHODS if one in wanted and carrier_of(one) in carriers)
+        allowed = self.methods or METHODS
+        return tuple(method for method in METHODS if method in allowed and carrier_of(method) in carriers)
 
 
-def pareto_front(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates that no other beats in time and gain, slowest first.
+def pareto_front(candidates: Sequence[MethodCandidate]) -> list[MethodCandidate]:
+    """Return the Pareto front of time and gain, slowest first.
 
-    A candidate that is less than 5 % faster than one of a larger gain counts as beaten.
+    A candidate that is less than 5 % faster than another with a larger gain is left out, too.
     """
-    front: list[Candidate] = []
-    for one in sorted(candidates, key=lambda one: (-one.gain, one.seconds)):
-        if not front or _WORTH * one.seconds < front[-1].seconds:
-            front.append(one)
+    front: list[MethodCandidate] = []
+    for candidate in sorted(candidates, key=lambda item: (-item.gain, item.seconds)):
+        if not front or _MIN_SPEEDUP * candidate.seconds < front[-1].seconds:
+            front.append(candidate)
     return front
 
 
-def loss(one: Candidate, front: Sequence[Candidate], prefer: Preference) -> float:
-    """Return how bad a candidate is, without unit.
+def candidate_loss(candidate: MethodCandidate, front: Sequence[MethodCandidate], prefer: Preference) -> float:
+    """Return the loss by which candidates are compared, without unit; the smallest is best.
 
-    For "knee", it is how far the candidate lies below the line from nothing to the front's slowest, both
-    objectives relative to that one. For a weight w, it is the logarithm of time / gain**w.
+    For "knee", time and gain are divided by those of the front's slowest candidate, and the loss is the
+    quotient of times minus that of gains. For an exponent w, it is the logarithm of time / gain**w.
     """
     if prefer == "knee":
         slowest = front[0]
-        return one.seconds / slowest.seconds - one.gain / slowest.gain
-    return math.log(one.seconds) - prefer * math.log(one.gain)
+        return candidate.seconds / slowest.seconds - candidate.gain / slowest.gain
+    return math.log(candidate.seconds) - prefer * math.log(candidate.gain)
 
 
-def chosen(
-    candidates: Sequence[Candidate],
+def choose_candidate(
+    candidates: Sequence[MethodCandidate],
     prefer: Preference,
-    current: Candidate | None = None,
+    current: MethodCandidate | None = None,
     margin: float = 0.0,
-) -> Candidate:
-    """Return the best candidate of the front; `current` unless another is better by more than `margin`.
+) -> MethodCandidate:
+    """Return the best candidate of the front, or `current` if the best is not better by more than `margin`.
 
-    `current` is a candidate with its time on the network now. For another method at the same ratio,
+    current: the candidate in use, with its time on the present network. For another method at the same ratio,
     `margin` is a share of the time.
     """
     front = pareto_front(candidates)
-    best = min(front, key=lambda one: loss(one, front, prefer))
+    best = min(front, key=lambda candidate: candidate_loss(candidate, front, prefer))
     if current is None:
         return best
     if best.ratio == current.ratio:
         return best if best.seconds < (1 - margin) * current.seconds else current
-    return best if loss(best, front, prefer) < loss(current, front, prefer) - margin else current
+    return (
+        best
+        if candidate_loss(best, front, prefer) < candidate_loss(current, front, prefer) - margin
+        else current
+    )
 
 
 @dataclass
-class _Known:
+class _DeciderState:
     """A decider's state between steps, except its estimates of links, in plain values."""
 
+    #: Elements, and number of sums, of a step.
     elements: int
     sums: int = 1
+    #: Number of observed steps.
     observed: int = 0
-    #: The compression gain of each ratio as explored, after how many steps, and samples of the one explored.
+    #: The compression gain of each explored ratio; the number of steps after which they were explored.
     gains: dict[float, float] = field(default_factory=dict)
     explored_at: int = 0
+    #: The gains of the ratio that is explored now.
     samples: list[float] = field(default_factory=list)
     #: Ratios still to explore.
-    left: list[float] = field(default_factory=list)
-    #: The last samples.
+    unexplored: list[float] = field(default_factory=list)
+    #: The last samples of the gain of the ratio in use, and of computing and selecting times.
     recent_gain: list[float] = field(default_factory=list)
     compute_s: list[float] = field(default_factory=list)
     select_s: list[float] = field(default_factory=list)
     #: Seconds of the last step.
     step_s: float = 0.0
-    #: Method and ratio in use, and latency and rate of the links for which they were chosen.
+    #: Method and ratio in use; latency and rate of each link when they were chosen.
     chosen: tuple[Method, float] | None = None
     links: dict[Carrier, tuple[float, float]] = field(default_factory=dict)
 
 
 class Decider:
-    """Decides for the gradients of a step, of `elements` elements over `workers` workers.
+    """Chooses the method and the ratio of each step, for gradients of `elements` elements.
 
-    Workers whose `observe` calls get the same arguments make the same decisions. `carriers`: what can carry
-    words. Each is probed, the process group by direct messages, or by a ring if `few_words` is 0. `headers`
-    and `few_words` are as in `Step`.
-    Raises CompressConfigError if no method of `settings` that selects has a carrier.
+    Workers whose `observe` gets the same arguments make the same decisions. carriers: those that this job
+    has. A process group is probed by direct messages, or by a ring if `few_words` is 0. headers, few_words:
+    see `Step`.
+    Raises CompressConfigError if no sparse method of `settings` has a carrier.
     """
 
     def __init__(
@@ -211,208 +219,223 @@ class Decider:
         link = LinkModel(1e-4, 1.0)
         self._step = Step(elements, 1.0, workers, link, path, headers=headers, few_words=few_words)
         used = {carrier_of(method) for method in self._methods}
-        self._estimates = {one: LinkEstimate(partial(self._probe, one)) for one in CARRIERS if one in used}
-        self._known = _Known(elements, left=list(settings.ratios))
-        self._before: Next | None = None
-        self.next = self._planned()
+        self._estimates = {
+            carrier: LinkEstimate(partial(self._probe_cost, carrier))
+            for carrier in CARRIERS
+            if carrier in used
+        }
+        self._state = _DeciderState(elements, unexplored=list(settings.ratios))
+        self._previous: Next | None = None
+        self.next = self._plan_next()
 
     @property
     def carriers(self) -> tuple[Carrier, ...]:
-        """The carriers of the methods: the process group, the switch, or both, in this order."""
+        """The carriers of the methods: "group", "switch", or both in this order."""
         return tuple(self._estimates)
 
     @property
     def observed(self) -> int:
-        """Steps observed so far, those before a restore included."""
-        return self._known.observed
+        """Number of steps observed so far, including those before a restore."""
+        return self._state.observed
 
     @property
     def links(self) -> dict[Carrier, LinkModel]:
-        """The link of each carrier as estimated; one is missing before its first measurement."""
-        found = ((carrier, one.link) for carrier, one in self._estimates.items())
-        return {carrier: link for carrier, link in found if link is not None}
+        """The estimated link of each carrier that has been measured."""
+        links = ((carrier, estimate.link) for carrier, estimate in self._estimates.items())
+        return {carrier: link for carrier, link in links if link is not None}
 
     def observe(self, measured: Measurement, traffic: Traffic | None) -> list[Event]:
-        """Take the agreed measurements of the step that `next` described; return the events that follow.
+        """Update the decision by agreed measurements; return the events that follow from them.
 
-        The small exchanges and the probes that `next` asked for are of that step; all else is of the step
-        before it, which summed `traffic`, None if there was none. Afterwards `next` describes the step to
-        come.
+        Times of small exchanges and of probes are those of the step that `next` describes. All other
+        measurements are those of the step before it, which summed `traffic`; None if there was no such step.
+        Afterwards `next` describes the following step.
         """
-        done, events = self._before, list[Event]()
-        self._learn_links(measured, traffic)
+        done, events = self._previous, list[Event]()
+        self._update_links(measured, traffic)
         if done is not None and traffic is not None:
-            self._known.observed += 1
-            self._learn_work(done, measured, traffic)
-            events = self._after_exploring(done, measured) if self._known.left else self._after_using()
-        self._before = self.next
-        self.next = self._planned()
+            self._state.observed += 1
+            self._update_work(done, measured, traffic)
+            events = (
+                self._end_explored_step(done, measured) if self._state.unexplored else self._end_used_step()
+            )
+        self._previous = self.next
+        self.next = self._plan_next()
         return events
 
     @property
     def before(self) -> Next | None:
-        """The step before `next`'s; None if none has been observed since the start."""
-        return self._before
+        """The decision for the step before `next`; None for the first step since the start."""
+        return self._previous
 
     def saved(self) -> dict[str, Any]:
-        """Return the state of later decisions, as plain values, the same on all workers."""
-        estimates = {carrier: one.saved() for carrier, one in self._estimates.items()}
-        return {"known": copy.deepcopy(vars(self._known)), "estimates": estimates}
+        """Return the state on which later decisions depend, as plain values, the same on all workers."""
+        estimates = {carrier: estimate.saved() for carrier, estimate in self._estimates.items()}
+        return {"known": copy.deepcopy(vars(self._state)), "estimates": estimates}
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Continue from values that a decider of the same settings, workers and carriers saved.
+        """Restore the result of `saved` of a decider with the same settings, workers and carriers.
 
         Raises KeyError, TypeError or ValueError for other values.
         """
-        known = _Known(**copy.deepcopy(values["known"]))
-        for carrier, one in self._estimates.items():
-            one.restore(values["estimates"][carrier])
-        self._known = known
-        self._step = replace(self._step, elements=known.elements, sums=known.sums)
-        self._before = None
-        self.next = self._planned()
+        state = _DeciderState(**copy.deepcopy(values["known"]))
+        for carrier, estimate in self._estimates.items():
+            estimate.restore(values["estimates"][carrier])
+        self._state = state
+        self._step = replace(self._step, elements=state.elements, sums=state.sums)
+        self._previous = None
+        self.next = self._plan_next()
 
-    def _probe(self, carrier: Carrier, words: int) -> tuple[float, float]:
-        """Return the messages in a row of a probe over `carrier`, and its words on the busiest link."""
+    def _probe_cost(self, carrier: Carrier, words: int) -> tuple[float, float]:
+        """Return a probe's messages in a row over `carrier`, and its words on the busiest link."""
         step = self._step
         if carrier == "switch":
             return step.path.hops, step.path.words(words)
         if step.few_words:
             return directly(step.workers, words, step.few_words)
-        return reduced(step.workers, words)
+        return all_reduce_cost(step.workers, words)
 
-    def _learn_links(self, measured: Measurement, traffic: Traffic | None) -> None:
-        """Update the estimates of links by the probes, and by the sums of the step before."""
+    def _update_links(self, measured: Measurement, traffic: Traffic | None) -> None:
+        """Update the estimates of links by the probes, and by the sums of the previous step."""
         plan, used = self.next, None
-        if self._before is not None and traffic is not None:
-            used = carrier_of(self._before.method)
+        if self._previous is not None and traffic is not None:
+            used = carrier_of(self._previous.method)
         for carrier, estimate in self._estimates.items():
             small_s, words = measured.small_s(carrier), plan.probe_words[carrier]
             small = exchange = None
             if carrier in plan.small:
-                small = Timed(small_s, *self._probe(carrier, 1))
+                small = TimedExchange(small_s, *self._probe_cost(carrier, 1))
             if carrier == used and traffic is not None:
-                exchange = Timed(measured.exchange_s, traffic.messages, traffic.words)
+                exchange = TimedExchange(measured.exchange_s, traffic.messages, traffic.words)
                 if small is None and traffic.small_messages:
-                    small = Timed(small_s, traffic.small_messages, traffic.small_words)
-            probe = Timed(measured.probe_s(carrier), *self._probe(carrier, words)) if words else None
+                    small = TimedExchange(small_s, traffic.small_messages, traffic.small_words)
+            probe = (
+                TimedExchange(measured.probe_s(carrier), *self._probe_cost(carrier, words)) if words else None
+            )
             estimate.add(small=small, exchange=exchange, probe=probe)
         for carrier, estimate in self._estimates.items():
-            if any(one.doubtful for other, one in self._estimates.items() if other != carrier):
-                estimate.ask()
+            others = (self._estimates[other] for other in self._estimates if other != carrier)
+            if any(other.doubtful for other in others):
+                estimate.request_probe()
 
-    def _learn_work(self, done: Next, measured: Measurement, traffic: Traffic) -> None:
-        """Update the estimates of the gradient, its gain and the worker's own time."""
-        known = self._known
-        if (known.elements, known.sums) != (traffic.elements, traffic.sums):
-            known.elements, known.sums = traffic.elements, traffic.sums
-            self._step = replace(self._step, elements=known.elements, sums=known.sums)
-        known.step_s = measured.exchange_s + measured.compress_s + measured.compute_s
-        _add(known.compute_s, measured.compute_s)
+    def _update_work(self, done: Next, measured: Measurement, traffic: Traffic) -> None:
+        """Update the gradient's size and gain, and the time that a step takes besides exchanges."""
+        state = self._state
+        if (state.elements, state.sums) != (traffic.elements, traffic.sums):
+            state.elements, state.sums = traffic.elements, traffic.sums
+            self._step = replace(self._step, elements=state.elements, sums=state.sums)
+        state.step_s = measured.exchange_s + measured.compress_s + measured.compute_s
+        _append_sample(state.compute_s, measured.compute_s)
         if done.method not in DENSE:
-            _add(known.select_s, measured.compress_s)
-            if (done.method, done.ratio) == known.chosen:
-                _add(known.recent_gain, max(measured.gain, _LEAST_GAIN))
+            _append_sample(state.select_s, measured.compress_s)
+            if (done.method, done.ratio) == state.chosen:
+                _append_sample(state.recent_gain, max(measured.gain, _LEAST_GAIN))
 
-    def _after_exploring(self, done: Next, measured: Measurement) -> list[Event]:
-        known = self._known
-        if not done.exploring or done.ratio != known.left[0]:
+    def _end_explored_step(self, done: Next, measured: Measurement) -> list[Event]:
+        """Store the gain of an explored ratio; after the last ratio, choose a method. Return the events."""
+        state = self._state
+        if not done.exploring or done.ratio != state.unexplored[0]:
             return []
-        known.samples.append(max(measured.gain, _LEAST_GAIN))
-        if len(known.samples) < self._settings.explore_steps:
+        state.samples.append(max(measured.gain, _LEAST_GAIN))
+        if len(state.samples) < self._settings.explore_steps:
             return []
-        known.gains[known.left.pop(0)] = median(known.samples)
-        known.samples.clear()
-        if known.left:
+        state.gains[state.unexplored.pop(0)] = median(state.samples)
+        state.samples.clear()
+        if state.unexplored:
             return []
-        known.explored_at = known.observed
-        return [ExplorationEnded(known.observed, dict(known.gains)), *self._choose()]
+        state.explored_at = state.observed
+        return [ExplorationEnded(state.observed, dict(state.gains)), *self._choose_method()]
 
-    def _after_using(self) -> list[Event]:
-        known, tolerance = self._known, self._settings.tolerance
-        old = known.observed - known.explored_at >= self._settings.explore_after
+    def _end_used_step(self) -> list[Event]:
+        """Choose again if a link has changed; explore again if the gains are old. Return the events."""
+        state, tolerance = self._state, self._settings.tolerance
+        old = state.observed - state.explored_at >= self._settings.explore_after
         events: list[Event] = [
-            LinkChanged(known.observed, carrier, LinkModel(*known.links[carrier]), link)
+            LinkChanged(state.observed, carrier, LinkModel(*state.links[carrier]), link)
             for carrier, link in self.links.items()
-            if carrier in known.links and moved(LinkModel(*known.links[carrier]), link, tolerance)
+            if carrier in state.links and link_changed(LinkModel(*state.links[carrier]), link, tolerance)
         ]
-        if events or self.links.keys() != known.links.keys():
-            events += self._choose()
+        if events or self.links.keys() != state.links.keys():
+            events += self._choose_method()
         elif old and (changed := self._gain_changed()):
             events.append(changed)
         if old and events:
-            known.left.extend(self._settings.ratios)
-            events.append(ExplorationStarted(known.observed))
+            state.unexplored.extend(self._settings.ratios)
+            events.append(ExplorationStarted(state.observed))
         return events
 
     def _gain_changed(self) -> GainChanged | None:
-        known, most = self._known, 1 + self._settings.tolerance
-        assert known.chosen is not None
-        expected = known.gains.get(known.chosen[1])
-        if expected is None or len(known.recent_gain) < _RECENT:
+        """Return an event if the gain of the ratio in use differs from the explored gain, else None."""
+        state, limit = self._state, 1 + self._settings.tolerance
+        assert state.chosen is not None
+        expected = state.gains.get(state.chosen[1])
+        if expected is None or len(state.recent_gain) < _RECENT:
             return None
-        now = median(known.recent_gain)
-        return None if 1 / most <= now / expected <= most else GainChanged(known.observed, expected, now)
+        now = median(state.recent_gain)
+        return None if 1 / limit <= now / expected <= limit else GainChanged(state.observed, expected, now)
 
-    def _choose(self) -> list[Event]:
-        """Choose among all candidates on the links as estimated."""
-        known = self._known
-        known.links = {carrier: (link.latency_s, link.gbps) for carrier, link in self.links.items()}
-        candidates = tuple(self._candidates())
+    def _choose_method(self) -> list[Event]:
+        """Choose a candidate by the estimated links; return an event if it is another than before."""
+        state = self._state
+        state.links = {carrier: (link.latency_s, link.gbps) for carrier, link in self.links.items()}
+        candidates = tuple(self._all_candidates())
         before = None
-        if known.chosen is not None:
-            method, ratio = known.chosen
-            before = self._candidate([method], ratio)
-        best = chosen(candidates, self._settings.prefer, before, self._settings.margin)
-        known.recent_gain.clear()
+        if state.chosen is not None:
+            method, ratio = state.chosen
+            before = self._fastest_candidate([method], ratio)
+        best = choose_candidate(candidates, self._settings.prefer, before, self._settings.margin)
+        state.recent_gain.clear()
         if before is not None and (best.method, best.ratio) == (before.method, before.ratio):
             return []
-        known.chosen = best.method, best.ratio
-        return [MethodChosen(known.observed, best, before, candidates)]
+        state.chosen = best.method, best.ratio
+        return [MethodChosen(state.observed, best, before, candidates)]
 
-    def _candidates(self) -> list[Candidate]:
-        """Return the fastest method of each ratio, and the fastest that sends everything."""
+    def _all_candidates(self) -> list[MethodCandidate]:
+        """Return the fastest sparse method at each ratio, and the fastest dense method."""
         dense = [method for method in self._methods if method in DENSE]
-        found = [self._candidate(self._sparse, ratio) for ratio in self._settings.ratios]
-        return [*found, self._candidate(dense, 1.0)] if dense else found
+        candidates = [self._fastest_candidate(self._sparse, ratio) for ratio in self._settings.ratios]
+        return [*candidates, self._fastest_candidate(dense, 1.0)] if dense else candidates
 
-    def _candidate(self, methods: Sequence[Method], ratio: float) -> Candidate:
-        """Return the candidate of the fastest method."""
-        one = self._fastest(ratio, methods)
-        gain = 1.0 if one.method in DENSE else self._known.gains[ratio]
-        return Candidate(one.method, ratio, one.seconds + median(self._known.compute_s), gain)
+    def _fastest_candidate(self, methods: Sequence[Method], ratio: float) -> MethodCandidate:
+        """Return the candidate of the fastest of these methods at a ratio."""
+        fastest = self._fastest_cost(ratio, methods)
+        gain = 1.0 if fastest.method in DENSE else self._state.gains[ratio]
+        return MethodCandidate(fastest.method, ratio, fastest.seconds + median(self._state.compute_s), gain)
 
-    def _fastest(self, ratio: float, methods: Sequence[Method]) -> Cost:
-        """Return the cost of the fastest method, each over its carrier's link."""
-        select_s = median(self._known.select_s) if self._known.select_s else None
+    def _fastest_cost(self, ratio: float, methods: Sequence[Method]) -> Cost:
+        """Return the cost of the fastest of these methods, each over its carrier's estimated link."""
+        select_s = median(self._state.select_s) if self._state.select_s else None
         steps = {
             carrier: replace(
                 self._step, ratio=ratio, link=estimate.link or self._step.link, select_s=select_s
             )
             for carrier, estimate in self._estimates.items()
         }
-        found = (cost(method, steps[carrier_of(method)]) for method in methods)
-        return min(found, key=lambda one: one.seconds)
+        costs = (cost(method, steps[carrier_of(method)]) for method in methods)
+        return min(costs, key=lambda method_cost: method_cost.seconds)
 
-    def _planned(self) -> Next:
-        wanted = {carrier: one.wanted(self._known.step_s) for carrier, one in self._estimates.items()}
-        probes = {carrier: words for carrier, (words, _) in wanted.items()}
-        small = frozenset(carrier for carrier, (_, also) in wanted.items() if also)
-        if self._known.left:
-            ratio = self._to_explore()
-            return Next(self._fastest(ratio, self._sparse).method, ratio, True, probes, small)
-        assert self._known.chosen is not None
-        return Next(*self._known.chosen, False, probes, small)
+    def _plan_next(self) -> Next:
+        """Return the decision for the next step."""
+        planned = {
+            carrier: estimate.plan_probe(self._state.step_s) for carrier, estimate in self._estimates.items()
+        }
+        probes = {carrier: words for carrier, (words, _) in planned.items()}
+        small = frozenset(carrier for carrier, (_, with_small) in planned.items() if with_small)
+        if self._state.unexplored:
+            ratio = self._ratio_to_explore()
+            return Next(self._fastest_cost(ratio, self._sparse).method, ratio, True, probes, small)
+        assert self._state.chosen is not None
+        return Next(*self._state.chosen, False, probes, small)
 
-    def _to_explore(self) -> float:
-        """Return the ratio that the next step explores; the step before it has not been observed."""
-        known, before = self._known, self._before
-        begun = before is not None and before.exploring and before.ratio == known.left[0]
-        explored = len(known.samples) + begun >= self._settings.explore_steps
-        return known.left[min(explored, len(known.left) - 1)]
+    def _ratio_to_explore(self) -> float:
+        """Return the ratio that the next step explores. The step before it has not been observed yet."""
+        state, previous = self._state, self._previous
+        pending = previous is not None and previous.exploring and previous.ratio == state.unexplored[0]
+        explored = len(state.samples) + pending >= self._settings.explore_steps
+        return state.unexplored[min(explored, len(state.unexplored) - 1)]
 
 
-def _add(samples: list[float], value: float) -> None:
-    """Append a sample, and forget all but the last few."""
+def _append_sample(samples: list[float], value: float) -> None:
+    """Append a sample, and drop all but the last few."""
     samples.append(value)
     del samples[:-_RECENT]

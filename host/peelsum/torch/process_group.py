@@ -246,10 +246,10 @@ class SwitchProcessGroup(dist.ProcessGroup):
         if self._checker is not None:
             for tensor in flat:
                 if "gather" in name:
-                    arguments = "allgather", [[tensor.clone()]], [tensor]
+                    call_gloo(self._checker, "allgather", [[tensor.clone()]], [tensor], type(opts)()).wait()
                 else:
-                    arguments = "reduce_scatter", [tensor.clone()], [[tensor]]
-                call_gloo(self._checker, *arguments, type(opts)()).wait()
+                    output, inputs = [tensor.clone()], [[tensor]]
+                    call_gloo(self._checker, "reduce_scatter", output, inputs, type(opts)()).wait()
         buckets = [Bucket(tensor, [tensor.shape]) for tensor in flat]
 
         def work() -> None:
@@ -261,7 +261,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
 
         return self._work(name, opts, all_outputs, work)
 
-    def _compare(self, name: str, tensors: list[torch.Tensor], opts: Any) -> None:
+    def _check_call(self, name: str, tensors: list[torch.Tensor], opts: Any) -> None:
         """Raise torch's error unless all ranks make the same call, with tensors of equal type and shape."""
         # Gloo has no reduction of sparse booleans.
         tensors = [

@@ -137,16 +137,16 @@ class ProcessGroupSummation:
 
     def broadcast(self, pieces: Sequence[Words], sources: Sequence[int]) -> list[Words]:
         """Return each piece i as worker sources[i] has it, by one broadcast for each source."""
+
+        def broadcast_from(source: int, words: torch.Tensor) -> None:
+            dist.broadcast(words, group=self._open_group(), group_src=source)
+
         received = [piece.view(np.int32).copy() for piece in pieces]
         for source in sorted(set(sources)):
             indexes = [i for i, sender in enumerate(sources) if sender == source and received[i].size]
             if indexes:
                 words = torch.from_numpy(np.concatenate([received[i] for i in indexes])).to(self.device)
-                self._run_exchange(
-                    lambda words=words, source=source: dist.broadcast(
-                        words, group=self._open_group(), group_src=source
-                    )
-                )
+                self._run_exchange(partial(broadcast_from, source, words))
                 ends = np.cumsum([received[i].size for i in indexes[:-1]])
                 for i, piece in zip(indexes, np.split(words.cpu().numpy(), ends), strict=True):
                     received[i] = piece

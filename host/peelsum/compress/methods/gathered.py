@@ -1,4 +1,4 @@
-"""Quantizers whose bytes every worker gathers from all."""
+"""Quantizers whose payloads are bytes, which every worker gathers from all others."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from peelsum.compress.arithmetic import (
 )
 from peelsum.compress.compressor import Compressor, Floats, Payload, TensorState, Values
 
-#: Exponents: float16 holds values below 2 to this one; powers of two that float32 has as normal numbers.
+#: Values from 2 to this exponent on are divided before they are converted to float16.
 _LARGEST_HALF = 15
+#: The exponents of normal float32 numbers.
 _LARGEST_POWER, _SMALLEST_POWER = 127, -126
 
 
 class Single(Compressor):
-    """Values as they are, float32: for a sparsifier whose values every worker gathers from all."""
+    """Values as float32, without loss: for a sparsifier whose values are gathered."""
 
     name = "fp32"
     kind = "gather"
@@ -137,8 +138,8 @@ class QSGD(Compressor):
         if self.norm == "two":
             norms = np.maximum(np.sqrt((blocks**2).sum(1)), norms)
         units = rounded_up(norms / most)
-        by_one = by_element(np.where(units > 0, units, 1.0), tensor.size, self.block)
-        rounded = levels(tensor.astype(np.float64), by_one, state.random(tensor.size, self.seed))
+        element_units = by_element(np.where(units > 0, units, 1.0), tensor.size, self.block)
+        rounded = levels(tensor.astype(np.float64), element_units, state.random(tensor.size, self.seed))
         return bytes_of(*halves_of(units), pack(rounded + most, self.bits))
 
     def decompress(self, payload: Payload, state: TensorState, added: int = 1) -> Values:

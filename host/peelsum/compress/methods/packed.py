@@ -1,7 +1,7 @@
 """Quantizers whose integers are packed in 32-bit words, so that a switch or an all_reduce adds them up.
 
-Each worker writes integers -h to h, plus h, into fields of a word. The fields are wide enough for the sum of
-all workers, so nothing is carried from one field to the next.
+Each worker writes integers from -h to h, plus h, into fields of a word. The fields are wide enough for the
+sum over all workers, so there is no carry from one field to the next.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from peelsum.compress.arithmetic import (
 from peelsum.compress.compressor import Compressor, Floats, Payload, TensorState, Values
 from peelsum.summation import Words
 
-_MOST_WORKERS = 2**16
-#: Significant bits of a unit; a rotation adds up to 16 bits to what its multiples need.
+_MAX_WORKERS = 2**16
+#: Significant bits of a unit. Its multiples need up to 16 bits more after a rotation.
 _UNIT_BITS = 12
-#: Elements that a rotation mixes, at most.
-_MOST_IN_BLOCK = 4096
+#: The largest number of elements that a rotation mixes.
+_MAX_BLOCK = 4096
 
 
 class Dense(Compressor):
     """Every element, rounded to fixed point with one scale for the tensor.
 
-    With error feedback it sends all that an earlier compressor has left, and keeps what it rounds off.
+    With error feedback, it also sends the residuals of an earlier compressor, and keeps its rounding errors.
     """
 
     name = "fixed-point"
@@ -50,7 +50,10 @@ class Dense(Compressor):
 
 
 class Packed(Compressor, abstract=True):
-    """Integers -h to h of a unit that all workers share, in packed fields. By default, h is 1."""
+    """The base class of compressors to integers from -h to h, in packed fields. By default, h is 1.
+
+    The unit of the integers is the same on all workers.
+    """
 
     kind = "additive"
     needs_feedback = False
@@ -60,9 +63,9 @@ class Packed(Compressor, abstract=True):
         return field_bits(2 * workers), 1
 
     def check(self, workers: int) -> None:
-        if workers > _MOST_WORKERS:
+        if workers > _MAX_WORKERS:
             raise CompressConfigError(
-                f"workers: {workers} are too many for packed integers; use up to {_MOST_WORKERS}"
+                f"workers: {workers} are too many for packed integers; use up to {_MAX_WORKERS}"
             )
 
     def compress(self, tensor: Floats, state: TensorState) -> Payload:
@@ -112,11 +115,11 @@ class PackedIntegers(Packed):
         return self.bits, (2**self.bits - 1) // (2 * workers)
 
     def check(self, workers: int) -> None:
-        """Raise CompressConfigError if fewer than three levels would be left."""
+        """Raise CompressConfigError if a worker would have fewer than three levels, -1, 0 and 1."""
         if self.field(workers)[1] == 0:
-            most = (2**self.bits - 1) // 2
+            max_workers = (2**self.bits - 1) // 2
             raise CompressConfigError(
-                f"bits: {self.bits} holds the sum of {most} workers, not of {workers}; use more bits"
+                f"bits: {self.bits} holds the sum of {max_workers} workers, not of {workers}; use more bits"
             )
 
     def announced(self, tensor: Floats, state: TensorState) -> float:
@@ -128,7 +131,7 @@ class PackedIntegers(Packed):
         return float(rounded_up(np.array(state.bound / self.field(state.workers)[1]), _UNIT_BITS))
 
     def fields(self, elements: int) -> int:
-        return padded(elements) if self.rotate else elements
+        return padded_size(elements) if self.rotate else elements
 
     def integers(self, tensor: Floats, state: TensorState) -> NDArray[np.int64]:
         values = self._rotated(tensor, state)
@@ -140,7 +143,7 @@ class PackedIntegers(Packed):
         return rotated_back(sums, self.unit(state), self._signs(state), state.elements)
 
     def _signs(self, state: TensorState) -> NDArray[np.uint32]:
-        return state.random(padded(state.elements), self.seed, own=False)
+        return state.random(padded_size(state.elements), self.seed, per_worker=False)
 
     def _rotated(self, tensor: Floats, state: TensorState) -> Values:
         if not self.rotate:
@@ -172,7 +175,7 @@ class TernGrad(Packed):
 class SignSGD(Packed):
     """signSGD with majority vote (Bernstein et al., ICML'18, algorithm 3): the sign of the sum of signs.
 
-    A worker's element votes -1 or 1, and a zero abstains. The outcome, -1, 0 or 1, is every worker's average.
+    A worker's element votes -1 or 1, or 0 if it is zero. The average is the sign of the sum: -1, 0 or 1.
     It is biased, and not a multiple of the gradient: give the optimizer the learning rate of a sign method.
     """
 
@@ -192,10 +195,10 @@ class SignSGD(Packed):
 
 def block_of(elements: int) -> int:
     """Return the number of elements in a block: the power of two from `elements` on, at most 4,096."""
-    return min(_MOST_IN_BLOCK, 1 << max(elements - 1, 0).bit_length())
+    return min(_MAX_BLOCK, 1 << max(elements - 1, 0).bit_length())
 
 
-def padded(elements: int) -> int:
+def padded_size(elements: int) -> int:
     """Return the number of elements of whole blocks."""
     block = block_of(elements)
     return -(-elements // block) * block

@@ -20,8 +20,8 @@ Matrix = NDArray[np.float64]
 _TENSOR_BITS = 24
 #: Bits of the elements of the other factor.
 _FACTOR_BITS = 12
-#: A column of which less than this share is left after projection is dropped.
-_DEPENDENT = 2.0**-20
+#: A column is dropped if less than this share of its norm remains after projection.
+_MIN_REMAINDER = 2.0**-20
 
 
 class PowerSGD(Compressor):
@@ -29,9 +29,10 @@ class PowerSGD(Compressor):
 
     M is the tensor as a matrix, its first dimension by all others; for a bucket it is as square as possible.
     Round 1 sums P = M Q over workers, and makes P's columns orthonormal; round 2 sums Q = M^T P. The result
-    is P Q^T, and Q is kept for the next step. A worker has sent P Q_w^T, Q_w being its part of Q. Tensors for
-    which both factors have as many elements are sent whole. P is rounded to 12 bits, which error feedback
-    makes up for, as it does for the approximation. Warm start and error feedback are those of the paper.
+    is P Q^T, and Q is kept for the next step. Worker w has sent P Q_w^T, where Q_w is its summand of Q. A
+    tensor is sent whole if it has no more elements than both factors. P is rounded to 12 bits; error feedback
+    keeps these rounding errors, and those of the approximation. Warm start and error feedback are those of
+    the paper.
     """
 
     name = "power"
@@ -58,7 +59,7 @@ class PowerSGD(Compressor):
         return super().announced(self._factor(tensor, state), state)
 
     def compress(self, tensor: Floats, state: TensorState) -> Payload:
-        """Return P in round 0, Q in round 1; a tensor that is sent whole is sent in round 1."""
+        """Return the payload of P in round 0, of Q in round 1; whole tensors are sent in round 1."""
         if self.matrix_shape(state.shape) is None:
             values = tensor if state.round else tensor[:0]
         else:
@@ -100,8 +101,8 @@ class PowerSGD(Compressor):
         return values
 
     def _start(self, columns: int, state: TensorState) -> Matrix:
-        """Return the last step's Q, columns of zeros replaced at random; entries below 1 of 12 bits."""
-        random = state.random(columns * self.rank, self.seed, own=False).view(np.int32)
+        """Return the last step's Q, with random columns of 12-bit fractions instead of columns of zeros."""
+        random = state.random(columns * self.rank, self.seed, per_worker=False).view(np.int32)
         start: Matrix = np.floor(np.ldexp(random.astype(np.float64), _FACTOR_BITS - 31))
         start = np.ldexp(start, -_FACTOR_BITS).reshape(columns, self.rank)
         kept = state.kept.get("q")
@@ -111,22 +112,23 @@ class PowerSGD(Compressor):
 
 
 def orthonormal(matrix: Matrix) -> Matrix:
-    """Return the columns made orthonormal by Gram and Schmidt's method, rounded to 12 bits.
+    """Return the matrix with orthonormal columns, by Gram and Schmidt's method, rounded to 12 bits.
 
-    Sums are rounded once, so the result is the same on every machine. Columns that depend on those before
-    become zero.
+    Sums are rounded once, so the result is the same on every machine. A column that depends on the columns
+    before it becomes zero.
     """
     columns: list[Matrix] = []
     for column in matrix.T:
-        size = before = _norm(column)
+        norm_before = _norm(column)
         for other in columns:
             column = column - math.fsum(column * other) * other
-        size = _norm(column)
-        columns.append(column / size if size > _DEPENDENT * before else np.zeros_like(column))
+        norm = _norm(column)
+        columns.append(column / norm if norm > _MIN_REMAINDER * norm_before else np.zeros_like(column))
     return np.ldexp(np.rint(np.ldexp(np.array(columns).T, _FACTOR_BITS)), -_FACTOR_BITS)
 
 
 def _norm(column: Matrix) -> float:
+    """Return the 2-norm of a column, whose sum of squares is rounded once."""
     exponent = int(np.frexp(np.abs(column).max(initial=0.0))[1])
     return math.ldexp(math.sqrt(math.fsum(np.ldexp(column, -exponent) ** 2)), exponent)
 
