@@ -39,8 +39,8 @@ from peelsum.compress import (
     TopK,
     VarTopK,
 )
-from peelsum.compress.arithmetic import code_of, pack, rounded_up, unpack, value_of
-from peelsum.compress.methods.packed import rotated, rotated_back
+from peelsum.compress.arithmetic import from_code, pack, round_up, to_code, unpack
+from peelsum.compress.methods.packed import rotate, rotate_back
 
 PAGE = Path(__file__).parents[2] / "docs/reference/compressors.md"
 DRAWS, Z = 1000, 5.0
@@ -146,7 +146,7 @@ def test_power_sgd(shape, rank):
     for number in range(2):
         for state in states:
             state.round = number
-        bound = max(value_of(code_of(compressor.announced(one, state))) for one, state in pairs)
+        bound = max(from_code(to_code(compressor.announce(one, state))) for one, state in pairs)
         for state in states:
             state.bound = bound
         payloads = [compressor.compress(one, state) for one, state in pairs]
@@ -231,24 +231,24 @@ def test_fields_in_words(bits):
 def test_rotation_is_undone_exactly_on_integers():
     levels = np.random.default_rng(0).integers(-127, 128, 300)
     signs = np.random.default_rng(1).integers(0, 2**32, 512, np.uint32)
-    there = rotated(levels.astype(np.float32), signs)
-    np.testing.assert_array_equal(rotated_back(there.astype(np.int64), 1.0, signs, 300), levels)
+    there = rotate(levels.astype(np.float32), signs)
+    np.testing.assert_array_equal(rotate_back(there.astype(np.int64), 1.0, signs, 300), levels)
 
 
 def test_codes_are_ordered_and_never_below():
     values = np.sort(np.abs(np.random.default_rng(0).standard_normal(500) * 10.0 ** np.arange(-250, 250)))
-    codes = [code_of(value) for value in values]
+    codes = [to_code(value) for value in values]
     assert codes == sorted(codes)
-    assert code_of(0.0) == 0
-    assert code_of(float("nan")) == code_of(float("inf")) == code_of(1e39) == 0x7F800000
+    assert to_code(0.0) == 0
+    assert to_code(float("nan")) == to_code(float("inf")) == to_code(1e39) == 0x7F800000
     for value, code in zip(values, codes, strict=True):
-        assert value_of(code) >= value
-        assert code == 0 or value_of(code - 1) < value
+        assert from_code(code) >= value
+        assert code == 0 or from_code(code - 1) < value
 
 
 def test_rounding_up_keeps_few_bits():
     values = np.random.default_rng(0).random(200)
-    up = rounded_up(values, 12)
+    up = round_up(values, 12)
     assert [definitions.rounded_up(value, 12) for value in values.tolist()] == up.tolist()
     assert ((up >= values) & (up < values * (1 + 2.0**-10))).all()
 

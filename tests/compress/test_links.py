@@ -136,7 +136,7 @@ def test_an_idle_link_that_is_asked_for_is_believed_at_its_second_probe() -> Non
 
 def test_what_is_saved_goes_on_alike() -> None:
     one, other = settled(LinkModel(1e-2, 0.5)), estimate()
-    other.restore(one.saved())
+    other.load_state_dict(one.state_dict())
     for _ in range(20):
         assert stepped(one, LINK) == stepped(other, LINK)
-        assert one.saved() == other.saved()
+        assert one.state_dict() == other.state_dict()

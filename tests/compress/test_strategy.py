@@ -81,11 +81,11 @@ def test_a_decider_goes_on_from_what_another_saved() -> None:
     settings = Flexible()
     for steps in (7, 40):
         (first, _) = World(falling).run(settings, steps)
-        saved = first.saved()
+        saved = first.state_dict()
         second = Decider(settings, 1, WORKERS, carriers=CARRIERS, headers=1)
-        first.restore(saved)
-        second.restore(saved)
-        assert saved == first.saved() == second.saved()
+        first.load_state_dict(saved)
+        second.load_state_dict(saved)
+        assert saved == first.state_dict() == second.state_dict()
         for _ in range(20):
             assert first.next == second.next
             measured = Measurement(2e-3, 3e-3, 4e-3, 5e-3, 0.1, 1e-3, 1e-3, 0.3)

@@ -33,7 +33,7 @@ from peelsum.compress import (
     VarTopK,
     registered,
 )
-from peelsum.compress.arithmetic import code_of, value_of
+from peelsum.compress.arithmetic import from_code, to_code
 from peelsum.compress.sparsifier import Elected
 from peelsum.summation import Words
 
@@ -79,7 +79,7 @@ def alone(compressor: Compressor, tensor: np.ndarray, **fields: Any) -> tuple[np
     for number in range(compressor.rounds):
         state.round = number
         if compressor.kind == "additive":
-            state.bound = value_of(code_of(compressor.announced(flat, state)))
+            state.bound = from_code(to_code(compressor.announce(flat, state)))
         if isinstance(compressor, Elected):
             state.positions = compressor.decode(compressor.encode(flat, state), state)
         if compressor.kind == "additive" and not state.bound:

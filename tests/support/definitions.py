@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from peelsum.compress.methods.packed import block_of
+from peelsum.compress.methods.packed import block_size
 
 Numbers = Sequence[float]
 _INT32_MAX = 2**31 - 1
@@ -82,7 +82,7 @@ def rotated(values: Numbers, signs: Sequence[int], block: int) -> list[float]:
     return [one for begin in range(0, len(signed), block) for one in hadamard(signed[begin : begin + block])]
 
 
-def rotated_back(values: Numbers, signs: Sequence[int], block: int, elements: int) -> list[float]:
+def rotate_back(values: Numbers, signs: Sequence[int], block: int, elements: int) -> list[float]:
     """Return D H y / n of every block."""
     parts = [one for at in range(0, len(values), block) for one in hadamard(values[at : at + block])]
     pairs = zip(parts, signs, strict=True)
@@ -260,13 +260,13 @@ def _words(compressor: Any, state: Any, count: int) -> list[int]:
 def _packed(c: Any, x: Numbers, s: Any) -> list[float]:
     if not c.rotate:
         return packed_integers(x, s.bound, c.bits, s.workers, _words(c, s, len(x)))
-    block = block_of(len(x))
+    block = block_size(len(x))
     padded = -(-len(x) // block) * block
     signs = s.random(padded, c.seed, per_worker=False).tolist()
     turned = rotated(x, signs, block)
     assert single(max(map(abs, turned))) <= s.bound
     levels = packed_integers(turned, s.bound, c.bits, s.workers, _words(c, s, padded))
-    return rotated_back(levels, signs, block, len(x))
+    return rotate_back(levels, signs, block, len(x))
 
 
 def _sampled(c: Any, x: Numbers, s: Any) -> list[int]:

@@ -44,8 +44,8 @@ def scripted(script: Script | None) -> Iterator[None]:
             self._follow(self._script_step + 1)
             return events
 
-        def restore(self, values: Any) -> None:
-            super().restore(values)
+        def load_state_dict(self, values: Any) -> None:
+            super().load_state_dict(values)
             self._follow(self.observed)
 
         def _follow(self, step: int) -> None:

@@ -137,7 +137,7 @@ def recorded(every: int) -> Recorded:
 
         return call
 
-    for kind in ("scattered", "reduced"):
+    for kind in ("reduce_scatter", "reduce"):
         setattr(TensorSums, kind, recording(kind, getattr(TensorSums, kind)))
     return made
 
@@ -151,7 +151,7 @@ def check_recorded(told: list[Recorded]) -> dict[int, int]:
     for job, workers in jobs.items():
         calls = list(zip(*(workers[worker] for worker in range(len(workers))), strict=True))
         for call in calls:
-            check_pieces(call) if call[0][0].startswith("scattered") else check_wholes(call)
+            check_pieces(call) if call[0][0].startswith("reduce_scatter") else check_wholes(call)
         checked[job] = len(calls)
     return checked
 

@@ -233,12 +233,12 @@ def test_a_long_table_costs_its_touched_rows(monkeypatch, ranks, length):
     words = []
 
     class Counted(process_group_module.TensorSums):
-        def summed_rows(self, tensor, reduction):
+        def reduce_rows(self, tensor, reduction):
             seat = self._summation.backend
             gather, add = seat.all_gather, seat.sum_words
             seat.all_gather = lambda given: words.append(given.size) or gather(given)
             seat.sum_words = lambda parts: words.extend(one.words.size for one in parts) or add(parts)
-            return super().summed_rows(tensor, reduction)
+            return super().reduce_rows(tensor, reduction)
 
     monkeypatch.setattr(process_group_module, "TensorSums", Counted)
 

@@ -25,7 +25,7 @@ NOT_FINITE = 0xFF << _MANTISSA_BITS
 UNIT_BITS = 16
 
 
-def code_of(value: float) -> int:
+def to_code(value: float) -> int:
     """Return the bit pattern of `value` >= 0, rounded up to a float32. Patterns have the order of floats.
 
     NaN, and values above the range of float32, become `NOT_FINITE`.
@@ -39,24 +39,24 @@ def code_of(value: float) -> int:
     return min(int(rounded.view(np.uint32)), NOT_FINITE)
 
 
-def value_of(code: int) -> float:
+def from_code(code: int) -> float:
     """Return the float32 with the bit pattern `code`."""
     return float(np.uint32(code).view(np.float32))
 
 
-def rounded_up(values: NDArray[np.float64], bits: int = UNIT_BITS) -> NDArray[np.float64]:
+def round_up(values: NDArray[np.float64], bits: int = UNIT_BITS) -> NDArray[np.float64]:
     """Return the smallest numbers of at most `bits` significant bits that are not below `values` >= 0."""
     mantissas, exponents = np.frexp(values)
     return np.asarray(np.ldexp(np.ceil(np.ldexp(mantissas, bits)), exponents - bits))
 
 
-def rounded(values: Values, bits: int) -> Values:
+def round_to_bits(values: Values, bits: int) -> Values:
     """Return values rounded to `bits` significant bits."""
     mantissas, exponents = np.frexp(values)
     return np.asarray(np.ldexp(np.rint(np.ldexp(mantissas, bits)), exponents - bits))
 
 
-def levels(values: Values, units: Values | float, random: Words) -> NDArray[np.int64]:
+def round_stochastically(values: Values, units: Values | float, random: Words) -> NDArray[np.int64]:
     """Return values / units as integers, rounded stochastically: up with the probability of the fraction.
 
     Magnitudes are rounded. The mean is unbiased; the probability is exact up to 2**-32.
@@ -89,7 +89,7 @@ def unpack(words: Words, count: int, bits: int) -> NDArray[np.int64]:
     return fields.reshape(-1)[:count].astype(np.int64)
 
 
-def field_bits(largest: int) -> int:
+def field_width(largest: int) -> int:
     """Return the smallest width of a field (1, 2, 4, ... or 32 bits) for the numbers 0 to `largest`."""
     return 1 << (max(largest.bit_length(), 1) - 1).bit_length()
 
@@ -100,24 +100,24 @@ def fixed_words(values: Floats, bound: float, workers: int) -> Words:
     bound: the largest magnitude of any worker's values.
     """
     words = np.empty(len(values), np.uint32)
-    fixed = fixed_point(code_of(bound) >> _MANTISSA_BITS, workers)
+    fixed = fixed_point(to_code(bound) >> _MANTISSA_BITS, workers)
     quantize(values, fixed, words.view(np.int32))
     return words
 
 
 def fixed_values(words: Words, bound: float, workers: int) -> Values:
     """Return float64[k]: the values of `fixed_words`, or their sums if words were added up."""
-    scale = fixed_point(code_of(bound) >> _MANTISSA_BITS, workers).scale
+    scale = fixed_point(to_code(bound) >> _MANTISSA_BITS, workers).scale
     return np.ldexp(words.view(np.int32).astype(np.float64), -scale)
 
 
-def bytes_of(*arrays: NDArray[Any]) -> Bytes:
+def to_bytes(*arrays: NDArray[Any]) -> Bytes:
     """Return the bytes of all arrays, concatenated."""
     return np.concatenate([np.ascontiguousarray(array).view(np.uint8) for array in arrays])
 
 
-def arrays_of(data: Bytes, *layout: tuple[type[np.generic], int]) -> list[NDArray[Any]]:
-    """Return the arrays that `bytes_of` concatenated, given the type and length of each.
+def from_bytes(data: Bytes, *layout: tuple[type[np.generic], int]) -> list[NDArray[Any]]:
+    """Return the arrays that `to_bytes` concatenated, given the type and length of each.
 
     Length -1 stands for all remaining bytes.
     """
@@ -129,12 +129,12 @@ def arrays_of(data: Bytes, *layout: tuple[type[np.generic], int]) -> list[NDArra
     return arrays
 
 
-def scales_of(mantissas: NDArray[np.uint16], exponents: NDArray[np.int16]) -> Values:
-    """Return float64[n]: the scales that `halves_of` split."""
+def join_scales(mantissas: NDArray[np.uint16], exponents: NDArray[np.int16]) -> Values:
+    """Return float64[n]: the scales that `split_scales` split."""
     return np.asarray(np.ldexp(mantissas.astype(np.float64), exponents.astype(np.int64) - UNIT_BITS))
 
 
-def halves_of(scales: Values) -> tuple[NDArray[np.uint16], NDArray[np.int16]]:
+def split_scales(scales: Values) -> tuple[NDArray[np.uint16], NDArray[np.int16]]:
     """Split scales >= 0 of at most 16 significant bits into mantissas and exponents."""
     mantissas, exponents = np.frexp(scales)
     return np.ldexp(mantissas, UNIT_BITS).astype(np.uint16), exponents.astype(np.int16)
@@ -145,13 +145,13 @@ def block_count(elements: int, block: int | None) -> int:
     return -(-elements // block) if block else min(elements, 1)
 
 
-def blocked(values: Floats, block: int | None) -> Values:
+def split_blocks(values: Floats, block: int | None) -> Values:
     """Return float64[blocks, block], padded with zeros."""
     out = np.zeros((block_count(values.size, block), block or max(values.size, 1)))
     out.reshape(-1)[: values.size] = values
     return out
 
 
-def by_element(numbers: Values, elements: int, block: int | None) -> Values:
+def repeat_blocks(numbers: Values, elements: int, block: int | None) -> Values:
     """Return float64[elements]: for each element, the number of its block."""
     return np.repeat(numbers, block or max(elements, 1))[:elements]

@@ -173,7 +173,9 @@ class StrategyReducer(LossyReducer):
 
     def saved(self) -> dict[str, Any]:
         decider = self._decider
-        strategy = self._restored if decider is None else {"of": self._identity(decider), **decider.saved()}
+        strategy = (
+            self._restored if decider is None else {"of": self._identity(decider), **decider.state_dict()}
+        )
         return {**super().saved(), "strategy": dict(strategy)}
 
     def restore(
@@ -224,7 +226,7 @@ class StrategyReducer(LossyReducer):
         )
         if self._restored and self._restored["of"] == self._identity(decider):
             try:
-                decider.restore(self._restored)
+                decider.load_state_dict(self._restored)
             except (KeyError, TypeError, ValueError) as error:
                 raise CompressConfigError(
                     f"strategy: is not that of a saved state ({type(error).__name__}: {error}); "
@@ -232,7 +234,7 @@ class StrategyReducer(LossyReducer):
                 ) from error
         elif self._restored:
             _LOGGER.info("strategy: saved with other settings or ranks; ratios are explored again")
-        text = repr((self._identity(decider), decider.saved()))
+        text = repr((self._identity(decider), decider.state_dict()))
         message = (
             f"strategy: not the same on every worker; worker {backend.worker_id} has {self._settings!r}; "
             "pass the same settings, and restore the same step, on every worker"

@@ -17,7 +17,7 @@ from peelsum.allreduce import Allreduce, Form, IndexForm, StepResult
 from peelsum.allreduce.result import Tally, TensorTally
 from peelsum.allreduce.rounds import Phase
 from peelsum.compress.arguments import CompressError
-from peelsum.compress.arithmetic import arrays_of, bytes_of, code_of, value_of
+from peelsum.compress.arithmetic import from_bytes, from_code, to_bytes, to_code
 from peelsum.compress.collectives import Bytes, Collectives, concatenate, split
 from peelsum.compress.compressor import Compressor, Floats, Kind, Payload, TensorState, Values
 from peelsum.compress.memory import ExactValues
@@ -347,7 +347,7 @@ def _exchange_header(
     #: For each unit, the bounds of all workers, and perhaps their merits.
     received = results[1].reshape(slots.shape)
     for unit, by_worker in zip(units, received, strict=True):
-        unit.state.bound = value_of(int(by_worker[0].max()))
+        unit.state.bound = from_code(int(by_worker[0].max()))
         unit.finite = unit.state.bound < math.inf
     if elected and elected.by_merit:
         _, indexes = collectives.broadcast(pieces, [int(by_worker[-1].argmax()) for by_worker in received])
@@ -358,10 +358,10 @@ def _exchange_header(
 
 def _bound_and_merit(compressor: Compressor, unit: Unit) -> list[int]:
     """Return a unit's bound and, if it decides the election, its merit, as bit patterns of float32."""
-    values = [compressor.announced(unit.tensor, unit.state) if unit.finite else math.inf]
+    values = [compressor.announce(unit.tensor, unit.state) if unit.finite else math.inf]
     if isinstance(compressor, Elected) and compressor.by_merit:
         values.append(compressor.merit(unit.tensor, unit.state) if unit.finite else math.inf)
-    return list(map(code_of, values))
+    return list(map(to_code, values))
 
 
 def _encode_index(compressor: Elected, unit: Unit) -> Words:
@@ -385,13 +385,13 @@ def exchange_gathered(
         ]
         finite_payloads = [payload for payload in payloads if payload is not None]
         lengths = [_NOT_FINITE_LENGTH if payload is None else payload.nbytes for payload in payloads]
-        message = bytes_of(np.array([digest], np.uint64), np.array(lengths, np.uint32), *finite_payloads)
+        message = to_bytes(np.array([digest], np.uint64), np.array(lengths, np.uint32), *finite_payloads)
     collectives.payload_bytes += sum(payload.nbytes for payload in finite_payloads)
     messages = collectives.gather(message)
     with collectives.timed("decode"):
         for worker, received in enumerate(messages):
             layout = (np.uint64, 1), (np.uint32, len(units)), (np.uint8, -1)
-            received_digest, sizes, data = arrays_of(received, *layout)
+            received_digest, sizes, data = from_bytes(received, *layout)
             if received_digest.tolist() != [digest]:
                 raise CompressError(
                     f"step: worker {worker} is in another step; start all workers from the same checkpoint"

@@ -112,7 +112,7 @@ class LinkEstimate:
             self.request_probe()
         else:
             self._steps_without_sample += 1
-        self._link = self._estimated()
+        self._link = self._estimate_link()
 
     @property
     def doubtful(self) -> bool:
@@ -123,8 +123,8 @@ class LinkEstimate:
         """Have latency and bandwidth measured in the next step."""
         self._probe_requested = True
 
-    def saved(self) -> dict[str, Any]:
-        """Return the samples as plain numbers, which `restore` takes."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the samples as plain numbers, which `load_state_dict` takes."""
         return {
             "small": [list(astuple(sample)) for sample in self._small],
             "word_s": list(self._word_s),
@@ -136,16 +136,16 @@ class LinkEstimate:
             "doubts": self._slow_steps,
         }
 
-    def restore(self, values: Mapping[str, Any]) -> None:
-        """Continue with samples that `saved` returned."""
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Continue with samples that `state_dict` returned."""
         self._small = deque((TimedExchange(*map(float, sample)) for sample in values["small"]), _SAMPLES)
         self._word_s = deque(map(float, values["word_s"]), _SAMPLES)
         self._small_from_step, self._steps_without_sample = bool(values["heard"]), int(values["untold"])
         self._repeats, self._probe_requested = int(values["repeated"]), bool(values["asked"])
         self._slow_probes, self._slow_steps = int(values["slow"]), int(values["doubts"])
-        self._link = self._estimated()
+        self._link = self._estimate_link()
 
-    def _estimated(self) -> LinkModel | None:
+    def _estimate_link(self) -> LinkModel | None:
         """Return the link by the samples so far; None without samples of latency and bandwidth."""
         if not self._small or not self._word_s:
             return None

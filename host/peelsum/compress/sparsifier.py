@@ -21,7 +21,7 @@ from peelsum import buffers
 from peelsum.codec import HOST, index_words
 from peelsum.compress import loops
 from peelsum.compress.arguments import CompressConfigError, Level, Momentum, Norm, Seed, Share, Steps
-from peelsum.compress.arithmetic import arrays_of, bytes_of
+from peelsum.compress.arithmetic import from_bytes, to_bytes
 from peelsum.compress.compressor import Compressor, Floats, Kind, Payload, Positions, TensorState, Values
 from peelsum.compress.methods.packed import Dense
 from peelsum.summation import Words
@@ -88,12 +88,12 @@ class Sparsifier(Compressor, abstract=True):
         if self._value_compressor is not None:
             self._value_compressor.check(workers)
 
-    def announced(self, tensor: Floats, state: TensorState) -> float:
-        """See `Compressor.announced`; if another worker may choose, the bound is that of all elements."""
+    def announce(self, tensor: Floats, state: TensorState) -> float:
+        """See `Compressor.announce`; if another worker may choose, the bound is that of all elements."""
         if self.choice == "elected" or self._value_compressor is None:
-            return super().announced(tensor, state)
+            return super().announce(tensor, state)
         state.positions = self._choose_sorted(tensor, state)
-        return self._value_compressor.announced(tensor[state.positions], self._value_state(state))
+        return self._value_compressor.announce(tensor[state.positions], self._value_state(state))
 
     def compress(self, tensor: Floats, state: TensorState) -> Payload:
         if self.choice == "own":
@@ -105,12 +105,12 @@ class Sparsifier(Compressor, abstract=True):
         payload = self._value_compressor.compress(tensor[positions], self._value_state(state))
         if self.kind == "additive":
             return payload
-        return bytes_of(np.array([positions.size], np.uint32), positions.astype(np.uint32), payload)
+        return to_bytes(np.array([positions.size], np.uint32), positions.astype(np.uint32), payload)
 
     def decompress(self, payload: Payload, state: TensorState, added: int = 1) -> Values:
         if self.kind == "gather":
             (count,) = payload[:_COUNT_BYTES].view(np.uint32).tolist()
-            _, positions, payload = arrays_of(payload, (np.uint32, 1), (np.uint32, count), (np.uint8, -1))
+            _, positions, payload = from_bytes(payload, (np.uint32, 1), (np.uint32, count), (np.uint8, -1))
             state = replace(state, positions=positions.astype(np.int64))
         assert state.positions is not None
         if self._value_compressor is not None:

@@ -268,19 +268,19 @@ class Decider:
         """The decision for the step before `next`; None for the first step since the start."""
         return self._previous
 
-    def saved(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state on which later decisions depend, as plain values, the same on all workers."""
-        estimates = {carrier: estimate.saved() for carrier, estimate in self._estimates.items()}
+        estimates = {carrier: estimate.state_dict() for carrier, estimate in self._estimates.items()}
         return {"known": copy.deepcopy(vars(self._state)), "estimates": estimates}
 
-    def restore(self, values: Mapping[str, Any]) -> None:
-        """Restore the result of `saved` of a decider with the same settings, workers and carriers.
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Restore the result of `state_dict` of a decider with the same settings, workers and carriers.
 
         Raises KeyError, TypeError or ValueError for other values.
         """
         state = _DeciderState(**copy.deepcopy(values["known"]))
         for carrier, estimate in self._estimates.items():
-            estimate.restore(values["estimates"][carrier])
+            estimate.load_state_dict(values["estimates"][carrier])
         self._state = state
         self._step = replace(self._step, elements=state.elements, sums=state.sums)
         self._previous = None

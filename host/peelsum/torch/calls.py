@@ -263,7 +263,7 @@ def _reduce_scatter(name: str) -> Call:
             for targets, sources in pairs
         ):
             return call_gloo(self._gloo, name, outputs, inputs, opts)
-        return self._submit_pieces(name, opts, pairs, partial(self._sums.scattered, reduction=reduction))
+        return self._submit_pieces(name, opts, pairs, partial(self._sums.reduce_scatter, reduction=reduction))
 
     return call
 
@@ -281,7 +281,7 @@ def _all_gather(name: str) -> Call:
             for targets, sources in pairs
         ):
             return call_gloo(self._gloo, name, outputs, inputs, opts)
-        return self._submit_pieces(name, opts, pairs, self._sums.gathered)
+        return self._submit_pieces(name, opts, pairs, self._sums.all_gather)
 
     return call
 

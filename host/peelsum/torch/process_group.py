@@ -188,7 +188,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
             return call_gloo(self._gloo, name, tensors, opts)
         if any(tensor.is_sparse for tensor in tensors):
             return self._submit_sparse(name, opts, tensors, reduction, written)
-        reduced = functools.partial(self._sums.reduced, reduction=reduction)
+        reduced = functools.partial(self._sums.reduce, reduction=reduction)
         return self._submit(name, opts, tensors, reduced, written)
 
     def _submit(
@@ -224,7 +224,7 @@ class SwitchProcessGroup(dist.ProcessGroup):
 
         def work() -> None:
             for tensor in sparse:
-                row_sum = sums.summed_rows(tensor, reduction)
+                row_sum = sums.reduce_rows(tensor, reduction)
                 if written:
                     row_sum.write()
 

@@ -118,7 +118,7 @@ class RowSum:
         return self.union.unshared(worker).size * self.tensor.width * self.values.element_size()
 
     def write_unshared(
-        self, worker: int, words: Words, scaled: Callable[[torch.Tensor], torch.Tensor]
+        self, worker: int, words: Words, scale_rows: Callable[[torch.Tensor], torch.Tensor]
     ) -> int:
         """Write a worker's unshared rows, the first of `words`, to `values`; return how many words they are.
 
@@ -130,7 +130,7 @@ class RowSum:
             return 0
         rows = torch.from_numpy(words[:count].view(np.uint8)[:size].copy()).view(self.values.dtype)
         self.finite &= not self.fixed or bool(rows.isfinite().all())
-        self.values[places] = scaled(rows).view(places.numel(), self.tensor.width).to(self.values.dtype)
+        self.values[places] = scale_rows(rows).view(places.numel(), self.tensor.width).to(self.values.dtype)
         return count
 
     def write(self) -> None:
@@ -165,7 +165,7 @@ def sum_rows(
         for tensor, union in zip(tensors, unions, strict=True)
     ]
     fixed = [row_sum for row_sum in sums if row_sum.fixed]
-    floats = [_multiplied(row_sum.shared.float(), factor).view(-1).numpy() for row_sum in fixed]
+    floats = [_multiply(row_sum.shared.float(), factor).view(-1).numpy() for row_sum in fixed]
     totals = sum_floats(summation, floats, average=average)
     for row_sum, total, scale in zip(fixed, totals.values, totals.scales, strict=True):
         row_sum.write_shared(torch.from_numpy(total))
@@ -175,7 +175,7 @@ def sum_rows(
             assert sum_flat is not None
             row_sum.write_shared(sum_flat(row_sum.shared.view(-1)))
     divisor = summation.workers if average else 1
-    _exchange_unshared(summation, sums, partial(_scaled, divisor=divisor, factor=factor))
+    _exchange_unshared(summation, sums, partial(_scale, divisor=divisor, factor=factor))
     for row_sum in sums:
         if not row_sum.finite:
             row_sum.values.fill_(math.nan)
@@ -183,7 +183,7 @@ def sum_rows(
 
 
 def _exchange_unshared(
-    summation: GatheringSummation, sums: Sequence[RowSum], scaled: Callable[[torch.Tensor], torch.Tensor]
+    summation: GatheringSummation, sums: Sequence[RowSum], scale_rows: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     """Gather all workers' unshared rows, and write them to the sums."""
     workers = range(summation.workers)
@@ -195,7 +195,7 @@ def _exchange_unshared(
     for worker, words in enumerate(summation.all_gather(padded).reshape(len(workers), padded.size)):
         begin = 0
         for row_sum in sums:
-            begin += row_sum.write_unshared(worker, words[begin:], scaled)
+            begin += row_sum.write_unshared(worker, words[begin:], scale_rows)
 
 
 def _as_words(tensor: torch.Tensor) -> Words:
@@ -206,13 +206,13 @@ def _as_words(tensor: torch.Tensor) -> Words:
     return words
 
 
-def _multiplied(values: torch.Tensor, factor: float | None) -> torch.Tensor:
+def _multiply(values: torch.Tensor, factor: float | None) -> torch.Tensor:
     return values if factor is None else values.float() * factor
 
 
-def _scaled(values: torch.Tensor, divisor: int, factor: float | None) -> torch.Tensor:
+def _scale(values: torch.Tensor, divisor: int, factor: float | None) -> torch.Tensor:
     """Return values times `factor` over `divisor`; quotients of integers are rounded towards zero."""
-    values = _multiplied(values, factor)
+    values = _multiply(values, factor)
     if divisor == 1:
         return values
     if values.is_floating_point():

@@ -109,7 +109,7 @@ class TensorSums:
         self._summation, self._precise_up_to = summation, precise_up_to
         self._sum, self._average = Allreduce(summation), Allreduce(summation, average=True)
 
-    def reduced(self, tensor: torch.Tensor, reduction: Reduction) -> torch.Tensor:
+    def reduce(self, tensor: torch.Tensor, reduction: Reduction) -> torch.Tensor:
         """Return the reduction over workers, in the same shape, perhaps in a wider type."""
         flat = tensor.detach().resolve_neg().contiguous().view(-1)
         if reduction.op in (_R.BOR, _R.BAND):
@@ -120,9 +120,9 @@ class TensorSums:
             result = torch.from_numpy(self._sum_integers(flat.numpy(), average=reduction.op == _R.AVG))
         return result.view(tensor.shape)
 
-    def summed_rows(self, tensor: SparseTensor, reduction: Reduction) -> RowSum:
+    def reduce_rows(self, tensor: SparseTensor, reduction: Reduction) -> RowSum:
         """Return the reduction of a sparse tensor over workers."""
-        sum_flat = functools.partial(self.reduced, reduction=reduction)
+        sum_flat = functools.partial(self.reduce, reduction=reduction)
         (total,) = sum_rows(
             self._summation,
             [tensor],
@@ -134,16 +134,16 @@ class TensorSums:
         )
         return total
 
-    def scattered(self, flat: torch.Tensor, reduction: Reduction) -> torch.Tensor:
+    def reduce_scatter(self, flat: torch.Tensor, reduction: Reduction) -> torch.Tensor:
         """Return this worker's chunk, [n], of the reduction of flat[workers * n]."""
         if reduction.op not in SUMS or flat.dtype not in _FLOATS or flat.numel() <= self._precise_up_to:
-            chunks = self.reduced(flat, reduction).chunk(self._summation.workers)
+            chunks = self.reduce(flat, reduction).chunk(self._summation.workers)
             return chunks[self._summation.worker_id]
         values = (flat.float() if reduction.factor is None else flat.float() * reduction.factor).numpy()
         average = reduction.op == _R.AVG
         return torch.from_numpy(reduce_scatter(self._summation, values, average=average))
 
-    def gathered(self, flat: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, flat: torch.Tensor) -> torch.Tensor:
         """Return the flat tensors [n] of all workers, one after the other: [workers * n]."""
         words, size = _words_with_size(flat)
         rows = self._summation.all_gather(words).reshape(self._summation.workers, -1)

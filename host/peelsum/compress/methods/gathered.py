@@ -9,17 +9,17 @@ import numpy as np
 from peelsum.compress.arguments import Count, Seed
 from peelsum.compress.arithmetic import (
     UNIT_BITS,
-    arrays_of,
     block_count,
-    blocked,
-    by_element,
-    bytes_of,
-    halves_of,
-    levels,
+    from_bytes,
+    join_scales,
     pack,
-    rounded,
-    rounded_up,
-    scales_of,
+    repeat_blocks,
+    round_stochastically,
+    round_to_bits,
+    round_up,
+    split_blocks,
+    split_scales,
+    to_bytes,
     unpack,
 )
 from peelsum.compress.compressor import Compressor, Floats, Payload, TensorState, Values
@@ -38,10 +38,10 @@ class Single(Compressor):
     needs_feedback = False
 
     def compress(self, tensor: Floats, state: TensorState) -> Payload:
-        return bytes_of(tensor)
+        return to_bytes(tensor)
 
     def decompress(self, payload: Payload, state: TensorState, added: int = 1) -> Values:
-        return arrays_of(payload, (np.float32, -1))[0].astype(np.float64)
+        return from_bytes(payload, (np.float32, -1))[0].astype(np.float64)
 
 
 class Half(Compressor):
@@ -59,10 +59,10 @@ class Half(Compressor):
         exponent = int(np.frexp(np.abs(tensor).max(initial=0.0))[1])
         shift = max(exponent - _LARGEST_HALF, 0)
         halves = np.ldexp(tensor.astype(np.float64), -shift).astype(np.float16)
-        return bytes_of(np.array([shift], np.uint8), halves)
+        return to_bytes(np.array([shift], np.uint8), halves)
 
     def decompress(self, payload: Payload, state: TensorState, added: int = 1) -> Values:
-        shift, halves = arrays_of(payload, (np.uint8, 1), (np.float16, -1))
+        shift, halves = from_bytes(payload, (np.uint8, 1), (np.float16, -1))
         return np.ldexp(halves.astype(np.float64), int(shift[0]))
 
 
@@ -80,10 +80,10 @@ class Brain(Compressor):
         bits = tensor.view(np.uint32).astype(np.uint64)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         infinite = (rounded & 0x7FFF) == 0x7F80
-        return bytes_of((rounded - infinite).astype(np.uint16))
+        return to_bytes((rounded - infinite).astype(np.uint16))
 
     def decompress(self, payload: Payload, state: TensorState, added: int = 1) -> Values:
-        (halves,) = arrays_of(payload, (np.uint16, -1))
+        (halves,) = from_bytes(payload, (np.uint16, -1))
         return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
 
 
@@ -101,16 +101,16 @@ class Int8Blocks(Compressor):
     block: Count = 256
 
     def compress(self, tensor: Floats, state: TensorState) -> Payload:
-        blocks = blocked(tensor, self.block)
+        blocks = split_blocks(tensor, self.block)
         exponents = np.frexp(np.abs(blocks).max(1, initial=0.0))[1] - 7
         levels = np.clip(np.rint(np.ldexp(blocks, -exponents[:, None])), -127, 127).astype(np.int8)
-        return bytes_of(exponents.astype(np.int16), levels.ravel()[: tensor.size])
+        return to_bytes(exponents.astype(np.int16), levels.ravel()[: tensor.size])
 
     def decompress(self, payload: Payload, state: TensorState, added: int = 1) -> Values:
         n = state.elements
-        exponents, levels = arrays_of(payload, (np.int16, block_count(n, self.block)), (np.int8, n))
+        exponents, levels = from_bytes(payload, (np.int16, block_count(n, self.block)), (np.int8, n))
         units = np.ldexp(np.ones(exponents.size), exponents.astype(np.int64))
-        return np.asarray(levels * by_element(units, n, self.block))
+        return np.asarray(levels * repeat_blocks(units, n, self.block))
 
 
 class QSGD(Compressor):
@@ -133,21 +133,23 @@ class QSGD(Compressor):
     seed: Seed = 0
 
     def compress(self, tensor: Floats, state: TensorState) -> Payload:
-        most, blocks = 2 ** (self.bits - 1) - 1, blocked(tensor, self.block)
+        most, blocks = 2 ** (self.bits - 1) - 1, split_blocks(tensor, self.block)
         norms = np.abs(blocks).max(1, initial=0.0)
         if self.norm == "two":
             norms = np.maximum(np.sqrt((blocks**2).sum(1)), norms)
-        units = rounded_up(norms / most)
-        element_units = by_element(np.where(units > 0, units, 1.0), tensor.size, self.block)
-        rounded = levels(tensor.astype(np.float64), element_units, state.random(tensor.size, self.seed))
-        return bytes_of(*halves_of(units), pack(rounded + most, self.bits))
+        units = round_up(norms / most)
+        element_units = repeat_blocks(np.where(units > 0, units, 1.0), tensor.size, self.block)
+        rounded = round_stochastically(
+            tensor.astype(np.float64), element_units, state.random(tensor.size, self.seed)
+        )
+        return to_bytes(*split_scales(units), pack(rounded + most, self.bits))
 
     def decompress(self, payload: Payload, state: TensorState, added: int = 1) -> Values:
         n, blocks = state.elements, block_count(state.elements, self.block)
         layout = (np.uint16, blocks), (np.int16, blocks), (np.uint32, -1)
-        mantissas, exponents, words = arrays_of(payload, *layout)
+        mantissas, exponents, words = from_bytes(payload, *layout)
         rounded = unpack(words, n, self.bits) - (2 ** (self.bits - 1) - 1)
-        return np.asarray(rounded * by_element(scales_of(mantissas, exponents), n, self.block))
+        return np.asarray(rounded * repeat_blocks(join_scales(mantissas, exponents), n, self.block))
 
 
 class NaturalCompression(Compressor):
@@ -172,10 +174,10 @@ class NaturalCompression(Compressor):
         # Field 0 is zero, field f is 2**(f - 127): float32's own exponent field.
         fields = np.where(down > 0, below - _SMALLEST_POWER + 1 + up, up)
         negative = pack(((tensor < 0) & (fields > 0)).astype(np.uint32), 1)
-        return bytes_of(fields.astype(np.uint8), negative)
+        return to_bytes(fields.astype(np.uint8), negative)
 
     def decompress(self, payload: Payload, state: TensorState, added: int = 1) -> Values:
-        fields, words = arrays_of(payload, (np.uint8, state.elements), (np.uint32, -1))
+        fields, words = from_bytes(payload, (np.uint8, state.elements), (np.uint32, -1))
         exponents = fields.astype(np.int64) - 1 + _SMALLEST_POWER
         powers = np.ldexp(np.where(fields > 0, 1.0, 0.0), exponents)
         return np.where(unpack(words, state.elements, 1) > 0, -powers, powers)
@@ -193,9 +195,9 @@ class EFSignSGD(Compressor):
 
     def compress(self, tensor: Floats, state: TensorState) -> Payload:
         mean = np.abs(tensor.astype(np.float64)).sum() / max(tensor.size, 1)
-        scale = halves_of(rounded(np.array([mean]), UNIT_BITS))
-        return bytes_of(*scale, pack((tensor < 0).astype(np.uint32), 1))
+        scale = split_scales(round_to_bits(np.array([mean]), UNIT_BITS))
+        return to_bytes(*scale, pack((tensor < 0).astype(np.uint32), 1))
 
     def decompress(self, payload: Payload, state: TensorState, added: int = 1) -> Values:
-        *scale, words = arrays_of(payload, (np.uint16, 1), (np.int16, 1), (np.uint32, -1))
-        return scales_of(*scale) * (1.0 - 2.0 * unpack(words, state.elements, 1))
+        *scale, words = from_bytes(payload, (np.uint16, 1), (np.int16, 1), (np.uint32, -1))
+        return join_scales(*scale) * (1.0 - 2.0 * unpack(words, state.elements, 1))

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from peelsum.compress.arguments import CompressConfigError, Seed
 from peelsum.compress.arithmetic import (
-    field_bits,
+    field_width,
     fixed_values,
     fixed_words,
-    levels,
     pack,
-    rounded_up,
+    round_stochastically,
+    round_up,
     unpack,
 )
 from peelsum.compress.compressor import Compressor, Floats, Payload, TensorState, Values
@@ -60,7 +60,7 @@ class Packed(Compressor, abstract=True):
 
     def field(self, workers: int) -> tuple[int, int]:
         """Return the width of a field in bits, and h."""
-        return field_bits(2 * workers), 1
+        return field_width(2 * workers), 1
 
     def check(self, workers: int) -> None:
         if workers > _MAX_WORKERS:
@@ -122,25 +122,25 @@ class PackedIntegers(Packed):
                 f"bits: {self.bits} holds the sum of {max_workers} workers, not of {workers}; use more bits"
             )
 
-    def announced(self, tensor: Floats, state: TensorState) -> float:
-        """See `Compressor.announced`: the largest magnitude after the rotation."""
+    def announce(self, tensor: Floats, state: TensorState) -> float:
+        """See `Compressor.announce`: the largest magnitude after the rotation."""
         return float(np.abs(self._rotated(tensor, state)).max(initial=0.0))
 
     def unit(self, state: TensorState) -> float:
         """Return the unit of the integers."""
-        return float(rounded_up(np.array(state.bound / self.field(state.workers)[1]), _UNIT_BITS))
+        return float(round_up(np.array(state.bound / self.field(state.workers)[1]), _UNIT_BITS))
 
     def fields(self, elements: int) -> int:
         return padded_size(elements) if self.rotate else elements
 
     def integers(self, tensor: Floats, state: TensorState) -> NDArray[np.int64]:
         values = self._rotated(tensor, state)
-        return levels(values, self.unit(state), state.random(values.size, self.seed))
+        return round_stochastically(values, self.unit(state), state.random(values.size, self.seed))
 
     def values(self, sums: NDArray[np.int64], added: int, state: TensorState) -> Values:
         if not self.rotate:
             return np.asarray(sums * self.unit(state))
-        return rotated_back(sums, self.unit(state), self._signs(state), state.elements)
+        return rotate_back(sums, self.unit(state), self._signs(state), state.elements)
 
     def _signs(self, state: TensorState) -> NDArray[np.uint32]:
         return state.random(padded_size(state.elements), self.seed, per_worker=False)
@@ -149,7 +149,7 @@ class PackedIntegers(Packed):
         if not self.rotate:
             return tensor.astype(np.float64)
         if "rotated" not in state.scratch:
-            state.scratch["rotated"] = rotated(tensor, self._signs(state))
+            state.scratch["rotated"] = rotate(tensor, self._signs(state))
         values: Values = state.scratch["rotated"]
         return values
 
@@ -166,7 +166,9 @@ class TernGrad(Packed):
     seed: Seed = 0
 
     def integers(self, tensor: Floats, state: TensorState) -> NDArray[np.int64]:
-        return levels(tensor.astype(np.float64), state.bound, state.random(tensor.size, self.seed))
+        return round_stochastically(
+            tensor.astype(np.float64), state.bound, state.random(tensor.size, self.seed)
+        )
 
     def values(self, sums: NDArray[np.int64], added: int, state: TensorState) -> Values:
         return np.asarray(sums * state.bound)
@@ -193,27 +195,27 @@ class SignSGD(Packed):
 # up to 4,096; the last one is padded with zeros.
 
 
-def block_of(elements: int) -> int:
+def block_size(elements: int) -> int:
     """Return the number of elements in a block: the power of two from `elements` on, at most 4,096."""
     return min(_MAX_BLOCK, 1 << max(elements - 1, 0).bit_length())
 
 
 def padded_size(elements: int) -> int:
     """Return the number of elements of whole blocks."""
-    block = block_of(elements)
+    block = block_size(elements)
     return -(-elements // block) * block
 
 
-def rotated(tensor: Floats, random: Words) -> Values:
+def rotate(tensor: Floats, random: Words) -> Values:
     """Return float64[padded(n)]: H D x of every block; the signs are the top bits of random[padded(n)]."""
     values = np.zeros(len(random))
     values[: tensor.size] = tensor
-    return _hadamard(values * _signs(random), block_of(tensor.size))
+    return _hadamard(values * _signs(random), block_size(tensor.size))
 
 
-def rotated_back(levels: NDArray[np.int64], unit: float, random: Words, elements: int) -> Values:
+def rotate_back(levels: NDArray[np.int64], unit: float, random: Words, elements: int) -> Values:
     """Return float64[elements]: D H (levels * unit) / n, exact for units of few bits."""
-    block = block_of(elements)
+    block = block_size(elements)
     values = _hadamard(levels.astype(np.float64), block) * _signs(random) * (unit / block)
     return np.asarray(values[:elements])
 
