@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import die, error_of
 
-from peelsum.allreduce import LocalSummation, NetworkModel, Part
+from peelsum.allreduce import NetworkModel, Part
 from peelsum.compress import Compressor
 from peelsum.torch import (
     HookStats,
@@ -500,12 +500,6 @@ def in_two_groups(rank: int) -> str:
     ddp.register_comm_hook(state, hook)
     name, message = error_of(lambda: ddp(torch.ones(2)).sum().backward())[:2]
     return f"{name} {message}"
-
-
-def unconnected(rank: int) -> list[tuple[str, str]]:
-    """Return the errors for an unknown backend, and for a summation with more workers than ranks."""
-    backends = ("avian", LocalSummation.group(3)[0])
-    return [error_of(SwitchAllreduceState(over=over).connect)[:2] for over in backends]
 
 
 def leaves_early(rank: int, timeout_s: float) -> float:

@@ -257,9 +257,3 @@ def test_gradients_that_are_not_finite_are_counted():
         training.step(gradients, "ab", "c")
         assert training.state.stats().non_finite == count
     assert math.isnan(training.state.stats().tensors["a"].density_worker)
-
-
-def test_bfloat16_is_summed_by_its_bits():
-    buffer = torch.tensor([1.5, -2.0, 3.0, 0.0, -0.5, 100.0], dtype=torch.bfloat16)
-    training = Training(None)
-    assert training.state.submit(buffer.clone(), [training.parameters["a"]]).wait().equal(buffer)

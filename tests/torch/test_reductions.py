@@ -332,15 +332,6 @@ def test_a_nan_is_the_same_one_whichever_it_was(reduced):
     assert result.view(torch.int32).tolist() == [0x7FC00000] * 3
 
 
-def test_sparse_layouts(ranks):
-    def work(group):
-        tensor = torch.diag(torch.full((4,), float(group.rank()))).to_sparse()
-        group.allreduce([tensor]).wait()
-        return tensor.to_dense().tolist()
-
-    assert ranks(work)[0] == [torch.diag(torch.full((4,), 3.0)).tolist()] * RANKS
-
-
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
 def test_shapes(reduced, shape):
     result, _ = reduced([torch.full(shape, float(rank)) for rank in range(RANKS)])

@@ -28,7 +28,6 @@ def over_gloo():
         {
             "lossless": (training.restored, None),
             "top-k": (training.restored, TopK(0.1, momentum=0.5)),
-            "unconnected": (training.unconnected,),
             "in two groups": (training.in_two_groups,),
             "in double": (training.in_double, {"strategy": Flexible(explore_steps=1)}),
         },
@@ -40,15 +39,6 @@ def test_training_goes_on_from_a_checkpoint_bit_for_bit(name, over_gloo):
     for outcome in over_gloo[name]:
         np.testing.assert_array_equal(outcome["restored"], outcome["expected"])
         assert outcome["steps"] == 6
-
-
-def test_unknown_backends(over_gloo):
-    for outcome in over_gloo["unconnected"]:
-        assert {name for name, _ in outcome} == {"HookConfigError"}
-        assert [message for _, message in outcome] == [
-            "over: 'avian' is not a backend; use 'switch', or one of torch.distributed such as 'gloo'",
-            "over: the job has 3 workers, but 2 ranks train; start 3, or admit a job of 2 workers",
-        ]
 
 
 def test_statistics_before_the_first_sum():
