@@ -181,5 +181,5 @@ def descend(ddp):
 
 
 def test_a_connection_of_the_users_is_not_copied():
-    with pytest.raises(HookConfigError, match=r"over: a Summation is not copied; copy ddp\.module"):
+    with pytest.raises(HookConfigError, match=r"over: a Summation cannot be copied; copy ddp\.module"):
         copy.deepcopy(SwitchAllreduceState(over=Sums()))

@@ -65,12 +65,14 @@ class SummationCollectives:
     def broadcast(
         self, pieces: Sequence[Words], sources: Sequence[int], ahead: Sequence[Part] = ()
     ) -> tuple[list[Words], list[Words]]:
+        """See `Collectives.broadcast`; the other workers OR zeros to the source's words."""
         pairs = zip(pieces, sources, strict=True)
         sent = [words if source == self.worker_id else np.zeros_like(words) for words, source in pairs]
         *results, received = self.sum_words([*ahead, Part(concatenate(sent), "or")])
         return results, split(received, list(map(len, pieces)))
 
     def gather(self, data: Bytes) -> list[Bytes]:
+        """See `Collectives.gather`; each worker writes its bytes to a row, and the rows are ORed."""
         lengths = gather_by_or(self, np.array([data.size], np.uint32))[:, 0]
         padded = np.zeros(-(-int(lengths.max()) // 4) * 4, np.uint8)
         padded[: data.size] = data

@@ -83,11 +83,14 @@ class TensorState:
         return math.prod(self.shape)
 
     def generator(self, seed: int, *, per_worker: bool) -> np.random.Generator:
-        """Return a generator for this tensor, step and round; `per_worker`: a different one on each."""
+        """Return a generator for this tensor, step and round.
+
+        per_worker: whether each worker gets a different one.
+        """
         return np.random.default_rng([self.seed, seed, self.round, 1 + self.worker_id if per_worker else 0])
 
     def random(self, count: int, seed: int, *, per_worker: bool = True) -> Words:
-        """Return uint32[count]: random words; `per_worker`: different ones on each."""
+        """Return uint32[count]: random words. per_worker: whether each worker gets different ones."""
         return self.generator(seed, per_worker=per_worker).integers(0, 2**32, count, np.uint32)
 
 

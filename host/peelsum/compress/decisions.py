@@ -172,6 +172,7 @@ class StrategyReducer(LossyReducer):
             )
 
     def saved(self) -> dict[str, Any]:
+        """Return the residuals and the decider's state; see `Reducer.saved`."""
         decider = self._decider
         strategy = (
             self._restored if decider is None else {"of": self._identity(decider), **decider.state_dict()}

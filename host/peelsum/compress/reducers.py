@@ -45,6 +45,7 @@ class LossyReducer(Reducer):
         loops.warm_up()
 
     def saved(self) -> dict[str, Any]:
+        """Return the residuals, and the arrays that compressors keep; see `Reducer.saved`."""
         residuals = {name: dict(vars(residual)) for name, residual in self.memory.residuals.items()}
         kept = {name: arrays for name, arrays in self.memory.kept.items() if arrays}
         return {"residuals": residuals, **({"kept": kept} if kept else {})}
@@ -97,6 +98,7 @@ class CompressorReducer(LossyReducer):
         self.merges = compressor.kind == "indexed" and compressor.per == "tensor"
 
     def connect(self, turns: Turns, new_group: Callable[[], GroupSummation]) -> None:
+        """Sum at `turns` from now on; make a process group for gathered payloads if one is needed."""
         super().connect(turns, new_group)
         if isinstance(turns.backend, GroupSummation):
             self._group = turns.backend

@@ -96,6 +96,7 @@ class Sparsifier(Compressor, abstract=True):
         return self._value_compressor.announce(tensor[state.positions], self._value_state(state))
 
     def compress(self, tensor: Floats, state: TensorState) -> Payload:
+        """Return the payload of the chosen values; of kind "gather", with their number and positions."""
         if self.choice == "own":
             state.positions = self._choose_sorted(tensor, state)
         positions = state.positions
@@ -108,6 +109,7 @@ class Sparsifier(Compressor, abstract=True):
         return to_bytes(np.array([positions.size], np.uint32), positions.astype(np.uint32), payload)
 
     def decompress(self, payload: Payload, state: TensorState, added: int = 1) -> Values:
+        """Return the values of a payload at their positions, zeros elsewhere."""
         if self.kind == "gather":
             (count,) = payload[:_COUNT_BYTES].view(np.uint32).tolist()
             _, positions, payload = from_bytes(payload, (np.uint32, 1), (np.uint32, count), (np.uint8, -1))
@@ -185,6 +187,7 @@ class TopK(Ratio):
     seed: Seed = field(default=0, kw_only=True)
 
     def choose(self, tensor: Floats, state: TensorState) -> Positions:
+        """Return the positions of the largest elements; with a sample, of those above its threshold."""
         count = self.count(tensor.size, state.step)
         if self.sample is None or not tensor.size:
             return largest(tensor, count)

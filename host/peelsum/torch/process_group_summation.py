@@ -399,6 +399,7 @@ def _reported_key(worker: int) -> str:
 
 
 def _or_method(backend: str, workers: int) -> OrMethod:
+    """Return how a backend ORs words, by the method that takes the fewest bytes."""
     if backend in _BACKENDS_WITH_BOR:
         return "bor"
     return "gather" if workers <= _MAX_GATHER_WORKERS else "max"

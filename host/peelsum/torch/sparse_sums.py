@@ -102,7 +102,7 @@ class RowSum:
         shared_places = np.cumsum(union.shared)[places[is_shared]] - 1
         self.shared[torch.from_numpy(shared_places)] = local_rows[torch.from_numpy(is_shared)]
         #: uint32[k]: this rank's unshared rows, as words.
-        self.unshared = _as_words(local_rows[torch.from_numpy(~is_shared)])
+        self.unshared = as_words(local_rows[torch.from_numpy(~is_shared)])
 
     def write_shared(self, total: torch.Tensor) -> None:
         """Write the sum or average of the shared rows, a flat tensor, to `values`."""
@@ -198,9 +198,11 @@ def _exchange_unshared(
             begin += row_sum.write_unshared(worker, words[begin:], scale_rows)
 
 
-def _as_words(tensor: torch.Tensor) -> Words:
-    """Return a tensor's bytes as words, padded with zeros."""
-    content = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+def as_words(tensor: torch.Tensor) -> Words:
+    """Return a host tensor's bytes as words, padded with zeros."""
+    flat = tensor.resolve_conj().resolve_neg().contiguous().view(-1)
+    # Torch calls a single element contiguous, whatever its stride, but does not view it as bytes.
+    content = flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy()
     words = np.zeros(-(-content.size // 4), np.uint32)
     words.view(np.uint8)[: content.size] = content
     return words

@@ -16,7 +16,7 @@ from peelsum.allreduce import Allreduce, Part, reduce_scatter
 from peelsum.summation import Op, PieceSummation, Words, gather_by_or
 from peelsum.torch.buckets import as_array
 from peelsum.torch.errors import HookConfigError
-from peelsum.torch.sparse_sums import RowSum, SparseTensor, check_layouts, sum_rows
+from peelsum.torch.sparse_sums import RowSum, SparseTensor, as_words, check_layouts, sum_rows
 
 _R: Any = dist.ReduceOp.RedOpType
 SUMS = (_R.SUM, _R.AVG, _R.PREMUL_SUM)
@@ -165,7 +165,7 @@ class TensorSums:
 
     def _reduce_bits(self, flat: torch.Tensor, *, by_and: bool) -> torch.Tensor:
         """Return the OR of all workers' bits; or their AND, as the complement of the OR of complements."""
-        words, size = _as_words(flat)
+        words, size = as_words(flat), flat.nbytes
         result = self._sum_words(~words if by_and else words, "or", size)
         return torch.from_numpy((~result if by_and else result).view(np.uint8)[:size]).view(flat.dtype)
 
@@ -231,20 +231,10 @@ class TensorSums:
         return result[2:]
 
 
-def _as_words(flat: torch.Tensor) -> tuple[Words, int]:
-    """Return a flat tensor's bytes as words, padded with zeros, and the number of bytes."""
-    plain = flat.resolve_conj().resolve_neg().contiguous()
-    # Torch calls a single element contiguous, whatever its stride, but does not view it as bytes.
-    content = plain.as_strided(plain.shape, (1,)).view(torch.uint8).numpy()
-    words = np.zeros(-(-content.size // 4), np.uint32)
-    words.view(np.uint8)[: content.size] = content
-    return words, content.size
-
-
 def _words_with_size(flat: torch.Tensor) -> tuple[Words, int]:
-    """Return the result of `_as_words`, with the number of bytes, modulo 2**32, as a first word."""
-    words, size = _as_words(flat)
-    return np.concatenate([np.array([size & 0xFFFFFFFF], np.uint32), words]), size
+    """Return a tensor's bytes as words, after their number modulo 2**32 as a first word; and the number."""
+    size = flat.nbytes
+    return np.concatenate([np.array([size & 0xFFFFFFFF], np.uint32), as_words(flat)]), size
 
 
 def _check_sizes(call: str, sizes: Words, local_size: Any) -> None:

@@ -56,6 +56,7 @@ class Half(Compressor):
     needs_feedback = False
 
     def compress(self, tensor: Floats, state: TensorState) -> Payload:
+        """Return a byte with the exponent of the divisor, and the values as float16."""
         exponent = int(np.frexp(np.abs(tensor).max(initial=0.0))[1])
         shift = max(exponent - _LARGEST_HALF, 0)
         halves = np.ldexp(tensor.astype(np.float64), -shift).astype(np.float16)
@@ -101,6 +102,7 @@ class Int8Blocks(Compressor):
     block: Count = 256
 
     def compress(self, tensor: Floats, state: TensorState) -> Payload:
+        """Return each block's exponent, and each element as an 8-bit multiple of its block's power of two."""
         blocks = split_blocks(tensor, self.block)
         exponents = np.frexp(np.abs(blocks).max(1, initial=0.0))[1] - 7
         levels = np.clip(np.rint(np.ldexp(blocks, -exponents[:, None])), -127, 127).astype(np.int8)
@@ -133,23 +135,23 @@ class QSGD(Compressor):
     seed: Seed = 0
 
     def compress(self, tensor: Floats, state: TensorState) -> Payload:
-        most, blocks = 2 ** (self.bits - 1) - 1, split_blocks(tensor, self.block)
+        """Return each block's unit, and a level of `bits` bits for each element."""
+        max_level, blocks = 2 ** (self.bits - 1) - 1, split_blocks(tensor, self.block)
         norms = np.abs(blocks).max(1, initial=0.0)
         if self.norm == "two":
             norms = np.maximum(np.sqrt((blocks**2).sum(1)), norms)
-        units = round_up(norms / most)
+        units = round_up(norms / max_level)
         element_units = repeat_blocks(np.where(units > 0, units, 1.0), tensor.size, self.block)
-        rounded = round_stochastically(
-            tensor.astype(np.float64), element_units, state.random(tensor.size, self.seed)
-        )
-        return to_bytes(*split_scales(units), pack(rounded + most, self.bits))
+        random = state.random(tensor.size, self.seed)
+        levels = round_stochastically(tensor.astype(np.float64), element_units, random)
+        return to_bytes(*split_scales(units), pack(levels + max_level, self.bits))
 
     def decompress(self, payload: Payload, state: TensorState, added: int = 1) -> Values:
         n, blocks = state.elements, block_count(state.elements, self.block)
         layout = (np.uint16, blocks), (np.int16, blocks), (np.uint32, -1)
         mantissas, exponents, words = from_bytes(payload, *layout)
-        rounded = unpack(words, n, self.bits) - (2 ** (self.bits - 1) - 1)
-        return np.asarray(rounded * repeat_blocks(join_scales(mantissas, exponents), n, self.block))
+        levels = unpack(words, n, self.bits) - (2 ** (self.bits - 1) - 1)
+        return np.asarray(levels * repeat_blocks(join_scales(mantissas, exponents), n, self.block))
 
 
 class NaturalCompression(Compressor):
@@ -166,6 +168,7 @@ class NaturalCompression(Compressor):
     seed: Seed = 0
 
     def compress(self, tensor: Floats, state: TensorState) -> Payload:
+        """Return each element's exponent in 8 bits, then each element's sign in a bit."""
         magnitudes = np.abs(tensor).astype(np.float64)
         below = np.clip(np.frexp(magnitudes)[1] - 1, _SMALLEST_POWER, _LARGEST_POWER)
         ratios = np.ldexp(magnitudes, -below)
@@ -194,6 +197,7 @@ class EFSignSGD(Compressor):
     kind = "gather"
 
     def compress(self, tensor: Floats, state: TensorState) -> Payload:
+        """Return the mean magnitude, and each element's sign in a bit."""
         mean = np.abs(tensor.astype(np.float64)).sum() / max(tensor.size, 1)
         scale = split_scales(round_to_bits(np.array([mean]), UNIT_BITS))
         return to_bytes(*scale, pack((tensor < 0).astype(np.uint32), 1))

@@ -146,6 +146,7 @@ class PackedIntegers(Packed):
         return state.random(padded_size(state.elements), self.seed, per_worker=False)
 
     def _rotated(self, tensor: Floats, state: TensorState) -> Values:
+        """Return the tensor after the rotation, if there is one; it is computed once in a step."""
         if not self.rotate:
             return tensor.astype(np.float64)
         if "rotated" not in state.scratch:
