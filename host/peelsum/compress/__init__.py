@@ -1,9 +1,10 @@
 """Sums with loss: compressors, error feedback, and a strategy that chooses method and ratio on this network.
 
-`CompressedSum(summation, TopK(0.01)).sum({"name": array})` returns the average of what all workers sent. A
-`Compressor` says how its payloads add up: in a switch as they are, through a shared index, or not at all.
-`Flexible` is the strategy, whose idea comes from "Flexible Communication for Optimal Distributed Learning
-over Unpredictable Networks" (arXiv 2312.02493). `lossy_reducer` is what `peelsum.torch` uses of both.
+`CompressedSum(summation, TopK(0.01)).sum({"name": array})` returns the average of the values that all workers
+sent. The `kind` of a `Compressor` tells how its payloads are summed: as words in a switch, through a shared
+index, or by gathering them. `Flexible` is the strategy, after "Flexible Communication for Optimal Distributed
+Learning over Unpredictable Networks" (arXiv 2312.02493). `lossy_reducer` makes the reducers that
+`peelsum.torch` uses.
 """
 
 from peelsum.compress.arguments import CompressConfigError, CompressError

@@ -129,7 +129,7 @@ def pareto_front(candidates: Sequence[MethodCandidate]) -> list[MethodCandidate]
 
 
 def candidate_loss(candidate: MethodCandidate, front: Sequence[MethodCandidate], prefer: Preference) -> float:
-    """Return the loss by which candidates are compared, without unit; the smallest is best.
+    """Return a number by which candidates are compared; the smallest is best.
 
     For "knee", time and gain are divided by those of the front's slowest candidate, and the loss is the
     quotient of times minus that of gains. For an exponent w, it is the logarithm of time / gain**w.

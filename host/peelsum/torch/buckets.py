@@ -143,7 +143,7 @@ class WaitingBuckets(ABC, Generic[B]):
 
 
 class DenseBuckets(WaitingBuckets[Bucket]):
-    """Dense buckets, which wait as the theory of operation says. Without a network model they never wait."""
+    """Dense buckets, which wait while they are small. Without a network model they never wait."""
 
     def __init__(self, network: NetworkModel | None) -> None:
         super().__init__()

@@ -91,7 +91,7 @@ class SwitchWork(dist.Work):
         return self._done.done() and self._done.exception() is None
 
     def exception(self) -> Any:
-        """Return what the call raised, or None."""
+        """Return the call's error, or None."""
         return self._done.exception() if self._done.done() else None
 
     def result(self) -> list[torch.Tensor]:
@@ -117,7 +117,7 @@ class GlooWork(dist.Work):
         self._lock, self._is_finished = threading.Lock(), False
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait as the work does, then finish it. Raises what the work raised."""
+        """Wait for gloo's work, then call `finish`. Raises the work's error."""
         done: bool = self._work.wait(timeout)
         with self._lock:
             if not self._is_finished:
@@ -136,7 +136,7 @@ class GlooWork(dist.Work):
         return success
 
     def exception(self) -> Any:
-        """Return what the work raised, or None."""
+        """Return the work's error, or None."""
         return self._work.exception()
 
     def result(self) -> list[torch.Tensor]:

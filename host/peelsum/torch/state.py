@@ -1,4 +1,4 @@
-"""The state of the communication hook: its settings, and what it keeps between steps."""
+"""The state of the communication hook: its settings, the sums of its buckets, and checkpoints."""
 
 from __future__ import annotations
 
@@ -62,30 +62,30 @@ class SwitchAllreduceState:
     - `forms`, `values`, `network`: see `peelsum.allreduce.Allreduce`. All are lossless up to fixed point,
       whose error bound `stats()` returns. With `network="measured"`, ranks measure it when they connect.
     - `compressor`: one of `peelsum.compress`; None sums every element. `TopK`, `RandomK` and `Threshold` send
-      some elements and keep the others for later steps, in exact error feedback; with `momentum`, by the
-      momentum correction of Deep Gradient Compression. With a GradScaler the residual is in units of its
-      step's scale. Additive payloads go over the backend as 32-bit words, indexed ones through the
-      all-reduce's index. Gathered ones go by an all_gather of the ranks' process group.
-    - `strategy`: a `peelsum.compress.Flexible`, which chooses method and ratio of each step by what steps
-      measure. What one method does not send is kept for the next. The decisions are in `stats().strategy`
-      and, at level INFO, in the log.
-    - `error_feedback`: whether what is not sent is kept for later steps; None does so if the compressor needs
-      it. True without a compressor keeps what fixed point rounds off.
+      some elements, and keep the others for later steps by exact error feedback; with `momentum`, by the
+      momentum correction of Deep Gradient Compression. With a GradScaler, a residual is in units of the scale
+      of its step. The backend sums additive payloads as 32-bit words, and indexed payloads through the
+      all-reduce's index. The ranks' process group gathers payloads of kind "gather".
+    - `strategy`: a `peelsum.compress.Flexible`, which chooses the method and the ratio of each step by
+      measurements of earlier steps. Elements that a method does not send are kept for the next method. The
+      decisions are in `stats().strategy` and, at level INFO, in the log.
+    - `error_feedback`: whether elements that are not sent are kept for later steps; None keeps them if the
+      compressor needs it. True without a compressor keeps the rounding errors of fixed point.
     - `implementation`: "gpu" encodes and decodes gradients on their GPU by Triton, so that only words are
       copied. "cpu" copies gradients to the host and back. None takes "gpu" for gradients on a GPU if Triton
-      is installed. Both produce the same bits, and ranks may mix them. Compressors run on the host.
+      is installed. Both produce the same bits, so ranks may differ. Compressors run on the host.
     - `timeout_s`: seconds that a sum waits for other workers before it raises an error that names them. None
       takes the job's timeout, or 30 s.
     - `log_every`: steps between two lines of statistics, at level INFO of logger `peelsum.torch`; 0 for none.
 
     Sparse gradients, of tables with `sparse=True`, are summed by rows at the end of a backward pass, without
-    loss: `forms`, `values`, `compressor` and `strategy` do not concern them.
+    loss: `forms`, `values`, `compressor` and `strategy` do not apply to them.
 
-    Under `peelsum trace record`, a state also records the gradients that it gets, before they are summed.
+    Under `peelsum trace record`, a state also records the gradients before they are summed.
 
     All settings must be the same on every rank, except the address in `over`, `implementation` and
-    `log_every`. If they differ, every rank raises PlanMismatchError in its first step. Ranks do not learn of
-    differences in `timeout_s`.
+    `log_every`. If they differ, every rank raises PlanMismatchError in its first step; only differences of
+    `timeout_s` are not noticed.
     """
 
     def __init__(
@@ -304,7 +304,7 @@ class SwitchAllreduceState:
         """Average the gradients of parameters in place, and wait; for trainers without DDP, after `backward`.
 
         The same parameters must have gradients on all ranks. Raises HookConfigError if no parameter has a
-        gradient, or what the sum raises.
+        gradient, or the sum's error.
         """
         gradients = {parameter: parameter.grad for parameter in parameters if parameter.grad is not None}
         if not gradients:
