@@ -146,7 +146,7 @@ def test_power_sgd(shape, rank):
     for number in range(2):
         for state in states:
             state.round = number
-        bound = max(from_code(to_code(compressor.announce(one, state))) for one, state in pairs)
+        bound = max(from_code(to_code(compressor.announced(one, state))) for one, state in pairs)
         for state in states:
             state.bound = bound
         payloads = [compressor.compress(one, state) for one, state in pairs]

@@ -79,7 +79,7 @@ def alone(compressor: Compressor, tensor: np.ndarray, **fields: Any) -> tuple[np
     for number in range(compressor.rounds):
         state.round = number
         if compressor.kind == "additive":
-            state.bound = from_code(to_code(compressor.announce(flat, state)))
+            state.bound = from_code(to_code(compressor.announced(flat, state)))
         if isinstance(compressor, Elected):
             state.positions = compressor.decode(compressor.encode(flat, state), state)
         if compressor.kind == "additive" and not state.bound:

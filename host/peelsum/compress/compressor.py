@@ -104,7 +104,7 @@ class Compressor(ABC):
 
     A subclass becomes a frozen dataclass, whose fields are the arguments, with allowed values in their types.
     Unless it is `abstract`, it is registered by its `name`. In every round of an additive compressor, workers
-    call `announce`, set `TensorState.bound` to the largest result of all workers, share an index if there is
+    call `announced`, set `TensorState.bound` to the largest result of all workers, share an index if there is
     one, call `compress`, and sum. Of other compressors, they call only `compress`. Workers check that the
     compressor's `repr` is the same on all of them.
     """
@@ -161,7 +161,7 @@ class Compressor(ABC):
     def check(self, workers: int) -> None:  # noqa: B027  # most take any number
         """Raise CompressConfigError if the sum over `workers` workers would not fit."""
 
-    def announce(self, tensor: Floats, state: TensorState) -> float:
+    def announced(self, tensor: Floats, state: TensorState) -> float:
         """Return a bound on the magnitudes of the numbers in this worker's next payload."""
         return float(np.abs(tensor).max(initial=0.0))
 

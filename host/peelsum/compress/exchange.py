@@ -358,7 +358,7 @@ def _exchange_header(
 
 def _bound_and_merit(compressor: Compressor, unit: Unit) -> list[int]:
     """Return a unit's bound and, if it decides the election, its merit, as bit patterns of float32."""
-    values = [compressor.announce(unit.tensor, unit.state) if unit.finite else math.inf]
+    values = [compressor.announced(unit.tensor, unit.state) if unit.finite else math.inf]
     if isinstance(compressor, Elected) and compressor.by_merit:
         values.append(compressor.merit(unit.tensor, unit.state) if unit.finite else math.inf)
     return list(map(to_code, values))

@@ -88,12 +88,12 @@ class Sparsifier(Compressor, abstract=True):
         if self._value_compressor is not None:
             self._value_compressor.check(workers)
 
-    def announce(self, tensor: Floats, state: TensorState) -> float:
-        """See `Compressor.announce`; if another worker may choose, the bound is that of all elements."""
+    def announced(self, tensor: Floats, state: TensorState) -> float:
+        """See `Compressor.announced`; if another worker may choose, the bound is that of all elements."""
         if self.choice == "elected" or self._value_compressor is None:
-            return super().announce(tensor, state)
+            return super().announced(tensor, state)
         state.positions = self._choose_sorted(tensor, state)
-        return self._value_compressor.announce(tensor[state.positions], self._value_state(state))
+        return self._value_compressor.announced(tensor[state.positions], self._value_state(state))
 
     def compress(self, tensor: Floats, state: TensorState) -> Payload:
         """Return the payload of the chosen values; of kind "gather", with their number and positions."""

@@ -122,8 +122,8 @@ class PackedIntegers(Packed):
                 f"bits: {self.bits} holds the sum of {max_workers} workers, not of {workers}; use more bits"
             )
 
-    def announce(self, tensor: Floats, state: TensorState) -> float:
-        """See `Compressor.announce`: the largest magnitude after the rotation."""
+    def announced(self, tensor: Floats, state: TensorState) -> float:
+        """See `Compressor.announced`: the largest magnitude after the rotation."""
         return float(np.abs(self._rotated(tensor, state)).max(initial=0.0))
 
     def unit(self, state: TensorState) -> float:

@@ -52,11 +52,11 @@ class PowerSGD(Compressor):
             columns = elements // max(rows, 1)
         return (rows, columns) if self.rank * (rows + columns) < elements else None
 
-    def announce(self, tensor: Floats, state: TensorState) -> float:
-        """See `Compressor.announce`: the largest magnitude of this round's factor."""
+    def announced(self, tensor: Floats, state: TensorState) -> float:
+        """See `Compressor.announced`: the largest magnitude of this round's factor."""
         if self.matrix_shape(state.shape) is None:
-            return super().announce(tensor, state)
-        return super().announce(self._factor(tensor, state), state)
+            return super().announced(tensor, state)
+        return super().announced(self._factor(tensor, state), state)
 
     def compress(self, tensor: Floats, state: TensorState) -> Payload:
         """Return the payload of P in round 0, of Q in round 1; whole tensors are sent in round 1."""
