@@ -18,9 +18,10 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks import figures
 from benchmarks import page as pages
-from benchmarks.experiment import Experiment, ExperimentError, Value, find, known, load, plan
-from benchmarks.rows import Run, measure_missing, of_plan, read, text
+from benchmarks.experiment import Experiment, ExperimentError, Value, find, known, load, plan, text
+from benchmarks.rows import Run, measure_missing, of_plan, read
 from peelsum.extras import missing
 from peelsum.processes.interrupts import Interruption
 from peelsum.processes.progress import taking_time
@@ -117,7 +118,7 @@ def _measured(
 def _write(name: str, what: Run, rows: pd.DataFrame, folder: Path, failed: Sequence[str] = ()) -> Path:
     """Write page and figures beside the rows; return the page's path."""
     if len(rows):
-        list(pages.draw(load(what.source), rows, folder))
+        list(figures.draw(load(what.source), pages.summaries(load(what.source), rows), folder))
     path = folder / "page.md"
     path.write_text(pages.page(what, rows, name, failed), encoding="utf-8")
     return path
@@ -168,8 +169,8 @@ def draw(options: argparse.Namespace, given: dict[str, str]) -> None:
     for name in options.names:
         if options.rows:
             experiment = load(find(name))
-            rows = _printed(experiment, options.rows)
-            print(*pages.draw(experiment, rows, options.out / experiment.name), sep="\n")
+            points = pages.summaries(experiment, printed(experiment, options.rows))
+            print(*figures.draw(experiment, points, options.out / experiment.name), sep="\n")
         else:
             print(_write(name, *_last(name, options, given)))
 
@@ -182,7 +183,7 @@ def compare(options: argparse.Namespace, given: dict[str, str]) -> None:
     print(pair.to_json(orient="records", indent=2) if options.json else pair.to_string(index=False))
 
 
-def _printed(experiment: Experiment, paths: Sequence[Path]) -> pd.DataFrame:
+def printed(experiment: Experiment, paths: Sequence[Path]) -> pd.DataFrame:
     """Return the rows of files that --json printed; a file may also have rows by command."""
     rows = list[dict[str, Any]]()
     for path in paths:

@@ -29,7 +29,7 @@ from typing import IO, Any
 import pandas as pd
 import psutil
 
-from benchmarks.experiment import Experiment, ExperimentError, Source, Task, Value, load, plan
+from benchmarks.experiment import Experiment, ExperimentError, Source, Task, Value, load, plan, text
 from peelsum.processes.children import die_with_parent
 
 #: Files on which figures depend, besides an experiment's own file; each row has the digest of that.
@@ -85,13 +85,6 @@ class Run:
         point = {name: text(task.point.get(name)) for name in load(self.source).parameters}
         of_task = {"repetition": text(task.repetition), "seed": text(task.seed)}
         return point | of_task | {"commit": commit(), "source": self.source.digest}
-
-
-def text(value: Any) -> str:
-    """Return a value as it is written; equal values have equal texts, and None is ""."""
-    if isinstance(value, tuple):
-        return ",".join(map(text, value))
-    return "" if value is None else " ".join(str(value).split())
 
 
 def read(path: Path) -> pd.DataFrame:

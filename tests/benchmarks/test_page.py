@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
+from itertools import pairwise
 from math import comb
 from pathlib import Path
 
 import pytest
 from command_line import benchmarks
 
-from benchmarks.experiment import find, known
-from benchmarks.page import confidence, interval, page
+from benchmarks import headline
+from benchmarks.__main__ import printed
+from benchmarks.experiment import find, known, load
+from benchmarks.figures import draw, spread
+from benchmarks.page import confidence, interval, page, summaries, title
 from benchmarks.rows import Run, of_plan, read
 
 ROOT = Path(__file__).parents[2]
-COMMITTED = ROOT / "docs/results/experiments"
+COMMITTED, FIGURES = ROOT / "docs/results/experiments", ROOT / "docs/figures"
+RESULTS = ROOT / "benchmarks/results"
+PAGES = sorted(path.parent.name for path in COMMITTED.glob("*/rows.csv"))
+#: The experiments whose figures are in docs/figures, and their files in benchmarks/results.
+ROWS = {name: [name] for name in ("accuracy", "codec_size", "recovery", "simulation_loss", "train")}
+ROWS["switch"] = ["switch", "ports"]
+DRAW_AGAIN = "run: python -m benchmarks figures"
 
 
 def test_a_page_has_figures_tables_and_how_they_were_measured(mine: Path, tmp_path: Path) -> None:
@@ -53,20 +64,47 @@ def test_a_page_has_figures_tables_and_how_they_were_measured(mine: Path, tmp_pa
     assert [point[name] for name in ("area", "area_low", "area_high")] == [2, 1, 3]
 
 
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in COMMITTED.glob("*/rows.csv")))
-def test_a_page_of_committed_rows_opens_with_a_picture_and_what_it_says(name: str) -> None:
-    what, folder = Run(find(name)), COMMITTED / name
-    rows = of_plan(what, read(folder / "rows.csv"))
-    assert len(rows)
-    text = page(what, rows, name)
-    for drawn in re.findall(r"\((\w+\.svg)\)", text):
-        assert (folder / drawn).exists(), (
-            f"run: python -m benchmarks draw {name} --out docs/results/experiments"
-        )
+@pytest.mark.parametrize("name", PAGES)
+def test_a_committed_page_is_what_its_rows_say(name: str) -> None:
+    run, folder = Run(find(name)), COMMITTED / name
+    rows = of_plan(run, read(folder / "rows.csv"))
+    text = page(run, rows, name)
+    assert (folder / "page.md").read_text(encoding="utf-8") == text, DRAW_AGAIN
     begins = ("# ", "![", "**What was measured.** ", "**What it shows.** ", "**Where we lose.** ")
-    assert [part.startswith(begin) for begin, part in zip(begins, text.split("\n\n"), strict=False)] == [
-        True
-    ] * 5
+    parts = text.split("\n\n")[: len(begins)]
+    assert all(part.startswith(begin) for begin, part in zip(begins, parts, strict=True)), parts
+
+
+@pytest.mark.parametrize("name", [*PAGES, *ROWS])
+def test_committed_figures_are_drawn_from_their_rows_and_state_what_these_show(
+    name: str, tmp_path: Path
+) -> None:
+    experiment, folder = load(find(name)), (FIGURES if name in ROWS else COMMITTED) / name
+    if name in ROWS:
+        rows = printed(experiment, [RESULTS / f"{file}.json" for file in ROWS[name]])
+    else:
+        rows = of_plan(Run(find(name)), read(folder / "rows.csv"))
+    points = summaries(experiment, rows)
+    drawn = [path for path in draw(experiment, points, tmp_path) if path.suffix == ".svg"]
+    assert {path.name for path in drawn} == {path.name for path in folder.glob("*.svg")}
+    for path in drawn:
+        assert (folder / path.name).read_bytes() == path.read_bytes(), DRAW_AGAIN
+    titles = [title(plot, points) for plot in experiment.plots]
+    plain = [title(replace(plot, finding=""), points) for plot in experiment.plots]
+    assert not set(titles) & set(plain)
+
+
+def test_the_headline_is_drawn_from_its_rows(tmp_path: Path) -> None:
+    svg, _ = headline.draw(tmp_path)
+    assert (ROOT / "docs/results/figures/headline.svg").read_bytes() == svg.read_bytes(), DRAW_AGAIN
+
+
+@pytest.mark.parametrize("places", [[], [5.0], [0.0, 1.0, 30.0], [9.0, 0.0, 8.0, 8.5, 40.0]])
+def test_names_of_lines_are_apart_and_in_order(places: list[float]) -> None:
+    apart = spread(places, 10.0)
+    order = sorted(range(len(places)), key=lambda number: places[number])
+    assert all(apart[b] - apart[a] >= 10.0 - 1e-9 for a, b in pairwise(order))
+    assert sum(apart) == pytest.approx(sum(places))  # least squares keep the mean
 
 
 def test_all_experiments_are_listed() -> None:
@@ -97,11 +135,3 @@ def test_intervals_are_those_of_the_sign_test(count: int, k: int) -> None:
     outside = sum(comb(count, heads) for heads in range(count + 1) if heads < k or heads > count - k)
     assert confidence(count, k) == pytest.approx(1 - outside / 2**count)
     assert (confidence(count, k) >= 0.95) == (count >= 6)
-
-
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in COMMITTED.glob("*/rows.csv")))
-def test_a_committed_page_is_what_its_rows_say(name: str) -> None:
-    what, folder = Run(find(name)), COMMITTED / name
-    text = page(what, of_plan(what, read(folder / "rows.csv")), name)
-    remedy = f"python -m benchmarks show {name} --out docs/results/experiments > {folder / 'page.md'}"
-    assert (folder / "page.md").read_text(encoding="utf-8") == text, remedy
