@@ -21,7 +21,7 @@ import pandas as pd
 from benchmarks import figures
 from benchmarks import page as pages
 from benchmarks.experiment import Experiment, ExperimentError, Value, find, known, load, plan, text
-from benchmarks.rows import Run, measure_missing, of_plan, read
+from benchmarks.rows import Run, measure_missing, of_plan, printed_rows, read
 from peelsum.extras import missing
 from peelsum.processes.interrupts import Interruption
 from peelsum.processes.progress import taking_time
@@ -169,7 +169,7 @@ def draw(options: argparse.Namespace, given: dict[str, str]) -> None:
     for name in options.names:
         if options.rows:
             experiment = load(find(name))
-            points = pages.summaries(experiment, printed(experiment, options.rows))
+            points = pages.summaries(experiment, printed_rows(experiment, options.rows))
             print(*figures.draw(experiment, points, options.out / experiment.name), sep="\n")
         else:
             print(_write(name, *_last(name, options, given)))
@@ -181,16 +181,6 @@ def compare(options: argparse.Namespace, given: dict[str, str]) -> None:
         raise ExperimentError("compare: takes two files of rows, or folders; name both")
     pair = pages.compare(*map(Path, options.names))
     print(pair.to_json(orient="records", indent=2) if options.json else pair.to_string(index=False))
-
-
-def printed(experiment: Experiment, paths: Sequence[Path]) -> pd.DataFrame:
-    """Return the rows of files that --json printed; a file may also have rows by command."""
-    rows = list[dict[str, Any]]()
-    for path in paths:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        rows += [row for each in content.values() for row in each] if isinstance(content, dict) else content
-    names = [*experiment.labels, *experiment.figures, "modelled", "note"]
-    return pd.DataFrame([{name: text(row.get(name)) for name in names} for row in rows])
 
 
 def _last(name: str, options: argparse.Namespace, given: dict[str, str]) -> tuple[Run, pd.DataFrame, Path]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import io
+import json
 import os
 import platform
 import resource
@@ -100,6 +101,16 @@ def read(path: Path) -> pd.DataFrame:
         return pd.read_csv(io.StringIO(table), dtype=str, keep_default_na=False, index_col=False)
     except ValueError as error:
         raise ExperimentError(f"{path}: {' '.join(str(error).split())}; remove the line") from None
+
+
+def printed_rows(experiment: Experiment, paths: Sequence[Path]) -> pd.DataFrame:
+    """Return the rows of files that --json printed, as texts; a file may have lists of rows by command."""
+    rows = list[dict[str, Any]]()
+    for path in paths:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows += [row for group in content.values() for row in group] if isinstance(content, dict) else content
+    names = [*experiment.labels, *experiment.figures, "modelled", "note"]
+    return pd.DataFrame([{name: text(row.get(name)) for name in names} for row in rows])
 
 
 def of_plan(run: Run, rows: pd.DataFrame, *, of_run: bool = False) -> pd.DataFrame:

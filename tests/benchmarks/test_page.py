@@ -12,21 +12,14 @@ from pathlib import Path
 import pytest
 from command_line import benchmarks
 
-from benchmarks import headline
-from benchmarks.__main__ import printed
+from benchmarks import committed
 from benchmarks.experiment import find, known, load
 from benchmarks.figures import draw, spread
 from benchmarks.page import confidence, interval, page, summaries, title
-from benchmarks.rows import Run, of_plan, read
+from benchmarks.rows import Run
 
 ROOT = Path(__file__).parents[2]
-COMMITTED, FIGURES = ROOT / "docs/results/experiments", ROOT / "docs/figures"
-RESULTS = ROOT / "benchmarks/results"
-PAGES = sorted(path.parent.name for path in COMMITTED.glob("*/rows.csv"))
-#: The experiments whose figures are in docs/figures, and their files in benchmarks/results.
-ROWS = {name: [name] for name in ("accuracy", "codec_size", "recovery", "simulation_loss", "train")}
-ROWS["switch"] = ["switch", "ports"]
-DRAW_AGAIN = "run: python -m benchmarks figures"
+DRAW_AGAIN = "run: python -m benchmarks.committed"
 
 
 def test_a_page_has_figures_tables_and_how_they_were_measured(mine: Path, tmp_path: Path) -> None:
@@ -64,39 +57,34 @@ def test_a_page_has_figures_tables_and_how_they_were_measured(mine: Path, tmp_pa
     assert [point[name] for name in ("area", "area_low", "area_high")] == [2, 1, 3]
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [name for name in committed.FOLDERS if name not in committed.PRINTED])
 def test_a_committed_page_is_what_its_rows_say(name: str) -> None:
-    run, folder = Run(find(name)), COMMITTED / name
-    rows = of_plan(run, read(folder / "rows.csv"))
-    text = page(run, rows, name)
-    assert (folder / "page.md").read_text(encoding="utf-8") == text, DRAW_AGAIN
+    text = page(Run(find(name)), committed.rows_of(name), name)
+    assert (committed.FOLDERS[name] / "page.md").read_text(encoding="utf-8") == text, DRAW_AGAIN
     begins = ("# ", "![", "**What was measured.** ", "**What it shows.** ", "**Where we lose.** ")
     parts = text.split("\n\n")[: len(begins)]
     assert all(part.startswith(begin) for begin, part in zip(begins, parts, strict=True)), parts
 
 
-@pytest.mark.parametrize("name", [*PAGES, *ROWS])
-def test_committed_figures_are_drawn_from_their_rows_and_state_what_these_show(
-    name: str, tmp_path: Path
-) -> None:
-    experiment, folder = load(find(name)), (FIGURES if name in ROWS else COMMITTED) / name
-    if name in ROWS:
-        rows = printed(experiment, [RESULTS / f"{file}.json" for file in ROWS[name]])
-    else:
-        rows = of_plan(Run(find(name)), read(folder / "rows.csv"))
-    points = summaries(experiment, rows)
+@pytest.mark.parametrize("name", committed.FOLDERS)
+def test_committed_figures_are_what_their_rows_show_and_say_it(name: str, tmp_path: Path) -> None:
+    experiment, folder = load(find(name)), committed.FOLDERS[name]
+    points = summaries(experiment, committed.rows_of(name))
     drawn = [path for path in draw(experiment, points, tmp_path) if path.suffix == ".svg"]
     assert {path.name for path in drawn} == {path.name for path in folder.glob("*.svg")}
     for path in drawn:
         assert (folder / path.name).read_bytes() == path.read_bytes(), DRAW_AGAIN
-    titles = [title(plot, points) for plot in experiment.plots]
-    plain = [title(replace(plot, finding=""), points) for plot in experiment.plots]
-    assert not set(titles) & set(plain)
+    pages = [path.read_text() for path in committed.DOCS.glob("results/**/*.md")]
+    for plot in experiment.plots:
+        finding = title(plot, points)
+        assert finding != title(replace(plot, finding=""), points)
+        embedded = [re.search(rf"!\[(.*)\]\(\S*{name}/{plot.name}.svg\)", text) for text in pages]
+        assert {found[1] for found in embedded if found} <= {finding}
 
 
-def test_the_headline_is_drawn_from_its_rows(tmp_path: Path) -> None:
-    svg, _ = headline.draw(tmp_path)
-    assert (ROOT / "docs/results/figures/headline.svg").read_bytes() == svg.read_bytes(), DRAW_AGAIN
+def test_the_headline_is_what_its_rows_show(tmp_path: Path) -> None:
+    svg, _ = committed.headline(tmp_path)
+    assert (committed.DOCS / "results/figures/headline.svg").read_bytes() == svg.read_bytes(), DRAW_AGAIN
 
 
 @pytest.mark.parametrize("places", [[], [5.0], [0.0, 1.0, 30.0], [9.0, 0.0, 8.0, 8.5, 40.0]])
