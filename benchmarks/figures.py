@@ -117,7 +117,7 @@ def draw(experiment: Experiment, points: pd.DataFrame, folder: Path) -> Iterator
 
 def new_figure(title: str, setting: str, height: float) -> Figure:
     """Return an empty figure with its title and the line below it, which says what was measured and how."""
-    titles, settings = wrap(title, 72), wrap(setting, 100)
+    titles, settings = wrap(title, 76), wrap(setting, 118)
     height += 0.19 * len(titles) + 0.15 * len(settings)
     figure = Figure(figsize=(_WIDTH_IN, height), facecolor=colour("paper"), layout="constrained")
     top = 1 - 0.09 / height

@@ -181,7 +181,7 @@ def measured(run: Run, at_commit: str, task: Task) -> Outcome:
         # Our own errors say what to do; the names of others say what they are.
         ours = type(error).__module__.startswith(("peelsum.", "benchmarks."))
         return f"{'' if ours else f'{type(error).__name__}: '}{' '.join(str(error).split())}"
-    return min(tries, key=lambda one: one[0])[1]
+    return min(tries, key=lambda attempt: attempt[0])[1]
 
 
 def checked(experiment: Experiment, result: Any) -> list[dict[str, Any]]:

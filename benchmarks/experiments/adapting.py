@@ -38,7 +38,7 @@ def measure(seed: int, network: str, method: str, steps: int, workers: int) -> d
     run = train_over(Setting("digits", "top-k", workers, "iid", seed, steps), network, by)  # type: ignore[arg-type]
     steps_to, seconds_to = run.reached(TARGET) or (None, None)
     done, seconds, accuracy = run.curve[-1]
-    found: dict[str, Value] = {
+    row: dict[str, Value] = {
         "seconds_to_target": seconds_to,
         "steps_to_target": steps_to,
         "accuracy": accuracy,
@@ -48,8 +48,8 @@ def measure(seed: int, network: str, method: str, steps: int, workers: int) -> d
         "changes": run.changes,
     }
     if steps_to is None:
-        found["note"] = f"an accuracy of {TARGET} was not reached"
-    return found
+        row["note"] = f"an accuracy of {TARGET} was not reached"
+    return row
 
 
 NETWORKS = ("steady_slow", "alternating", "far")

@@ -70,16 +70,16 @@ def simulated(
 
     tensors = Tensors(elements, density, support, workers, seed)  # type: ignore[arg-type]
     dense = sparse_sum("dense", tensors, mbit / 1e3)
-    found = dense if way == "dense" else sparse_sum(way, tensors, mbit / 1e3)  # type: ignore[arg-type]
-    seconds = found.network_s + found.codec_s
+    sparse = dense if way == "dense" else sparse_sum(way, tensors, mbit / 1e3)  # type: ignore[arg-type]
+    seconds = sparse.network_s + sparse.codec_s
     return {
         "speedup": (dense.network_s + dense.codec_s) / seconds,
-        "network_speedup": dense.network_s / found.network_s,
+        "network_speedup": dense.network_s / sparse.network_s,
         "time_ms": seconds * 1e3,
         "throughput_gbit_s": 32 * elements / seconds / 1e9,
-        "bytes_over_dense": found.words / dense.words,
-        "codec_ms": found.codec_s * 1e3,
-        "wrong": found.wrong + dense.wrong,
+        "bytes_over_dense": sparse.words / dense.words,
+        "codec_ms": sparse.codec_s * 1e3,
+        "wrong": sparse.wrong + dense.wrong,
     }
 
 
@@ -147,15 +147,15 @@ EXPERIMENT = Experiment(
     sizes={
         "quick": Size(
             [
-                {"density": 0.05, **one, "elements": 2**18, "mbit": 100.0}
-                for one in (EMULATED, SIMULATED, ROWS, DENSE)
+                {"density": 0.05, **part, "elements": 2**18, "mbit": 100.0}
+                for part in (EMULATED, SIMULATED, ROWS, DENSE)
             ],
             2,
         ),
         "usual": Size(
             [
-                {"elements": 2**20, "mbit": 200.0, **one}
-                for one in (
+                {"elements": 2**20, "mbit": 200.0, **part}
+                for part in (
                     {"density": DENSITIES, **EMULATED},
                     {"density": DENSITIES},
                     {"density": DENSITIES[::2], **ROWS},
@@ -169,10 +169,10 @@ EXPERIMENT = Experiment(
         ),
         "full": Size(
             [
-                {"density": DENSITIES, "elements": 2**22, "mbit": rates, **one}
-                for one, rates in (
+                {"density": DENSITIES, "elements": 2**22, "mbit": rates, **part}
+                for part, rates in (
                     (EMULATED, (200.0, 1000.0)),
-                    *((one, (200.0, 1000.0, 100_000.0)) for one in (SIMULATED, ROWS, DENSE)),
+                    *((part, (200.0, 1000.0, 100_000.0)) for part in (SIMULATED, ROWS, DENSE)),
                 )
             ],
             7,

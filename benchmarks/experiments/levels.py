@@ -72,7 +72,7 @@ EXPERIMENT = Experiment(
         "full": Size(
             [
                 {**LATE, "late_ms": (0.0, 10.0, 50.0, 200.0), "elements": 2**20},
-                *({**one, "mbit": 400.0, "elements": 2**20} for one in (ONE, TWO)),
+                *({**part, "mbit": 400.0, "elements": 2**20} for part in (ONE, TWO)),
             ],
             7,
         ),

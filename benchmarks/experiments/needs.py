@@ -34,10 +34,10 @@ def read(name: str) -> dict[str, Value]:
     from peelsum.pipelines.artifacts import ARTIFACTS
 
     text = (ARTIFACTS / name).read_text()
-    found = re.search(r": (\d+) of \d+ stages", text)
+    stages = re.search(r": (\d+) of \d+ stages", text)
     sums = next(line.split()[1:] for line in text.splitlines() if line.split()[:1] == ["sum"])
-    assert found is not None
-    return {"stages": int(found[1]), "salus": int(sums[2]), "sram_blocks": int(sums[3])}
+    assert stages is not None
+    return {"stages": int(stages[1]), "salus": int(sums[2]), "sram_blocks": int(sums[3])}
 
 
 def rate(lanes: int) -> float:

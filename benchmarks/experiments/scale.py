@@ -33,13 +33,13 @@ def measure(
     # peelsum leaves a window of slots free for chunks that stragglers still need; SwitchML has two copies.
     slots = 2 * window if way in ("peelsum", "switchml") else 0
     formula = level == "formula"
-    found = figures(scenario, estimate(scenario, way)) if formula else measured(scenario, way)
+    result = figures(scenario, estimate(scenario, way)) if formula else measured(scenario, way)
     return {
-        "ms": 1e3 * found["seconds"],
-        "gbit_s": found["goodput_gbps"],
+        "ms": 1e3 * result["seconds"],
+        "gbit_s": result["goodput_gbps"],
         "switches": 0 if not slots else 1 + (scenario.network.racks > 1) * scenario.network.racks,
         "slot_memory_kib": slots * (4 * scenario.lanes + SLOT_STATE_BYTES) / 1024,
-        "wrong": None if formula else found["wrong"],
+        "wrong": None if formula else result["wrong"],
     }
 
 

@@ -94,7 +94,7 @@ def share_slots(scene: Scene) -> Shares:
     report = simulation.run()
     chunks = scene.windows * scene.window * scene.jobs
     servers = [job.server for job in simulation.jobs if job.server is not None]
-    at_servers = sum(one.stats().chunks_at_server for host in servers for one in host.servers.values())
+    at_servers = sum(server.stats().chunks_at_server for host in servers for server in host.servers.values())
     links = simulation.engine.counts()
     to_servers = sum(links[f"to server {job.number}"].delivered for job in simulation.jobs)
     return _shares(
@@ -149,15 +149,15 @@ def measure(
 ) -> dict[str, Value]:
     """Let jobs sum one tensor each over one switch, in virtual time."""
     share = share_slots_atp if protocol == "atp" else share_slots
-    found = share(Scene(slots, jobs, outstanding, workers, windows=2, seed=seed, full=links == "long"))
+    result = share(Scene(slots, jobs, outstanding, workers, windows=2, seed=seed, full=links == "long"))
     return {
         "slots_over_need": slots / outstanding,
-        "at_server": found.at_server,
-        "packets_to_servers": found.packets_to_servers,
-        "fairness": found.fairness,
-        "chunks_per_ms": sum(found.chunks_per_s) / 1e3,
-        "slowest_over_fastest": min(found.chunks_per_s) / max(found.chunks_per_s),
-        "wrong": found.wrong,
+        "at_server": result.at_server,
+        "packets_to_servers": result.packets_to_servers,
+        "fairness": result.fairness,
+        "chunks_per_ms": sum(result.chunks_per_s) / 1e3,
+        "slowest_over_fastest": min(result.chunks_per_s) / max(result.chunks_per_s),
+        "wrong": result.wrong,
     }
 
 

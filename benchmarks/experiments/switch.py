@@ -115,10 +115,10 @@ def _by_chunks(wires: Wires) -> int:
     state = wires.state[0]
     count = (np.int64(acquire(state[Ring.RX_PRODUCER])) - state[Ring.TAKEN]) & _WORD
     for i in range(count):
-        one = state[Ring.RX] + 16 * ((state[Ring.TAKEN] + i) & _LAST)
+        descriptor = state[Ring.RX] + 16 * ((state[Ring.TAKEN] + i) & _LAST)
         other = state[Ring.TX] + 16 * ((state[Ring.PUT] + i) & _LAST)
         for word in range(4):
-            save(other, word, load(one, word))
+            save(other, word, load(descriptor, word))
     state[Ring.TAKEN] += count
     state[Ring.PUT] += count
     publish(state[Ring.RX_CONSUMER], np.uint32(state[Ring.TAKEN]))

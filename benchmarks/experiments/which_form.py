@@ -29,10 +29,10 @@ def measure(
     seed: int, level: str, gbps: float, rtt_ms: float, elements: int, density_each: tuple[float, ...]
 ) -> Iterator[dict[str, Value]]:
     """Yield a row for each density."""
-    points = [Point(elements, one, gbps, rtt_ms / 1e3, workers=2, seed=seed) for one in density_each]
+    points = [Point(elements, density, gbps, rtt_ms / 1e3, workers=2, seed=seed) for density in density_each]
     in_virtual_time = ((point, simulated(point)) for point in points)
-    for point, found in over_links(points) if level == "links" else in_virtual_time:
-        ms = {one.form: one.ms or 0.0 for one in found}
+    for point, forms in over_links(points) if level == "links" else in_virtual_time:
+        ms = {form_time.form: form_time.ms or 0.0 for form_time in forms}
         fastest, auto = min(ms, key=lambda form: ms[form]), automatic(point)
         yield {
             "density": point.density,
@@ -40,9 +40,9 @@ def measure(
             "fastest": fastest,
             "auto": auto,
             "auto_over_fastest": ms[auto] / ms[fastest],
-            **{f"{one.form}_predicted_ms": one.predicted_ms for one in found},
-            **{f"{one.form}_codec_ms": one.codec_ms for one in found},
-            "wrong": sum(one.wrong or 0 for one in found),
+            **{f"{form_time.form}_predicted_ms": form_time.predicted_ms for form_time in forms},
+            **{f"{form_time.form}_codec_ms": form_time.codec_ms for form_time in forms},
+            "wrong": sum(form_time.wrong or 0 for form_time in forms),
         }
 
 
@@ -61,7 +61,7 @@ def over_links(points: Sequence[Point]) -> Iterator[tuple[Point, list[FormTime]]
         seats = list(pool.map(lambda seat: plug_in(asdict(seat)), star.seats))
         try:
             for point in points:
-                yield point, [_measured(point, one, seats, pool) for one in predictions(point)]
+                yield point, [_measured(point, prediction, seats, pool) for prediction in predictions(point)]
         finally:
             for seat in seats:
                 seat.close()
@@ -113,6 +113,7 @@ def draw(figure: Any, points: Any) -> None:
             axes.set_title(f"{size:,.0f} elements, {100 * density:g}%", fontsize=8)
             axes.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
             axes.set_yticks(range(len(trips)), [f"{trip:g}" for trip in trips])
+            axes.tick_params(length=0)
             axes.grid(visible=False)
             axes.spines["bottom"].set_visible(False)
         row[0].set_ylabel("Round trip (ms)", fontsize=8)

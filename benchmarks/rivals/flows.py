@@ -202,7 +202,7 @@ def flow_state(transfers: Transfers, lanes: int, job: Job) -> tuple[FlowState, I
         missing=missing,
         waits=np.array([len(transfers.each[t].after) + 1 for t in order], np.int64),
         followers=np.cumsum([0, *map(len, followers)], dtype=np.int64),
-        follower=np.array([one for each in followers for one in each], np.int64),
+        follower=np.array([follower for each in followers for follower in each], np.int64),
         done_at=np.zeros(count, np.int64),
     )
     return state, owner
@@ -211,8 +211,8 @@ def flow_state(transfers: Transfers, lanes: int, job: Job) -> tuple[FlowState, I
 def _by_connection(transfers: Transfers) -> dict[tuple[int, int], list[int]]:
     """Return the indices of the transfers from each host to each other."""
     pairs: dict[tuple[int, int], list[int]] = {}
-    for t, one in enumerate(transfers.each):
-        pairs.setdefault((one.source, one.target), []).append(t)
+    for t, transfer in enumerate(transfers.each):
+        pairs.setdefault((transfer.source, transfer.target), []).append(t)
     return pairs
 
 
@@ -238,13 +238,13 @@ def replayed(transfers: Transfers, arrived: Sequence[int]) -> int:
 
     Worker w starts with 3**(w % 30) + w in every part; integers have no limit here.
     """
-    own = [3 ** (w % 30) + w for w in range(transfers.workers)]
-    have = [[one] * transfers.parts for one in own]
+    values = [3 ** (w % 30) + w for w in range(transfers.workers)]
+    have = [[value] * transfers.parts for value in values]
     for t in sorted(range(len(transfers.each)), key=lambda t: (arrived[t], t)):
-        one = transfers.each[t]
-        brought = have[one.source][one.part]
-        have[one.target][one.part] = brought + have[one.target][one.part] * one.adds
-    expected = own[: transfers.parts] if transfers.gathers else [sum(own)] * transfers.parts
+        transfer = transfers.each[t]
+        brought = have[transfer.source][transfer.part]
+        have[transfer.target][transfer.part] = brought + have[transfer.target][transfer.part] * transfer.adds
+    expected = values[: transfers.parts] if transfers.gathers else [sum(values)] * transfers.parts
     return sum(a != b for w in range(transfers.workers) for a, b in zip(have[w], expected, strict=True))
 
 

@@ -189,10 +189,10 @@ class _Running:
         """Return the chunks whose sum differs from one computed apart, over all workers."""
         sums, wrong = self.setting.words.sum(0, dtype=np.uint32), 0
         for worker in self.workers:
-            found = np.zeros_like(sums)
+            results = np.zeros_like(sums)
             for chunk, words in worker.results.items():
-                found[chunk] = words
-            wrong += int((found != sums).any(1).sum())
+                results[chunk] = words
+            wrong += int((results != sums).any(1).sum())
         return wrong
 
 
@@ -256,7 +256,7 @@ def _running(
         shared,
     )
     workers = [protocol.worker(setting, worker) for worker in range(job.workers)]
-    late = {one.worker: one.late_s for one in job.stragglers}
+    late = {straggler.worker: straggler.late_s for straggler in job.stragglers}
     hosts = [
         ModelHost(worker, n, size, ps(job.start_s + late.get(n, 0.0))) for n, worker in enumerate(workers)
     ]
@@ -284,8 +284,10 @@ def _row(name: str, jobs: Sequence[_Running], engine: Engine) -> SlotRow:
         seconds=max(seconds),
         job_seconds=seconds,
         in_switch=min(sum(job.program.in_switch for job in jobs) / chunks, 1.0) if chunks else 0.0,
-        packets=sum(one.offered for link, one in counts.items() if link.startswith("host")),
-        to_servers=sum(one.delivered for link, one in counts.items() if link.startswith("to server")),
+        packets=sum(each.offered for link, each in counts.items() if link.startswith("host")),
+        to_servers=sum(
+            link_counts.delivered for link, link_counts in counts.items() if link.startswith("to server")
+        ),
         resends=sum(worker.resends for job in jobs for worker in job.workers),
         octets=links.octets,
         drops={"queue_full": links.queue_full, "lost": links.lost},
@@ -319,10 +321,10 @@ class ModelHost:
                     answers = self._endpoint.start(due / PS_PER_S)
                 else:
                     answers = self._endpoint.expire(due / PS_PER_S)
-                sent += [(due, one) for one in answers]
+                sent += [(due, answer) for answer in answers]
             if message is not None:
                 self.done_at = at
-                sent += [(at, one) for one in self._endpoint.receive(message, at / PS_PER_S)]
+                sent += [(at, reply) for reply in self._endpoint.receive(message, at / PS_PER_S)]
         return [(PORT, _train(sent, self._size))] if sent else []
 
 
@@ -347,8 +349,8 @@ class ModelSwitch(Timerless):
                 number = self._job_of[port]
                 program = self._jobs[number].program
                 for to, out in program.process(message, from_server=port >= self._servers):
-                    for one in self._ports(number, to):
-                        sent.setdefault(one, []).append((at, out))
+                    for target in self._ports(number, to):
+                        sent.setdefault(target, []).append((at, out))
         return [(port, _train(each, self._size)) for port, each in sorted(sent.items())]
 
     def _ports(self, number: int, to: int) -> Sequence[int]:

@@ -78,7 +78,7 @@ def test_committed_figures_are_what_their_rows_show_and_say_it(name: str, tmp_pa
     for plot in experiment.plots:
         finding = title(plot, points)
         assert finding != title(replace(plot, finding=""), points)
-        embedded = [re.search(rf"!\[(.*)\]\(\S*{name}/{plot.name}.svg\)", text) for text in pages]
+        embedded = [re.search(rf"!\[(.*)\]\((?:\S*/)?{name}/{plot.name}.svg\)", text) for text in pages]
         assert {found[1] for found in embedded if found} <= {finding}
 
 
