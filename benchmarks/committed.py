@@ -6,7 +6,6 @@ The headline shows peelsum beside what users have today, of the rows of two expe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib as mpl
@@ -74,8 +73,8 @@ def _title(by_rate: pd.DataFrame, by_gloo: pd.DataFrame) -> str:
     )
 
 
-def headline(folder: Path) -> Iterator[Path]:
-    """Draw a sum and a training step by link rate, beside rivals, into a folder; yield the files' paths."""
+def headline(folder: Path) -> Path:
+    """Draw a sum and a training step by link rate, beside rivals, into a folder; return the SVG's path."""
     by_rate, by_gloo = sums(), steps()
     shared = {"x": "gbps", "y": "ms", "lines": "way", "log": "xy", "xlabel": "Rate of the links (Gbit/s)"}
     plots = [
@@ -87,18 +86,19 @@ def headline(folder: Path) -> Iterator[Path]:
         left, right = figure.subplots(1, 2, width_ratios=(5, 4))
         figures.lines(left, plots[0], by_rate)
         figures.lines(right, plots[1], by_gloo)
-        yield from figures.save(figure, folder / "headline")
+        (path,) = figures.save(figure, folder / "headline", ("svg",))
+    return path
 
 
 def main() -> None:
     """Write all committed pages and figures again."""
     for name, folder in FOLDERS.items():
         run, rows = Run(find(name)), rows_of(name)
-        list(figures.draw(load(run.source), summaries(load(run.source), rows), folder))
+        list(figures.draw(load(run.source), summaries(load(run.source), rows), folder, ("svg",)))
         if name not in PRINTED:
             (folder / "page.md").write_text(page(run, rows, name), encoding="utf-8")
         print(folder)
-    print(*headline(DOCS / "results/figures"), sep="\n")
+    print(headline(DOCS / "results/figures"))
 
 
 if __name__ == "__main__":

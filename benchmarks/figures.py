@@ -66,7 +66,7 @@ def colour(name: str) -> str:
     return COLOURS[name][0]
 
 
-def style() -> dict[str, Any]:
+def style() -> Any:
     """Return Matplotlib's settings for all figures."""
     ink, muted, grid = colour("ink"), colour("muted"), colour("grid")
     return {
@@ -100,8 +100,10 @@ def style() -> dict[str, Any]:
     }
 
 
-def draw(experiment: Experiment, points: pd.DataFrame, folder: Path) -> Iterator[Path]:
-    """Draw every figure of an experiment's medians into a folder, as SVG and PNG; yield the files' paths."""
+def draw(
+    experiment: Experiment, points: pd.DataFrame, folder: Path, endings: Sequence[str] = ("svg", "png")
+) -> Iterator[Path]:
+    """Draw every figure of an experiment's medians into a folder; yield the files' paths."""
     for plot in experiment.plots:
         chosen = at(points, plot.where)
         with mpl.rc_context(style()):
@@ -110,9 +112,12 @@ def draw(experiment: Experiment, points: pd.DataFrame, folder: Path) -> Iterator
                 plot.fill(figure, chosen)
             else:
                 meaning = experiment.columns[plot.y.split()[0]].meaning
-                labels = {"xlabel": plot.xlabel or plot.x.replace("_", " "), "ylabel": plot.ylabel or meaning}
+                labels: Any = {
+                    "xlabel": plot.xlabel or plot.x.replace("_", " "),
+                    "ylabel": plot.ylabel or meaning,
+                }
                 _DRAWN[plot.kind](figure.subplots(), replace(plot, **labels), tidy(plot, chosen))
-            yield from save(figure, folder / plot.name)
+            yield from save(figure, folder / plot.name, endings)
 
 
 def new_figure(title: str, setting: str, height: float) -> Figure:
@@ -122,7 +127,7 @@ def new_figure(title: str, setting: str, height: float) -> Figure:
     figure = Figure(figsize=(_WIDTH_IN, height), facecolor=colour("paper"), layout="constrained")
     top = 1 - 0.09 / height
     for lines, size, weight, name in ((titles, 11, "bold", "ink"), (settings, 8, "normal", "muted")):
-        look = {"fontsize": size, "fontweight": weight, "color": colour(name), "va": "top"}
+        look: Any = {"fontsize": size, "fontweight": weight, "color": colour(name), "va": "top"}
         for line in lines:
             figure.text(_MARGIN, top, line, **look)
             top -= (0.19 if size > 10 else 0.15) / height
@@ -131,14 +136,16 @@ def new_figure(title: str, setting: str, height: float) -> Figure:
     return figure
 
 
-def save(figure: Figure, path: Path) -> Iterator[Path]:
-    """Write a figure as SVG, for light and dark pages, and as PNG; yield the paths."""
+def save(figure: Figure, path: Path, endings: Sequence[str]) -> Iterator[Path]:
+    """Write a figure as files with these endings, SVG for light and dark pages; yield the paths."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    svg, png = path.with_name(f"{path.name}.svg"), path.with_name(f"{path.name}.png")
-    figure.savefig(svg, metadata={"Date": None, "Creator": None}, facecolor=figure.get_facecolor())
-    svg.write_text(themed(svg.read_text(encoding="utf-8")), encoding="utf-8")
-    figure.savefig(png, metadata={"Software": None}, dpi=150, facecolor=figure.get_facecolor())
-    yield from (svg, png)
+    for ending in endings:
+        file = path.with_name(f"{path.name}.{ending}")
+        metadata: Any = {"Date": None, "Creator": None} if ending == "svg" else {"Software": None}
+        figure.savefig(file, metadata=metadata, dpi=150, facecolor=colour("paper"))
+        if ending == "svg":
+            file.write_text(themed(file.read_text(encoding="utf-8")), encoding="utf-8")
+        yield file
 
 
 def themed(svg: str) -> str:
@@ -236,18 +243,18 @@ def plain_tick(value: float) -> str:
 def _name_at_right(axes: Any, ends: Sequence[tuple[float, float, Series]]) -> None:
     """Write each series' name right of the axes, at the height of its end, but none over another."""
     right = axes.get_xlim()[1]
-    across = axes.get_yaxis_transform()
     texts = []
     for _, y, look in ends:
-        weight = "bold" if look.ours else "normal"
-        place = {"transform": across, "va": "center", "color": colour(look.colour), "fontweight": weight}
-        texts.append(axes.text(1.035, y, look.name, **place))
+        shape = {"color": colour(look.colour), "fontweight": "bold" if look.ours else "normal"}
+        texts.append(
+            axes.text(1.035, y, look.name, transform=axes.get_yaxis_transform(), va="center", **shape)
+        )
     axes.figure.canvas.draw()  # the layout, which the names' widths determine
     points = axes.figure.dpi / 72
     heights = axes.transData.transform([(right, y) for _, y, _ in ends])[:, 1]
     apart = spread(heights, _GAP_PT * points)
-    for label, (x, y, look), place in zip(texts, ends, apart, strict=True):
-        along = axes.transAxes.inverted().transform((0, place))[1]
+    for label, (x, y, look), height in zip(texts, ends, apart, strict=True):
+        along = axes.transAxes.inverted().transform((0, height))[1]
         label.set_transform(axes.transAxes)
         label.set_y(along)
         start = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
