@@ -203,7 +203,7 @@ class Experiment:
 
 
 @dataclass(frozen=True)
-class Task:
+class PlannedRow:
     """A point to be measured, the number of its repetition, from 0, and the seed that `measure` gets."""
 
     point: Point
@@ -213,19 +213,19 @@ class Task:
 
 def plan(
     experiment: Experiment, size: str, seed: int, given: Mapping[str, Sequence[Value]] | None = None
-) -> list[Task]:
+) -> list[PlannedRow]:
     """Return the tasks of a run; equal arguments give equal plans. `given` replaces parameters' values.
 
     Every repetition measures all points once, in another order. Points of one repetition have the same seed.
     """
-    chosen, random, tasks = experiment.size(size), Random(seed), list[Task]()
+    chosen, random, tasks = experiment.size(size), Random(seed), list[PlannedRow]()
     parts = [{name: (given or {}).get(name, values) for name, values in part.items()} for part in chosen.grid]
     points = (dict(zip(part, values, strict=True)) for part in parts for values in product(*part.values()))
     distinct = list({tuple(point.items()): point for point in points}.values())
     for repetition in range(chosen.repetitions):
         order = list(distinct)
         random.shuffle(order)
-        tasks += [Task(point, repetition, seed + repetition) for point in order]
+        tasks += [PlannedRow(point, repetition, seed + repetition) for point in order]
     return tasks
 
 

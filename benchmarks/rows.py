@@ -30,7 +30,7 @@ from typing import IO, Any
 import pandas as pd
 import psutil
 
-from benchmarks.experiment import Experiment, ExperimentError, Source, Task, Value, load, plan, text
+from benchmarks.experiment import Experiment, ExperimentError, PlannedRow, Source, Value, load, plan, text
 from peelsum.processes.children import die_with_parent
 
 #: Files on which figures depend, besides an experiment's own file; each row has the digest of that.
@@ -77,11 +77,11 @@ class Run:
     """Whether to measure rows that were measured already."""
 
     @property
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[PlannedRow]:
         """The plan."""
         return plan(load(self.source), self.size, self.seed, self.given)
 
-    def key(self, task: Task) -> dict[str, str]:
+    def key(self, task: PlannedRow) -> dict[str, str]:
         """Return the cells of a task's rows that tell it from others."""
         point = {name: text(task.point.get(name)) for name in load(self.source).parameters}
         of_task = {"repetition": text(task.repetition), "seed": text(task.seed)}
@@ -155,7 +155,7 @@ def measure_missing(run: Run, path: Path, executor: Executor | None = None) -> I
                 yield outcome
 
 
-def measured(run: Run, at_commit: str, task: Task) -> Outcome:
+def measured(run: Run, at_commit: str, task: PlannedRow) -> Outcome:
     """Measure a task, again if it was disturbed and its size repeats points. It may raise anything."""
     experiment = load(run.source)
     timed = _is_timed(experiment, task)
@@ -198,11 +198,11 @@ def checked(experiment: Experiment, result: Any) -> list[dict[str, Any]]:
     return [{"note": None, **row, PART: f"{number} of {len(rows)}"} for number, row in enumerate(rows, 1)]
 
 
-def _is_timed(experiment: Experiment, task: Task) -> bool:
+def _is_timed(experiment: Experiment, task: PlannedRow) -> bool:
     return experiment.timed and not experiment.is_modelled(task.point)
 
 
-def _side_by_side(run: Run, tasks: Sequence[Task], executor: Executor | None) -> Iterator[Outcome]:
+def _side_by_side(run: Run, tasks: Sequence[PlannedRow], executor: Executor | None) -> Iterator[Outcome]:
     """Yield what an executor measures, in any order; a task whose process ended has failed."""
     if not tasks:
         return

@@ -70,7 +70,7 @@ class ChangingRun:
         return next(((steps, seconds) for steps, seconds, value in self.curve if value >= target), None)
 
 
-class _Group:
+class _MemberGroup:
     """What a route needs of a process group, of one worker in memory."""
 
     few_words = _FEW_WORDS
@@ -172,7 +172,7 @@ class ChangingTraining(Training):
         key = rank, plan.method, plan.ratio
         if key not in self._by_method:
             member, exchanges = self._threads.members[rank], self._exchanges[rank]
-            turns, group = cast(Any, _Queue(member)), cast(Any, _Group(member))
+            turns, group = cast(Any, _Queue(member)), cast(Any, _MemberGroup(member))
             route = Route.of(plan.method, turns, exchanges, self._path, group)
             self._by_method[key] = CompressedSum(
                 route,

@@ -81,7 +81,7 @@ class Worker(Endpoint, Protocol):
     """Messages sent again."""
 
 
-class Program(Protocol):
+class SlotProgram(Protocol):
     """The program of a switch."""
 
     in_switch: int
@@ -128,7 +128,7 @@ class SlotProtocol:
 
     worker: Callable[[Setting, int], Worker]
     """Return worker number n."""
-    switch: Callable[[Setting], Program]
+    switch: Callable[[Setting], SlotProgram]
     """Return the switch's program for one job."""
     server: Callable[[Setting], Endpoint] | None = None
     """Return the aggregation server, if there is one."""
@@ -167,14 +167,14 @@ class SlotRow:
 
 
 @dataclass(frozen=True)
-class _Running:
+class _RunningJob:
     """One job, and its hosts."""
 
     job: Job
     setting: Setting
     workers: list[Worker]
     hosts: list[ModelHost]
-    program: Program
+    program: SlotProgram
 
     @property
     def sent(self) -> int:
@@ -241,7 +241,7 @@ def _check(scenario: Scenario, name: str, protocol: SlotProtocol) -> None:
 
 def _running(
     scenario: Scenario, number: int, protocol: SlotProtocol, shared: dict[int, Any], words: Words | None
-) -> _Running:
+) -> _RunningJob:
     job, size = scenario.jobs[number], frame_bytes(scenario.lanes)
     setting = Setting(
         job.workers,
@@ -260,7 +260,7 @@ def _running(
     hosts = [
         ModelHost(worker, n, size, ps(job.start_s + late.get(n, 0.0))) for n, worker in enumerate(workers)
     ]
-    return _Running(job, setting, workers, hosts, protocol.switch(setting))
+    return _RunningJob(job, setting, workers, hosts, protocol.switch(setting))
 
 
 def _chunks(scenario: Scenario, number: int, words: Words | None) -> Words:
@@ -275,7 +275,7 @@ def _chunks(scenario: Scenario, number: int, words: Words | None) -> Words:
     return padded.reshape(job.workers, chunks, lanes)
 
 
-def _row(name: str, jobs: Sequence[_Running], engine: Engine) -> SlotRow:
+def _row(name: str, jobs: Sequence[_RunningJob], engine: Engine) -> SlotRow:
     links, counts = engine.total(), engine.counts()
     seconds = tuple(job.seconds() for job in jobs)
     chunks = sum(job.sent for job in jobs)
@@ -331,7 +331,7 @@ class ModelHost:
 class ModelSwitch(Timerless):
     """A switch that runs each job's program. Its ports are all jobs' workers, then their servers."""
 
-    def __init__(self, jobs: Sequence[_Running], size: int) -> None:
+    def __init__(self, jobs: Sequence[_RunningJob], size: int) -> None:
         self._jobs, self._size = jobs, size
         counts = [len(job.workers) for job in jobs]
         self._first = [sum(counts[:n]) for n in range(len(jobs))]
