@@ -12,7 +12,7 @@ import matplotlib as mpl
 import pandas as pd
 
 from benchmarks import figures
-from benchmarks.experiment import FOLDER, Plot, find, load
+from benchmarks.experiment import FOLDER, SERIES, Plot, find, load
 from benchmarks.page import page, summaries
 from benchmarks.rows import Run, of_plan, printed_rows, read
 
@@ -76,7 +76,14 @@ def _title(by_rate: pd.DataFrame, by_gloo: pd.DataFrame) -> str:
 def headline(folder: Path) -> Path:
     """Draw a sum and a training step by link rate, beside rivals, into a folder; return the SVG's path."""
     by_rate, by_gloo = sums(), steps()
-    shared = {"x": "gbps", "y": "ms", "lines": "way", "log": "xy", "xlabel": "Rate of the links (Gbit/s)"}
+    shared = {
+        "x": "gbps",
+        "y": "ms",
+        "lines": "way",
+        "log": "xy",
+        "names": SERIES,
+        "xlabel": "Rate of the links (Gbit/s)",
+    }
     plots = [
         Plot(name, ylabel=ylabel, **shared)  # type: ignore[arg-type]
         for name, ylabel in (("sums", "Time of a sum (ms)"), ("steps", "Time of a training step (ms)"))

@@ -50,6 +50,25 @@ class Series(NamedTuple):
     ours: bool = False
 
 
+#: Series that several figures share, by the values that name them in rows; rivals as their authors name them.
+SERIES = {
+    "peelsum": Series("peelsum", "blue", ours=True),
+    "compact": Series("peelsum, compact", "blue", ours=True),
+    "sketch": Series("peelsum, sketch", "teal", ours=True),
+    "dense": Series("dense sum in the switch", "ink", ":"),
+    "lhc": Series("LHC, as published", "orange"),
+    "lhc_best": Series("LHC, fewest words", "orange", "--"),
+    "lhc_fastest": Series("LHC, fastest table", "orange"),
+    "omnireduce": Series("OmniReduce", "green"),
+    "switchml": Series("SwitchML", "purple"),
+    "atp": Series("ATP", "pink"),
+    "ring": Series("NCCL ring", "grey", "--"),
+    "gloo": Series("gloo", "brown"),
+    "binomial": Series("binomial tree", "brown"),
+    "sharded_server": Series("sharded servers", "green"),
+}
+
+
 @dataclass(frozen=True)
 class Plot:
     """A figure: medians of `y` along `x`, with a line for each value of the parameters in `lines`."""

@@ -14,7 +14,6 @@ from textwrap import wrap
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -38,23 +37,6 @@ COLOURS = {
 }
 
 
-#: Series that several figures share, by the values that name them in rows; rivals as their authors name them.
-SERIES = {
-    "peelsum": Series("peelsum", "blue", ours=True),
-    "compact": Series("peelsum, compact", "blue", ours=True),
-    "sketch": Series("peelsum, sketch", "teal", ours=True),
-    "dense": Series("dense sum in the switch", "ink", ":"),
-    "lhc": Series("LHC, as published", "orange"),
-    "lhc_best": Series("LHC, fewest words", "orange", "--"),
-    "lhc_fastest": Series("LHC, fastest table", "orange"),
-    "omnireduce": Series("OmniReduce", "green"),
-    "switchml": Series("SwitchML", "purple"),
-    "atp": Series("ATP", "pink"),
-    "ring": Series("NCCL ring", "grey", "--"),
-    "gloo": Series("gloo", "brown"),
-    "binomial": Series("binomial tree", "brown"),
-    "sharded_server": Series("sharded servers", "green"),
-}
 _CYCLE = ("blue", "orange", "teal", "purple", "green", "pink", "brown", "grey", "ink")
 _WIDTH_IN, _MARGIN, _GAP_PT = 7.2, 0.012, 11.5
 #: Helvetica is narrower than the font by which Matplotlib lays text out, so that no text is cut.
@@ -106,9 +88,12 @@ def draw(
     """Draw every figure of an experiment's medians into a folder; yield the files' paths."""
     for plot in experiment.plots:
         chosen = at(points, plot.where)
+        medians = tidy(plot, chosen)
         with mpl.rc_context(style()):
             figure = new_figure(title(plot, points), plot.setting, plot.height)
-            if plot.fill:
+            if medians.empty and (chosen.empty or not plot.fill):
+                figure.text(0.5, 0.4, "No row has a figure to draw here.", ha="center")
+            elif plot.fill:
                 plot.fill(figure, chosen)
             else:
                 meaning = experiment.columns[plot.y.split()[0]].meaning
@@ -116,7 +101,7 @@ def draw(
                     "xlabel": plot.xlabel or plot.x.replace("_", " "),
                     "ylabel": plot.ylabel or meaning,
                 }
-                _DRAWN[plot.kind](figure.subplots(), replace(plot, **labels), tidy(plot, chosen))
+                _DRAWN[plot.kind](figure.subplots(), replace(plot, **labels), medians)
             yield from save(figure, folder / plot.name, endings)
 
 
@@ -163,16 +148,14 @@ def themed(svg: str) -> str:
 
 
 def _looks(plot: Plot, keys: Sequence[str]) -> dict[str, Series]:
-    """Return how each series looks: as its plot or SERIES say, or in the next colour of the cycle."""
-    if len(keys) == 1 and keys[0] not in {**plot.names, **SERIES}:
+    """Return how each series looks: as the plot says, or in the next colour of the cycle."""
+    if len(keys) == 1 and keys[0] not in plot.names:
         return {keys[0]: Series(keys[0], "blue", ours=True)}
     unused = iter(_CYCLE * (1 + len(keys) // len(_CYCLE)))
-    looks: dict[str, Series] = {}
-    for key in keys:
-        given = plot.names.get(key, SERIES.get(key, key))
-        look = given if isinstance(given, Series) else SERIES.get(key) or Series(given, next(unused))
-        looks[key] = look._replace(name=given if isinstance(given, str) else look.name)
-    return looks
+    given = {key: plot.names.get(key, key) for key in keys}
+    return {
+        key: look if isinstance(look, Series) else Series(look, next(unused)) for key, look in given.items()
+    }
 
 
 def lines(axes: Any, plot: Plot, medians: pd.DataFrame) -> None:
@@ -210,7 +193,7 @@ def _scales(axes: Any, plot: Plot, moving: pd.DataFrame, medians: pd.DataFrame) 
     """Set scales, limits, and ticks with plain numbers."""
     places = sorted(moving["x"].unique())
     positive = [place for place in places if place > 0]
-    if "x" in plot.log:
+    if "x" in plot.log and positive:
         axes.set_xscale(
             **({"value": "log"} if positive == places else {"value": "symlog", "linthresh": positive[0]})
         )
@@ -221,17 +204,15 @@ def _scales(axes: Any, plot: Plot, moving: pd.DataFrame, medians: pd.DataFrame) 
     least, most = min(medians["low"].min(), *levels, math.inf), max(medians["high"].max(), *levels, 0)
     if "y" in plot.log:
         axes.set_yscale("log")
-        low, high = (
-            np.log10(least) - 0.06 * np.log10(most / least),
-            np.log10(most) + 0.06 * np.log10(most / least),
-        )
+        margin = max(0.06 * math.log10(most / least), 0.05)
+        low, high = math.log10(least) - margin, math.log10(most) + margin
         steps = (1, 1.5, 2, 3, 5, 7) if high - low < 1.1 else (1, 2, 5) if high - low < 2.6 else (1,)
         ticks = [step * 10.0**place for place in range(int(low) - 2, int(high) + 2) for step in steps]
         axes.set_ylim(10**low, 10**high)
-        axes.set_yticks([tick for tick in ticks if low <= np.log10(tick) <= high], minor=False)
+        axes.set_yticks([tick for tick in ticks if low <= math.log10(tick) <= high], minor=False)
         axes.set_yticks([], minor=True)
     elif plot.floor is not None:
-        axes.set_ylim(plot.floor, most + 0.05 * (most - plot.floor))
+        axes.set_ylim(plot.floor, most + (0.05 * (most - plot.floor) or 1))
     axes.yaxis.set_major_formatter(lambda value, _: plain_tick(value))
 
 

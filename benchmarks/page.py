@@ -115,7 +115,7 @@ class Medians(Formatter):
     def __init__(self, plot: Plot, points: pd.DataFrame) -> None:
         self.points = at(points, plot.where)
         medians = tidy(plot, self.points)
-        self.by_series = {
+        self.by_series: dict[str, dict[str, float]] = {
             series: dict(zip(line["x"], line["middle"].astype(float), strict=True))
             for series, line in medians.groupby("series", sort=False)
         }
@@ -141,7 +141,7 @@ def title(plot: Plot, points: pd.DataFrame) -> str:
         sentence = plot.finding if isinstance(plot.finding, str) else plot.finding(medians)
         if sentence:
             return medians.format(sentence)
-    except LookupError:
+    except (LookupError, ValueError, ZeroDivisionError):
         pass  # a run of other parameters lacks the points
     where = ", ".join(f"{name} {value}" for name, value in plot.where.items() if value is not None)
     return (f"{plot.y} by {plot.x}" + (f" ({where})" if where else "")).replace("_", " ")

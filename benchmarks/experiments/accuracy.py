@@ -65,7 +65,7 @@ USUAL: dict[str, Value] = {"shares": "iid", "workers": 4}
 OF_ONE_RATE: dict[str, Value] = {"gbps": 1.0, "workers": 4}
 #: Names of methods that are not their own.
 NAMES = {
-    "dense": "dense",
+    "dense": Series("dense", "ink", ":"),
     "exact": Series("peelsum, exact", "blue", ours=True),
     "power:2": "PowerSGD, rank 2",
     "qsgd:4": "QSGD, 4 bits",

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import Column, Experiment, Plot, Published, Size, Value
+from benchmarks import SERIES, Column, Experiment, Plot, Published, Size, Value
 from peelsum.bench.allreduce import Case, compared
 from peelsum.topology import Star
 
@@ -99,6 +99,7 @@ ON_LINKS = "Simulated packet by packet: four workers sum 4 MiB of float32 over l
 ALONG: dict[str, Any] = {
     "x": "density",
     "lines": "way",
+    "names": SERIES,
     "log": "xy",
     "percent": "x",
     "xlabel": "Elements that are not zero on some worker (%)",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import Column, Experiment, Plot, Size, Value
+from benchmarks import SERIES, Column, Experiment, Plot, Size, Value
 from benchmarks.rivals.cost_model import estimate
 from benchmarks.rivals.sparse_sums import figures, measured, scenario_of
 
@@ -49,6 +49,7 @@ ALONG: dict[str, Any] = {
     "x": "workers",
     "y": "ms",
     "lines": "way",
+    "names": SERIES,
     "log": "xy",
     "setting": "4 MiB of words, links of 100 Gbit/s and 1 us, racks of 32. Simulated packet by packet, or "
     "by formulas fitted to 4 to 32 workers; rivals are models.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import Column, Experiment, Plot, Size
+from benchmarks import SERIES, Column, Experiment, Plot, Size
 from benchmarks.rivals.slot_protocols import ATP_SLOTS
 from benchmarks.rivals.sparse_sums import QUICK, measured, scenario_of
 from peelsum.simulation import TimersSection
@@ -48,6 +48,7 @@ EXPERIMENT = Experiment(
             "goodput_gbps",
             "algorithm",
             {"timers": "quick"},
+            names=SERIES,
             percent="x",
             log="x",
             finding=(

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from benchmarks import Column, Experiment, Plot, Size, Value
+from benchmarks import SERIES, Column, Experiment, Plot, Size, Value
 from benchmarks.experiments.fairness import jain
 from benchmarks.rivals.slot_model import run_protocol
 from benchmarks.rivals.slot_protocols import PROTOCOLS
@@ -246,7 +246,7 @@ EXPERIMENT = Experiment(
                 "the fastest's rate with peelsum, {atp@0.16:.0%} with ATP's hash"
             ),
             ylabel="Rate of the slowest job over that of the fastest (%)",
-            **ALONG | {"lines": "protocol"},
+            **ALONG | {"lines": "protocol", "names": SERIES},
         ),
     ],
     ranges={"slots": (256, 2**20), "jobs": (1, 64), "outstanding": (1, 2**20), "workers": (2, 32)},
