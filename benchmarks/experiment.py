@@ -41,8 +41,30 @@ class Size:
     repetitions: int = 5
 
 
+#: Colours by name: on a light page, and on a dark one.
+COLOURS = {
+    "paper": ("#ffffff", "#131416"),
+    "ink": ("#1f2328", "#e6edf3"),
+    "muted": ("#59636e", "#9198a1"),
+    "grid": ("#dde1e6", "#2f353d"),
+    "blue": ("#0550ae", "#79c0ff"),
+    "teal": ("#12807a", "#39d0c8"),
+    "orange": ("#bc4c00", "#f0883e"),
+    "green": ("#2da44e", "#56d364"),
+    "purple": ("#8250df", "#bc8cff"),
+    "pink": ("#bf3989", "#f778ba"),
+    "grey": ("#6e7781", "#8b949e"),
+    "brown": ("#8a6100", "#d29922"),
+}
+
+
+def colour(name: str) -> str:
+    """Return a colour as it is on a light page."""
+    return COLOURS[name][0]
+
+
 class Series(NamedTuple):
-    """How a series is named and drawn: in a colour of `figures.COLOURS`, and thicker if it is ours."""
+    """How a series is named and drawn: in one of COLOURS, and thicker if it is ours."""
 
     name: str
     colour: str

@@ -17,35 +17,13 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.experiment import Experiment, Plot, Series, at
+from benchmarks.experiment import COLOURS, Experiment, Plot, Series, at, colour
 from benchmarks.page import tidy, title
-
-#: Colours by name: on a light page, and on a dark one.
-COLOURS = {
-    "paper": ("#ffffff", "#131416"),
-    "ink": ("#1f2328", "#e6edf3"),
-    "muted": ("#59636e", "#9198a1"),
-    "grid": ("#dde1e6", "#2f353d"),
-    "blue": ("#0550ae", "#79c0ff"),
-    "teal": ("#12807a", "#39d0c8"),
-    "orange": ("#bc4c00", "#f0883e"),
-    "green": ("#2da44e", "#56d364"),
-    "purple": ("#8250df", "#bc8cff"),
-    "pink": ("#bf3989", "#f778ba"),
-    "grey": ("#6e7781", "#8b949e"),
-    "brown": ("#8a6100", "#d29922"),
-}
-
 
 _CYCLE = ("blue", "orange", "teal", "purple", "green", "pink", "brown", "grey", "ink")
 _WIDTH_IN, _MARGIN, _GAP_PT = 7.2, 0.012, 11.5
 #: Helvetica is narrower than the font by which Matplotlib lays text out, so that no text is cut.
 _FONTS = "Helvetica, Arial, 'DejaVu Sans', sans-serif"
-
-
-def colour(name: str) -> str:
-    """Return a colour as it is on a light page."""
-    return COLOURS[name][0]
 
 
 def style() -> Any:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks import Column, Experiment, Plot, Size, Value
-from benchmarks.figures import colour
+from benchmarks.experiment import colour
 from peelsum.allreduce import Allreduce, Summation
 from peelsum.bench.allreduce import settings_of, wrong_elements
 from peelsum.bench.alone import LANES
