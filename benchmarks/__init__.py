@@ -3,6 +3,26 @@
 An experiment is one file of `experiments`, or a file of one's own, that sets EXPERIMENT.
 """
 
-from benchmarks.experiment import Column, Experiment, ExperimentError, Plot, Published, Size, Value
+from benchmarks.experiment import (
+    SERIES,
+    Column,
+    Experiment,
+    ExperimentError,
+    Plot,
+    Published,
+    Series,
+    Size,
+    Value,
+)
 
-__all__ = ["Column", "Experiment", "ExperimentError", "Plot", "Published", "Size", "Value"]
+__all__ = [
+    "SERIES",
+    "Column",
+    "Experiment",
+    "ExperimentError",
+    "Plot",
+    "Published",
+    "Series",
+    "Size",
+    "Value",
+]

@@ -18,9 +18,10 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks import figures
 from benchmarks import page as pages
-from benchmarks.experiment import Experiment, ExperimentError, Value, find, known, load, plan
-from benchmarks.rows import Run, measure_missing, of_plan, read, text
+from benchmarks.experiment import Experiment, ExperimentError, Value, find, known, load, plan, text
+from benchmarks.rows import Run, measure_missing, of_plan, printed_rows, read
 from peelsum.extras import missing
 from peelsum.processes.interrupts import Interruption
 from peelsum.processes.progress import taking_time
@@ -75,8 +76,8 @@ def run(options: argparse.Namespace, given: dict[str, str]) -> None:
     failed, rows = list[str](), list[dict[str, Value]]()
     with ExitStack() as stack:
         executor = _cluster(options.scheduler, stack) if options.scheduler else None
-        for name, what in zip(options.names, runs, strict=True):
-            rows += _measured(name, what, options, failed, executor)
+        for name, measurement in zip(options.names, runs, strict=True):
+            rows += _measured(name, measurement, options, failed, executor)
     if failed and not rows:
         raise ExperimentError(failed[0])
     if options.json:
@@ -86,12 +87,12 @@ def run(options: argparse.Namespace, given: dict[str, str]) -> None:
 
 
 def _measured(
-    name: str, what: Run, options: argparse.Namespace, failed: list[str], executor: Executor | None
+    name: str, measurement: Run, options: argparse.Namespace, failed: list[str], executor: Executor | None
 ) -> list[dict[str, Value]]:
     """Measure, write page and figures, print the table unless --json; return rows, and add to `failed`."""
-    experiment, tell, before = load(what.source), told(), len(failed)
+    experiment, tell, before = load(measurement.source), told(), len(failed)
     folder, done = options.out / experiment.name, 0
-    outcomes = measure_missing(what, folder / "rows.csv", executor)
+    outcomes = measure_missing(measurement, folder / "rows.csv", executor)
     total = next(outcomes)
     try:
         with taking_time(experiment.name, lambda said: tell(f"{said}, {done} of {total} points")):
@@ -103,23 +104,23 @@ def _measured(
     except KeyboardInterrupt:
         print(f"{experiment.name}: interrupted; the same command goes on", file=sys.stderr)
         raise
-    rows = of_plan(what, read(folder / "rows.csv"), of_run=True)
-    path = _write(name, what, rows, folder, failed[before:])
+    rows = of_plan(measurement, read(folder / "rows.csv"), of_run=True)
+    path = _write(name, measurement, rows, folder, failed[before:])
     if not options.json and len(rows):
         print(*pages.table(experiment, pages.summaries(experiment, rows)), sep="\n", flush=True)
-    kept = len(what.tasks) - total
+    kept = len(measurement.tasks) - total
     said = f", {kept} points of earlier runs (--again measures them again)" if kept else ""
     print(f"{experiment.name}: {len(rows)} rows{said}: {path}", file=sys.stderr)
     names = [*experiment.labels, *experiment.figures]
     return [{name: _value(cell) for name, cell in row.items()} for row in rows[names].to_dict("records")]
 
 
-def _write(name: str, what: Run, rows: pd.DataFrame, folder: Path, failed: Sequence[str] = ()) -> Path:
+def _write(name: str, measurement: Run, rows: pd.DataFrame, folder: Path, failed: Sequence[str] = ()) -> Path:
     """Write page and figures beside the rows; return the page's path."""
     if len(rows):
-        list(pages.draw(load(what.source), rows, folder))
+        list(figures.draw(load(measurement.source), pages.summaries(load(measurement.source), rows), folder))
     path = folder / "page.md"
-    path.write_text(pages.page(what, rows, name, failed), encoding="utf-8")
+    path.write_text(pages.page(measurement, rows, name, failed), encoding="utf-8")
     return path
 
 
@@ -157,9 +158,13 @@ def list_(options: argparse.Namespace, given: dict[str, str]) -> None:
 def show(options: argparse.Namespace, given: dict[str, str]) -> None:
     """Print the pages of the rows that were measured last, by whatever commit and version of the file."""
     for name in options.names:
-        what, rows, _ = _last(name, options, given)
-        points = pages.summaries(load(what.source), rows)
-        shown = points.to_json(orient="records", indent=2) if options.json else pages.page(what, rows, name)
+        measurement, rows, _ = _last(name, options, given)
+        points = pages.summaries(load(measurement.source), rows)
+        shown = (
+            points.to_json(orient="records", indent=2)
+            if options.json
+            else pages.page(measurement, rows, name)
+        )
         print(shown.rstrip("\n"))
 
 
@@ -168,8 +173,8 @@ def draw(options: argparse.Namespace, given: dict[str, str]) -> None:
     for name in options.names:
         if options.rows:
             experiment = load(find(name))
-            rows = _printed(experiment, options.rows)
-            print(*pages.draw(experiment, rows, options.out / experiment.name), sep="\n")
+            points = pages.summaries(experiment, printed_rows(experiment, options.rows))
+            print(*figures.draw(experiment, points, options.out / experiment.name), sep="\n")
         else:
             print(_write(name, *_last(name, options, given)))
 
@@ -182,20 +187,10 @@ def compare(options: argparse.Namespace, given: dict[str, str]) -> None:
     print(pair.to_json(orient="records", indent=2) if options.json else pair.to_string(index=False))
 
 
-def _printed(experiment: Experiment, paths: Sequence[Path]) -> pd.DataFrame:
-    """Return the rows of files that --json printed; a file may also have rows by command."""
-    rows = list[dict[str, Any]]()
-    for path in paths:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        rows += [row for each in content.values() for row in each] if isinstance(content, dict) else content
-    names = [*experiment.labels, *experiment.figures, "modelled", "note"]
-    return pd.DataFrame([{name: text(row.get(name)) for name in names} for row in rows])
-
-
 def _last(name: str, options: argparse.Namespace, given: dict[str, str]) -> tuple[Run, pd.DataFrame, Path]:
-    what = _run(name, options, given)
-    folder: Path = options.out / load(what.source).name
-    return what, of_plan(what, read(folder / "rows.csv")), folder
+    measurement = _run(name, options, given)
+    folder: Path = options.out / load(measurement.source).name
+    return measurement, of_plan(measurement, read(folder / "rows.csv")), folder
 
 
 def _run(name: str, options: argparse.Namespace, given: dict[str, str]) -> Run:

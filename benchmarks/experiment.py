@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from random import Random
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 #: A parameter, or a figure of a row; None where a figure is not available. `measure` gets a tuple as a whole.
 Value = str | int | float | bool | tuple[Any, ...] | None
@@ -41,25 +41,108 @@ class Size:
     repetitions: int = 5
 
 
+#: Colours by name: on a light page, and on a dark one.
+COLOURS = {
+    "paper": ("#ffffff", "#131416"),
+    "ink": ("#1f2328", "#e6edf3"),
+    "muted": ("#59636e", "#9198a1"),
+    "grid": ("#dde1e6", "#2f353d"),
+    "blue": ("#0550ae", "#79c0ff"),
+    "teal": ("#12807a", "#39d0c8"),
+    "orange": ("#bc4c00", "#f0883e"),
+    "green": ("#2da44e", "#56d364"),
+    "purple": ("#8250df", "#bc8cff"),
+    "pink": ("#bf3989", "#f778ba"),
+    "grey": ("#6e7781", "#8b949e"),
+    "brown": ("#8a6100", "#d29922"),
+}
+
+
+def colour(name: str) -> str:
+    """Return a colour as it is on a light page."""
+    return COLOURS[name][0]
+
+
+class Series(NamedTuple):
+    """How a series is named and drawn: in one of COLOURS, and thicker if it is ours."""
+
+    name: str
+    colour: str
+    dash: str = "-"
+    ours: bool = False
+
+
+#: Series that several figures share, by the values that name them in rows; rivals as their authors name them.
+SERIES = {
+    "peelsum": Series("peelsum", "blue", ours=True),
+    "compact": Series("peelsum, compact", "blue", ours=True),
+    "sketch": Series("peelsum, sketch", "teal", ours=True),
+    "dense": Series("dense sum in the switch", "ink", ":"),
+    "lhc": Series("LHC, as published", "orange"),
+    "lhc_best": Series("LHC, fewest words", "orange", "--"),
+    "lhc_fastest": Series("LHC, fastest table", "orange"),
+    "omnireduce": Series("OmniReduce", "green"),
+    "switchml": Series("SwitchML", "purple"),
+    "atp": Series("ATP", "pink"),
+    "ring": Series("NCCL ring", "grey", "--"),
+    "gloo": Series("gloo", "brown"),
+    "binomial": Series("binomial tree", "brown"),
+    "sharded_server": Series("sharded servers", "green"),
+}
+
+
 @dataclass(frozen=True)
 class Plot:
     """A figure: medians of `y` along `x`, with a line for each value of the parameters in `lines`."""
 
     name: str
     x: str
+    """A parameter or column; bars may have several, separated by spaces."""
     y: str
+    """A column; or several, separated by spaces, of which each is a series."""
     lines: str = ""
     where: Point = field(default_factory=dict)
     """Parameters with fixed values."""
     log: Literal["", "x", "y", "xy"] = ""
-    fill: Callable[[Any, Any], None] | None = None
-    """Draws the DataFrame of `page.summaries` into a Matplotlib figure, in place of lines."""
+    finding: str | Callable[[Any], str] = ""
+    """The title: a sentence in which `{series@x:.2f}` stands for a median, or a function that returns it.
 
-    @property
-    def title(self) -> str:
-        """What is drawn, along what, and the parameters whose values are fixed."""
-        fixed = ", ".join(f"{name} {value}" for name, value in self.where.items() if value is not None)
-        return (f"{self.y} by {self.x}" + (f" ({fixed})" if fixed else "")).replace("_", " ")
+    The function gets `page.Medians`, and returns "" if they do not show what the sentence says.
+    """
+    setting: str = ""
+    """The line below the title: what was measured or simulated, and how."""
+    kind: Literal["lines", "bars", "dots"] = "lines"
+    percent: Literal["", "x", "y", "xy"] = ""
+    """The axes that show shares as percentages."""
+    xlabel: str = ""
+    ylabel: str = ""
+    """The quantity and its unit; by default the name of `x`, and what the column means."""
+    names: Mapping[str, str | Series] = field(default_factory=dict)
+    """Names, or Series, of values in `x` and `lines`; series of one name are one line."""
+    flat: Sequence[str] = ()
+    """Series that do not depend on `x`: they are level lines."""
+    reference: tuple[float, str] | None = None
+    """A level to compare with, and its name."""
+    floor: float | None = 0
+    """Where a linear axis of `y` begins; None leaves it to the data."""
+    height: float = 3.4
+    """Inches without title and setting."""
+    fill: Callable[[Any, Any], None] | None = None
+    """Draws the DataFrame of `page.summaries` into a Matplotlib figure, in place of `kind`."""
+
+
+def at(points: Any, where: Point) -> Any:
+    """Return the rows of a DataFrame with these values of parameters."""
+    for name, value in where.items():
+        points = points[points[name] == text(value)]
+    return points
+
+
+def text(value: Any) -> str:
+    """Return a value as it is written; equal values have equal texts, and None is ""."""
+    if isinstance(value, tuple):
+        return ",".join(map(text, value))
+    return "" if value is None else " ".join(str(value).split())
 
 
 @dataclass(frozen=True)
@@ -109,7 +192,11 @@ class Experiment:
         self.sizes = {
             name: Size([*map(self._part, size.grid)], size.repetitions) for name, size in self.sizes.items()
         }
-        names = [name for plot in self.plots for name in (plot.x, plot.y, *plot.lines.split(), *plot.where)]
+        names = [
+            name
+            for plot in self.plots
+            for name in (*plot.x.split(), *plot.y.split(), *plot.lines.split(), *plot.where)
+        ]
         names += [name for published in self.published for name in (published.column, *published.where)]
         known = [*self.parameters, *self.columns]
         for name in (*names, *self.keys, *self.modelled, *self.ranges, *self.choices):
@@ -157,7 +244,7 @@ class Experiment:
 
 
 @dataclass(frozen=True)
-class Task:
+class PlannedRow:
     """A point to be measured, the number of its repetition, from 0, and the seed that `measure` gets."""
 
     point: Point
@@ -167,19 +254,19 @@ class Task:
 
 def plan(
     experiment: Experiment, size: str, seed: int, given: Mapping[str, Sequence[Value]] | None = None
-) -> list[Task]:
+) -> list[PlannedRow]:
     """Return the tasks of a run; equal arguments give equal plans. `given` replaces parameters' values.
 
     Every repetition measures all points once, in another order. Points of one repetition have the same seed.
     """
-    chosen, random, tasks = experiment.size(size), Random(seed), list[Task]()
+    chosen, random, tasks = experiment.size(size), Random(seed), list[PlannedRow]()
     parts = [{name: (given or {}).get(name, values) for name, values in part.items()} for part in chosen.grid]
     points = (dict(zip(part, values, strict=True)) for part in parts for values in product(*part.values()))
     distinct = list({tuple(point.items()): point for point in points}.values())
     for repetition in range(chosen.repetitions):
         order = list(distinct)
         random.shuffle(order)
-        tasks += [Task(point, repetition, seed + repetition) for point in order]
+        tasks += [PlannedRow(point, repetition, seed + repetition) for point in order]
     return tasks
 
 

@@ -10,23 +10,16 @@ import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from textwrap import wrap
+from string import Formatter
 from typing import Any
 
 import pandas as pd
 
-from benchmarks.experiment import FOLDER, Experiment, ExperimentError, Plot, Point, Published, load
-from benchmarks.rows import PART, RESERVED, Run, read, text
+from benchmarks.experiment import FOLDER, Experiment, ExperimentError, Plot, Published, at, load, text
+from benchmarks.rows import PART, RESERVED, Run, read
 
 #: The confidence that an interval should have.
 CONFIDENCE = 0.95
-_STYLE: Any = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "peelsum",
-    "svg.fonttype": "none",
-    "font.size": 9,
-}
 
 
 def interval(values: Iterable[float]) -> tuple[float, float]:
@@ -97,11 +90,61 @@ def plain(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{float(f'{value:.4g}'):.10f}".rstrip("0").rstrip(".")
 
 
-def at(points: pd.DataFrame, where: Point) -> pd.DataFrame:
-    """Return the points with these values of parameters."""
-    for name, value in where.items():
-        points = points[points[name] == text(value)]
-    return points
+def tidy(plot: Plot, points: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each median that a plot draws: its x, its series, and the ends of its interval."""
+    frames = []
+    for column in plot.y.split():
+        keys = [pd.Series(column, points.index)] if " " in plot.y or not plot.lines else []
+        middle = pd.to_numeric(points[column], errors="coerce")
+        labels = {
+            "x": _joined([points[name] for name in plot.x.split()]),
+            "series": _joined([*keys, *(points[name] for name in plot.lines.split())]),
+        }
+        ends = {end: points.get(f"{column}_{end}", middle) for end in ("low", "high")}
+        frames.append(pd.DataFrame({**labels, "middle": middle, **ends}))
+    return pd.concat(frames).dropna(subset="middle").astype({"low": float, "high": float})
+
+
+def _joined(columns: Sequence[pd.Series]) -> pd.Series:
+    return pd.Series([", ".join(map(text, cells)) for cells in zip(*columns, strict=True)], columns[0].index)
+
+
+class Medians(Formatter):
+    """The medians that a plot draws, which its finding looks up by `series@x`."""
+
+    def __init__(self, plot: Plot, points: pd.DataFrame) -> None:
+        self.points = at(points, plot.where)
+        medians = tidy(plot, self.points)
+        self.by_series: dict[str, dict[str, float]] = {
+            series: dict(zip(line["x"], line["middle"].astype(float), strict=True))
+            for series, line in medians.groupby("series", sort=False)
+        }
+
+    def __getitem__(self, place: str) -> float:
+        """Return the median of a series at an x; of the only series, at `@x`. Raises LookupError."""
+        series, _, x = place.partition("@")
+        return self.by_series[series or next(iter(self.by_series), "")][x]
+
+    def of(self, series: str) -> list[float]:
+        """Return all medians of a series. Raises LookupError."""
+        return list(self.by_series[series].values())
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        """Return the median that a sentence names."""
+        return self[field_name], field_name
+
+
+def title(plot: Plot, points: pd.DataFrame) -> str:
+    """Return a plot's finding, if these points show it, or else what is drawn, along what, and where."""
+    medians = Medians(plot, points)
+    try:
+        sentence = plot.finding if isinstance(plot.finding, str) else plot.finding(medians)
+        if sentence:
+            return medians.format(sentence)
+    except (LookupError, ValueError, ZeroDivisionError):
+        pass  # a run of other parameters lacks the points
+    where = ", ".join(f"{name} {value}" for name, value in plot.where.items() if value is not None)
+    return (f"{plot.y} by {plot.x}" + (f" ({where})" if where else "")).replace("_", " ")
 
 
 def ours(points: pd.DataFrame, published: Published) -> pd.Series | None:
@@ -148,7 +191,7 @@ def page(run: Run, rows: pd.DataFrame, name: str, failed: Sequence[str] = ()) ->
     said = tomllib.loads((FOLDER.parent / "sentences.toml").read_text(encoding="utf-8")).get(
         experiment.name, {}
     )
-    figures = [f"![{plot.title}]({plot.name}.svg)" for plot in experiment.plots if len(rows)]
+    figures = [f"![{title(plot, points)}]({plot.name}.svg)" for plot in experiment.plots if len(rows)]
     tasks = int(rows[PART].str.startswith("1 of ").sum()) if PART in rows else len(rows)
     missing = f"**{expected - tasks} of {expected} rows are missing.** Run the command again to add them."
     missing += f" The first that failed: {failed[0]}." if failed else ""
@@ -235,63 +278,6 @@ def _conditions(rows: pd.DataFrame, command: str) -> Iterator[str]:
             f"{others.max():.0%}). {disturbed} rows were disturbed in all attempts, of which there were "
             f"at most {attempts.max()}."
         )
-
-
-def draw(experiment: Experiment, rows: pd.DataFrame, folder: Path) -> Iterator[Path]:
-    """Draw every figure into a folder, as SVG and PNG; yield the files' paths."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    points = summaries(experiment, rows)
-    folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(_STYLE):
-        for plot in experiment.plots:
-            figure = plt.figure(figsize=(6.4, 3.6), layout="constrained")
-            figure.suptitle(plot.title, fontweight="bold")
-            if plot.fill:
-                plot.fill(figure, at(points, plot.where))
-            else:
-                _fill(figure.subplots(), plot, experiment.columns[plot.y].meaning, at(points, plot.where))
-            for ending, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
-                path = folder / f"{plot.name}.{ending}"
-                figure.savefig(path, metadata=metadata, dpi=150)
-                yield path
-            plt.close(figure)
-
-
-def _fill(axes: Any, plot: Plot, meaning: str, points: pd.DataFrame) -> None:
-    """Draw lines of medians with their intervals; a parameter that is a text has places of equal distance."""
-    ticks, along = list(points[plot.x].unique()), pd.to_numeric(points[plot.x], errors="coerce")
-    named = bool(along.isna().any())
-    low = points.get(f"{plot.y}_low", pd.Series(math.nan, points.index))
-    points = points.assign(along=points[plot.x].map(ticks.index) if named else along, low=low)
-    lines = points.groupby(plot.lines.split(), sort=False) if plot.lines else [((), points)]
-    for name, line in lines:
-        line = line.dropna(subset="low").sort_values("along")
-        if len(line):
-            y = line[plot.y].astype(float)
-            ends = y - line["low"], line[f"{plot.y}_high"] - y
-            style = "o" if named else "--o" if line["modelled"].iloc[0] else "-o"
-            look = {"markersize": 3, "capsize": 2, "linewidth": 1}
-            axes.errorbar(line["along"], y, ends, fmt=style, label=", ".join(name), **look)
-    axes.set(xlabel=plot.x, ylabel="\n".join(wrap(meaning, 36)))
-    if named:
-        axes.set_xticks(range(len(ticks)), ticks, rotation=20, ha="right")
-    elif "x" in plot.log:
-        positive = along[along > 0]
-        linear = {"value": "symlog", "linthresh": positive.min()}  # near 0
-        axes.set_xscale(**({"value": "log"} if len(positive) == len(along) else linear))
-        axes.set_xticks([float(tick) for tick in ticks], ticks)
-        axes.set_xticks([], minor=True)
-    if "y" in plot.log:
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
-    if plot.lines and axes.get_legend_handles_labels()[0]:
-        place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
-        axes.legend(title=plot.lines, frameon=False, fontsize=min(9, 150 / len(lines)), **place)
 
 
 def compare(a: Path, b: Path) -> pd.DataFrame:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import io
+import json
 import os
 import platform
 import resource
@@ -29,7 +30,7 @@ from typing import IO, Any
 import pandas as pd
 import psutil
 
-from benchmarks.experiment import Experiment, ExperimentError, Source, Task, Value, load, plan
+from benchmarks.experiment import Experiment, ExperimentError, PlannedRow, Source, Value, load, plan, text
 from peelsum.processes.children import die_with_parent
 
 #: Files on which figures depend, besides an experiment's own file; each row has the digest of that.
@@ -76,22 +77,15 @@ class Run:
     """Whether to measure rows that were measured already."""
 
     @property
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[PlannedRow]:
         """The plan."""
         return plan(load(self.source), self.size, self.seed, self.given)
 
-    def key(self, task: Task) -> dict[str, str]:
+    def key(self, task: PlannedRow) -> dict[str, str]:
         """Return the cells of a task's rows that tell it from others."""
         point = {name: text(task.point.get(name)) for name in load(self.source).parameters}
         of_task = {"repetition": text(task.repetition), "seed": text(task.seed)}
         return point | of_task | {"commit": commit(), "source": self.source.digest}
-
-
-def text(value: Any) -> str:
-    """Return a value as it is written; equal values have equal texts, and None is ""."""
-    if isinstance(value, tuple):
-        return ",".join(map(text, value))
-    return "" if value is None else " ".join(str(value).split())
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -107,6 +101,16 @@ def read(path: Path) -> pd.DataFrame:
         return pd.read_csv(io.StringIO(table), dtype=str, keep_default_na=False, index_col=False)
     except ValueError as error:
         raise ExperimentError(f"{path}: {' '.join(str(error).split())}; remove the line") from None
+
+
+def printed_rows(experiment: Experiment, paths: Sequence[Path]) -> pd.DataFrame:
+    """Return the rows of files that --json printed, as texts; a file may have lists of rows by command."""
+    rows = list[dict[str, Any]]()
+    for path in paths:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows += [row for group in content.values() for row in group] if isinstance(content, dict) else content
+    names = [*experiment.labels, *experiment.figures, "modelled", "note"]
+    return pd.DataFrame([{name: text(row.get(name)) for name in names} for row in rows])
 
 
 def of_plan(run: Run, rows: pd.DataFrame, *, of_run: bool = False) -> pd.DataFrame:
@@ -151,7 +155,7 @@ def measure_missing(run: Run, path: Path, executor: Executor | None = None) -> I
                 yield outcome
 
 
-def measured(run: Run, at_commit: str, task: Task) -> Outcome:
+def measured(run: Run, at_commit: str, task: PlannedRow) -> Outcome:
     """Measure a task, again if it was disturbed and its size repeats points. It may raise anything."""
     experiment = load(run.source)
     timed = _is_timed(experiment, task)
@@ -177,7 +181,7 @@ def measured(run: Run, at_commit: str, task: Task) -> Outcome:
         # Our own errors say what to do; the names of others say what they are.
         ours = type(error).__module__.startswith(("peelsum.", "benchmarks."))
         return f"{'' if ours else f'{type(error).__name__}: '}{' '.join(str(error).split())}"
-    return min(tries, key=lambda one: one[0])[1]
+    return min(tries, key=lambda attempt: attempt[0])[1]
 
 
 def checked(experiment: Experiment, result: Any) -> list[dict[str, Any]]:
@@ -194,11 +198,11 @@ def checked(experiment: Experiment, result: Any) -> list[dict[str, Any]]:
     return [{"note": None, **row, PART: f"{number} of {len(rows)}"} for number, row in enumerate(rows, 1)]
 
 
-def _is_timed(experiment: Experiment, task: Task) -> bool:
+def _is_timed(experiment: Experiment, task: PlannedRow) -> bool:
     return experiment.timed and not experiment.is_modelled(task.point)
 
 
-def _side_by_side(run: Run, tasks: Sequence[Task], executor: Executor | None) -> Iterator[Outcome]:
+def _side_by_side(run: Run, tasks: Sequence[PlannedRow], executor: Executor | None) -> Iterator[Outcome]:
     """Yield what an executor measures, in any order; a task whose process ended has failed."""
     if not tasks:
         return

@@ -70,7 +70,7 @@ class ChangingRun:
         return next(((steps, seconds) for steps, seconds, value in self.curve if value >= target), None)
 
 
-class _Group:
+class _MemberGroup:
     """What a route needs of a process group, of one worker in memory."""
 
     few_words = _FEW_WORDS
@@ -114,7 +114,7 @@ class ChangingTraining(Training):
         self._fixed = None if isinstance(by, Flexible) else Next(*by, False, {})
         super().__init__(setting)
         self._exchanges = [StepExchanges() for _ in range(setting.workers)]
-        self._elements = sum(one.numel() for one in self.subject.model.parameters())
+        self._elements = sum(parameter.numel() for parameter in self.subject.model.parameters())
         self._decider = None
         if isinstance(by, Flexible):
             self._decider = Decider(
@@ -172,7 +172,7 @@ class ChangingTraining(Training):
         key = rank, plan.method, plan.ratio
         if key not in self._by_method:
             member, exchanges = self._threads.members[rank], self._exchanges[rank]
-            turns, group = cast(Any, _Queue(member)), cast(Any, _Group(member))
+            turns, group = cast(Any, _Queue(member)), cast(Any, _MemberGroup(member))
             route = Route.of(plan.method, turns, exchanges, self._path, group)
             self._by_method[key] = CompressedSum(
                 route,
@@ -185,7 +185,9 @@ class ChangingTraining(Training):
 
     def _count(self, results: list[Any]) -> None:
         super()._count(results)
-        self._gains = [one.sent_energy / one.offered_energy if one.offered_energy else 1.0 for one in results]
+        self._gains = [
+            result.sent_energy / result.offered_energy if result.offered_energy else 1.0 for result in results
+        ]
         self.gained += self._gains[0]
 
     def _measure(self, decider: Decider, link: LinkModel) -> float:
@@ -200,7 +202,7 @@ class ChangingTraining(Training):
         self._traffic = self._exchanges[0].traffic(self._elements, 1) if self._last else None
         for exchanges, gain in zip(self._exchanges, self._gains, strict=True):
             times = (self._last | asked).items()
-            noisy = {name: one * (1 + _NOISE * self._random.exponential()) for name, one in times}
+            noisy = {name: seconds * (1 + _NOISE * self._random.exponential()) for name, seconds in times}
             exchanges.set(Measurement(**noisy, gain=min(gain, 1.0)).words())
         return sum(asked.values())
 
@@ -209,7 +211,7 @@ class ChangingTraining(Training):
         words = self._exchanges[0].result()
         assert words is not None
         events = decider.observe(Measurement.agreed(words), self._traffic)
-        self.changes += sum(isinstance(one, MethodChosen) for one in events)
+        self.changes += sum(isinstance(event, MethodChosen) for event in events)
 
 
 def train_over(setting: Setting, network: str, by: tuple[Method, float] | Flexible) -> ChangingRun:

@@ -49,9 +49,9 @@ class _Meeting:
         self._values: list[Any] = [None] * workers
         self._barrier = threading.Barrier(workers, timeout=_TIMEOUT_S)
 
-    def values(self, worker_id: int, own: _T) -> list[_T]:
+    def values(self, worker_id: int, value: _T) -> list[_T]:
         """Return what every worker gave, in the order of workers."""
-        self._values[worker_id] = own
+        self._values[worker_id] = value
         self._barrier.wait()
         everybody = list(self._values)
         self._barrier.wait()  # before a faster worker gives its next value
@@ -98,7 +98,7 @@ class InProcess:
         everybody = self._meeting.values(self.worker_id, data)
         self.traffic.gathers += 1
         self.traffic.gathered_bytes += max(map(len, everybody))
-        return [one.copy() for one in everybody]
+        return [arrays.copy() for arrays in everybody]
 
     def _heard(self, parts: Sequence[Part]) -> list[tuple[Words, ...]]:
         everybody = self._meeting.values(self.worker_id, [part.words for part in parts])
@@ -136,9 +136,9 @@ class WorkerThreads:
                 raise
 
         started = [self._threads.submit(guarded, member.worker_id) for member in self.members]
-        failed = [error for one in started if (error := one.exception())]
+        failed = [error for future in started if (error := future.exception())]
         # Those that waited for a worker that failed say only that the meeting was broken.
         failed.sort(key=lambda error: isinstance(error, threading.BrokenBarrierError))
         if failed:
             raise failed[0]
-        return [one.result() for one in started]
+        return [future.result() for future in started]

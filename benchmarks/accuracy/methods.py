@@ -69,8 +69,8 @@ def parse(text: str, steps: int, seed: int = 0) -> Method:
             raise MethodError(f"compressor: {text!r} has an argument or flag; write {written} alone")
         return Method(written, None, dense=written == DENSE)
     try:
-        given = [_field(one, registered()[names[0]]) for one in values]
-        arguments = dict(given) | {field: one for flag in flags for field, one in FLAGS[flag].items()}
+        given = [_field(argument, registered()[names[0]]) for argument in values]
+        arguments = dict(given) | {field: value for flag in flags for field, value in FLAGS[flag].items()}
         compressor = _made(names, arguments, text, steps, seed)
     except CompressError as error:
         raise MethodError(f"compressor: {text!r}: {error}") from error
@@ -96,14 +96,14 @@ def _made(names: list[str], given: dict[str, str], text: str, steps: int, seed: 
     parts: list[Compressor] = []
     for name in names:
         kind = registered()[name]
-        own = {
+        options = {
             field: kind.arguments[field].parsed(given.pop(field)) for field in kind.arguments.keys() & given
         }
-        made = kind(**own)
+        made = kind(**options)
         defaults: dict[str, Any] = {}
-        if "seed" in kind.arguments and "seed" not in own:
+        if "seed" in kind.arguments and "seed" not in options:
             defaults["seed"] = seed
-        if getattr(made, "warm_up_steps", 0) and "warm_up_steps" not in own:
+        if getattr(made, "warm_up_steps", 0) and "warm_up_steps" not in options:
             defaults["warm_up_steps"] = round(_WARM_UP * steps)
         parts.append(replace(made, **defaults))
     if given:

@@ -55,7 +55,7 @@ def compared(
 def _learned(runs: Sequence[Run], baseline: _Baseline) -> dict[str, Any]:
     """Return the figures that do not depend on the link."""
     finals, steps = [run.curve[-1][1] for run in runs], [baseline.steps(run) for run in runs]
-    late = [next((one for at, one in run.curve if at >= _LATE * run.steps), None) for run in runs]
+    late = [next((metric for at, metric in run.curve if at >= _LATE * run.steps), None) for run in runs]
     sent, dense = (mean(run.wire_bytes / max(run.done, 1) for run in each) for each in (runs, baseline.dense))
     return {
         "data": runs[0].data,
@@ -65,7 +65,7 @@ def _learned(runs: Sequence[Run], baseline: _Baseline) -> dict[str, Any]:
         "final": _rounded(_mean_of_all(finals)),
         "final_spread": _spread(finals),
         "target": _rounded(baseline.target),
-        "reached": sum(one is not None for one in steps),
+        "reached": sum(count is not None for count in steps),
         "steps_to_target": _rounded(_mean_of_all(steps)),
         "bytes_per_step": round(sent),
         "times_less": round(dense / sent, 2),
@@ -122,7 +122,7 @@ def _target(dense: Sequence[Run]) -> float | None:
     if len(pairs) < len(ends):
         return None
     scale, back = (float, float) if dense[0].higher else (math.log, math.exp)
-    start, end = mean(scale(one) for one, _ in pairs), mean(scale(one) for _, one in pairs)
+    start, end = mean(scale(metric) for metric, _ in pairs), mean(scale(metric) for _, metric in pairs)
     return back(start + TARGET_SHARE * (end - start))
 
 

@@ -129,7 +129,7 @@ class Training:
         if self.done == 1:  # what is done only once, such as compiling, does not count
             self._compute_s = self._compress_s = 0.0
             self._sums = self._new_sums()  # as the hook does when DDP rebuilds its buckets
-        if not all(one.finite for one in results[0].tensors):
+        if not all(tensor.finite for tensor in results[0].tensors):
             return False
         started = self._clock()
         for name, parameter in self.subject.model.named_parameters():
@@ -148,7 +148,7 @@ class Training:
             metric=subject.metric,
             higher=subject.higher,
             steps=self.steps,
-            elements=sum(one.numel() for one in subject.model.parameters()),
+            elements=sum(parameter.numel() for parameter in subject.model.parameters()),
             curve=curve,
             kind=compressor.kind if compressor else "dense" if self.method.dense else "exact",
             wire_bytes=self.wire_bytes,
@@ -163,11 +163,13 @@ class Training:
         model.zero_grad()
         # Dropout must not depend on who else computes in this process.
         torch.manual_seed(dropout_seed(self.setting.seed, self.done, rank))
-        model(*(one.to(self._device) for one in next(self._batches[rank]))).backward()
+        model(*(inputs.to(self._device) for inputs in next(self._batches[rank]))).backward()
         named = list(model.named_parameters())
         # DDP rebuilds its buckets after a step, in the order in which gradients become ready.
         ordered = reversed(named) if self.done else named
-        return {name: one.grad.cpu().numpy() for name, one in ordered if one.grad is not None}
+        return {
+            name: parameter.grad.cpu().numpy() for name, parameter in ordered if parameter.grad is not None
+        }
 
     def measure(self) -> float:
         """Return the subject's metric, measured on the host, where its data are."""
@@ -210,8 +212,8 @@ class Training:
         )
 
     def _summed(self, rank: int, gradients: dict[str, Any]) -> StepResult | CompressedResult:
-        one = self._sums[rank]
-        return one.sum(gradients) if isinstance(one, Allreduce) else one.sum(gradients, self.done)
+        backend = self._sums[rank]
+        return backend.sum(gradients) if isinstance(backend, Allreduce) else backend.sum(gradients, self.done)
 
     def _count(self, results: list[StepResult | CompressedResult]) -> None:
         first = results[0]
@@ -220,7 +222,7 @@ class Training:
                 raise AssertionError(f"{self.setting}: workers differ in {name}")
         self.wire_bytes += first.wire_bytes
         self.payload_bytes += first.payload_bytes if isinstance(first, CompressedResult) else 0
-        self._compress_s += sum(one.encode_s + one.decode_s for one in results) / len(results)
+        self._compress_s += sum(result.encode_s + result.decode_s for result in results) / len(results)
 
 
 def require_sgd(subject: Subject, method: Method) -> None:

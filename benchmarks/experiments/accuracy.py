@@ -10,10 +10,10 @@ then has its published size, and a worker passes once over the data.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
-from benchmarks import Column, Experiment, Plot, Size, Value
+from benchmarks import Column, Experiment, Plot, Series, Size, Value
 
 #: Methods by default: one for each way to compress.
 METHODS = (
@@ -63,6 +63,64 @@ def _trained(setting: Any) -> Any:
 #: Rows that differ in the compressor and one parameter more.
 USUAL: dict[str, Value] = {"shares": "iid", "workers": 4}
 OF_ONE_RATE: dict[str, Value] = {"gbps": 1.0, "workers": 4}
+#: Names of methods that are not their own.
+NAMES = {
+    "dense": Series("dense", "ink", ":"),
+    "exact": Series("peelsum, exact", "blue", ours=True),
+    "power:2": "PowerSGD, rank 2",
+    "qsgd:4": "QSGD, 4 bits",
+    "packed:8": "packed, 8 bits",
+    "top-k:0.01": "top-k, 1%",
+    "star:0.01": "STAR-Topk, 1%",
+}
+OVER_RATES: dict[str, Any] = {
+    "x": "gbps",
+    "y": "time_s",
+    "lines": "compressor",
+    "log": "xy",
+    "setting": "Four workers. Accuracy and times of processors are measured, the network's time is modelled.",
+    "xlabel": "Rate of the links (Gbit/s)",
+    "ylabel": "Time to the target (s)",
+    "names": NAMES,
+}
+BY_SHARES: dict[str, Any] = {
+    "x": "compressor",
+    "y": "final",
+    "lines": "shares",
+    "kind": "dots",
+    "setting": "Four workers; means over seeds. Measured.",
+    "names": {
+        **NAMES,
+        "iid": "equal shares",
+        "1": "Dirichlet, alpha 1",
+        "0.1": "Dirichlet, alpha 0.1",
+        "label": "sorted by label",
+    },
+}
+
+
+def in_time(medians: Any, data: str, fastest: str, name: str) -> str:
+    """Return times to the target at 0.1 Gbit/s, if `fastest` is it there, and dense sums at 10 Gbit/s."""
+    times = medians.by_series
+    slow, fast = ({method: times[method][rate] for method in times} for rate in ("0.1", "10.0"))
+    if min(slow, key=slow.__getitem__) != fastest or min(fast, key=fast.__getitem__) != "dense":
+        return ""
+    return (
+        f"At 0.1 Gbit/s {data} reach the target in {slow[fastest]:.1f} s with {name}, "
+        f"{slow['exact']:.1f} s with exact sparse sums and {slow['dense']:.1f} s with dense ones; "
+        "at 10 Gbit/s dense sums are first"
+    )
+
+
+def by_shares(medians: Any, metric: str, shares: str, method: str, name: str) -> str:
+    """Return what the metric loses by unequal shares of the data, with dense gradients and a method."""
+    ends = [medians[f"{divided}@{by}"] for by in ("dense", method) for divided in ("iid", shares)]
+    return (
+        f"Unequal shares of the data take {metric} from {ends[0]:.2f} to {ends[1]:.2f} with dense "
+        f"gradients, and from {ends[2]:.2f} to {ends[3]:.2f} with {name}"
+    )
+
+
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
@@ -103,13 +161,45 @@ EXPERIMENT = Experiment(
         "usual": Size([{"model": ("digits", "ratings", "text"), "seeds": 3}], 1),
     },
     plots=[
-        *(
-            Plot(f"time_{model}", "gbps", "time_s", "compressor", {"model": model, **USUAL}, "xy")
-            for model in ("ratings", "text")
+        Plot(
+            "time_text",
+            where={"model": "text", **USUAL},
+            finding=partial(in_time, data="texts", fastest="top-k:0.01", name="top-k of 1%"),
+            **OVER_RATES,
         ),
-        *(
-            Plot(f"shares_{model}", "shares", "final", "compressor", {"model": model, **OF_ONE_RATE})
-            for model in ("digits", "ratings")
+        Plot(
+            "time_ratings",
+            where={"model": "ratings", **USUAL},
+            finding=partial(in_time, data="ratings", fastest="packed:8", name="packed 8-bit values"),
+            **OVER_RATES,
+        ),
+        Plot(
+            "shares_digits",
+            where={"model": "digits", **OF_ONE_RATE},
+            finding=partial(
+                by_shares,
+                metric="the accuracy of digits",
+                shares="label",
+                method="star:0.01",
+                name="STAR-Topk",
+            ),
+            ylabel="Accuracy after the last step",
+            height=5,
+            **BY_SHARES,
+        ),
+        Plot(
+            "shares_ratings",
+            where={"model": "ratings", **OF_ONE_RATE},
+            finding=partial(
+                by_shares,
+                metric="the hit rate of ratings",
+                shares="0.1",
+                method="top-k:0.01",
+                name="top-k of 1%",
+            ),
+            ylabel="Hit rate at 10 after the last step",
+            height=3.6,
+            **BY_SHARES,
         ),
     ],
     ranges={

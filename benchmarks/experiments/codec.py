@@ -66,9 +66,9 @@ def lhc_rows(drawn: Drawn) -> Iterator[dict[str, Any]]:
     if drawn.device.name == "cuda":
         measured["lhc_cuda"] = _timed_lhc(replace(published_lhc(count), index_bits=1), step)
     measured["lhc_best"] = best_lhc(lhc_variants(count, smallest), step, *measured.values())
-    for form, (layout, one) in measured.items():
+    for form, (layout, timed) in measured.items():
         rounds = layout.peeled(drawn.positions).rounds
-        row = row_of(drawn, form, "bitmap" if layout.index_bits == 1 else "four_bit", one, rounds)
+        row = row_of(drawn, form, "bitmap" if layout.index_bits == 1 else "four_bit", timed, rounds)
         yield {**row, "cells_per_non_zero": round(layout.cells / count, 3)}
 
 
@@ -78,11 +78,11 @@ def best_lhc(variants: list[LhcLayout], step: Callable[[LhcLayout], Measured], *
     Each is run once, and the fastest few as often as the codec's forms.
     """
 
-    def seconds(one: TimedLhc) -> float:
-        return one.measured.codec_s
+    def seconds(table: TimedLhc) -> float:
+        return table.measured.codec_s
 
-    once = sorted((TimedLhc(one, step(one)) for one in variants), key=seconds)
-    again = [_timed_lhc(one.layout, step) for one in once[:_FINALISTS]]
+    once = sorted((TimedLhc(layout, step(layout)) for layout in variants), key=seconds)
+    again = [_timed_lhc(table.layout, step) for table in once[:_FINALISTS]]
     return min((*once, *again, *also), key=seconds)
 
 

@@ -61,16 +61,19 @@ def densities(task: Task, workers: Sequence[int], *, steps: int = 5, seed: int =
     return [Density(name, named[name].numel(), alone[name], union[name]) for name in named]
 
 
-def overall(found: Sequence[Density]) -> Density:
+def overall(parameters: Sequence[Density]) -> Density:
     """Return the density of all parameters together."""
-    elements = sum(one.elements for one in found)
+    elements = sum(parameter.elements for parameter in parameters)
 
     def mean(shares: Sequence[float]) -> float:
-        return sum(share * one.elements for share, one in zip(shares, found, strict=True)) / elements
+        return (
+            sum(share * parameter.elements for share, parameter in zip(shares, parameters, strict=True))
+            / elements
+        )
 
-    counts = found[0].union
-    union = {count: mean([one.union[count] for one in found]) for count in counts}
-    return Density("all", elements, mean([one.worker for one in found]), union)
+    counts = parameters[0].union
+    union = {count: mean([parameter.union[count] for parameter in parameters]) for count in counts}
+    return Density("all", elements, mean([parameter.worker for parameter in parameters]), union)
 
 
 #: Numbers of workers for which the union's density is shown.
@@ -80,14 +83,14 @@ UNIONS = (2, 4, 8)
 def measure(seed: int, model: Any, small: bool, data: str | None) -> Any:
     """Measure every parameter's density, and that of all together."""
     task = make_task(model, small=small, path=data, seed=seed)
-    found = densities(task, UNIONS, seed=seed)
-    for one in (*found, overall(found)):
-        unions = {f"union_{count}": one.union[count] for count in UNIONS}
+    parameters = densities(task, UNIONS, seed=seed)
+    for density in (*parameters, overall(parameters)):
+        unions = {f"union_{count}": density.union[count] for count in UNIONS}
         yield {
-            "tensor": one.tensor,
+            "tensor": density.tensor,
             "of": task.data,
-            "elements": one.elements,
-            "worker": one.worker,
+            "elements": density.elements,
+            "worker": density.worker,
             **unions,
         }
 

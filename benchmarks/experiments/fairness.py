@@ -177,7 +177,7 @@ def virtual_network(scene: Scene, starts_s: Sequence[float] | None = None) -> Si
 def summed(network: Simulation) -> list[float]:
     """Return the number of chunks that each job has summed, the mean over its workers."""
     stats = [[host.endpoint.stats() for host in job.workers] for job in network.jobs]
-    return [sum(one.results for one in job) / len(job) for job in stats]
+    return [sum(endpoint.results for endpoint in job) / len(job) for job in stats]
 
 
 def queue(network: Simulation) -> QueueCounts:
@@ -197,8 +197,8 @@ def over_udp(scene: Scene) -> Shares:
         udp_ports = {int(port): (at["host"], udp) for port, udp in at["udp_ports"].items()}
         before, after, wrong = _played(scene, configs, udp_ports)
     finally:
-        told = switch.stop()
-    queue = QueueCounts(**told["queues"][str(scene.server_port)])
+        report = switch.stop()
+    queue = QueueCounts(**report["queues"][str(scene.server_port)])
     return Shares.of(scene, before, after, wrong, queue)
 
 
@@ -247,7 +247,7 @@ def _serve(
 ) -> None:
     """Give each server its job's packets; what the kernel's buffer does not take is lost."""
     while not ended.is_set():
-        timers = [due for one in servers.values() if (due := one.next_timer()) is not None]
+        timers = [due for server in servers.values() if (due := server.next_timer()) is not None]
         wait = min(timers, default=np.inf) - time.monotonic()
         if not select.select([sock], [], [], max(0.0, min(wait, _HELLO_GAP_S)))[0]:
             sock.send_hello()  # a switch sends to a port's host once it has heard of it
@@ -296,7 +296,7 @@ class _Job:
 
     def summed(self) -> float:
         """Return the number of chunks summed so far, the mean over workers."""
-        return sum(one.stats().results for one in self._summations) / len(self._threads)
+        return sum(summation.stats().results for summation in self._summations) / len(self._threads)
 
     def _work(self, worker: int, address: Address) -> None:
         part, rounds = Part(self._words[worker], "add"), 0

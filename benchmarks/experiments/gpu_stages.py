@@ -66,17 +66,17 @@ def stages(device: str, seed: int, elements: int, density: float, runs: int = _R
         return positions
 
     def read() -> None:
-        one = gpu.segments(table, [results], [results], 1)
-        one.use(codec.fields, codec.scales)
-        one.place(union)
-        one.read(numbers[:0], numbers, 1)
+        segments = gpu.segments(table, [results], [results], 1)
+        segments.use(codec.fields, codec.scales)
+        segments.place(union)
+        segments.read(numbers[:0], numbers, 1)
 
     numbers_us, positions = us(encode), encode()
     peel_us = us(lambda: gpu.sketch_decode(layout, cells, positions, sums))
     memory = (allocated(there) - before) / values.nbytes
-    left = gpu.sketch_decode(layout, cells, positions, sums)
+    unpeeled = gpu.sketch_decode(layout, cells, positions, sums)
     differ = sums != numbers
-    differ[left] = False
+    differ[unpeeled] = False
     wrong = int(differ.sum())
     if wrong:
         raise NotExactError(f"elements: {wrong:,} of {count:,} peeled numbers are wrong; please report it")
@@ -90,8 +90,8 @@ def stages(device: str, seed: int, elements: int, density: float, runs: int = _R
         "index_of_copy": round(copy_us / index_us / 2, 3),
         "numbers_us": numbers_us,
         "peel_us": peel_us,
-        "peeled_per_us": round((count - left.numel()) / peel_us, 1),
-        "left": left.numel(),
+        "peeled_per_us": round((count - unpeeled.numel()) / peel_us, 1),
+        "left": unpeeled.numel(),
         "results_us": results_us,
         "memory": round(memory, 2),
     }

@@ -34,10 +34,10 @@ def read(name: str) -> dict[str, Value]:
     from peelsum.pipelines.artifacts import ARTIFACTS
 
     text = (ARTIFACTS / name).read_text()
-    found = re.search(r": (\d+) of \d+ stages", text)
+    stages = re.search(r": (\d+) of \d+ stages", text)
     sums = next(line.split()[1:] for line in text.splitlines() if line.split()[:1] == ["sum"])
-    assert found is not None
-    return {"stages": int(found[1]), "salus": int(sums[2]), "sram_blocks": int(sums[3])}
+    assert stages is not None
+    return {"stages": int(stages[1]), "salus": int(sums[2]), "sram_blocks": int(sums[3])}
 
 
 def rate(lanes: int) -> float:
@@ -79,7 +79,30 @@ EXPERIMENT = Experiment(
     },
     defaults={"build": (*REPORTS, *SOFTSWITCH), "gbps": 100.0, "rtt_us": 10.0},
     sizes={"quick": Size([{"build": (*REPORTS, "softswitch, 256 lanes")}], 1), "usual": Size([{}], 5)},
-    plots=[Plot("goodput", x="build", y="goodput")],
+    plots=[
+        Plot(
+            "goodput",
+            x="build",
+            y="goodput",
+            kind="bars",
+            percent="y",
+            finding=(
+                "Packets of 32 lanes, all that a Tofino 1 sums, fill {@tofino, 32 lanes:.0%} of a link "
+                "with words; of 256 lanes, {@softswitch, 256 lanes:.0%}"
+            ),
+            setting=(
+                "Bits of words over all bits on Ethernet: headers, preamble, check sequence and gap. "
+                "Computed."
+            ),
+            ylabel="Link's bits that are words (%)",
+            names={
+                "tofino, 32 lanes": "Tofino 1, 32 lanes",
+                "tofino2, 64 lanes": "Tofino 2, 64 lanes",
+                **{build: build for build in SOFTSWITCH},
+            },
+            height=2.4,
+        )
+    ],
     published=[
         Published(
             "values of a packet in one pass, P4_14 for Tofino",

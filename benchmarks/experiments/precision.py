@@ -69,11 +69,11 @@ def rows_of(gradients: Gradients) -> Iterator[dict[str, Any]]:
     }
     for name in [*used, "all"]:
         these = list(used) if name == "all" else [name]
-        true = np.concatenate([exact[one].reshape(-1) for one in these])
+        true = np.concatenate([exact[member].reshape(-1) for member in these])
         for way, summed in by_way.items():
-            values = np.concatenate([summed[one].values.reshape(-1) for one in these])
+            values = np.concatenate([summed[member].values.reshape(-1) for member in these])
             words, scales = (
-                sum(getattr(summed[one], field) for one in these) for field in _Summed._fields[1:]
+                sum(getattr(summed[member], field) for member in these) for field in _Summed._fields[1:]
             )
             share = scales / words if words else None
             yield {"tensor": name, "way": way, **_errors(true, values), "scale_words": share}
@@ -109,9 +109,9 @@ def _allreduced(gradients: Gradients) -> dict[str, _Summed]:
 
     def work(rank: int) -> StepResult:
         reduce = Allreduce(group[rank])
-        own = {name: arrays[rank] for name, arrays in gradients.items()}
-        reduce.sum(own)
-        return reduce.sum(own)
+        gradient = {name: arrays[rank] for name, arrays in gradients.items()}
+        reduce.sum(gradient)
+        return reduce.sum(gradient)
 
     with ThreadPoolExecutor(workers) as pool:
         result = next(iter(pool.map(work, range(workers))))

@@ -81,7 +81,7 @@ def rivals() -> dict[str, Rival]:
         "lz4": _lz4(),
         "torch.sparse_coo": _sparse_coo(),
         "float32": Rival(
-            lambda values: values, _float_sum, lambda values: values, lambda one: int(one.nbytes)
+            lambda values: values, _float_sum, lambda values: values, lambda message: int(message.nbytes)
         ),
     }
 
@@ -114,8 +114,8 @@ def _sparse_coo() -> Rival:
     import torch
 
     def combine(messages: list[Any]) -> Any:
-        indices = torch.cat([one.indices() for one in messages], 1)
-        values = torch.cat([one.values() for one in messages])
+        indices = torch.cat([message.indices() for message in messages], 1)
+        values = torch.cat([message.values() for message in messages])
         shape = messages[0].shape
         return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False).coalesce()
 
@@ -135,8 +135,8 @@ def _merged(operation: np.ufunc, arrays: Iterable[_Array]) -> _Array:
     """Return the sum or the OR of at least two arrays."""
     rest = iter(arrays)
     total = operation(next(rest), next(rest))
-    for one in rest:
-        operation(total, one, out=total)
+    for array in rest:
+        operation(total, array, out=total)
     return cast(_Array, total)
 
 
@@ -176,7 +176,7 @@ def _figures(run: _Run) -> dict[str, Any]:
 
 def _fastest(run: Callable[[int], _Run], exact: NDArray[np.float64]) -> _Run:
     """Return the run that took the least time. Raises NotExactError if its sum is not close to `exact`."""
-    best = min((run(number) for number in range(_REPEATS)), key=lambda one: sum(one.seconds))
+    best = min((run(number) for number in range(_REPEATS)), key=lambda timed: sum(timed.seconds))
     if not np.allclose(best.decoded, exact, rtol=1e-5, atol=1e-5):
         raise NotExactError(
             "sum: it differs from that of NumPy's float64; please report it with your command"
@@ -206,12 +206,12 @@ def _exchange(choice: Choice, tensors: list[Floats], seed: int) -> _Run:
     combine_s = decode_s = 0.0
     words, going = 0, [(mine, asked), *others]
     while going:
-        own, seconds = _timed(lambda: _written(going[0][1]))  # noqa: B023  # it is called at once
+        first_words, seconds = _timed(lambda: _written(going[0][1]))  # noqa: B023  # it is called at once
         encode_s += seconds
-        sent = [own, *(_written(asked) for _, asked in going[1:])]
+        sent = [first_words, *(_written(asked) for _, asked in going[1:])]
         sums, seconds = _timed(lambda: _combined(sent))  # noqa: B023
         combine_s += seconds
-        words += own.ored.size + own.added.size
+        words += first_words.ored.size + first_words.added.size
         copies = [_copied(sums) for _ in going]  # protocols write over them
         advanced, seconds = _timed(lambda: _advanced(going[:1], copies))  # noqa: B023
         decode_s += seconds
@@ -234,8 +234,8 @@ def _written(asked: Round) -> Sums:
 
 def _combined(sent: list[Sums]) -> Sums:
     """Return the OR and the sum of all workers' words."""
-    ored = _merged(np.bitwise_or, (one.ored for one in sent))
-    return Sums(ored, _merged(np.add, (one.added for one in sent)), ored)
+    ored = _merged(np.bitwise_or, (words.ored for words in sent))
+    return Sums(ored, _merged(np.add, (words.added for words in sent)), ored)
 
 
 def _advanced(going: list[tuple[Rounds, Round]], copies: list[Sums]) -> list[tuple[Rounds, Round]]:

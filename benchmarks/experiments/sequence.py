@@ -74,7 +74,14 @@ def measure(seed: int, elements: int, sequence: str, network: str, way: Requeste
         words, bounds, count = words + tensor.words_sent, bounds + bound, count + where.size
         if where.size:
             sent = (part for parts in backend.exchanges for part in parts)
-            index = next((one.words for one in sent if one.op == "or" and one.words and not one.checked), 0)
+            index = next(
+                (
+                    request.words
+                    for request in sent
+                    if request.op == "or" and request.words and not request.checked
+                ),
+                0,
+            )
             worst = max(worst, (tensor.words_sent - index) / bound)
         dense += tensor.form == "dense" and where.size < _MOST_DENSE * elements
     return {

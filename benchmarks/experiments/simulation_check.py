@@ -37,8 +37,8 @@ def measure(seed: int, algorithm: str, checked: bool) -> Iterator[dict[str, Any]
     factors = vars(fitted(pairs)) if not checked else {"transfer": None, "latency": None}
     for case, (part, packet_s) in zip(cases, pairs, strict=True):
         formula_s = CALIBRATION[algorithm].seconds(part)
-        found = {"packet_s": packet_s, "formula_s": formula_s, "error": formula_s / packet_s - 1}
-        yield {**case, **found, **factors}
+        comparison = {"packet_s": packet_s, "formula_s": formula_s, "error": formula_s / packet_s - 1}
+        yield {**case, **comparison, **factors}
 
 
 EXPERIMENT = Experiment(

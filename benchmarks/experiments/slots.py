@@ -20,8 +20,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
-from benchmarks import Column, Experiment, Plot, Size, Value
+from benchmarks import SERIES, Column, Experiment, Plot, Size, Value
 from benchmarks.experiments.fairness import jain
 from benchmarks.rivals.slot_model import run_protocol
 from benchmarks.rivals.slot_protocols import PROTOCOLS
@@ -93,7 +94,7 @@ def share_slots(scene: Scene) -> Shares:
     report = simulation.run()
     chunks = scene.windows * scene.window * scene.jobs
     servers = [job.server for job in simulation.jobs if job.server is not None]
-    at_servers = sum(one.stats().chunks_at_server for host in servers for one in host.servers.values())
+    at_servers = sum(server.stats().chunks_at_server for host in servers for server in host.servers.values())
     links = simulation.engine.counts()
     to_servers = sum(links[f"to server {job.number}"].delivered for job in simulation.jobs)
     return _shares(
@@ -148,20 +149,29 @@ def measure(
 ) -> dict[str, Value]:
     """Let jobs sum one tensor each over one switch, in virtual time."""
     share = share_slots_atp if protocol == "atp" else share_slots
-    found = share(Scene(slots, jobs, outstanding, workers, windows=2, seed=seed, full=links == "long"))
+    result = share(Scene(slots, jobs, outstanding, workers, windows=2, seed=seed, full=links == "long"))
     return {
         "slots_over_need": slots / outstanding,
-        "at_server": found.at_server,
-        "packets_to_servers": found.packets_to_servers,
-        "fairness": found.fairness,
-        "chunks_per_ms": sum(found.chunks_per_s) / 1e3,
-        "slowest_over_fastest": min(found.chunks_per_s) / max(found.chunks_per_s),
-        "wrong": found.wrong,
+        "at_server": result.at_server,
+        "packets_to_servers": result.packets_to_servers,
+        "fairness": result.fairness,
+        "chunks_per_ms": sum(result.chunks_per_s) / 1e3,
+        "slowest_over_fastest": min(result.chunks_per_s) / max(result.chunks_per_s),
+        "wrong": result.wrong,
     }
 
 
 #: From 256% to 1% of the slots that 25,600 outstanding chunks need.
 SLOTS = (256, 1024, 4096, 16_384, 65_536)
+ALONG: dict[str, Any] = {
+    "x": "slots_over_need",
+    "log": "x",
+    "percent": "xy",
+    "setting": "Jobs of two workers, at most 25,600 chunks under way. Simulated; ATP is a model.",
+    "xlabel": "Slots of the switch over chunks under way (%)",
+}
+
+
 EXPERIMENT = Experiment(
     measure=measure,
     columns={
@@ -203,9 +213,41 @@ EXPERIMENT = Experiment(
         ),
     },
     plots=[
-        Plot("at_server", "slots", "at_server", "jobs", {"protocol": "peelsum", "links": "long"}, "x"),
-        Plot("at_server_atp", "slots", "at_server", "jobs", {"protocol": "atp", "links": "long"}, "x"),
-        Plot("fairness", "slots", "fairness", "protocol", {"jobs": 8, "links": "short"}, "x"),
+        Plot(
+            "at_server",
+            y="at_server",
+            where={"protocol": "peelsum", "links": "long"},
+            finding=(
+                "With slots for 64% of the chunks, servers sum {1@0.64:.0%} to {8@0.64:.0%} of them, and "
+                "with 1% {1@0.01:.1%} to {8@0.01:.1%}"
+            ),
+            ylabel="Chunks that servers sum (%)",
+            names={"1": "one job", "2": "two jobs", "4": "four jobs", "8": "eight jobs"},
+            **ALONG | {"lines": "jobs"},
+        ),
+        Plot(
+            "at_server_atp",
+            y="at_server",
+            where={"protocol": "atp", "links": "long"},
+            finding=(
+                "ATP's hash leaves servers {1@0.64:.0%} of the chunks with 64% of the slots, and "
+                "{1@2.56:.0%} with 256%, for any number of jobs"
+            ),
+            ylabel="Chunks that servers sum (%)",
+            names={"1": "one job", "2": "two jobs", "4": "four jobs", "8": "eight jobs"},
+            **ALONG | {"lines": "jobs"},
+        ),
+        Plot(
+            "fairness",
+            y="slowest_over_fastest",
+            where={"jobs": 8, "links": "short"},
+            finding=(
+                "With 16% of the slots on short links, the slowest of eight jobs has {peelsum@0.16:.0%} of "
+                "the fastest's rate with peelsum, {atp@0.16:.0%} with ATP's hash"
+            ),
+            ylabel="Rate of the slowest job over that of the fastest (%)",
+            **ALONG | {"lines": "protocol", "names": SERIES},
+        ),
     ],
     ranges={"slots": (256, 2**20), "jobs": (1, 64), "outstanding": (1, 2**20), "workers": (2, 32)},
     timed=False,

@@ -57,7 +57,7 @@ def ring(workers: int, words: int) -> Transfers:
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
     Left out: several rings at once, and NCCL's slices within a round.
     """
-    found = Transfers(workers, workers)
+    transfers = Transfers(workers, workers)
     last: dict[int, int] = {}
     sizes = list(shares(words, workers))
     for step in range(2 * (workers - 1)):
@@ -66,9 +66,9 @@ def ring(workers: int, words: int) -> Transfers:
             part = (worker - step) % workers
             after = (last[worker],) if step else ()
             target = (worker + 1) % workers
-            sent[target] = found.add(worker, target, sizes[part], after, part, step < workers - 1)
+            sent[target] = transfers.add(worker, target, sizes[part], after, part, step < workers - 1)
         last = sent
-    return found
+    return transfers
 
 
 def all_gather(workers: int, words: int) -> Transfers:
@@ -77,15 +77,15 @@ def all_gather(workers: int, words: int) -> Transfers:
     This is how top-k gradients are exchanged where nothing adds them up: `words` are a worker's indices and
     values. Source: Thakur, Rabenseifner and Gropp (2005), section 3.1. Left out: adding up at the end.
     """
-    found = Transfers(workers, workers, gathers=True)
+    transfers = Transfers(workers, workers, gathers=True)
     last: dict[int, int] = {}
     for step in range(workers - 1):
         sent: dict[int, int] = {}
         for worker in range(workers):
             target, after = (worker + 1) % workers, ((last[worker],) if step else ())
-            sent[target] = found.add(worker, target, words, after, (worker - step) % workers, False)
+            sent[target] = transfers.add(worker, target, words, after, (worker - step) % workers, False)
         last = sent
-    return found
+    return transfers
 
 
 def binomial(workers: int, words: int) -> Transfers:
@@ -95,7 +95,7 @@ def binomial(workers: int, words: int) -> Transfers:
     pipelined trees. Left out: NCCL's double tree, which uses the leaves' links, too.
     """
     levels, pieces = (workers - 1).bit_length(), 16
-    found = Transfers(workers, pieces)
+    transfers = Transfers(workers, pieces)
     sizes = list(shares(words, pieces))
     for part in range(pieces):
         arrived: dict[int, list[int]] = {}
@@ -104,15 +104,15 @@ def binomial(workers: int, words: int) -> Transfers:
                 parent = worker - (1 << level)
                 after = tuple(arrived.get(worker, ()))
                 arrived.setdefault(parent, []).append(
-                    found.add(worker, parent, sizes[part], after, part, True)
+                    transfers.add(worker, parent, sizes[part], after, part, True)
                 )
         have = {0: tuple(arrived.get(0, ()))}
         for level in reversed(range(levels)):
             for worker in range(0, workers, 2 << level):
                 child = worker + (1 << level)
                 if child < workers:
-                    have[child] = (found.add(worker, child, sizes[part], have[worker], part, False),)
-    return found
+                    have[child] = (transfers.add(worker, child, sizes[part], have[worker], part, False),)
+    return transfers
 
 
 def sharded_server(workers: int, words: int) -> Transfers:
@@ -121,18 +121,20 @@ def sharded_server(workers: int, words: int) -> Transfers:
     Source: Jiang et al., "A Unified Architecture for Accelerating Distributed DNN Training in Heterogeneous
     GPU/CPU Clusters" (OSDI'20; BytePS), without additional hosts. Left out: its CPU hosts.
     """
-    found, sizes = Transfers(workers, workers), list(shares(words, workers))
+    transfers, sizes = Transfers(workers, workers), list(shares(words, workers))
     sent = [
         tuple(
-            found.add(worker, server, size, (), server, True) for worker in range(workers) if worker != server
+            transfers.add(worker, server, size, (), server, True)
+            for worker in range(workers)
+            if worker != server
         )
         for server, size in enumerate(sizes)
     ]
     for server, size in enumerate(sizes):
         for worker in range(workers):
             if worker != server:
-                found.add(server, worker, size, sent[server], server, False)
-    return found
+                transfers.add(server, worker, size, sent[server], server, False)
+    return transfers
 
 
 #: The collectives by name.

@@ -104,7 +104,7 @@ def estimate(scenario: Scenario, algorithm: str) -> float:
 
 def fitted(measured: Sequence[tuple[Parts, float]]) -> Calibration:
     """Return the factors with the least squares of relative errors, for parts and measured seconds."""
-    rows = np.array([(one.transfer_s / s, one.latency_s / s) for one, s in measured])
+    rows = np.array([(factors.transfer_s / s, factors.latency_s / s) for factors, s in measured])
     (transfer, latency), *_ = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)
     if latency < 0:
         # Too little of the time is latency to fit it.

@@ -41,7 +41,7 @@ _NEVER = (1 << 63) - 1
 _S = 1e-12
 
 
-class Column(IntEnum):
+class FlowColumn(IntEnum):
     """Columns of a connection's numbers."""
 
     SOURCE = 0
@@ -63,7 +63,7 @@ class Column(IntEnum):
     RESENDS = 16
 
 
-class Host(IntEnum):
+class HostColumn(IntEnum):
     """A host's numbers."""
 
     NEXT = 0  # the next arrival
@@ -119,12 +119,12 @@ def _emit(out: Out, now: int, kind: int, flags: int, target: int, connection: in
 def _send(state: FlowState, out: Out, c: int, seq: int, now: int) -> None:
     """Send a packet of a connection, for the first time or again."""
     conn = state.connections[c]
-    at = conn[Column.FIRST] + seq
-    i = _emit(out, now, DATA, 0, conn[Column.TARGET], c, state.sizes[at])
+    at = conn[FlowColumn.FIRST] + seq
+    i = _emit(out, now, DATA, 0, conn[FlowColumn.TARGET], c, state.sizes[at])
     out.rows[i, 4] = np.uint32(seq)
-    state.number[at] = conn[Column.SENT]
+    state.number[at] = conn[FlowColumn.SENT]
     state.sent_at[at] = now
-    conn[Column.SENT] += 1
+    conn[FlowColumn.SENT] += 1
 
 
 @_compiled
@@ -133,25 +133,25 @@ def _fill(state: FlowState, out: Out, mine: Ints, host: Ints, byte_ps: float, fr
 
     Return whether there is more to send. The link has room for one packet behind the one that it sends.
     """
-    idle, now = 0, host[Host.NOW]
+    idle, now = 0, host[HostColumn.NOW]
     while idle < mine.shape[0]:
-        c = mine[host[Host.TURN] % mine.shape[0]]
+        c = mine[host[HostColumn.TURN] % mine.shape[0]]
         conn = state.connections[c]
-        more = conn[Column.NEXT] < conn[Column.RELEASED]
-        if more and conn[Column.OUTSTANDING] < congestion.size(state.windows[c]):
-            size = state.sizes[conn[Column.FIRST] + conn[Column.NEXT]]
-            if host[Host.FREE_AT] > now + frame_ps or out.filled[0] + ROOM > out.times.shape[0]:
+        more = conn[FlowColumn.NEXT] < conn[FlowColumn.RELEASED]
+        if more and conn[FlowColumn.OUTSTANDING] < congestion.size(state.windows[c]):
+            size = state.sizes[conn[FlowColumn.FIRST] + conn[FlowColumn.NEXT]]
+            if host[HostColumn.FREE_AT] > now + frame_ps or out.filled[0] + ROOM > out.times.shape[0]:
                 return True
-            if not conn[Column.OUTSTANDING]:
-                conn[Column.MOVED_AT] = now
-            _send(state, out, c, conn[Column.NEXT], now)
-            host[Host.FREE_AT] = max(host[Host.FREE_AT], now) + int(size * byte_ps)
-            conn[Column.NEXT] += 1
-            conn[Column.OUTSTANDING] += 1
+            if not conn[FlowColumn.OUTSTANDING]:
+                conn[FlowColumn.MOVED_AT] = now
+            _send(state, out, c, conn[FlowColumn.NEXT], now)
+            host[HostColumn.FREE_AT] = max(host[HostColumn.FREE_AT], now) + int(size * byte_ps)
+            conn[FlowColumn.NEXT] += 1
+            conn[FlowColumn.OUTSTANDING] += 1
             idle = 0
         else:
             idle += 1
-        host[Host.TURN] += 1
+        host[HostColumn.TURN] += 1
     return False
 
 
@@ -159,32 +159,35 @@ def _fill(state: FlowState, out: Out, mine: Ints, host: Ints, byte_ps: float, fr
 def release(state: FlowState, c: int) -> None:
     """Release a connection's transfers that wait for nothing, in order."""
     conn = state.connections[c]
-    while conn[Column.TRANSFER] < conn[Column.LAST_TRANSFER] and not state.waits[conn[Column.TRANSFER]]:
-        conn[Column.RELEASED] = state.ends[conn[Column.TRANSFER]]
-        conn[Column.TRANSFER] += 1
+    while (
+        conn[FlowColumn.TRANSFER] < conn[FlowColumn.LAST_TRANSFER]
+        and not state.waits[conn[FlowColumn.TRANSFER]]
+    ):
+        conn[FlowColumn.RELEASED] = state.ends[conn[FlowColumn.TRANSFER]]
+        conn[FlowColumn.TRANSFER] += 1
 
 
 @_compiled
 def _arrived(state: FlowState, owner: Ints, out: Out, c: int, seq: int, marked: bool, now: int) -> None:
     """Note a packet of a stream and acknowledge it; release what waited for its transfer."""
     conn = state.connections[c]
-    at = conn[Column.FIRST] + seq
+    at = conn[FlowColumn.FIRST] + seq
     t = state.transfer[at]
     repeated, complete = state.received[at], False
     if not repeated:
         state.received[at] = True
         state.missing[t] -= 1
         complete = state.missing[t] == 0
-    state.pending[c, conn[Column.PENDING]] = np.uint32(seq)
-    conn[Column.PENDING] += 1
-    conn[Column.PENDING_CE] |= marked
-    if complete or repeated or marked or seq + 1 == state.ends[t] or conn[Column.PENDING] == MOST_ACKS:
-        flags = _CE if conn[Column.PENDING_CE] else 0
-        i = _emit(out, now, ACK, flags, conn[Column.SOURCE], c, ACK_BYTES)
-        out.rows[i, 3] = np.uint32(conn[Column.PENDING])
-        for k in range(conn[Column.PENDING]):
+    state.pending[c, conn[FlowColumn.PENDING]] = np.uint32(seq)
+    conn[FlowColumn.PENDING] += 1
+    conn[FlowColumn.PENDING_CE] |= marked
+    if complete or repeated or marked or seq + 1 == state.ends[t] or conn[FlowColumn.PENDING] == MOST_ACKS:
+        flags = _CE if conn[FlowColumn.PENDING_CE] else 0
+        i = _emit(out, now, ACK, flags, conn[FlowColumn.SOURCE], c, ACK_BYTES)
+        out.rows[i, 3] = np.uint32(conn[FlowColumn.PENDING])
+        for k in range(conn[FlowColumn.PENDING]):
             out.rows[i, 4 + k] = state.pending[c, k]
-        conn[Column.PENDING] = conn[Column.PENDING_CE] = 0
+        conn[FlowColumn.PENDING] = conn[FlowColumn.PENDING_CE] = 0
     if complete:
         state.done_at[t] = now
         for k in range(state.followers[t], state.followers[t + 1]):
@@ -201,36 +204,39 @@ def _acknowledged(state: FlowState, out: Out, row: NDArray[np.uint32], now: int)
     conn, window = state.connections[c], state.windows[c]
     gained = 0
     for k in range(row[3]):
-        at = conn[Column.FIRST] + int(row[4 + k])
+        at = conn[FlowColumn.FIRST] + int(row[4 + k])
         if state.acked[at]:
             continue
         state.acked[at] = True
         gained += 1
-        if state.number[at] > conn[Column.HEARD]:
-            conn[Column.HEARD] = state.number[at]
+        if state.number[at] > conn[FlowColumn.HEARD]:
+            conn[FlowColumn.HEARD] = state.number[at]
             rtt = now - state.sent_at[at]
-            old = conn[Column.RTT]
-            conn[Column.RTT] = rtt if old == 0 else old + (rtt - old) // 8
+            old = conn[FlowColumn.RTT]
+            conn[FlowColumn.RTT] = rtt if old == 0 else old + (rtt - old) // 8
     if not gained:
         return
-    conn[Column.OUTSTANDING] -= gained
-    conn[Column.MOVED_AT] = now
-    conn[Column.BACKOFF] = 0
-    while conn[Column.BASE] < conn[Column.NEXT] and state.acked[conn[Column.FIRST] + conn[Column.BASE]]:
-        conn[Column.BASE] += 1
-    base, end = conn[Column.BASE], conn[Column.NEXT]
+    conn[FlowColumn.OUTSTANDING] -= gained
+    conn[FlowColumn.MOVED_AT] = now
+    conn[FlowColumn.BACKOFF] = 0
+    while (
+        conn[FlowColumn.BASE] < conn[FlowColumn.NEXT]
+        and state.acked[conn[FlowColumn.FIRST] + conn[FlowColumn.BASE]]
+    ):
+        conn[FlowColumn.BASE] += 1
+    base, end = conn[FlowColumn.BASE], conn[FlowColumn.NEXT]
     congestion.on_results(window, gained, (row[0] & np.uint32(_CE)) != 0, base, end)
     lost = 0
-    if base < end and state.number[conn[Column.FIRST] + base] + _REORDERED <= conn[Column.HEARD]:
+    if base < end and state.number[conn[FlowColumn.FIRST] + base] + _REORDERED <= conn[FlowColumn.HEARD]:
         for seq in range(base, end):
-            at = conn[Column.FIRST] + seq
+            at = conn[FlowColumn.FIRST] + seq
             if lost + 2 >= ROOM:
                 break
-            if not state.acked[at] and state.number[at] + _REORDERED <= conn[Column.HEARD]:
+            if not state.acked[at] and state.number[at] + _REORDERED <= conn[FlowColumn.HEARD]:
                 _send(state, out, c, seq, now)
                 lost += 1
     if lost:
-        conn[Column.RESENDS] += lost
+        conn[FlowColumn.RESENDS] += lost
         congestion.on_losses(window, lost, base, end)
 
 
@@ -238,16 +244,16 @@ def _acknowledged(state: FlowState, out: Out, row: NDArray[np.uint32], now: int)
 def _due(state: FlowState, c: int, least: int) -> int:
     """Return when the oldest packet of a connection is sent again, or the largest int64."""
     conn = state.connections[c]
-    if not conn[Column.OUTSTANDING]:
+    if not conn[FlowColumn.OUTSTANDING]:
         return _NEVER
-    wait = max(least, 4 * conn[Column.RTT]) << min(conn[Column.BACKOFF], 6)
-    return int(conn[Column.MOVED_AT] + wait)
+    wait = max(least, 4 * conn[FlowColumn.RTT]) << min(conn[FlowColumn.BACKOFF], 6)
+    return int(conn[FlowColumn.MOVED_AT] + wait)
 
 
 @_compiled
 def _next_due(state: FlowState, mine: Ints, host: Ints, more: bool, frame_ps: int, least: int) -> int:
     """Return a host's next timer, which is also when its link has room for more."""
-    due = max(host[Host.FREE_AT] - frame_ps, host[Host.NOW]) if more else _NEVER
+    due = max(host[HostColumn.FREE_AT] - frame_ps, host[HostColumn.NOW]) if more else _NEVER
     for c in mine:
         due = min(due, _due(state, c, least))
     return int(due)
@@ -259,10 +265,10 @@ def _expire(state: FlowState, out: Out, mine: Ints, now: int, least: int) -> Non
     for c in mine:
         if _due(state, c, least) <= now:
             conn = state.connections[c]
-            _send(state, out, c, conn[Column.BASE], now)
-            conn[Column.RESENDS] += 1
-            conn[Column.MOVED_AT] = now
-            conn[Column.BACKOFF] += 1
+            _send(state, out, c, conn[FlowColumn.BASE], now)
+            conn[FlowColumn.RESENDS] += 1
+            conn[FlowColumn.MOVED_AT] = now
+            conn[FlowColumn.BACKOFF] += 1
 
 
 @_compiled
@@ -270,7 +276,7 @@ def start(state: FlowState, mine: Ints) -> None:
     """Release what waits for nothing but this host's start."""
     for c in mine:
         conn = state.connections[c]
-        for t in range(conn[Column.TRANSFER], conn[Column.LAST_TRANSFER]):
+        for t in range(conn[FlowColumn.TRANSFER], conn[FlowColumn.LAST_TRANSFER]):
             state.waits[t] -= 1
         release(state, c)
 
@@ -292,28 +298,28 @@ def run_host(
 
     mine: connections on which this host sends. owner: connection of each transfer. host: int64[Host].
     """
-    frame_ps = host[Host.FRAME_PS]
+    frame_ps = host[HostColumn.FRAME_PS]
     while out.filled[0] + ROOM + mine.shape[0] <= out.times.shape[0]:
         more = _fill(state, out, mine, host, byte_ps, frame_ps)
         if out.filled[0] + ROOM + mine.shape[0] > out.times.shape[0]:
             return False
         due = _next_due(state, mine, host, more, frame_ps, least)
-        i = host[Host.NEXT]
+        i = host[HostColumn.NEXT]
         arrives = times[i] if i < times.shape[0] else _NEVER
-        host[Host.DUE] = due
+        host[HostColumn.DUE] = due
         if min(due, arrives) >= until:
             return True
         sent = out.filled[0]
-        now = host[Host.NOW] = max(min(due, arrives), host[Host.NOW])
+        now = host[HostColumn.NOW] = max(min(due, arrives), host[HostColumn.NOW])
         if arrives > due:
             _expire(state, out, mine, now, least)
         else:
-            host[Host.NEXT] += 1
+            host[HostColumn.NEXT] += 1
             marked = (rows[i, 0] & np.uint32(_CE)) != 0
             if (rows[i, 0] >> 8) & 0xFF == ACK:
                 _acknowledged(state, out, rows[i], now)
             else:
                 _arrived(state, owner, out, int(rows[i, 2]), int(rows[i, 4]), marked, now)
         for k in range(sent, out.filled[0]):
-            host[Host.FREE_AT] = max(host[Host.FREE_AT], now) + int(out.sizes[k] * byte_ps)
+            host[HostColumn.FREE_AT] = max(host[HostColumn.FREE_AT], now) + int(out.sizes[k] * byte_ps)
     return False

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from benchmarks.rivals import flow_kernels as kernels
 from benchmarks.rivals.collectives import COLLECTIVES, Transfers
-from benchmarks.rivals.flow_kernels import ROW_WORDS, Column, FlowState, Host, Ints, Out
+from benchmarks.rivals.flow_kernels import ROW_WORDS, FlowColumn, FlowState, HostColumn, Ints, Out
 from peelsum.simulation.engine import Engine, Outputs, Timerless
 from peelsum.simulation.hosts import PORT
 from peelsum.simulation.scenario import Job, Scenario
@@ -72,10 +72,10 @@ class FlowHost:
     ) -> None:
         self._state, self._owner, self._least, self._start = state, owner, least, start
         self._byte_ps = 8000 / gbps
-        self._mine = np.flatnonzero(state.connections[:, Column.SOURCE] == host)
-        self._host = np.zeros(len(Host), np.int64)
-        self._host[Host.DUE] = NEVER
-        self._host[Host.FRAME_PS] = int(state.sizes.max() * self._byte_ps)
+        self._mine = np.flatnonzero(state.connections[:, FlowColumn.SOURCE] == host)
+        self._host = np.zeros(len(HostColumn), np.int64)
+        self._host[HostColumn.DUE] = NEVER
+        self._host[HostColumn.FRAME_PS] = int(state.sizes.max() * self._byte_ps)
         self._out = Out(
             np.zeros((_ROOM, ROW_WORDS), np.uint32),
             np.zeros(_ROOM, np.int64),
@@ -85,7 +85,7 @@ class FlowHost:
 
     def next_time(self) -> int:
         """Return when the host starts, or its next timer."""
-        return min(self._start, int(self._host[Host.DUE]))
+        return min(self._start, int(self._host[HostColumn.DUE]))
 
     def run(self, arrivals: Arrivals | None, until: int) -> Outputs:
         """Process packets and timers before `until`."""
@@ -95,10 +95,10 @@ class FlowHost:
             rows, times = arrivals.train.data.view(np.uint32), arrivals.train.times
         if self._start < until:
             # What arrives in the same step, but before, is taken at the start.
-            self._host[Host.NOW] = max(int(self._host[Host.NOW]), self._start)
+            self._host[HostColumn.NOW] = max(int(self._host[HostColumn.NOW]), self._start)
             self._start = NEVER
             kernels.start(self._state, self._mine)
-        self._host[Host.NEXT] = 0
+        self._host[HostColumn.NEXT] = 0
         sent: list[Train] = []
         while not kernels.run_host(
             self._state,
@@ -170,15 +170,18 @@ def flow_state(transfers: Transfers, lanes: int, job: Job) -> tuple[FlowState, I
     # Transfers are numbered by connection: a connection's are consecutive.
     number = {t: n for n, t in enumerate(t for each in pairs.values() for t in each)}
     order = sorted(number, key=lambda t: number[t])
-    connections = np.zeros((len(pairs), len(Column)), np.int64)
-    connections[:, Column.HEARD] = -1
+    connections = np.zeros((len(pairs), len(FlowColumn)), np.int64)
+    connections[:, FlowColumn.HEARD] = -1
     count = len(order)
     owner, ends, missing = (np.zeros(count, np.int64) for _ in range(3))
     sizes: list[NDArray[np.int32]] = []
     first = 0
     for c, ((source, target), each) in enumerate(pairs.items()):
-        connections[c, [Column.SOURCE, Column.TARGET, Column.FIRST]] = source, target, first
-        connections[c, [Column.TRANSFER, Column.LAST_TRANSFER]] = number[each[0]], number[each[-1]] + 1
+        connections[c, [FlowColumn.SOURCE, FlowColumn.TARGET, FlowColumn.FIRST]] = source, target, first
+        connections[c, [FlowColumn.TRANSFER, FlowColumn.LAST_TRANSFER]] = (
+            number[each[0]],
+            number[each[-1]] + 1,
+        )
         end = 0
         for t in each:
             packets = _packet_sizes(transfers.each[t].words, lanes)
@@ -202,7 +205,7 @@ def flow_state(transfers: Transfers, lanes: int, job: Job) -> tuple[FlowState, I
         missing=missing,
         waits=np.array([len(transfers.each[t].after) + 1 for t in order], np.int64),
         followers=np.cumsum([0, *map(len, followers)], dtype=np.int64),
-        follower=np.array([one for each in followers for one in each], np.int64),
+        follower=np.array([follower for each in followers for follower in each], np.int64),
         done_at=np.zeros(count, np.int64),
     )
     return state, owner
@@ -211,8 +214,8 @@ def flow_state(transfers: Transfers, lanes: int, job: Job) -> tuple[FlowState, I
 def _by_connection(transfers: Transfers) -> dict[tuple[int, int], list[int]]:
     """Return the indices of the transfers from each host to each other."""
     pairs: dict[tuple[int, int], list[int]] = {}
-    for t, one in enumerate(transfers.each):
-        pairs.setdefault((one.source, one.target), []).append(t)
+    for t, transfer in enumerate(transfers.each):
+        pairs.setdefault((transfer.source, transfer.target), []).append(t)
     return pairs
 
 
@@ -238,13 +241,13 @@ def replayed(transfers: Transfers, arrived: Sequence[int]) -> int:
 
     Worker w starts with 3**(w % 30) + w in every part; integers have no limit here.
     """
-    own = [3 ** (w % 30) + w for w in range(transfers.workers)]
-    have = [[one] * transfers.parts for one in own]
+    values = [3 ** (w % 30) + w for w in range(transfers.workers)]
+    have = [[value] * transfers.parts for value in values]
     for t in sorted(range(len(transfers.each)), key=lambda t: (arrived[t], t)):
-        one = transfers.each[t]
-        brought = have[one.source][one.part]
-        have[one.target][one.part] = brought + have[one.target][one.part] * one.adds
-    expected = own[: transfers.parts] if transfers.gathers else [sum(own)] * transfers.parts
+        transfer = transfers.each[t]
+        brought = have[transfer.source][transfer.part]
+        have[transfer.target][transfer.part] = brought + have[transfer.target][transfer.part] * transfer.adds
+    expected = values[: transfers.parts] if transfers.gathers else [sum(values)] * transfers.parts
     return sum(a != b for w in range(transfers.workers) for a, b in zip(have[w], expected, strict=True))
 
 
@@ -255,8 +258,8 @@ def _row(name: str, scenario: Scenario, transfers: Transfers, state: FlowState, 
     return FlowRow(
         collective=name,
         seconds=max(arrived) / PS_PER_S - scenario.jobs[0].start_s,
-        packets=int(state.connections[:, Column.SENT].sum()),
-        resends=int(state.connections[:, Column.RESENDS].sum()),
+        packets=int(state.connections[:, FlowColumn.SENT].sum()),
+        resends=int(state.connections[:, FlowColumn.RESENDS].sum()),
         octets=links.octets,
         drops={"queue_full": links.queue_full, "lost": links.lost},
         offered=links.offered,

@@ -96,8 +96,8 @@ class LhcLayout:
         def work(begin: int, end: int) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
             sketch, counts = np.zeros(self.cells, np.uint32), np.zeros(self.cells, np.uint8)
             part = values[begin:end]
-            own = index[self._word(begin) :]
-            loops.add(*self._arguments, begin, part, factor, own, self.index_bits, sketch, counts)
+            part_index = index[self._word(begin) :]
+            loops.add(*self._arguments, begin, part, factor, part_index, self.index_bits, sketch, counts)
             return sketch, counts
 
         (sketch, counts), *others = each(values.size, work)
@@ -204,7 +204,7 @@ def lhc_variants(non_zeros: int, smallest: LhcLayout | None) -> list[LhcLayout]:
     tables = [_sized(non_zeros, cells) for cells in (PUBLISHED, *SIZES)]
     if smallest is not None:
         tables += (replace(smallest, rows=int(smallest.rows * multiple)) for multiple in MULTIPLES)
-    return [replace(one, index_bits=bits) for one in dict.fromkeys(tables) for bits in (4, 1)]
+    return [replace(layout, index_bits=bits) for layout in dict.fromkeys(tables) for bits in (4, 1)]
 
 
 def _sized(non_zeros: int, cells_per_non_zero: float) -> LhcLayout:
@@ -231,10 +231,10 @@ def lhc_step(
     encode_s += clock() - started
     arrived = sent.copy()
     started = clock()
-    decoded, left = lhc.decode(codec.placed(arrived), counts, summed, fixed, values.size)
+    decoded, unpeeled = lhc.decode(codec.placed(arrived), counts, summed, fixed, values.size)
     codec.settle()
     decode_s = clock() - started
-    if left:
+    if unpeeled:
         started = clock()
         positions, integers = lhc.left_over(there, fixed, summed)
         sent = sent_words(integers, codec)
@@ -245,7 +245,7 @@ def lhc_step(
         codec.settle()
         decode_s += clock() - started
     require_exact([values], codec.on_host(decoded), fixed)
-    return Measured(layout.words(values.size) + left, encode_s, decode_s, None, left)
+    return Measured(layout.words(values.size) + unpeeled, encode_s, decode_s, None, unpeeled)
 
 
 def _on(device: TimedDevice, layout: LhcLayout) -> Any:

@@ -39,7 +39,7 @@ class FewestWords:
 
 def fewest_words(positions: Positions, elements: int, seed: int = 0) -> FewestWords | None:
     """Return the way with the fewest words for these non-zeros; None if no table recovers them."""
-    return min(_ways(positions, elements, seed), key=lambda one: one.words, default=None)
+    return min(_ways(positions, elements, seed), key=lambda table: table.words, default=None)
 
 
 def _ways(positions: Positions, elements: int, seed: int) -> Iterator[FewestWords]:
@@ -81,10 +81,10 @@ def passing(positions: Positions, elements: int, words: int, hashes: int, seed: 
     bits = np.zeros(32 * words, bool)
     for number in range(hashes):
         bits[_hashed(positions, number, seed) % bits.size] = True
-    left = np.arange(elements)
+    candidates = np.arange(elements)
     for number in range(hashes):
-        left = left[bits[_hashed(left, number, seed) % bits.size]]
-    return left
+        candidates = candidates[bits[_hashed(candidates, number, seed) % bits.size]]
+    return candidates
 
 
 def _hashed(positions: Positions, number: int, seed: int) -> NDArray[np.uint64]:

@@ -58,9 +58,9 @@ class DeviceLhc:
                 index, counts, sketch, out, progress, seed, factor, elements, layout.rows, layout.lanes,
                 layout.index_bits,
             )  # fmt: skip
-            found, waiting = progress.tolist()
-            if found in (0, waiting):
-                return out, waiting - found
+            peeled, waiting = progress.tolist()
+            if peeled in (0, waiting):
+                return out, waiting - peeled
 
     def left_over(self, values: Tensor, fixed: FixedPoint, index: Tensor) -> tuple[Tensor, Tensor]:
         """See `LhcLayout.left_over`."""

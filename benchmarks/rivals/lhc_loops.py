@@ -149,13 +149,15 @@ def peel(
     Both begin a word of the index. Clear the bits of recovered elements in the index. Return the number of
     left-over candidates.
     """
-    before, left = -1, -2
-    while left != before:
-        before, left = left, 0
+    before, unpeeled = -1, -2
+    while unpeeled != before:
+        before, unpeeled = unpeeled, 0
         for start in range(0, 32 // index_bits * index.size, lanes):
             words = index[(start + low) * index_bits // 32 : (start + high) * index_bits // 32]
-            left += _peel_block(lanes, rows, seed, start, low, words, index_bits, sketch, counts, factor, out)
-    return left
+            unpeeled += _peel_block(
+                lanes, rows, seed, start, low, words, index_bits, sketch, counts, factor, out
+            )
+    return unpeeled
 
 
 @compiled
@@ -173,7 +175,7 @@ def _peel_block(
     out: _Floats,
 ) -> int:
     """Run one round over a block's lanes; return the number of candidates that remain."""
-    left = 0
+    unpeeled = 0
     four = index_bits == 4
     shift, mask = (_S2, _15) if four else (_ZERO, _ONE)
     elements = 32 // index_bits
@@ -203,7 +205,7 @@ def _peel_block(
             elif counts[cell_2] == 1:
                 value = np.uint32(-sketch[cell_2]) if negative_2 else sketch[cell_2]
             else:
-                left += 1
+                unpeeled += 1
                 continue
             out[np.uint64(start + lane)] = np.float32(np.float64(np.int32(value)) * factor)
             sketch[cell_0] -= np.uint32(-value) if negative_0 else value
@@ -213,4 +215,4 @@ def _peel_block(
             counts[cell_1] -= np.uint8(1)
             counts[cell_2] -= np.uint8(1)
             words[w] = np.uint32(words[w] & np.uint32(~(mask << bit)))
-    return left
+    return unpeeled

@@ -81,7 +81,7 @@ class Worker(Endpoint, Protocol):
     """Messages sent again."""
 
 
-class Program(Protocol):
+class SlotProgram(Protocol):
     """The program of a switch."""
 
     in_switch: int
@@ -128,7 +128,7 @@ class SlotProtocol:
 
     worker: Callable[[Setting, int], Worker]
     """Return worker number n."""
-    switch: Callable[[Setting], Program]
+    switch: Callable[[Setting], SlotProgram]
     """Return the switch's program for one job."""
     server: Callable[[Setting], Endpoint] | None = None
     """Return the aggregation server, if there is one."""
@@ -167,14 +167,14 @@ class SlotRow:
 
 
 @dataclass(frozen=True)
-class _Running:
+class _RunningJob:
     """One job, and its hosts."""
 
     job: Job
     setting: Setting
     workers: list[Worker]
     hosts: list[ModelHost]
-    program: Program
+    program: SlotProgram
 
     @property
     def sent(self) -> int:
@@ -189,10 +189,10 @@ class _Running:
         """Return the chunks whose sum differs from one computed apart, over all workers."""
         sums, wrong = self.setting.words.sum(0, dtype=np.uint32), 0
         for worker in self.workers:
-            found = np.zeros_like(sums)
+            results = np.zeros_like(sums)
             for chunk, words in worker.results.items():
-                found[chunk] = words
-            wrong += int((found != sums).any(1).sum())
+                results[chunk] = words
+            wrong += int((results != sums).any(1).sum())
         return wrong
 
 
@@ -241,7 +241,7 @@ def _check(scenario: Scenario, name: str, protocol: SlotProtocol) -> None:
 
 def _running(
     scenario: Scenario, number: int, protocol: SlotProtocol, shared: dict[int, Any], words: Words | None
-) -> _Running:
+) -> _RunningJob:
     job, size = scenario.jobs[number], frame_bytes(scenario.lanes)
     setting = Setting(
         job.workers,
@@ -256,11 +256,11 @@ def _running(
         shared,
     )
     workers = [protocol.worker(setting, worker) for worker in range(job.workers)]
-    late = {one.worker: one.late_s for one in job.stragglers}
+    late = {straggler.worker: straggler.late_s for straggler in job.stragglers}
     hosts = [
         ModelHost(worker, n, size, ps(job.start_s + late.get(n, 0.0))) for n, worker in enumerate(workers)
     ]
-    return _Running(job, setting, workers, hosts, protocol.switch(setting))
+    return _RunningJob(job, setting, workers, hosts, protocol.switch(setting))
 
 
 def _chunks(scenario: Scenario, number: int, words: Words | None) -> Words:
@@ -275,7 +275,7 @@ def _chunks(scenario: Scenario, number: int, words: Words | None) -> Words:
     return padded.reshape(job.workers, chunks, lanes)
 
 
-def _row(name: str, jobs: Sequence[_Running], engine: Engine) -> SlotRow:
+def _row(name: str, jobs: Sequence[_RunningJob], engine: Engine) -> SlotRow:
     links, counts = engine.total(), engine.counts()
     seconds = tuple(job.seconds() for job in jobs)
     chunks = sum(job.sent for job in jobs)
@@ -284,8 +284,10 @@ def _row(name: str, jobs: Sequence[_Running], engine: Engine) -> SlotRow:
         seconds=max(seconds),
         job_seconds=seconds,
         in_switch=min(sum(job.program.in_switch for job in jobs) / chunks, 1.0) if chunks else 0.0,
-        packets=sum(one.offered for link, one in counts.items() if link.startswith("host")),
-        to_servers=sum(one.delivered for link, one in counts.items() if link.startswith("to server")),
+        packets=sum(each.offered for link, each in counts.items() if link.startswith("host")),
+        to_servers=sum(
+            link_counts.delivered for link, link_counts in counts.items() if link.startswith("to server")
+        ),
         resends=sum(worker.resends for job in jobs for worker in job.workers),
         octets=links.octets,
         drops={"queue_full": links.queue_full, "lost": links.lost},
@@ -319,17 +321,17 @@ class ModelHost:
                     answers = self._endpoint.start(due / PS_PER_S)
                 else:
                     answers = self._endpoint.expire(due / PS_PER_S)
-                sent += [(due, one) for one in answers]
+                sent += [(due, answer) for answer in answers]
             if message is not None:
                 self.done_at = at
-                sent += [(at, one) for one in self._endpoint.receive(message, at / PS_PER_S)]
+                sent += [(at, reply) for reply in self._endpoint.receive(message, at / PS_PER_S)]
         return [(PORT, _train(sent, self._size))] if sent else []
 
 
 class ModelSwitch(Timerless):
     """A switch that runs each job's program. Its ports are all jobs' workers, then their servers."""
 
-    def __init__(self, jobs: Sequence[_Running], size: int) -> None:
+    def __init__(self, jobs: Sequence[_RunningJob], size: int) -> None:
         self._jobs, self._size = jobs, size
         counts = [len(job.workers) for job in jobs]
         self._first = [sum(counts[:n]) for n in range(len(jobs))]
@@ -347,8 +349,8 @@ class ModelSwitch(Timerless):
                 number = self._job_of[port]
                 program = self._jobs[number].program
                 for to, out in program.process(message, from_server=port >= self._servers):
-                    for one in self._ports(number, to):
-                        sent.setdefault(one, []).append((at, out))
+                    for target in self._ports(number, to):
+                        sent.setdefault(target, []).append((at, out))
         return [(port, _train(each, self._size)) for port, each in sorted(sent.items())]
 
     def _ports(self, number: int, to: int) -> Sequence[int]:

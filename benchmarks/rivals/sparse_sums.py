@@ -59,19 +59,19 @@ def measured(scenario: Scenario, algorithm: str) -> dict[str, Any]:
         jobs = report.jobs
         return figures(
             scenario,
-            max(one.seconds for one in jobs),
-            in_switch=sum(one.in_switch for one in jobs) / len(jobs),
-            resends=sum(one.resends for one in jobs),
+            max(job.seconds for job in jobs),
+            in_switch=sum(job.in_switch for job in jobs) / len(jobs),
+            resends=sum(job.resends for job in jobs),
             octets=report.octets,
-            wrong=sum(one.wrong for one in jobs),
+            wrong=sum(job.wrong for job in jobs),
         )
     if algorithm in PROTOCOLS:
-        found: Any = run_protocol(scenario, algorithm, PROTOCOLS[algorithm])
+        result: Any = run_protocol(scenario, algorithm, PROTOCOLS[algorithm])
     else:
-        found = run_collective(scenario, algorithm)
-    share = getattr(found, "in_switch", None)
-    counts = {"resends": found.resends, "octets": found.octets, "wrong": found.wrong}
-    return figures(scenario, found.seconds, in_switch=share, **counts)
+        result = run_collective(scenario, algorithm)
+    share = getattr(result, "in_switch", None)
+    counts = {"resends": result.resends, "octets": result.octets, "wrong": result.wrong}
+    return figures(scenario, result.seconds, in_switch=share, **counts)
 
 
 def figures(scenario: Scenario, seconds: float, **others: Any) -> dict[str, Any]:
@@ -152,9 +152,9 @@ def sparse_sum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
     if way in ("switchml", "atp"):
         # Either sends every element as an integer; its codec is peelsum's of everything.
         scenario = links(gbps, tensors.workers, tensors.elements)
-        found = run_protocol(scenario, way, PROTOCOLS[way])
+        result = run_protocol(scenario, way, PROTOCOLS[way])
         codec_s = _codec_s("dense", np.sum(tensors.each(), axis=0))
-        return SparseSum(found.seconds, codec_s, tensors.elements, found.wrong)
+        return SparseSum(result.seconds, codec_s, tensors.elements, result.wrong)
     if way == "lhc_fastest":
         return _lhc_fastest(tensors, gbps)
     return _lhc(way, tensors, gbps) if way in ("lhc", "lhc_best") else _peelsum(way, tensors, gbps)
@@ -194,8 +194,10 @@ def _peelsum(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
         done = list(pool.map(work, seats))
     exchanges = done[0][0]  # all workers send as many words
     sums = [_network(gbps, tensors.workers, words) for words in exchanges]
-    wrong = sum(one for _, one in sums) + sum(one for _, one in done)
-    return SparseSum(sum(one for one, _ in sums), _codec_s(way, np.sum(each, axis=0)), sum(exchanges), wrong)
+    wrong = sum(errors for _, errors in sums) + sum(errors for _, errors in done)
+    return SparseSum(
+        sum(seconds for seconds, _ in sums), _codec_s(way, np.sum(each, axis=0)), sum(exchanges), wrong
+    )
 
 
 @lru_cache(maxsize=256)
@@ -216,7 +218,7 @@ def _codec_s(way: Way, union: Floats) -> float:
     reduce = Allreduce(alone, **settings_of(_form(way)), clock=time.process_time)
     reduce.sum({"gradient": union})  # the second step knows the union
     steps = [reduce.sum({"gradient": union}) for _ in range(_TIMED)]
-    return min(one.encode_s + one.decode_s for one in steps)
+    return min(step.encode_s + step.decode_s for step in steps)
 
 
 def _processor_s(work: Callable[[], object]) -> float:
@@ -237,17 +239,17 @@ def _lhc(way: Way, tensors: Tensors, gbps: float) -> SparseSum:
     Bloom filter does not count as codec time; its false positives do.
     """
     union = np.sum(tensors.each(), axis=0)
-    found = lhc_words(way, np.flatnonzero(union), tensors.elements)
-    if found is None:
+    table = lhc_words(way, np.flatnonzero(union), tensors.elements)
+    if table is None:
         return _peelsum("dense", tensors, gbps)
     candidates = union.copy()
     # A false positive is a candidate whose integer is 0: so is the smallest float.
-    candidates[found.candidates] = np.where(union[found.candidates], union[found.candidates], _SMALLEST)
+    candidates[table.candidates] = np.where(union[table.candidates], union[table.candidates], _SMALLEST)
     fixed = fixed_point(_field(union), 1)
     device = replace(TimedDevice.of("cpu"), clock=time.process_time)
-    codec_s = min(lhc_step(device, found.layout, candidates, fixed).codec_s for _ in range(_TIMED))
-    seconds, wrong = _network(gbps, tensors.workers, found.words)
-    return SparseSum(seconds, codec_s, found.words, wrong)
+    codec_s = min(lhc_step(device, table.layout, candidates, fixed).codec_s for _ in range(_TIMED))
+    seconds, wrong = _network(gbps, tensors.workers, table.words)
+    return SparseSum(seconds, codec_s, table.words, wrong)
 
 
 @lru_cache(maxsize=8)
@@ -261,13 +263,13 @@ def _lhc_steps(tensors: Tensors) -> list[tuple[float, list[int]]]:
     device = replace(TimedDevice.of("cpu"), clock=time.process_time)
     smallest = [smallest_lhc(where, tensors.elements, lanes=lanes, index_bits=1) for lanes in BATCHES]
     layouts = [*lhc_variants(where.size, smallest[-1]), *filter(None, smallest)]
-    found = []
+    tables = []
     for layout in layouts:
         runs = [lhc_step(device, layout, union, fixed) for _ in range(_TIMED)]
-        left = runs[0].left
-        words = [runs[0].words - left, left] if left else [runs[0].words]
-        found.append((min(run.codec_s for run in runs), words))
-    return found
+        unpeeled = runs[0].left
+        words = [runs[0].words - unpeeled, unpeeled] if unpeeled else [runs[0].words]
+        tables.append((min(run.codec_s for run in runs), words))
+    return tables
 
 
 def _lhc_fastest(tensors: Tensors, gbps: float) -> SparseSum:
@@ -278,11 +280,11 @@ def _lhc_fastest(tensors: Tensors, gbps: float) -> SparseSum:
     best: SparseSum | None = None
     for codec_s, exchanges in _lhc_steps(tensors):
         sums = [_network(gbps, tensors.workers, words) for words in exchanges]
-        one = SparseSum(
+        candidate = SparseSum(
             sum(seconds for seconds, _ in sums), codec_s, sum(exchanges), sum(wrong for _, wrong in sums)
         )
-        if best is None or one.network_s + one.codec_s < best.network_s + best.codec_s:
-            best = one
+        if best is None or candidate.network_s + candidate.codec_s < best.network_s + best.codec_s:
+            best = candidate
     assert best is not None
     return best
 
@@ -302,7 +304,7 @@ def _omnireduce(tensors: Tensors, gbps: float) -> SparseSum:
     """
     each = tensors.each()
     fixed = fixed_point(max(map(_field, each)), tensors.workers)
-    quantized = [np.rint(np.ldexp(one.astype(np.float64), fixed.scale)) for one in each]
+    quantized = [np.rint(np.ldexp(values.astype(np.float64), fixed.scale)) for values in each]
     words = np.array(quantized, np.int32).view(np.uint32)
     best = omnireduce(links(gbps, tensors.workers, tensors.elements), words)
     blocks = each[0][: tensors.elements // LANES * LANES].reshape(-1, LANES)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
+from itertools import pairwise
 from math import comb
 from pathlib import Path
 
 import pytest
 from command_line import benchmarks
 
-from benchmarks.experiment import find, known
-from benchmarks.page import confidence, interval, page
-from benchmarks.rows import Run, of_plan, read
+from benchmarks import committed
+from benchmarks.experiment import find, known, load
+from benchmarks.figures import draw, spread
+from benchmarks.page import confidence, interval, page, summaries, title
+from benchmarks.rows import Run
 
 ROOT = Path(__file__).parents[2]
-COMMITTED = ROOT / "docs/results/experiments"
+DRAW_AGAIN = "run: python -m benchmarks.committed"
 
 
 def test_a_page_has_figures_tables_and_how_they_were_measured(mine: Path, tmp_path: Path) -> None:
@@ -53,20 +57,42 @@ def test_a_page_has_figures_tables_and_how_they_were_measured(mine: Path, tmp_pa
     assert [point[name] for name in ("area", "area_low", "area_high")] == [2, 1, 3]
 
 
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in COMMITTED.glob("*/rows.csv")))
-def test_a_page_of_committed_rows_opens_with_a_picture_and_what_it_says(name: str) -> None:
-    what, folder = Run(find(name)), COMMITTED / name
-    rows = of_plan(what, read(folder / "rows.csv"))
-    assert len(rows)
-    text = page(what, rows, name)
-    for drawn in re.findall(r"\((\w+\.svg)\)", text):
-        assert (folder / drawn).exists(), (
-            f"run: python -m benchmarks draw {name} --out docs/results/experiments"
-        )
+@pytest.mark.parametrize("name", [name for name in committed.FOLDERS if name not in committed.PRINTED])
+def test_a_committed_page_is_what_its_rows_say(name: str) -> None:
+    text = page(Run(find(name)), committed.rows_of(name), name)
+    assert (committed.FOLDERS[name] / "page.md").read_text(encoding="utf-8") == text, DRAW_AGAIN
     begins = ("# ", "![", "**What was measured.** ", "**What it shows.** ", "**Where we lose.** ")
-    assert [part.startswith(begin) for begin, part in zip(begins, text.split("\n\n"), strict=False)] == [
-        True
-    ] * 5
+    parts = text.split("\n\n")[: len(begins)]
+    assert all(part.startswith(begin) for begin, part in zip(begins, parts, strict=True)), parts
+
+
+@pytest.mark.parametrize("name", committed.FOLDERS)
+def test_committed_figures_are_what_their_rows_show_and_say_it(name: str, tmp_path: Path) -> None:
+    experiment, folder = load(find(name)), committed.FOLDERS[name]
+    points = summaries(experiment, committed.rows_of(name))
+    drawn = list(draw(experiment, points, tmp_path, ("svg",)))
+    assert {path.name for path in drawn} == {path.name for path in folder.glob("*.svg")}
+    for path in drawn:
+        assert (folder / path.name).read_bytes() == path.read_bytes(), DRAW_AGAIN
+    pages = [path.read_text() for path in committed.DOCS.glob("results/**/*.md")]
+    for plot in experiment.plots:
+        finding = title(plot, points)
+        assert finding != title(replace(plot, finding=""), points)
+        embedded = [re.search(rf"!\[(.*)\]\((?:\S*/)?{name}/{plot.name}.svg\)", text) for text in pages]
+        assert {found[1] for found in embedded if found} <= {finding}
+
+
+def test_the_headline_is_what_its_rows_show(tmp_path: Path) -> None:
+    drawn = committed.headline(tmp_path).read_bytes()
+    assert (committed.DOCS / "results/figures/headline.svg").read_bytes() == drawn, DRAW_AGAIN
+
+
+@pytest.mark.parametrize("places", [[], [5.0], [0.0, 1.0, 30.0], [9.0, 0.0, 8.0, 8.5, 40.0]])
+def test_names_of_lines_are_apart_and_in_order(places: list[float]) -> None:
+    apart = spread(places, 10.0)
+    order = sorted(range(len(places)), key=lambda number: places[number])
+    assert all(apart[b] - apart[a] >= 10.0 - 1e-9 for a, b in pairwise(order))
+    assert sum(apart) == pytest.approx(sum(places))  # least squares keep the mean
 
 
 def test_all_experiments_are_listed() -> None:
@@ -97,11 +123,3 @@ def test_intervals_are_those_of_the_sign_test(count: int, k: int) -> None:
     outside = sum(comb(count, heads) for heads in range(count + 1) if heads < k or heads > count - k)
     assert confidence(count, k) == pytest.approx(1 - outside / 2**count)
     assert (confidence(count, k) >= 0.95) == (count >= 6)
-
-
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in COMMITTED.glob("*/rows.csv")))
-def test_a_committed_page_is_what_its_rows_say(name: str) -> None:
-    what, folder = Run(find(name)), COMMITTED / name
-    text = page(what, of_plan(what, read(folder / "rows.csv")), name)
-    remedy = f"python -m benchmarks show {name} --out docs/results/experiments > {folder / 'page.md'}"
-    assert (folder / "page.md").read_text(encoding="utf-8") == text, remedy

@@ -1,0 +1,112 @@
+"""Write the pages and figures of committed rows again: `python -m benchmarks.committed`.
+
+The headline shows peelsum beside what users have today, of the rows of two experiments.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import matplotlib as mpl
+import pandas as pd
+
+from benchmarks import figures
+from benchmarks.experiment import FOLDER, SERIES, Plot, find, load
+from benchmarks.page import page, summaries
+from benchmarks.rows import Run, of_plan, printed_rows, read
+
+DOCS, RESULTS = FOLDER.parents[1] / "docs", FOLDER.parent / "results"
+#: The experiments whose rows `--json` printed, and their files in benchmarks/results.
+PRINTED = {name: [name] for name in ("accuracy", "codec_size", "recovery", "simulation_loss", "train")}
+PRINTED["switch"] = ["switch", "ports"]
+#: The folder of each experiment's figures; with those rows that are a CSV file, and their page.
+FOLDERS = {path.parent.name: path.parent for path in sorted(DOCS.glob("results/experiments/*/rows.csv"))}
+FOLDERS |= {name: DOCS / "figures" / name for name in PRINTED}
+_SETTING = (
+    "Left: four workers sum 4 MiB of which 5% is not zero; simulated packet by packet, with measured codec "
+    "times; rivals are models. Right: a step of a small LSTM in four processes, measured over shaped links."
+)
+
+
+def rows_of(name: str) -> pd.DataFrame:
+    """Return the committed rows of an experiment."""
+    run = Run(find(name))
+    if name in PRINTED:
+        return printed_rows(load(run.source), [RESULTS / f"{file}.json" for file in PRINTED[name]])
+    return of_plan(run, read(FOLDERS[name] / "rows.csv"))
+
+
+def sums() -> pd.DataFrame:
+    """Return the time of a sum by way and link rate, at 5% non-zeros; dense sums do not depend on these."""
+    points = summaries(load(find("density")), rows_of("density"))
+    points = points[(points["network"] == "simulated") & points["density"].isin(("0.05", "1.0"))]
+    points = points[points["mbit"].astype(float) >= 1000]
+    points = points[points["way"].isin(("compact", "lhc_fastest", "omnireduce", "ring", "switchml"))]
+    ms = points["time_ms"].astype(float)
+    ends = {"low": ms, "high": ms}
+    return pd.DataFrame(
+        {"x": points["mbit"].astype(float) / 1000, "series": points["way"], "middle": ms, **ends}
+    )
+
+
+def steps() -> pd.DataFrame:
+    """Return the time of a training step of the LSTM by path and link rate."""
+    runs = json.loads((RESULTS / "train.json").read_text(encoding="utf-8"))
+    rows = runs["peelsum bench train --model lstm --gbps 0.1,1,10 --steps 5 --warm-ups 2"]
+    names = {"switch": "peelsum", "gloo": "gloo"}
+    chosen = [row for row in rows if row["path"] in names]
+    cells = [(row["gbps"], names[row["path"]], *[row["iteration_ms"]] * 3) for row in chosen]
+    return pd.DataFrame(cells, columns=["x", "series", "middle", "low", "high"])
+
+
+def _title(by_rate: pd.DataFrame, by_gloo: pd.DataFrame) -> str:
+    """Return the finding: times at 1 Gbit/s, and who is faster at 100 Gbit/s."""
+    of = by_rate.set_index(["series", "x"])["middle"]
+    step = by_gloo.set_index(["series", "x"])["middle"]
+    winner = "the ring" if of["ring", 100.0] < of["compact", 100.0] else "peelsum"
+    return (
+        f"At 1 Gbit/s a sum takes {of['compact', 1.0]:.0f} ms with peelsum, "
+        f"{of['lhc_fastest', 1.0]:.0f} with LHC and {of['ring', 1.0]:.0f} with NCCL's ring, a training step "
+        f"{step['peelsum', 1.0]:.0f} ms instead of gloo's {step['gloo', 1.0]:.0f}; "
+        f"at 100 Gbit/s {winner} wins"
+    )
+
+
+def headline(folder: Path) -> Path:
+    """Draw a sum and a training step by link rate, beside rivals, into a folder; return the SVG's path."""
+    by_rate, by_gloo = sums(), steps()
+    shared = {
+        "x": "gbps",
+        "y": "ms",
+        "lines": "way",
+        "log": "xy",
+        "names": SERIES,
+        "xlabel": "Rate of the links (Gbit/s)",
+    }
+    plots = [
+        Plot(name, ylabel=ylabel, **shared)  # type: ignore[arg-type]
+        for name, ylabel in (("sums", "Time of a sum (ms)"), ("steps", "Time of a training step (ms)"))
+    ]
+    with mpl.rc_context(figures.style()):
+        figure = figures.new_figure(_title(by_rate, by_gloo), _SETTING, 3.1)
+        left, right = figure.subplots(1, 2, width_ratios=(5, 4))
+        figures.lines(left, plots[0], by_rate)
+        figures.lines(right, plots[1], by_gloo)
+        (path,) = figures.save(figure, folder / "headline", ("svg",))
+    return path
+
+
+def main() -> None:
+    """Write all committed pages and figures again."""
+    for name, folder in FOLDERS.items():
+        run, rows = Run(find(name)), rows_of(name)
+        list(figures.draw(load(run.source), summaries(load(run.source), rows), folder, ("svg",)))
+        if name not in PRINTED:
+            (folder / "page.md").write_text(page(run, rows, name), encoding="utf-8")
+        print(folder)
+    print(headline(DOCS / "results/figures"))
+
+
+if __name__ == "__main__":
+    main()
