@@ -309,5 +309,5 @@ def test_levels_of_a_block_of_any_size_take_no_more_memory_than_those_asked_for(
 def test_expected_fields() -> None:
     """A block grows by up to two octaves; one that was always zero is like the largest of its segment."""
     found = np.full(6, -1, np.int32)
-    level_loops.expect(np.array([10, 0, 7, 0, 0, 254], np.int32), np.array([0, 3, 5, 6]), found)
+    level_loops.predict_exponents(np.array([10, 0, 7, 0, 0, 254], np.int32), np.array([0, 3, 5, 6]), found)
     assert found.tolist() == [12, 10, 9, 0, 0, 254]

@@ -116,7 +116,7 @@ def test_what_is_asked_for_no_tensor_is_refused_by_all(make_workers: Any) -> Non
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"names": "g"}, "names: 'g' is one name; give a collection, e.g. ['g']"),
+        ({"names": "g"}, "names: 'g' is a string; give a collection, e.g. ['g']"),
         ({"names": [0]}, "names: 0 is not a name; give strings ('0', '1', ... for a list of tensors)"),
         (
             {"forms": {0: "dense"}},

@@ -15,13 +15,13 @@ from peelsum.allreduce.level_loops import (
     COARSEST,
     FEWEST_BITS,
     MARGIN,
-    expect,
-    judge,
-    learn,
-    levels_of,
+    flag_blocks,
+    predict_exponents,
+    update_exponents,
+    write_exponents,
 )
 from peelsum.codec import device
-from peelsum.codec.cpu.scales import decode_scales, encode_scales, powers
+from peelsum.codec.cpu.scales import decode_scales, encode_scales, powers_of_two
 from peelsum.codec.reference.scales import decoded, encoded
 from peelsum.codec.scales import ZERO
 from peelsum.codec.segments import Segment, Table
@@ -102,7 +102,7 @@ def test_loops_write_the_words_of_the_definition(data: Any) -> None:
     np.testing.assert_array_equal(found, fields)
     np.testing.assert_array_equal(scales, 100 - levels)
     factors, inverse = np.empty(count), np.empty(count)
-    powers(scales, factors, inverse)
+    powers_of_two(scales, factors, inverse)
     np.testing.assert_array_equal(factors, np.ldexp(1.0, scales))
     np.testing.assert_array_equal(inverse, np.ldexp(1.0, -scales))
 
@@ -146,12 +146,12 @@ def test_loops_compare_blocks_with_what_was_expected_of_them(data: Any) -> None:
     actual, expected_fields, kept = highest - drawn(field), drawn(field), drawn(field)
 
     levels = np.full(count, -7, np.int32)
-    levels_of(words, firsts, fields, actual, highest, levels)
+    write_exponents(words, firsts, fields, actual, highest, levels)
     summed = np.repeat((fields != ZERO) & (fields != 255), lengths)
     np.testing.assert_array_equal(levels, np.where(summed & (words != 0), highest - actual, 0))
 
     scales, bounds, flags = actual.copy(), np.full(count, -7, np.int32), np.zeros((2, count), np.bool)
-    count_again = judge(words, firsts, levels, expected_fields, highest, bits, scales, bounds, *flags)
+    count_again = flag_blocks(words, firsts, levels, expected_fields, highest, bits, scales, bounds, *flags)
     coarsest = np.repeat(np.maximum.reduceat(levels, firsts[:-1]), lengths) + COARSEST
     coarse = (levels < expected_fields - bits + FEWEST_BITS) | (expected_fields > coarsest)
     again = (levels > expected_fields + bits - 1) | ((levels > 0) & coarse)
@@ -163,11 +163,11 @@ def test_loops_compare_blocks_with_what_was_expected_of_them(data: Any) -> None:
 
     largest = np.repeat(np.maximum.reduceat(kept, firsts[:-1]), lengths)
     out = np.full(count, -7, np.int32)
-    expect(kept, firsts, out)
+    predict_exponents(kept, firsts, out)
     np.testing.assert_array_equal(out, np.minimum(np.where(kept > 0, kept + MARGIN, largest), 254))
 
     learned = kept.copy()
-    learn(learned, levels, firsts)
+    update_exponents(learned, levels, firsts)
     fallen = np.maximum(kept - levels, 0) // 2
     largest = np.repeat(np.maximum.reduceat(levels, firsts[:-1]), lengths)
     most = np.where(largest > 0, largest + COARSEST - MARGIN, 255)

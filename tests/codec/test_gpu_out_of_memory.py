@@ -245,7 +245,7 @@ def test_other_errors_are_raised_as_they_are(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("text", ["CUDA error: out of memory", "Triton Error [CUDA]: out of memory"])
 def test_errors_of_pinned_memory_and_of_modules_count(text: str) -> None:
-    assert DeviceMemory().lacked(RuntimeError(text)) == "what a copy or a kernel needs"
+    assert DeviceMemory().out_of_memory(RuntimeError(text)) == "what a copy or a kernel needs"
 
 
 def test_strided_tensors_of_every_type_reach_the_host() -> None:
@@ -254,5 +254,5 @@ def test_strided_tensors_of_every_type_reach_the_host() -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for part in (wide, wide.t(), wide[1::2, ::3], wide[2:2], wide[3, 3]):
             narrow = wide.to(dtype).as_strided(part.shape, part.stride(), part.storage_offset())
-            (near,), _ = HOST.flat([memory.near(narrow)], [None])
+            (near,), _ = HOST.flatten([memory.host_copy(narrow)], [None])
             np.testing.assert_array_equal(near, part.float().reshape(-1).cpu().numpy())

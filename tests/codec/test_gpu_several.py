@@ -28,7 +28,7 @@ def test_a_step_lies_on_the_first_tensors_device(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
     with FakeTensorMode():
         tensor = torch.empty(3, device="cuda:1")
-        with DeviceMemory(torch.device("cuda")).beside(tensor):
+        with DeviceMemory(torch.device("cuda")).device_context(tensor):
             assert entered == [tensor.device]
 
 
@@ -53,7 +53,7 @@ def test_words_are_sent_from_one_device(monkeypatch: pytest.MonkeyPatch) -> None
     with FakeTensorMode():
         here, elsewhere = (torch.empty(3, device=f"cuda:{one}") for one in range(2))
         memory = DeviceMemory(torch.device("cuda"), direct=True)
-        assert memory.accepted(here).device == here.device
+        assert memory.validated(here).device == here.device
         with pytest.raises(CodecError, match="tensor: cuda:1 is not cuda:0, from which words are sent"):
-            memory.accepted(elsewhere)
-        assert DeviceMemory(torch.device("cuda")).accepted(elsewhere).device == elsewhere.device
+            memory.validated(elsewhere)
+        assert DeviceMemory(torch.device("cuda")).validated(elsewhere).device == elsewhere.device

@@ -11,7 +11,7 @@ from poison import Guarded
 from peelsum.codec import threads
 from peelsum.codec.cpu import segments as cpu_segments
 from peelsum.codec.cpu.segments import CpuSegments
-from peelsum.codec.cpu.vectors import PACKS_FLOATS
+from peelsum.codec.cpu.vectors import HAS_AVX512
 from peelsum.codec.reference.segments import ReferenceSegments
 from peelsum.codec.segments import ROW, Segment, Table
 
@@ -88,7 +88,7 @@ def compare(table: Table, seed: int, workers: int) -> None:
 def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run as on a processor with AVX-512 and as on one without: the loops then run as Python."""
     if request.param:
-        if not PACKS_FLOATS:
+        if not HAS_AVX512:
             pytest.skip("this processor has no AVX-512")
         return
     monkeypatch.setattr(cpu_segments, "PACKS_FLOATS", False)
@@ -114,10 +114,10 @@ def test_elements_of_flagged_blocks_are_located(seed: int) -> None:
                 wanted.append((element + i, s, block + i // one.block, ROW * row + i))
         element, block = element + one.elements, block + -(-one.elements // one.block)
         row += -(-one.elements // ROW)
-    found = table.located(flags)
+    found = table.locate_elements(flags)
     assert list(zip(*(part.tolist() for part in found), strict=True)) == wanted
     some = np.flatnonzero(rng.random(len(wanted)) < 0.5)
-    assert found.take(some).places.tolist() == [wanted[i][3] for i in some.tolist()]
+    assert found.take(some).padded.tolist() == [wanted[i][3] for i in some.tolist()]
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -15,7 +15,7 @@ from peelsum.summation import Words
 
 IndexForm = Literal["bitmap", "blocks", "bloom"]
 _WORD_BITS = 32
-#: With fewer empty bits than this, a filter says little about the number of its elements.
+#: A filter with fewer empty bits than this is full: it says little about the number of its elements.
 _FEW = 8
 
 
@@ -58,15 +58,15 @@ class BlockIndex:
     form: ClassVar[IndexForm] = "blocks"
 
     def words(self, elements: int) -> int:
-        """See `BitmapIndex.words`."""
+        """Return the number of words of the first exchange: a bit per block."""
         return block_words(elements, self.block)
 
     def encode(self, device: Device, bitmap: Words, elements: int, seed: int, out: Words) -> None:
-        """See `BitmapIndex.encode`."""
+        """Write the bitmap of the blocks in which a worker has a non-zero."""
         device.block_encode(bitmap, elements, self.block, out)
 
     def decode(self, device: Device, words: Words, elements: int, seed: int) -> Words:
-        """See `BitmapIndex.decode`."""
+        """Return the bitmap of candidates: all elements of the blocks."""
         out = device.words(index_words(elements))
         device.block_decode(words, elements, self.block, out)
         return out
@@ -85,15 +85,15 @@ class BloomIndex:
     form: ClassVar[IndexForm] = "bloom"
 
     def words(self, elements: int) -> int:
-        """See `BitmapIndex.words`."""
+        """Return the number of words of the first exchange: the filter."""
         return self.hashes * self.rows
 
     def encode(self, device: Device, bitmap: Words, elements: int, seed: int, out: Words) -> None:
-        """See `BitmapIndex.encode`."""
+        """Write the Bloom filter of a worker's bitmap."""
         device.bloom_encode(self._layout(seed), bitmap, out)
 
     def decode(self, device: Device, words: Words, elements: int, seed: int) -> Words:
-        """See `BitmapIndex.decode`."""
+        """Return the bitmap of candidates: the elements that pass the filter."""
         out = device.words(index_words(elements))
         device.bloom_decode(self._layout(seed), words, elements, out)
         return out

@@ -1,6 +1,6 @@
-"""A backend for workers that are threads of one process, without a network.
+"""A backend for workers that are threads of the same process, without a network.
 
-It matches chunks by number, as a switch does, so workers that disagree fail here as they would there.
+It matches chunks by number, as a switch does, so workers that disagree fail as they would with a switch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from peelsum.summation import Part, Words, gather_by_or
 
 
 class LocalSummation:
-    """One worker's handle on a sum in memory. `LocalSummation.group` makes the handles of all workers."""
+    """A worker's access to sums in memory. `LocalSummation.group` makes those of all workers."""
 
     def __init__(self, hub: _Hub, worker_id: int) -> None:
         self._hub, self.lanes, self.workers, self.worker_id = hub, hub.lanes, hub.workers, worker_id
@@ -26,7 +26,7 @@ class LocalSummation:
 
     @classmethod
     def group(cls, workers: int, lanes: int = 32, timeout_s: float = 30.0) -> list[LocalSummation]:
-        """Return the handles of `workers` workers that sum with each other, in chunks of `lanes` words.
+        """Return the backends of `workers` workers that sum with each other, in chunks of `lanes` words.
 
         Raises InvalidRequestError if `workers` or `lanes` is not a positive integer, or `timeout_s` is
         negative.
@@ -84,6 +84,7 @@ class _Hub:
         self._changed = threading.Condition()
 
     def add(self, worker_id: int, begin: int, chunks: Words, op: str) -> None:
+        """Add or OR a worker's words[chunks, lanes] to the chunks from `begin` on."""
         combine = np.add if op == "add" else np.bitwise_or
         with self._changed:
             for chunk_id, words in enumerate(chunks, begin):
@@ -93,7 +94,10 @@ class _Hub:
             self._changed.notify_all()
 
     def collect(self, begin: int, size: int) -> Words:
-        """Return the sum of the chunks from `begin` on, once all workers have contributed to `size` words."""
+        """Wait for all workers' contributions to `size` words from chunk `begin` on; return their sum.
+
+        Raises SummationStalledError if that takes too long.
+        """
         deadline = time.monotonic() + self._timeout_s
         result = np.empty((-(-size // self.lanes), self.lanes), np.uint32)
         chunk_ids = range(begin, begin + len(result))

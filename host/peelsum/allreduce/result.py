@@ -69,7 +69,7 @@ class TensorResult:
     def positions(self) -> NDArray[np.int64] | None:
         """Elements int64[k] to which `quantized_at` and `total_at` belong; None means all.
 
-        They are found when they are first read.
+        They are computed when they are first read.
         """
         return None if self.selection is None else self.selection.positions
 
@@ -137,6 +137,7 @@ class TensorResult:
         return self.own / max(self.elements, 1)
 
     def _spread(self, numbers: Integers) -> Integers:
+        """Return selected elements' numbers in the tensor's shape, with zeros elsewhere, on the host."""
         numbers = _on_host(numbers)
         if numbers.size == self.elements:
             return numbers.reshape(self.shape)
@@ -147,7 +148,7 @@ class TensorResult:
 
 
 class Contribution(NamedTuple):
-    """The numbers other than 0 that a worker contributed to a tensor's sum."""
+    """The integers that a worker contributed to a tensor's sum, without zeros."""
 
     positions: NDArray[np.int64]
     """int64[k], ascending: their elements."""
@@ -159,7 +160,7 @@ class Contribution(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorTally:
-    """A tensor's sum in numbers, without its arrays."""
+    """Statistics of a tensor's sum, without its arrays."""
 
     elements: int
     """Number of elements."""
@@ -179,7 +180,7 @@ class TensorTally:
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """Counts of a step's tensors."""
+    """Statistics of a step's tensors."""
 
     names: tuple[str, ...]
     """The tensors' names."""
@@ -194,13 +195,13 @@ class Tally:
     cells: int
     """Cells of the step's sketch."""
     left_over: int
-    """Candidates that peeling left over, whose numbers were then sent as they are."""
+    """Candidates that were not peeled, whose numbers were then sent as they are."""
     tensors: Callable[[], Mapping[str, TensorTally]]
     """Returns each tensor's tally, by name. It keeps no arrays of elements."""
 
 
 class Results(Sequence[TensorResult]):
-    """The results of several tensors; `make` makes each by its number when it is first read."""
+    """The results of a step's tensors. `make` makes each, given its number, when it is first read."""
 
     def __init__(self, count: int, make: Callable[[int], TensorResult]) -> None:
         self._make = make
@@ -238,9 +239,9 @@ class StepResult(Mapping[str, TensorResult]):
     digest: int
     """The plan's digest."""
     ahead: bool
-    """Whether numbers were sent together with the header, by what earlier steps told."""
+    """Whether the step was done in one round, as predicted from earlier steps."""
     exchanges: int
-    """Exchanges, one after the other."""
+    """Number of exchanges, one after the other."""
     wire_bytes: int
     """Bytes of UDP payload that this worker contributed: with headers and padding, not retransmissions."""
     dense_bytes: int

@@ -1,4 +1,4 @@
-"""Some elements of a tensor, whose positions are found when they are needed."""
+"""Some elements of a tensor, whose positions are computed when they are first read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 class Selection:
     """`count` elements of a tensor, in ascending order.
 
-    find: returns their positions, int64[count]; called when these are first needed.
+    find: returns their positions, int64[count]; called when they are first read.
     """
 
     def __init__(self, count: int, find: Callable[[], NDArray[np.int64]]) -> None:
