@@ -40,7 +40,7 @@ def test_results_lie_on_their_tensors_devices(monkeypatch: pytest.MonkeyPatch) -
     with FakeTensorMode(allow_non_fake_inputs=True):
         values = [torch.empty(99, device=f"cuda:{m % 2}") for m in range(3)]
         codec: Any = GpuSegments(table, values, [None] * 3, 1)
-        codec._placed = values[0], values[0]
+        codec._row_numbers = values[0], values[0]
         codec._union = codec._bases = values[0]
         codec._counts = [values[0]] * 2
         results = codec.read(values[0], values[0], 1)

@@ -70,8 +70,8 @@ def run(codecs: Any, table: Table, seed: int, workers: int) -> list[Any]:
         assert result.size == before.size
     for one in (numbers, *rooms):
         one.check(one.array)
-    counts = codec.counts(sums[:dense], sums[dense:], (own[:dense], own[dense:]))
-    counts = counts._replace(own=np.where(codec.fields == 255, 0, counts.own))
+    counts = codec.counts()
+    counts = counts._replace(local=np.where(codec.fields == 255, 0, counts.local))
     occupied = codec.occupied(sums[dense:], (np.arange(len(table)) % 3 > 0).astype(np.int64))
     results = [np.where(np.isnan(one), np.float32(np.nan), one) for one in [found_at, *results]]
     results = [one.view(np.uint32) for one in results]
@@ -91,8 +91,8 @@ def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         if not HAS_AVX512:
             pytest.skip("this processor has no AVX-512")
         return
-    monkeypatch.setattr(cpu_segments, "PACKS_FLOATS", False)
-    for name in ("gather", "read"):
+    monkeypatch.setattr(cpu_segments, "HAS_AVX512", False)
+    for name in ("write_sparse", "write_results"):
         monkeypatch.setattr(cpu_segments, name, getattr(cpu_segments, name).py_func)
 
 
@@ -134,8 +134,8 @@ def test_pieces_over_several_cores_change_nothing(
     dense = int(rng.integers(0, 5))
     table = Table([Segment(int(n), s >= dense, 2 ** int(rng.integers(5, 16))) for s, n in enumerate(sizes)])
     assert len(cpu_segments._pieces(table)[0]) >= (len(sizes) if sizes.max() <= 2**15 else len(sizes) + 1)
-    shares, measure = [], cpu_segments.measure
-    monkeypatch.setattr(cpu_segments, "measure", lambda *given: [shares.append(1), measure(*given)])
+    shares, measure = [], cpu_segments.write_magnitudes
+    monkeypatch.setattr(cpu_segments, "write_magnitudes", lambda *given: [shares.append(1), measure(*given)])
     compare(table, seed, 3)
     most = min(cores, int(table.begins[-1]) // 2**13, len(cpu_segments._pieces(table)[0]))
     assert len(shares) == max(most, 1)

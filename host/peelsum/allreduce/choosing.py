@@ -26,7 +26,7 @@ from peelsum.allreduce.history import History
 from peelsum.allreduce.history_loops import BASIS_COLUMNS, ESTIMATES, ONE_ROUND, TWO_ROUNDS
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex
 from peelsum.allreduce.levels import Key
-from peelsum.allreduce.plan import NAMED, Choice, Form, Settings, TensorPlan
+from peelsum.allreduce.plan import NAMES_SHOWN, Choice, Form, Settings, TensorPlan
 from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS
 
 RequestedForm = Literal["dense", "sparse", "auto"]
@@ -99,8 +99,8 @@ class Chooser:
         unknown = sorted(set(self._forms) - set(names))
         if unknown:
             known = [repr(name) for name in names]
-            if len(known) > NAMED:
-                known[NAMED:] = [f"and {len(known) - NAMED} more"]
+            if len(known) > NAMES_SHOWN:
+                known[NAMES_SHOWN:] = [f"and {len(known) - NAMES_SHOWN} more"]
             raise InvalidRequestError(
                 f"forms: {unknown[0]!r} is not a tensor; there are {', '.join(known) or 'none'}; "
                 "correct it, or pass all tensors' names as `names` if a call has only some of them"

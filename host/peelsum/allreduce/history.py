@@ -127,8 +127,9 @@ class History:
             self._rows, self._rows_of_keys, self._levels = {}, {}, levels
             self._state[:] = 0.0
             for name, rows in unions.items():
-                for elements, *columns in rows:
-                    self._state[self._row((name, int(elements)))] = columns
+                for elements, *numbers in rows:
+                    row = self._row((name, int(elements)))  # which may replace the array
+                    self._state[row] = numbers
 
     def _saved_rows(self, sizes: Mapping[int, int]) -> _Counts:
         """Return the rows of a name's sizes, each behind its number of elements."""

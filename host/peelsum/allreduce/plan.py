@@ -35,7 +35,7 @@ _DIGEST_BYTES = 8
 #: Raise it when the words of a plan, or their order, change: workers of both versions then refuse each other.
 _WORDS_VERSION = 8
 #: How many tensors a message names.
-NAMED = 6
+NAMES_SHOWN = 6
 
 
 @dataclass(frozen=True)
@@ -217,9 +217,9 @@ class Plan:
         return _digest(f"{self.digest}/{step}/{expected}")
 
     def __str__(self) -> str:
-        named = [str(tensor) for tensor in self.tensors[:NAMED]]
-        if len(self.tensors) > NAMED:
-            named.append(f"and {len(self.tensors) - NAMED} more")
+        named = [str(tensor) for tensor in self.tensors[:NAMES_SHOWN]]
+        if len(self.tensors) > NAMES_SHOWN:
+            named.append(f"and {len(self.tensors) - NAMES_SHOWN} more")
         what = "average" if self.settings.average else "sum"
         return (
             f"{self.digest:#018x} ({what} over {self.workers} workers of {', '.join(named) or 'no tensors'})"
@@ -248,8 +248,8 @@ def agreed(words: Words) -> bool:
 
 def labeled(names: Sequence[str]) -> str:
     """Return the names of tensors for a message: the first few, and how many more there are."""
-    more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
-    return " and ".join([", ".join(map(repr, names[:NAMED])), *more])
+    more = [f"{len(names) - NAMES_SHOWN} more"] if len(names) > NAMES_SHOWN else []
+    return " and ".join([", ".join(map(repr, names[:NAMES_SHOWN])), *more])
 
 
 def unsupported(tensors: Sequence[TensorPlan]) -> TensorPlan | None:
