@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -11,11 +14,14 @@ from gpu_probe import bloom_row_kernel
 from numpy.typing import NDArray
 
 from peelsum.codec import BloomLayout, SketchLayout, device, index_words
+from peelsum.codec.gpu import launch
 from peelsum.codec.gpu import sketch as gpu_sketch
 from peelsum.codec.gpu.device import GpuDevice
 from peelsum.codec.gpu.index import index as write_index
+from peelsum.codec.gpu.segments import GpuSegments
 from peelsum.codec.reference import index as reference_index
 from peelsum.codec.reference import sketch as reference_sketch
+from peelsum.codec.segments import Segment, Table
 
 __all__ = ["poisoned_allocations"]
 
@@ -140,3 +146,28 @@ def test_a_hundred_runs_give_the_same_bits() -> None:
     assert kept[0][3].numel(), "something must be left over"
     for run in kept[1:]:
         assert all(map(torch.equal, run, kept[0]))
+
+
+def test_rows_are_kept_as_long_as_their_table() -> None:
+    table = Table([Segment(70, sparse=False)])
+    first, second = (GpuSegments(table, [torch.zeros(70, device=DEVICE)], [None], 1) for _ in range(2))
+    assert first._rows is second._rows
+    kept = weakref.ref(table)
+    del table, first, second
+    gc.collect()
+    assert kept() is None
+
+
+def test_an_error_comes_before_results_are_written_over_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One launch writes all of them, so that the host can go through the step again."""
+    table = Table([Segment(40, sparse=False), Segment(70, sparse=True)])
+    whole = torch.ones(110, device=DEVICE)
+    tensors = list(whole.split([40, 70]))
+    codec = GpuSegments(table, tensors, tensors, 1)
+    words = poisoned(table.scale_words)
+    bitmap = codec.write_scales(words)
+    codec.read_scales(bits(words))
+    counts, launches = codec.place(bitmap), []
+    monkeypatch.setattr(launch, "run", lambda kernel, *rest, **options: launches.append(kernel))
+    codec.read(*(torch.zeros(count, dtype=torch.int32, device=DEVICE) for count in counts), 1)
+    assert len(launches) == 1

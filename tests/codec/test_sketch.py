@@ -90,7 +90,7 @@ def cells_of(layout: SketchLayout, element: int) -> list[int]:
 def test_decode_inverts_encode_for_any_support(
     ops: Device, support: Support, cells_per_candidate: float
 ) -> None:
-    for n in (0, 1, 31, 997, 4096):
+    for n in (0, 1, 31, 997) if getattr(ops, "interpreted", False) else (0, 1, 31, 997, 4096):
         rng = np.random.default_rng(n)
         where = support(rng, n) + FAR
         values = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
@@ -106,7 +106,7 @@ def test_decode_inverts_encode_for_any_support(
 @SUPPORTS
 @pytest.mark.parametrize("workers", [1, 4])
 def test_encoding_is_linear_over_the_union(ops: Device, support: Support, workers: int) -> None:
-    rng, n = np.random.default_rng(workers), 2003
+    rng, n = np.random.default_rng(workers), 803
     supports = [support(rng, n) for _ in range(workers)]
     dense = np.zeros((workers, n), np.int32)
     for row, where in zip(dense, supports, strict=True):
@@ -188,6 +188,8 @@ def test_every_segment_is_a_sketch_of_its_own(
     ops: Device, segments: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if several cores share them."""
+    if getattr(ops, "interpreted", False) and segments > 16:
+        pytest.skip("takes a minute in Triton's interpreter")
     monkeypatch.setattr(threads, "_CORES", 3)
     monkeypatch.setattr(threads, "PER_CORE", 1)
     rng = np.random.default_rng(segments)

@@ -61,6 +61,9 @@ def poisoned_allocations() -> Iterator[None]:
 class GpuOnArrays:
     """A GPU's operations on arrays of the host, which are copied to the device and back."""
 
+    #: Whether kernels run in Triton's interpreter, which is slow.
+    interpreted = not REAL
+
     def __getattr__(self, name: str) -> Any:
         from peelsum.codec.gpu.device import GpuDevice
 

@@ -56,6 +56,7 @@ class Seen:
 
 @lru_cache(1024)  # of most tensors of a model, density stays 1
 def _occupied_uniformly(elements: int, density: float) -> tuple[float, ...]:
+    """Do what `Seen.uniform` does."""
     blocks = ((2**b, elements / 2**b) for b in range(BLOCK_SIZES))
     return tuple(count * (1 - (1 - density) ** size) for size, count in blocks)
 

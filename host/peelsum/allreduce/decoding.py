@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +16,7 @@ from peelsum.allreduce.history import Learned
 from peelsum.allreduce.plan import Plan
 from peelsum.allreduce.protocol import Overflow, SumProtocol
 from peelsum.allreduce.result import Contribution, Results, Tally, TensorResult, TensorTally
-from peelsum.codec import BLOCK_SIZES, HOST, NON_FINITE, Device, FixedPoint, Selection, occupied
+from peelsum.codec import BLOCK_SIZES, HOST, NON_FINITE, Device, FixedPoint, occupied
 from peelsum.codec.scales import ZERO
 from peelsum.codec.segments import ROW
 
@@ -86,7 +88,7 @@ class StepDecoder:
 
     @property
     def results(self) -> Results:
-        """The tensors' results, each made when it is first read. They are not kept."""
+        """The tensors' results, each made when it is first read."""
         return Results(len(self._plan.tensors), self._result)
 
     @property
@@ -103,16 +105,9 @@ class StepDecoder:
 
     def _tallies(self) -> dict[str, TensorTally]:
         """Return each tensor's tally, by name."""
+        names = [field.name for field in fields(TensorTally)]
         return {
-            result.name: TensorTally(
-                result.elements,
-                result.form,
-                result.index,
-                result.density,
-                result.density_worker,
-                result.error_bound,
-                result.fixed.block if result.fixed else None,
-            )
+            result.name: TensorTally(**{name: getattr(result, name) for name in names})
             for result in self.results
         }
 
@@ -241,12 +236,14 @@ class StepDecoder:
             return protocol.dense[of_segment], protocol.local_dense[of_segment]
         return protocol.sparse[of_segment], protocol.local_sparse[of_segment]
 
-    def _with_overflow(self, s: int, selection: Selection | None, sums: Any, local: Any) -> tuple[Any, Any]:
+    def _with_overflow(
+        self, s: int, selection: Callable[[], _Numbers] | None, sums: Any, local: Any
+    ) -> tuple[Any, Any]:
         """Return a segment's sums and this worker's numbers as int64, with those of overflowing elements."""
         overflow, device = self._overflow[s], self._device
         indices = overflow.locations.elements - self._plan.layout.table.begins[s]
         if selection is not None:
-            indices = np.searchsorted(selection.positions, indices)
+            indices = np.searchsorted(selection(), indices)
         with device.device_context(sums):
             at, results = device.placed(indices), []
             for numbers, corrected in ((sums, overflow.sums), (local, overflow.local)):
@@ -256,14 +253,14 @@ class StepDecoder:
                 results.append(numbers_64)
         return results[0], results[1]
 
-    def _selection(self, s: int, count: int) -> Selection:
-        """Return a sparse segment's candidates, `count` of them."""
+    def _selection(self, s: int, count: int) -> Callable[[], _Numbers]:
+        """Return a function that computes the positions of a sparse segment's candidates, `count` of them."""
         table = self._plan.layout.table
         if not count:
-            return Selection(0, lambda: np.empty(0, np.int64))
+            return lambda: np.empty(0, np.int64)
         first, end = table.first_words[s - table.dense :][:2]
         union, device, elements = self._protocol.union[first:end], self._device, int(table.elements[s])
-        return Selection(count, lambda: HOST.positions(device.on_host(union), elements, count=count))
+        return lambda: HOST.positions(device.on_host(union), elements, count=count)
 
 
 def _round_to_odd(sums: _Numbers) -> _Numbers:

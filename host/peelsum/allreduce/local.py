@@ -40,7 +40,7 @@ class LocalSummation:
         return [cls(hub, worker_id) for worker_id in range(workers)]
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        """See `Summation.sum_words`.
+        """Return the sum, or the OR, of each part over all workers.
 
         Raises SummationStalledError if a part's sum takes longer than `timeout_s`.
         """
@@ -59,16 +59,16 @@ class LocalSummation:
         return results
 
     def reduce_scatter(self, words: Words) -> Words:
-        """See `PieceSummation.reduce_scatter`."""
+        """Return this worker's piece of the sum of words[workers * k]: uint32[k]."""
         (total,) = self.sum_words([Part(words, "add")])
         return np.split(total, self.workers)[self.worker_id]
 
     def all_gather(self, words: Words) -> Words:
-        """See `PieceSummation.all_gather`."""
+        """Return all workers' words, end to end."""
         return gather_by_or(self, words).reshape(-1)
 
     def broadcast(self, words: Words, root: int) -> Words:
-        """See `PieceSummation.broadcast`."""
+        """Return the words of worker `root`."""
         sent = words if root == self.worker_id else np.zeros_like(words)
         return self.sum_words([Part(sent, "or")])[0]
 
@@ -115,6 +115,7 @@ class _Hub:
         return result.reshape(-1)[:size]
 
     def _stall_message(self, chunk_id: int) -> str:
+        """Return an error message that names a chunk and the workers that did not contribute to it."""
         missing = sorted(self._missing[chunk_id])
         workers = f"worker{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         return (

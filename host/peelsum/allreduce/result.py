@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce.indexes import IndexForm
 from peelsum.allreduce.plan import Form
-from peelsum.codec import FixedPoint, Selection, rounding_bounds
+from peelsum.codec import FixedPoint, rounding_bounds
 
 Integers = NDArray[np.int32] | NDArray[np.int64]
 
@@ -48,8 +48,8 @@ class TensorResult:
     """Number by which the sum was divided: 1, or `fan_in` for an average."""
     words_sent: int
     """32-bit words that this worker sent for the tensor: exponents, index, values and left-over."""
-    selection: Selection | None
-    """The elements to which `quantized_at` and `total_at` belong; None means all."""
+    selection: Callable[[], NDArray[np.int64]] | None
+    """Returns the `positions`; None means all elements."""
     quantized_at: Integers
     """int32[k]: the integers that this worker contributed; int64[k] if a sum may need more than 32 bits."""
     total_at: Integers
@@ -65,13 +65,13 @@ class TensorResult:
     own: int = 0
     """Elements that are not zero in this worker's `quantized`."""
 
-    @property
+    @cached_property
     def positions(self) -> NDArray[np.int64] | None:
         """Elements int64[k] to which `quantized_at` and `total_at` belong; None means all.
 
         They are computed when they are first read.
         """
-        return None if self.selection is None else self.selection.positions
+        return None if self.selection is None else self.selection()
 
     @cached_property
     def quantized(self) -> Integers:
@@ -117,6 +117,11 @@ class TensorResult:
                 scales = self.scales_at(self.positions)
                 bounds[at] = rounding_bounds(scales, values, self.fan_in, self.divisor)
         return bounds.reshape(self.shape)
+
+    @property
+    def scale_block(self) -> int | None:
+        """Elements in each block that had a scale of its own; None if no scale was needed."""
+        return None if self.fixed is None else self.fixed.block
 
     @property
     def density(self) -> float:

@@ -39,7 +39,7 @@ class GatheringSummation(Summation, Protocol):
     """A backend that also gathers words."""
 
     def all_gather(self, words: Words) -> Words:
-        """See `PieceSummation.all_gather`."""
+        """Return the words of all workers: uint32[workers * k] of uint32[k]."""
 
 
 class RowUnion(NamedTuple):

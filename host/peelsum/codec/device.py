@@ -17,15 +17,19 @@ from numpy.typing import NDArray
 
 from peelsum.buffers import frozen
 from peelsum.codec.arrays import Floats, Integers, Numbers, Words
-from peelsum.codec.cpu.device import CpuDevice
-from peelsum.codec.cpu.index import occupied
+from peelsum.codec.cpu.index import CpuIndex, occupied
+from peelsum.codec.cpu.memory import HostMemory
 from peelsum.codec.cpu.scales import quantize
+from peelsum.codec.cpu.segments import CpuSegments
+from peelsum.codec.cpu.sketch import CpuSketch
 from peelsum.codec.cpu.words import address
 from peelsum.codec.errors import CodecError
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BloomLayout
 from peelsum.codec.layout import SketchLayout
-from peelsum.codec.reference.device import ReferenceDevice
+from peelsum.codec.reference.index import ReferenceIndex
+from peelsum.codec.reference.segments import ReferenceSegments
+from peelsum.codec.reference.sketch import ReferenceSketch
 from peelsum.codec.segments import Segment, SegmentCodec, Table
 from peelsum.extras import missing
 
@@ -208,6 +212,18 @@ class Device(Protocol):
 
     def copy_to_tensor(self, values: Floats, like: Any, out: Any) -> Any:
         """Copy a result from the host to `out`; if that is None, to new memory on the device of `like`."""
+
+
+class CpuDevice(CpuIndex, CpuSketch, HostMemory):
+    """The host: the codec in Numba, on NumPy arrays."""
+
+    segments = CpuSegments
+
+
+class ReferenceDevice(ReferenceIndex, ReferenceSketch, HostMemory):
+    """The host, slowly: the codec in NumPy, whose bits all other devices compute."""
+
+    segments = ReferenceSegments
 
 
 #: The device of arrays in the host's memory.

@@ -64,6 +64,7 @@ class FixedPoint:
 
 @lru_cache(1024)  # scales of a model's tensors seldom change
 def _error_bound(scale: int, fan_in: int, divisor: int) -> float:
+    """Do what `FixedPoint.error_bound` does."""
     largest = np.ldexp(1.0, _SUM_BITS - scale) / divisor
     if largest > np.finfo(np.float32).max:
         return float("inf")

@@ -321,11 +321,13 @@ def _piece_words(row: Numbers, bitmap: Words) -> Words:
 
 @compiled
 def _piece_factors(row: Numbers, factors: Factors) -> Factors:
+    """Return the factors of a piece's blocks."""
     return factors[row[Piece.FIRST_BLOCK] : row[Piece.FIRST_BLOCK] + row[Piece.BLOCKS]]
 
 
 @compiled
 def _piece_numbers(row: Numbers, numbers: Integers) -> Integers:
+    """Return a piece's integers, of all dense or all sparse ones."""
     return numbers[row[Piece.FIRST_NUMBER] : row[Piece.FIRST_NUMBER] + row[Piece.COUNT]]
 
 
@@ -441,6 +443,7 @@ def _non_zero_sums(union: Words, numbers: Integers) -> Words:
 
 @compiled
 def _count_non_zeros(numbers: Integers) -> int:
+    """Count the integers that are not 0."""
     count = 0
     for i in range(numbers.size):
         count += int(numbers[i] != 0)

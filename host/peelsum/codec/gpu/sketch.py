@@ -13,7 +13,7 @@ with a barrier of these between two rounds. One launch peels all segments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -79,12 +79,19 @@ class GpuSketch:
         return unpeeled
 
 
-@dataclass(frozen=True, eq=False)
-class PeelingBuffers:
+class PeelingBuffers(NamedTuple):
     """Working memory of peeling: 4 bytes for each candidate, and 20 for each cell."""
 
     zeroed: Tensor
-    """int64[cells + 5 * segments + 1]: `state`, `progress`, `held`, `peeled`, which are zeroed together."""
+    """int64[cells + 5 * segments + 1]: the next four, which are zeroed together."""
+    state: Tensor
+    """int64[cells]: number of candidates times 2**32, plus the sum of their numbers."""
+    progress: Tensor
+    """int64[4 * segments], see `rounds_kernel`."""
+    held: Tensor
+    """int64[segments]: how many candidates each segment has, if they are counted."""
+    peeled: Tensor
+    """int64[1]: the number of candidates that were peeled."""
     sums: Tensor
     """int32[cells]: the sketch, less the peeled values."""
     waiting: Tensor
@@ -95,36 +102,12 @@ class PeelingBuffers:
     @classmethod
     def allocate(cls, k: int, layout: SketchLayout, like: Tensor) -> PeelingBuffers:
         """Allocate buffers for k candidates and a sketch of this layout, on the device of `like`."""
-        return cls(
-            zeroed=empty(layout.cells + 5 * layout.segments + 1, like, torch.int64),
-            sums=empty(layout.cells, like, torch.int32),
-            waiting=empty(k, like, torch.int32),
-            queue=empty(layout.cells, like, torch.int64),
-        )
-
-    @property
-    def state(self) -> Tensor:
-        """int64[cells]: number of candidates times 2**32, plus the sum of their numbers."""
-        return self.zeroed[: len(self.sums)]
-
-    @property
-    def progress(self) -> Tensor:
-        """int64[4 * segments], see `rounds_kernel`."""
-        return self._of_segments[: len(self._of_segments) // 5 * 4]
-
-    @property
-    def held(self) -> Tensor:
-        """int64[segments]: how many candidates each segment has, if they are counted."""
-        return self._of_segments[len(self._of_segments) // 5 * 4 :]
-
-    @property
-    def _of_segments(self) -> Tensor:
-        return self.zeroed[len(self.sums) : -1]
-
-    @property
-    def peeled(self) -> Tensor:
-        """int64[1]: the number of candidates that were peeled."""
-        return self.zeroed[-1:]
+        sizes = [layout.cells, 4 * layout.segments, layout.segments, 1]
+        zeroed = empty(sum(sizes), like, torch.int64)
+        sums, waiting = empty(layout.cells, like), empty(k, like)
+        state, progress, held, peeled = zeroed.split(sizes)
+        queue = empty(layout.cells, like, torch.int64)
+        return cls(zeroed, state, progress, held, peeled, sums, waiting, queue)
 
 
 def _peel(
