@@ -22,7 +22,7 @@ from peelsum.allreduce.level_loops import (
 )
 from peelsum.codec import device
 from peelsum.codec.cpu.scales import decode_scales, encode_scales, powers_of_two
-from peelsum.codec.reference.scales import decoded, encoded
+from peelsum.codec.reference import scales as reference
 from peelsum.codec.scales import ZERO
 from peelsum.codec.segments import Segment, Table
 
@@ -89,7 +89,7 @@ def test_loops_write_the_words_of_the_definition(data: Any) -> None:
     word = st.one_of(st.just(0), st.integers(0, 0x7FFFFFFF), st.integers(0, 30).map(lambda bit: 1 << bit))
     count = int(firsts[-1])
     magnitudes = np.array(data.draw(st.lists(word, min_size=count, max_size=count)), np.uint32)
-    segments, blocks = encoded(magnitudes, firsts)
+    segments, blocks = reference.encode_scales(magnitudes, firsts)
     ours = np.full(len(lengths), 7, np.uint32), magnitudes.copy()
     encode_scales(firsts, ours[1], ours[0], ours[1])
     np.testing.assert_array_equal(ours[0], segments)
@@ -97,7 +97,7 @@ def test_loops_write_the_words_of_the_definition(data: Any) -> None:
     if data.draw(st.booleans()):
         segments |= np.uint32(data.draw(word))
         blocks = magnitudes | blocks
-    fields, levels = decoded(segments, blocks, firsts)
+    fields, levels = reference.decode_scales(segments, blocks, firsts)
     found, scales = np.full(len(lengths), 7, np.int32), np.full(count, 7, np.int32)
     decode_scales(segments, blocks, firsts, 100, found, scales)
     np.testing.assert_array_equal(found, fields)

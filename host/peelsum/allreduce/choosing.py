@@ -185,7 +185,7 @@ def _misestimate_words(choices: Sequence[Candidate], costs: NDArray[np.float64])
     costs: of each tensor, in words per step. Sketches and filters are sized by estimates.
     """
     sized = [item.choice.form == "sketch" or isinstance(item.choice.index, BloomIndex) for item in choices]
-    return max((cost for cost, counts in zip(costs.tolist(), sized, strict=True) if counts), default=0.0)
+    return max((cost for cost, is_sized in zip(costs.tolist(), sized, strict=True) if is_sized), default=0.0)
 
 
 def _share_filters(tensors: Sequence[TensorPlan], non_zeros: NDArray[np.float64]) -> Sequence[TensorPlan]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 from peelsum.codec import BloomLayout, Device, block_words, index_words
 from peelsum.summation import Words
@@ -17,14 +17,6 @@ IndexForm = Literal["bitmap", "blocks", "bloom"]
 _WORD_BITS = 32
 #: A filter with fewer empty bits than this is full: it says little about the number of its elements.
 _FEW = 8
-
-
-class Estimate(NamedTuple):
-    """An estimated number of elements."""
-
-    elements: float
-    full: bool
-    """Whether the filter is full, so that there may be more."""
 
 
 @dataclass(frozen=True)
@@ -98,18 +90,18 @@ class BloomIndex:
         device.bloom_decode(self._layout(seed), words, elements, out)
         return out
 
-    def estimate(self, filled: int) -> Estimate:
-        """Estimate the number of elements in a filter with `filled` bits set, by linear counting.
+    def estimate(self, filled: int) -> tuple[float, bool]:
+        """Estimate the number of elements in a filter with `filled` bits set; return also whether it is full.
 
-        The method is that of Whang et al. 1990.
-
-        A full filter shows only that there are many; the estimate is then too low.
+        The method is linear counting, by Whang et al. 1990. A full filter shows only that there are many
+        elements; the estimate is then too low.
         """
         bits = _WORD_BITS * self.words(0)
         empty = bits - filled
-        return Estimate(_WORD_BITS * self.rows * math.log(bits / max(empty, 0.5)), empty < _FEW)
+        return _WORD_BITS * self.rows * math.log(bits / max(empty, 0.5)), empty < _FEW
 
     def _layout(self, seed: int) -> BloomLayout:
+        """Return the layout of the filter of a step with this seed."""
         return BloomLayout(self.hashes, self.rows, seed)
 
 

@@ -181,10 +181,9 @@ class SumProtocol(ABC):
             return None
         non_zeros = min(self.chooser.history.filled(part.keys), candidates)
         if isinstance(index, BloomIndex):
-            estimate = index.estimate(self._device.count(words[part.sent]))
-            counted = not estimate.full
-            at_least = estimate.elements if counted else max(estimate.elements, non_zeros)
-            non_zeros = min(at_least, candidates)
+            elements, full = index.estimate(self._device.count(words[part.sent]))
+            counted = not full
+            non_zeros = min(elements if counted else max(elements, non_zeros), candidates)
         refined_s = network.seconds(non_zeros + candidates / 32, 1)
         wasteful = candidates > (1 + TOLERANCE) * non_zeros and index.form != "bitmap"
         wasteful &= too_many(candidates, non_zeros) or network.seconds(candidates, 0) > refined_s

@@ -112,15 +112,16 @@ def unite_rows(
     """
     counts = np.array([rows.size for rows, _ in tables], np.uint32)
     message = np.concatenate([counts, *(pack_rows(*table) for table in tables)])
-    messages = _gathered(summation, message, what)
+    messages = _gather_messages(summation, message, what)
     by_worker = [_unpack_message(message, [length for _, length in tables]) for message in messages]
     return [_union(rows) for rows in zip(*by_worker, strict=True)]
 
 
-def _gathered(summation: GatheringSummation, message: Words, what: str) -> list[Words]:
-    """Return all workers' messages, of any lengths.
+def _gather_messages(summation: GatheringSummation, message: Words, what: str) -> list[Words]:
+    """Return all workers' messages, which may have different lengths, in the order of the workers.
 
-    A first exchange gathers a packet of each, a second one the rest, padded to the longest.
+    A first exchange gathers the first packet of each message; a second one the rest, padded to the longest.
+    Raises PlanMismatchError if `what` is not the same on all workers.
     """
     digest = int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest())
     first = np.zeros(max(summation.lanes, _FEWEST_WORDS), np.uint32)

@@ -30,13 +30,13 @@ class TwoRounds(SumProtocol):
         """Yield the header's round, then those of refinement, values and left-over as they are needed."""
         sums = yield Round(self.layout.header_words, 0, self._write_header)
         self._read_scales(self._device.on_host(sums.or_on_host[: self.layout.table.scale_words]))
-        dense, candidates = yield from self._index(sums)
+        dense, candidates = yield from self._decode_and_refine_index(sums)
         if candidates and self.chooser.sparse_form == "sketch":
             yield from self._exchange_sketch(dense, candidates)
         elif dense + candidates:
             yield from self._exchange_compact(dense, candidates)
 
-    def _index(self, sums: Sums) -> Generator[Round, Sums, tuple[int, int]]:
+    def _decode_and_refine_index(self, sums: Sums) -> Generator[Round, Sums, tuple[int, int]]:
         """Set `union` to the candidates, refined where that pays; return how many numbers will be sent.
 
         These are the dense vector's, and the candidates'.

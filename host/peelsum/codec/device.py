@@ -297,7 +297,6 @@ def _run_bitmaps(codec: Device) -> None:
 
 def _run_segments(device: Device) -> None:
     """Run the operations of `SegmentCodec` once, with results in place and in new arrays."""
-    """Run the operations of `SegmentCodec` once, with results in place and in new arrays."""
     table = Table([Segment(1, sparse=False), Segment(1, sparse=True)])
     first, second, into = (device.placed(np.ones(1, np.float32)) for _ in range(3))
     for out in ([first, into], [first, None]):

@@ -50,14 +50,14 @@ def write(trace: Trace, path: Path) -> None:
     arrays = {name: getattr(trace, name) for name in _ARRAYS}
     if trace.values is not None:
         arrays["values"] = trace.values
-    beside = path.with_name(f"{path.name}.{os.getpid()}.new")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             np.savez_compressed(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
-        beside.replace(path)
+        temporary.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise TraceError(f"{path}: {error.strerror}; pass another folder") from None
 
 

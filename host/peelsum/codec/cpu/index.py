@@ -532,10 +532,11 @@ def _expand_bits(words: Words, masks: Words, out: Words) -> None:
         moved_4, moving, gaps = _compress_step(moving, gaps, np.uint32(4))
         moved_8, moving, gaps = _compress_step(moving, gaps, np.uint32(8))
         moved_16, moving, gaps = _compress_step(moving, gaps, np.uint32(16))
-        word = _shift_up(_shift_up(np.uint32(words[w]), moved_16, np.uint32(16)), moved_8, np.uint32(8))
-        word = _shift_up(
-            _shift_up(_shift_up(word, moved_4, np.uint32(4)), moved_2, np.uint32(2)), moved_1, np.uint32(1)
-        )
+        word = _shift_up(np.uint32(words[w]), moved_16, np.uint32(16))
+        word = _shift_up(word, moved_8, np.uint32(8))
+        word = _shift_up(word, moved_4, np.uint32(4))
+        word = _shift_up(word, moved_2, np.uint32(2))
+        word = _shift_up(word, moved_1, np.uint32(1))
         out[w] = word & mask
 
 

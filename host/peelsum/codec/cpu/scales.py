@@ -92,7 +92,7 @@ def decode_scales(
 ) -> None:
     """Write exponent fields of segments and scales of blocks, from the OR of all workers' words.
 
-    A block's scale is `highest` less its exponent field. See `reference.scales.decoded` for both fields.
+    A scale is `highest` less the exponent field. `reference.scales.decode_scales` describes these fields.
     """
     for s in range(segments.size):
         top = _largest_exponent(segments[s])

@@ -215,7 +215,6 @@ class CpuSegments:
 
     def _each_piece(self, work: Callable[[int, int], None]) -> None:
         """Call work(first, last) for ranges of pieces, on several cores if there are many elements."""
-        """Call work(first, last) for ranges of pieces, on several cores if there are many elements."""
         each_of(len(self._pieces), int(self._table.begins[-1]), work)
 
 

@@ -246,16 +246,19 @@ class GpuSegments:
 
 
 def _concatenated(values: Sequence[Tensor]) -> tuple[Tensor, bool]:
-    """Return the tensors end to end, and whether they share memory, because they lie so already."""
-    first, place = values[0], values[0].storage_offset()
+    """Return the tensors end to end as one, and whether it shares their memory.
+
+    It does if each tensor begins in memory where the one before it ends.
+    """
+    first, offset = values[0], values[0].storage_offset()
     # Its identity, because another storage, of another size, may begin at the same address.
     storage = first.untyped_storage()._cdata
     for tensor in values:
-        if tensor.untyped_storage()._cdata != storage or tensor.storage_offset() != place:
+        if tensor.untyped_storage()._cdata != storage or tensor.storage_offset() != offset:
             break
-        place += tensor.numel()
+        offset += tensor.numel()
     else:
-        return first.as_strided((place - first.storage_offset(),), (1,)), True
+        return first.as_strided((offset - first.storage_offset(),), (1,)), True
     return torch.cat([tensor.to(first.device) for tensor in values]), False
 
 

@@ -17,7 +17,7 @@ from peelsum.codec.scales import (
 )
 
 
-def encoded(magnitudes: Words, firsts: Numbers) -> tuple[Words, Words]:
+def encode_scales(magnitudes: Words, firsts: Numbers) -> tuple[Words, Words]:
     """Return a worker's words: uint32[segments] and uint32[blocks].
 
     magnitudes: each block's largest bit pattern of |g|, uint32[blocks].
@@ -33,7 +33,7 @@ def encoded(magnitudes: Words, firsts: Numbers) -> tuple[Words, Words]:
     return segments, words.astype(np.uint32)
 
 
-def decoded(segments: Words, blocks: Words, firsts: Numbers) -> tuple[Integers, Integers]:
+def decode_scales(segments: Words, blocks: Words, firsts: Numbers) -> tuple[Integers, Integers]:
     """Return exponent fields int32[segments] and int32[blocks] that no worker's values exceed.
 
     segments, blocks: the OR of all workers' words. A segment's field is `ZERO` if all its values are zero, or

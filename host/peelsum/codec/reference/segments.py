@@ -10,7 +10,7 @@ from peelsum.codec.arrays import Floats, Integers, Numbers, Words
 from peelsum.codec.fixed_point import NON_FINITE, fixed_point
 from peelsum.codec.index import BLOCK_SIZES
 from peelsum.codec.reference.index import bits_of, index, magnitudes_of, occupied
-from peelsum.codec.reference.scales import decoded, encoded
+from peelsum.codec.reference.scales import decode_scales, encode_scales
 from peelsum.codec.scales import ZERO
 from peelsum.codec.segments import Counts, Table
 
@@ -40,7 +40,7 @@ class ReferenceSegments:
             np.maximum.reduceat(magnitudes_of(values), np.arange(0, values.size, segment.block))
             for values, segment in zip(self._values, self._table.segments, strict=True)
         ]
-        words = encoded(np.concatenate(magnitudes), self._table.blocks)
+        words = encode_scales(np.concatenate(magnitudes), self._table.blocks)
         out[:] = np.concatenate(words)
         bitmap = np.zeros(self._table.words, np.uint32)
         for s in range(self._table.dense, len(self._table)):
@@ -50,7 +50,7 @@ class ReferenceSegments:
     def read_scales(self, words: Words) -> None:
         """Set `fields` and `scales` from the OR of all workers' words."""
         segments, blocks = np.split(words, [len(self._table)])
-        self.fields, fields = decoded(segments, blocks, self._table.blocks)
+        self.fields, fields = decode_scales(segments, blocks, self._table.blocks)
         self.scales = self._highest - fields
 
     def use(self, fields: Integers, scales: Integers) -> None:
