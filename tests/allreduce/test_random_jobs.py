@@ -193,8 +193,8 @@ def run(job: Job, group: Any) -> list[Any]:
 
 def address(array: Any) -> int:
     """Return the address of an array's or tensor's first byte, another one for each without elements."""
-    if isinstance(array, np.ndarray):
-        return int(array.ctypes.data) if array.size else -id(array)
+    if isinstance(array, np.ndarray | np.generic):
+        return int(array.ctypes.data) if isinstance(array, np.ndarray) and array.size else -id(array)
     return int(array.data_ptr()) or -id(array)
 
 
