@@ -181,9 +181,9 @@ class Allreduce:
             tensors = plan.tensors
         current = self._chooser.history.basis(tuple(tensor.key for tensor in tensors))
         if plan is None or not np.array_equal(current, basis):
-            chosen, ahead = self._chooser.choose(tensors, self._settings)
-            if plan is None or (chosen, ahead) != (plan.tensors, plan.ahead):
-                plan = Plan(chosen, self._summation.workers, self._summation.lanes, self._settings, ahead)
+            chosen, one_round = self._chooser.choose(tensors, self._settings)
+            if plan is None or (chosen, one_round) != (plan.tensors, plan.ahead):
+                plan = Plan(chosen, self._summation.workers, self._summation.lanes, self._settings, one_round)
         if len(self._plans) == _PLANS:
             del self._plans[next(iter(self._plans))]
         self._plans[signature] = plan, current

@@ -113,26 +113,34 @@ class Chooser:
         keys = tuple(tensor.key for tensor in tensors)
         basis = self.history.basis(keys)
         unions = basis[:, :-_FACT_COLUMNS].reshape(len(keys), ESTIMATES, BLOCK_SIZES)
-        best, protocol = self._estimates(tensors, unions[:, TWO_ROUNDS], settings, ahead=False), TWO_ROUNDS
+        best, protocol = (
+            self._estimates(tensors, unions[:, TWO_ROUNDS], settings, one_round=False),
+            TWO_ROUNDS,
+        )
         counts = zip(tensors, unions[:, TWO_ROUNDS, 0], strict=True)
         known = [count >= 0 for tensor, count in counts if tensor.elements]
         if self._values != "compact" and known and all(known):
-            one_round = self._estimates(tensors, unions[:, ONE_ROUND], settings, ahead=True)
-            if self._one_round_is_faster(one_round, best, basis[:, -_FACT_COLUMNS:]):
-                best, protocol = one_round, ONE_ROUND
+            best_one_round = self._estimates(tensors, unions[:, ONE_ROUND], settings, one_round=True)
+            if self._one_round_is_faster(best_one_round, best, basis[:, -_FACT_COLUMNS:]):
+                best, protocol = best_one_round, ONE_ROUND
         plans = [
             replace(tensor, choice=estimate.choice) for tensor, estimate in zip(tensors, best, strict=True)
         ]
         return tuple(_share_filters(plans, unions[:, protocol, 0])), protocol == ONE_ROUND
 
     def _estimates(
-        self, tensors: Sequence[TensorPlan], unions: NDArray[np.float64], settings: Settings, *, ahead: bool
+        self,
+        tensors: Sequence[TensorPlan],
+        unions: NDArray[np.float64],
+        settings: Settings,
+        *,
+        one_round: bool,
     ) -> list[Candidate]:
-        """Return the cheapest choice of each tensor, with its costs. ahead: in a step of one round."""
+        """Return the cheapest choice of each tensor, with its costs. one_round: for a one-round step."""
         statistics = [Seen(tuple(union)) if union[0] >= 0 else None for union in unions.tolist()]
         return [
             self._cheapest(
-                self._forms.get(tensor.name, self._default), tensor.elements, seen, settings, ahead
+                self._forms.get(tensor.name, self._default), tensor.elements, seen, settings, one_round
             )
             for tensor, seen in zip(tensors, statistics, strict=True)
         ]
@@ -160,17 +168,17 @@ class Chooser:
         return np.array([self._forms.get(name, self._default) != "dense" for name, _ in keys], np.int64)
 
     def _find_cheapest(
-        self, form: RequestedForm, elements: int, seen: Seen | None, settings: Settings, ahead: bool
+        self, form: RequestedForm, elements: int, seen: Seen | None, settings: Settings, one_round: bool
     ) -> Candidate:
         """Return the choice of the requested form that takes the least time. seen: None in a first step."""
-        sparse: Form = "sketch" if ahead else self.sparse_form
+        sparse: Form = "sketch" if one_round else self.sparse_form
         if seen is None and form != "dense":
             return Candidate(Choice(sparse, BitmapIndex(), scale_block(elements, elements)), elements, 2, 0.0)
         forms: tuple[Form, ...] = ("dense",) if form == "dense" else (sparse,)
         if form == "auto" and seen and (elements < _LARGE or seen.candidates >= _DENSE * elements):
             forms = ("dense", sparse)
         union, codec = seen or Seen.uniform(elements, 1.0), self.network.codec
-        choices = candidates(elements, union, settings, forms, ahead=ahead, codec=codec)
+        choices = candidates(elements, union, settings, forms, ahead=one_round, codec=codec)
         return min(choices, key=lambda choice: choice.seconds(self.network))
 
 

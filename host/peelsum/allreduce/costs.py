@@ -200,14 +200,14 @@ def candidates(
 
 
 def _with_scales(
-    choice: Choice, elements: int, words: float, work_ns: float, codec: CodecModel, ahead: bool
+    choice: Choice, elements: int, words: float, work_ns: float, codec: CodecModel, one_round: bool
 ) -> Candidate:
     """Return the Candidate of a choice that sends `words` words in addition to those that agree on scales."""
     block = scale_block(elements, words)
     scales, refined = 1 + -(-elements // block), choice.index is not None and choice.index.refined
-    exchanges = 1 if ahead else 2 + refined
-    work_ns += codec.ahead * elements if ahead else 0.0
-    return Candidate(replace(choice, scale_block=block), words + scales, exchanges, work_ns * 1e-9, ahead)
+    exchanges = 1 if one_round else 2 + refined
+    work_ns += codec.ahead * elements if one_round else 0.0
+    return Candidate(replace(choice, scale_block=block), words + scales, exchanges, work_ns * 1e-9, one_round)
 
 
 def _sparse(
@@ -217,7 +217,7 @@ def _sparse(
     seen: Seen,
     per_candidate: float,
     codec: CodecModel,
-    ahead: bool,
+    one_round: bool,
 ) -> Candidate:
     """Return the Candidate of a sparse form whose values take `per_candidate` words for each candidate."""
     words, passed = expected(index, elements, seen)
@@ -227,7 +227,7 @@ def _sparse(
     if form == "sketch":
         values = values if SketchLayout.holds(passed, per_candidate) else math.inf
         work_ns += codec.call * SKETCH_CALLS + codec.cell * values
-    return _with_scales(Choice(form, index), elements, words + values, work_ns, codec, ahead)
+    return _with_scales(Choice(form, index), elements, words + values, work_ns, codec, one_round)
 
 
 def index_ns(index: Index, elements: int, seen: Seen, codec: CodecModel = _CODEC) -> float:

@@ -132,7 +132,9 @@ def codec_model(implementation: Implementation = "cpu") -> CodecModel:
     )
 
 
-def _step_ns(implementation: Implementation, form: Form, elements: int, share: float, ahead: bool) -> float:
+def _step_ns(
+    implementation: Implementation, form: Form, elements: int, share: float, one_round: bool
+) -> float:
     """Return the shortest time of some steps of a single worker, which sums a tensor in memory."""
     (summation,) = LocalSummation.group(1, lanes=elements)
     # If exchanges take no time, every step is done in two rounds; if they take a minute, in one round.
@@ -140,7 +142,7 @@ def _step_ns(implementation: Implementation, form: Form, elements: int, share: f
         summation,
         forms="dense" if form == "dense" else "sparse",
         values=form if form != "dense" else "auto",
-        network=NetworkModel(round_trip_s=60.0 if ahead else 0.0),
+        network=NetworkModel(round_trip_s=60.0 if one_round else 0.0),
         implementation=implementation,
     )
     non_zeros = np.random.default_rng(0).random(elements) < share
