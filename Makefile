@@ -61,7 +61,7 @@ test-trainers:
 # On a machine with a GPU: the tests that need one, the benchmarks, and their pages in docs/results/gpu.
 gpu: $(VENV)/.installed
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("gpu: torch " + torch.__version__ + " finds none; install its CUDA build on a machine with an NVIDIA GPU")'
-	$(BIN)/pytest -q tests/codec/test_gpu_segments.py tests/codec/test_gpu_kernels.py tests/codec/test_gpu_programs.py tests/codec/test_gpu_counts.py tests/codec/test_gpu_allreduce.py tests/codec/test_gpu_out_of_memory.py tests/torch/test_words_stay_on_device.py tests/torch/test_hook_on_gpu.py tests/torch/test_hook_training.py tests/codec/test_gpu_several.py tests/bench/test_bench_gpu.py tests/bench/test_lhc_gpu.py
+	$(BIN)/pytest -q tests/codec/test_segments.py tests/codec/test_index.py tests/codec/test_sketch.py tests/codec/test_gpu_kernels.py tests/codec/test_gpu_programs.py tests/codec/test_gpu_counts.py tests/codec/test_gpu_allreduce.py tests/allreduce/test_random_jobs.py::test_sums_with_a_gpu_are_those_of_the_host tests/codec/test_gpu_out_of_memory.py tests/torch/test_words_stay_on_device.py tests/torch/test_hook_on_gpu.py tests/torch/test_hook_training.py tests/codec/test_gpu_several.py tests/bench/test_bench_gpu.py tests/bench/test_lhc_gpu.py
 	$(BIN)/python -m benchmarks gpu gpu_stages --out docs/results/gpu
 	$(BIN)/python -m benchmarks codec --device cuda --support uniform --elements 131072,1048576,16777216,67108864,134217728 --density 0.001,0.01,0.05,0.2 --out docs/results/gpu
 	$(BIN)/python -m benchmarks train --model ncf,lstm,vgg19,bert --cpu --device cuda --out docs/results/gpu

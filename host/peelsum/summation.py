@@ -33,14 +33,14 @@ class Part:
 
 
 class NotBegunError(RuntimeError):
-    """A backend with a `device` had no room there for a sum, and has sent nothing: the call can be repeated.
+    """A backend's `device` has no memory for a sum. Nothing has been sent: the call can be repeated.
 
     The message is the device's.
     """
 
 
 class Summation(Protocol):
-    """A backend.
+    """A backend: sums words over the workers of a job.
 
     All workers of a job must make the same calls of `sum_words`: in the same order, with parts of the same
     lengths and ops.
@@ -64,16 +64,16 @@ class Summation(Protocol):
         The result of a tensor is a tensor on the same device.
 
         Blocks until all results are complete; until then it reads the parts' words, but never writes to them.
-        Raises if there is no progress for too long; the message names the job, the oldest chunk and the
-        missing workers. Raises NotBegunError for want of a device's memory.
+        Raises an error if there is no progress for too long; the message names the job, the oldest chunk and
+        the missing workers. Raises NotBegunError if a device has no memory for the sum.
         """
 
 
 class PieceSummation(Summation, Protocol):
-    """A backend that also sends words to one worker only, or from one only.
+    """A backend that can also send words to a single worker, or from a single worker.
 
-    Each of the n workers owns a piece; pieces lie end to end, in the order of the workers. All workers must
-    make the same calls in the same order, as of `sum_words`; they raise what `sum_words` raises.
+    Each of the n workers owns a piece of the words; pieces lie end to end, in the order of the workers. All
+    workers must make the same calls in the same order. They raise what `sum_words` raises.
     """
 
     def reduce_scatter(self, words: Words) -> Words:
@@ -83,11 +83,11 @@ class PieceSummation(Summation, Protocol):
         """Return the words of all workers: uint32[n * k] of uint32[k]."""
 
     def broadcast(self, words: Words, root: int) -> Words:
-        """Return the words of worker `root`, from 0: uint32[k]. Of others' words, only k is used."""
+        """Return the words of worker `root`, uint32[k]. Other workers pass any k words."""
 
 
 def gather_by_or(summation: Summation, words: Words) -> Words:
-    """Return uint32[workers, n], every worker's words[n], by an OR with zeros in the others' places."""
+    """Return every worker's words[n], uint32[workers, n], by an OR with zeros in other workers' rows."""
     rows = np.zeros((summation.workers, words.size), np.uint32)
     rows[summation.worker_id] = words
     (total,) = summation.sum_words([Part(rows.reshape(-1), "or")])

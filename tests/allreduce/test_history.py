@@ -141,8 +141,8 @@ def tensors(worker: int, step: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("compressed", [False, True])
 def test_workers_that_forget_still_agree(monkeypatch, compressed: bool) -> None:
     monkeypatch.setattr(history, "_SIZES", 2)
-    monkeypatch.setattr(allreduce, "_REMEMBERED", 2)
-    monkeypatch.setattr(allreduce, "_AGREED", 2)
+    monkeypatch.setattr(allreduce, "_PLANS", 2)
+    monkeypatch.setattr(allreduce, "_AGREED_PLANS", 2)
     monkeypatch.setattr(compressed_sum, "_AGREED", 2)
 
     def work(seat: LocalSummation) -> list[dict[str, np.ndarray]]:

@@ -6,31 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from peelsum.allreduce import InvalidRequestError
-
-Floats = NDArray[np.float32]
-
-
-def drawn(worker: int, density: float, shape: tuple[int, ...] = (9000,)) -> Floats:
-    """Return normal values at random places, and zeros of either sign elsewhere."""
-    rng = np.random.default_rng((worker, int(100 * density)))
-    zeros = np.where(rng.random(shape) < 0.5, np.float32(-0.0), np.float32(0.0))
-    return np.where(rng.random(shape) < density, rng.normal(size=shape), zeros).astype(np.float32)
-
-
-def test_what_cannot_be_written_over_is_left_alone(make_workers: Any) -> None:
-    whole = drawn(0, 0.1)
-    frozen = whole.copy()
-    frozen.flags.writeable = False
-    tensors = {"strided": whole[::2], "frozen": frozen, "half": whole.astype(np.float16)}
-    before = {name: tensor.copy() for name, tensor in tensors.items()}
-    (result,) = make_workers(1).each(lambda w, reduce: reduce.sum(tensors, in_place=True))
-    for name, tensor in tensors.items():
-        assert not np.shares_memory(result[name].values, tensor)
-        assert tensor.tobytes() == before[name].tobytes()
-        assert np.abs(result[name].values - tensor).max() <= result[name].error_bound
 
 
 @pytest.mark.parametrize(
@@ -47,7 +24,7 @@ def test_what_cannot_be_written_over_is_left_alone(make_workers: Any) -> None:
 )
 def test_an_array_that_cannot_take_the_sum_is_refused(make_workers: Any, out: Any, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
-        make_workers(1).each(lambda w, reduce: reduce.sum({"g": drawn(0, 1.0, (6,))}, out=out))
+        make_workers(1).each(lambda w, reduce: reduce.sum({"g": np.ones(6, np.float32)}, out=out))
 
 
 Places = dict[str, tuple[int, int, int]]

@@ -8,7 +8,7 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from sums_of_floats import DTYPES, FAR, SLOW, check, typed
+from sums_of_floats import DTYPES, FAR, SLOW, OnHost, check, host, typed
 
 from peelsum.allreduce import BitmapIndex, BlockIndex, BloomIndex, NetworkModel, RequestedValues
 from peelsum.allreduce.choosing import Chooser
@@ -21,9 +21,11 @@ LARGE = [4095, 4097, 8191, 8193, 32767, 32768, 32769, 33_000]
 KINDS = ["zeros", "one", "few", "rows", "some", "full"]
 JOBS = 40
 #: Batches of jobs, of which `make test` runs the first few.
-BATCHES = [pytest.param(one, marks=[pytest.mark.slow] if one > 1 else []) for one in range(20)]
+BATCHES = [pytest.param(batch, marks=[pytest.mark.slow] if batch > 1 else []) for batch in range(20)]
 #: Seeds of jobs with large tensors.
-SEEDS = [pytest.param(one, marks=[pytest.mark.slow] if one > 2 else []) for one in range(12)]
+SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed > 2 else []) for seed in range(12)]
+#: Seeds of jobs whose first worker has its tensors on a GPU.
+GPU_SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed > 5 else []) for seed in range(40)]
 
 
 class Forced(Chooser):
@@ -35,7 +37,7 @@ class Forced(Chooser):
         (chosen, ahead), self.step = super().choose(tensors, settings), self.step + 1
         rng = np.random.default_rng([self.seed, self.step])
         indexes = [drawn_index(rng) for _ in range(rng.integers(1, 4))]
-        return tuple(self._forced(one, indexes) for one in chosen), ahead
+        return tuple(self._forced(tensor, indexes) for tensor in chosen), ahead
 
     def _forced(self, tensor: Any, indexes: list[Any]) -> Any:
         rng = np.random.default_rng([self.seed, self.step, crc32(tensor.name.encode())])
@@ -85,6 +87,7 @@ class Job:
             "cells_per_candidate": None if rng.random() < 0.7 else float(rng.uniform(0.05, 3)),
             "average": self.average,
         }
+        self.divisor = self.workers if self.average else 1
         self.implementations = rng.choice(["cpu", "reference"], self.workers, p=[0.6, 0.4]).tolist()
         self.forced, self.non_finite = bool(rng.random() < 0.6), bool(rng.random() < 0.15)
 
@@ -106,11 +109,11 @@ class Job:
         if rng.random() < 0.4:
             self.kinds[name] = str(rng.choice(KINDS))
         share = {"zeros": 0.0, "one": 1.5 / max(size, 1), "few": 0.01, "rows": 1.0, "some": 0.2, "full": 1.0}
-        lowest = float(rng.choice([0, 1, 10, 30]))
+        lowest, growth = float(rng.choice([0, 1, 10, 30])), float(rng.choice([0, 0, 0, 1, 3, -4]))
         arrays = []
         for _ in range(self.workers):
             spread = np.repeat(rng.uniform(-lowest, 0, size // 16 + 1), 16)[:size]
-            values = rng.uniform(-1, 1, size) * 10.0 ** (self.exponents[name] + spread)
+            values = rng.uniform(-1, 1, size) * 10.0 ** np.minimum(self.exponents[name] + growth + spread, 38)
             chosen = rng.random(size) < share[self.kinds[name]]
             if self.kinds[name] == "rows":
                 chosen &= np.repeat(rng.random(size // 64 + 1) < 0.1, 64)[:size]
@@ -140,15 +143,30 @@ class Job:
         return view
 
 
+def on_gpu(tensor: Any) -> Any:
+    """Return a copy of a tensor on the device on which GPU tests run, with gaps if it has any."""
+    import torch
+    from gpu_device import DEVICE
+
+    if isinstance(tensor, BFloat16):
+        bits = np.ascontiguousarray(tensor.bits).view(np.int16)
+        return torch.from_numpy(bits.copy()).view(torch.bfloat16).to(DEVICE)
+    copy = torch.from_numpy(tensor.copy()).to(DEVICE)
+    return copy if tensor.flags.c_contiguous or not tensor.ndim else copy.repeat_interleave(2, -1)[..., ::2]
+
+
 def run(job: Job, group: Any) -> list[Any]:
     """Run the job's steps; return the words of all exchanges of all workers."""
-    for _ in range(int(job.rng.integers(1, 5))):
+    for _ in range(12 if job.seed % 10 == 9 else int(job.rng.integers(1, 5))):
         given, meant = job.step()
         over = job.rng.random(job.workers) < 0.3
         outs: list[Any] = [
             {n: np.full(shape, 7, np.float32) for n, shape in job.shapes.items() if job.rng.random() < 0.3}
             for _ in range(job.workers)
         ]
+        for worker in np.flatnonzero(np.array(job.implementations) == "gpu").tolist():
+            for tensors in (given[worker], outs[worker]):
+                tensors.update({name: on_gpu(tensor) for name, tensor in tensors.items()})
         begin = [len(calls) for calls in group.calls]
 
         def work(worker: int, reduce: Any) -> Any:
@@ -156,32 +174,39 @@ def run(job: Job, group: Any) -> list[Any]:
 
         results = group.each(work)
         for name, arrays in meant.items():
-            check(results, arrays, name, divisor=job.workers if job.average else 1)
+            check([OnHost(result) for result in results], arrays, name, divisor=job.divisor)
         for worker, result in enumerate(results):
             sent = [part for call in group.calls[worker][begin[worker] :] for part in call if not part[2]]
             assert sum(tensor.words_sent for tensor in result.tensors) == sum(len(part[1]) for part in sent)
             assert result.tally.words_sent() == {one.name: one.words_sent for one in result.tensors}
             check_tally(result)
             for name, own in outs[worker].items():
-                assert own.tobytes() == np.ascontiguousarray(result[name].values).tobytes()
-                assert not own.size or np.shares_memory(own, result[name].values)
+                assert host(own).tobytes() == host(result[name].values).tobytes()
+                assert not own.size or address(own) == address(result[name].values)
             for name, tensor in given[worker].items():
                 written = over[worker] and name not in outs[worker] and replaceable(tensor)
-                assert np.shares_memory(getattr(tensor, "bits", tensor), result[name].values) == written
+                assert (address(getattr(tensor, "bits", tensor)) == address(result[name].values)) == written
                 if not written:
                     assert typed_back(tensor).tobytes() == meant[name][worker].tobytes()
     return group.calls
 
 
+def address(array: Any) -> int:
+    """Return the address of an array's or tensor's first byte, another one for each without elements."""
+    if isinstance(array, np.ndarray | np.generic):
+        return int(array.ctypes.data) if isinstance(array, np.ndarray) and array.size else -id(array)
+    return int(array.data_ptr()) or -id(array)
+
+
 def check_tally(result: Any) -> None:
     """Compare counts with the arrays that they count."""
     tallies, contributed = result.tally.tensors(), result.contributions()
-    assert result.tally.elements == sum(one.elements for one in result.tensors)
-    assert result.tally.non_finite == sum(not one.finite for one in result.tensors)
+    assert result.tally.elements == sum(tensor.elements for tensor in result.tensors)
+    assert result.tally.non_finite == sum(not tensor.finite for tensor in result.tensors)
     for one in result.tensors:
         tally, fixed = tallies[one.name], one.fixed
         ours = (tally.elements, tally.form, tally.index, tally.scale_block)
-        assert ours == (one.values.size, one.form, one.index, fixed and fixed.block)
+        assert ours == (one.elements, one.form, one.index, fixed and fixed.block)
         numbers = one.density, one.density_worker, one.error_bound
         np.testing.assert_equal((tally.density, tally.density_worker, tally.error_bound), numbers)
         own = one.quantized.reshape(-1)
@@ -197,17 +222,16 @@ def check_tally(result: Any) -> None:
 
 def replaceable(tensor: Any) -> bool:
     """Whether the sum in place can be written over a tensor that has elements."""
-    return (
-        isinstance(tensor, np.ndarray)
-        and tensor.dtype == np.float32
-        and tensor.flags.carray
-        and tensor.size > 0
-    )
+    if isinstance(tensor, np.ndarray):
+        return tensor.dtype == np.float32 and tensor.flags.carray and tensor.size > 0
+    return str(tensor.dtype) == "torch.float32" and tensor.is_contiguous() and tensor.numel() > 0
 
 
 def typed_back(tensor: Any) -> Any:
     if isinstance(tensor, BFloat16):
         return (np.ascontiguousarray(tensor.bits).astype(np.uint32) << 16).view(np.float32)
+    if not isinstance(tensor, np.ndarray):
+        tensor = tensor.float().cpu().numpy()
     return np.ascontiguousarray(tensor).astype(np.float32)
 
 
@@ -231,6 +255,16 @@ def test_implementations_send_the_same_words(make_workers: Any, seeds: range) ->
             assert [[(op, words.tolist()) for op, words, _ in call] for call in ours] == [
                 [(op, words.tolist()) for op, words, _ in call] for call in theirs
             ]
+
+
+@pytest.mark.parametrize("seed", GPU_SEEDS)
+def test_sums_with_a_gpu_are_those_of_the_host(make_workers: Any, seed: int) -> None:
+    """On a device if there is one, else in Triton's interpreter; other workers are on the host."""
+    shuffled = pytest.importorskip("gpu_order").shuffled
+    job = Job(seed + 5000)
+    job.implementations[0] = "gpu"
+    with shuffled(seed):
+        run(job, job.group(make_workers, job.implementations))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

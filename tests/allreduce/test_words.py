@@ -27,14 +27,14 @@ def ops_of(group: Any) -> list[list[str]]:
 
 def forced(monkeypatch: pytest.MonkeyPatch, index: Any, form: Any = "compact") -> None:
     """Give every sparse tensor this index, from the first step on."""
-    own = Chooser._chosen
+    own = Chooser._find_cheapest
 
     def choose(chooser: Any, asked: Any, *rest: Any) -> Candidate:
         if asked == "dense":
             return own(chooser, asked, *rest)
         return Candidate(Choice(form, index), words=0, exchanges=1, codec_s=0)  # ahead is no faster
 
-    monkeypatch.setattr(Chooser, "_chosen", choose)
+    monkeypatch.setattr(Chooser, "_find_cheapest", choose)
 
 
 @pytest.mark.parametrize(

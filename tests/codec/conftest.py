@@ -1,5 +1,20 @@
-"""Codec tests run in poisoned memory."""
+"""Codec tests run in poisoned memory, and the same tests on every device, with arrays of the host."""
 
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
 from poison import poisoned_memory
 
+from peelsum.codec import device
+
 __all__ = ["poisoned_memory"]
+
+
+@pytest.fixture(params=["reference", "cpu", "gpu"])
+def ops(request: pytest.FixtureRequest) -> Any:
+    """Return a device. The GPU's operations take and return arrays of the host, too."""
+    if request.param == "gpu":
+        return pytest.importorskip("gpu_device").GpuOnArrays()
+    return device(request.param)

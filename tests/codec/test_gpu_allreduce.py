@@ -1,9 +1,8 @@
-"""Allreduce of tensors on a device: the same bits as on the host, also if some workers have no device."""
+"""Allreduce of tensors on a device, beyond `test_random_jobs`, which compares all bits."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,135 +10,24 @@ import numpy as np
 import pytest
 import torch
 from allreduce_workers import Workers
-from gpu_device import DEVICE, bits, needs_device
-from gpu_indexes import INDEXES, chosen
-from gpu_order import shuffled
+from gpu_device import DEVICE, needs_device
 from numpy.typing import NDArray
+from sums_of_floats import OnHost, check
 
 from peelsum import codec
 from peelsum.allreduce import Allreduce, InvalidRequestError, LocalSummation, StepResult
-from peelsum.codec import BFloat16, CodecError, device, warm_up
-
-N = 1061
-SIZES = {"a": N, "b": 33, "c": 500, "d": 333, "one": 1, "empty": 0, "zero": 64, "bad": 97}
-#: Settings that send tensors in every form.
-FORMS: list[dict[str, Any]] = [
-    {"forms": "dense"},
-    {"forms": "sparse", "values": "compact", "average": True},
-    {"forms": "sparse", "values": "sketch"},
-    {"forms": "sparse", "values": "sketch", "cells_per_candidate": 0.6},
-    {"forms": {"b": "dense", "d": "dense", "bad": "sparse"}},
-]
-Arrays = Mapping[str, NDArray[np.float32]]
+from peelsum.codec import CodecError, device, warm_up
 
 
-def mixed(workers: int = 2, **settings: Any) -> Workers:
-    """A group whose worker 0 has tensors on the device; the others have arrays on the host."""
-    return Workers(workers, 32, implementations=["gpu", *["cpu"] * (workers - 1)], **settings)
+def mixed(**settings: Any) -> Workers:
+    """Return two workers: the first one's tensors are on the device, the other's on the host."""
+    return Workers(2, 32, implementations=["gpu", "cpu"], **settings)
 
 
-def gradients(step: int, workers: int = 2, sizes: Mapping[str, int] = SIZES) -> list[Arrays]:
-    """Tensors of different sizes and densities: one of zeros, and one that is not finite on a worker."""
-    inputs: list[dict[str, NDArray[np.float32]]] = [{} for _ in range(workers)]
-    for m, (name, n) in enumerate(sizes.items()):
-        rng = np.random.default_rng([n, m, step])
-        for own in inputs:
-            kept = (
-                (rng.random(n) < min(0.01 * 3**m, 1.0)) * rng.normal(size=n) * 10.0 ** rng.integers(-9, 3, n)
-            )
-            own[name] = kept.astype(np.float32) * np.float32(name != "zero")
-    if "bad" in sizes:
-        inputs[step % workers]["bad"][5] = [np.inf, np.nan, -np.inf][step % 3]
-    return inputs
-
-
-def tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array).to(DEVICE, copy=True) for name, array in arrays.items()}
-
-
-def agree(results: Sequence[StepResult], name: str) -> None:
-    """Require that all workers have the same sums, which are those of their numbers."""
-    ours, *others = (result[name] for result in results)
-    assert ours.values.device.type == DEVICE.type
-    for other in others:
-        np.testing.assert_array_equal(bits(ours.values), other.values.view(np.uint32))
-        for field in ("total", "scales", "error_bounds", "density", "fixed", "form", "index"):
-            np.testing.assert_array_equal(getattr(ours, field), getattr(other, field), field)
-    added = sum(result[name].quantized.astype(np.int64) for result in results)
-    np.testing.assert_array_equal(added, ours.total)
-    for result in results:
-        positions, numbers, _ = result.contributions()[name]
-        contributed = np.zeros(ours.elements, np.int64)
-        contributed[positions] = numbers
-        np.testing.assert_array_equal(contributed, result[name].quantized.ravel())
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("index", INDEXES, ids=str)
-@pytest.mark.parametrize("settings", FORMS, ids=str)
-def test_the_same_bits_as_without_a_device(
-    settings: dict[str, Any], index: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each step has its programs in another order, and its results in another place."""
-    if settings["forms"] == "dense" and index is not None:
-        pytest.skip("dense tensors have no index")
-    chosen(monkeypatch, index)
-    group = mixed(**settings)
-    for step in range(3):
-        inputs = gradients(step)
-        ours, out = tensors(inputs[0]), tensors(inputs[0]) if step == 2 else None
-        theirs = {name: array.copy() for name, array in inputs[1].items()}
-        options = [{"in_place": step == 1, "out": out}, {"in_place": step == 1}]
-        with shuffled(step):
-            made = (ours, theirs), options
-            results = group.each(lambda w, reduce: reduce.sum(made[0][w], **made[1][w]))  # noqa: B023
-        into = [None, ours, out][step]
-        for name, n in SIZES.items():
-            if name == "bad":
-                assert bool(results[0][name].values.isnan().all())
-                assert np.isnan(results[1][name].values).all()
-                continue
-            agree(results, name)
-            truth = sum(array[name].astype(np.float64) for array in inputs) / results[1][name].divisor
-            error = np.abs(results[1][name].values - truth)
-            assert (error <= results[1][name].error_bounds + 2.0**-50 * np.abs(truth)).all()
-            if n and into is not None:
-                assert results[0][name].values.data_ptr() == into[name].data_ptr()
-
-
-def test_densities_that_change() -> None:
-    """The same forms and indexes follow as without a device."""
-    group, forms = mixed(3), set()
-    for step, density in enumerate([0.003, 0.9, 0.9, 0.9, 0.01, 0.01]):
-        rng = np.random.default_rng(step)
-        drawn = ((rng.random((3, N)) < density) * rng.normal(size=(3, N))).astype(np.float32)
-        results = group.sum([tensors({"g": drawn[0]}), *({"g": one} for one in drawn[1:])])
-        agree(results, "g")
-        forms.add(results[0]["g"].form)
-    assert len(forms) > 1
-
-
-@pytest.mark.parametrize("form", ["dense", "sparse"])
-def test_narrow_floats_and_shapes(form: Any) -> None:
-    rng = np.random.default_rng(4)
-    wide = (rng.normal(size=(7, 11)) * (rng.random((7, 11)) < 0.3)).astype(np.float32)
-    brain = torch.from_numpy(wide).to(torch.bfloat16)
-    theirs = {
-        "half": wide.astype(np.float16),
-        "empty": np.zeros((0, 3), np.float32),
-        "scalar": np.array(2.5, np.float32),
-        "strided": wide.T,
-        "zero": np.zeros(40, np.float32),
-    }
-    ours = {name: torch.from_numpy(one).to(DEVICE) for name, one in theirs.items()} | {
-        "brain": brain.to(DEVICE)
-    }
-    narrow = BFloat16(brain.view(torch.int16).numpy().view(np.uint16))
-    results = mixed(forms=form).sum([ours, theirs | {"brain": narrow}])
-    for name, own in ours.items():
-        agree(results, name)
-        assert results[0][name].values.shape == own.shape
-        torch.testing.assert_close(results[0][name].values, 2 * own.float(), rtol=0, atol=1e-5)
+def drawn(n: int) -> list[NDArray[np.float32]]:
+    """Draw a sparse tensor of each worker."""
+    rng = np.random.default_rng(n)
+    return [np.where(rng.random(n) < 0.05, rng.normal(size=n), 0).astype(np.float32) for _ in range(2)]
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -166,20 +54,20 @@ def test_tensors_made_in_inference_mode_are_overwritten_outside() -> None:
         ours = {"a": torch.ones(40, device=DEVICE), "b": torch.ones(3, device=DEVICE)}
     theirs = {"a": np.ones(40, np.float32), "b": np.ones(3, np.float32)}
     mixed(forms="dense").each(lambda w, reduce: reduce.sum((ours, theirs)[w], in_place=True))
-    assert {name: set(one.tolist()) for name, one in ours.items()} == {"a": {2.0}, "b": {2.0}}
+    assert {name: set(tensor.tolist()) for name, tensor in ours.items()} == {"a": {2.0}, "b": {2.0}}
 
 
 def test_torchs_default_device_is_not_where_arrays_of_the_host_lie() -> None:
-    inputs = gradients(0, sizes={"a": N})
-    group, ours = mixed(forms="sparse", values="sketch"), tensors(inputs[0])
+    group, (ours, theirs) = mixed(forms="sparse", values="sketch"), drawn(1061)
+    tensor = torch.from_numpy(ours).to(DEVICE)
 
     def summed(w: int, reduce: Allreduce) -> StepResult:
         if w:
-            return reduce.sum(inputs[1])
+            return reduce.sum({"a": theirs})
         with torch.device(DEVICE if DEVICE.type == "cuda" else "meta"):
-            return reduce.sum(ours)
+            return reduce.sum({"a": tensor})
 
-    agree(group.each(summed), "a")
+    check([OnHost(result) for result in group.each(summed)], [ours, theirs], "a")
 
 
 def test_a_tensor_that_lies_elsewhere_is_refused() -> None:
@@ -221,20 +109,20 @@ def test_kernels_warm_up() -> None:
 @needs_device
 def test_sums_of_what_the_callers_stream_has_still_to_write() -> None:
     """The sum waits for the gradient's kernels without any synchronization by the caller."""
-    sizes = {"g": 2**20}
-    side, inputs = torch.cuda.Stream(), gradients(0, sizes=sizes)
-    group, ours, fresh = mixed(forms="sparse", values="sketch"), tensors(inputs[1]), tensors(inputs[0])
+    side, (ours, theirs) = torch.cuda.Stream(), drawn(2**20)
+    group, fresh = mixed(forms="sparse", values="sketch"), torch.from_numpy(ours).to(DEVICE)
+    tensor = torch.zeros_like(fresh)
     torch.cuda.synchronize()
 
     def on_side() -> StepResult:
         with torch.cuda.stream(side):
             torch.cuda._sleep(20_000_000)
-            ours["g"].copy_(fresh["g"])
-            return group.reduces[0].sum(ours)
+            tensor.copy_(fresh)
+            return group.reduces[0].sum({"g": tensor})
 
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.submit(on_side), pool.submit(group.reduces[1].sum, inputs[1])
-        agree([first.result(), second.result()], "g")
+        sums = [pool.submit(on_side), pool.submit(group.reduces[1].sum, {"g": theirs})]
+        check([OnHost(one.result()) for one in sums], [ours, theirs])
 
 
 @needs_device

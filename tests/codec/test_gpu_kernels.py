@@ -1,6 +1,9 @@
-"""The Triton kernels give the reference's bits, on a GPU if there is one, else in Triton's interpreter."""
+"""What only GPUs have: streams, many programs, large launches. Other tests compare bits on all devices."""
 
 from __future__ import annotations
+
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -8,91 +11,21 @@ import torch
 from gpu_device import DEVICE, REAL, bits, needs_device, on_device, poisoned, poisoned_allocations, same
 from gpu_order import shuffled
 from gpu_probe import bloom_row_kernel
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from peelsum.codec import (
-    BloomLayout,
-    SketchLayout,
-    block_words,
-    device,
-    index_words,
-)
+from peelsum.codec import BloomLayout, SketchLayout, device, index_words
+from peelsum.codec.gpu import launch
 from peelsum.codec.gpu import sketch as gpu_sketch
 from peelsum.codec.gpu.device import GpuDevice
 from peelsum.codec.gpu.index import index as write_index
+from peelsum.codec.gpu.segments import GpuSegments
 from peelsum.codec.reference import index as reference_index
 from peelsum.codec.reference import sketch as reference_sketch
+from peelsum.codec.segments import Segment, Table
 
 __all__ = ["poisoned_allocations"]
 
 REFERENCE, GPU = device("reference"), GpuDevice()
-SIZES = [0, 1, 32, 33, 1009, 4096, 9001]
-#: A first element far beyond 2**31, so that large element numbers are tested without large tensors.
-FAR = 2**40 + 32
-
-
-def values(n: int, density: float = 0.1, seed: int = 0) -> NDArray[np.float32]:
-    rng = np.random.default_rng([n, seed])
-    dense = rng.normal(size=n) * 10.0 ** rng.integers(-6, 3, n)
-    chosen = np.where(rng.random(n) < density, dense, 0.0).astype(np.float32)
-    chosen[rng.random(n) < 0.05] *= np.float32(-0.0)
-    return chosen
-
-
-def bitmap(n: int, density: float = 0.1, seed: int = 0) -> NDArray[np.uint32]:
-    out = np.empty(index_words(n), np.uint32)
-    reference_index.index(values(n, density, seed), out)
-    return out
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("density", [0.0, 0.02, 1.0])
-def test_positions(n: int, density: float) -> None:
-    truth = bitmap(n, density)
-    listed, ours = REFERENCE.positions(truth, n, FAR), on_device(truth)
-    same(GPU.positions(ours, n, FAR), listed)
-    same(GPU.positions(ours, n, FAR, listed.size), listed)
-
-
-@pytest.mark.parametrize("n", [1, 31, 33, 63, 64])
-def test_bits_beyond_the_last_element_are_ignored(n: int) -> None:
-    full = on_device(np.full(3, 0xFFFFFFFF, np.uint32))
-    same(GPU.positions(full, n), np.arange(n))
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("block", [2, 16, 32, 64, 4096, 2**14])
-def test_blocks(n: int, block: int) -> None:
-    index = bitmap(n, density=0.01)
-    truth = np.empty(block_words(n, block), np.uint32)
-    REFERENCE.block_encode(index, n, block, truth)
-    ours = poisoned(truth.size)
-    GPU.block_encode(on_device(index), n, block, ours)
-    same(ours, truth)
-    back, decoded = np.empty_like(index), poisoned(index.size)
-    REFERENCE.block_decode(truth, n, block, back)
-    GPU.block_decode(ours, n, block, decoded)
-    same(decoded, back)
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize(
-    "layout", [BloomLayout(1, 1, 0), BloomLayout(3, 17, 2**64 - 1), BloomLayout(8, 400, 2**63)]
-)
-def test_bloom(n: int, layout: BloomLayout) -> None:
-    index, truth, ours = bitmap(n, 0.02), np.empty(layout.words, np.uint32), poisoned(layout.words)
-    REFERENCE.bloom_encode(layout, index, truth, FAR)
-    GPU.bloom_encode(layout, on_device(index), ours, FAR)
-    same(ours, truth)
-    back, decoded = np.empty_like(index), poisoned(index.size)
-    REFERENCE.bloom_decode(layout, truth, n, back, FAR)
-    GPU.bloom_decode(layout, ours, n, decoded, FAR)
-    same(decoded, back)
 
 
 def test_a_filter_of_more_words_than_an_int32_counts() -> None:
@@ -103,21 +36,6 @@ def test_a_filter_of_more_words_than_an_int32_counts() -> None:
         seed, words = (torch.full((1,), value, device=DEVICE) for value in (layout.seed, word))
         bloom_row_kernel[(1,)](row, words, seed, j, layout.rows)
         assert row.item() == rows[0, j]
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("density", [0.0, 0.05, 1.0])
-def test_own_bits_of_candidates(n: int, density: float) -> None:
-    index, mask = bitmap(n, seed=1), bitmap(n, density)
-    truth = np.empty(index_words(int(np.bitwise_count(mask).sum())), np.uint32)
-    REFERENCE.gather_bits(index, mask, truth)
-    ours = poisoned(truth.size)
-    GPU.gather_bits(on_device(index), on_device(mask), ours)
-    same(ours, truth)
-    back = poisoned(mask.size)
-    GPU.scatter_bits(ours, on_device(mask), back)
-    same(back, index & mask)
 
 
 def peeled(layout: SketchLayout, where: NDArray[np.int64], numbers: NDArray[np.int32]) -> int:
@@ -131,38 +49,6 @@ def peeled(layout: SketchLayout, where: NDArray[np.int64], numbers: NDArray[np.i
     same(GPU.sketch_decode(layout, ours, on_device(where), decoded), left)
     same(decoded, out)
     return left.size
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("n", [0, 1, 33, 1009, 4097])
-@pytest.mark.parametrize("per_candidate", [1.4, 1.3, 1.15, 0.14])
-def test_sketch(n: int, per_candidate: float) -> None:
-    where = np.flatnonzero(values(n)) + FAR
-    numbers = np.random.default_rng(n).integers(-(2**31), 2**31, where.size, np.int32)
-    left = peeled(SketchLayout.sized(where.size, n, per_candidate), where, numbers)
-    assert left < where.size or not where.size or per_candidate < 1
-
-
-@settings(max_examples=6, deadline=None)
-@given(
-    st.sets(st.integers(0, 2**45), max_size=300),
-    st.integers(1, 400),
-    st.integers(0, 2**64 - 1),
-    st.sampled_from([1, 2, 16]),
-)
-def test_sketch_of_any_layout(where: set[int], width: int, seed: int, segments: int) -> None:
-    positions = np.array(sorted(where), np.int64)
-    peeled(SketchLayout(width, seed, segments), positions, positions.astype(np.int32))
-
-
-@pytest.mark.parametrize(
-    ("width", "segments"), [(72, 1), (36, 2), (9, 8), pytest.param(1, 128, marks=pytest.mark.slow)]
-)
-def test_sketch_in_segments(width: int, segments: int) -> None:
-    rng = np.random.default_rng(width)
-    where = np.sort(rng.choice(3000, 173, replace=False)).astype(np.int64) + FAR
-    numbers = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
-    peeled(SketchLayout(width, 2**63 + 1, segments), where, numbers)
 
 
 def test_a_crowded_segment_is_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,9 +118,9 @@ def test_work_is_on_the_callers_stream() -> None:
 @needs_device
 @pytest.mark.parametrize("n", [2**22 - 1, 2**24 + 33])
 def test_large_tensors(n: int) -> None:
-    sample = values(n, density=0.01)
-    where = np.flatnonzero(sample)
-    same(GPU.positions(on_device(bitmap(n, density=0.01)), n), where)
+    bitmap = np.packbits(np.random.default_rng(n).random(32 * index_words(n)) < 0.01, bitorder="little")
+    where = REFERENCE.positions(bitmap.view(np.uint32), n)
+    same(GPU.positions(on_device(bitmap.view(np.uint32)), n), where)
     numbers = np.random.default_rng(n).integers(-(2**31), 2**31, where.size, np.int32)
     assert peeled(SketchLayout.sized(where.size, 1), where, numbers) == 0
 
@@ -246,7 +132,7 @@ def test_a_hundred_runs_give_the_same_bits() -> None:
     The interpreter runs the programs of each launch in another order in each of three runs.
     """
     n, runs = (2**20, 100) if REAL else (2**13, 3)
-    index = on_device(bitmap(n, density=0.05))
+    index = on_device(np.packbits(np.random.default_rng(n).random(n) < 0.05).view(np.uint32))
     where = GPU.positions(index, n)
     layout = SketchLayout.sized(where.numel(), 3, 1.1)
     numbers, sketch, out = where.to(torch.int32), poisoned(layout.cells), poisoned(where.numel())
@@ -256,7 +142,32 @@ def test_a_hundred_runs_give_the_same_bits() -> None:
             listed = GPU.positions(index, n)
             GPU.sketch_encode(layout, where, numbers, sketch)
             left = GPU.sketch_decode(layout, sketch, where, out)
-        kept.append([one.clone() for one in (listed, sketch, out, left)])
+        kept.append([tensor.clone() for tensor in (listed, sketch, out, left)])
     assert kept[0][3].numel(), "something must be left over"
     for run in kept[1:]:
-        assert all(torch.equal(one, other) for one, other in zip(run, kept[0], strict=True))
+        assert all(map(torch.equal, run, kept[0]))
+
+
+def test_rows_are_kept_as_long_as_their_table() -> None:
+    table = Table([Segment(70, sparse=False)])
+    first, second = (GpuSegments(table, [torch.zeros(70, device=DEVICE)], [None], 1) for _ in range(2))
+    assert first._rows is second._rows
+    kept = weakref.ref(table)
+    del table, first, second
+    gc.collect()
+    assert kept() is None
+
+
+def test_an_error_comes_before_results_are_written_over_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One launch writes all of them, so that the host can go through the step again."""
+    table = Table([Segment(40, sparse=False), Segment(70, sparse=True)])
+    whole = torch.ones(110, device=DEVICE)
+    tensors = list(whole.split([40, 70]))
+    codec = GpuSegments(table, tensors, tensors, 1)
+    words = poisoned(table.scale_words)
+    bitmap = codec.write_scales(words)
+    codec.read_scales(bits(words))
+    counts, launches = codec.place(bitmap), []
+    monkeypatch.setattr(launch, "run", lambda kernel, *rest, **options: launches.append(kernel))
+    codec.read(*(torch.zeros(count, dtype=torch.int32, device=DEVICE) for count in counts), 1)
+    assert len(launches) == 1

@@ -1,20 +1,21 @@
-"""A device without room in the middle of a step: the step ends on the host, and nobody is out of step."""
+"""A device out of memory in the middle of a step: the host completes the step, and all sums are right."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
-from gpu_device import DEVICE, bits
+from allreduce_workers import Workers
+from gpu_device import DEVICE
 from gpu_indexes import chosen
 from gpu_shortage import Shortage, kernels_apart
 from numpy.typing import NDArray
+from sums_of_floats import OnHost, check
 
 from peelsum.allreduce import (
     Allreduce,
@@ -30,7 +31,6 @@ from peelsum.codec.gpu import launch as launching
 from peelsum.codec.gpu.memory import DeviceMemory
 
 WORKERS, N = 2, 300
-Arrays = dict[str, NDArray[np.float32]]
 #: Where results go: over the tensors, to new memory, or to new memory that the device lacks, too.
 Mode = Literal["in place", "new", "no room"]
 #: Tensors of a step, settings, the index of sparse tensors, and the mode.
@@ -54,75 +54,52 @@ def outside_of_kernels() -> Iterator[None]:
         yield
 
 
-class Crew:
-    """Two workers, the first with its tensors on the device; each sum is checked.
-
-    Another group of workers, all on the host, sums the same tensors.
-    """
+class Pair:
+    """Two workers, the first with its tensors on the device; every bit of each sum is checked."""
 
     def __init__(self, names: list[str], settings: dict[str, Any], in_place: bool) -> None:
-        kinds: list[Any] = ["gpu", "cpu"]
-        group = zip(LocalSummation.group(WORKERS), kinds, strict=True)
-        self.reduces = [Allreduce(one, implementation=kind, **settings) for one, kind in group]
-        self.others = [Allreduce(one, **settings) for one in LocalSummation.group(WORKERS)]
-        self.kinds, self.names, self.in_place, self.step, self.scale = kinds, names, in_place, 0, 1.0
+        self.workers = Workers(WORKERS, 32, implementations=["gpu", "cpu"], **settings)
+        self.names, self.in_place, self.step, self.scale = names, in_place, 0, 1.0
+        self.divisor = WORKERS if settings.get("average") else 1
 
     def sum(self, shortage: Shortage | None = None) -> list[StepResult]:
         """Sum new tensors, with a shortage at the first worker; return the workers' results."""
-        arrays = [self.arrays(w) for w in range(WORKERS)]
         self.step += 1
-        ours = [
-            there(one) if kind == "gpu" else {name: array.copy() for name, array in one.items()}
-            for one, kind in zip(arrays, self.kinds, strict=True)
-        ]
+        arrays = [self.arrays(worker) for worker in range(WORKERS)]
+        ours = {name: torch.from_numpy(array.copy()).to(DEVICE) for name, array in arrays[0].items()}
+        given = ours, {name: array.copy() for name, array in arrays[1].items()}
 
-        def run(w: int) -> StepResult:
-            if w >= WORKERS:
-                return self.others[w - WORKERS].sum(arrays[w - WORKERS])
-            with shortage if shortage is not None and w == 0 else nullcontext():
+        def run(worker: int, reduce: Allreduce) -> StepResult:
+            with shortage if shortage is not None and worker == 0 else nullcontext():
                 try:
-                    return self.reduces[w].sum(ours[w], in_place=self.in_place)
+                    return reduce.sum(given[worker], in_place=self.in_place)
                 except DeviceMemoryError as error:
                     if error.result is None or self.in_place:
                         raise
                     return error.result
 
-        with ThreadPoolExecutor(2 * WORKERS) as pool:
-            results = list(pool.map(run, range(2 * WORKERS)))
-        for w, result in enumerate(results[:WORKERS]):
-            for name in self.names:
-                require_same(result[name], results[WORKERS + w][name])
-                if self.in_place and self.kinds[w] == "gpu":
-                    assert result[name].values.data_ptr() == ours[w][name].data_ptr()
-        return results[:WORKERS]
+        results = self.workers.each(run)
+        for name in self.names:
+            tensors = [array[name] for array in arrays]
+            check([OnHost(result) for result in results], tensors, name, divisor=self.divisor)
+            if self.in_place:
+                assert results[0][name].values.data_ptr() == ours[name].data_ptr()
+        return results
 
-    def arrays(self, worker: int) -> Arrays:
+    def arrays(self, worker: int) -> dict[str, NDArray[np.float32]]:
         rng = np.random.default_rng([self.step, worker])
         sizes = {"a": N, "b": 33, "c": 64}
         drawn = {name: (rng.random(n) < 0.05) * rng.normal(size=n) for name, n in sizes.items()}
         return {name: (self.scale * drawn[name]).astype(np.float32) for name in self.names}
 
 
-def there(arrays: Arrays) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array.copy()).to(DEVICE) for name, array in arrays.items()}
-
-
-def require_same(ours: Any, theirs: Any) -> None:
-    """Require the bits of a worker without a device, and this worker's own contribution."""
-    values = ours.values if isinstance(ours.values, torch.Tensor) else torch.from_numpy(ours.values)
-    np.testing.assert_array_equal(bits(values), theirs.values.view(np.uint32))
-    np.testing.assert_array_equal(ours.total, theirs.total)
-    np.testing.assert_array_equal(ours.quantized, theirs.quantized)
-    assert (ours.words_sent, ours.density, ours.form) == (theirs.words_sent, theirs.density, theirs.form)
-
-
 @pytest.mark.parametrize(
     ("names", "settings", "index", "mode"),
     [
-        pytest.param(*one, marks=[pytest.mark.slow] if number in SLOW else [])
-        for number, one in enumerate(STEPS)
+        pytest.param(*step, marks=[pytest.mark.slow] if number in SLOW else [])
+        for number, step in enumerate(STEPS)
     ],
-    ids=lambda one: str(one).replace("'", ""),
+    ids=lambda value: str(value).replace("'", ""),
 )
 def test_every_allocation_of_a_step_may_fail(
     names: list[str],
@@ -134,13 +111,13 @@ def test_every_allocation_of_a_step_may_fail(
 ) -> None:
     """Step after step, a later allocation fails, until a step makes fewer; all workers' sums are right."""
     chosen(monkeypatch, index)
-    crew, first = Crew(names, settings, mode == "in place"), 0
-    crew.sum()
+    pair, first = Pair(names, settings, mode == "in place"), 0
+    pair.sum()
     while True:
         caplog.clear()
         shortage = Shortage(first, lasting=mode != "new")
         with caplog.at_level(logging.ERROR, "peelsum"):
-            crew.sum(shortage)
+            pair.sum(shortage)
         assert bool(caplog.records) == shortage.struck
         if not shortage.struck:
             break
@@ -149,20 +126,20 @@ def test_every_allocation_of_a_step_may_fail(
         assert any(repr(name) in message for name in names), message
         first += 1
     assert first >= 5, "a step allocates more than this"
-    crew.sum()
+    pair.sum()
 
 
 def test_sums_beyond_32_bits_that_find_no_room_leave_tensors_as_they_were() -> None:
     """The step goes ahead, and its numbers are larger than expected; its last allocations fail."""
     settings = {"forms": "dense", "network": NetworkModel(1.0, 10.0)}
-    crew, last = Crew(["a"], settings, in_place=True), 0
+    pair, last = Pair(["a"], settings, in_place=True), 0
     for back in range(4):
-        crew.scale = 1.0
+        pair.scale = 1.0
         for _ in range(6):
-            crew.sum()
-        crew.scale = 1e4
+            pair.sum()
+        pair.scale = 1e4
         shortage = Shortage(last - back - 1 if last else 1000, lasting=True)
-        results = crew.sum(shortage)
+        results = pair.sum(shortage)
         assert results[0].ahead
         assert results[0]["a"].total_at.dtype in (np.int64, torch.int64)
         assert shortage.struck == bool(last)
@@ -172,7 +149,7 @@ def test_sums_beyond_32_bits_that_find_no_room_leave_tensors_as_they_were() -> N
 
 def test_a_kernel_that_fails_leaves_tensors_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each launch of a step fails once, as Triton's modules do; then the host computes the step."""
-    crew, launched, first = Crew(["a", "b", "c"], {"forms": {"c": "dense"}}, in_place=True), [0], 0
+    pair, launched, first = Pair(["a", "b", "c"], {"forms": {"c": "dense"}}, in_place=True), [0], 0
     launch = launching.run
 
     def failing(*arguments: Any, **options: Any) -> None:
@@ -184,16 +161,16 @@ def test_a_kernel_that_fails_leaves_tensors_as_they_were(monkeypatch: pytest.Mon
     monkeypatch.setattr(launching, "run", failing)
     while launched[0] >= first:
         launched[0] = 0
-        crew.sum()
+        pair.sum()
         first += 1
     assert first > 6
 
 
 def test_the_hosts_results_do_not_take_torchs_default_dtype() -> None:
-    crew, before = Crew(["a"], {"forms": "dense"}, in_place=False), torch.get_default_dtype()
+    pair, before = Pair(["a"], {"forms": "dense"}, in_place=False), torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        crew.sum(Shortage(0))
+        pair.sum(Shortage(0))
     finally:
         torch.set_default_dtype(before)
 
@@ -245,7 +222,7 @@ def test_other_errors_are_raised_as_they_are(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("text", ["CUDA error: out of memory", "Triton Error [CUDA]: out of memory"])
 def test_errors_of_pinned_memory_and_of_modules_count(text: str) -> None:
-    assert DeviceMemory().lacked(RuntimeError(text)) == "what a copy or a kernel needs"
+    assert DeviceMemory().out_of_memory(RuntimeError(text)) == "what a copy or a kernel needs"
 
 
 def test_strided_tensors_of_every_type_reach_the_host() -> None:
@@ -254,5 +231,5 @@ def test_strided_tensors_of_every_type_reach_the_host() -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for part in (wide, wide.t(), wide[1::2, ::3], wide[2:2], wide[3, 3]):
             narrow = wide.to(dtype).as_strided(part.shape, part.stride(), part.storage_offset())
-            (near,), _ = HOST.flat([memory.near(narrow)], [None])
+            (near,), _ = HOST.flatten([memory.host_copy(narrow)], [None])
             np.testing.assert_array_equal(near, part.float().reshape(-1).cpu().numpy())

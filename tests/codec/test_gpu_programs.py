@@ -28,7 +28,7 @@ def peeled(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(peeling, "_CANDIDATES", int(rng.choice([4, 16])))
     programs = int(rng.integers(3, 13))
-    monkeypatch.setattr(peeling, "_cooperating", lambda _: programs)
+    monkeypatch.setattr(peeling, "_cooperative_programs", lambda _: programs)
     layout = SketchLayout(int(rng.integers(20, 60)), seed, int(rng.choice([1, 2])))
     k = int(layout.cells * rng.choice([0.6, 0.75, 0.85]))
     where = np.sort(rng.choice(20 * k, k, replace=False)).astype(np.int64)
@@ -57,7 +57,7 @@ def _alone(arrived: object, times: object, members: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "fault"), [("_SHARED", constexpr("")), ("_meet", _alone)], ids=["own cache", "no barrier"]
+    ("name", "fault"), [("_SHARED", constexpr("")), ("_barrier", _alone)], ids=["own cache", "no barrier"]
 )
 def test_a_fault_is_seen(name: str, fault: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of earlier rounds in an SM's own cache made peeling wrong on a device, and only there."""

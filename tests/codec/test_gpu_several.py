@@ -28,7 +28,7 @@ def test_a_step_lies_on_the_first_tensors_device(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
     with FakeTensorMode():
         tensor = torch.empty(3, device="cuda:1")
-        with DeviceMemory(torch.device("cuda")).beside(tensor):
+        with DeviceMemory(torch.device("cuda")).device_context(tensor):
             assert entered == [tensor.device]
 
 
@@ -40,7 +40,7 @@ def test_results_lie_on_their_tensors_devices(monkeypatch: pytest.MonkeyPatch) -
     with FakeTensorMode(allow_non_fake_inputs=True):
         values = [torch.empty(99, device=f"cuda:{m % 2}") for m in range(3)]
         codec: Any = GpuSegments(table, values, [None] * 3, 1)
-        codec._placed = values[0], values[0]
+        codec._row_numbers = values[0], values[0]
         codec._union = codec._bases = values[0]
         codec._counts = [values[0]] * 2
         results = codec.read(values[0], values[0], 1)
@@ -53,7 +53,7 @@ def test_words_are_sent_from_one_device(monkeypatch: pytest.MonkeyPatch) -> None
     with FakeTensorMode():
         here, elsewhere = (torch.empty(3, device=f"cuda:{one}") for one in range(2))
         memory = DeviceMemory(torch.device("cuda"), direct=True)
-        assert memory.accepted(here).device == here.device
+        assert memory.validated(here).device == here.device
         with pytest.raises(CodecError, match="tensor: cuda:1 is not cuda:0, from which words are sent"):
-            memory.accepted(elsewhere)
-        assert DeviceMemory(torch.device("cuda")).accepted(elsewhere).device == elsewhere.device
+            memory.validated(elsewhere)
+        assert DeviceMemory(torch.device("cuda")).validated(elsewhere).device == elsewhere.device

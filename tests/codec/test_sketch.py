@@ -16,38 +16,29 @@ from peelsum.codec import SUB_TABLES, CodecError, Device, SketchLayout, device, 
 from peelsum.codec.layout import MIX_STEP, mix
 from peelsum.codec.reference import sketch as reference
 
-Support = Callable[[np.random.Generator, int, int], NDArray[np.int64]]
+Support = Callable[[np.random.Generator, int], NDArray[np.int64]]
 INT32 = st.integers(-(2**31), 2**31 - 1)
 CPU, REFERENCE = device("cpu"), device("reference")
-IMPLEMENTATIONS = pytest.mark.parametrize("ops", [CPU, REFERENCE], ids=["cpu", "reference"])
+FAR = 2**40 + 32
 
 
-def uniform(rng: np.random.Generator, n: int, lanes: int) -> NDArray[np.int64]:
+def uniform(rng: np.random.Generator, n: int) -> NDArray[np.int64]:
     return np.flatnonzero(rng.random(n) < 0.07)
 
 
-def rows(rng: np.random.Generator, n: int, lanes: int) -> NDArray[np.int64]:
+def rows(rng: np.random.Generator, n: int) -> NDArray[np.int64]:
     return np.flatnonzero(np.repeat(rng.random(n // 64 + 1) < 0.05, 64)[:n])
 
 
-def dead_columns(rng: np.random.Generator, n: int, lanes: int) -> NDArray[np.int64]:
-    alive = np.arange(n) % lanes < max(1, lanes // 2)
-    return np.flatnonzero(alive & (rng.random(n) < 0.1))
+def columns(rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+    return np.flatnonzero((np.arange(n) % 32 < 16) & (rng.random(n) < 0.1))
 
 
-def all_zero(rng: np.random.Generator, n: int, lanes: int) -> NDArray[np.int64]:
-    return np.empty(0, np.int64)
-
-
-def all_dense(rng: np.random.Generator, n: int, lanes: int) -> NDArray[np.int64]:
+def everything(rng: np.random.Generator, n: int) -> NDArray[np.int64]:
     return np.arange(n)
 
 
-def single(rng: np.random.Generator, n: int, lanes: int) -> NDArray[np.int64]:
-    return rng.integers(0, n, 1 if n else 0)
-
-
-SUPPORTS = pytest.mark.parametrize("support", [uniform, rows, dead_columns, all_zero, all_dense, single])
+SUPPORTS = pytest.mark.parametrize("support", [uniform, rows, columns, everything])
 
 
 def encoded(
@@ -94,31 +85,29 @@ def cells_of(layout: SketchLayout, element: int) -> list[int]:
     return [(first + j) * layout.width + (share * layout.width >> 16) for j, share in enumerate(shares)]
 
 
-@pytest.mark.covering(2)
-@IMPLEMENTATIONS
 @SUPPORTS
-@pytest.mark.parametrize("n", [0, 1, 31, 997, 4096])
-@pytest.mark.parametrize("cells_per_candidate", [1.6, 1.4, 0.14])
+@pytest.mark.parametrize("cells_per_candidate", [1.6, 1.3, 0.14])
 def test_decode_inverts_encode_for_any_support(
-    ops: Device, support: Support, n: int, cells_per_candidate: float
+    ops: Device, support: Support, cells_per_candidate: float
 ) -> None:
-    rng = np.random.default_rng(n)
-    where = support(rng, n, 32)
-    values = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
-    layout = SketchLayout.sized(where.size, 99, cells_per_candidate)
-    got, left = decoded_with_left_over_round(ops, layout, encoded(ops, layout, where, values), where, values)
-    np.testing.assert_array_equal(got, values)
-    assert left.tolist() == two_core(layout, where)
-    if cells_per_candidate < 1 and where.size > 500:
-        assert left.size > where.size / 2
+    for n in (0, 1, 31, 997) if getattr(ops, "interpreted", False) else (0, 1, 31, 997, 4096):
+        rng = np.random.default_rng(n)
+        where = support(rng, n) + FAR
+        values = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
+        layout = SketchLayout.sized(where.size, 99, cells_per_candidate)
+        sketch = encoded(ops, layout, where, values)
+        got, left = decoded_with_left_over_round(ops, layout, sketch, where, values)
+        np.testing.assert_array_equal(got, values)
+        assert left.tolist() == two_core(layout, where)
+        if cells_per_candidate < 1 and where.size > 500:
+            assert left.size > where.size / 2
 
 
-@IMPLEMENTATIONS
 @SUPPORTS
-@pytest.mark.parametrize("workers", [1, 2, 4, 7])
+@pytest.mark.parametrize("workers", [1, 4])
 def test_encoding_is_linear_over_the_union(ops: Device, support: Support, workers: int) -> None:
-    rng, n = np.random.default_rng(workers), 2003
-    supports = [support(rng, n, 16) for _ in range(workers)]
+    rng, n = np.random.default_rng(workers), 803
+    supports = [support(rng, n) for _ in range(workers)]
     dense = np.zeros((workers, n), np.int32)
     for row, where in zip(dense, supports, strict=True):
         row[where] = rng.integers(-(2**31), 2**31, where.size)
@@ -134,7 +123,7 @@ def test_encoding_is_linear_over_the_union(ops: Device, support: Support, worker
     assert left.tolist() == two_core(layout, union)
 
 
-@IMPLEMENTATIONS
+@pytest.mark.parametrize("ops", [CPU, REFERENCE], ids=["cpu", "reference"])
 @pytest.mark.parametrize(("count", "left"), [(2**16, 0), (2**16 + 1, 2**16 + 1)])
 def test_a_segment_with_more_than_65_536_candidates_is_left_over(ops: Device, count: int, left: int) -> None:
     """The other segment of the sketch is peeled."""
@@ -149,7 +138,7 @@ def test_a_segment_with_more_than_65_536_candidates_is_left_over(ops: Device, co
     assert not drawn[where[found]].any()
 
 
-@IMPLEMENTATIONS
+@pytest.mark.parametrize("ops", [CPU, REFERENCE], ids=["cpu", "reference"])
 def test_a_cell_may_hold_65_536_candidates(ops: Device) -> None:
     """They fill the bits that count them."""
     layout = SketchLayout(1, 0, 2)
@@ -183,53 +172,42 @@ def test_any_support_any_size_any_seed(
 
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000, 6554])
-@pytest.mark.parametrize("cells_per_candidate", [0.2, 1.1, 1.4])
-def test_ends_of_peeling(count: int, cells_per_candidate: float) -> None:
-    """Peeled candidates have their values. The left-over is the reference's, with values of 0."""
+def test_ends_of_peeling(count: int) -> None:
+    """Peeled candidates have their values, and others 0; nothing beside them is written."""
     rng, where = np.random.default_rng(count), 5 * np.arange(count)
     numbers = rng.integers(-(2**31), 2**31, count).astype(np.int32)
-    layout = SketchLayout.sized(count, count, cells_per_candidate)
-    sketch = np.empty(layout.cells, np.uint32)
-    CPU.sketch_encode(layout, where, numbers, sketch)
-    wanted = numbers.copy()
-    left = REFERENCE.sketch_decode(layout, sketch, where, np.empty_like(wanted))
-    wanted[left] = 0
-    out = Guarded(count, np.int32)
-    np.testing.assert_array_equal(CPU.sketch_decode(layout, sketch, where, out.array), left)
-    out.check(wanted)
+    for cells_per_candidate in (0.2, 1.1, 1.4):
+        layout, out = SketchLayout.sized(count, count, cells_per_candidate), Guarded(count, np.int32)
+        left = CPU.sketch_decode(layout, encoded(CPU, layout, where, numbers), where, out.array)
+        assert left.tolist() == two_core(layout, where)
+        out.check(np.where(np.isin(np.arange(count), left), 0, numbers))
 
 
-@pytest.mark.parametrize("cores", [1, 3])
 @pytest.mark.parametrize(("segments", "width"), [(1, 200), (2, 90), (16, 6), (128, 2)])
-def test_segments(segments: int, width: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_CORES", cores)
+def test_every_segment_is_a_sketch_of_its_own(
+    ops: Device, segments: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if several cores share them."""
+    if getattr(ops, "interpreted", False) and segments > 16:
+        pytest.skip("takes a minute in Triton's interpreter")
+    monkeypatch.setattr(threads, "_CORES", 3)
     monkeypatch.setattr(threads, "PER_CORE", 1)
     rng = np.random.default_rng(segments)
     where = np.sort(rng.choice(5000, 389, replace=False)).astype(np.int64)
     numbers = rng.integers(-(2**31), 2**31, where.size).astype(np.int32)
-    layout = SketchLayout(width, 9, segments)
-    sketches = [np.full(layout.cells, 7, np.uint32) for _ in range(3)]
-    decoded = [np.full(where.size, 7, np.int32) for _ in range(3)]
-    left = []
-    for i, ops in enumerate((CPU, REFERENCE)):
-        ops.sketch_encode(layout, where, numbers, sketches[i])
-        left.append(ops.sketch_decode(layout, sketches[i], where, decoded[i]))
-    # Independently: every segment is a sketch of its own.
-    alone, parts = SketchLayout(width, 9), []
+    layout, alone = SketchLayout(width, 9, segments), SketchLayout(width, 9)
+    sketch, out = encoded(ops, layout, where, numbers), np.full(where.size, 7, np.int32)
+    left = ops.sketch_decode(layout, sketch, where, out)
     owners = reference.places(layout, where)[0][:, 0] // alone.cells
     for s in range(segments):
         part = np.flatnonzero(owners == s)
-        cells, values = sketches[2][s * alone.cells : (s + 1) * alone.cells], np.empty(part.size, np.int32)
-        REFERENCE.sketch_encode(alone, where[part], numbers[part], cells)
-        parts.append(part[REFERENCE.sketch_decode(alone, cells, where[part], values)])
-        decoded[2][part] = values
-    left.append(np.sort(np.concatenate(parts)))
-    for results in (sketches, decoded, left):
-        np.testing.assert_array_equal(results[0], results[2])
-        np.testing.assert_array_equal(results[1], results[2])
+        cells, values = encoded(REFERENCE, alone, where[part], numbers[part]), np.empty(part.size, np.int32)
+        np.testing.assert_array_equal(sketch[s * alone.cells :][: alone.cells], cells)
+        unpeeled = part[REFERENCE.sketch_decode(alone, cells, where[part], values)]
+        np.testing.assert_array_equal(out[part], values)
+        np.testing.assert_array_equal(left[np.isin(left, part)], unpeeled)
 
 
-@IMPLEMENTATIONS
 def test_each_element_adds_its_sign_once_to_each_sub_table(ops: Device) -> None:
     layout = SketchLayout(120, 3)
     for element in (0, 23, 24, 1000, 2**33 + 11):
@@ -293,14 +271,14 @@ def test_impossible_layouts_are_refused(width: int, seed: int, segments: int, fi
         SketchLayout(width, seed, segments)
 
 
-def test_more_candidates_than_any_sketch_holds_are_refused() -> None:
-    with pytest.raises(CodecError, match=r"^candidates: no sketch holds 268435457 .*; use values='compact'$"):
-        SketchLayout.sized(2**28 + 1, 0, 1.3)
-    with pytest.raises(CodecError, match=r"^candidates: no sketch holds 10 with 1e\+308 cells each"):
-        SketchLayout.sized(10, 0, 1e308)
-
-
-@pytest.mark.parametrize("size", [0.0, -1.0, float("nan"), float("inf")])
-def test_impossible_sizes_are_refused(size: float) -> None:
-    with pytest.raises(CodecError, match=r"^cells_per_candidate: "):
-        SketchLayout.sized(10, 0, size)
+@pytest.mark.parametrize(
+    ("candidates", "size", "message"),
+    [
+        (2**28 + 1, 1.3, r"candidates: no sketch holds 268435457 .*; use values='compact'$"),
+        (10, 1e308, r"candidates: no sketch holds 10 with 1e\+308 cells each"),
+        *((10, size, "cells_per_candidate: ") for size in (0.0, -1.0, float("nan"), float("inf"))),
+    ],
+)
+def test_impossible_sizes_are_refused(candidates: int, size: float, message: str) -> None:
+    with pytest.raises(CodecError, match=f"^{message}"):
+        SketchLayout.sized(candidates, 0, size)

@@ -56,3 +56,29 @@ def poisoned_allocations() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+class GpuOnArrays:
+    """A GPU's operations on arrays of the host, which are copied to the device and back."""
+
+    #: Whether kernels run in Triton's interpreter, which is slow.
+    interpreted = not REAL
+
+    def __getattr__(self, name: str) -> Any:
+        from peelsum.codec.gpu.device import GpuDevice
+
+        operation = getattr(GpuDevice(), name)
+
+        def call(*arguments: Any) -> Any:
+            given = [on_device(item) if isinstance(item, np.ndarray) else item for item in arguments]
+            torch.use_deterministic_algorithms(True)  # torch.empty then fills memory with garbage
+            try:
+                result = operation(*given)
+            finally:
+                torch.use_deterministic_algorithms(False)
+            for array, tensor in zip(arguments, given, strict=True):
+                if isinstance(array, np.ndarray):
+                    array[...] = bits(tensor).view(array.dtype)
+            return bits(result) if isinstance(result, torch.Tensor) else result
+
+        return call

@@ -22,7 +22,7 @@ INDEXES = [
 
 def chosen(monkeypatch: pytest.MonkeyPatch, *indexes: Any) -> None:
     """Give sparse tensors these indexes in turn, by their sizes, in all steps; None leaves the choice."""
-    cheapest = Chooser._chosen
+    cheapest = Chooser._find_cheapest
 
     def choose(self: Chooser, form: Any, elements: int, *rest: Any) -> Any:
         found, index = cheapest(self, form, elements, *rest), indexes[elements % len(indexes)]
@@ -30,4 +30,4 @@ def chosen(monkeypatch: pytest.MonkeyPatch, *indexes: Any) -> None:
             return found
         return replace(found, choice=replace(found.choice, index=index))
 
-    monkeypatch.setattr(Chooser, "_chosen", choose)
+    monkeypatch.setattr(Chooser, "_find_cheapest", choose)

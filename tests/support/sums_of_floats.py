@@ -6,6 +6,7 @@ Shares no code with what is tested. Of a result it takes only the size of the bl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from typing import Any, NamedTuple
@@ -93,6 +94,18 @@ def expected(arrays: Sequence[Floats], block: int, divisor: int = 1, *, scales: 
     with np.errstate(over="ignore"):  # a sum of finite floats may be infinite
         values = (np.ldexp(total.astype(np.float64), -scales) / divisor).astype(np.float32)
     return Sum(scales, quantized, total, values)
+
+
+class OnHost(dict[str, Any]):
+    """A step's results, with the values as arrays of the host."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__({name: replace(one, values=host(one.values)) for name, one in result.items()})
+        self.ahead = result.ahead
+
+
+def host(array: Any) -> Any:
+    return array if isinstance(array, np.ndarray | BFloat16) else array.cpu().numpy()
 
 
 def check(results: Sequence[Any], arrays: Sequence[Floats], name: str = "g", *, divisor: int = 1) -> Any:

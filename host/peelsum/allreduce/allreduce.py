@@ -1,9 +1,10 @@
 """Sum float tensors exactly over all workers, on any backend.
 
-Theory of operation. One call of `Allreduce.sum` is one step. First, workers agree that they have the same
-plan: they OR a digest of plan and step, and its complement. It travels alone if the tensors are new, and else
-with the words that follow. Then a protocol sums the tensors: `peelsum.allreduce.two_rounds`, or, if all of
-them are known and the chooser expects it to take less time, `peelsum.allreduce.one_round`.
+Theory of operation. One call of `Allreduce.sum` is one step. First, workers check that they have the same
+plan: they OR a digest of plan and step, and its complement. These words are an exchange of their own if the
+tensors are new; otherwise they are sent with the words that follow. Then a protocol sums the tensors:
+`peelsum.allreduce.two_rounds`, or, if all of them are known and the chooser estimates that it takes less
+time, `peelsum.allreduce.one_round`.
 
 All workers must make the same decisions: on agreement, scales, lengths, left-over and the next step's
 choices. They do, because each decision depends only on sums, which are the same on every worker.
@@ -27,14 +28,13 @@ from peelsum.allreduce.errors import DeviceMemoryError, InvalidRequestError, ref
 from peelsum.allreduce.history import History
 from peelsum.allreduce.plan import Choice, Plan, Settings, TensorPlan, unsupported, unsupported_dtype
 from peelsum.allreduce.result import StepResult
-from peelsum.allreduce.rounds import Note, Span, Step, unnoted
+from peelsum.allreduce.rounds import Note, Span, StepExecutor, unnoted
 from peelsum.codec import BFloat16, CodecError, Implementation, SketchLayout, device
 from peelsum.summation import Summation
 
-#: Plans of earlier steps that are kept, and plans of which it is kept that all workers have agreed on them.
-_REMEMBERED, _AGREED = 32, 1024
+#: Capacities of the caches of plans and of tensors' names, and of that of agreed plans.
+_PLANS, _AGREED_PLANS = 32, 1024
 _UNCHOSEN = Choice("dense")
-
 
 #: An array, or a torch tensor.
 Tensor = NDArray[np.float32] | NDArray[np.float16] | BFloat16 | Any
@@ -50,8 +50,8 @@ class Allreduce:
     tensor; otherwise every worker raises InvalidRequestError in the first step. The known names are `names`,
     or, if that is empty, those of the first call of `sum`.
 
-    - `history`: what is known of tensors from earlier steps, from which forms are chosen. By default it is
-      new; one that several objects share, or that was restored, makes their steps those of one training.
+    - `history`: the statistics of earlier steps, from which forms are chosen. By default it is empty. Pass
+      one that several objects share, or one that was restored, to continue a training run.
     - `seed`, `cells_per_candidate`: determine the layout of sketches. By default a sketch has 1.3 cells per
       candidate, and 60 more if there are fewer than 1,000.
     - `average`: divide results by the number of workers.
@@ -98,12 +98,12 @@ class Allreduce:
         direct = getattr(summation, "device", None) is not None
         self._device = device(implementation, direct=direct)
         self._clock, self._span, self._note = clock, span, note
-        #: Names of tensors that were checked in earlier calls.
-        self._named_before: set[tuple[str, ...]] = set()
-        #: The plans that all workers have agreed on, by their requests, oldest first.
+        #: Sequences of tensors' names that were checked in earlier calls.
+        self._checked_names: set[tuple[str, ...]] = set()
+        #: The requests of the plans that all workers have agreed on, oldest first.
         self._agreed: dict[int, None] = {}
-        #: The last plan of each sequence of names, shapes and dtypes, and for which unions it was chosen; the
-        #: one used last at the end.
+        #: For each sequence of names, shapes and dtypes, the last plan, and the statistics from which it was
+        #: made. The most recently used is the last.
         self._plans: dict[tuple[Any, ...], tuple[Plan, NDArray[np.float64]]] = {}
         self._failed = False
         self._steps = 0
@@ -143,9 +143,11 @@ class Allreduce:
         """
         if self._failed:
             raise InvalidRequestError("sum: an earlier call failed; start again with a new summation")
-        named = self._named(tensors)
-        plain = named is tensors and out is None  # as they are, and writable
-        into = named if plain and in_place else self._into(named, in_place, self._named(out or {}))
+        named = self._by_name(tensors)
+        unchanged = named is tensors and out is None  # so all of them are writable
+        into = (
+            named if unchanged and in_place else self._results_into(named, in_place, self._by_name(out or {}))
+        )
         self._failed = True
         try:
             with self._span("step"):
@@ -157,38 +159,45 @@ class Allreduce:
         return result
 
     def _sum(self, named: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> StepResult:
+        """Execute a step of checked tensors; write the results to the tensors of `into`, by name."""
         self._steps += 1
-        plan, measures = self._plan(named), (self._clock, self._span, self._note)
-        with Step(self._summation, self._chooser, self._device, plan, self._steps, *measures) as step:
+        plan, hooks = self._plan(named), (self._clock, self._span, self._note)
+        with StepExecutor(self._summation, self._chooser, self._device, plan, self._steps, *hooks) as step:
             if plan.request not in self._agreed:
                 self._agree(plan, step)
             return step.sum(named, into)
 
     def _plan(self, named: Mapping[str, Tensor]) -> Plan:
-        asked = tuple([(name, tensor.shape, tensor.dtype) for name, tensor in named.items()])
-        plan, basis = self._plans.pop(asked, (None, np.empty(0)))
+        """Return the plan of a step: that of the last such step, unless the statistics have changed."""
+        signature = tuple([(name, tensor.shape, tensor.dtype) for name, tensor in named.items()])
+        plan, basis = self._plans.pop(signature, (None, np.empty(0)))
         if plan is None:
             dtype = self._device.dtype
             tensors = tuple(
-                TensorPlan(name, tuple(one.shape), dtype(one), _UNCHOSEN) for name, one in named.items()
+                TensorPlan(name, tuple(tensor.shape), dtype(tensor), _UNCHOSEN)
+                for name, tensor in named.items()
             )
         else:
             tensors = plan.tensors
-        now = self._chooser.history.basis(tuple(tensor.key for tensor in tensors))
-        if plan is None or not np.array_equal(now, basis):
-            chosen, ahead = self._chooser.choose(tensors, self._settings)
-            if plan is None or (chosen, ahead) != (plan.tensors, plan.ahead):
-                plan = Plan(chosen, self._summation.workers, self._summation.lanes, self._settings, ahead)
-        if len(self._plans) == _REMEMBERED:
+        current = self._chooser.history.basis(tuple(tensor.key for tensor in tensors))
+        if plan is None or not np.array_equal(current, basis):
+            chosen, one_round = self._chooser.choose(tensors, self._settings)
+            if plan is None or (chosen, one_round) != (plan.tensors, plan.ahead):
+                plan = Plan(chosen, self._summation.workers, self._summation.lanes, self._settings, one_round)
+        if len(self._plans) == _PLANS:
             del self._plans[next(iter(self._plans))]
-        self._plans[asked] = plan, now
+        self._plans[signature] = plan, current
         return plan
 
-    def _named(self, tensors: Tensors) -> dict[str, Tensor]:
+    def _by_name(self, tensors: Tensors) -> dict[str, Tensor]:
+        """Return the tensors by their names, as the device takes them. Raises InvalidRequestError.
+
+        The same object is returned if nothing has to be changed.
+        """
         if (
             isinstance(tensors, dict)
-            and tuple(tensors) in self._named_before
-            and self._device.plain(tensors.values())
+            and tuple(tensors) in self._checked_names
+            and self._device.usable_as_is(tensors.values())
         ):
             return tensors
         pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
@@ -200,22 +209,22 @@ class Allreduce:
                     f"tensors: {str(name)!r} names two tensors; give every tensor its own name"
                 )
             try:
-                named[str(name)] = self._device.accepted(tensor)
+                named[str(name)] = self._device.validated(tensor)
             except CodecError as error:
                 reason = str(error).removeprefix("tensor: ")
                 raise InvalidRequestError(f"tensors: {str(name)!r}: {reason}") from error
-        if len(self._named_before) == _REMEMBERED:
-            self._named_before.clear()
+        if len(self._checked_names) == _PLANS:
+            self._checked_names.clear()
         if isinstance(tensors, Mapping) and list(tensors) == list(named):
-            self._named_before.add(tuple(named))
+            self._checked_names.add(tuple(named))
         return named
 
-    def _into(
+    def _results_into(
         self, named: Mapping[str, Tensor], in_place: bool, out: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
-        """Return the tensors to which results are written, by name."""
+        """Return the tensors to which results are written, by name. Raises InvalidRequestError."""
         device = self._device
-        into = {name: one for name, one in named.items() if in_place and device.overwritable(one)}
+        into = {name: tensor for name, tensor in named.items() if in_place and device.overwritable(tensor)}
         for name, tensor in out.items():
             if name not in named:
                 raise InvalidRequestError(f"out: {name!r} is not a tensor; leave it out")
@@ -226,28 +235,31 @@ class Allreduce:
                     f"{shape}"
                 )
             into[name] = tensor
-        self._require_apart(named, out)
+        self._require_disjoint(named, out)
         return into
 
-    def _require_apart(self, named: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
-        """Raise InvalidRequestError if an array of `out` shares memory with another, or with a tensor."""
+    def _require_disjoint(self, named: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
+        """Raise InvalidRequestError if an array of `out` shares memory with another, or with a tensor.
+
+        It may be the memory of the tensor of its own name.
+        """
         if not out:
             return
         device = self._device
-        places = ((*device.span(tensor), name) for name, tensor in out.items())
-        spans = sorted(one for one in places if one[0] < one[1])
-        shared = [(one, other) for (_, end, one), (start, _, other) in pairwise(spans) if start < end]
+        ranges = ((*device.memory_range(tensor), name) for name, tensor in out.items())
+        spans = sorted((start, end, name) for start, end, name in ranges if start < end)
+        shared = [(name, other) for (_, end, name), (start, _, other) in pairwise(spans) if start < end]
         for other, tensor in named.items():
-            start, end = device.span(tensor)
+            start, end = device.memory_range(tensor)
             if start < end and (before := bisect_left(spans, (end,))):
-                *place, one = spans[before - 1]
-                if start < place[1] and (one != other or place != [start, end]):
-                    shared.append((one, other))
+                out_start, out_end, name = spans[before - 1]
+                if start < out_end and (name != other or (out_start, out_end) != (start, end)):
+                    shared.append((name, other))
         if shared:
-            one, other = shared[0]
-            raise InvalidRequestError(f"out: {one!r} shares memory with {other!r}; pass an array of its own")
+            name, other = shared[0]
+            raise InvalidRequestError(f"out: {name!r} shares memory with {other!r}; pass an array of its own")
 
-    def _agree(self, plan: Plan, step: Step) -> None:
+    def _agree(self, plan: Plan, step: StepExecutor) -> None:
         """Exchange a new plan's digest alone: if plans differ, so may the lengths of what follows."""
         step.agree()
         refused = unsupported(plan.tensors)
@@ -255,13 +267,13 @@ class Allreduce:
             raise unsupported_dtype(refused.name, refused.dtype)
         if not self._agreed:
             self._chooser.check(self._names or [tensor.name for tensor in plan.tensors])
-        if len(self._agreed) == _AGREED:  # all workers forget the same one, and agree on it again
+        if len(self._agreed) == _AGREED_PLANS:  # all workers forget the same plan, and agree on it again
             del self._agreed[next(iter(self._agreed))]
         self._agreed[plan.request] = None
 
 
 def _check(name: str, tensor: Tensor) -> None:
-    """Raise InvalidRequestError for input that would fail later or would be summed as something else."""
+    """Raise InvalidRequestError for a tensor that would fail later or be summed as something else."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -1,6 +1,6 @@
-"""Choose form and index of each tensor: the user's, or the cheapest for what all workers saw last.
+"""Choose the form and the index of each tensor: as the user requests, or those with the least estimated time.
 
-The choices depend on agreed values only, so every worker makes the same ones.
+The choices depend only on values that are the same on all workers, so every worker makes the same ones.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from peelsum.allreduce.costs import (
 )
 from peelsum.allreduce.errors import InvalidRequestError
 from peelsum.allreduce.history import History
-from peelsum.allreduce.history_loops import AFTER, AHEAD, BASIS_COLUMNS, ESTIMATES
+from peelsum.allreduce.history_loops import BASIS_COLUMNS, ESTIMATES, ONE_ROUND, TWO_ROUNDS
 from peelsum.allreduce.indexes import BitmapIndex, BloomIndex
 from peelsum.allreduce.levels import Key
-from peelsum.allreduce.plan import NAMED, Choice, Form, Settings, TensorPlan
+from peelsum.allreduce.plan import NAMES_SHOWN, Choice, Form, Settings, TensorPlan
 from peelsum.codec import BLOCK_SIZES, FEWEST_CELLS
 
 RequestedForm = Literal["dense", "sparse", "auto"]
@@ -37,16 +37,16 @@ _REMOVED = {
     "sketch": "write 'sparse', with values='sketch'",
 }
 DEFAULT_NETWORK = NetworkModel()
-#: Seconds that a codec takes longer for each element of blocks that exceed their scale, as measured on a
-#: shared 2-core machine.
-_WIDE_S = 1.2e-7
+#: Seconds that the codec takes for each overflowing element, in a block that exceeds its predicted exponent,
+#: as measured on a shared 2-core machine.
+_OVERFLOW_S = 1.2e-7
 #: From this number of elements on, a tensor is dense only if this share of its elements is not zero: else its
-#: blocks hold few values, and their levels change from step to step.
+#: blocks hold few values, and their exponents change from step to step.
 _LARGE, _DENSE = 2**15, 0.2
-#: The last columns of a basis: how well steps were as expected.
+#: The last columns of `History.basis`: how well predictions of steps were met.
 _FACT_COLUMNS = BASIS_COLUMNS - ESTIMATES * BLOCK_SIZES
-#: Choices that are kept: choosing costs more than summing a small tensor.
-_KEPT = 1024
+#: Capacity of the cache of choices: a choice costs more than the sum of a small tensor.
+_CACHED_CHOICES = 1024
 
 
 class Chooser:
@@ -56,9 +56,9 @@ class Chooser:
     that takes the least time over `network`, by formula. In its first step, a tensor of form `auto` or
     `sparse` sends a bit for each element, and its non-zeros.
 
-    `values` is how numbers are sent: "compact" after scales and index; "sketch" as a sketch, if they are
-    sparse; "auto" as what takes less time. Other than compact ones, they go ahead, together with scales and
-    index, where that takes less time.
+    `values` is how the non-zeros of sparse tensors are sent: "compact", in order, after scales and index;
+    "sketch", as a sketch; "auto", as what takes less time. Except with "compact", a step is done in one
+    round, with everything sent together, where that takes less time.
 
     Raises InvalidRequestError for an unknown form and for names that are not strings.
     """
@@ -85,10 +85,10 @@ class Chooser:
         #: How the candidates' numbers are sent.
         self.sparse_form: Form = "compact" if values == "auto" else values
         self.history = history or History()
-        self._cheapest = lru_cache(_KEPT)(self._chosen)
-        #: Returns, by the tensors' keys, whether each one's next choice depends on where its non-zeros are:
-        #: int64[tensors].
-        self.wanted = lru_cache(_KEPT)(self._asked)
+        self._cheapest = lru_cache(_CACHED_CHOICES)(self._find_cheapest)
+        #: Returns, by the tensors' keys, which tensors' next choices depend on where their non-zeros are:
+        #: int64[tensors], 1 for these.
+        self.wanted = lru_cache(_CACHED_CHOICES)(self._may_be_sparse)
 
     def __str__(self) -> str:
         """Return all settings as text; two choosers with equal text make equal choices."""
@@ -99,8 +99,8 @@ class Chooser:
         unknown = sorted(set(self._forms) - set(names))
         if unknown:
             known = [repr(name) for name in names]
-            if len(known) > NAMED:
-                known[NAMED:] = [f"and {len(known) - NAMED} more"]
+            if len(known) > NAMES_SHOWN:
+                known[NAMES_SHOWN:] = [f"and {len(known) - NAMES_SHOWN} more"]
             raise InvalidRequestError(
                 f"forms: {unknown[0]!r} is not a tensor; there are {', '.join(known) or 'none'}; "
                 "correct it, or pass all tensors' names as `names` if a call has only some of them"
@@ -109,89 +109,110 @@ class Chooser:
     def choose(
         self, tensors: Sequence[TensorPlan], settings: Settings
     ) -> tuple[tuple[TensorPlan, ...], bool]:
-        """Return the tensors' plans for the coming step, and whether it goes ahead, in one exchange."""
+        """Return the tensors' plans for the next step, and whether it is done in one round."""
         keys = tuple(tensor.key for tensor in tensors)
         basis = self.history.basis(keys)
         unions = basis[:, :-_FACT_COLUMNS].reshape(len(keys), ESTIMATES, BLOCK_SIZES)
-        best, kind = self._candidates(tensors, unions[:, AFTER], settings, ahead=False), AFTER
-        counts = zip(tensors, unions[:, AFTER, 0], strict=True)
+        best, protocol = (
+            self._estimates(tensors, unions[:, TWO_ROUNDS], settings, one_round=False),
+            TWO_ROUNDS,
+        )
+        counts = zip(tensors, unions[:, TWO_ROUNDS, 0], strict=True)
         known = [count >= 0 for tensor, count in counts if tensor.elements]
         if self._values != "compact" and known and all(known):
-            ahead = self._candidates(tensors, unions[:, AHEAD], settings, ahead=True)
-            if self._faster(ahead, best, basis[:, -_FACT_COLUMNS:]):
-                best, kind = ahead, AHEAD
-        chosen = [replace(one, choice=found.choice) for one, found in zip(tensors, best, strict=True)]
-        return tuple(_sharing(chosen, unions[:, kind, 0])), kind == AHEAD
+            best_one_round = self._estimates(tensors, unions[:, ONE_ROUND], settings, one_round=True)
+            if self._one_round_is_faster(best_one_round, best, basis[:, -_FACT_COLUMNS:]):
+                best, protocol = best_one_round, ONE_ROUND
+        plans = [
+            replace(tensor, choice=estimate.choice) for tensor, estimate in zip(tensors, best, strict=True)
+        ]
+        return tuple(_share_filters(plans, unions[:, protocol, 0])), protocol == ONE_ROUND
 
-    def _candidates(
-        self, tensors: Sequence[TensorPlan], unions: NDArray[np.float64], settings: Settings, *, ahead: bool
+    def _estimates(
+        self,
+        tensors: Sequence[TensorPlan],
+        unions: NDArray[np.float64],
+        settings: Settings,
+        *,
+        one_round: bool,
     ) -> list[Candidate]:
-        seen = [Seen(tuple(union)) if union[0] >= 0 else None for union in unions.tolist()]
+        """Return the cheapest choice of each tensor, with its costs. one_round: for a one-round step."""
+        statistics = [Seen(tuple(union)) if union[0] >= 0 else None for union in unions.tolist()]
         return [
-            self._cheapest(self._forms.get(one.name, self._default), one.elements, known, settings, ahead)
-            for one, known in zip(tensors, seen, strict=True)
+            self._cheapest(
+                self._forms.get(tensor.name, self._default), tensor.elements, seen, settings, one_round
+            )
+            for tensor, seen in zip(tensors, statistics, strict=True)
         ]
 
-    def _faster(
-        self, ahead: Sequence[Candidate], after: Sequence[Candidate], fit: NDArray[np.float64]
+    def _one_round_is_faster(
+        self, one_round: Sequence[Candidate], two_rounds: Sequence[Candidate], facts: NDArray[np.float64]
     ) -> bool:
-        """Return whether a step takes less time ahead. fit: how well each tensor's steps were as expected."""
-        missed, again, _ = fit[:, :3].max(axis=0, initial=0.0).tolist()
-        misestimates = _misestimate_words(ahead, fit[:, 3 + AHEAD])
-        misestimates -= _misestimate_words(after, fit[:, 3 + AFTER])
-        wide, network = float(fit[:, 2].sum()), self.network
-        exchanges: float = max((one.exchanges for one in after), default=0) - 1 - missed
-        more_s = network.seconds(again + misestimates + FEWEST_CELLS * wide, 0) + _WIDE_S * wide
-        more_s += 1e-9 * network.codec.ahead_step
-        return _seconds(ahead, network) + more_s < _seconds(after, network) + exchanges * network.round_trip_s
+        """Return whether a step is estimated to take less time in one round than in two.
 
-    def _asked(self, keys: tuple[Key, ...]) -> NDArray[np.int64]:
+        one_round, two_rounds: each tensor's choice. facts: how well the predictions of each tensor were met,
+        the last columns of `History.basis`.
+        """
+        resend_rate, resent_words, _ = facts[:, :3].max(axis=0, initial=0.0).tolist()
+        overflow, network = float(facts[:, 2].sum()), self.network
+        misestimates = _misestimate_words(one_round, facts[:, 3 + ONE_ROUND])
+        misestimates -= _misestimate_words(two_rounds, facts[:, 3 + TWO_ROUNDS])
+        extra_words = resent_words + misestimates + FEWEST_CELLS * overflow
+        extra_s = network.seconds(extra_words, 0) + _OVERFLOW_S * overflow + 1e-9 * network.codec.ahead_step
+        exchanges: float = max((choice.exchanges for choice in two_rounds), default=0) - 1 - resend_rate
+        saved_s = exchanges * network.round_trip_s
+        return _seconds(one_round, network) + extra_s < _seconds(two_rounds, network) + saved_s
+
+    def _may_be_sparse(self, keys: tuple[Key, ...]) -> NDArray[np.int64]:
+        """Return which tensors the user has not requested to be dense, int64[tensors]."""
         return np.array([self._forms.get(name, self._default) != "dense" for name, _ in keys], np.int64)
 
-    def _chosen(
-        self, form: RequestedForm, elements: int, seen: Seen | None, settings: Settings, ahead: bool
+    def _find_cheapest(
+        self, form: RequestedForm, elements: int, seen: Seen | None, settings: Settings, one_round: bool
     ) -> Candidate:
-        sparse: Form = "sketch" if ahead else self.sparse_form
+        """Return the choice of the requested form that takes the least time. seen: None in a first step."""
+        sparse: Form = "sketch" if one_round else self.sparse_form
         if seen is None and form != "dense":
             return Candidate(Choice(sparse, BitmapIndex(), scale_block(elements, elements)), elements, 2, 0.0)
         forms: tuple[Form, ...] = ("dense",) if form == "dense" else (sparse,)
         if form == "auto" and seen and (elements < _LARGE or seen.candidates >= _DENSE * elements):
             forms = ("dense", sparse)
-        known, codec = seen or Seen.uniform(elements, 1.0), self.network.codec
-        found = candidates(elements, known, settings, forms, ahead=ahead, codec=codec)
-        return min(found, key=lambda one: one.seconds(self.network))
+        union, codec = seen or Seen.uniform(elements, 1.0), self.network.codec
+        choices = candidates(elements, union, settings, forms, ahead=one_round, codec=codec)
+        return min(choices, key=lambda choice: choice.seconds(self.network))
 
 
-def _seconds(found: Sequence[Candidate], network: NetworkModel) -> float:
-    """Return the seconds of tensors in the codec, and of sending their words at the network's rate."""
-    return sum(one.codec_s + network.seconds(one.words, 0) for one in found)
+def _seconds(choices: Sequence[Candidate], network: NetworkModel) -> float:
+    """Return the seconds that tensors take in the codec, and their words at the network's rate."""
+    return sum(choice.codec_s + network.seconds(choice.words, 0) for choice in choices)
 
 
 def _misestimate_words(choices: Sequence[Candidate], costs: NDArray[np.float64]) -> float:
-    """Return the most words that wrong estimates cost a tensor whose sketch or filter is sized by one.
+    """Return the largest of the costs of wrong estimates, among tensors with a sketch or a Bloom filter.
 
-    costs: each tensor's, in words a step.
+    costs: of each tensor, in words per step. Sketches and filters are sized by estimates.
     """
-    sized = (best.choice.form == "sketch" or isinstance(best.choice.index, BloomIndex) for best in choices)
-    return max((cost for cost, by_one in zip(costs.tolist(), sized, strict=True) if by_one), default=0.0)
+    sized = [item.choice.form == "sketch" or isinstance(item.choice.index, BloomIndex) for item in choices]
+    return max((cost for cost, is_sized in zip(costs.tolist(), sized, strict=True) if is_sized), default=0.0)
 
 
-def _sharing(tensors: Sequence[TensorPlan], candidates: NDArray[np.float64]) -> Sequence[TensorPlan]:
-    """Return the plans with one filter in place of each tensor's own; candidates: of each tensor."""
+def _share_filters(tensors: Sequence[TensorPlan], non_zeros: NDArray[np.float64]) -> Sequence[TensorPlan]:
+    """Return the plans with one Bloom filter for all tensors that have any. non_zeros: of each tensor."""
     for refined in (False, True):
-        own = [m for m, one in enumerate(tensors) if _has_filter(one, refined)]
-        if len(own) < 2:
+        filtered = [m for m, tensor in enumerate(tensors) if _has_filter(tensor, refined)]
+        if len(filtered) < 2:
             continue
-        elements, found = sum(tensors[m].elements for m in own), float(candidates[own].sum())
-        shared = best_bloom(elements, found, 1.0 if refined else 32.0, refined=refined)
+        elements, count = sum(tensors[m].elements for m in filtered), float(non_zeros[filtered].sum())
+        shared = best_bloom(elements, count, 1.0 if refined else 32.0, refined=refined)
         tensors = [
-            replace(one, choice=replace(one.choice, index=shared)) if _has_filter(one, refined) else one
-            for one in tensors
+            replace(tensor, choice=replace(tensor.choice, index=shared)) if m in filtered else tensor
+            for m, tensor in enumerate(tensors)
         ]
     return tensors
 
 
 def _has_filter(tensor: TensorPlan, refined: bool) -> bool:
+    """Return whether a tensor's index is a Bloom filter that is refined, or not, as given."""
     index = tensor.choice.index
     return isinstance(index, BloomIndex) and index.refined == refined
 
@@ -199,7 +220,7 @@ def _has_filter(tensor: TensorPlan, refined: bool) -> bool:
 def require_names(option: str, names: Collection[str]) -> None:
     """Raise InvalidRequestError unless `names` is a collection of strings and not a single string."""
     if isinstance(names, str):
-        raise InvalidRequestError(f"{option}: {names!r} is one name; give a collection, e.g. [{names!r}]")
+        raise InvalidRequestError(f"{option}: {names!r} is a string; give a collection, e.g. [{names!r}]")
     for name in names:
         if not isinstance(name, str):
             raise InvalidRequestError(
@@ -208,6 +229,7 @@ def require_names(option: str, names: Collection[str]) -> None:
 
 
 def _require(option: str, value: str, where: str, known: Any) -> None:
+    """Raise InvalidRequestError unless a value is one of the Literal type `known`."""
     if value not in get_args(known):
         raise InvalidRequestError(
             f"{option}: {value!r}{where} is unknown; use one of {', '.join(get_args(known))}"

@@ -1,4 +1,4 @@
-"""Estimate by formula the words and the time of each choice of form and index, from the last step's union."""
+"""Estimate the words and the time of each choice of form and index, by formula, from an estimated union."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WORD_LEVEL = 5
 #: A worker sends up to this share of the non-zeros' words more, rather than another exchange.
 TOLERANCE = 0.25
 
-# Nanoseconds of what is not measured, as parts of what is; see CodecModel.
+# Nanoseconds of work that `CodecModel` has no field for; they are scaled with its `sparse`.
 _BLOCK_NS = 13.0  # per word of a bitmap: blocks smaller than a word
 _WORD_NS = 3.0  # per word of a bitmap: larger blocks
 _REFINE_NS = 7.0  # per word of a bitmap that holds candidates
@@ -38,7 +38,7 @@ _INDEX_CALLS, _REFINE_CALLS, SKETCH_CALLS = 2, 1, 3  # in addition, e.g. for an 
 
 @dataclass(frozen=True)
 class Seen:
-    """Facts about a tensor that all workers know from the last step in which it had values."""
+    """Where a tensor has non-zeros on any worker, its union, as counts of occupied blocks."""
 
     occupied: tuple[float, ...]
     """For each b from 0 on, the number of blocks of 2**b elements that hold a non-zero of the union."""
@@ -50,19 +50,20 @@ class Seen:
 
     @staticmethod
     def uniform(elements: int, density: float) -> Seen:
-        """Return what is expected of `elements` elements, each non-zero with probability `density`."""
+        """Return the expected counts if each of `elements` elements is non-zero with this probability."""
         return Seen(_occupied_uniformly(elements, density))
 
 
-@lru_cache(1024)  # most tensors of a model keep their density, 1
+@lru_cache(1024)  # of most tensors of a model, density stays 1
 def _occupied_uniformly(elements: int, density: float) -> tuple[float, ...]:
+    """Do what `Seen.uniform` does."""
     blocks = ((2**b, elements / 2**b) for b in range(BLOCK_SIZES))
     return tuple(count * (1 - (1 - density) ** size) for size, count in blocks)
 
 
 @dataclass(frozen=True)
 class CodecModel:
-    """The time of encoding and decoding together, in nanoseconds, with results in new memory.
+    """A model of the time of encoding and decoding together, in nanoseconds, with results in new memory.
 
     The defaults are of a shared 2-core machine, as `peelsum plan --check` measured them from 2**10 to 2**24
     elements (docs/results/codec.md). Raises InvalidRequestError for a number that is negative or not
@@ -80,9 +81,9 @@ class CodecModel:
     cell: float = 24.0
     """Per cell of a sketch: add, peel."""
     ahead: float = 0.6
-    """Per element of a step ahead, in addition (docs/results/experiments/which_form)."""
+    """Per element of a one-round step, in addition (docs/results/experiments/which_form)."""
     ahead_step: float = 4e5
-    """Per step ahead, in addition."""
+    """Per one-round step, in addition."""
 
     def __post_init__(self) -> None:
         for name, number in vars(self).items():
@@ -95,7 +96,7 @@ _CODEC = CodecModel()
 
 @dataclass(frozen=True)
 class NetworkModel:
-    """A network model: the time that a step takes a worker.
+    """A model of the time that a worker's words take in the network.
 
     Through a switch, a worker sends and receives the same words for any number of workers; `ring` models a
     backend that sends more. The default is about the speed of the softswitch on a shared 2-core machine. With
@@ -132,7 +133,7 @@ class NetworkModel:
 
     @property
     def prices(self) -> tuple[float, float]:
-        """How many words take as long as another exchange, and as a candidate's cells in the codec."""
+        """How many words take as long as an exchange, and as a candidate's cells in the codec."""
         words_per_s = self.gbps * 1e9 / WORD_BITS
         return self.round_trip_s * words_per_s, FEWEST_CELLS * self.codec.cell * 1e-9 * words_per_s
 
@@ -143,20 +144,20 @@ class NetworkModel:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice, and what it is expected to cost a worker."""
+    """A choice of form and index for a tensor, and its estimated costs for a worker."""
 
     choice: Choice
     words: float
     """32-bit words that the worker sends."""
     exchanges: int
-    """Exchanges, one after the other."""
+    """Number of exchanges, one after the other."""
     codec_s: float
     """Seconds in the codec."""
     ahead: bool = False
-    """Whether numbers travel together with the index, as earlier steps tell how many."""
+    """Whether the step is done in one round."""
 
     def seconds(self, network: NetworkModel) -> float:
-        """Return the expected seconds in total, of a step with no other tensor."""
+        """Return the estimated seconds of a step that sums no other tensor."""
         return (
             network.seconds(self.words, self.exchanges)
             + self.codec_s
@@ -165,9 +166,10 @@ class Candidate:
 
 
 def scale_block(elements: int, words: float) -> int:
-    """Return the elements of a block with its own scale, of a tensor that otherwise sends `words` words.
+    """Choose the size of the blocks that have a scale each, of a tensor that sends `words` other words.
 
-    Blocks have at least 32 elements, and take at most one word in 33 unless they are the largest.
+    Return a block's number of elements, at least 32. The blocks' own words are at most one in 33, unless the
+    blocks are of the largest size.
     """
     per_block = max(_WORDS_PER_SCALE * elements / max(words, 1.0), 1.0)
     return min(max(1 << math.ceil(math.log2(per_block)), ROW), _LARGEST_BLOCK)
@@ -184,8 +186,7 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Yield every combination of one of `forms` and an index, with the best parameters for each.
 
-    ahead: whether numbers are sent together with the index, which then cannot be refined; "compact"
-    is then left out.
+    ahead: whether the step is done in one round. Then an index cannot be refined, and "compact" is left out.
     """
     for form in forms:
         if form == "dense":
@@ -199,14 +200,14 @@ def candidates(
 
 
 def _with_scales(
-    choice: Choice, elements: int, words: float, work_ns: float, codec: CodecModel, ahead: bool
+    choice: Choice, elements: int, words: float, work_ns: float, codec: CodecModel, one_round: bool
 ) -> Candidate:
-    """Return the Candidate of a choice that sends `words` words beside those that agree on scales."""
+    """Return the Candidate of a choice that sends `words` words in addition to those that agree on scales."""
     block = scale_block(elements, words)
     scales, refined = 1 + -(-elements // block), choice.index is not None and choice.index.refined
-    exchanges = 1 if ahead else 2 + refined
-    work_ns += codec.ahead * elements if ahead else 0.0
-    return Candidate(replace(choice, scale_block=block), words + scales, exchanges, work_ns * 1e-9, ahead)
+    exchanges = 1 if one_round else 2 + refined
+    work_ns += codec.ahead * elements if one_round else 0.0
+    return Candidate(replace(choice, scale_block=block), words + scales, exchanges, work_ns * 1e-9, one_round)
 
 
 def _sparse(
@@ -216,7 +217,7 @@ def _sparse(
     seen: Seen,
     per_candidate: float,
     codec: CodecModel,
-    ahead: bool,
+    one_round: bool,
 ) -> Candidate:
     """Return the Candidate of a sparse form whose values take `per_candidate` words for each candidate."""
     words, passed = expected(index, elements, seen)
@@ -226,7 +227,7 @@ def _sparse(
     if form == "sketch":
         values = values if SketchLayout.holds(passed, per_candidate) else math.inf
         work_ns += codec.call * SKETCH_CALLS + codec.cell * values
-    return _with_scales(Choice(form, index), elements, words + values, work_ns, codec, ahead)
+    return _with_scales(Choice(form, index), elements, words + values, work_ns, codec, one_round)
 
 
 def index_ns(index: Index, elements: int, seen: Seen, codec: CodecModel = _CODEC) -> float:
@@ -238,6 +239,7 @@ def index_ns(index: Index, elements: int, seen: Seen, codec: CodecModel = _CODEC
 
 
 def _passes_ns(index: BlockIndex | BloomIndex, elements: int, seen: Seen) -> float:
+    """Return the nanoseconds of an index's passes over bitmaps, on the machine of `CodecModel`'s defaults."""
     words = elements / WORD_BITS
     if isinstance(index, BlockIndex):
         held = seen.occupied[_level(index)] * index.block / WORD_BITS
@@ -250,7 +252,7 @@ def _passes_ns(index: BlockIndex | BloomIndex, elements: int, seen: Seen) -> flo
 
 
 def expected(index: Index, elements: int, seen: Seen) -> tuple[float, float]:
-    """Return the words of an index in all its exchanges, and the number of candidates that pass it."""
+    """Return the estimated words of an index in all its exchanges, and the candidates that pass it."""
     words, count = index.words(elements), seen.candidates
     if isinstance(index, BitmapIndex):
         return words, count
@@ -268,34 +270,36 @@ def _passed(index: BloomIndex, elements: int, seen: Seen) -> float:
 
 
 def _level(index: BlockIndex) -> int:
+    """Return log2 of the elements of a block."""
     return index.block.bit_length() - 1
 
 
 def indexes(elements: int, seen: Seen, words_per_candidate: float) -> Iterator[Index]:
-    """Yield the best indexes of each form, if a candidate's value takes `words_per_candidate` words.
+    """Yield the best index of each form, if a candidate's value takes `words_per_candidate` words.
 
-    One with too many candidates would be refined, and is left out: the refined ones include it.
+    An unrefined index that too many zeros pass is left out: it would be refined after all.
     """
     yield BitmapIndex()
     for refined in (False, True):
         for levels in (range(1, _WORD_LEVEL), range(_WORD_LEVEL, BLOCK_SIZES)):
             blocks = (BlockIndex(2**b, refined) for b in levels)
-            found = [one for one in blocks if refined or _few(one, elements, seen)]
-            if found:
-                yield min(found, key=partial(_index_words, elements, seen, words_per_candidate))
+            suitable = [index for index in blocks if refined or _few_zeros_pass(index, elements, seen)]
+            if suitable:
+                yield min(suitable, key=partial(_index_words, elements, seen, words_per_candidate))
         wasted_bits = 1.0 if refined else WORD_BITS * words_per_candidate
         bloom = best_bloom(elements, seen.candidates, wasted_bits, refined=refined)
-        if refined or _few(bloom, elements, seen):
+        if refined or _few_zeros_pass(bloom, elements, seen):
             yield bloom
 
 
-def _few(index: Index, elements: int, seen: Seen) -> bool:
+def _few_zeros_pass(index: Index, elements: int, seen: Seen) -> bool:
+    """Return whether so few zeros pass an index that it need not be refined."""
     return not too_many(expected(index, elements, seen)[1], seen.candidates)
 
 
-def too_many(passed: float, found: float) -> bool:
-    """Return whether `passed` candidates, `found` of them non-zero, send their own bits on any network."""
-    return passed > (1 + TOLERANCE) * found + passed / WORD_BITS
+def too_many(candidates: float, non_zeros: float) -> bool:
+    """Return whether so many candidates are zeros that sending the candidates' own bits saves words."""
+    return candidates > (1 + TOLERANCE) * non_zeros + candidates / WORD_BITS
 
 
 def _index_words(elements: int, seen: Seen, words_per_candidate: float, index: Index) -> float:
@@ -310,8 +314,8 @@ def best_bloom(elements: int, candidates: float, wasted_bits: float, *, refined:
     Each additional sub-table costs _BLOOM_BITS per candidate and halves the false positives.
     """
     candidates = max(candidates, 1.0)
-    worth = wasted_bits * max(elements - candidates, 1.0) * math.log(2) / (candidates * _BLOOM_BITS)
-    hashes = min(max(round(math.log2(max(worth, 1.0))), 1), 32)
+    ratio = wasted_bits * max(elements - candidates, 1.0) * math.log(2) / (candidates * _BLOOM_BITS)
+    hashes = min(max(round(math.log2(max(ratio, 1.0))), 1), 32)
     return BloomIndex(hashes, BloomLayout.sized(math.ceil(candidates), hashes, 0).rows, refined)
 
 
@@ -323,5 +327,5 @@ def lower_bound_bits(elements: int, count: float) -> float:
     if not 0 < count < elements:
         return WORD_BITS * count
     share = count / elements
-    where = -share * math.log2(share) - (1 - share) * math.log2(1 - share)
-    return elements * (WORD_BITS * share + where)
+    entropy = -share * math.log2(share) - (1 - share) * math.log2(1 - share)
+    return elements * (WORD_BITS * share + entropy)

@@ -25,9 +25,9 @@ class InvalidRequestError(AllreduceError, ValueError):
 REMOVED = {
     "limbs": "leave it out: every block of elements has a scale of its own",
     "estimate": "leave it out: what peeling leaves is always summed exactly",
-    "sparse": "leave it out: the first step of every tensor tells where its non-zeros are",
+    "sparse": "leave it out: the first step of every tensor finds where its non-zeros are",
     "index": "leave it out: the index of every tensor is the cheapest",
-    "predict": "leave it out: steps go ahead where that takes less time",
+    "predict": "leave it out: a step is done in one round where that takes less time",
     "graphs": "leave it out: launches are not captured",
 }
 

@@ -1,6 +1,10 @@
-"""Loops over what is known of tensors, a row for each: compiled by Numba, and cached on disk.
+"""Loops over the statistics of tensors, a row of numbers for each: compiled by Numba, and cached on disk.
 
-A step looks at each row a few times, and NumPy's calls would take longer than a small tensor's sum.
+A step reads each row a few times, and NumPy's calls would take longer than a small tensor's sum.
+
+The union of a step is where any worker's tensor is not zero, kept as counts of occupied blocks: of 2**b
+elements for each b, so that the first count is the number of non-zeros. From the unions of the last steps,
+the history estimates the next one, for each of the two protocols, by the rule that would have cost least.
 """
 
 from __future__ import annotations
@@ -16,51 +20,54 @@ from peelsum.compiling import compiler
 
 #: Steps whose unions are kept.
 RING = 6
-#: Rules that expect the union of an earlier step again: (stride, count, rank) takes the one with the rank-th
-#: most candidates of `count` steps, `stride` steps apart. The first rule is the usual one.
+#: Rules for estimating the next union, by one of an earlier step: (stride, count, rank) takes the one with
+#: the rank-th most non-zeros of `count` steps, `stride` steps apart. The first rule is the default.
 RULES = np.array(
     [(1, 3, 1), (1, 1, 1), (2, 3, 1), (2, 1, 1), (1, 2, 2), (1, 6, 1), (1, 6, 2), (1, 6, 3)], np.int64
 )
-#: Two estimates of the next union: for steps whose numbers follow the index, and for those that go ahead.
-AFTER, AHEAD, ESTIMATES = range(3)
-#: Columns of facts: steps; whether the last choice knew a union; elements of blocks that exceeded what was
-#: expected in the step before the last; the non-zeros of the last union with any; for both estimates, how
-#: many steps before the last one the expected union is; and the words that each rule would have cost a step,
-#: with its wrong estimates.
-STEPS, INFORMED, WIDE_BEFORE, FILLED, BACK = range(5)
-RULE_COSTS = BACK + ESTIMATES
-#: Then how often blocks were sent again, and how many words, on average, elements that exceeded in the last
-#: step, and the words that wrong estimates of both kinds cost a step; and these at the last choice.
-MISSED = RULE_COSTS + ESTIMATES * len(RULES)
-AGAIN, WIDE, MISESTIMATES = range(MISSED + 1, MISSED + 4)
-BASES = MISESTIMATES + ESTIMATES
-FACTS = 2 * BASES - MISSED
-#: Where unions begin: those of past steps, the last one first, and the estimates at the last choice.
-UNIONS, BASIS = FACTS, FACTS + RING * BLOCK_SIZES
-COLUMNS = BASIS + ESTIMATES * BLOCK_SIZES
+#: The next union is estimated twice, once for each protocol.
+TWO_ROUNDS, ONE_ROUND, ESTIMATES = range(3)
+#: The first columns of a row: the number of steps; whether a union was known at the last choice of a form;
+#: overflowing elements, in blocks that exceeded their predicted exponent, in the step before the last; the
+#: non-zeros of the last union with any; for each protocol, how many steps before the last one the estimate
+#: is; and for each rule and protocol, the mean cost of its estimates in words.
+STEPS, CHOSEN_WITH_UNION, OVERFLOW_BEFORE, LAST_NON_ZEROS, STEPS_BACK = range(5)
+RULE_COSTS = STEPS_BACK + ESTIMATES
+#: Then the share of steps that sent blocks again, the mean number of words that were sent again, overflowing
+#: elements in the last step, and for each protocol, the mean cost of wrong estimates in words. After these,
+#: the same numbers at the last choice of a form.
+RESEND_RATE = RULE_COSTS + ESTIMATES * len(RULES)
+RESENT_WORDS, OVERFLOW, MISESTIMATE_WORDS = range(RESEND_RATE + 1, RESEND_RATE + 4)
+BASIS_FACTS = MISESTIMATE_WORDS + ESTIMATES
+#: The distance from one of these columns to its value at the last choice.
+_TO_BASIS = BASIS_FACTS - RESEND_RATE
+FACTS = BASIS_FACTS + _TO_BASIS
+#: Where unions begin: those of past steps, the last one first; and the estimates at the last choice.
+UNIONS, BASIS_UNIONS = FACTS, FACTS + RING * BLOCK_SIZES
+COLUMNS = BASIS_UNIONS + ESTIMATES * BLOCK_SIZES
 #: Columns of a choice's basis: its estimates, then facts from BASES on.
 _FIRST_FACT = ESTIMATES * BLOCK_SIZES
-BASIS_COLUMNS = _FIRST_FACT + FACTS - BASES
-#: Words for each expected candidate, by estimate: of its index alone, and with its cells.
+BASIS_COLUMNS = _FIRST_FACT + FACTS - BASIS_FACTS
+#: Words for each estimated non-zero, by protocol: of its index alone, and with its cells.
 _CANDIDATE_WORDS = (0.45, 1.75)
-#: Times the expected candidates: a sketch can be peeled up to the first; a filter lets few zeros pass up to
-#: the second, and too many beyond the third.
+#: Multiples of the estimated non-zeros: a sketch can be peeled up to the first; a filter lets few zeros pass
+#: up to the second, and too many beyond the third.
 FIT, _SPARSE_ENOUGH, _FULL = 1.05, 1.5, 2.0
 #: A union is larger by chance by so many standard deviations of a random union's count.
 DEVIATIONS = 2.0
-#: Unions are alike if their counts differ by less than one part in so many, or by chance: by so many standard
-#: deviations of a random union's.
-_RESEMBLING, _BY_CHANCE = 16.0, 3.0
-#: Part of `MISSED` and `MISESTIMATES` that a step contributes, and a change of them that calls for another
-#: choice.
-_RECENT, _MOVED = 0.125, 0.25
-#: Part of the rules' mean costs that a step contributes; and the share of the first rule's cost below which
-#: another is chosen, because a few steps without a larger union do not show that there will be none.
+#: A union has not drifted if its counts differ by less than one part in so many, or by so many standard
+#: deviations of a random union's count.
+_ALIKE_PARTS, _ALIKE_DEVIATIONS = 16.0, 3.0
+#: Weight of a step in the means `RESEND_RATE` and `MISESTIMATE_WORDS`, and the change of them that calls for
+#: another choice of form.
+_STEP_WEIGHT, _DRIFT = 0.125, 0.25
+#: Weight of a step in the rules' mean costs; and the share of the first rule's cost below which another rule
+#: is chosen, because a few steps without a larger union do not show that there will be none.
 _RULE_WEIGHT, _CHEAPER = 0.25, 0.8
 #: The largest change of the cost of wrong estimates, in words, that calls for no other choice.
 _FEW_WORDS = 1000.0
-#: A change of the elements that exceed that calls for another choice: this part of them, and so many.
-_WIDENED, _MANY_WIDE = 0.6, 4096.0
+#: The change of the overflowing elements that calls for another choice: this share of them, and so many.
+_OVERFLOW_DRIFT, _FEW_OVERFLOWS = 0.6, 4096.0
 #: Above this density, the positions of the non-zeros do not affect the choice of a form.
 _DENSE = 1 / 4
 
@@ -72,176 +79,180 @@ _compiled = compiler({"nogil": True})
 
 
 @_compiled
-def _expected(row: _Counts, kind: int) -> int:
-    """Return where the union begins that is expected again."""
-    return UNIONS + BLOCK_SIZES * int(row[BACK + kind])
+def _expected_union(row: _Counts, protocol: int) -> int:
+    """Return the column where a protocol's estimate of the next union begins."""
+    return UNIONS + BLOCK_SIZES * int(row[STEPS_BACK + protocol])
 
 
 @_compiled
 def _step_back(row: _Counts, rule: int) -> int:
-    """Return how many steps before the last one the union is that a rule expects."""
+    """Return how many steps before the last one the union is that a rule chooses."""
     stride, count, rank = RULES[rule]
-    for step in range(stride - 1, stride * count, stride):
-        candidates, larger, at_least = row[UNIONS + BLOCK_SIZES * step], 0, 0
-        for other in range(stride - 1, stride * count, stride):
-            larger += row[UNIONS + BLOCK_SIZES * other] > candidates
-            at_least += row[UNIONS + BLOCK_SIZES * other] >= candidates
+    for age in range(stride - 1, stride * count, stride):
+        candidates, larger, at_least = row[UNIONS + BLOCK_SIZES * age], 0, 0
+        for other_age in range(stride - 1, stride * count, stride):
+            larger += row[UNIONS + BLOCK_SIZES * other_age] > candidates
+            at_least += row[UNIONS + BLOCK_SIZES * other_age] >= candidates
         if larger < rank <= at_least:
-            return step
+            return age
     return 0
 
 
 @_compiled
-def _misestimate_cost(count: float, room: float, kind: int, exchange: float) -> float:
-    """Return the words that it costs to expect `room` candidates of a step that has `count`.
+def _misestimate_cost(count: float, room: float, protocol: int, exchange: float) -> float:
+    """Return the words that it costs to estimate `room` non-zeros of a step that has `count`.
 
-    kind: AFTER or AHEAD. exchange: the words that take as long as an exchange.
+    protocol: TWO_ROUNDS or ONE_ROUND. exchange: the words that take as long as an exchange.
     """
-    if kind == AFTER:
+    if protocol == TWO_ROUNDS:
         return 0.0 if count <= _SPARSE_ENOUGH * room else exchange + count
     if count <= max(FIT * room, room + DEVIATIONS * np.sqrt(room)):
         return 0.0
-    return exchange + _CANDIDATE_WORDS[AHEAD] * (count - room) + (count if count > _FULL * room else 0.0)
+    return exchange + _CANDIDATE_WORDS[ONE_ROUND] * (count - room) + (count if count > _FULL * room else 0.0)
 
 
 @_compiled
 def _update_rule_costs(row: _Counts, count: float, exchange: float, cells: float) -> None:
-    """Update the mean cost of each rule by a step with `count` candidates.
+    """Update the mean cost of each rule by a step with `count` non-zeros.
 
-    exchange, cells: as for `learn`.
+    exchange, cells: as for `record_step`.
     """
     for rule in range(len(RULES)):
         room = row[UNIONS + BLOCK_SIZES * _step_back(row, rule)]
-        for kind in range(ESTIMATES):
-            column = RULE_COSTS + ESTIMATES * rule + kind
-            price = _CANDIDATE_WORDS[kind] + (cells if kind == AHEAD else 0.0)
-            cost = _misestimate_cost(count, room, kind, exchange) + price * room
+        for protocol in range(ESTIMATES):
+            column = RULE_COSTS + ESTIMATES * rule + protocol
+            price = _CANDIDATE_WORDS[protocol] + (cells if protocol == ONE_ROUND else 0.0)
+            cost = _misestimate_cost(count, room, protocol, exchange) + price * room
             row[column] += _RULE_WEIGHT * (cost - row[column])
 
 
 @_compiled
 def _misestimates(state: _Counts, rows: _Rows, unions: _Counts, dense: int, exchange: float) -> _Counts:
-    """Return the candidates of the sparse rows, and the words that wrong estimates cost: float64[3].
+    """Return the non-zeros of the sparse tensors, and what wrong estimates cost each protocol: float64[3].
 
-    The rows share index and sketch: one has room for more where another has fewer.
+    The tensors share index and sketch: where one has fewer non-zeros, another has room for more.
     """
     total, rooms = np.zeros(1 + ESTIMATES), np.zeros(ESTIMATES)
     for i in range(dense, rows.size):
         total[0] += unions[i, 0]
-        for kind in range(ESTIMATES):
-            rooms[kind] += state[rows[i], _expected(state[rows[i]], kind)]
-    for kind in range(ESTIMATES):
-        total[1 + kind] = _misestimate_cost(total[0], rooms[kind], kind, exchange)
+        for protocol in range(ESTIMATES):
+            rooms[protocol] += state[rows[i], _expected_union(state[rows[i]], protocol)]
+    for protocol in range(ESTIMATES):
+        total[1 + protocol] = _misestimate_cost(total[0], rooms[protocol], protocol, exchange)
     return total
 
 
 @_compiled
 def _choose_rules(row: _Counts) -> None:
-    """Set the expected unions to those of the cheapest rules."""
-    for kind in range(ESTIMATES):
-        best, least = 0, _CHEAPER * row[RULE_COSTS + kind]
+    """Set each protocol's estimate to that of the rule with the least mean cost."""
+    for protocol in range(ESTIMATES):
+        best, least = 0, _CHEAPER * row[RULE_COSTS + protocol]
         for rule in range(1, len(RULES)):
-            cost = row[RULE_COSTS + ESTIMATES * rule + kind]
+            cost = row[RULE_COSTS + ESTIMATES * rule + protocol]
             if cost < least:
                 best, least = rule, cost
-        row[BACK + kind] = _step_back(row, best)
+        row[STEPS_BACK + protocol] = _step_back(row, best)
 
 
 @_compiled
-def _differs(row: _Counts) -> bool:
-    if row[INFORMED] == 0 and row[STEPS] > 0:
+def _has_drifted(row: _Counts) -> bool:
+    """Return whether a tensor's statistics have changed so much that its form must be chosen anew."""
+    if row[CHOSEN_WITH_UNION] == 0 and row[STEPS] > 0:
         return True
-    for kind in range(ESTIMATES):
-        union, chosen = _expected(row, kind), BASIS + BLOCK_SIZES * kind
+    for protocol in range(ESTIMATES):
+        union, chosen = _expected_union(row, protocol), BASIS_UNIONS + BLOCK_SIZES * protocol
         for b in range(BLOCK_SIZES):
             basis = row[chosen + b]
-            if abs(row[union + b] - basis) > max(basis / _RESEMBLING, _BY_CHANCE * np.sqrt(basis)):
+            if abs(row[union + b] - basis) > max(basis / _ALIKE_PARTS, _ALIKE_DEVIATIONS * np.sqrt(basis)):
                 return True
-        cost, before = row[MISESTIMATES + kind], row[BASES + MISESTIMATES - MISSED + kind]
-        if abs(cost - before) > max(_MOVED * max(cost, before), _FEW_WORDS):
+        column = MISESTIMATE_WORDS + protocol
+        cost, before = row[column], row[column + _TO_BASIS]
+        if abs(cost - before) > max(_DRIFT * max(cost, before), _FEW_WORDS):
             return True
-    if abs(row[MISSED] - row[BASES]) > _MOVED:
+    if abs(row[RESEND_RATE] - row[RESEND_RATE + _TO_BASIS]) > _DRIFT:
         return True
-    wide, then = row[WIDE], row[BASES + WIDE - MISSED]
-    more: bool = abs(wide - then) > max(_WIDENED * max(wide, then), _MANY_WIDE)
-    return more
+    overflow, before = row[OVERFLOW], row[OVERFLOW + _TO_BASIS]
+    drifted: bool = abs(overflow - before) > max(_OVERFLOW_DRIFT * max(overflow, before), _FEW_OVERFLOWS)
+    return drifted
 
 
 @_compiled
-def _renew(row: _Counts) -> None:
-    for kind in range(ESTIMATES):
-        union, chosen = _expected(row, kind), BASIS + BLOCK_SIZES * kind
+def _update_basis(row: _Counts) -> None:
+    """Keep the current statistics as those of the last choice."""
+    for protocol in range(ESTIMATES):
+        union, chosen = _expected_union(row, protocol), BASIS_UNIONS + BLOCK_SIZES * protocol
         row[chosen : chosen + BLOCK_SIZES] = row[union : union + BLOCK_SIZES]
-    row[INFORMED] = row[STEPS] > 0
-    row[BASES:FACTS] = row[MISSED:BASES]
+    row[CHOSEN_WITH_UNION] = row[STEPS] > 0
+    row[BASIS_FACTS:FACTS] = row[RESEND_RATE:BASIS_FACTS]
 
 
 @_compiled
 def basis(state: _Counts, rows: _Rows, out: _Counts) -> None:
-    """Write the basis of each row's choice, out[rows, BASIS_COLUMNS]; -1 without a union.
+    """Write the statistics from which each tensor's form is chosen, out[rows, BASIS_COLUMNS]; -1 without any.
 
-    A row that differs from its last choice's basis is taken as it is: a new choice is to be made for it.
+    They are those of the last choice, unless they have drifted since; then they are updated first.
     """
     for i in range(rows.size):
         row = state[rows[i]]
-        if _differs(row):
-            _renew(row)
-        if row[INFORMED] == 0:
+        if _has_drifted(row):
+            _update_basis(row)
+        if row[CHOSEN_WITH_UNION] == 0:
             out[i] = -1.0
         else:
-            out[i, :_FIRST_FACT], out[i, _FIRST_FACT:] = row[BASIS:COLUMNS], row[BASES:FACTS]
+            out[i, :_FIRST_FACT], out[i, _FIRST_FACT:] = row[BASIS_UNIONS:COLUMNS], row[BASIS_FACTS:FACTS]
 
 
 @_compiled
 def expected(state: _Counts, rows: _Rows, out: _Counts) -> float:
-    """Write the union that is expected of each row in a step ahead; return their elements that exceed.
-
-    These are elements of blocks that exceeded what was expected, in the worse of the last two steps.
+    """Write the estimated union of each tensor's next one-round step; return the number of elements to expect
+    in blocks that exceed their predicted exponent: that of the worse of the last two steps.
     """
     now = before = 0.0
     for i in range(rows.size):
         row = state[rows[i]]
-        union = _expected(row, AHEAD)
+        union = _expected_union(row, ONE_ROUND)
         out[i] = row[union : union + BLOCK_SIZES]
-        now, before = now + row[WIDE], before + row[WIDE_BEFORE]
+        now, before = now + row[OVERFLOW], before + row[OVERFLOW_BEFORE]
     return max(now, before)
 
 
 @_compiled
-def learn(
-    state: _Counts, rows: _Rows, finite: _Flags, unions: _Counts, wide: _Counts, again: int,
+def record_step(
+    state: _Counts, rows: _Rows, finite: _Flags, unions: _Counts, overflow: _Counts, resent_words: int,
     dense: int, exchange: float, cells: float,
 ) -> None:  # fmt: skip
-    """Record a step of the rows that were `finite`; again: as `Learned.again`, -1 for None.
+    """Update the rows of the tensors that were `finite` by a step.
 
-    dense: how many rows are not sparse, the first ones. exchange, cells: `NetworkModel.prices`.
+    overflow: elements of each tensor in blocks that exceeded their predicted exponent. resent_words: words
+    that were sent again, or -1 if nothing had been predicted. dense: how many of the tensors, the first ones,
+    are dense. exchange, cells: `NetworkModel.prices`.
     """
     total = _misestimates(state, rows, unions, dense, exchange)
     for i in range(rows.size):
         if not finite[i]:
             continue
-        row, seen = state[rows[i]], unions[i]
-        if again < 0:
-            row[MISSED] *= 1 - _RECENT / 4
-            row[AGAIN] *= 1 - _RECENT / 4
-            row[WIDE] *= 1 - 2 * _RECENT
+        row, union = state[rows[i]], unions[i]
+        if resent_words < 0:
+            row[RESEND_RATE] *= 1 - _STEP_WEIGHT / 4
+            row[RESENT_WORDS] *= 1 - _STEP_WEIGHT / 4
+            row[OVERFLOW] *= 1 - 2 * _STEP_WEIGHT
         else:
-            row[WIDE_BEFORE], row[WIDE] = row[WIDE], wide[i]
-            row[MISSED] += _RECENT * ((again > 0) - row[MISSED])
-            row[AGAIN] += _RECENT * (again - row[AGAIN])
+            row[OVERFLOW_BEFORE], row[OVERFLOW] = row[OVERFLOW], overflow[i]
+            row[RESEND_RATE] += _STEP_WEIGHT * ((resent_words > 0) - row[RESEND_RATE])
+            row[RESENT_WORDS] += _STEP_WEIGHT * (resent_words - row[RESENT_WORDS])
         if row[STEPS] > 0:
-            share = seen[0] / total[0] if total[0] > seen[0] and i >= dense else 1.0
-            _update_rule_costs(row, seen[0], share * exchange, cells)
-            for kind in range(ESTIMATES):
-                cost = total[1 + kind] if i >= dense else 0.0
-                row[MISESTIMATES + kind] += _RECENT * (cost - row[MISESTIMATES + kind])
-        for column in range(BASIS - 1, UNIONS - 1, -1):
+            share = union[0] / total[0] if total[0] > union[0] and i >= dense else 1.0
+            _update_rule_costs(row, union[0], share * exchange, cells)
+            for protocol in range(ESTIMATES):
+                cost = total[1 + protocol] if i >= dense else 0.0
+                row[MISESTIMATE_WORDS + protocol] += _STEP_WEIGHT * (cost - row[MISESTIMATE_WORDS + protocol])
+        for column in range(BASIS_UNIONS - 1, UNIONS - 1, -1):
             before = column - BLOCK_SIZES
             row[column] = (
-                row[before] if before >= UNIONS and row[STEPS] > 0 else seen[(column - UNIONS) % BLOCK_SIZES]
+                row[before] if before >= UNIONS and row[STEPS] > 0 else union[(column - UNIONS) % BLOCK_SIZES]
             )
-        if seen[0] > 0:
-            row[FILLED] = seen[0]
+        if union[0] > 0:
+            row[LAST_NON_ZEROS] = union[0]
         _choose_rules(row)
         row[STEPS] += 1
 
@@ -251,34 +262,35 @@ def unions(
     elements: _Rows,
     dense: int,
     fields: NDArray[np.int32],
-    wanted: _Rows,
+    selected: _Rows,
     total: _Rows,
     counted: NDArray[np.int64],
     out: _Counts,
 ) -> int:
-    """Write the union of each segment; return how many are open, which the caller must count.
+    """Write the union of each segment, out[segments, BLOCK_SIZES]; return how many the caller must count.
 
-    A union of at most a quarter of the elements is what was `counted`, in a sparse segment. In a dense one it
-    is open, and -1. Others are what is expected of elements that are non-zero with the same probability, and
-    0 if the segment is not finite. wanted: whether the next choice depends on where the non-zeros are.
-    total: the non-zeros of dense segments.
+    If at most a quarter of a segment's elements are not zero, its union is what was `counted` in a sparse
+    segment, and -1 in a dense one: the caller must count it. Otherwise it is estimated, as if every element
+    were non-zero with the same probability. It is 0 if the segment is not finite.
+    selected: whether the next choice depends on where the segment's non-zeros are. total: the non-zeros of
+    dense segments.
     """
     open_count = 0
     for s in range(elements.size):
-        if fields[s] == NON_FINITE:  # its integers are undefined, and differ between processors
+        if fields[s] == NON_FINITE:  # its integers are undefined and differ between processors
             out[s] = 0.0
             continue
         sparse = s >= dense
         count = counted[s, 0] if sparse else total[s]
-        density = count / elements[s] if wanted[s] else 1.0
+        density = count / elements[s] if selected[s] else 1.0
         if fields[s] == ZERO:
             density = 0.0
-        if wanted[s] and 0 < density <= _DENSE:
+        if selected[s] and 0 < density <= _DENSE:
             open_count += not sparse
             for b in range(BLOCK_SIZES):
                 out[s, b] = counted[s, b] if sparse else -1.0
             continue
-        # Squared again and again: powers differ between processors, whose workers must choose alike.
+        # By squaring: results of `**` differ between processors, and all workers must choose the same form.
         zeros, size = 1.0 - density, 1.0
         for b in range(BLOCK_SIZES):
             out[s, b] = elements[s] / size * (1.0 - zeros)
@@ -287,12 +299,12 @@ def unions(
 
 
 def warm_up(implementation: Implementation = "cpu") -> None:
-    """Run `peelsum.codec.warm_up`, and the loops over tensors and blocks once."""
+    """Compile everything that a sum needs: run `peelsum.codec.warm_up` and the loops over tensors once."""
     codec.warm_up(implementation)
     level_loops.warm_up()
     state, rows, flags = np.zeros((1, COLUMNS)), np.zeros(1, np.int64), np.zeros(1, np.bool_)
-    choice, seen, counts = np.zeros((1, BASIS_COLUMNS)), np.zeros((1, BLOCK_SIZES)), np.ones(1, np.int64)
-    unions(counts, 1, np.zeros(1, np.int32), counts, counts, np.zeros((1, BLOCK_SIZES), np.int64), seen)
-    learn(state, rows, flags, seen, np.zeros(1), -1, 0, 0.0, 0.0)
+    choice, union, counts = np.zeros((1, BASIS_COLUMNS)), np.zeros((1, BLOCK_SIZES)), np.ones(1, np.int64)
+    unions(counts, 1, np.zeros(1, np.int32), counts, counts, np.zeros((1, BLOCK_SIZES), np.int64), union)
+    record_step(state, rows, flags, union, np.zeros(1), -1, 0, 0.0, 0.0)
     basis(state, rows, choice)
-    expected(state, rows, seen)
+    expected(state, rows, union)

@@ -8,23 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 from peelsum.codec import BloomLayout, Device, block_words, index_words
 from peelsum.summation import Words
 
 IndexForm = Literal["bitmap", "blocks", "bloom"]
 _WORD_BITS = 32
-#: With fewer empty bits than this, a filter says little about the number of its elements.
+#: A filter with fewer empty bits than this is full: it says little about the number of its elements.
 _FEW = 8
-
-
-class Estimate(NamedTuple):
-    """An estimated number of elements."""
-
-    elements: float
-    full: bool
-    """Whether the filter is full, so that there may be more."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +50,15 @@ class BlockIndex:
     form: ClassVar[IndexForm] = "blocks"
 
     def words(self, elements: int) -> int:
-        """See `BitmapIndex.words`."""
+        """Return the number of words of the first exchange: a bit per block."""
         return block_words(elements, self.block)
 
     def encode(self, device: Device, bitmap: Words, elements: int, seed: int, out: Words) -> None:
-        """See `BitmapIndex.encode`."""
+        """Write the bitmap of the blocks in which a worker has a non-zero."""
         device.block_encode(bitmap, elements, self.block, out)
 
     def decode(self, device: Device, words: Words, elements: int, seed: int) -> Words:
-        """See `BitmapIndex.decode`."""
+        """Return the bitmap of candidates: all elements of the blocks."""
         out = device.words(index_words(elements))
         device.block_decode(words, elements, self.block, out)
         return out
@@ -85,31 +77,31 @@ class BloomIndex:
     form: ClassVar[IndexForm] = "bloom"
 
     def words(self, elements: int) -> int:
-        """See `BitmapIndex.words`."""
+        """Return the number of words of the first exchange: the filter."""
         return self.hashes * self.rows
 
     def encode(self, device: Device, bitmap: Words, elements: int, seed: int, out: Words) -> None:
-        """See `BitmapIndex.encode`."""
+        """Write the Bloom filter of a worker's bitmap."""
         device.bloom_encode(self._layout(seed), bitmap, out)
 
     def decode(self, device: Device, words: Words, elements: int, seed: int) -> Words:
-        """See `BitmapIndex.decode`."""
+        """Return the bitmap of candidates: the elements that pass the filter."""
         out = device.words(index_words(elements))
         device.bloom_decode(self._layout(seed), words, elements, out)
         return out
 
-    def estimate(self, filled: int) -> Estimate:
-        """Estimate the number of elements in a filter with `filled` bits set, by linear counting.
+    def estimate(self, filled: int) -> tuple[float, bool]:
+        """Estimate the number of elements in a filter with `filled` bits set; return also whether it is full.
 
-        The method is that of Whang et al. 1990.
-
-        A full filter shows only that there are many; the estimate is then too low.
+        The method is linear counting, by Whang et al. 1990. A full filter shows only that there are many
+        elements; the estimate is then too low.
         """
         bits = _WORD_BITS * self.words(0)
         empty = bits - filled
-        return Estimate(_WORD_BITS * self.rows * math.log(bits / max(empty, 0.5)), empty < _FEW)
+        return _WORD_BITS * self.rows * math.log(bits / max(empty, 0.5)), empty < _FEW
 
     def _layout(self, seed: int) -> BloomLayout:
+        """Return the layout of the filter of a step with this seed."""
         return BloomLayout(self.hashes, self.rows, seed)
 
 

@@ -1,4 +1,4 @@
-"""The exponent fields of tensors' blocks in past steps, end to end for tensors that are summed together."""
+"""The exponent fields of tensors' blocks in past steps: one array for the tensors of a step."""
 
 from __future__ import annotations
 
@@ -12,60 +12,65 @@ from peelsum.codec.segments import ROW, Table
 
 #: A tensor's name, and its number of elements.
 Key = tuple[str, int]
-_Levels = NDArray[np.int32]
+_Exponents = NDArray[np.int32]
 #: Columns of a saved array before the fields: elements, and elements of a block.
 _HEAD = 2
 
 
-class _Part(NamedTuple):
+class _TensorExponents(NamedTuple):
     block: int
     """Elements of a block."""
-    levels: _Levels
+    fields: _Exponents
+    """int32[blocks]: their exponent fields."""
 
 
 class Levels:
-    """int32[blocks] for each tensor: a block's field in its last step with a non-zero, or 0.
+    """For each tensor, its blocks' exponent fields in their last steps with a non-zero, or 0: int32[blocks].
 
-    If the field has fallen, it is the mean of that and of what was kept before. No field is kept that is far
-    above the largest of the tensor's last step with a non-zero.
+    If a block's field falls, the mean of the old and the new one is kept. No field is kept that is far above
+    the largest one of the tensor's last step with a non-zero.
     """
 
     def __init__(self) -> None:
-        #: The part of each tensor, in the array of the tensors that it was last summed with.
-        self._parts: dict[Key, _Part] = {}
-        self._together: dict[tuple[Key, ...], tuple[Table, _Levels]] = {}
+        #: The fields of each tensor: a view of the array of the step with which it was last summed.
+        self._parts: dict[Key, _TensorExponents] = {}
+        #: The arrays of steps, by the keys of their tensors.
+        self._steps: dict[tuple[Key, ...], tuple[Table, _Exponents]] = {}
 
-    def of(self, keys: tuple[Key, ...], table: Table) -> _Levels:
-        """Return those of a table's blocks, to be changed in place. Blocks of another size are converted."""
-        kept = self._together.get(keys)
-        if kept is not None and (kept[0] is table or np.array_equal(kept[0].block, table.block)):
-            return kept[1]
-        levels = np.zeros(int(table.blocks[-1]), np.int32)
-        self._together = {old: one for old, one in self._together.items() if set(old).isdisjoint(keys)}
+    def of(self, keys: tuple[Key, ...], table: Table) -> _Exponents:
+        """Return the fields of a table's blocks, int32[blocks], which the caller may change in place.
+
+        keys: of the tensors. If a tensor had blocks of another size, its fields are converted.
+        """
+        cached = self._steps.get(keys)
+        if cached is not None and (cached[0] is table or np.array_equal(cached[0].block, table.block)):
+            return cached[1]
+        fields = np.zeros(int(table.blocks[-1]), np.int32)
+        self._steps = {others: step for others, step in self._steps.items() if set(others).isdisjoint(keys)}
         for s, key in enumerate(keys):
-            part = _Part(int(table.block[s]), levels[table.blocks[s] : table.blocks[s + 1]])
+            part = _TensorExponents(int(table.block[s]), fields[table.blocks[s] : table.blocks[s + 1]])
             if key in self._parts:
-                part.levels[:] = _resized(self._parts[key], part.block, len(part.levels))
+                part.fields[:] = _resized(self._parts[key], part.block, len(part.fields))
             self._parts[key] = part
-        self._together[keys] = table, levels
-        return levels
+        self._steps[keys] = table, fields
+        return fields
 
     def forget(self, key: Key) -> None:
         """Forget a tensor."""
         self._parts.pop(key, None)
-        self._together = {keys: one for keys, one in self._together.items() if key not in keys}
+        self._steps = {keys: step for keys, step in self._steps.items() if key not in keys}
 
     def saved(self) -> dict[str, NDArray[np.int32]]:
         """Return an array for each name: for each of its sizes the elements, those of a block, and fields."""
-        found: dict[str, list[NDArray[np.int32]]] = {}
+        arrays: dict[str, list[NDArray[np.int32]]] = {}
         for (name, elements), part in self._parts.items():
             head = np.array([elements, part.block], np.int64).view(np.int32)
-            found.setdefault(name, []).append(np.concatenate([head, part.levels]))
-        return {name: np.concatenate(ones) for name, ones in found.items()}
+            arrays.setdefault(name, []).append(np.concatenate([head, part.fields]))
+        return {name: np.concatenate(sizes) for name, sizes in arrays.items()}
 
     @classmethod
     def restored(cls, values: Mapping[str, NDArray[np.int32]]) -> Levels:
-        """Return what was `saved`. Raises ValueError for an array that is not such a one."""
+        """Return the object of which `values` were `saved`. Raises ValueError for other arrays."""
         levels = cls()
         for name, rest in values.items():
             if rest.ndim != 1 or rest.dtype != np.int32:
@@ -75,20 +80,21 @@ class Levels:
                     rest[: 2 * _HEAD].copy().view(np.int64).tolist() if rest.size > 2 * _HEAD else (0, 0)
                 )
                 end = 2 * _HEAD + (-(-elements // block) if block >= ROW else 0)
-                own = rest[2 * _HEAD : end]
-                if elements < 1 or block & block - 1 or rest.size < end or own.size < 1 or _beyond(own):
+                fields = rest[2 * _HEAD : end]
+                if elements < 1 or block & block - 1 or rest.size < end or not _valid(fields):
                     raise ValueError(f"{name!r} has {rest.size} fields that are not those of its blocks")
-                levels._parts[name, elements] = _Part(block, own.copy())
+                levels._parts[name, elements] = _TensorExponents(block, fields.copy())
                 rest = rest[end:]
         return levels
 
 
-def _beyond(levels: _Levels) -> bool:
-    return int(levels.min()) < 0 or int(levels.max()) > 255
+def _valid(fields: _Exponents) -> bool:
+    """Return whether there are any fields, and all are exponent fields of float32."""
+    return fields.size > 0 and int(fields.min()) >= 0 and int(fields.max()) <= 255
 
 
-def _resized(part: _Part, block: int, count: int) -> _Levels:
-    """Return the fields of blocks of another size: of larger ones, the largest that they cover."""
+def _resized(part: _TensorExponents, block: int, count: int) -> _Exponents:
+    """Return `count` fields for blocks of another size: for larger blocks, the largest field of each."""
     if block >= part.block:
-        return np.maximum.reduceat(part.levels, np.arange(0, len(part.levels), block // part.block))
-    return part.levels[np.arange(count) // (part.block // block)]
+        return np.maximum.reduceat(part.fields, np.arange(0, len(part.fields), block // part.block))
+    return part.fields[np.arange(count) // (part.block // block)]

@@ -1,6 +1,6 @@
-"""A backend for workers that are threads of one process, without a network.
+"""A backend for workers that are threads of the same process, without a network.
 
-It matches chunks by number, as a switch does, so workers that disagree fail here as they would there.
+It matches chunks by number, as a switch does, so workers that disagree fail as they would with a switch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from peelsum.summation import Part, Words, gather_by_or
 
 
 class LocalSummation:
-    """One worker's handle on a sum in memory. `LocalSummation.group` makes the handles of all workers."""
+    """A worker's access to sums in memory. `LocalSummation.group` makes those of all workers."""
 
     def __init__(self, hub: _Hub, worker_id: int) -> None:
         self._hub, self.lanes, self.workers, self.worker_id = hub, hub.lanes, hub.workers, worker_id
@@ -26,7 +26,7 @@ class LocalSummation:
 
     @classmethod
     def group(cls, workers: int, lanes: int = 32, timeout_s: float = 30.0) -> list[LocalSummation]:
-        """Return the handles of `workers` workers that sum with each other, in chunks of `lanes` words.
+        """Return the backends of `workers` workers that sum with each other, in chunks of `lanes` words.
 
         Raises InvalidRequestError if `workers` or `lanes` is not a positive integer, or `timeout_s` is
         negative.
@@ -40,7 +40,7 @@ class LocalSummation:
         return [cls(hub, worker_id) for worker_id in range(workers)]
 
     def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        """See `Summation.sum_words`.
+        """Return the sum, or the OR, of each part over all workers.
 
         Raises SummationStalledError if a part's sum takes longer than `timeout_s`.
         """
@@ -59,16 +59,16 @@ class LocalSummation:
         return results
 
     def reduce_scatter(self, words: Words) -> Words:
-        """See `PieceSummation.reduce_scatter`."""
+        """Return this worker's piece of the sum of words[workers * k]: uint32[k]."""
         (total,) = self.sum_words([Part(words, "add")])
         return np.split(total, self.workers)[self.worker_id]
 
     def all_gather(self, words: Words) -> Words:
-        """See `PieceSummation.all_gather`."""
+        """Return all workers' words, end to end."""
         return gather_by_or(self, words).reshape(-1)
 
     def broadcast(self, words: Words, root: int) -> Words:
-        """See `PieceSummation.broadcast`."""
+        """Return the words of worker `root`."""
         sent = words if root == self.worker_id else np.zeros_like(words)
         return self.sum_words([Part(sent, "or")])[0]
 
@@ -84,6 +84,7 @@ class _Hub:
         self._changed = threading.Condition()
 
     def add(self, worker_id: int, begin: int, chunks: Words, op: str) -> None:
+        """Add or OR a worker's words[chunks, lanes] to the chunks from `begin` on."""
         combine = np.add if op == "add" else np.bitwise_or
         with self._changed:
             for chunk_id, words in enumerate(chunks, begin):
@@ -93,7 +94,10 @@ class _Hub:
             self._changed.notify_all()
 
     def collect(self, begin: int, size: int) -> Words:
-        """Return the sum of the chunks from `begin` on, once all workers have contributed to `size` words."""
+        """Wait for all workers' contributions to `size` words from chunk `begin` on; return their sum.
+
+        Raises SummationStalledError if that takes too long.
+        """
         deadline = time.monotonic() + self._timeout_s
         result = np.empty((-(-size // self.lanes), self.lanes), np.uint32)
         chunk_ids = range(begin, begin + len(result))
@@ -111,6 +115,7 @@ class _Hub:
         return result.reshape(-1)[:size]
 
     def _stall_message(self, chunk_id: int) -> str:
+        """Return an error message that names a chunk and the workers that did not contribute to it."""
         missing = sorted(self._missing[chunk_id])
         workers = f"worker{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         return (

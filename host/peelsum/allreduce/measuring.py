@@ -1,4 +1,4 @@
-"""Measure the time of words, exchanges and the codec, from which the costs of forms are computed."""
+"""Measure the network and the codec, to make the models from which the costs of forms are computed."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from peelsum.allreduce.local import LocalSummation
 from peelsum.allreduce.plan import Form, agreed, agreement_words
 from peelsum.codec import FEWEST_CELLS, CodecError, Implementation
 from peelsum.codec.index import WORD_BITS
-from peelsum.summation import Part, Summation, Words
+from peelsum.summation import Part, Summation, Words, gather_by_or
 
-#: Words of the long sums. The first that takes _LONGER round trips more than one word gives the rate, or else
-#: the last.
+#: Lengths of the long sums, in words. The first that takes _LONGER round trips more than a sum of one word
+#: gives the rate; if there is none, the last does.
 _LONG, _LONGER = (2**16, 2**19, 2**22), 4
-#: Sums of each length, of which the shortest time counts.
+#: How many sums of each length are timed. The shortest time counts.
 _SUMS = 5
 #: Elements of a small and a large tensor, shares of non-zeros of sparse ones, and steps of each.
 _FEW, _MANY, _SPARSE, _SPARSER, _STEPS = 2**5, 2**20, 2**-4, 2**-10, 5
 #: What workers that measure agree on, in place of a plan's digest.
 _MEASURING = 0x6D656173
-#: A rate of so many gigabits per second is taken for one that the longest sums do not show.
-_FASTEST = 1000.0
+#: The largest rate, in gigabits per second; also if sums are too short to show the rate.
+_MAX_GBPS = 1000.0
 
 
 def measured(
@@ -40,11 +40,10 @@ def measured(
 ) -> NetworkModel:
     """Measure a summation's network and codec; return the same model on all workers.
 
-    All of them must call this together.
-
-    Sums of one word show the round trip, longer ones the rate, with the processor time that sending takes.
-    Steps in memory show what the codec takes. The slowest worker's times count, rounded to two digits. It
-    takes about a second at 0.1 Gbit/s and 20 ms, and 0.3 s at 1 Gbit/s and 3 ms.
+    All workers must call this together. The round trip is the time of a sum of one word; the rate is that of
+    longer sums, including the processor time that sending takes. The codec is measured by steps in memory.
+    The slowest worker's times count, rounded to two digits. It takes about a second at 0.1 Gbit/s and 20 ms,
+    and 0.3 s at 1 Gbit/s and 3 ms.
     Raises PlanMismatchError if others do not measure, CodecError for "gpu" without a GPU,
     InvalidRequestError if another worker has none, and the summation's errors.
     """
@@ -56,57 +55,57 @@ def measured(
                 "give all of them the same"
             )
 
-    # Zeros would pass for another worker's share of a sum.
+    # Others' words could be added to the zeros of a measurement, and nobody would notice.
     summation.sum_words([Part(agreement_words(_MEASURING), "or", check)])
 
     def slowest_s(words: int) -> float:
-        """Return the shortest time of some sums on the worker where it is longest."""
-        own, zeros = [], np.zeros(words, np.uint32)
+        """Return the seconds of a sum: the shortest of some sums, on the worker where that is longest."""
+        times, zeros = [], np.zeros(words, np.uint32)
         for _ in range(_SUMS):
             started = clock()
             summation.sum_words([Part(zeros, "add")])
-            own.append(clock() - started)
-        return _slowest(summation, min(own))[0]
+            times.append(clock() - started)
+        return _largest_of_workers(summation, min(times))[0]
 
     try:
-        own = astuple(codec_model(implementation))
+        local = astuple(codec_model(implementation))
     except CodecError:
         with suppress(InvalidRequestError):
-            _slowest(summation, *[math.nan] * len(fields(CodecModel)))
+            _largest_of_workers(summation, *[math.nan] * len(fields(CodecModel)))
         raise
-    codec = CodecModel(*map(_rounded, _slowest(summation, *own)))
-    model = NetworkModel(_FASTEST, _rounded(slowest_s(1)), codec)
+    codec = CodecModel(*map(_rounded, _largest_of_workers(summation, *local)))
+    model = NetworkModel(_MAX_GBPS, _rounded(slowest_s(1)), codec)
     for words in _LONG:
         more_s = slowest_s(words) - model.round_trip_s
         if more_s > 0:
-            model = replace(model, gbps=min(_rounded(WORD_BITS * words / more_s / 1e9), _FASTEST))
+            model = replace(model, gbps=min(_rounded(WORD_BITS * words / more_s / 1e9), _MAX_GBPS))
         if more_s >= _LONGER * model.round_trip_s:
             break
     return model
 
 
-def _slowest(summation: Summation, *own: float) -> list[float]:
-    """Return each number of the worker where it is largest."""
-    told = np.zeros((summation.workers, len(own)), np.float32)
-    told[summation.worker_id] = own
-    (words,) = summation.sum_words([Part(told.reshape(-1).view(np.uint32), "or")])
-    all_told = words.view(np.float32).reshape(told.shape)
-    failed = np.flatnonzero(np.isnan(all_told).any(axis=1))
+def _largest_of_workers(summation: Summation, *local: float) -> list[float]:
+    """Return the largest of all workers' first numbers, of their second numbers, and so on.
+
+    Raises InvalidRequestError if a worker has passed NaN.
+    """
+    numbers = gather_by_or(summation, np.array(local, np.float32).view(np.uint32)).view(np.float32)
+    failed = np.flatnonzero(np.isnan(numbers).any(axis=1))
     if failed.size:
         raise InvalidRequestError(
             f"implementation: worker {failed[0]} could not measure its codec; its own error says why"
         )
-    largest: list[float] = all_told.max(axis=0).tolist()
+    largest: list[float] = numbers.max(axis=0).tolist()
     return largest
 
 
 def codec_model(implementation: Implementation = "cpu") -> CodecModel:
-    """Return what this worker's codec takes: differences between the times of steps in memory.
+    """Measure this worker's codec: by differences between the times of steps in memory.
 
     Raises CodecError for "gpu" if a GPU is missing.
     """
     table: list[tuple[Form, int, float, bool]] = [
-        # The form, elements, share of non-zeros, and whether the step goes ahead.
+        # Form, elements, share of non-zeros, and whether the step is done in one round.
         ("compact", _FEW, 1.0, False),
         ("sketch", _FEW, 1.0, False),
         ("sketch", _FEW, 1.0, True),
@@ -118,42 +117,45 @@ def codec_model(implementation: Implementation = "cpu") -> CodecModel:
         ("dense", _MANY, 1.0, True),
     ]
     times = [_step_ns(implementation, *row) for row in table]
-    compact, sketch, ahead, dense, much, sparse, sparser, cells, much_ahead = times
-    each = max(sparse - sparser, 0.0) / (_MANY * (_SPARSE - _SPARSER))
+    compact, sketch, one_round, dense, large, sparse, sparser, large_sketch, large_one_round = times
+    per_candidate = max(sparse - sparser, 0.0) / (_MANY * (_SPARSE - _SPARSER))
     call = max(sketch - compact, 0.0) / SKETCH_CALLS
-    ahead_step = max(ahead - sketch, 0.0)
+    one_round_step = max(one_round - sketch, 0.0)
     return CodecModel(
         call=call,
-        dense=max(much - dense, 0.0) / _MANY,
-        sparse=max((sparser - compact) / _MANY - _SPARSER * each, 0.0),
-        compact=each,
-        cell=max(cells - sparse - SKETCH_CALLS * call, 0.0) / (FEWEST_CELLS * _SPARSE * _MANY),
-        ahead=max(much_ahead - much - ahead_step, 0.0) / _MANY,
-        ahead_step=ahead_step,
+        dense=max(large - dense, 0.0) / _MANY,
+        sparse=max((sparser - compact) / _MANY - _SPARSER * per_candidate, 0.0),
+        compact=per_candidate,
+        cell=max(large_sketch - sparse - SKETCH_CALLS * call, 0.0) / (FEWEST_CELLS * _SPARSE * _MANY),
+        ahead=max(large_one_round - large - one_round_step, 0.0) / _MANY,
+        ahead_step=one_round_step,
     )
 
 
-def _step_ns(implementation: Implementation, form: Form, elements: int, share: float, ahead: bool) -> float:
-    """Return the least time of some steps of one worker that sums one tensor in memory."""
-    (alone,) = LocalSummation.group(1, lanes=elements)
-    # No step goes ahead if exchanges take no time, and every one does if they take a minute.
+def _step_ns(
+    implementation: Implementation, form: Form, elements: int, share: float, one_round: bool
+) -> float:
+    """Return the shortest time of some steps of a single worker, which sums a tensor in memory."""
+    (summation,) = LocalSummation.group(1, lanes=elements)
+    # If exchanges take no time, every step is done in two rounds; if they take a minute, in one round.
     reduce = Allreduce(
-        alone,
+        summation,
         forms="dense" if form == "dense" else "sparse",
         values=form if form != "dense" else "auto",
-        network=NetworkModel(round_trip_s=60.0 if ahead else 0.0),
+        network=NetworkModel(round_trip_s=60.0 if one_round else 0.0),
         implementation=implementation,
     )
-    chosen = np.random.default_rng(0).random(elements) < share
-    tensor: Any = chosen.astype(np.float32)
+    non_zeros = np.random.default_rng(0).random(elements) < share
+    tensor: Any = non_zeros.astype(np.float32)
     if implementation == "gpu":
         import torch
 
         tensor = torch.from_numpy(tensor).cuda()
     steps = [reduce.sum({"tensor": tensor}) for _ in range(_STEPS)]
-    # The first knows nothing of the tensor, and takes longer.
-    return 1e9 * min(one.encode_s + one.decode_s for one in steps[1:])
+    # The first step has no history, and takes longer.
+    return 1e9 * min(step.encode_s + step.decode_s for step in steps[1:])
 
 
 def _rounded(number: float) -> float:
+    """Round to two digits."""
     return float(f"{number:.2g}")

@@ -34,8 +34,8 @@ AGREEMENT_WORDS = 4
 _DIGEST_BYTES = 8
 #: Raise it when the words of a plan, or their order, change: workers of both versions then refuse each other.
 _WORDS_VERSION = 8
-#: The number of tensors that a message names.
-NAMED = 6
+#: How many tensors a message names.
+NAMES_SHOWN = 6
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class TensorPlan:
 
     @cached_property
     def key(self) -> tuple[str, int]:
-        """Name and number of elements, by which is known what the tensor had."""
+        """Name and number of elements: the key of the tensor's statistics in `History`."""
         return self.name, self.elements
 
     def __str__(self) -> str:
@@ -87,9 +87,9 @@ class Settings:
     """The settings of the form chooser as text, which differs if they do."""
 
     def cells(self, candidates: float) -> float:
-        """Return the cells per candidate of a sketch of so many candidates.
+        """Return the cells per candidate of a sketch of this many candidates.
 
-        By default they are the fewest from which that many can be peeled.
+        By default, it is the smallest number with which so many candidates are almost always peeled.
         """
         if self.cells_per_candidate is not None:
             return self.cells_per_candidate
@@ -98,21 +98,21 @@ class Settings:
 
 @dataclass(frozen=True)
 class IndexPart:
-    """Segments that share an index: a part of the sparse vector."""
+    """A part of the sparse vector: the segments that share an index."""
 
     index: Index
     keys: tuple[tuple[str, int], ...]
     """The keys of its tensors."""
     segments: slice
-    """Their segments."""
+    """The range of its segments."""
     words: slice
-    """Its words, of the bitmap of the sparse vector."""
+    """Its words in the bitmap of the sparse vector."""
     sent: slice
-    """The words of its index, of those that are OR-ed first."""
+    """The words of its index in the header."""
 
     @property
     def elements(self) -> int:
-        """Number of elements, with those that fill up rows."""
+        """Number of elements, with the padding of rows."""
         return ROW * int(self.words.stop - self.words.start)
 
 
@@ -126,16 +126,19 @@ class Layout:
             index = tensor.choice.index
             if tensor.elements:
                 (dense if index is None else parts.setdefault(index, [])).append(number)
-        #: The numbers of the tensors in the order of their segments; those without elements have none.
+        #: The numbers of the tensors in the order of their segments. A tensor without elements has none.
         self.order = [*dense, *chain.from_iterable(parts.values())]
-        chosen = [tensors[number] for number in self.order]
+        ordered = [tensors[number] for number in self.order]
         #: The segment of each tensor, or -1 without elements: int64[tensors].
         self.segments = np.full(len(tensors), -1)
         self.segments[self.order] = np.arange(len(self.order))
         #: The keys of the tensors, in the order of their segments.
-        self.keys = tuple(tensor.key for tensor in chosen)
+        self.keys = tuple(tensor.key for tensor in ordered)
         self.table = Table(
-            [Segment(one.elements, one.choice.index is not None, one.choice.scale_block) for one in chosen]
+            [
+                Segment(item.elements, item.choice.index is not None, item.choice.scale_block)
+                for item in ordered
+            ]
         )
         self.parts: list[IndexPart] = []
         segment, sent = 0, self.table.scale_words
@@ -143,15 +146,16 @@ class Layout:
             first, end = (int(self.table.first_words[at]) for at in (segment, segment + len(numbers)))
             words = index.words(ROW * (end - first))
             keys = tuple(tensors[number].key for number in numbers)
-            own = slice(self.table.dense + segment, self.table.dense + segment + len(numbers))
-            self.parts.append(IndexPart(index, keys, own, slice(first, end), slice(sent, sent + words)))
+            begin = self.table.dense + segment
+            segments = slice(begin, begin + len(numbers))
+            self.parts.append(IndexPart(index, keys, segments, slice(first, end), slice(sent, sent + words)))
             segment, sent = segment + len(numbers), sent + words
-        #: Words that are OR-ed first: of scales, and of indexes.
+        #: Number of words of the header: of scales, and of indexes.
         self.header_words = sent
 
     @cached_property
     def valid(self) -> Words:
-        """The bitmap of the sparse vector's elements, without those that only fill up rows."""
+        """The bitmap of the sparse vector's elements, without the padding of rows."""
         table = self.table
         words = np.full(table.words, 0xFFFFFFFF, np.uint32)
         rest = table.elements[table.dense :] % ROW
@@ -162,18 +166,18 @@ class Layout:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that workers must have in common before they exchange values."""
+    """Everything that must be the same on all workers before they exchange values."""
 
     tensors: tuple[TensorPlan, ...]
     workers: int
     lanes: int
     settings: Settings
     ahead: bool = False
-    """Whether numbers are sent together with the header, by what earlier steps tell."""
+    """Whether the step is done in one round, as predicted from earlier steps."""
 
     @cached_property
     def digest(self) -> int:
-        """64-bit hash of the plan: plans that differ have equal digests with probability 2**-64."""
+        """64-bit hash of the plan: different plans have equal digests with probability 2**-64."""
         return _digest(f"{_WORDS_VERSION} {self!r}")
 
     @cached_property
@@ -193,7 +197,7 @@ class Plan:
 
     @cached_property
     def dense_bytes(self) -> int:
-        """Bytes of UDP payload that would carry all elements as they are."""
+        """Bytes of UDP payload in which all elements would be sent as they are."""
         size = sum(tensor.elements * _SIZES[tensor.dtype] for tensor in self.tensors)
         return -(-size // (4 * self.lanes)) * packet_bytes(self.lanes)
 
@@ -204,18 +208,18 @@ class Plan:
 
     @cached_property
     def request(self) -> int:
-        """64-bit hash of the plan without its choices, which follow from the rest and from agreed steps."""
+        """64-bit hash of the plan without its choices, which follow from these fields and the history."""
         tensors = [(tensor.name, tensor.shape, tensor.dtype) for tensor in self.tensors]
         return _digest(repr((tensors, self.workers, self.lanes, self.settings)))
 
     def digest_at(self, step: int, expected: object = None) -> int:
-        """Return a 64-bit hash of the plan, of a worker's step, and of the text of what it expects of it."""
+        """Return a 64-bit hash of the plan, the number of a worker's step, and its prediction of the step."""
         return _digest(f"{self.digest}/{step}/{expected}")
 
     def __str__(self) -> str:
-        named = [str(tensor) for tensor in self.tensors[:NAMED]]
-        if len(self.tensors) > NAMED:
-            named.append(f"and {len(self.tensors) - NAMED} more")
+        named = [str(tensor) for tensor in self.tensors[:NAMES_SHOWN]]
+        if len(self.tensors) > NAMES_SHOWN:
+            named.append(f"and {len(self.tensors) - NAMES_SHOWN} more")
         what = "average" if self.settings.average else "sum"
         return (
             f"{self.digest:#018x} ({what} over {self.workers} workers of {', '.join(named) or 'no tensors'})"
@@ -223,6 +227,7 @@ class Plan:
 
 
 def _digest(text: str) -> int:
+    """Return a 64-bit hash of a text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest())
 
 
@@ -242,9 +247,9 @@ def agreed(words: Words) -> bool:
 
 
 def labeled(names: Sequence[str]) -> str:
-    """Return the names of tensors for a message: of many, the first few."""
-    more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
-    return " and ".join([", ".join(map(repr, names[:NAMED])), *more])
+    """Return the names of tensors for a message: the first few, and how many more there are."""
+    more = [f"{len(names) - NAMES_SHOWN} more"] if len(names) > NAMES_SHOWN else []
+    return " and ".join([", ".join(map(repr, names[:NAMES_SHOWN])), *more])
 
 
 def unsupported(tensors: Sequence[TensorPlan]) -> TensorPlan | None:

@@ -1,7 +1,7 @@
-"""Sum floats exactly over all workers, and give each worker its piece of the sum: a dense step in two rounds.
+"""Sum floats exactly over all workers, and return to each worker its piece of the sum, in two rounds.
 
-The first round ORs the scales of blocks for all workers, who all quantize by them. The second sends each
-piece's sum to its owner alone.
+In the first round, workers agree on the scales of blocks, by OR, and all quantize by them. In the second, the
+backend sends each piece's sum to its owner alone.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def reduce_scatter(
     Raises InvalidRequestError for another dtype, shape or length, PlanMismatchError if workers' pieces differ
     in length, and what the backend raises.
     """
-    workers, mine = summation.workers, summation.worker_id
-    size, left = divmod(values.size, workers)
-    if values.dtype != np.float32 or values.ndim != 1 or left:
+    workers, worker_id = summation.workers, summation.worker_id
+    size, remainder = divmod(values.size, workers)
+    if values.dtype != np.float32 or values.ndim != 1 or remainder:
         raise InvalidRequestError(
             f"values: {values.dtype}{list(values.shape)} has no piece of equal length for each of {workers} "
             "workers; pass float32 of one dimension, padded with zeros"
         )
     if not size:
         return np.empty(0, np.float32)
-    segments, nothing = device(implementation).segments, np.empty(0, np.uint32)
+    segments, no_words = device(implementation).segments, np.empty(0, np.uint32)
     table = Table([Segment(size, sparse=False)] * workers)
     codec = segments(table, np.split(values, workers), [None] * workers, workers)
     digest = int.from_bytes(hashlib.blake2b(f"reduce-scatter {size}".encode(), digest_size=8).digest())
@@ -56,20 +56,18 @@ def reduce_scatter(
             f"reduce_scatter: workers have pieces of other lengths than the {size} elements here"
         )
     codec.read_scales(united[AGREEMENT_WORDS:])
-    count, _ = codec.place(nothing)
+    count, _ = codec.place(no_words)
     if not count:
-        return codec.read(np.empty(0, np.int32), np.empty(0, np.int32), 1)[mine]
-    sent = codec.sent != 0
+        return codec.read(np.empty(0, np.int32), np.empty(0, np.int32), 1)[worker_id]
+    written = np.empty(count, np.int32)
+    codec.write_dense(written)
     numbers = np.zeros((workers, size), np.int32)
-    if sent.all():
-        codec.write_dense(numbers.reshape(-1))
-    else:
-        some = np.empty(count, np.int32)
-        codec.write_dense(some)
-        numbers[sent] = some.reshape(-1, size)
+    numbers[codec.sent != 0] = written.reshape(-1, size)
     total = summation.reduce_scatter(numbers.view(np.uint32).reshape(-1)).view(np.int32)
-    own = segments(Table([Segment(size, sparse=False)]), [values[mine * size :][:size]], [None], workers)
-    blocks = slice(*table.blocks[mine : mine + 2].tolist())
-    own.use(codec.fields[mine : mine + 1], codec.scales[blocks])
-    count, _ = own.place(nothing)
-    return own.read(total[:count], np.empty(0, np.int32), workers if average else 1)[0]
+    piece = segments(
+        Table([Segment(size, sparse=False)]), [values[worker_id * size :][:size]], [None], workers
+    )
+    blocks = slice(*table.blocks[worker_id : worker_id + 2].tolist())
+    piece.use(codec.fields[worker_id : worker_id + 1], codec.scales[blocks])
+    count, _ = piece.place(no_words)
+    return piece.read(total[:count], np.empty(0, np.int32), workers if average else 1)[0]

@@ -1,4 +1,4 @@
-"""How a training hook sums its buckets: exactly, here. `peelsum.compress` extends it by sums with loss."""
+"""How a training hook sums its buckets: exactly. `peelsum.compress` has reducers that compress."""
 
 from __future__ import annotations
 
@@ -11,57 +11,59 @@ from peelsum.allreduce.allreduce import Allreduce, Tensor
 from peelsum.summation import Summation
 
 T = TypeVar("T")
-#: sum(tensors, shapes, step): the averages of a bucket's flat tensors, by their parameters' names. Tensors
-#: that are float32 become their averages. The result has a `tally` and costs, as `StepResult` has.
+#: (tensors, shapes, step): returns the averages of a bucket's flat tensors, by their parameters' names, and
+#: writes them to the tensors that are float32. The result has a `tally` and costs, as `StepResult` has.
 BucketSum = Callable[[Mapping[str, Tensor], Sequence[tuple[int, ...]], int], Any]
 #: Returns the exact all-reduce of a bucket over a summation.
 ExactSum = Callable[[Summation], Allreduce]
 
 
 class Turns(Summation, Protocol):
-    """A `Summation` for several sums at once, whose exchanges with workers take turns."""
+    """A `Summation` for several sums at once, whose exchanges with other workers take turns."""
 
     @property
     def backend(self) -> Summation:
-        """What sums the words when it is their turn."""
+        """The backend that sums the words of one sum at a time."""
 
     def in_turn(self, exchange: Callable[[], T]) -> T:
-        """Return what another exchange returns when it is the turn of the sum that runs here."""
+        """Call `exchange` when it is the turn of the sum that runs in this thread; return its result."""
 
 
 class Reducer:
     """Sums every element, exactly, and keeps nothing for later steps."""
 
-    #: The hook's argument that asks for it.
+    #: The hook's argument that selects this reducer.
     argument = "values"
     #: Whether it takes arrays in host memory only.
     on_host = False
-    #: Whether it keeps what this rank has not sent, under the parameters' names.
+    #: Whether it keeps residuals, by the parameters' names: what this rank has not sent yet.
     residuals = False
-
-    #: Whether several buckets may be summed as one, with the same results.
+    #: Whether several buckets may be merged into one sum with the same results.
     merges = True
-    #: Where its sums take turns, once it is connected.
+    #: The summation at which its sums take turns, once it is connected.
     turns: Turns
 
     def warm_up(self) -> None:
-        """Compile what its sums need, besides the exact all-reduce."""
+        """Compile what its sums need in addition to the exact all-reduce."""
 
     def connect(self, turns: Turns, new_group: Callable[[], Any]) -> None:
-        """Sum at `turns` from now on; new_group: makes a process group, for what it cannot add up."""
+        """Sum at `turns` from now on. new_group: makes a process group, for other collectives than sums."""
         self.turns = turns
 
     def bucket(self, exact: ExactSum) -> BucketSum:
-        """Return the sum of a bucket."""
+        """Return the function that sums a bucket."""
         allreduce = exact(self.turns)
         return lambda tensors, shapes, step: allreduce.sum(tensors, in_place=True)
 
     def before(self, work: Callable[[], None], step: int) -> Callable[[], None]:
-        """Return `work`, a sum, and what goes before it; called in the order of submission."""
+        """Return a function that does what must precede a sum, then `work`, the sum.
+
+        It is called in the order in which sums are submitted.
+        """
         return work
 
     def stats(self) -> Any:
-        """Return the decisions of a strategy; None without one."""
+        """Return the decisions of a strategy; None without a strategy."""
         return None
 
     def saved(self) -> dict[str, Any]:
@@ -71,4 +73,4 @@ class Reducer:
     def restore(
         self, values: Mapping[str, Any], residuals: Sequence[Mapping[str, Mapping[str, NDArray[Any]]]]
     ) -> None:
-        """Continue where `saved` returned `values`, with the sums of the residuals of several ranks."""
+        """Restore the state that `saved` returned, with the sums of several ranks' residuals."""

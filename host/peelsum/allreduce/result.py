@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from peelsum.allreduce.indexes import IndexForm
 from peelsum.allreduce.plan import Form
-from peelsum.codec import FixedPoint, Selection, rounding_bounds
+from peelsum.codec import FixedPoint, rounding_bounds
 
 Integers = NDArray[np.int32] | NDArray[np.int64]
 
@@ -48,8 +48,8 @@ class TensorResult:
     """Number by which the sum was divided: 1, or `fan_in` for an average."""
     words_sent: int
     """32-bit words that this worker sent for the tensor: exponents, index, values and left-over."""
-    selection: Selection | None
-    """The elements to which `quantized_at` and `total_at` belong; None means all."""
+    selection: Callable[[], NDArray[np.int64]] | None
+    """Returns the `positions`; None means all elements."""
     quantized_at: Integers
     """int32[k]: the integers that this worker contributed; int64[k] if a sum may need more than 32 bits."""
     total_at: Integers
@@ -65,13 +65,13 @@ class TensorResult:
     own: int = 0
     """Elements that are not zero in this worker's `quantized`."""
 
-    @property
+    @cached_property
     def positions(self) -> NDArray[np.int64] | None:
         """Elements int64[k] to which `quantized_at` and `total_at` belong; None means all.
 
-        They are found when they are first read.
+        They are computed when they are first read.
         """
-        return None if self.selection is None else self.selection.positions
+        return None if self.selection is None else self.selection()
 
     @cached_property
     def quantized(self) -> Integers:
@@ -119,6 +119,11 @@ class TensorResult:
         return bounds.reshape(self.shape)
 
     @property
+    def scale_block(self) -> int | None:
+        """Elements in each block that had a scale of its own; None if no scale was needed."""
+        return None if self.fixed is None else self.fixed.block
+
+    @property
     def density(self) -> float:
         """Share of elements that are non-zero on any worker, according to the index.
 
@@ -137,6 +142,7 @@ class TensorResult:
         return self.own / max(self.elements, 1)
 
     def _spread(self, numbers: Integers) -> Integers:
+        """Return selected elements' numbers in the tensor's shape, with zeros elsewhere, on the host."""
         numbers = _on_host(numbers)
         if numbers.size == self.elements:
             return numbers.reshape(self.shape)
@@ -147,7 +153,7 @@ class TensorResult:
 
 
 class Contribution(NamedTuple):
-    """The numbers other than 0 that a worker contributed to a tensor's sum."""
+    """The integers that a worker contributed to a tensor's sum, without zeros."""
 
     positions: NDArray[np.int64]
     """int64[k], ascending: their elements."""
@@ -159,7 +165,7 @@ class Contribution(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorTally:
-    """A tensor's sum in numbers, without its arrays."""
+    """Statistics of a tensor's sum, without its arrays."""
 
     elements: int
     """Number of elements."""
@@ -179,7 +185,7 @@ class TensorTally:
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """Counts of a step's tensors."""
+    """Statistics of a step's tensors."""
 
     names: tuple[str, ...]
     """The tensors' names."""
@@ -194,13 +200,13 @@ class Tally:
     cells: int
     """Cells of the step's sketch."""
     left_over: int
-    """Candidates that peeling left over, whose numbers were then sent as they are."""
+    """Candidates that were not peeled, whose numbers were then sent as they are."""
     tensors: Callable[[], Mapping[str, TensorTally]]
     """Returns each tensor's tally, by name. It keeps no arrays of elements."""
 
 
 class Results(Sequence[TensorResult]):
-    """The results of several tensors; `make` makes each by its number when it is first read."""
+    """The results of a step's tensors. `make` makes each, given its number, when it is first read."""
 
     def __init__(self, count: int, make: Callable[[int], TensorResult]) -> None:
         self._make = make
@@ -238,9 +244,9 @@ class StepResult(Mapping[str, TensorResult]):
     digest: int
     """The plan's digest."""
     ahead: bool
-    """Whether numbers were sent together with the header, by what earlier steps told."""
+    """Whether the step was done in one round, as predicted from earlier steps."""
     exchanges: int
-    """Exchanges, one after the other."""
+    """Number of exchanges, one after the other."""
     wire_bytes: int
     """Bytes of UDP payload that this worker contributed: with headers and padding, not retransmissions."""
     dense_bytes: int

@@ -1,6 +1,6 @@
-"""Run one step: its rounds, each with one call of `Summation.sum_words`, which are measured.
+"""Run one step: the rounds of its protocol, each with one call of `Summation.sum_words`, and measure them.
 
-If a device lacks memory, the host goes through the rounds again, with the sums of those that have ended.
+If a device runs out of memory, the host repeats the rounds, with the sums of those that have ended.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from peelsum.allreduce.choosing import Chooser
+from peelsum.allreduce.decoding import StepDecoder
 from peelsum.allreduce.errors import DeviceMemoryError, PlanMismatchError
 from peelsum.allreduce.one_round import Expected, OneRound
-from peelsum.allreduce.outcome import Outcome
 from peelsum.allreduce.plan import Plan, agreed, agreement_words
 from peelsum.allreduce.protocol import Round, Rounds, SumProtocol, Sums
 from peelsum.allreduce.result import StepResult
@@ -30,22 +30,22 @@ _log = logging.getLogger("peelsum")
 
 
 def unnoted(values: Mapping[str, int]) -> None:
-    """Note nothing."""
+    """Ignore the costs of an exchange or a step."""
 
 
-#: What a step spends its time on.
+#: The phases on which a step spends its time.
 Phase = Literal["encode", "exchange", "decode"]
-#: Maps a phase, or "step" for all of it, to a context manager, entered and left with it.
+#: Returns the context manager that is entered at the begin of a phase, or of a "step", and left at its end.
 Span = Callable[[Phase | Literal["step"]], AbstractContextManager[object]]
-#: Takes the cost of a step or of an exchange, inside its span.
+#: Called with the cost of an exchange or of a step, inside its span.
 Note = Callable[[Mapping[str, int]], None]
 
 
-class Step:
-    """A worker's step of a plan, the `number`-th of its all-reduce.
+class StepExecutor:
+    """Executes one step of a plan on this worker, the `number`-th of its all-reduce.
 
-    Entered as a context, it leaves the phase that an error ends. device: the one where tensors lie, and from
-    which words travel. clock, span, note: as for `Allreduce`.
+    As a context manager, it ends the span of a phase in which an error is raised. device: where the tensors
+    lie, and from which words are sent. clock, span, note: as for `Allreduce`.
     """
 
     def __init__(
@@ -61,55 +61,56 @@ class Step:
     ) -> None:
         self._summation, self._chooser, self._device = summation, chooser, device
         self._plan, self._number, self._seed = plan, number, 0
-        if plan.layout.parts:  # one that changes with each step: an unlucky support gets another
+        if plan.layout.parts:  # a new seed in each step: a sketch that is not peeled well is not repeated
             text = f"{plan.settings.seed}/{number}"
             self._seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
-        goes_ahead = plan.ahead and plan.layout.order
-        self._expected = Expected.of(plan, chooser.history, self._seed) if goes_ahead else None
-        #: The parts that are sent before those of the first round.
-        self._before = [self._agreement()]
+        predicted = plan.ahead and plan.layout.order
+        self._expected = Expected.of(plan, chooser.history, self._seed) if predicted else None
+        #: The parts that are sent with the first round, in front of it.
+        self._leading_parts = [self._agreement()]
         self._clock, self._span, self._note = clock, None if span is nullcontext else span, note
-        #: The OR-ed and the added words of each round so far, kept if the host may go through them again.
-        self._past: list[tuple[Words, Words]] = []
+        #: The OR-ed and the added words of each round so far, kept if the host may have to repeat the rounds.
+        self._round_sums: list[tuple[Words, Words]] = []
         #: Whether the backend has begun a sum and has not returned it.
         self._summing = False
         self._chunks = self._exchanges = 0
         self._seconds: dict[Phase, float] = {"encode": 0.0, "exchange": 0.0, "decode": 0.0}
         self._phase: Phase | None = None
-        self._within: AbstractContextManager[object] | None = None
-        self._began = 0.0
+        self._phase_span: AbstractContextManager[object] | None = None
+        self._phase_began = 0.0
 
-    def __enter__(self) -> Step:
+    def __enter__(self) -> StepExecutor:
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        if self._within is not None:
-            self._within.__exit__(kind, error, traceback)
+        if self._phase_span is not None:
+            self._phase_span.__exit__(kind, error, traceback)
 
     def agree(self) -> None:
-        """Exchange the agreement alone."""
-        self._sum_words(self._before)
-        self._before = []
+        """Check that all workers have the same plan, in an exchange of its own."""
+        self._sum_words(self._leading_parts)
+        self._leading_parts = []
 
     def sum(self, tensors: Mapping[str, Any], into: Mapping[str, Any]) -> StepResult:
         """Sum the plan's tensors, by name; write the sums to those of `into`. Errors: see `Allreduce.sum`."""
         try:
             return self._sum_on(self._device, tensors, into)
         except RuntimeError as error:
-            lacked = None if self._device.is_host else self._lacked(error)
-            if lacked is None:
+            message = None if self._device.is_host else self._out_of_memory(error)
+            if message is None:
                 raise
-        # The traceback is gone here, and with it what the step had on the device.
-        _log.error("%s. The host computes this step.", lacked)
+        # The traceback is gone here, and with it the step's memory on the device.
+        _log.error("%s. The host computes this step.", message)
         try:
             return self._sum_on_host(tensors, into)
         except RuntimeError as error:  # over NCCL, words need memory of the device
-            lacked = self._lacked(error)
-            if lacked is None:
+            message = self._out_of_memory(error)
+            if message is None:
                 raise
-        raise DeviceMemoryError(f"{lacked}. Start again with a new summation.")
+        raise DeviceMemoryError(f"{message}. Start again with a new summation.")
 
     def _agreement(self) -> Part:
+        """Return the words whose OR shows whether all workers have the same plan, and the check of it."""
         plan, number, expected = self._plan, self._number, self._expected
 
         def check(words: Words) -> None:
@@ -128,37 +129,38 @@ class Step:
 
     def _sum_on(self, device: Device, named: Mapping[str, Any], into: Mapping[str, Any]) -> StepResult:
         """Run the rounds of a protocol whose arrays lie on `device`, and decode their sums."""
-        layout, outcome = self._plan.layout, Outcome(self._plan, device)
+        layout, decoder = self._plan.layout, StepDecoder(self._plan, device)
         if layout.order:
             tensors = list(named.values())
-            with device.beside(tensors[layout.order[0]]):
-                self._enter("encode")
-                values, out = device.flat(tensors, [into.get(name) for name in named])
-                chosen = [values[m] for m in layout.order], [out[m] for m in layout.order]
-                protocol = self._protocol(device, *chosen)
+            with device.device_context(tensors[layout.order[0]]):
+                self._enter_phase("encode")
+                values, out = device.flatten(tensors, [into.get(name) for name in named])
+                segments = [values[m] for m in layout.order], [out[m] for m in layout.order]
+                protocol = self._protocol(device, *segments)
                 self._run(protocol.rounds(), device)
-                outcome.take(protocol)
-        elif self._before:
+                decoder.decode(protocol)
+        elif self._leading_parts:
             self.agree()
-        return self._result(outcome)
+        return self._result(decoder)
 
     def _protocol(self, device: Device, values: Sequence[Any], out: Sequence[Any]) -> SumProtocol:
+        """Return the plan's protocol for these values, and the arrays for their results or None."""
         codec = device.segments(self._plan.layout.table, values, out, self._plan.workers)
         if self._expected:
             return OneRound(self._plan, self._chooser, device, codec, self._expected)
         return TwoRounds(self._plan, self._chooser, device, codec, self._seed)
 
-    def _lacked(self, error: RuntimeError) -> str | None:
-        """Return a message if the device had no room; None if the error says something else.
+    def _out_of_memory(self, error: RuntimeError) -> str | None:
+        """Return a message if the device is out of memory; None if the error has another cause.
 
-        Raises DeviceMemoryError if the backend had begun a sum, which cannot go on.
+        Raises DeviceMemoryError if the backend has begun a sum, which cannot go on.
         """
         device = self._device
-        asked = device.lacked(error)
-        if asked is None:
+        size = device.out_of_memory(error)
+        if size is None:
             return None
         message = (
-            f"memory: worker {self._summation.worker_id} has no room for {asked} on the device, in step "
+            f"memory: worker {self._summation.worker_id} has no room for {size} on the device, in step "
             f"{self._number} for {self._plan.label}; free memory there, sum fewer tensors in one step (with "
             "DDP, a smaller bucket_cap_mb), or pass in_place=True"
         )
@@ -169,35 +171,36 @@ class Step:
         return message
 
     def _sum_on_host(self, named: Mapping[str, Any], into: Mapping[str, Any]) -> StepResult:
-        """Go through the rounds again on the host, end them there, and copy the sums to the device."""
+        """Repeat the rounds on the host, complete the step there, and copy the sums to the device."""
         device = self._device
-        summed = self._sum_on(HOST, {name: device.near(tensor) for name, tensor in named.items()}, {})
-        results, lacked = [], None
-        for result in summed.tensors:
+        on_host = self._sum_on(HOST, {name: device.host_copy(tensor) for name, tensor in named.items()}, {})
+        results, message = [], None
+        for result in on_host.tensors:
             try:
-                there = device.placed_in(result.values, named[result.name], into.get(result.name))
+                values = device.copy_to_tensor(result.values, named[result.name], into.get(result.name))
             except RuntimeError as error:
-                lacked = self._lacked(error)
-                if lacked is None:
+                message = self._out_of_memory(error)
+                if message is None:
                     raise
-                there = device.left_on_host(result.values)
-            results.append(replace(result, values=cast(Any, there)))
-        ended = replace(summed, tensors=results)
-        if lacked is not None:
-            failed = DeviceMemoryError(f"{lacked}. The error's `result` has the sums, on the host.")
-            failed.result = ended
-            raise failed
-        return ended
+                values = device.as_tensor(result.values)
+            results.append(replace(result, values=cast(Any, values)))
+        step = replace(on_host, tensors=results)
+        if message is not None:
+            failure = DeviceMemoryError(f"{message}. The error's `result` has the sums, on the host.")
+            failure.result = step
+            raise failure
+        return step
 
-    def _result(self, outcome: Outcome) -> StepResult:
-        self._enter(None)
+    def _result(self, decoder: StepDecoder) -> StepResult:
+        """End the step, and return its result."""
+        self._enter_phase(None)
         wire_bytes = self._chunks * packet_bytes(self._summation.lanes)
         counts = {"step": self._number, "worker": self._summation.worker_id}
         self._note({**counts, "chunks": self._chunks, "bytes": wire_bytes})
         return StepResult(
-            tensors=outcome.results,
-            tally=outcome.tally,
-            contributions=outcome.contributions,
+            tensors=decoder.results,
+            tally=decoder.tally,
+            contributions=decoder.contributions,
             digest=self._plan.digest,
             ahead=self._plan.ahead,
             exchanges=self._exchanges,
@@ -208,44 +211,43 @@ class Step:
             decode_s=self._seconds["decode"],
         )
 
-    def _enter(self, phase: Phase | None) -> None:
-        """End the phase before, if there is one, and begin another, or none."""
+    def _enter_phase(self, phase: Phase | None) -> None:
+        """End the current phase, if there is one, and begin `phase`, if that is not None."""
         if phase == self._phase:
             return
         now = self._clock()
         if self._phase is not None:
-            self._seconds[self._phase] += now - self._began
-        self._phase, self._began = phase, now
+            self._seconds[self._phase] += now - self._phase_began
+        self._phase, self._phase_began = phase, now
         if self._span is not None:
-            before, self._within = self._within, None
-            if before is not None:
-                before.__exit__(None, None, None)
+            previous, self._phase_span = self._phase_span, None
+            if previous is not None:
+                previous.__exit__(None, None, None)
             if phase is not None:
-                self._within = self._span(phase)
-                self._within.__enter__()
+                self._phase_span = self._span(phase)
+                self._phase_span.__enter__()
 
     def _run(self, rounds: Rounds, device: Device) -> None:
         """Run all rounds of a protocol, whose arrays lie on `device`.
 
-        If the step has had rounds, the protocol goes through them again: nothing is sent, and the sums are
-        the same.
+        The rounds that the step has had already are repeated from their sums: nothing is sent.
         """
-        past, asked = iter([*self._past]), next(rounds)
+        earlier, request = iter([*self._round_sums]), next(rounds)
         while True:
-            if (before := next(past, None)) is not None:
-                # For the protocol alone: it takes no memory of a device.
-                asked.write(device.words(asked.or_words), device.words(asked.add_words))
-            ored, added = before or self._summed(asked, device)
-            self._enter("decode")
+            if (sums := next(earlier, None)) is not None:
+                # The protocol needs what `write` sets. It runs on the host here, not on a device.
+                request.write(device.words(request.or_words), device.words(request.add_words))
+            ored, added = sums or self._sum_round(request, device)
+            self._enter_phase("decode")
             try:
-                asked = rounds.send(self._received(ored, added, device))
+                request = rounds.send(self._to_device(ored, added, device))
             except StopIteration:
                 return
-            self._enter("encode")
+            self._enter_phase("encode")
 
     def _sum_words(self, parts: Sequence[Part]) -> list[Words]:
         """Call `Summation.sum_words`, measure it, and run each part's check, in case the backend did not."""
-        self._enter("exchange")
+        self._enter_phase("exchange")
         self._summing = True
         results = self._summation.sum_words(parts)
         self._summing = False
@@ -261,36 +263,36 @@ class Step:
                 part.check(result)
         return results
 
-    def _summed(self, asked: Round, device: Device) -> tuple[Words, Words]:
-        """Write the words of a round, and sum them."""
-        ored, added = self._written(asked, device)
+    def _sum_round(self, request: Round, device: Device) -> tuple[Words, Words]:
+        """Write the words of a round, and return the sums, the OR-ed and the added words."""
+        ored, added = self._write_round(request, device)
         both = Part(ored, "or"), Part(added, "add")
         sent = [part for part in both if len(part.words)]
-        totals = self._sum_words([*self._before, *sent])[len(self._before) :]
-        self._before = []
+        totals = self._sum_words([*self._leading_parts, *sent])[len(self._leading_parts) :]
+        self._leading_parts = []
         by_op = {part.op: total for part, total in zip(sent, totals, strict=True)}
-        nothing: Words = np.empty(0, np.uint32)  # takes no memory of a device, which may lack it
-        summed = by_op.get("or", nothing), by_op.get("add", nothing)
+        empty: Words = np.empty(0, np.uint32)  # takes no memory of a device, which may be short of it
+        sums = by_op.get("or", empty), by_op.get("add", empty)
         if not self._device.is_host:
-            self._past.append(summed)
-        return summed
+            self._round_sums.append(sums)
+        return sums
 
-    def _written(self, asked: Round, device: Device) -> tuple[Words, Words]:
-        """Return the words of a round, where they are sent from."""
-        travels = device if device is self._device or not self._device.direct else self._device
-        sent = travels.traveling(asked.or_words), travels.traveling(asked.add_words)
-        if travels is device and device.direct:
-            asked.write(*sent)
+    def _write_round(self, request: Round, device: Device) -> tuple[Words, Words]:
+        """Return this worker's words of a round, in the memory from which the backend sends them."""
+        sender = device if device is self._device or not self._device.direct else self._device
+        sent = sender.traveling(request.or_words), sender.traveling(request.add_words)
+        if sender is device and device.direct:
+            request.write(*sent)
             return sent
-        own = device.words(asked.or_words), device.words(asked.add_words)
-        asked.write(*own)
-        for words, out in zip(own, sent, strict=True):
-            travels.send(travels.placed(words), out)
-        travels.settle()
+        written = device.words(request.or_words), device.words(request.add_words)
+        request.write(*written)
+        for words, out in zip(written, sent, strict=True):
+            sender.send(sender.placed(words), out)
+        sender.settle()
         return sent
 
-    def _received(self, ored: Words, added: Words, device: Device) -> Sums:
-        """Return sums on a protocol's device."""
+    def _to_device(self, ored: Words, added: Words, device: Device) -> Sums:
+        """Return received sums on a protocol's device."""
         if device.is_host:
             ored, added = self._device.on_host(ored), self._device.on_host(added)
             return Sums(ored, added, ored)

@@ -1,7 +1,7 @@
-"""Sum rows of tables of which each worker has a few: agree on the rows, then send only these.
+"""Agree on the rows of tables of which each worker has a few, to sum these rows only.
 
 Theory of operation. Every worker has ascending row numbers, and a value of fixed size for each. These are the
-exchanges:
+exchanges of a sum:
 
     exchange   words                                              when
     rows       gathered: a digest, counts, the packed row numbers always; once more beyond one packet
@@ -9,8 +9,8 @@ exchanges:
     values     ADD: the shared rows' numbers                      likewise
     unshared   gathered: rows that a single worker has            if there are such rows
 
-After the first exchange all workers know who has which row. A row that a single worker has needs no sum: it
-is sent as it is. Memory and time depend on the touched rows, not on the length of a table.
+After the first exchange all workers know which worker has which rows. A row that a single worker has needs no
+sum: it is sent as it is. Memory and time depend on the workers' rows, not on the length of a table.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ class GatheringSummation(Summation, Protocol):
     """A backend that also gathers words."""
 
     def all_gather(self, words: Words) -> Words:
-        """See `PieceSummation.all_gather`."""
+        """Return the words of all workers: uint32[workers * k] of uint32[k]."""
 
 
 class RowUnion(NamedTuple):
-    """The rows that any worker has of a table."""
+    """The union of all workers' rows of a table."""
 
     rows: Rows
     """int64[u], ascending."""
     places: Sequence[Rows]
-    """For each worker, int64[n]: the places of its rows in `rows`."""
+    """For each worker, int64[n]: the indices of its rows in `rows`."""
     shared: NDArray[np.bool_]
     """bool[u]: whether several workers have the row."""
 
     def unshared(self, worker: int) -> Rows:
-        """Return the places in `rows` of those that only this worker has: int64[k]."""
-        places = self.places[worker]
-        return places[~self.shared[places]]
+        """Return the indices in `rows` of the rows that only this worker has: int64[k]."""
+        indices = self.places[worker]
+        return indices[~self.shared[indices]]
 
 
 def pack_rows(rows: Rows, length: int) -> Words:
@@ -98,6 +98,7 @@ def packed_words(count: int, length: int) -> int:
 
 
 def _low_bits(count: int, length: int) -> int:
+    """Return how many low bits of each number are packed as they are."""
     return max(length // max(count, 1), 1).bit_length() - 1
 
 
@@ -111,15 +112,16 @@ def unite_rows(
     """
     counts = np.array([rows.size for rows, _ in tables], np.uint32)
     message = np.concatenate([counts, *(pack_rows(*table) for table in tables)])
-    messages = _gathered(summation, message, what)
-    by_worker = [_rows_of(message, [length for _, length in tables]) for message in messages]
-    return [_union(of_table) for of_table in zip(*by_worker, strict=True)]
+    messages = _gather_messages(summation, message, what)
+    by_worker = [_unpack_message(message, [length for _, length in tables]) for message in messages]
+    return [_union(rows) for rows in zip(*by_worker, strict=True)]
 
 
-def _gathered(summation: GatheringSummation, message: Words, what: str) -> list[Words]:
-    """Return all workers' messages, of any lengths.
+def _gather_messages(summation: GatheringSummation, message: Words, what: str) -> list[Words]:
+    """Return all workers' messages, which may have different lengths, in the order of the workers.
 
-    A first exchange gathers a packet of each, a second one the rest, padded to the longest.
+    A first exchange gathers the first packet of each message; a second one the rest, padded to the longest.
+    Raises PlanMismatchError if `what` is not the same on all workers.
     """
     digest = int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest())
     first = np.zeros(max(summation.lanes, _FEWEST_WORDS), np.uint32)
@@ -142,7 +144,8 @@ def _gathered(summation: GatheringSummation, message: Words, what: str) -> list[
     return [np.concatenate([packet, rest])[:length] for packet, rest, length in pairs]
 
 
-def _rows_of(message: Words, lengths: Sequence[int]) -> list[Rows]:
+def _unpack_message(message: Words, lengths: Sequence[int]) -> list[Rows]:
+    """Return a worker's rows in each table. lengths: of the tables."""
     counts = message[: len(lengths)].tolist()
     sizes = [packed_words(count, length) for count, length in zip(counts, lengths, strict=True)]
     ends = np.cumsum([len(lengths), *sizes]).tolist()
@@ -151,12 +154,13 @@ def _rows_of(message: Words, lengths: Sequence[int]) -> list[Rows]:
 
 
 def _union(by_worker: Sequence[Rows]) -> RowUnion:
+    """Return the union of workers' rows in a table."""
     rows, counts = np.unique(np.concatenate(by_worker), return_counts=True)
-    return RowUnion(rows, [np.searchsorted(rows, of_worker) for of_worker in by_worker], counts > 1)
+    return RowUnion(rows, [np.searchsorted(rows, local) for local in by_worker], counts > 1)
 
 
 class RowSums(NamedTuple):
-    """Sums of floats, and how exact they are."""
+    """Sums of floats, and the scales by which they were quantized."""
 
     values: Sequence[Floats]
     """Each tensor's sum or average, float32[n]; NaN if it was not finite on some worker."""
@@ -169,7 +173,7 @@ def sum_floats(summation: Summation, tensors: Sequence[Floats], *, average: bool
 
     Tensors may be empty. The caller ensures that their number and sizes are the same on all workers.
     """
-    nothing = np.empty(0, np.int32)
+    no_numbers = np.empty(0, np.int32)
     filled = [tensor for tensor in tensors if tensor.size]
     if not filled:
         return RowSums(list(tensors), [0] * len(tensors))
@@ -185,7 +189,7 @@ def sum_floats(summation: Summation, tensors: Sequence[Floats], *, average: bool
     if count:
         (total,) = summation.sum_words([Part(numbers.view(np.uint32), "add")])
         numbers = total.view(np.int32)
-    sums = iter(codec.read(numbers, nothing, summation.workers if average else 1))
+    sums = iter(codec.read(numbers, no_numbers, summation.workers if average else 1))
     lowest = iter(np.minimum.reduceat(codec.scales, table.blocks[:-1]).tolist())
     pairs = [(next(sums), next(lowest)) if tensor.size else (tensor, 0) for tensor in tensors]
     return RowSums(*map(list, zip(*pairs, strict=True)))

@@ -1,7 +1,7 @@
-"""The sum in two rounds: first what all workers have to know, then the numbers.
+"""The sum in two rounds: first the scales and the index that all workers must agree on, then the numbers.
 
 Theory of operation. It is used when nothing is known of the tensors yet, or where a round trip takes less
-time than the words that guesses cost.
+time than the words that wrong predictions cost.
 
     round        op   words                                               when
     header       OR   scales of blocks; indexes of the sparse vector      always
@@ -24,55 +24,60 @@ from peelsum.summation import Words
 
 
 class TwoRounds(SumProtocol):
-    """See `SumProtocol`."""
+    """Sums a step's tensors by scales and an index that all workers have agreed on in a first round."""
 
     def rounds(self) -> Rounds:
-        """See `SumProtocol.rounds`."""
+        """Yield the header's round, then those of refinement, values and left-over as they are needed."""
         sums = yield Round(self.layout.header_words, 0, self._write_header)
-        self._read_scales(self._device.on_host(sums.near[: self.layout.table.scale_words]))
-        dense, candidates = yield from self._index(sums)
+        self._read_scales(self._device.on_host(sums.or_on_host[: self.layout.table.scale_words]))
+        dense, candidates = yield from self._decode_and_refine_index(sums)
         if candidates and self.chooser.sparse_form == "sketch":
-            yield from self._sketched(dense, candidates)
+            yield from self._exchange_sketch(dense, candidates)
         elif dense + candidates:
-            yield from self._as_they_are(dense, candidates)
+            yield from self._exchange_compact(dense, candidates)
 
-    def _index(self, sums: Sums) -> Generator[Round, Sums, tuple[int, int]]:
-        """Set `union` to the candidates; refine it where that pays. Return what `SegmentCodec.place` does."""
-        self._unite(sums)
-        placed = self.codec.place(self.union)
+    def _decode_and_refine_index(self, sums: Sums) -> Generator[Round, Sums, tuple[int, int]]:
+        """Set `union` to the candidates, refined where that pays; return how many numbers will be sent.
+
+        These are the dense vector's, and the candidates'.
+        """
+        self._set_union(sums)
+        counts = self.codec.place(self.union)
         refinements = self._refinements(sums)
         if refinements:
-            yield from self._refine(refinements)
-            placed = self.codec.place(self.union)
-        return placed
+            yield from self._exchange_refinements(refinements)
+            counts = self.codec.place(self.union)
+        return counts
 
-    def _as_they_are(self, dense: int, candidates: int) -> Rounds:
+    def _exchange_compact(self, dense: int, candidates: int) -> Rounds:
+        """Exchange the dense numbers, and the candidates' in order; set the sums."""
+
         def write(ored: Words, added: Words) -> None:
-            numbers = self._device.signed(added)
-            self.own_dense, self.own_sparse = numbers[:dense], numbers[dense:]
-            self.codec.write_dense(self.own_dense)
-            self.codec.gather(self.own_sparse)
+            numbers = self._device.as_int32(added)
+            self.local_dense, self.local_sparse = numbers[:dense], numbers[dense:]
+            self.codec.write_dense(self.local_dense)
+            self.codec.gather(self.local_sparse)
 
         sums = yield Round(0, dense + candidates, write)
-        total = self._device.signed(sums.added)
+        total = self._device.as_int32(sums.added)
         self.dense, self.sparse, self.value_words = total[:dense], total[dense:], candidates
 
-    def _sketched(self, dense: int, candidates: int) -> Rounds:
-        """Send the candidates' numbers as a sketch, peel its sum, and exchange the left-over."""
+    def _exchange_sketch(self, dense: int, candidates: int) -> Rounds:
+        """Exchange the dense numbers and a sketch of the candidates'; peel it, and exchange the left-over."""
         device = self._device
         positions = device.positions(self.union, 32 * len(self.union), count=candidates)
         layout = SketchLayout.sized(candidates, self._seed, self.plan.settings.cells(candidates))
 
         def write(ored: Words, added: Words) -> None:
-            self.own_dense, self.own_sparse = device.signed(added)[:dense], device.integers(candidates)
-            self.codec.write_dense(self.own_dense)
-            self.codec.gather(self.own_sparse)
-            device.sketch_encode(layout, positions, self.own_sparse, added[dense:])
+            self.local_dense, self.local_sparse = device.as_int32(added)[:dense], device.integers(candidates)
+            self.codec.write_dense(self.local_dense)
+            self.codec.gather(self.local_sparse)
+            device.sketch_encode(layout, positions, self.local_sparse, added[dense:])
 
         sums = yield Round(0, dense + layout.cells, write)
-        self.dense, self.sparse = device.signed(sums.added[:dense]), device.integers(candidates)
-        left = device.sketch_decode(layout, sums.added[dense:], positions, self.sparse)
-        self.cells, self.left_over = layout.cells, len(left)
-        self.value_words = layout.cells + len(left)
-        if len(left):
-            (self.sparse[left],) = yield from self._exchanged([self.own_sparse[left]])
+        self.dense, self.sparse = device.as_int32(sums.added[:dense]), device.integers(candidates)
+        unpeeled = device.sketch_decode(layout, sums.added[dense:], positions, self.sparse)
+        self.cells, self.left_over = layout.cells, len(unpeeled)
+        self.value_words = layout.cells + len(unpeeled)
+        if len(unpeeled):
+            (self.sparse[unpeeled],) = yield from self._exchange_numbers([self.local_sparse[unpeeled]])

@@ -13,7 +13,6 @@ from peelsum.codec.floats import BFloat16, widened
 from peelsum.codec.index import BLOCK_SIZES, BloomLayout, block_words, index_words
 from peelsum.codec.layout import FEWEST_CELLS, MANY_CANDIDATES, SPARE_CELLS, SUB_TABLES, SketchLayout
 from peelsum.codec.segments import ROW
-from peelsum.codec.selection import Selection
 
 __all__ = [
     "BLOCK_SIZES",
@@ -30,7 +29,6 @@ __all__ = [
     "Device",
     "FixedPoint",
     "Implementation",
-    "Selection",
     "SketchLayout",
     "block_words",
     "device",
@@ -43,12 +41,3 @@ __all__ = [
     "warm_up",
     "widened",
 ]
-
-_OF_A_DEVICE = ("kernels", "memory", "segment_codec", "Kernels", "Memory", "HostMemory")
-
-
-def __getattr__(name: str) -> object:
-    """Raise ImportError for a name that `device` replaces, else AttributeError."""
-    if name in _OF_A_DEVICE:
-        raise ImportError(f"peelsum.codec.{name} is gone; call an operation of peelsum.codec.device(...)")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
 """The interface to a device: the codec's operations, the memory of their arrays, and the choice of a device.
 
 A device holds a step's arrays and runs the codec on them. Operations write into arrays that the caller
-provides and ignore their previous content. They do not check sizes and types: arrays must be C-contiguous and
-in native byte order. All devices give identical bits.
+provides, whatever these contain. They do not check sizes and types: arrays must be C-contiguous and in native
+byte order. All devices compute identical bits.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from numpy.typing import NDArray
 
 from peelsum.buffers import frozen
 from peelsum.codec.arrays import Floats, Integers, Numbers, Words
-from peelsum.codec.cpu.device import CpuDevice
-from peelsum.codec.cpu.index import occupied
+from peelsum.codec.cpu.index import CpuIndex, occupied
+from peelsum.codec.cpu.memory import HostMemory
 from peelsum.codec.cpu.scales import quantize
+from peelsum.codec.cpu.segments import CpuSegments
+from peelsum.codec.cpu.sketch import CpuSketch
 from peelsum.codec.cpu.words import address
 from peelsum.codec.errors import CodecError
 from peelsum.codec.fixed_point import FixedPoint
 from peelsum.codec.index import BloomLayout
 from peelsum.codec.layout import SketchLayout
-from peelsum.codec.reference.device import ReferenceDevice
+from peelsum.codec.reference.index import ReferenceIndex
+from peelsum.codec.reference.segments import ReferenceSegments
+from peelsum.codec.reference.sketch import ReferenceSketch
 from peelsum.codec.segments import Segment, SegmentCodec, Table
 from peelsum.extras import missing
 
@@ -47,15 +51,16 @@ class Device(Protocol):
     def segments(
         self, table: Table, values: Sequence[Any], out: Sequence[Any], workers: int, /
     ) -> SegmentCodec:
-        """Return the codec of a step: of a table and its tensors float32[n], in the order of the segments.
+        """Return a step's `SegmentCodec`, for the segments of a table and their values, float32[n] each.
 
-        out: where their results are written, or None for a new array each. workers: those that sum.
+        out: for each segment, the array to which its result is written, or None for a new one.
+        workers: how many workers' values are summed.
         """
 
     # Index
 
     def count(self, index: Words) -> int:
-        """Return how many bits of words here, or of received ones, are set; count them where they are."""
+        """Return how many bits of a bitmap are set. It may be on this device, or on the host, as received."""
 
     def positions(self, index: Words, elements: int, first: int = 0, count: int | None = None) -> Numbers:
         """Return the elements whose bit is set in a bitmap of `elements` bits, ascending: int64[k].
@@ -112,12 +117,12 @@ class Device(Protocol):
     def sketch_decode(
         self, layout: SketchLayout, sketch: Words, positions: Numbers, out: Integers
     ) -> Numbers:
-        """Peel: write the values of the candidates positions[k] into out[k]; return the left-over.
+        """Peel: write the values of the candidates positions[k] into out[k]; return the unpeeled candidates.
 
-        `sketch` is uint32[layout.cells]. The left-over, int64[m], ascending, holds indices into `positions`:
-        the candidates in the 2-core, and those of segments with more than 2**16. Their `out` is 0. It depends
-        only on layout and positions, so it is the same on every worker. The candidates must include every
-        element that any worker encoded.
+        `sketch` is uint32[layout.cells]. The unpeeled candidates, the left-over, are indices into
+        `positions`, int64[m], ascending: the 2-core, and all candidates of segments with more than 2**16.
+        Their `out` is 0. They depend only on layout and positions, so they are the same on every worker. The
+        candidates must include every element that any worker encoded.
         """
 
     # Memory
@@ -128,31 +133,37 @@ class Device(Protocol):
 
     @property
     def direct(self) -> bool:
-        """Whether kernels read and write the words that are sent; if not, use `send`, `settle`, `placed`."""
+        """Whether kernels read and write the words that are sent.
 
-    def accepted(self, tensor: Any) -> Any:
-        """Return a user's tensor as one of this memory. Raises CodecError if it lies elsewhere or is none."""
+        If not, `send` copies them to the host, and `placed` copies received words to the device.
+        """
 
-    def plain(self, tensors: Collection[Any]) -> bool:
-        """Return whether all of a user's tensors are accepted as they are, and `overwritable`."""
+    def validated(self, tensor: Any) -> Any:
+        """Return a user's tensor as this device's functions take it.
+
+        Raises CodecError if it is not a tensor, or on another device.
+        """
+
+    def usable_as_is(self, tensors: Collection[Any]) -> bool:
+        """Return whether `validated` returns all of these tensors unchanged, and all are `overwritable`."""
 
     def overwritable(self, tensor: Any) -> bool:
-        """Return whether a result can be written over an accepted tensor: `flat` does not copy it."""
+        """Return whether a result can be written over a validated tensor: `flatten` does not copy it."""
 
-    def beside(self, tensor: Any) -> AbstractContextManager[object]:
-        """Return a context in which new arrays lie where an accepted tensor does."""
+    def device_context(self, tensor: Any) -> AbstractContextManager[object]:
+        """Return a context in which new arrays are allocated where a validated tensor lies."""
 
-    def span(self, tensor: Any) -> tuple[int, int]:
-        """Return the addresses of an accepted tensor's first byte and of the one behind its last."""
+    def memory_range(self, tensor: Any) -> tuple[int, int]:
+        """Return the addresses of a validated tensor's first byte and of the one after its last."""
 
     def dtype(self, tensor: Any) -> str:
-        """Return the name of the tensor's dtype, e.g. "float32", the same for every memory."""
+        """Return the name of a tensor's dtype, e.g. "float32", the same on every device."""
 
-    def flat(self, tensors: Sequence[Any], into: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Return the same numbers as float32[n] each, in C order, and where results are written, or None.
+    def flatten(self, tensors: Sequence[Any], into: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return validated tensors as float32[n] each, in C order, and the flat arrays for results, or None.
 
-        An accepted tensor that is float32 in C order is not copied. If a result is written over its tensor,
-        both are the same object. The tensors of `into` are `overwritable`, or None.
+        A tensor that is float32 in C order is not copied. If a result is written over its tensor, both are
+        the same object. The tensors of `into` are `overwritable`, or None.
         """
 
     def words(self, count: int) -> Words:
@@ -161,7 +172,7 @@ class Device(Protocol):
     def integers(self, count: int) -> Integers:
         """Allocate int32[count]."""
 
-    def signed(self, words: Words) -> Integers:
+    def as_int32(self, words: Words) -> Integers:
         """Return a view of `words` as int32[k]."""
 
     def on_host(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -171,7 +182,7 @@ class Device(Protocol):
         """
 
     def traveling(self, count: int) -> Words:
-        """Allocate uint32[count] for words to be sent: here if `direct`, else on the host."""
+        """Allocate uint32[count] for words to be sent: on the device if `direct`, else on the host."""
 
     def send(self, words: Words, out: Words) -> None:
         """Start to copy `words` to `out`, an array from `traveling`; `settle` waits for the copy."""
@@ -180,37 +191,49 @@ class Device(Protocol):
         """Wait for every `send`."""
 
     def placed(self, array: NDArray[Any]) -> Any:
-        """Copy an array of the host, or received words, to this device; return one that is there as it is."""
+        """Copy an array from the host to this device; return an array that is on this device as it is."""
 
-    def joined(self, parts: Sequence[Integers]) -> Integers:
-        """Return the parts end to end, at least one, in as many launches for any number of parts."""
+    def concatenate(self, parts: Sequence[Integers]) -> Integers:
+        """Return one or more parts end to end; on a GPU by one launch, for any number of parts."""
 
-    def search(self, places: Numbers, wanted: Numbers) -> Numbers:
-        """Return where `wanted` stand among ascending `places`: int64[k], in this memory as both are."""
+    def searchsorted(self, ascending: Numbers, values: Numbers) -> Numbers:
+        """Return the indices of `values` in an ascending array that contains them: int64[k]."""
 
-    # For a step that ends on the host, because the device lacks memory
+    # For a step that ends on the host, because the device is out of memory
 
-    def lacked(self, error: RuntimeError) -> str | None:
-        """Return how much memory an error says that the device lacked; None if it says something else."""
+    def out_of_memory(self, error: RuntimeError) -> str | None:
+        """Return how much memory could not be allocated, as text; None if the error has another cause."""
 
-    def near(self, tensor: Any) -> Any:
-        """Return an accepted tensor's content as `HOST` accepts it, without new memory of the device."""
+    def host_copy(self, tensor: Any) -> Any:
+        """Return a validated tensor's content as `HOST` takes it, without new memory of the device."""
 
-    def left_on_host(self, values: Floats) -> Any:
-        """Return a result as a user's array or tensor that shares its memory."""
+    def as_tensor(self, values: Floats) -> Any:
+        """Return a result on the host as a user gets it, an array or a tensor, in the same memory."""
 
-    def placed_in(self, values: Floats, like: Any, out: Any) -> Any:
-        """Copy a result from the host to `out`; if that is None, to new memory beside `like`."""
+    def copy_to_tensor(self, values: Floats, like: Any, out: Any) -> Any:
+        """Copy a result from the host to `out`; if that is None, to new memory on the device of `like`."""
 
 
-#: The device of arrays in the host's memory, whatever the one of a step is.
+class CpuDevice(CpuIndex, CpuSketch, HostMemory):
+    """The host: the codec in Numba, on NumPy arrays."""
+
+    segments = CpuSegments
+
+
+class ReferenceDevice(ReferenceIndex, ReferenceSketch, HostMemory):
+    """The host, slowly: the codec in NumPy, whose bits all other devices compute."""
+
+    segments = ReferenceSegments
+
+
+#: The device of arrays in the host's memory.
 HOST: Device = CpuDevice()
 
 
 def device(implementation: Implementation = "cpu", *, direct: bool = False) -> Device:
     """Return the device of an implementation. "gpu" takes torch tensors, the others NumPy arrays.
 
-    direct: whether words on a GPU are sent from there, as over NCCL, and not by way of the host.
+    direct: whether words on a GPU are sent from its memory, as over NCCL, and not from the host's.
     Raises CodecError for an unknown name, and for "gpu" if torch, Triton or a GPU is missing.
     """
     if implementation == "cpu":
@@ -235,9 +258,9 @@ def device(implementation: Implementation = "cpu", *, direct: bool = False) -> D
 
 
 def warm_up(implementation: Implementation = "cpu") -> None:
-    """Run every operation once, so that a later timed step does not include its compilation.
+    """Compile every operation by running it once, so that later steps do not wait for compilation.
 
-    Takes seconds if Numba's or Triton's cache is cold. Triton compiles the "gpu" kernels once more for sizes
+    Takes seconds if Numba's or Triton's cache is empty. Triton compiles the "gpu" kernels once more for sizes
     that are multiples of 16.
     """
     codec = device(implementation)
@@ -248,10 +271,11 @@ def warm_up(implementation: Implementation = "cpu") -> None:
     quantize(np.ones(1, np.float32), FixedPoint(0), np.empty(1, np.int32))
     occupied(np.zeros(1, np.int64))
     address(frozen(np.ones(1, np.float32)))  # of a caller's tensor
-    Table([Segment(1, sparse=False)]).located(np.ones(1, np.bool))
+    Table([Segment(1, sparse=False)]).locate_elements(np.ones(1, np.bool))
 
 
 def _run_bitmaps(codec: Device) -> None:
+    """Run the operations on bitmaps and sketches once, on a single element."""
     bitmap, other, copied = (codec.placed(np.ones(1, np.uint32)) for _ in range(3))
     sketch = codec.placed(np.zeros(6, np.uint32))
     bloom = BloomLayout(1, 1, 0)
@@ -264,7 +288,7 @@ def _run_bitmaps(codec: Device) -> None:
     codec.bloom_decode(bloom, other, 1, bitmap)
     codec.gather_bits(bitmap, bitmap, other)
     codec.scatter_bits(other, bitmap, copied)
-    quantized = codec.signed(codec.placed(np.ones(1, np.uint32)))
+    quantized = codec.as_int32(codec.placed(np.ones(1, np.uint32)))
     for segments in (1, 2):
         layout = SketchLayout(1, 0, segments)
         codec.sketch_encode(layout, where, quantized, sketch[: layout.cells])
@@ -272,6 +296,7 @@ def _run_bitmaps(codec: Device) -> None:
 
 
 def _run_segments(device: Device) -> None:
+    """Run the operations of `SegmentCodec` once, with results in place and in new arrays."""
     table = Table([Segment(1, sparse=False), Segment(1, sparse=True)])
     first, second, into = (device.placed(np.ones(1, np.float32)) for _ in range(3))
     for out in ([first, into], [first, None]):
@@ -285,5 +310,5 @@ def _run_segments(device: Device) -> None:
         codec.write_dense(dense)
         codec.gather(sparse)
         codec.read(dense, sparse, 1, (np.zeros(1, np.int64), np.zeros(1, np.float32)))
-        codec.counts(dense, sparse, (dense, sparse))
+        codec.counts()
         codec.occupied(sparse, np.ones(2, np.int64))

@@ -1,6 +1,6 @@
-"""Choose the powers of two that all workers multiply by, from the exponents that they exchange.
+"""Choose the powers of two by which all workers multiply, from the exponents that they exchange.
 
-Every worker derives the same scales from the same OR-ed words. The kernels do the conversion of arrays.
+Every worker derives the same scales from the same OR-ed words. The devices convert the arrays.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MANTISSA = MANTISSA_BITS + 1
 _LARGEST_SUM = 2**31 - 1
 #: A sum is below 2**this.
 _SUM_BITS = 31
-#: Spacing of the largest float32, which has no next one.
+#: Spacing of the largest float32, which has no successor.
 _LARGEST_SPACING = 2.0**104
 #: Half the spacing of float32 over the number; bound on a few roundings to float64; half the least float32.
 _HALF_ULP, _ROUNDINGS, _SMALLEST = 2.0**-24, 2.0**-50, 2.0**-150
@@ -64,6 +64,7 @@ class FixedPoint:
 
 @lru_cache(1024)  # scales of a model's tensors seldom change
 def _error_bound(scale: int, fan_in: int, divisor: int) -> float:
+    """Do what `FixedPoint.error_bound` does."""
     largest = np.ldexp(1.0, _SUM_BITS - scale) / divisor
     if largest > np.finfo(np.float32).max:
         return float("inf")
@@ -100,6 +101,7 @@ def fixed_point(exponent_field: int, fan_in: int) -> FixedPoint:
 
 
 def _check(exponent_field: int, fan_in: int) -> None:
+    """Raise CodecError for a fan-in or an exponent field out of range."""
     if not 1 <= fan_in <= _LARGEST_SUM:
         raise CodecError(f"fan_in: {fan_in} workers are out of range; use 1 to {_LARGEST_SUM}")
     if not 0 <= exponent_field < NON_FINITE:

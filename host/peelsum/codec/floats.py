@@ -28,7 +28,7 @@ class BFloat16:
 def widened(tensor: NDArray[np.float32] | NDArray[np.float16] | BFloat16) -> NDArray[np.float32]:
     """Return the same numbers as float32[n], in C order; without a copy if the tensor is that already."""
     if isinstance(tensor, BFloat16):
-        wide = np.ascontiguousarray(tensor.bits).reshape(-1).astype(np.uint32)
-        wide <<= _BFLOAT16_SHIFT
-        return wide.view(np.float32)
+        bits = np.ascontiguousarray(tensor.bits).reshape(-1).astype(np.uint32)
+        bits <<= _BFLOAT16_SHIFT
+        return bits.view(np.float32)
     return np.ascontiguousarray(tensor, np.float32).reshape(-1)

@@ -1,7 +1,7 @@
 """Sizes and layouts of the index, which says which elements are non-zero on any worker.
 
-Every form can be combined over workers by OR. The Bloom filter is a variant of the blocked filters of Putze,
-Sanders and Singler (WEA'07): here the elements are blocked, 32 to a word.
+Workers' indexes are combined by OR. The Bloom filter is a variant of the blocked filters of Putze, Sanders
+and Singler (WEA'07): here the elements are in blocks of 32, one word each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compute where each element of a tensor lies in the sketch: a count sketch, cut into segments.
+"""The layout of a sketch: a count sketch, cut into segments, in whose cells each element is added.
 
 Lossless homomorphic sketches are LHC's (arXiv 2402.07529). LHC hashes blocks of elements, each of which keeps
 its lane; here every element is hashed by itself, see docs/reference/codec.md.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from peelsum.codec.errors import CodecError
 
-#: Every element lies in one cell of each sub-table.
+#: Every element is added to one cell of each sub-table.
 SUB_TABLES = 3
 #: The most candidates that are expected in a segment: peeling it takes place in a core's second-level cache.
 SEGMENT = 2**15

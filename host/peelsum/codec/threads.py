@@ -24,12 +24,11 @@ _T = TypeVar("_T")
 def each(
     items: int, work: Callable[[int, int], _T], elements: int | None = None, *, copies_of: int = 0
 ) -> list[_T]:
-    """Run work(begin, end) on consecutive slices of range(items), on up to NUMBA_NUM_THREADS cores.
+    """Call work(begin, end) for consecutive slices of range(items), on up to NUMBA_NUM_THREADS cores.
 
-    Items are a tensor's elements, or candidates in a tensor of `elements` elements. Every slice except the
-    first needs `copies_of` words for its own result. There are only so many slices that all copies together
-    are at most as large as the tensor. Return the results in order. A single slice runs in the calling
-    thread.
+    Return the results in order. Items are elements, unless `elements` says how many elements all items have.
+    If every slice but the first allocates `copies_of` words for its result, there are at most so many slices
+    that these copies together are no larger than the tensor. A single slice runs in the calling thread.
     """
     if (items if elements is None else elements) < 2 * PER_CORE:
         return [work(0, items)]
@@ -40,7 +39,8 @@ def each(
 
 
 def each_of(pieces: int, elements: int, work: Callable[[int, int], None]) -> None:
-    """Run work(first, last) on consecutive slices of `pieces` pieces, which have so many elements in all."""
+    """Call work(first, last) for consecutive slices of range(pieces), on several cores if they have enough
+    `elements` in all."""
     cores = min(_CORES, elements // PER_CORE, pieces)
     if cores < 2:
         work(0, pieces)
@@ -62,5 +62,5 @@ def slices(items: int, elements: int | None = None, *, copies_of: int = 0) -> li
 
 @cache
 def _pool(process_id: int) -> ThreadPoolExecutor:
-    """Return this process's thread pool. The process id is the cache key: a fork does not inherit threads."""
+    """Return this process's thread pool. The id is the cache key, because a fork inherits no threads."""
     return ThreadPoolExecutor(_CORES, "peelsum-codec")

@@ -17,8 +17,8 @@ from peelsum.traces.trace import Trace, TraceError
 VERSION = 2
 SUFFIX = ".trace.npz"
 _MOST_ELEMENTS = 1 << 32
-#: A file may unpack to the first, in bytes, or to the second times its size, whichever is more. NumPy's
-#: compression of zeros would permit 1,000 times.
+#: A file may unpack to this many bytes, or to this multiple of its size, whichever is more. NumPy's
+#: compression of zeros would permit 1,000 times its size.
 _SMALL, _MOST_RATIO = 64 << 20, 100
 _FORMAT = "peelsum trace"
 _ARRAYS = {
@@ -50,19 +50,19 @@ def write(trace: Trace, path: Path) -> None:
     arrays = {name: getattr(trace, name) for name in _ARRAYS}
     if trace.values is not None:
         arrays["values"] = trace.values
-    beside = path.with_name(f"{path.name}.{os.getpid()}.new")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             np.savez_compressed(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
-        beside.replace(path)
+        temporary.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise TraceError(f"{path}: {error.strerror}; pass another folder") from None
 
 
 def read(path: Path) -> Trace:
-    """Read one worker's trace. Raises TraceError if the file is none, or if its parts do not fit."""
+    """Read a worker's trace. Raises TraceError if the file is not a trace, or if its parts do not match."""
     try:
         _check_size(path)
         with np.load(path, allow_pickle=False) as file:
@@ -75,23 +75,23 @@ def read(path: Path) -> Trace:
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}; pass a trace's file") from None
     except _UNREADABLE as error:
-        told = " ".join(str(error).split())[:100]
-        raise TraceError(f"{path}: is not a trace ({type(error).__name__}: {told}); pass another") from None
+        reason = " ".join(str(error).split())[:100]
+        raise TraceError(f"{path}: is not a trace ({type(error).__name__}: {reason}); pass another") from None
     return trace
 
 
 def read_folder(folder: Path) -> list[Trace]:
-    """Read the traces of all workers, in their order.
+    """Read the traces of all workers in a folder, in the order of the workers.
 
-    Raises TraceError if one is missing, or of another run.
+    Raises TraceError if a worker's trace is missing, or if traces are of different runs.
     """
     traces = sorted((read(path) for path in folder.glob(f"*{SUFFIX}")), key=lambda trace: trace.worker)
     if not traces:
         raise TraceError(f"{folder}: has no files *{SUFFIX}; pass a folder of `peelsum trace record`")
     first = traces[0]
     if [trace.worker for trace in traces] != list(range(first.workers)):
-        found = ", ".join(str(trace.worker) for trace in traces)
-        raise TraceError(f"{folder}: has workers {found} of {first.workers}; pass a complete folder")
+        workers = ", ".join(str(trace.worker) for trace in traces)
+        raise TraceError(f"{folder}: has workers {workers} of {first.workers}; pass a complete folder")
     for trace in traces:
         if (trace.names, trace.shapes, trace.steps) != (first.names, first.shapes, first.steps):
             raise TraceError(f"{folder}: worker {trace.worker} has other tensors or steps than worker 0")
@@ -99,7 +99,7 @@ def read_folder(folder: Path) -> list[Trace]:
 
 
 def _check_size(path: Path) -> None:
-    """Raise TraceError for a file that would take far more memory than a trace of its size."""
+    """Raise TraceError for a file that would unpack to far more memory than a trace of its size."""
     with zipfile.ZipFile(path) as file:
         size = sum(entry.file_size for entry in file.infolist())
     if size > max(_SMALL, _MOST_RATIO * path.stat().st_size):
@@ -109,6 +109,7 @@ def _check_size(path: Path) -> None:
 
 
 def _trace(header: Any, arrays: dict[str, NDArray[Any]]) -> Trace:
+    """Return the trace of a file's header and arrays. Raises TraceError for missing or wrong ones."""
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         raise TraceError("header: is not a trace's; pass another file")
     if header["version"] != VERSION:
@@ -131,7 +132,7 @@ def _trace(header: Any, arrays: dict[str, NDArray[Any]]) -> Trace:
 
 
 def _check(trace: Trace) -> None:
-    """Raise TraceError if the arrays do not fit each other. Supports are checked when they are decoded."""
+    """Raise TraceError if the arrays do not match each other. Supports are checked when they are decoded."""
     tensors = len(trace.names)
     if len(trace.shapes) != tensors or len(set(trace.names)) != tensors:
         raise TraceError("names: do not fit the shapes; record the trace again")

@@ -1,4 +1,4 @@
-"""Records one worker's gradients, bucket by bucket, into a trace."""
+"""Record a worker's gradients, bucket by bucket, into a trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from peelsum.traces.trace import Trace, encode
 
 
 @dataclass
-class _Tensor:
+class _RecordedTensor:
+    """A tensor's gradient in one step."""
+
     bucket: int
     exponent: int
     count: int
@@ -21,14 +23,17 @@ class _Tensor:
 
 
 class Recorder:
-    """A trace that grows: `add` takes a bucket, `end_step` ends a step, `trace` returns the trace so far."""
+    """Records a trace: `add` records a bucket, `end_step` ends a step, `trace` returns the trace so far.
+
+    values: whether to record values, 4 bytes for each non-zero.
+    """
 
     def __init__(self, name: str, worker: int, workers: int, *, values: bool = False) -> None:
-        """values: whether to record values, 4 bytes for each non-zero."""
-        self._name, self._worker, self._workers, self._keep = name, worker, workers, values
+        self._name, self._worker, self._workers, self._keep_values = name, worker, workers, values
         self._shapes: dict[str, tuple[int, ...]] = {}
-        #: Of each step, when its buckets were ready, and its tensors by number; the last has not ended.
-        self._steps: list[tuple[list[float], dict[int, _Tensor]]] = [([], {})]
+        #: For each step, the times at which its buckets were ready, and its tensors by number. The last step
+        #: has not ended.
+        self._steps: list[tuple[list[float], dict[int, _RecordedTensor]]] = [([], {})]
 
     @property
     def steps(self) -> int:
@@ -42,7 +47,7 @@ class Recorder:
         gradients: Sequence[NDArray[np.float32]],
         ready_s: float,
     ) -> None:
-        """Add the next bucket of a step: flat gradients, `ready_s` seconds after the step's begin."""
+        """Record the next bucket of a step. ready_s: seconds from the step's begin until it was ready."""
         ready, tensors = self._steps[-1]
         for name, shape, gradient in zip(names, shapes, gradients, strict=True):
             self._shapes.setdefault(name, tuple(shape))
@@ -60,15 +65,15 @@ class Recorder:
         bucket, exponent = np.full(shape, -1, np.int32), np.zeros(shape, np.uint8)
         count = np.zeros(shape, np.int64)
         ready_s = np.full((shape[0], max((len(ready) for ready, _ in steps), default=0)), np.nan)
-        found: list[_Tensor] = []
-        for number, (ready, tensors) in enumerate(steps):
-            ready_s[number, : len(ready)] = ready
-            for tensor, one in sorted(tensors.items()):
-                at = number, tensor
-                bucket[at], exponent[at], count[at] = one.bucket, one.exponent, one.count
-                found.append(one)
-        supports = np.concatenate([np.empty(0, np.uint8), *(one.support for one in found)])
-        values = np.concatenate([np.empty(0, np.float32), *(one.values for one in found)])
+        recorded: list[_RecordedTensor] = []
+        for step, (ready, tensors) in enumerate(steps):
+            ready_s[step, : len(ready)] = ready
+            for number, tensor in sorted(tensors.items()):
+                at = step, number
+                bucket[at], exponent[at], count[at] = tensor.bucket, tensor.exponent, tensor.count
+                recorded.append(tensor)
+        supports = np.concatenate([np.empty(0, np.uint8), *(tensor.support for tensor in recorded)])
+        values = np.concatenate([np.empty(0, np.float32), *(tensor.values for tensor in recorded)])
         return Trace(
             name=self._name,
             worker=self._worker,
@@ -80,14 +85,15 @@ class Recorder:
             exponent=exponent,
             count=count,
             supports=supports,
-            values=values if self._keep else None,
+            values=values if self._keep_values else None,
         )
 
-    def _tensor(self, bucket: int, gradient: NDArray[np.float32]) -> _Tensor:
+    def _tensor(self, bucket: int, gradient: NDArray[np.float32]) -> _RecordedTensor:
+        """Return what is recorded of a flat gradient."""
         positions = np.flatnonzero(gradient)
         values = gradient[positions]
         # As an int32, a float's bits are its exponent field and its fraction.
         exponent = int(np.abs(values).view(np.int32).max(initial=0)) >> 23
         support = encode(positions, gradient.size)
-        kept = values if self._keep else np.empty(0, np.float32)
-        return _Tensor(bucket, exponent, positions.size, support, kept)
+        kept_values = values if self._keep_values else np.empty(0, np.float32)
+        return _RecordedTensor(bucket, exponent, positions.size, support, kept_values)

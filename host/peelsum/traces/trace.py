@@ -1,4 +1,4 @@
-"""One worker's trace, in memory."""
+"""A worker's trace in memory, and the encoding of its supports: the positions of a gradient's non-zeros."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ class TraceError(ValueError):
 
 
 def encode(positions: NDArray[np.int64], elements: int) -> NDArray[np.uint8]:
-    """Return positions int64[k], ascending, of a tensor with so many elements, as bytes.
+    """Encode the positions of a tensor's non-zeros, int64[k], ascending, as bytes.
 
-    Nothing if none or all are there; differences of uint32, or a bitmap if that is shorter.
+    The bytes are a bitmap or, where that is shorter, differences of uint32. There are none if no element or
+    every element is non-zero.
     """
     if positions.size in (0, elements):
         return np.empty(0, np.uint8)
@@ -29,24 +30,22 @@ def encode(positions: NDArray[np.int64], elements: int) -> NDArray[np.uint8]:
 
 
 def decode(data: NDArray[np.uint8], count: int, elements: int) -> NDArray[np.int64]:
-    """Return the positions int64[count]. Raises TraceError if the bytes are not of such a support."""
+    """Return the positions that `encode` has encoded, int64[count]. Raises TraceError for wrong bytes."""
     if count in (0, elements):
         return np.arange(count)
     if 32 * count < elements:
-        found = np.cumsum(data.copy().view("<u4"), dtype=np.int64)
-        right = found.size == count and bool((np.diff(found) > 0).all())
+        positions = np.cumsum(data.copy().view("<u4"), dtype=np.int64)
     else:
-        found = np.flatnonzero(np.unpackbits(data))
-        right = found.size == count
-    if not right or found[-1] >= elements:
+        positions = np.flatnonzero(np.unpackbits(data))
+    if positions.size != count or not (np.diff(positions) > 0).all() or positions[-1] >= elements:
         raise _wrong_support(count, elements)
-    return found
+    return positions
 
 
 def union_count(traces: Sequence[Trace], step: int, tensor: int) -> int:
     """Return how many elements of a tensor are non-zero on any worker in a step. Raises TraceError.
 
-    Memory follows the supports' bytes, not the tensor's elements.
+    It takes memory for the supports' bytes, not for the tensor's elements.
     """
     elements = traces[0].elements[tensor]
     counts = [int(trace.count[step, tensor]) for trace in traces]
@@ -70,6 +69,7 @@ def union_count(traces: Sequence[Trace], step: int, tensor: int) -> int:
 
 
 def _wrong_support(count: int, elements: int) -> TraceError:
+    """Return the error for bytes that do not encode so many positions."""
     return TraceError(f"support: is not of {count} among {elements} elements; record the trace again")
 
 
@@ -81,11 +81,11 @@ class Trace:
     """
 
     name: str
-    """The name of the model or script that was trained."""
+    """The name of the trained model or script."""
     worker: int
     """The worker's number."""
     workers: int
-    """Number of workers that summed."""
+    """Number of workers of the run."""
     names: tuple[str, ...]
     """The tensors' names."""
     shapes: tuple[tuple[int, ...], ...]
@@ -146,6 +146,7 @@ class Trace:
         return np.concatenate([np.empty(0, np.float32), *parts])
 
     def _tensor(self, step: int, tensor: int, seed: int) -> NDArray[np.float32]:
+        """Return a tensor's gradient in a step, flat; values that were not recorded are drawn."""
         dense, at = np.zeros(self.elements[tensor], np.float32), self.positions(step, tensor)
         if self.values is not None:
             begin = self._before(self.count, step, tensor)
@@ -161,4 +162,5 @@ class Trace:
         return dense
 
     def _before(self, sizes: NDArray[np.int64], step: int, tensor: int) -> int:
+        """Return the sum of the sizes of all tensors that are stored before this one."""
         return int(sizes[:step].sum() + sizes[step, :tensor].sum())

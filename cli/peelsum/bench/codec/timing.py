@@ -74,7 +74,7 @@ def _ahead(device: TimedDevice, choice: Choice, values: Any, settings: Settings,
     _run(device, before)
     sums = device.codec.on_host(before.codec.read(before.dense, before.sparse, 1)[0])
     plan, chooser = before.plan, Chooser()
-    taught(chooser, plan.layout, Seen(tuple(occupied(np.flatnonzero(sums)).tolist())), before.levels)
+    taught(chooser, plan.layout, Seen(tuple(occupied(np.flatnonzero(sums)).tolist())), before.exponents)
     codec = device.codec.segments(plan.layout.table, [values], [None], 1)
     return OneRound(plan, chooser, device.codec, codec, Expected.of(plan, chooser.history, seed))
 

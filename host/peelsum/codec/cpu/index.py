@@ -1,6 +1,6 @@
 """The index on all cores: bitmaps, blocks and Bloom filters, by loops that Numba compiles.
 
-A public loop does what the operation of the same name does, for a slice of its elements. Bytes are
+A compiled loop does the work of the method of the same name, for a slice of its elements. Bytes are
 little-endian, as on every processor that Numba supports.
 """
 
@@ -13,8 +13,8 @@ import numpy as np
 from peelsum import buffers
 from peelsum.buffers import frozen
 from peelsum.codec.arrays import Numbers, Words
-from peelsum.codec.cpu.vectors import indexed, used_bits, write_places
-from peelsum.codec.cpu.words import MAGNITUDE_MASK, compiled, leaf, lowest, mixed, ones
+from peelsum.codec.cpu.vectors import used_bits, write_bitmap_words, write_set_bits
+from peelsum.codec.cpu.words import MAGNITUDE_MASK, compiled, leaf, lowest, mixed, popcount
 from peelsum.codec.index import BLOCK_SIZES, WORD_BITS, BloomLayout, block_words
 from peelsum.codec.threads import each, slices
 
@@ -32,35 +32,32 @@ _SET_BITS = np.array(
     ],
     np.uint8,
 )
-_SEVERAL = 1024  # words
-ROOM = 8  # numbers that are written at once
+_BATCH = 1024  # words that a loop handles before the next loop over the same words
+OVERRUN = 8  # positions that are written at once, also if fewer are needed
 
 
 class CpuIndex:
     """The operations of `Device` on bitmaps."""
 
     def count(self, index: Words) -> int:
-        """See `Device.count`."""
+        """Return how many bits of a bitmap are set."""
         return int(np.bitwise_count(index).sum())
 
     def positions(self, index: Words, elements: int, first: int = 0, count: int | None = None) -> Numbers:
-        """See `Device.positions`."""
+        """Return the positions of the set bits, plus `first`, ascending: int64[k]."""
         index, spans = frozen(index), slices(elements)
         if len(spans) == 1:
-            out = buffers.empty(set_bits(index, elements) if count is None else count, np.int64)
+            out = buffers.empty(count_bits(index, elements) if count is None else count, np.int64)
             positions(index, elements, first, out)
             return out
-        counts = each(elements, lambda a, b: int(set_bits(_words(index, a, b), b - a)))
+        counts = each(elements, lambda a, b: int(count_bits(_words(index, a, b), b - a)))
         out = buffers.empty(sum(counts), np.int64)
         parts = dict(zip(spans, np.split(out, list(accumulate(counts[:-1]))), strict=True))
-        each(
-            elements,
-            lambda a, b: positions(_words(index, a, b), b - a, first + a, parts[a, b]),
-        )
+        each(elements, lambda a, b: positions(_words(index, a, b), b - a, first + a, parts[a, b]))
         return out
 
     def block_encode(self, index: Words, elements: int, block: int, out: Words) -> None:
-        """See `Device.block_encode`."""
+        """Write the bitmap of the blocks that hold a set bit."""
         if block < WORD_BITS:
             shift, index = block.bit_length() - 1, frozen(index)
             each(
@@ -68,14 +65,14 @@ class CpuIndex:
                 lambda a, b: block_encode(_words(index, a, b), shift, out[(a >> shift) // WORD_BITS :]),
             )
         elif block == WORD_BITS:
-            used_words(frozen(index), out)
+            non_zero_words(frozen(index), out)
         else:
             used = buffers.empty(block_words(elements, WORD_BITS), np.uint32)
-            used_words(frozen(index), used)
+            non_zero_words(frozen(index), used)
             self.block_encode(used, index.size, block // WORD_BITS, out)
 
     def block_decode(self, blocks: Words, elements: int, block: int, out: Words) -> None:
-        """See `Device.block_decode`."""
+        """Write the bitmap of all elements of the blocks that are set."""
         if block < WORD_BITS:
             shift, blocks = block.bit_length() - 1, frozen(blocks)
             each(
@@ -83,30 +80,31 @@ class CpuIndex:
                 lambda a, b: block_decode(blocks[(a >> shift) // WORD_BITS :], shift, _words(out, a, b)),
             )
         elif block == WORD_BITS:
-            fill_words(frozen(blocks), out)
+            fill_blocks(frozen(blocks), out)
         else:
             used = buffers.empty(block_words(elements, WORD_BITS), np.uint32)
             self.block_decode(blocks, out.size, block // WORD_BITS, used)
-            fill_words(frozen(used), out)
-        clean(out, elements)
+            fill_blocks(frozen(used), out)
+        clear_padding(out, elements)
 
     def bloom_encode(self, layout: BloomLayout, index: Words, out: Words, first: int = 0) -> None:
-        """See `Device.bloom_encode`."""
+        """Write the Bloom filter of a bitmap: the OR of a filter for each slice of elements."""
         index = frozen(index)
 
         def work(begin: int, end: int) -> Words:
-            own = buffers.empty(out.size, np.uint32) if begin else out
-            own[:] = 0
-            bloom_encode(*_bloom(layout), (first + begin) // WORD_BITS, _words(index, begin, end), own)
-            return own
+            slice_filter = buffers.empty(out.size, np.uint32) if begin else out
+            slice_filter[:] = 0
+            first_word, words = (first + begin) // WORD_BITS, _words(index, begin, end)
+            bloom_encode(*_bloom(layout), first_word, words, slice_filter)
+            return slice_filter
 
-        for own in each(WORD_BITS * index.size, work, copies_of=out.size)[1:]:
-            np.bitwise_or(out, own, out=out)
+        for slice_filter in each(WORD_BITS * index.size, work, copies_of=out.size)[1:]:
+            np.bitwise_or(out, slice_filter, out=out)
 
     def bloom_decode(
         self, layout: BloomLayout, words: Words, elements: int, out: Words, first: int = 0
     ) -> None:
-        """See `Device.bloom_decode`."""
+        """Write the bitmap of the elements that pass a Bloom filter."""
         words = frozen(words)
 
         def work(begin: int, end: int) -> None:
@@ -116,11 +114,11 @@ class CpuIndex:
         each(elements, work)
 
     def gather_bits(self, index: Words, mask: Words, out: Words) -> None:
-        """See `Device.gather_bits`."""
+        """Write the bits that `mask` selects, end to end, as a shorter bitmap."""
         gather_bits(frozen(index), frozen(mask), out)
 
     def scatter_bits(self, bits: Words, mask: Words, out: Words, scan: None = None) -> None:
-        """See `Device.scatter_bits`."""
+        """Write consecutive bits to the set bits of `mask`: the inverse of `gather_bits`."""
         scatter_bits(frozen(bits), frozen(mask), out)
 
 
@@ -140,44 +138,48 @@ def _words(bitmap: Words, begin: int, end: int) -> Words:
 
 
 def _bloom(layout: BloomLayout) -> tuple[int, int, np.uint64]:
+    """Return a layout's fields as the compiled loops take them."""
     return layout.hashes, layout.rows, np.uint64(layout.seed)
 
 
 @leaf
-def pack(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
-    """Write the bitmap's words for floats `begin`, a multiple of 32, to `end`; return their magnitude."""
-    return np.uint32(_packed(bits, begin, end, out) & MAGNITUDE_MASK)
+def write_bitmap(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
+    """Write the bitmap of the non-zeros among floats[begin:end]; return their largest magnitude.
+
+    Floats and magnitude are bit patterns. `begin` is a multiple of 32.
+    """
+    return np.uint32(_write_bitmap(bits, begin, end, out) & MAGNITUDE_MASK)
 
 
 @leaf
-def pack_over(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
-    """Do what `pack` does, and replace -0.0 by 0.0 in place: few slices have one."""
-    largest = _packed(bits, begin, end, out)
-    if largest & _NEGATIVE_ZERO:
+def write_bitmap_in_place(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
+    """Do what `write_bitmap` does, and replace -0.0 by 0.0 in the floats."""
+    largest = _write_bitmap(bits, begin, end, out)
+    if largest & _NEGATIVE_ZERO:  # few slices have one
         for i in range(np.uint64(begin), np.uint64(end)):
             bits[i] = _ZERO if bits[i] == _NEGATIVE_ZERO else bits[i]
     return np.uint32(largest & MAGNITUDE_MASK)
 
 
 @leaf
-def _packed(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
-    """Do what `pack` does; set bit 31 of the result if there is a -0.0."""
+def _write_bitmap(bits: Words, begin: int, end: int, out: Words) -> np.uint32:
+    """Do what `write_bitmap` does; set bit 31 of the result if there is a -0.0."""
     whole = max(end // 32 * 32, begin)
-    packed = indexed(bits, np.uint64(begin), np.uint64((whole - begin) // 32), out)
+    result = write_bitmap_words(bits, np.uint64(begin), np.uint64((whole - begin) // 32), out)
     if whole == end:
-        return packed
-    largest, sign, word = np.uint32(packed & MAGNITUDE_MASK), np.uint32(packed & _NEGATIVE_ZERO), _ZERO
+        return result
+    largest, sign, word = np.uint32(result & MAGNITUDE_MASK), np.uint32(result & _NEGATIVE_ZERO), _ZERO
     for i in range(np.uint64(whole), np.uint64(end)):
-        own = np.uint32(bits[i] & MAGNITUDE_MASK)
-        word |= np.uint32(own != _ZERO) << np.uint32(i & _LOW5)
+        magnitude = np.uint32(bits[i] & MAGNITUDE_MASK)
+        word |= np.uint32(magnitude != _ZERO) << np.uint32(i & _LOW5)
         sign |= np.uint32(bits[i] == _NEGATIVE_ZERO) << _31
-        largest = max(largest, own)
+        largest = max(largest, magnitude)
     out[np.uint64(whole // 32)] = word
     return np.uint32(largest | sign)
 
 
 @compiled
-def valid(index: Words, w: int, elements: int) -> np.uint32:
+def masked_word(index: Words, w: int, elements: int) -> np.uint32:
     """Return word w of a bitmap, with the bits from `elements` on cleared."""
     if 32 * w + 32 <= elements:
         return np.uint32(index[w])
@@ -185,22 +187,25 @@ def valid(index: Words, w: int, elements: int) -> np.uint32:
 
 
 @compiled
-def set_bits(index: Words, elements: int) -> int:
+def count_bits(index: Words, elements: int) -> int:
+    """Count the set bits among the first `elements` bits of a bitmap."""
     count = 0
     for w in range(index.size):
-        count += int(ones(valid(index, w, elements)))
+        count += int(popcount(masked_word(index, w, elements)))
     return count
 
 
 @compiled
 def positions(index: Words, elements: int, first: int, out: Numbers) -> None:
-    """Write positions by a table of bytes, or bit by bit if less than one bit in 32 is set.
+    """Write the positions of the set bits, plus `first`.
 
-    The table takes the same time for any byte: a branch per bit would be mispredicted. Each byte writes eight
-    positions, even if it has fewer set bits. So the last words, which lack the room, go bit by bit.
+    If less than one bit in 32 is set, they are written bit by bit. Else each byte is looked up in a table of
+    its set bits, which takes the same time for any byte: a branch per bit would be mispredicted. A byte
+    writes eight positions, even if fewer bits are set. So the last words, where `out` has less room, are
+    written bit by bit.
     """
     if 32 * out.size < elements:
-        _positions_of_few(index, elements, first, out)
+        _write_few_positions(index, elements, first, out)
         return
     k, room, words = _NONE, np.int64(out.size) - 32, np.uint64(elements // 32)
     w = np.uint64(0)
@@ -208,18 +213,18 @@ def positions(index: Words, elements: int, first: int, out: Numbers) -> None:
         word, start = index[w], first + 32 * np.int64(w)
         for _ in range(4):
             byte = np.uint64(word & _BYTE)
-            write_places(_SET_BITS, byte, start, out, k)
-            k += np.uint64(ones(np.uint32(byte)))
+            write_set_bits(_SET_BITS, byte, start, out, k)
+            k += np.uint64(popcount(np.uint32(byte)))
             word, start = np.uint32(word >> _8), start + 8
         w += np.uint64(1)
     for rest in range(w, np.uint64(index.size)):
         at = int(np.int64(rest))
-        k = _write_bits(valid(index, at, elements), first + 32 * at, out, k)
+        k = _write_bits(masked_word(index, at, elements), first + 32 * at, out, k)
 
 
 @compiled
-def _positions_of_few(index: Words, elements: int, first: int, out: Numbers) -> None:
-    """Look at 32 words at once, and pass over those that are 0."""
+def _write_few_positions(index: Words, elements: int, first: int, out: Numbers) -> None:
+    """Write the positions of the set bits of a sparse bitmap: look at 32 words at once, skip zeros."""
     k, whole = _NONE, np.uint64(elements // 1024 * 32)
     for w in range(_NONE, whole, _S32):
         used = used_bits(index, w, _FULL)
@@ -228,12 +233,12 @@ def _positions_of_few(index: Words, elements: int, first: int, out: Numbers) -> 
             used = np.uint32(used & np.uint32(used - _ONE))
             k = _write_bits(index[np.uint64(at)], first + 32 * at, out, k)
     for rest in range(elements // 1024 * 32, index.size):
-        k = _write_bits(valid(index, rest, elements), first + 32 * rest, out, k)
+        k = _write_bits(masked_word(index, rest, elements), first + 32 * rest, out, k)
 
 
 @compiled
 def _write_bits(word: np.uint32, start: int, out: Numbers, k: np.uint64) -> np.uint64:
-    """Write the positions of a word's set bits from out[k] on; return the place after them."""
+    """Write the positions of a word's set bits to out[k:]; return the index after the last."""
     while word != _ZERO:
         out[k] = start + np.int64(lowest(word))
         word = np.uint32(word & np.uint32(word - _ONE))
@@ -242,7 +247,7 @@ def _write_bits(word: np.uint32, start: int, out: Numbers, k: np.uint64) -> np.u
 
 
 @compiled
-def _squeezed(word: np.uint32) -> np.uint32:
+def _even_bits(word: np.uint32) -> np.uint32:
     """Pack bits 0, 2, 4, ... of a word into its lower half."""
     word &= np.uint32(0x55555555)
     word = np.uint32((word | (word >> _ONE)) & np.uint32(0x33333333))
@@ -252,7 +257,7 @@ def _squeezed(word: np.uint32) -> np.uint32:
 
 
 @compiled
-def _doubled(word: np.uint32) -> np.uint32:
+def _repeat_bits(word: np.uint32) -> np.uint32:
     """Write each of bits 0 to 15 of a word twice, side by side."""
     word &= np.uint32(0x0000FFFF)
     word = np.uint32((word | (word << np.uint32(8))) & np.uint32(0x00FF00FF))
@@ -264,15 +269,18 @@ def _doubled(word: np.uint32) -> np.uint32:
 
 @compiled
 def block_encode(index: Words, shift: int, out: Words) -> None:
-    """Encode blocks of 2**shift < 32 elements. The loop that squeezes words handles several at once."""
-    squeezed, together, width = np.empty(_SEVERAL, np.uint32), np.uint64(1 << shift), np.uint64(32 >> shift)
-    for start in range(0, index.size, _SEVERAL):
-        words = index[start : start + _SEVERAL]
+    """Write the bitmap of the blocks, of 2**shift < 32 elements, that hold a set bit.
+
+    The words of a batch are packed in a loop of their own, which vectorizes.
+    """
+    squeezed, together, width = np.empty(_BATCH, np.uint32), np.uint64(1 << shift), np.uint64(32 >> shift)
+    for start in range(0, index.size, _BATCH):
+        words = index[start : start + _BATCH]
         squeezed[: words.size] = words
         squeezed[words.size :] = _ZERO
         for _ in range(shift):
             for w in range(words.size):
-                squeezed[w] = _squeezed(np.uint32(squeezed[w] | (squeezed[w] >> _ONE)))
+                squeezed[w] = _even_bits(np.uint32(squeezed[w] | (squeezed[w] >> _ONE)))
         first, count = np.uint64(start >> shift), np.uint64((words.size + (1 << shift) - 1) >> shift)
         for o in range(count):
             word = _ZERO
@@ -283,20 +291,23 @@ def block_encode(index: Words, shift: int, out: Words) -> None:
 
 @compiled
 def block_decode(blocks: Words, shift: int, out: Words) -> None:
-    """Decode blocks of 2**shift < 32 elements. The loop that doubles bits handles several words at once."""
+    """Write the bitmap of all elements of the set blocks, of 2**shift < 32 elements.
+
+    The words of a batch are unpacked in a loop of their own, which vectorizes.
+    """
     inside, width = np.uint64((1 << shift) - 1), np.uint64(32 >> shift)
-    for start in range(0, out.size, _SEVERAL):
-        words, first = out[start : start + _SEVERAL], np.uint64(start >> shift)
+    for start in range(0, out.size, _BATCH):
+        words, first = out[start : start + _BATCH], np.uint64(start >> shift)
         for w in range(np.uint64(words.size)):
             words[w] = np.uint32(blocks[first + (w >> np.uint64(shift))] >> np.uint32((w & inside) * width))
         for _ in range(shift):
             for w in range(words.size):
-                words[w] = _doubled(words[w])
+                words[w] = _repeat_bits(words[w])
 
 
 @compiled
-def used_words(index: Words, out: Words) -> None:
-    """Write the bitmap of the non-zero words, i.e. of blocks of 32 elements."""
+def non_zero_words(index: Words, out: Words) -> None:
+    """Write a bitmap of which words are not zero, i.e. of blocks of 32 elements."""
     whole = index.size // 32 * 32
     for w in range(np.uint64(0), np.uint64(whole), np.uint64(32)):
         out[w >> _S5] = used_bits(index, w, _FULL)
@@ -308,36 +319,36 @@ def used_words(index: Words, out: Words) -> None:
 
 
 @compiled
-def fill_words(used: Words, out: Words) -> None:
+def fill_blocks(used: Words, out: Words) -> None:
     """Set all bits of the words whose bit in `used` is set; zero the others."""
     for w in range(out.size):
         out[w] = np.uint32(-((used[w >> 5] >> np.uint32(w & 31)) & _ONE))
 
 
 @compiled
-def clean(out: Words, elements: int) -> None:
+def clear_padding(out: Words, elements: int) -> None:
     """Clear the bits of a bitmap from `elements` on."""
     for w in range(elements // 32, out.size):
-        out[w] = valid(out, w, elements)
+        out[w] = masked_word(out, w, elements)
 
 
 @compiled
 def _occupied(positions: Numbers, differing: Numbers, out: Numbers) -> None:
-    """Count the occupied blocks of each size.
+    """Count the blocks of 2**b elements that hold a position, for each b, into out[b].
 
     A position begins a new block of 2**b elements if it differs from the previous position in bit b or above.
     differing[33], zero on entry, counts pairs of neighbours by the bit length of their XOR; the loop that
     computes the lengths vectorizes.
     """
-    highest, lengths = (np.int64(1) << out.size) - 1, np.empty(_SEVERAL, np.uint64)
-    for start in range(1, positions.size, _SEVERAL):
-        later = positions[start : start + _SEVERAL]
+    highest, lengths = (np.int64(1) << out.size) - 1, np.empty(_BATCH, np.uint64)
+    for start in range(1, positions.size, _BATCH):
+        later = positions[start : start + _BATCH]
         sooner = positions[start - 1 : start - 1 + later.size]
         for k in range(later.size):
             crossed = np.uint32(min(later[k] ^ sooner[k], highest))
             for shift in range(5):
                 crossed |= crossed >> np.uint32(1 << shift)
-            lengths[k] = ones(crossed)
+            lengths[k] = popcount(crossed)
         for k in range(later.size):
             differing[lengths[k]] += 1
     total = np.int64(min(positions.size, 1))
@@ -347,61 +358,61 @@ def _occupied(positions: Numbers, differing: Numbers, out: Numbers) -> None:
 
 
 @compiled
-def _occupied_up_to_16(index: Words, out: Numbers) -> None:
-    """Count the occupied blocks of 1, 2, 4, 8 and 16 elements; the loop vectorizes."""
+def _count_small_blocks(index: Words, out: Numbers) -> None:
+    """Count the blocks of 1, 2, 4, 8 and 16 elements that hold a set bit; the loop vectorizes."""
     ones_, twos, fours, eights, sixteens = _ZERO, _ZERO, _ZERO, _ZERO, _ZERO
     for w in range(index.size):
         word = np.uint32(index[w])
-        ones_ += ones(word)
+        ones_ += popcount(word)
         word = np.uint32((word | (word >> _ONE)) & np.uint32(0x55555555))
-        twos += ones(word)
+        twos += popcount(word)
         word = np.uint32((word | (word >> np.uint32(2))) & np.uint32(0x11111111))
-        fours += ones(word)
+        fours += popcount(word)
         word = np.uint32((word | (word >> np.uint32(4))) & np.uint32(0x01010101))
-        eights += ones(word)
-        sixteens += ones(np.uint32((word | (word >> _8)) & np.uint32(0x00010001)))
+        eights += popcount(word)
+        sixteens += popcount(np.uint32((word | (word >> _8)) & np.uint32(0x00010001)))
     out[0], out[1], out[2], out[3], out[4] = ones_, twos, fours, eights, sixteens
 
 
 @compiled
-def occupied_in(index: Words, out: Numbers) -> None:
-    """Count the occupied blocks of 2**b elements of a bitmap, for each b below BLOCK_SIZES."""
-    _occupied_up_to_16(index, out[0:5])
+def count_blocks(index: Words, out: Numbers) -> None:
+    """Count the blocks of 2**b elements that hold a set bit, for each b below BLOCK_SIZES, into out[b]."""
+    _count_small_blocks(index, out[0:5])
     used = np.empty((index.size + 31) // 32, np.uint32)
-    used_words(index, used)  # blocks of 32 elements
-    _occupied_up_to_16(used, out[5:10])
+    non_zero_words(index, used)  # blocks of 32 elements
+    _count_small_blocks(used, out[5:10])
     twice, counts = np.empty((used.size + 31) // 32, np.uint32), np.empty(5, np.int64)
-    used_words(used, twice)
-    _occupied_up_to_16(twice, counts)
+    non_zero_words(used, twice)
+    _count_small_blocks(twice, counts)
     out[10:] = counts[: BLOCK_SIZES - 10]
 
 
 @compiled
-def _hash_of(word: int, seed: np.uint64) -> tuple[np.uint32, np.uint32]:
-    """Return start and stride of a word's hashes."""
+def _bloom_hash(word: int, seed: np.uint64) -> tuple[np.uint32, np.uint32]:
+    """Return the first hash of a bitmap's word, and the difference from each hash to the next."""
     value = mixed(np.uint64(word), seed)
     return np.uint32(value), np.uint32(np.uint32(value >> _S32) | _ONE)
 
 
 @compiled
-def _rotated(word: np.uint32, left: np.uint32) -> np.uint32:
+def _rotate_left(word: np.uint32, bits: np.uint32) -> np.uint32:
     """Rotate a word left by `left` modulo 32 bits."""
-    return np.uint32(np.uint32(word << (left & _31)) | np.uint32(word >> (np.uint32(-left) & _31)))
+    return np.uint32(np.uint32(word << (bits & _31)) | np.uint32(word >> (np.uint32(-bits) & _31)))
 
 
 @compiled
-def used_numbers(words: Words, out: Numbers) -> int:
-    """Write the numbers of the non-zero words, ascending; return how many there are.
+def list_non_zero_words(words: Words, out: Numbers) -> int:
+    """Write the positions of the non-zero words, ascending; return how many there are.
 
-    `out` has room for `ROOM` numbers more than there are words.
+    `out` is longer than `words` by `OVERRUN` or more.
     """
     count, whole = _NONE, words.size // 32 * 32
     for w in range(_NONE, np.uint64(whole), _S32):
         used = used_bits(words, w, _FULL)
         for byte in range(4):
             number = np.uint64(used & _BYTE)
-            write_places(_SET_BITS, number, np.int64(w) + 8 * byte, out, count)
-            count += np.uint64(ones(np.uint32(number)))
+            write_set_bits(_SET_BITS, number, np.int64(w) + 8 * byte, out, count)
+            count += np.uint64(popcount(np.uint32(number)))
             used = np.uint32(used >> _8)
     for rest in range(whole, words.size):
         out[count] = rest
@@ -410,29 +421,32 @@ def used_numbers(words: Words, out: Numbers) -> int:
 
 
 @compiled
-def _rows_of(hashed: Words, rows: int, out: Words) -> None:
-    """Write the row of each hash; this loop vectorizes."""
+def _bloom_rows(hashed: Words, rows: int, out: Words) -> None:
+    """Write the row of a filter's sub-table to which each hash belongs; the loop vectorizes."""
     for i in range(hashed.size):
         out[i] = np.uint32((np.uint64(hashed[i]) * np.uint64(rows)) >> _S32)
 
 
 @compiled
 def bloom_encode(hashes: int, rows: int, seed: np.uint64, first_word: int, index: Words, out: Words) -> None:
-    """Encode the non-zero words of `index` into `out`, which must be zero."""
-    numbers, used = np.empty(_SEVERAL + ROOM, np.int64), np.empty(_SEVERAL, np.uint32)
-    room = np.empty((3, _SEVERAL), np.uint32)
-    for start in range(0, index.size, _SEVERAL):
-        words = index[start : start + _SEVERAL]
-        count = used_numbers(words, numbers)
+    """Write the filter of a bitmap's non-zero words into `out`, which must be zero.
+
+    first_word: the number of the bitmap's first word in its tensor.
+    """
+    numbers, used = np.empty(_BATCH + OVERRUN, np.int64), np.empty(_BATCH, np.uint32)
+    room = np.empty((3, _BATCH), np.uint32)
+    for start in range(0, index.size, _BATCH):
+        words = index[start : start + _BATCH]
+        count = list_non_zero_words(words, numbers)
         hashed, stride, row = room[0, :count], room[1, :count], room[2, :count]
         for i in range(np.uint64(count)):
             used[i] = words[np.uint64(numbers[i])]
-            hashed[i], stride[i] = _hash_of(first_word + start + numbers[i], seed)
+            hashed[i], stride[i] = _bloom_hash(first_word + start + numbers[i], seed)
         for j in range(hashes):
             table = out[j * rows : (j + 1) * rows]
-            _rows_of(hashed, rows, row)
+            _bloom_rows(hashed, rows, row)
             for i in range(np.uint64(count)):
-                table[np.uint64(row[i])] |= _rotated(used[i], hashed[i])
+                table[np.uint64(row[i])] |= _rotate_left(used[i], hashed[i])
             for i in range(np.uint64(count)):
                 hashed[i] += stride[i]
 
@@ -441,32 +455,38 @@ def bloom_encode(hashes: int, rows: int, seed: np.uint64, first_word: int, index
 def bloom_decode(
     hashes: int, rows: int, seed: np.uint64, first_word: int, words: Words, elements: int, out: Words
 ) -> None:
-    """Look up one sub-table at a time, for many words; the loops around a look-up vectorize."""
-    room = np.empty((3, _SEVERAL), np.uint32)
-    for start in range(0, out.size, _SEVERAL):
-        passed = out[start : start + _SEVERAL]
+    """Write the bitmap of the elements that pass the filter `words`.
+
+    A batch of words is looked up in one sub-table after the other; the loops around a look-up vectorize.
+    first_word: the number of the bitmap's first word in its tensor.
+    """
+    room = np.empty((3, _BATCH), np.uint32)
+    for start in range(0, out.size, _BATCH):
+        passed = out[start : start + _BATCH]
         hashed, stride, row = room[0, : passed.size], room[1, : passed.size], room[2, : passed.size]
         for w in range(passed.size):
-            hashed[w], stride[w] = _hash_of(first_word + start + w, seed)
+            hashed[w], stride[w] = _bloom_hash(first_word + start + w, seed)
             passed[w] = _FULL
         for j in range(hashes):
             table = words[j * rows : (j + 1) * rows]
-            _rows_of(hashed, rows, row)
+            _bloom_rows(hashed, rows, row)
             for w in range(np.uint64(row.size)):
                 row[w] = table[np.uint64(row[w])]
             for w in range(passed.size):
-                passed[w] &= _rotated(row[w], np.uint32(-hashed[w]))
+                passed[w] &= _rotate_left(row[w], np.uint32(-hashed[w]))
                 hashed[w] += stride[w]
-    clean(out, elements)
+    clear_padding(out, elements)
 
 
 @compiled
-def _move(mask: np.uint32, gaps: np.uint32, bits: np.uint32) -> tuple[np.uint32, np.uint32, np.uint32]:
-    """Compute one of five steps (`bits` = 1, 2, 4, 8, 16) that pack a mask's set bits downwards.
+def _compress_step(
+    mask: np.uint32, gaps: np.uint32, bits: np.uint32
+) -> tuple[np.uint32, np.uint32, np.uint32]:
+    """Compute one of five steps (`bits` = 1, 2, 4, 8, 16) that move a mask's set bits to the lowest bits.
 
-    Return the bits that move in this step, the mask after it, and the gaps left for later steps. A bit moves
-    if the number of gaps below it has bit `bits` set (parallel suffix: Warren, Hacker's Delight, 7-4). There
-    is no branch, so the compiler handles several words at once.
+    Return the bits that move in this step, the mask after it, and the gaps that remain for later steps. A bit
+    moves if the number of gaps below it has bit `bits` set (parallel suffix: Warren, Hacker's Delight, 7-4).
+    There is no branch, so the compiler handles several words at once.
     """
     odd = np.uint32(gaps ^ (gaps << _ONE))
     odd ^= np.uint32(odd << np.uint32(2))
@@ -478,58 +498,63 @@ def _move(mask: np.uint32, gaps: np.uint32, bits: np.uint32) -> tuple[np.uint32,
 
 
 @compiled
-def _down(word: np.uint32, moved: np.uint32, bits: np.uint32) -> np.uint32:
-    taken = np.uint32(word & moved)
-    return np.uint32((word ^ taken) | (taken >> bits))
+def _shift_down(word: np.uint32, moved: np.uint32, bits: np.uint32) -> np.uint32:
+    """Shift the bits `moved` of a word down, as a step of `_compress_step` says."""
+    shifted = np.uint32(word & moved)
+    return np.uint32((word ^ shifted) | (shifted >> bits))
 
 
 @compiled
-def _up(word: np.uint32, moved: np.uint32, bits: np.uint32) -> np.uint32:
+def _shift_up(word: np.uint32, moved: np.uint32, bits: np.uint32) -> np.uint32:
+    """Shift bits up to the bits `moved`: the inverse of `_shift_down`."""
     return np.uint32((word & ~moved) | ((word << bits) & moved))
 
 
 @compiled
-def _squeeze(words: Words, masks: Words, out: Words) -> None:
-    """Pack the bits of each word that its mask selects, starting at bit 0."""
+def _compress_bits(words: Words, masks: Words, out: Words) -> None:
+    """Move the bits of each word that its mask selects, in order, to the lowest bits."""
     for w in range(masks.size):
         mask = np.uint32(masks[w])
         word, gaps = np.uint32(words[w] & mask), np.uint32(~mask << _ONE)
         for step in range(5):
-            moved, mask, gaps = _move(mask, gaps, np.uint32(1 << step))
-            word = _down(word, moved, np.uint32(1 << step))
+            moved, mask, gaps = _compress_step(mask, gaps, np.uint32(1 << step))
+            word = _shift_down(word, moved, np.uint32(1 << step))
         out[w] = word
 
 
 @compiled
-def _spread(words: Words, masks: Words, out: Words) -> None:
-    """Move the lowest bits of each word to the bits that its mask selects: the inverse of `_squeeze`."""
+def _expand_bits(words: Words, masks: Words, out: Words) -> None:
+    """Move the lowest bits of each word to the bits of its mask: the inverse of `_compress_bits`."""
     for w in range(masks.size):
         mask = np.uint32(masks[w])
-        moved_1, left, gaps = _move(mask, np.uint32(~mask << _ONE), np.uint32(1))
-        moved_2, left, gaps = _move(left, gaps, np.uint32(2))
-        moved_4, left, gaps = _move(left, gaps, np.uint32(4))
-        moved_8, left, gaps = _move(left, gaps, np.uint32(8))
-        moved_16, left, gaps = _move(left, gaps, np.uint32(16))
-        word = _up(_up(np.uint32(words[w]), moved_16, np.uint32(16)), moved_8, np.uint32(8))
-        word = _up(_up(_up(word, moved_4, np.uint32(4)), moved_2, np.uint32(2)), moved_1, np.uint32(1))
+        moved_1, moving, gaps = _compress_step(mask, np.uint32(~mask << _ONE), np.uint32(1))
+        moved_2, moving, gaps = _compress_step(moving, gaps, np.uint32(2))
+        moved_4, moving, gaps = _compress_step(moving, gaps, np.uint32(4))
+        moved_8, moving, gaps = _compress_step(moving, gaps, np.uint32(8))
+        moved_16, moving, gaps = _compress_step(moving, gaps, np.uint32(16))
+        word = _shift_up(np.uint32(words[w]), moved_16, np.uint32(16))
+        word = _shift_up(word, moved_8, np.uint32(8))
+        word = _shift_up(word, moved_4, np.uint32(4))
+        word = _shift_up(word, moved_2, np.uint32(2))
+        word = _shift_up(word, moved_1, np.uint32(1))
         out[w] = word & mask
 
 
 @compiled
 def gather_bits(index: Words, mask: Words, out: Words) -> None:
-    """Pass over words whose mask is 0."""
-    numbers, room = np.empty(_SEVERAL + ROOM, np.int64), np.empty((3, _SEVERAL), np.uint32)
+    """Write the bits of `index` that `mask` selects, end to end. Words whose mask is 0 are skipped."""
+    numbers, room = np.empty(_BATCH + OVERRUN, np.int64), np.empty((3, _BATCH), np.uint32)
     pending, filled, at = np.uint64(0), np.uint64(0), 0  # bits not yet written, and their number
-    for start in range(0, mask.size, _SEVERAL):
-        count = used_numbers(mask[start : start + _SEVERAL], numbers)
+    for start in range(0, mask.size, _BATCH):
+        count = list_non_zero_words(mask[start : start + _BATCH], numbers)
         words, masks, squeezed = room[0, :count], room[1, :count], room[2, :count]
         for i in range(np.uint64(count)):
             words[i] = index[np.uint64(start + numbers[i])]
             masks[i] = mask[np.uint64(start + numbers[i])]
-        _squeeze(words, masks, squeezed)
+        _compress_bits(words, masks, squeezed)
         for i in range(np.uint64(count)):
             pending |= np.uint64(squeezed[i]) << filled
-            filled += np.uint64(ones(masks[i]))
+            filled += np.uint64(popcount(masks[i]))
             if at < out.size:
                 out[np.uint64(at)] = np.uint32(pending)
             full = filled >> _S5
@@ -542,20 +567,23 @@ def gather_bits(index: Words, mask: Words, out: Words) -> None:
 
 @compiled
 def scatter_bits(bits: Words, mask: Words, out: Words) -> None:
-    """Pass over words whose mask is 0. Read the bits of the others without a branch, from two words each."""
-    numbers, room = np.empty(_SEVERAL + ROOM, np.int64), np.empty((3, _SEVERAL), np.uint32)
+    """Write consecutive bits to the set bits of `mask`, and 0 elsewhere. Words whose mask is 0 are skipped.
+
+    The bits of the others are read without a branch, from two words each.
+    """
+    numbers, room = np.empty(_BATCH + OVERRUN, np.int64), np.empty((3, _BATCH), np.uint32)
     at, last = np.uint64(0), np.uint64(max(bits.size - 1, 0))
-    for start in range(0, mask.size, _SEVERAL):
-        own = out[start : start + _SEVERAL]
-        count = used_numbers(mask[start : start + _SEVERAL], numbers)
-        wanted, masks, spread = room[0, :count], room[1, :count], room[2, :count]
+    for start in range(0, mask.size, _BATCH):
+        batch = out[start : start + _BATCH]
+        count = list_non_zero_words(mask[start : start + _BATCH], numbers)
+        compressed, masks, expanded = room[0, :count], room[1, :count], room[2, :count]
         for i in range(np.uint64(count)):
             masks[i] = mask[np.uint64(start + numbers[i])]
             lower = at >> _S5
             window = np.uint64(bits[lower]) | (np.uint64(bits[min(lower + np.uint64(1), last)]) << _S32)
-            wanted[i] = np.uint32(window >> (at & _LOW5))
-            at += np.uint64(ones(masks[i]))
-        _spread(wanted, masks, spread)
-        own[:] = _ZERO
+            compressed[i] = np.uint32(window >> (at & _LOW5))
+            at += np.uint64(popcount(masks[i]))
+        _expand_bits(compressed, masks, expanded)
+        batch[:] = _ZERO
         for i in range(np.uint64(count)):
-            own[np.uint64(numbers[i])] = spread[i]
+            batch[np.uint64(numbers[i])] = expanded[i]

@@ -1,4 +1,4 @@
-"""Allocate NumPy arrays for the codec, and take those of users."""
+"""The memory of a device on the host: allocate NumPy arrays, and accept those of users."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class HostMemory:
 
     is_host = direct = True
 
-    def accepted(self, tensor: Any) -> Any:
-        """See `Device.accepted`."""
+    def validated(self, tensor: Any) -> Any:
+        """Return a user's tensor as a NumPy array, or as BFloat16. Raises CodecError if NumPy refuses it."""
         if isinstance(tensor, BFloat16):
             return tensor
         try:
@@ -36,99 +36,99 @@ class HostMemory:
                 "bits of bfloat16 in peelsum.codec.BFloat16"
             ) from error
 
-    def plain(self, tensors: Collection[Any]) -> bool:
-        """See `Device.plain`."""
+    def usable_as_is(self, tensors: Collection[Any]) -> bool:
+        """Return whether all tensors are writable float32 arrays in C order."""
         if set(map(type, tensors)) != {np.ndarray}:
             return False
         # The sets are made without a call for each tensor.
-        flags = {(one.dtype, one.flags.c_contiguous, one.flags.writeable) for one in tensors}
+        flags = {(tensor.dtype, tensor.flags.c_contiguous, tensor.flags.writeable) for tensor in tensors}
         return flags == {(_FLOAT32, True, True)}
 
     def overwritable(self, tensor: Any) -> bool:
-        """See `Device.overwritable`."""
+        """Return whether a tensor is a writable float32 array in C order, so that a result can replace it."""
         if not isinstance(tensor, np.ndarray) or tensor.dtype != np.float32:
             return False
         return tensor.flags.c_contiguous and tensor.flags.writeable
 
-    def beside(self, tensor: Any) -> AbstractContextManager[object]:
-        """See `Device.beside`."""
+    def device_context(self, tensor: Any) -> AbstractContextManager[object]:
+        """Return a context that changes nothing: the host is a single device."""
         return nullcontext()
 
-    def span(self, tensor: Any) -> tuple[int, int]:
-        """See `Device.span`."""
+    def memory_range(self, tensor: Any) -> tuple[int, int]:
+        """Return the addresses of a tensor's first byte and of the one after its last."""
         return byte_bounds(tensor.bits if isinstance(tensor, BFloat16) else tensor)
 
     def dtype(self, tensor: Any) -> str:
-        """See `Device.dtype`."""
+        """Return the name of a tensor's dtype, e.g. "float32"."""
         if isinstance(tensor, BFloat16):
             return "bfloat16"
         return "float32" if tensor.dtype == np.float32 else str(tensor.dtype)  # NumPy takes 5 us for the text
 
-    def flat(self, tensors: Sequence[Any], into: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """See `Device.flat`."""
+    def flatten(self, tensors: Sequence[Any], into: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return the tensors as float32[n] each, and the flat arrays for results, or None."""
         values = [
-            (one if one.ndim == 1 else one.reshape(-1))
-            if type(one) is np.ndarray and one.dtype is _FLOAT32 and one.flags.c_contiguous
-            else widened(one)
-            for one in tensors
+            (tensor if tensor.ndim == 1 else tensor.reshape(-1))
+            if type(tensor) is np.ndarray and tensor.dtype is _FLOAT32 and tensor.flags.c_contiguous
+            else widened(tensor)
+            for tensor in tensors
         ]
         return values, [
-            None if out is None else own if out is one else out.reshape(-1)
-            for out, one, own in zip(into, tensors, values, strict=True)
+            None if out is None else flat if out is tensor else out.reshape(-1)
+            for out, tensor, flat in zip(into, tensors, values, strict=True)
         ]
 
     def words(self, count: int) -> Words:
-        """See `Device.words`."""
+        """Allocate uint32[count]."""
         return buffers.empty(count, np.uint32)
 
     def integers(self, count: int) -> Integers:
-        """See `Device.integers`."""
+        """Allocate int32[count]."""
         return buffers.empty(count, np.int32)
 
-    def signed(self, words: Words) -> Integers:
-        """See `Device.signed`."""
+    def as_int32(self, words: Words) -> Integers:
+        """Return a view of words as int32."""
         return words.view(np.int32)
 
     def on_host(self, array: NDArray[Any]) -> NDArray[Any]:
-        """See `Device.on_host`."""
+        """Return the array itself: it is on the host."""
         return array
 
     def traveling(self, count: int) -> Words:
-        """See `Device.traveling`."""
+        """Allocate uint32[count] for words to be sent."""
         return buffers.empty(count, np.uint32)
 
     def send(self, words: Words, out: Words) -> None:
-        """See `Device.send`."""
+        """Copy words to an array from `traveling`."""
         out[:] = words
 
     def settle(self) -> None:
-        """See `Device.settle`."""
+        """Do nothing: copies on the host are complete when they return."""
 
     def placed(self, array: NDArray[Any]) -> Any:
-        """See `Device.placed`."""
+        """Return the array itself: it is on this device."""
         return array
 
-    def joined(self, parts: Sequence[Integers]) -> Integers:
-        """See `Device.joined`."""
+    def concatenate(self, parts: Sequence[Integers]) -> Integers:
+        """Return the parts end to end."""
         return np.concatenate(parts)
 
-    def search(self, places: Numbers, wanted: Numbers) -> Numbers:
-        """See `Device.search`."""
-        return np.searchsorted(places, wanted)
+    def searchsorted(self, ascending: Numbers, values: Numbers) -> Numbers:
+        """Return the indices of `values` in an ascending array that contains them."""
+        return np.searchsorted(ascending, values)
 
-    def lacked(self, error: RuntimeError) -> None:
-        """See `Device.lacked`."""
+    def out_of_memory(self, error: RuntimeError) -> None:
+        """Return None: a step on the host has no other device to fall back to."""
 
-    def near(self, tensor: Any) -> Any:
-        """See `Device.near`."""
+    def host_copy(self, tensor: Any) -> Any:
+        """Return the tensor itself: it is on the host."""
         return tensor
 
-    def left_on_host(self, values: Floats) -> Floats:
-        """See `Device.left_on_host`."""
+    def as_tensor(self, values: Floats) -> Floats:
+        """Return the array itself: users of the host pass and get arrays."""
         return values
 
-    def placed_in(self, values: Floats, like: Any, out: Any) -> Any:
-        """See `Device.placed_in`."""
+    def copy_to_tensor(self, values: Floats, like: Any, out: Any) -> Any:
+        """Copy a result to `out` and return that; return the result itself if `out` is None."""
         if out is None:
             return values
         out[...] = values

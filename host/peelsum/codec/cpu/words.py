@@ -1,6 +1,6 @@
-"""What the compiled loops share: their decorators, and operations on a word, an address or some floats.
+"""Decorators and helpers of the compiled loops: bit operations on a word, the hash, arrays by address.
 
-Loops release the GIL. NumPy scalars keep widths that Numba would widen.
+Compiled loops release the GIL. NumPy scalars keep widths that Numba would widen.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ ONE = np.uint32(1)
 _STEP, _FIRST, _SECOND = np.uint64(MIX_STEP), np.uint64(MIX_FIRST), np.uint64(MIX_SECOND)
 _S27, _S30, _S31 = (np.uint64(bits) for bits in (27, 30, 31))
 
-#: These loops may allocate arrays.
+#: Compiles a function that may allocate arrays.
 compiled = compiler({"nogil": True})
-#: These allocate none, and count no references.
+#: Compiles a function that allocates no arrays, without Numba's reference counting.
 leaf = compiler({"nogil": True, "_nrt": False})
 
 
 @compiled
-def floats_at(address: int, count: int) -> Floats:
-    """Return the array float32[count] at an address. The caller keeps its memory."""
+def array_at(address: int, count: int) -> Floats:
+    """Return float32[count] over the memory at an address, which the caller keeps alive."""
     array: Floats = carray(pointer(address), (count,), np.float32)
     return array
 
@@ -51,7 +51,8 @@ def mixed(counter: np.uint64, seed: np.uint64) -> np.uint64:
 
 
 @compiled
-def magnitude(bits: Words) -> np.uint32:
+def largest_magnitude(bits: Words) -> np.uint32:
+    """Return the largest of some floats' bit patterns, without their signs."""
     largest = np.uint32(0)
     for i in range(bits.size):
         largest = max(largest, np.uint32(bits[i] & MAGNITUDE_MASK))
@@ -59,7 +60,7 @@ def magnitude(bits: Words) -> np.uint32:
 
 
 @compiled
-def ones(word: np.uint32) -> np.uint32:
+def popcount(word: np.uint32) -> np.uint32:
     """Count the set bits of a uint32; LLVM recognizes this idiom and emits the processor's instruction."""
     word = np.uint32(word - ((word >> ONE) & np.uint32(0x55555555)))
     word = np.uint32((word & np.uint32(0x33333333)) + ((word >> np.uint32(2)) & np.uint32(0x33333333)))
@@ -69,5 +70,5 @@ def ones(word: np.uint32) -> np.uint32:
 
 @compiled
 def lowest(word: np.uint32) -> np.uint32:
-    """Return the number of the lowest set bit of a non-zero word."""
-    return ones(np.uint32(np.uint32(word ^ np.uint32(word & np.uint32(word - ONE))) - ONE))
+    """Return the position of the lowest set bit of a non-zero word."""
+    return popcount(np.uint32(np.uint32(word ^ np.uint32(word & np.uint32(word - ONE))) - ONE))

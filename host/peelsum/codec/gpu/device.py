@@ -1,8 +1,8 @@
 """A GPU as a device: kernels in Triton, which run on the current stream.
 
 Arrays are tensors, int32 where NumPy's are uint32, because torch has almost no arithmetic on uint32. Methods
-whose result has a size that only the device knows (`positions`, `sketch_decode`) wait for it, unless the
-caller gives it. Tensors are contiguous and on one device.
+whose result has a size that only the device knows (`positions`, `sketch_decode`) wait for the device, unless
+the caller passes the size. Tensors are contiguous and on one device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The index on a GPU: bitmaps, positions of their set bits, blocks, Bloom filters, candidates' own bits."""
+"""The index on a GPU: bitmaps, positions of set bits, blocks, Bloom filters, bits that a mask selects."""
 
 from __future__ import annotations
 
@@ -10,28 +10,42 @@ from torch import Tensor
 
 from peelsum.codec.arrays import Words
 from peelsum.codec.gpu import launch
-from peelsum.codec.gpu.launch import BLOCK, SCANNED_WORDS, TILE_WORDS, cut, empty
-from peelsum.codec.gpu.words import WORD_BITS, mixed, packed, popcount, ranks, singly, unpacked, wide
+from peelsum.codec.gpu.launch import BLOCK, SCANNED_WORDS, TILE_WORDS, empty, tiles_of
+from peelsum.codec.gpu.words import (
+    WORD_BITS,
+    as_int64,
+    mixed,
+    one_per_thread,
+    packed,
+    popcount,
+    ranks,
+    unpacked,
+)
 from peelsum.codec.index import WORD_BITS as ROW
 from peelsum.codec.index import BloomLayout, block_words
 
 #: The largest block that one kernel handles; larger ones take several passes.
 _LARGEST_BLOCK = 4096
-#: Warps of the kernel that counts, the fastest of sixteen on an H100; and totals that are added at once.
-_TOTALS_WARPS, _SCAN = 1, 4096
+#: Warps of the kernel that counts bits, the fastest of sixteen on an H100.
+_TOTALS_WARPS = 1
+#: Tiles whose totals `scan_kernel` adds up at once.
+_SCAN_TILE = 4096
 
 
 class GpuIndex:
     """The operations of `Device` on bitmaps."""
 
     def count(self, index: Tensor | Words) -> int:
-        """See `Device.count`. Waits for the device once, unless the words are on the host."""
+        """Return how many bits of a bitmap are set. Waits for the device if the bitmap is there."""
         if isinstance(index, np.ndarray):
             return int(np.bitwise_count(index).sum())
         return int(totals(index)[-1])
 
     def positions(self, index: Tensor, elements: int, first: int = 0, count: int | None = None) -> Tensor:
-        """See `Device.positions`: returns int64[k]. Waits for the device once, unless k is given."""
+        """Return the positions of the set bits, plus `first`: int64[k].
+
+        Waits for the device, unless `count` is given.
+        """
         if count == 0:
             return empty(0, index, torch.int64)
         bases = totals(index, elements)
@@ -40,77 +54,75 @@ class GpuIndex:
         return out
 
     def block_encode(self, index: Tensor, elements: int, block: int, out: Tensor) -> None:
-        """See `Device.block_encode`."""
+        """Write the bitmap of the blocks that hold a set bit."""
         if block < ROW:
-            grid, bits = cut(out.numel(), TILE_WORDS), block.bit_length() - 1
+            grid, bits = tiles_of(out.numel(), TILE_WORDS), block.bit_length() - 1
             launch.run(small_block_encode_kernel, grid, index, out, elements, bits, TILE_WORDS)
         elif block <= _LARGEST_BLOCK:
-            of_block = block // ROW
-            words = max(1, TILE_WORDS // of_block)
-            grid = cut(out.numel(), words)
-            launch.run(large_block_encode_kernel, grid, index, out, elements, of_block, words)
+            block_length = block // ROW
+            words = max(1, TILE_WORDS // block_length)
+            grid = tiles_of(out.numel(), words)
+            launch.run(large_block_encode_kernel, grid, index, out, elements, block_length, words)
         else:
             used = empty(block_words(elements, _LARGEST_BLOCK), index)
             self.block_encode(index, elements, _LARGEST_BLOCK, used)
-            self.block_encode(used, cut(elements, _LARGEST_BLOCK), block // _LARGEST_BLOCK, out)
+            self.block_encode(used, tiles_of(elements, _LARGEST_BLOCK), block // _LARGEST_BLOCK, out)
 
     def block_decode(self, blocks: Tensor, elements: int, block: int, out: Tensor) -> None:
-        """See `Device.block_decode`."""
-        grid, bits = cut(out.numel(), TILE_WORDS), block.bit_length() - 1
+        """Write the bitmap of all elements of the blocks that are set."""
+        grid, bits = tiles_of(out.numel(), TILE_WORDS), block.bit_length() - 1
         launch.run(block_decode_kernel, grid, blocks, out, elements, bits, TILE_WORDS)
 
     def bloom_encode(self, layout: BloomLayout, index: Tensor, out: Tensor, first: int = 0) -> None:
-        """See `Device.bloom_encode`."""
+        """Write the Bloom filter of a bitmap."""
         out.zero_()
         words, rest = index.numel(), (first // ROW, layout.hashes, layout.rows, BLOCK)
-        seed = launch.placed_seed(layout.seed, index)
-        launch.run(bloom_encode_kernel, cut(words, BLOCK), index, out, seed, words, *rest)
+        seed = launch.seed_on_device(layout.seed, index)
+        launch.run(bloom_encode_kernel, tiles_of(words, BLOCK), index, out, seed, words, *rest)
 
     def bloom_decode(
         self, layout: BloomLayout, words: Tensor, elements: int, out: Tensor, first: int = 0
     ) -> None:
-        """See `Device.bloom_decode`."""
-        grid, rest = cut(out.numel(), BLOCK), (first // ROW, layout.hashes, layout.rows, BLOCK)
-        seed = launch.placed_seed(layout.seed, words)
+        """Write the bitmap of the elements that pass a Bloom filter."""
+        grid, rest = tiles_of(out.numel(), BLOCK), (first // ROW, layout.hashes, layout.rows, BLOCK)
+        seed = launch.seed_on_device(layout.seed, words)
         launch.run(bloom_decode_kernel, grid, words, out, seed, elements, *rest)
 
     def gather_bits(self, index: Tensor, mask: Tensor, out: Tensor) -> Tensor:
-        """See `Device.gather_bits`: returns the `totals` of `mask`."""
+        """Write the bits that `mask` selects, end to end, as a shorter bitmap; return the mask's `totals`."""
         out.zero_()
         bases, words = totals(mask), mask.numel()
-        grid = cut(words, SCANNED_WORDS)
+        grid = tiles_of(words, SCANNED_WORDS)
         launch.run(gather_bits_kernel, grid, index, mask, bases, out, words, SCANNED_WORDS)
         return bases
 
     def scatter_bits(self, bits: Tensor, mask: Tensor, out: Tensor, scan: Tensor | None = None) -> None:
-        """See `Device.scatter_bits`."""
+        """Write consecutive bits to the set bits of `mask`. scan: what `gather_bits` returned, or None."""
         bases, words = totals(mask) if scan is None else scan, mask.numel()
-        grid = cut(words, SCANNED_WORDS)
+        grid = tiles_of(words, SCANNED_WORDS)
         launch.run(scatter_bits_kernel, grid, bits, mask, bases, out, words, SCANNED_WORDS)
 
 
 def totals(bitmap: Tensor, elements: int | None = None) -> Tensor:
     """Count the set bits before each tile of SCANNED_WORDS words, and in all of them: int64[tiles + 1]."""
-    tiles = cut(bitmap.numel(), SCANNED_WORDS)
-    bases, size = (
-        empty(tiles + 1, bitmap, torch.int64),
-        ROW * bitmap.numel() if elements is None else elements,
-    )
+    tiles = tiles_of(bitmap.numel(), SCANNED_WORDS)
+    bases = empty(tiles + 1, bitmap, torch.int64)
+    size = ROW * bitmap.numel() if elements is None else elements
     launch.run(totals_kernel, tiles, bitmap, bases, size, SCANNED_WORDS, num_warps=_TOTALS_WARPS)
-    launch.run(scan_kernel, 1, bases, bases[-1:], tiles, _SCAN)
+    launch.run(scan_kernel, 1, bases, bases[-1:], tiles, _SCAN_TILE)
     return bases
 
 
 def list_positions(bitmap: Tensor, elements: int, bases: Tensor, out: Tensor, first: int = 0) -> None:
-    """Write the positions of the set bits, given the bitmap's `totals`; `out` has room for all."""
-    grid = cut(bitmap.numel(), SCANNED_WORDS)
+    """Write the positions of the set bits, plus `first`. bases: the bitmap's `totals`."""
+    grid = tiles_of(bitmap.numel(), SCANNED_WORDS)
     launch.run(positions_kernel, grid, bitmap, bases, out, elements, first, SCANNED_WORDS)
 
 
 def index(numbers: Tensor, bitmap: Tensor) -> None:
     """Write the bitmap of int32 numbers[n] that are not 0 into bitmap[index_words(n)]."""
     n = numbers.numel()
-    launch.run(index_kernel, cut(cut(n, ROW), TILE_WORDS), numbers, bitmap, n, TILE_WORDS)
+    launch.run(index_kernel, tiles_of(tiles_of(n, ROW), TILE_WORDS), numbers, bitmap, n, TILE_WORDS)
 
 
 @triton.jit
@@ -211,30 +223,30 @@ def block_decode_kernel(blocks, out, elements, BITS: tl.constexpr, WORDS: tl.con
 
 @triton.jit
 def _bloom_hashes(seed, word, first_word):
-    """Return start and stride of the hashes of a bitmap's words: uint64[w] each."""
+    """Return each word's first hash, and the difference from each hash to the next: uint64[w] each."""
     value = mixed(word + first_word, tl.load(seed))
     return value & 0xFFFFFFFF, (value >> 32) | 1
 
 
 @triton.jit
 def _bloom_place(start, stride, j, rows):
-    """Return rows int64[w] of the filter and rotations uint32[w] in sub-table j."""
+    """Return the rows of the filter, int64[w], and the rotations, uint32[w], of words in sub-table j."""
     hashed = (start + j * stride) & 0xFFFFFFFF
-    return j * wide(rows) + ((hashed * rows) >> 32).to(tl.int64), (hashed & 31).to(tl.uint32)
+    return j * as_int64(rows) + ((hashed * rows) >> 32).to(tl.int64), (hashed & 31).to(tl.uint32)
 
 
 @triton.jit
-def _rotated(words, left):
-    """Rotate int32[w] left by 0 to 32 bits."""
-    doubled = words.to(tl.uint32, bitcast=True).to(tl.uint64) << left.to(tl.uint64)
-    return (doubled | (doubled >> 32)).to(tl.uint32).to(tl.int32, bitcast=True)
+def _rotated(words, bits):
+    """Rotate int32[w] left by 0 to 32 bits each."""
+    shifted = words.to(tl.uint32, bitcast=True).to(tl.uint64) << bits.to(tl.uint64)
+    return (shifted | (shifted >> 32)).to(tl.uint32).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def bloom_encode_kernel(index, out, seed, words, first_word, hashes, rows, BLOCK: tl.constexpr):
     """OR a bitmap's words into the filter out[hashes * rows], which must be zero."""
     program = tl.program_id(0)
-    word = singly(program.to(tl.int64) * BLOCK, BLOCK)
+    word = one_per_thread(program.to(tl.int64) * BLOCK, BLOCK)
     held = tl.load(index + word, mask=word < words, other=0)
     start, stride = _bloom_hashes(seed, word, first_word)
     for j in range(hashes):
@@ -246,7 +258,7 @@ def bloom_encode_kernel(index, out, seed, words, first_word, hashes, rows, BLOCK
 def bloom_decode_kernel(filter_, out, seed, elements, first_word, hashes, rows, BLOCK: tl.constexpr):
     """Write the bitmap of the elements that pass the filter."""
     program = tl.program_id(0)
-    word = singly(program.to(tl.int64) * BLOCK, BLOCK)
+    word = one_per_thread(program.to(tl.int64) * BLOCK, BLOCK)
     beyond = tl.minimum(tl.maximum((word + 1) * WORD_BITS - elements, 0), WORD_BITS - 1).to(tl.uint32)
     passed = (tl.full((BLOCK,), 0xFFFFFFFF, tl.uint32) >> beyond).to(tl.int32, bitcast=True)
     start, stride = _bloom_hashes(seed, word, first_word)
@@ -278,7 +290,7 @@ def gather_bits_kernel(index, mask, bases, out, words, BLOCK: tl.constexpr):
 
 @triton.jit
 def scatter_bits_kernel(bits, mask, bases, out, words, BLOCK: tl.constexpr):
-    """Do the inverse of `gather_bits_kernel`, into out[words]."""
+    """Write consecutive `bits` to the set bits of `mask`, the inverse of `gather_bits_kernel`: out[words]."""
     program = tl.program_id(0)
     word = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     masks = tl.load(mask + word, mask=word < words, other=0)

@@ -33,10 +33,10 @@ class DeviceMemory:
         self.direct = direct
         self._device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    def accepted(self, tensor: Any) -> Tensor:
-        """See `Device.accepted`.
+    def validated(self, tensor: Any) -> Tensor:
+        """Return a user's tensor, detached. Raises CodecError unless it is a dense torch tensor on a GPU.
 
-        Raises CodecError for anything but a torch tensor on this device's type, with strides.
+        If words are sent from the device, that must be the current one. Without a GPU, it is the CPU.
         """
         if not isinstance(tensor, Tensor) or tensor.device.type != self._device.type:
             where = tensor.device if isinstance(tensor, Tensor) else type(tensor).__name__
@@ -46,145 +46,145 @@ class DeviceMemory:
             )
         if tensor.layout != torch.strided:
             raise CodecError(f"tensor: its layout is {tensor.layout}; pass tensor.to_dense()")
-        own = torch.cuda.current_device() if self.direct and tensor.is_cuda else None
-        if own is not None and tensor.device.index != own:
+        current = torch.cuda.current_device() if self.direct and tensor.is_cuda else None
+        if current is not None and tensor.device.index != current:
             raise CodecError(
-                f"tensor: {tensor.device} is not cuda:{own}, from which words are sent; call "
+                f"tensor: {tensor.device} is not cuda:{current}, from which words are sent; call "
                 "torch.cuda.set_device before the group is made, or sum that tensor over another group"
             )
         return tensor.detach()
 
-    def plain(self, tensors: Collection[Any]) -> bool:
-        """See `Device.plain`."""
+    def usable_as_is(self, tensors: Collection[Any]) -> bool:
+        """Return False: each tensor is looked at."""
         return False
 
     def overwritable(self, tensor: Tensor) -> bool:
-        """See `Device.overwritable`."""
+        """Return whether a tensor is a contiguous float32 tensor, so that a result can replace it."""
         return tensor.dtype == torch.float32 and tensor.is_contiguous() and not tensor.is_neg()
 
-    def beside(self, tensor: Tensor) -> AbstractContextManager[object]:
-        """See `Device.beside`."""
+    def device_context(self, tensor: Tensor) -> AbstractContextManager[object]:
+        """Return a context in which new tensors are allocated on the GPU of `tensor`."""
         return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
-    def span(self, tensor: Tensor) -> tuple[int, int]:
-        """See `Device.span`."""
+    def memory_range(self, tensor: Tensor) -> tuple[int, int]:
+        """Return the addresses of a tensor's first byte and of the one after its last."""
         steps = zip(tensor.shape, tensor.stride(), strict=True)
         last = sum((size - 1) * stride for size, stride in steps) if tensor.numel() else -1
         return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
     def dtype(self, tensor: Tensor) -> str:
-        """See `Device.dtype`."""
+        """Return the name of a tensor's dtype, e.g. "float32"."""
         return str(tensor.dtype).removeprefix("torch.")
 
-    def flat(
+    def flatten(
         self, tensors: Sequence[Tensor], into: Sequence[Tensor | None]
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        """See `Device.flat`."""
+        """Return the tensors as float32[n] each, and the flat tensors for results, or None."""
         # A view such as that of a conjugate's imaginary part has the other sign in memory.
-        values = [one.to(torch.float32).resolve_neg().contiguous().view(-1) for one in tensors]
+        values = [tensor.to(torch.float32).resolve_neg().contiguous().view(-1) for tensor in tensors]
         return values, [
-            None if out is None else own if out is one else out.view(-1)
-            for out, one, own in zip(into, tensors, values, strict=True)
+            None if out is None else flat if out is tensor else out.view(-1)
+            for out, tensor, flat in zip(into, tensors, values, strict=True)
         ]
 
-    def near(self, tensor: Tensor) -> NDArray[Any] | BFloat16:
-        """Return an accepted tensor's content as `HostMemory` takes it, without memory of the device."""
+    def host_copy(self, tensor: Tensor) -> NDArray[Any] | BFloat16:
+        """Return a tensor's content as an array or BFloat16 on the host, without new memory of the device."""
         if not tensor.numel():
             return np.zeros(tuple(tensor.shape), np.float32)
-        first, end = self.span(tensor)
+        first, end = self.memory_range(tensor)
         # A copy of a strided tensor would be made contiguous on the device.
-        whole = tensor.as_strided(((end - first) // tensor.element_size(),), (1,)).cpu().resolve_neg()
-        there = whole.as_strided(tensor.shape, tensor.stride())
-        if there.dtype == torch.bfloat16:
-            return BFloat16(there.view(torch.int16).numpy().view(np.uint16))
-        array: NDArray[Any] = there.numpy()
+        memory = tensor.as_strided(((end - first) // tensor.element_size(),), (1,)).cpu().resolve_neg()
+        copy = memory.as_strided(tensor.shape, tensor.stride())
+        if copy.dtype == torch.bfloat16:
+            return BFloat16(copy.view(torch.int16).numpy().view(np.uint16))
+        array: NDArray[Any] = copy.numpy()
         return array
 
-    def placed_in(self, values: NDArray[np.float32], like: Tensor, out: Tensor | None) -> Tensor:
+    def copy_to_tensor(self, values: NDArray[np.float32], like: Tensor, out: Tensor | None) -> Tensor:
         """Copy a result from the host to `out`; if that is None, to new memory on the device of `like`."""
-        host = self.left_on_host(values)
+        host = self.as_tensor(values)
         into = torch.empty(host.shape, dtype=host.dtype, device=like.device) if out is None else out
         with torch.inference_mode():  # `into` may have been made in it, and is then read-only elsewhere
             return into.copy_(host)
 
-    def left_on_host(self, values: NDArray[np.float32]) -> Tensor:
+    def as_tensor(self, values: NDArray[np.float32]) -> Tensor:
         """Return a result as a tensor that shares its memory."""
         return torch.from_numpy(values)
 
-    def lacked(self, error: RuntimeError) -> str | None:
-        """Return how much memory an error says that a device lacked; None if it says something else."""
+    def out_of_memory(self, error: RuntimeError) -> str | None:
+        """Return how much memory could not be allocated, as text; None if the error has another cause."""
         text = str(error)
         # Only torch's allocator has a type for it: pinned memory and Triton's modules do not.
         if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in text:
             return None
-        asked = re.search(r"Tried to allocate ([\d.]+ \w+)", text)
-        return asked.group(1) if asked else "what a copy or a kernel needs"
+        requested = re.search(r"Tried to allocate ([\d.]+ \w+)", text)
+        return requested.group(1) if requested else "what a copy or a kernel needs"
 
     def words(self, count: int) -> Tensor:
-        """See `Device.words`."""
+        """Allocate int32[count] for words."""
         return torch.empty(count, dtype=torch.int32, device=self._device)
 
     def integers(self, count: int) -> Tensor:
-        """See `Device.integers`."""
+        """Allocate int32[count]."""
         return self.words(count)
 
-    def signed(self, words: Tensor) -> Tensor:
-        """See `Device.signed`."""
+    def as_int32(self, words: Tensor) -> Tensor:
+        """Return the words themselves: on this device they are int32."""
         return words
 
     def on_host(self, array: Tensor | NDArray[Any]) -> NDArray[Any]:
-        """See `Device.on_host`."""
+        """Return an array's content as a NumPy array, words as uint32. Waits for pending writes."""
         if isinstance(array, np.ndarray):
             return array
         host: NDArray[Any] = array.cpu().numpy()
         return host.view(np.uint32) if array.dtype == torch.int32 else host
 
     def traveling(self, count: int) -> NDArray[np.uint32] | Tensor:
-        """See `Device.traveling`. Returns pinned memory, or, if `direct`, memory of the device."""
+        """Allocate words to be sent: in pinned memory of the host, or, if `direct`, on the device."""
         if self.direct:
             return self.words(count)
-        pinned = _staged((count,), torch.int32, self._device)
+        pinned = _staging_buffer((count,), torch.int32, self._device)
         words: NDArray[np.uint32] = pinned.numpy().view(np.uint32)
         return words
 
     def send(self, words: Tensor, out: NDArray[np.uint32] | Tensor) -> None:
-        """See `Device.send`."""
+        """Start to copy words to an array from `traveling`, without waiting."""
         if len(out):
             into = out if isinstance(out, Tensor) else torch.from_numpy(out.view(np.int32))
             into.copy_(words, non_blocking=True)
 
     def settle(self) -> None:
-        """See `Device.settle`."""
+        """Wait for all work on the current stream."""
         wait(self._device)
 
     def placed(self, array: NDArray[Any] | Tensor) -> Tensor:
-        """See `Device.placed`."""
+        """Return an array of the host as a tensor on the device, without waiting; a tensor as it is."""
         if isinstance(array, Tensor):
             return array
-        return sent(array.view(np.int32) if array.dtype == np.uint32 else array, self._device)
+        return copy_to_device(array.view(np.int32) if array.dtype == np.uint32 else array, self._device)
 
-    def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """See `Device.joined`."""
+    def concatenate(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the parts end to end."""
         return torch.cat(list(parts))
 
-    def search(self, places: Tensor, wanted: Tensor) -> Tensor:
-        """See `Device.search`."""
-        return torch.searchsorted(places, wanted)
+    def searchsorted(self, ascending: Tensor, values: Tensor) -> Tensor:
+        """Return the indices of `values` in an ascending tensor that contains them."""
+        return torch.searchsorted(ascending, values)
 
 
-def sent(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy from the host to the device, through pinned memory, which torch keeps and reuses in time."""
-    like = torch.from_numpy(array[:0])
-    there = torch.empty(array.shape, dtype=like.dtype, device=device)
+def copy_to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Start to copy an array from the host to the device, through pinned memory, which torch caches."""
+    dtype = torch.from_numpy(array[:0]).dtype
+    tensor = torch.empty(array.shape, dtype=dtype, device=device)
     if len(array):
-        staged = _staged(array.shape, like.dtype, device)
-        staged.numpy()[:] = array  # torch would wake a thread on each core
-        there.copy_(staged, non_blocking=True)
-    return there
+        staging = _staging_buffer(array.shape, dtype, device)
+        staging.numpy()[:] = array  # torch would wake a thread on each core
+        tensor.copy_(staging, non_blocking=True)
+    return tensor
 
 
-def _staged(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate memory of the host, whatever torch's default device is; pinned if `device` is a GPU."""
+def _staging_buffer(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Allocate memory of the host, pinned if `device` is a GPU, whatever torch's default device is."""
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
 
 
@@ -195,5 +195,5 @@ def wait(device: torch.device) -> None:
 
 
 def stream_of(device: torch.device) -> tuple[torch.device, int]:
-    """Return the device and its current stream's number."""
+    """Return the device and the handle of its current stream, 0 on the CPU."""
     return device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

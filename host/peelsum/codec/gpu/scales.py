@@ -9,8 +9,8 @@ from torch import Tensor
 from peelsum.codec import scales
 from peelsum.codec.fixed_point import MANTISSA_BITS, NON_FINITE
 from peelsum.codec.gpu import launch
-from peelsum.codec.gpu.launch import BLOCK, cut
-from peelsum.codec.gpu.words import wide
+from peelsum.codec.gpu.launch import BLOCK, tiles_of
+from peelsum.codec.gpu.words import as_int64
 
 _LEVELS = tl.constexpr(scales.LEVELS)
 _LEVEL_BITS = tl.constexpr(scales.LEVEL_BITS)
@@ -19,7 +19,7 @@ _SPAN = tl.constexpr(scales.SPAN)
 _NON_FINITE_BIT = tl.constexpr(scales.NON_FINITE_BIT)
 _NON_FINITE = tl.constexpr(NON_FINITE)
 _MANTISSA_BITS = tl.constexpr(MANTISSA_BITS)
-#: Stand for the scale of a block of which no dense numbers are sent: it is zero, or not finite.
+#: In place of the scale of a block of which no dense numbers are sent, because it is zero or not finite.
 ZERO_SCALE, NON_FINITE_SCALE = 2**20, 2**20 + 1
 _ZERO_SCALE, _NON_FINITE_SCALE = tl.constexpr(ZERO_SCALE), tl.constexpr(NON_FINITE_SCALE)
 #: Adding and then subtracting this rounds a float64 below 2**51 to an integer, half to even.
@@ -29,24 +29,24 @@ _EXPONENT_BIAS, _WIDE_MANTISSA_BITS = tl.constexpr(1023), tl.constexpr(52)
 
 
 def write_words(largest: Tensor, magnitudes: Tensor, segments: Tensor, out: Tensor) -> None:
-    """Write the words of scales of segments and blocks, from their largest magnitudes.
+    """Write the words that agree on scales, of segments and blocks, from their largest magnitudes.
 
-    segments: int32[blocks], each block's segment.
+    largest: int32[segments]. magnitudes: int32[blocks]. segments: int32[blocks], each block's segment.
     """
     count, blocks = largest.numel(), magnitudes.numel()
-    launch.run(segments_kernel, cut(count, BLOCK), largest, out, count, BLOCK)
+    launch.run(segments_kernel, tiles_of(count, BLOCK), largest, out, count, BLOCK)
     rest = segments, out[count:], blocks, BLOCK
-    launch.run(blocks_kernel, cut(blocks, BLOCK), magnitudes, largest, *rest)
+    launch.run(blocks_kernel, tiles_of(blocks, BLOCK), magnitudes, largest, *rest)
 
 
 @triton.jit
 def segments_kernel(largest, out, count, BLOCK: tl.constexpr):
     """Write the segments' words of scales, from their largest magnitudes."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    most = tl.load(largest + at, mask=at < count, other=0)
-    field = most >> _MANTISSA_BITS
+    magnitude = tl.load(largest + at, mask=at < count, other=0)
+    field = magnitude >> _MANTISSA_BITS
     bit = tl.where(field == _NON_FINITE, _NON_FINITE_BIT, field // _SPAN)
-    words = tl.where(most != 0, tl.full(bit.shape, 1, tl.int32) << bit, 0)
+    words = tl.where(magnitude != 0, tl.full(bit.shape, 1, tl.int32) << bit, 0)
     tl.store(out + at, words, mask=at < count)
 
 
@@ -54,17 +54,17 @@ def segments_kernel(largest, out, count, BLOCK: tl.constexpr):
 def blocks_kernel(magnitudes, largest, segments, out, count, BLOCK: tl.constexpr):
     """Write the blocks' words of scales, from their magnitudes and those of their segments."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    most = tl.load(magnitudes + at, mask=at < count, other=0)
-    whole = tl.load(largest + tl.load(segments + at, mask=at < count, other=0))
-    least = tl.maximum((whole >> _MANTISSA_BITS) - _DEPTH, 0)
-    level = (tl.maximum(most >> _MANTISSA_BITS, least) >> _LEVEL_BITS) % _LEVELS
-    words = tl.where(most != 0, tl.full(level.shape, 1, tl.int32) << level, 0)
+    magnitude = tl.load(magnitudes + at, mask=at < count, other=0)
+    of_segment = tl.load(largest + tl.load(segments + at, mask=at < count, other=0))
+    lowest = tl.maximum((of_segment >> _MANTISSA_BITS) - _DEPTH, 0)
+    level = (tl.maximum(magnitude >> _MANTISSA_BITS, lowest) >> _LEVEL_BITS) % _LEVELS
+    words = tl.where(magnitude != 0, tl.full(level.shape, 1, tl.int32) << level, 0)
     tl.store(out + at, words, mask=at < count)
 
 
 @triton.jit
 def scales_of(scales, block):
-    """Return blocks' scales, 0 if there is none; whether they have one; and whether they are not finite."""
+    """Return the scales of blocks, or 0; whether each block has a scale; and whether it is not finite."""
     scale = tl.load(scales + block)
     return tl.where(scale < _ZERO_SCALE, scale, 0), scale < _ZERO_SCALE, scale == _NON_FINITE_SCALE
 
@@ -88,6 +88,7 @@ def fixed_number(value, scale):
 
 @triton.jit
 def write_floats(number, scale, not_finite, divisor, out, element, inside):
+    """Write number * 2**-scale / divisor to the elements `inside`, as float32, or NaN where `not_finite`."""
     factor = power_of_two(0 - scale)[:, None]
-    value = (number.to(tl.float64) * factor / wide(divisor).to(tl.float64)).to(tl.float32)
+    value = (number.to(tl.float64) * factor / as_int64(divisor).to(tl.float64)).to(tl.float32)
     tl.store(out + element, tl.where(not_finite[:, None], float("nan"), value), mask=inside)

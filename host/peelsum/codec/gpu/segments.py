@@ -1,6 +1,7 @@
-"""The segments of a step on the GPU: `SegmentCodec` in Triton, one launch a stage for any number of tensors.
+"""The segments of a step on the GPU: `SegmentCodec` in Triton, one launch a phase for any number of tensors.
 
-The host reads the words of scales, and three counts a segment. Tensors that lie end to end are not copied.
+The host reads the words of scales, and three counts of each segment. Tensors that are contiguous with each
+other are not copied.
 
 In kernels, row r holds the elements begins[r] to begins[r + 1] of all segments, up to 32. It lies in block
 blocks[r], and block b in segment segments[b]. Rows from `first` on are those of the sparse vector: row
@@ -25,8 +26,8 @@ from peelsum.codec.cpu.segments import occupied
 from peelsum.codec.fixed_point import NON_FINITE, fixed_point
 from peelsum.codec.gpu import launch
 from peelsum.codec.gpu.index import list_positions, totals
-from peelsum.codec.gpu.launch import BLOCK, SCANNED_WORDS, TILE_WORDS, cut, empty
-from peelsum.codec.gpu.memory import sent, stream_of
+from peelsum.codec.gpu.launch import BLOCK, SCANNED_WORDS, TILE_WORDS, empty, tiles_of
+from peelsum.codec.gpu.memory import copy_to_device, stream_of
 from peelsum.codec.gpu.scales import (
     NON_FINITE_SCALE,
     ZERO_SCALE,
@@ -35,7 +36,15 @@ from peelsum.codec.gpu.scales import (
     write_floats,
     write_words,
 )
-from peelsum.codec.gpu.words import WORD_BITS, packed, popcount, raise_to, ranks, singly, unpacked
+from peelsum.codec.gpu.words import (
+    WORD_BITS,
+    atomic_max_if_larger,
+    one_per_thread,
+    packed,
+    popcount,
+    ranks,
+    unpacked,
+)
 from peelsum.codec.scales import ZERO
 from peelsum.codec.segments import ROW, Counts, Table
 
@@ -47,7 +56,7 @@ _MANY_WARPS, _MOST_WARPS = 8, 16
 
 
 class Rows(NamedTuple):
-    """A table's rows, on a device."""
+    """The rows of a table of segments, as tensors on a device."""
 
     begins: Tensor
     """int64[rows + 1]: each row's first element, and the end."""
@@ -66,37 +75,37 @@ _ROWS: WeakKeyDictionary[Table, dict[tuple[torch.device, int], Rows]] = WeakKeyD
 
 
 class GpuSegments:
-    """See `SegmentCodec`."""
+    """Encodes the tensors of one step, and decodes their sums, by kernels: a `SegmentCodec`."""
 
     def __init__(
         self, table: Table, values: Sequence[Tensor], out: Sequence[Tensor | None], workers: int
     ) -> None:
         self._table, self._out = table, out
         self._device = values[0].device
-        self._devices = [one.device for one in values]
-        self._values, self._lie_together = _joined(values)
-        self._over = self._lie_together and all(a is b for a, b in zip(values, out, strict=True))
+        self._devices = [tensor.device for tensor in values]
+        self._values, self._shared = _concatenated(values)
+        self._in_place = self._shared and all(a is b for a, b in zip(values, out, strict=True))
         self._rows = _rows(table, stream_of(self._device))
         self._highest = fixed_point(0, workers).scale
         self.fields = self.scales = np.empty(0, np.int32)
         #: The scales, and where each row's numbers begin, on the device; None until they are needed there.
-        self._placed: tuple[Tensor, Tensor] | None = None
+        self._row_numbers: tuple[Tensor, Tensor] | None = None
         #: The `totals` of the candidates' bitmap.
         self._bases = torch.zeros(1, dtype=torch.int64, device=self._device)
-        #: int64[2, segments]: own non-zeros, and non-zeros of dense sums.
+        #: int64[2, segments]: this worker's non-zeros, and non-zeros of dense sums.
         self._counts = torch.zeros(2, len(table), dtype=torch.int64, device=self._device)
         #: Whether this worker's dense and sparse numbers have been written, and counted.
-        self._wrote = [False, False]
+        self._counted = [False, False]
         self.sent = np.zeros(len(table), np.int64)
 
     def write_scales(self, out: Tensor) -> Tensor:
-        """See `SegmentCodec.write_scales`."""
+        """Write the words that agree on scales, of segments and of blocks; return the bitmap of non-zeros."""
         bitmap = self._empty(self._table.words)
         rows, count = self._rows, len(self._table)
         magnitudes = torch.zeros(out.numel(), dtype=torch.int32, device=self._device)
         largest, of_blocks = magnitudes[:count], magnitudes[count:]
         launch.run(
-            measure_kernel, cut(rows.number, TILE_WORDS),
+            measure_kernel, tiles_of(rows.number, TILE_WORDS),
             self._bits, *rows[:3], largest, of_blocks, bitmap, rows.number, rows.first, TILE_WORDS,
             num_warps=_MEASURE_WARPS,
         )  # fmt: skip
@@ -104,18 +113,18 @@ class GpuSegments:
         return bitmap
 
     def read_scales(self, words: Words) -> None:
-        """See `SegmentCodec.read_scales`."""
+        """Set `fields` and `scales` from the OR of all workers' words."""
         self.use(*read_scales(words, self._table.blocks, self._highest))
 
     def use(self, fields: Integers, scales: Integers) -> None:
-        """See `SegmentCodec.use`."""
-        self.fields, self.scales, self._placed = fields, scales, None
+        """Set `fields` and `scales`, instead of those that `read_scales` computed."""
+        self.fields, self.scales, self._row_numbers = fields, scales, None
         self._absent = (self.fields == ZERO) | (self.fields == NON_FINITE)
         self.sent = np.where(self._absent, 0, self._table.elements)
 
-    def _there(self) -> tuple[Tensor, Tensor]:
-        """Return the scales, and where each row's numbers begin, on the device."""
-        if self._placed is None:
+    def _scales_and_begins(self) -> tuple[Tensor, Tensor]:
+        """Return the blocks' scales, and where each row's numbers begin, on the device."""
+        if self._row_numbers is None:
             table, absent, scales, places = self._table, self._absent, self.scales, self._rows.begins
             if absent.any():
                 scales = scales.copy()
@@ -126,17 +135,20 @@ class GpuSegments:
                 missing = np.where(absent, table.elements, 0)
                 skipped = np.cumsum(missing) - missing
                 begins = table.begin_of_row[:-1] - skipped[table.segment_of_row]
-                places = sent(begins, self._device)
-            self._placed = sent(scales, self._device), places
-        return self._placed
+                places = copy_to_device(begins, self._device)
+            self._row_numbers = copy_to_device(scales, self._device), places
+        return self._row_numbers
 
     def values_at(self, elements: Numbers) -> Floats:
-        """See `SegmentCodec.values_at`. Waits for the device."""
-        found: Floats = self._values[sent(elements, self._device)].cpu().numpy()
-        return found
+        """Return this worker's values of elements, numbered over all segments. Waits for the device."""
+        values: Floats = self._values[copy_to_device(elements, self._device)].cpu().numpy()
+        return values
 
     def place(self, union: Tensor) -> tuple[int, int]:
-        """See `SegmentCodec.place`. Waits for the device."""
+        """Set the candidates to those of a bitmap; return how many dense and sparse numbers are sent.
+
+        Waits for the device.
+        """
         dense, rows = self._table.dense, self._rows
         self._union = union
         if union.numel():
@@ -144,7 +156,7 @@ class GpuSegments:
         if len(self._table) > dense:
             counts = torch.zeros(len(self._table), dtype=torch.int64, device=self._device)
             launch.run(
-                count_kernel, cut(rows.number - rows.first, SCANNED_WORDS),
+                count_kernel, tiles_of(rows.number - rows.first, SCANNED_WORDS),
                 union, rows.blocks, rows.segments, counts, rows.number, rows.first, SCANNED_WORDS,
                 num_warps=_MOST_WARPS,
             )  # fmt: skip
@@ -152,69 +164,78 @@ class GpuSegments:
         return int(self.sent[:dense].sum()), int(self.sent[dense:].sum())
 
     def write_dense(self, out: Tensor) -> None:
-        """See `SegmentCodec.write_dense`."""
-        if self._wrote[0]:
+        """Write the integers of the dense segments, end to end."""
+        if self._counted[0]:
             self._counts[0, : self._table.dense] = 0
-        self._wrote[0] = True
+        self._counted[0] = True
         rows = self._rows
         launch.run(
-            write_dense_kernel, cut(rows.first, TILE_WORDS),
-            self._bits, *rows[:3], *self._there(), out, self._counts[0], rows.first, TILE_WORDS,
+            write_dense_kernel, tiles_of(rows.first, TILE_WORDS),
+            self._bits, *rows[:3], *self._scales_and_begins(), out, self._counts[0], rows.first, TILE_WORDS,
             num_warps=_MANY_WARPS,
         )  # fmt: skip
 
     def gather(self, out: Tensor) -> None:
-        """See `SegmentCodec.gather`."""
-        if self._wrote[1]:
+        """Write the integers of the candidates, in order."""
+        if self._counted[1]:
             self._counts[0, self._table.dense :] = 0
-        self._wrote[1] = True
+        self._counted[1] = True
         rows, k, positions = self._rows, len(out), empty(len(out), self._union, torch.int64)
         list_positions(self._union, ROW * self._union.numel(), self._bases, positions)
         launch.run(
-            gather_kernel, cut(k, BLOCK),
-            self._bits, *rows[:3], self._there()[0], positions, out, self._counts[0], k, rows.number,
-            rows.first, BLOCK,
+            gather_kernel, tiles_of(k, BLOCK),
+            self._bits, *rows[:3], self._scales_and_begins()[0], positions, out, self._counts[0], k,
+            rows.number, rows.first, BLOCK,
         )  # fmt: skip
 
     def read(
-        self, dense: Tensor, sparse: Tensor, divisor: int, wide: tuple[Numbers, Floats] | None = None
+        self, dense: Tensor, sparse: Tensor, divisor: int, overflow: tuple[Numbers, Floats] | None = None
     ) -> Sequence[Tensor]:
-        """See `SegmentCodec.read`."""
-        ours = self._over or not self._lie_together
-        flat = self._values if ours else torch.empty_like(self._values)
+        """Return each segment's result, from the sums of its integers."""
+        reuse = self._in_place or not self._shared
+        flat = self._values if reuse else torch.empty_like(self._values)
         parts = torch.split(flat, self._table.elements.tolist())
-        # What needs memory comes before results are written over tensors: the step may start again from them.
+        # Allocate before results are written over tensors: without memory, the step starts again from them.
         results = [
-            out if out is not None else part if part.device == there else torch.empty_like(part, device=there)
-            for part, out, there in zip(parts, self._out, self._devices, strict=True)
+            out
+            if out is not None
+            else part
+            if part.device == device
+            else torch.empty_like(part, device=device)
+            for part, out, device in zip(parts, self._out, self._devices, strict=True)
         ]
-        place = *self._there(), self._union, self._bases
-        placed = None if wide is None else [sent(one, self._device) for one in wide]
+        places = *self._scales_and_begins(), self._union, self._bases
+        corrections = (
+            None if overflow is None else [copy_to_device(array, self._device) for array in overflow]
+        )
         self._values = self._empty(0)  # a caller may keep results for long, and them alone
         rows = self._rows
-        dense_tiles = cut(rows.first, SCANNED_WORDS)
+        dense_tiles = tiles_of(rows.first, SCANNED_WORDS)
         launch.run(
-            read_kernel, dense_tiles + cut(rows.number - rows.first, SCANNED_WORDS),
-            dense, sparse, *rows[:3], *place, divisor, flat, self._counts[1],
+            read_kernel, dense_tiles + tiles_of(rows.number - rows.first, SCANNED_WORDS),
+            dense, sparse, *rows[:3], *places, divisor, flat, self._counts[1],
             rows.number, rows.first, dense_tiles, SCANNED_WORDS, num_warps=_MOST_WARPS,
         )  # fmt: skip
-        pairs = [(a, b) for a, b in zip(results, parts, strict=True) if a is not b and not self._over]
+        pairs = [(a, b) for a, b in zip(results, parts, strict=True) if a is not b and not self._in_place]
         with torch.inference_mode():  # tensors may have been made in it, and are then read-only elsewhere
-            if placed is not None:
-                flat.index_copy_(0, *placed)
+            if corrections is not None:
+                flat.index_copy_(0, *corrections)
             if pairs:
                 torch._foreach_copy_([result for result, _ in pairs], [part for _, part in pairs])
         return results
 
-    def counts(self, dense: Tensor, sparse: Tensor, own: tuple[Tensor, Tensor]) -> Counts:
-        """See `SegmentCodec.counts`. Waits for the device."""
-        mine, total = self._counts.cpu().numpy()
-        return Counts(mine, total, self.sent)
+    def counts(self) -> Counts:
+        """Return the counts of each segment's non-zeros and sent numbers. Waits for the device."""
+        local, sums = self._counts.cpu().numpy()
+        return Counts(local, sums, self.sent)
 
-    def occupied(self, sparse: Tensor, wanted: Numbers) -> Numbers:
-        """See `SegmentCodec.occupied`. The host counts, from copies of the bitmap and the sums."""
+    def occupied(self, sparse: Tensor, selected: Numbers) -> Numbers:
+        """Count the blocks of 2**b elements with a sum that is not 0, in the selected sparse segments.
+
+        The host counts them, from copies of the bitmap and the sums.
+        """
         union = self._union.cpu().numpy().view(np.uint32)
-        return occupied(self._table, union, sparse.cpu().numpy(), wanted)
+        return occupied(self._table, union, sparse.cpu().numpy(), selected)
 
     @property
     def _bits(self) -> Tensor:
@@ -224,38 +245,38 @@ class GpuSegments:
         return torch.empty(count, dtype=torch.int32, device=self._device)
 
 
-def _joined(values: Sequence[Tensor]) -> tuple[Tensor, bool]:
-    """Return tensors end to end, and whether they lie so already: then memory is shared."""
-    first, place = values[0], values[0].storage_offset()
+def _concatenated(values: Sequence[Tensor]) -> tuple[Tensor, bool]:
+    """Return the tensors end to end as one, and whether it shares their memory.
+
+    It does if each tensor begins in memory where the one before it ends.
+    """
+    first, offset = values[0], values[0].storage_offset()
     # Its identity, because another storage, of another size, may begin at the same address.
     storage = first.untyped_storage()._cdata
     for tensor in values:
-        if tensor.untyped_storage()._cdata != storage or tensor.storage_offset() != place:
+        if tensor.untyped_storage()._cdata != storage or tensor.storage_offset() != offset:
             break
-        place += tensor.numel()
+        offset += tensor.numel()
     else:
-        return first.as_strided((place - first.storage_offset(),), (1,)), True
+        return first.as_strided((offset - first.storage_offset(),), (1,)), True
     return torch.cat([tensor.to(first.device) for tensor in values]), False
 
 
 def _rows(table: Table, stream: tuple[torch.device, int]) -> Rows:
-    """Return a table's rows on a device, kept for the stream as long as there is the table."""
-    kept = _ROWS.setdefault(table, {})
-    if stream not in kept:
-        kept[stream] = _made(table, stream[0])
-    return kept[stream]
-
-
-def _made(table: Table, device: torch.device) -> Rows:
-    segments = np.repeat(np.arange(len(table)), np.diff(table.blocks))
-    arrays = table.begin_of_row, table.block_of_row.astype(np.int32), segments.astype(np.int32)
-    begins, blocks, of_blocks = (sent(one, device) for one in arrays)
-    return Rows(begins, blocks, of_blocks, int(table.rows[-1]), int(table.rows[table.dense]))
+    """Return a table's rows on a device, which are cached for each stream as long as the table exists."""
+    cached = _ROWS.setdefault(table, {})
+    if stream not in cached:
+        segments = np.repeat(np.arange(len(table)), np.diff(table.blocks)).astype(np.int32)
+        arrays = table.begin_of_row, table.block_of_row.astype(np.int32), segments
+        begins, blocks, of_blocks = (copy_to_device(array, stream[0]) for array in arrays)
+        first = int(table.rows[table.dense])
+        cached[stream] = Rows(begins, blocks, of_blocks, int(table.rows[-1]), first)
+    return cached[stream]
 
 
 @triton.jit
 def _elements(begins, row, rows):
-    """Return the elements of rows int64[r, 32], and which of them there are."""
+    """Return the elements of rows, int64[r, 32], and which of these exist: a row may have fewer."""
     begin = tl.load(begins + row, mask=row < rows, other=0)
     end = tl.load(begins + row + 1, mask=row < rows, other=0)
     element = begin[:, None] + tl.arange(0, WORD_BITS)[None, :]
@@ -263,17 +284,17 @@ def _elements(begins, row, rows):
 
 
 @triton.jit
-def _add(counts, segment, found):
-    """Add found[r] to counts[segment[r]]: at once, if all rows are of one segment."""
+def _add_counts(counts, segment, count):
+    """Add count[r] to counts[segment[r]]: by one atomic operation, if all rows are of one segment."""
     first, last = tl.min(segment, axis=0), tl.max(segment, axis=0)
     if first == last:
-        tl.atomic_add(counts + first, tl.sum(found, axis=0).to(tl.int64), sem="relaxed")
+        tl.atomic_add(counts + first, tl.sum(count, axis=0).to(tl.int64), sem="relaxed")
     else:
-        tl.atomic_add(counts + segment, found.to(tl.int64), mask=found != 0, sem="relaxed")
+        tl.atomic_add(counts + segment, count.to(tl.int64), mask=count != 0, sem="relaxed")
 
 
 @triton.jit
-def _place(blocks, segments, row, rows):
+def _block_and_segment(blocks, segments, row, rows):
     """Return the rows' blocks and segments."""
     block = tl.load(blocks + tl.minimum(row, rows - 1))
     return block, tl.load(segments + block)
@@ -283,49 +304,54 @@ def _place(blocks, segments, row, rows):
 def measure_kernel(
     values, begins, blocks, segments, largest, magnitudes, bitmap, rows, first, ROWS: tl.constexpr
 ):
-    """Raise magnitudes[blocks] and largest[segments], which must be zero; write the bitmap."""
+    """Write the largest magnitude of each block and of each segment, and the bitmap of the sparse rows.
+
+    magnitudes[blocks] and largest[segments] must be zero.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     element, inside = _elements(begins, row, rows)
-    own = tl.load(values + element, mask=inside, other=0) & 0x7FFFFFFF
-    most = tl.max(own, axis=1)
-    block, segment = _place(blocks, segments, row, rows)
-    tl.atomic_max(magnitudes + block, most, mask=most != 0, sem="relaxed")
+    magnitude = tl.load(values + element, mask=inside, other=0) & 0x7FFFFFFF
+    of_row = tl.max(magnitude, axis=1)
+    block, segment = _block_and_segment(blocks, segments, row, rows)
+    tl.atomic_max(magnitudes + block, of_row, mask=of_row != 0, sem="relaxed")
     start, end = tl.min(segment, axis=0), tl.max(segment, axis=0)
     if start == end:
-        raise_to(largest + start, tl.max(most, axis=0))
+        atomic_max_if_larger(largest + start, tl.max(of_row, axis=0))
     else:
-        tl.atomic_max(largest + segment, most, mask=most != 0, sem="relaxed")
+        tl.atomic_max(largest + segment, of_row, mask=of_row != 0, sem="relaxed")
     word = row - first
-    tl.store(bitmap + word, packed(own != 0), mask=(row >= first) & (row < rows))
+    tl.store(bitmap + word, packed(magnitude != 0), mask=(row >= first) & (row < rows))
 
 
 @triton.jit
 def count_kernel(bitmap, blocks, segments, counts, rows, first, ROWS: tl.constexpr):
     """Add the set bits of the sparse rows' words to counts[segments]."""
     word = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    found = popcount(tl.load(bitmap + word, mask=word < rows - first, other=0))
-    _, segment = _place(blocks, segments, first + word, rows)
-    _add(counts, segment, found)
+    count = popcount(tl.load(bitmap + word, mask=word < rows - first, other=0))
+    _, segment = _block_and_segment(blocks, segments, first + word, rows)
+    _add_counts(counts, segment, count)
 
 
 @triton.jit
-def write_dense_kernel(values, begins, blocks, segments, scales, places, out, own, first, ROWS: tl.constexpr):
-    """Write the numbers of row r from out[places[r]] on, unless it has no scale; add non-zeros to `own`."""
+def write_dense_kernel(
+    values, begins, blocks, segments, scales, places, out, local_counts, first, ROWS: tl.constexpr
+):
+    """Write the numbers of each row r with a scale to out[places[r]:]; count each segment's non-zeros."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     element, inside = _elements(begins, row, first)
-    block, segment = _place(blocks, segments, row, first)
-    scale, sent, _ = scales_of(scales, block)
-    inside &= sent[:, None]
+    block, segment = _block_and_segment(blocks, segments, row, first)
+    scale, has_scale, _ = scales_of(scales, block)
+    inside &= has_scale[:, None]
     value = tl.load(values + element, mask=inside, other=0).to(tl.float32, bitcast=True)
     number = tl.where(inside, fixed_number(value, scale[:, None]).to(tl.int32), 0)
     at = tl.load(places + row, mask=row < first, other=0)[:, None] + tl.arange(0, WORD_BITS)[None, :]
     tl.store(out + at, number, mask=inside)
-    _add(own, segment, tl.sum((number != 0).to(tl.int32), axis=1))
+    _add_counts(local_counts, segment, tl.sum((number != 0).to(tl.int32), axis=1))
 
 
 @triton.jit
 def _candidates(bitmap, bases, tile, rows, ROWS: tl.constexpr):
-    """Return a tile's words, their numbers, their bits, and the rank of each among all candidates."""
+    """Return the positions of a tile's words, their bits, and the rank of each bit among all candidates."""
     word = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     words = tl.load(bitmap + word, mask=word < rows, other=0)
     bits = unpacked(words)
@@ -341,24 +367,27 @@ def gather_kernel(
     scales,
     positions,
     out,
-    own,
+    local_counts,
     candidates,
     rows,
     first,
     BLOCK: tl.constexpr,
 ):
-    """Write the candidates' numbers in order; add non-zeros to `own`. positions: places in the bitmap."""
-    t = singly(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
+    """Write the candidates' numbers in order; count the non-zeros of each segment.
+
+    positions: of the candidates in the sparse vector's bitmap.
+    """
+    t = one_per_thread(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
     inside = t < candidates
     position = tl.load(positions + t, mask=inside, other=0)
     row = first + position // WORD_BITS
-    block, segment = _place(blocks, segments, row, rows)
+    block, segment = _block_and_segment(blocks, segments, row, rows)
     scale, _, _ = scales_of(scales, block)
     element = tl.load(begins + row, mask=inside, other=0) + position % WORD_BITS
     value = tl.load(values + element, mask=inside, other=0).to(tl.float32, bitcast=True)
     number = fixed_number(value, scale).to(tl.int32)
     tl.store(out + t, number, mask=inside)
-    _add(own, segment, (inside & (number != 0)).to(tl.int32))
+    _add_counts(local_counts, segment, (inside & (number != 0)).to(tl.int32))
 
 
 @triton.jit
@@ -366,24 +395,25 @@ def read_kernel(
     dense, sparse, begins, blocks, segments, scales, places, bitmap, bases, divisor, out, counts,
     rows, first, dense_tiles, ROWS: tl.constexpr
 ):  # fmt: skip
-    """Write all results: 0 where nothing is sent, NaN if not finite; add dense sums' non-zeros to `counts`.
+    """Write all results: 0 where nothing is sent, NaN if not finite; count the non-zeros of dense sums.
 
-    The first programs read the dense rows. One launch writes all results: it fails before it writes any.
+    The first programs read the dense rows. A single launch writes all results, so if it fails, none is
+    written.
     """
     program = tl.program_id(0)
     if program < dense_tiles:
         row = program.to(tl.int64) * ROWS + tl.arange(0, ROWS)
         element, inside = _elements(begins, row, first)
-        block, segment = _place(blocks, segments, row, first)
-        scale, sent, not_finite = scales_of(scales, block)
+        block, segment = _block_and_segment(blocks, segments, row, first)
+        scale, has_scale, not_finite = scales_of(scales, block)
         at = tl.load(places + row, mask=row < first, other=0)[:, None] + tl.arange(0, WORD_BITS)[None, :]
-        number = tl.load(dense + at, mask=inside & sent[:, None], other=0)
-        _add(counts, segment, tl.sum((number != 0).to(tl.int32), axis=1))
+        number = tl.load(dense + at, mask=inside & has_scale[:, None], other=0)
+        _add_counts(counts, segment, tl.sum((number != 0).to(tl.int32), axis=1))
         write_floats(number, scale, not_finite, divisor, out, element, inside)
     else:
         word, bits, rank = _candidates(bitmap, bases, program - dense_tiles, rows - first, ROWS)
         element, inside = _elements(begins, first + word, rows)
-        block, _ = _place(blocks, segments, first + word, rows)
+        block, _ = _block_and_segment(blocks, segments, first + word, rows)
         scale, _, not_finite = scales_of(scales, block)
         number = tl.load(sparse + rank, mask=inside & (bits != 0), other=0)
         write_floats(number, scale, not_finite, divisor, out, element, inside)

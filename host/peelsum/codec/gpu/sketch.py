@@ -2,18 +2,18 @@
 
 Sums are modulo 2**32. Integer addition is independent of order, so every run gives the same bits.
 
-A cell's state is int64: 2**32 times the number of candidates in it, plus the sum of their numbers. The state
-of a pure cell is 2**32 plus its candidate's number. The thread whose atomic subtraction makes a cell pure
-sees this in the atomic's result. It clears the candidate in `waiting` and, if it is the first to do so,
-queues the candidate. Each candidate is thus queued at most once, so all rounds together do work proportional
-to the number of candidates. A round reads only sums that earlier rounds completed, so values do not depend on
-the order of threads. Segments share no cell and no candidate: some programs peel each by itself, with a
-barrier of these between two rounds. One launch peels all.
+A cell's state is int64: 2**32 times the number of candidates in it, plus the sum of the candidates' numbers.
+The state of a pure cell is 2**32 plus its candidate's number. The thread whose atomic subtraction makes a
+cell pure sees this in the atomic's result. It clears the candidate in `waiting` and, if it is the first to do
+so, queues the candidate. Each candidate is thus queued at most once, so all rounds together do work
+proportional to the number of candidates. A round reads only sums that earlier rounds completed, so values do
+not depend on the order of threads. Segments share no cell and no candidate: each is peeled by some programs,
+with a barrier of these between two rounds. One launch peels all segments.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -23,8 +23,8 @@ from torch import Tensor
 from peelsum.codec import layout
 from peelsum.codec.gpu import launch
 from peelsum.codec.gpu.index import index, list_positions, totals
-from peelsum.codec.gpu.launch import cut, empty
-from peelsum.codec.gpu.words import mixed, singly, wide
+from peelsum.codec.gpu.launch import empty, tiles_of
+from peelsum.codec.gpu.words import as_int64, mixed, one_per_thread
 from peelsum.codec.index import index_words
 from peelsum.codec.layout import MOST_CANDIDATES, SketchLayout
 
@@ -52,36 +52,46 @@ class GpuSketch:
     """The operations of `Device` on sketches."""
 
     def sketch_encode(self, layout: SketchLayout, positions: Tensor, values: Tensor, out: Tensor) -> None:
-        """See `Device.sketch_encode`."""
+        """Write the sketch of values[k] at positions[k]."""
         out.zero_()
-        k, seed = positions.numel(), launch.placed_seed(layout.seed, out)
+        k, seed = positions.numel(), launch.seed_on_device(layout.seed, out)
         launch.run(
-            sketch_encode_kernel, cut(k, _CANDIDATES),
+            sketch_encode_kernel, tiles_of(k, _CANDIDATES),
             positions, values, out, seed, k, layout.width, layout.segments, _CANDIDATES,
         )  # fmt: skip
 
     def sketch_decode(self, layout: SketchLayout, sketch: Tensor, positions: Tensor, out: Tensor) -> Tensor:
-        """See `Device.sketch_decode`. Waits for the device once, for the size of the left-over."""
+        """Peel a sketch: write the candidates' values into `out`; return the indices of the unpeeled ones.
+
+        Waits for the device once, for their number.
+        """
         k = positions.numel()
         if not k:
             return positions
-        room = Peeling.room(k, layout, sketch)
-        _peel(layout, sketch, positions, room, out)
-        left = k - int(room.peeled)
-        listed = empty(left, sketch, torch.int64)
-        if left:
+        buffers = PeelingBuffers.allocate(k, layout, sketch)
+        _peel(layout, sketch, positions, buffers, out)
+        count = k - int(buffers.peeled)
+        unpeeled = empty(count, sketch, torch.int64)
+        if count:
             bitmap = empty(index_words(k), sketch)
-            index(room.waiting, bitmap)
-            list_positions(bitmap, k, totals(bitmap, k), listed)
-        return listed
+            index(buffers.waiting, bitmap)
+            list_positions(bitmap, k, totals(bitmap, k), unpeeled)
+        return unpeeled
 
 
-@dataclass(frozen=True, eq=False)
-class Peeling:
+class PeelingBuffers(NamedTuple):
     """Working memory of peeling: 4 bytes for each candidate, and 20 for each cell."""
 
     zeroed: Tensor
-    """int64[cells + 5 * segments + 1]: `state`, `progress`, `held`, `peeled`, which are zeroed together."""
+    """int64[cells + 5 * segments + 1]: the next four, which are zeroed together."""
+    state: Tensor
+    """int64[cells]: number of candidates times 2**32, plus the sum of their numbers."""
+    progress: Tensor
+    """int64[4 * segments], see `rounds_kernel`."""
+    held: Tensor
+    """int64[segments]: how many candidates each segment has, if they are counted."""
+    peeled: Tensor
+    """int64[1]: the number of candidates that were peeled."""
     sums: Tensor
     """int32[cells]: the sketch, less the peeled values."""
     waiting: Tensor
@@ -90,67 +100,45 @@ class Peeling:
     """int64[cells]: each segment's queued candidates, in the order of their rounds."""
 
     @classmethod
-    def room(cls, k: int, layout: SketchLayout, like: Tensor) -> Peeling:
-        """Allocate for k candidates in a sketch of this layout."""
-        return cls(
-            zeroed=empty(layout.cells + 5 * layout.segments + 1, like, torch.int64),
-            sums=empty(layout.cells, like, torch.int32),
-            waiting=empty(k, like, torch.int32),
-            queue=empty(layout.cells, like, torch.int64),
-        )
-
-    @property
-    def state(self) -> Tensor:
-        """int64[cells]: number of candidates times 2**32, plus the sum of their numbers."""
-        return self.zeroed[: len(self.sums)]
-
-    @property
-    def progress(self) -> Tensor:
-        """int64[4 * segments], see `rounds_kernel`."""
-        return self._of_segments[: len(self._of_segments) // 5 * 4]
-
-    @property
-    def held(self) -> Tensor:
-        """int64[segments]: the candidates of each segment, if they are counted."""
-        return self._of_segments[len(self._of_segments) // 5 * 4 :]
-
-    @property
-    def _of_segments(self) -> Tensor:
-        return self.zeroed[len(self.sums) : -1]
-
-    @property
-    def peeled(self) -> Tensor:
-        """int64[1]: the number of candidates that were peeled."""
-        return self.zeroed[-1:]
+    def allocate(cls, k: int, layout: SketchLayout, like: Tensor) -> PeelingBuffers:
+        """Allocate buffers for k candidates and a sketch of this layout, on the device of `like`."""
+        sizes = [layout.cells, 4 * layout.segments, layout.segments, 1]
+        zeroed = empty(sum(sizes), like, torch.int64)
+        sums, waiting = empty(layout.cells, like), empty(k, like)
+        state, progress, held, peeled = zeroed.split(sizes)
+        queue = empty(layout.cells, like, torch.int64)
+        return cls(zeroed, state, progress, held, peeled, sums, waiting, queue)
 
 
-def _peel(layout: SketchLayout, sketch: Tensor, positions: Tensor, room: Peeling, out: Tensor) -> None:
-    """Run `Device.sketch_decode` on sketch[cells], for one candidate or more; write their values into `out`.
+def _peel(
+    layout: SketchLayout, sketch: Tensor, positions: Tensor, buffers: PeelingBuffers, out: Tensor
+) -> None:
+    """Peel sketch[cells], with one candidate or more; write the candidates' values into `out`.
 
-    `room.peeled` becomes their number, and `room.waiting` 1 for each candidate that is left over, else 0.
+    `buffers.peeled` becomes the number of peeled ones, and `buffers.waiting` 1 for each unpeeled one, else 0.
     """
-    room.zeroed.zero_()
-    room.sums.copy_(sketch)
-    k, seed = positions.numel(), launch.placed_seed(layout.seed, sketch)
+    buffers.zeroed.zero_()
+    buffers.sums.copy_(sketch)
+    k, seed = positions.numel(), launch.seed_on_device(layout.seed, sketch)
     counted = k > MOST_CANDIDATES  # else no segment has too many
     launch.run(
-        load_kernel, cut(k, _CANDIDATES),
-        positions, room.state, room.held, room.waiting, out, seed, k, layout.width, layout.segments, counted,
-        _CANDIDATES,
+        load_kernel, tiles_of(k, _CANDIDATES),
+        positions, buffers.state, buffers.held, buffers.waiting, out, seed, k, layout.width, layout.segments,
+        counted, _CANDIDATES,
     )  # fmt: skip
-    at_once = _cooperating(sketch.device)
-    groups = min(layout.segments, _SEGMENTS_AT_ONCE, at_once)
-    members = min(at_once // groups, cut(layout.segment_cells, _CANDIDATES))
+    programs = _cooperative_programs(sketch.device)
+    groups = min(layout.segments, _SEGMENTS_AT_ONCE, programs)
+    members = min(programs // groups, tiles_of(layout.segment_cells, _CANDIDATES))
     launch.run(
         rounds_kernel, groups * members,
-        positions, room.state, room.sums, room.queue, room.progress, room.held, room.peeled, room.waiting,
-        out, seed, layout.segments, layout.width, members, MOST_CANDIDATES, _CANDIDATES,
+        positions, buffers.state, buffers.sums, buffers.queue, buffers.progress, buffers.held, buffers.peeled,
+        buffers.waiting, out, seed, layout.segments, layout.width, members, MOST_CANDIDATES, _CANDIDATES,
         launch_cooperative_grid=True,
     )  # fmt: skip
 
 
-def _cooperating(device: torch.device) -> int:
-    """Return how many programs of a cooperative launch all run at the same time."""
+def _cooperative_programs(device: torch.device) -> int:
+    """Return how many programs a cooperative launch can have, which all run at the same time."""
     if device.type != "cuda":
         return 1  # the interpreter runs them one after the other
     return _PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
@@ -158,27 +146,29 @@ def _cooperating(device: torch.device) -> int:
 
 @triton.jit
 def cells_of(drawn, j, width):
-    """Return the cells in sub-table j of a segment, int64, of elements for which numbers were drawn by
-    `mixed`, and whether their signs there are negative."""
+    """Return the elements' cells in sub-table j of their segment, int64, and which signs are negative.
+
+    drawn: the hashes of the elements, by `mixed`.
+    """
     part = (drawn >> (_DRAWN_BITS * j)) & _DRAWN
     cell = ((part >> 1) * width) >> _CELL_BITS
-    return cell.to(tl.int64) + j * wide(width), (part & 1) != 0
+    return cell.to(tl.int64) + j * as_int64(width), (part & 1) != 0
 
 
 @triton.jit
 def segment_of(drawn, segments):
-    """Return the elements' segments, int64."""
+    """Return the elements' segments, int64. drawn: their hashes, by `mixed`."""
     return ((drawn >> _SEGMENT_BIT) & (segments - 1)).to(tl.int64)
 
 
 @triton.jit
 def sketch_encode_kernel(positions, values, out, seed, candidates, width, segments, BLOCK: tl.constexpr):
     """Add values[candidates] at their positions to the sketch `out`, which must be zero."""
-    t = singly(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
+    t = one_per_thread(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
     position = tl.load(positions + t, mask=t < candidates, other=0)
     value = tl.load(values + t, mask=t < candidates, other=0)
     drawn = mixed(position, tl.load(seed))
-    first = segment_of(drawn, segments) * (_SUB_TABLES * wide(width))
+    first = segment_of(drawn, segments) * (_SUB_TABLES * as_int64(width))
     for j in tl.static_range(_SUB_TABLES):
         cell, negative = cells_of(drawn, j, width)
         change = tl.where(negative, 0 - value, value)
@@ -190,11 +180,11 @@ def load_kernel(
     positions, state, held, waiting, out, seed, candidates, width, segments,
     COUNTED: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Add candidates to their cells' state, which must be zero; set them as waiting; zero `out`.
+    """Add candidates to the `state` of their cells, which must be zero; set `waiting` to 1 and `out` to 0.
 
-    COUNTED: whether to count them in held[segments], which must be zero.
+    COUNTED: whether to count each segment's candidates in held[segments], which must be zero.
     """
-    t = singly(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
+    t = one_per_thread(tl.program_id(0).to(tl.int64) * BLOCK, BLOCK)
     inside = t < candidates
     position = tl.load(positions + t, mask=inside, other=0)
     tl.store(waiting + t, tl.full((BLOCK,), 1, tl.int32), mask=inside)
@@ -203,7 +193,7 @@ def load_kernel(
     segment = segment_of(drawn, segments)
     if COUNTED:
         tl.atomic_add(held + segment, tl.full((BLOCK,), 1, tl.int64), mask=inside, sem="relaxed")
-    first = segment * (_SUB_TABLES * wide(width))
+    first = segment * (_SUB_TABLES * as_int64(width))
     for j in tl.static_range(_SUB_TABLES):
         cell, _ = cells_of(drawn, j, width)
         tl.atomic_add(state + first + cell, t + _ONE, mask=inside, sem="relaxed")
@@ -211,14 +201,17 @@ def load_kernel(
 
 @triton.jit
 def _queue(queue, end, grown, waiting, state, sub_table, inside):
-    """Queue, from `end` on, the waiting candidates whose cell's `state` is pure; count them in grown[0]."""
-    alone = inside & ((state >> 32) == 1)
-    candidate = tl.where(alone, state - _ONE, 0)
-    taken = tl.atomic_xchg(waiting + candidate, 0, mask=alone, sem="relaxed")
-    chosen = tl.where(alone, taken, 0)
-    slot = end + tl.atomic_add(grown, tl.sum(chosen, axis=0).to(tl.int64), sem="relaxed")
-    slots = slot + tl.cumsum(chosen, axis=0) - chosen
-    tl.store(queue + slots, candidate * _ITEM + sub_table, mask=chosen != 0)
+    """Append the waiting candidates of pure cells to queue[end:], and add their number to grown[0].
+
+    state: of cells in `sub_table`.
+    """
+    pure = inside & ((state >> 32) == 1)
+    candidate = tl.where(pure, state - _ONE, 0)
+    was_waiting = tl.atomic_xchg(waiting + candidate, 0, mask=pure, sem="relaxed")
+    queued = tl.where(pure, was_waiting, 0)
+    first = end + tl.atomic_add(grown, tl.sum(queued, axis=0).to(tl.int64), sem="relaxed")
+    slots = first + tl.cumsum(queued, axis=0) - queued
+    tl.store(queue + slots, candidate * _ITEM + sub_table, mask=queued != 0)
 
 
 @triton.jit
@@ -226,9 +219,9 @@ def _first_round(member, members, table_cells, queue, grown, waiting, state, BLO
     """Queue the candidates of a segment's initially pure cells, and count them in grown[0]."""
     cells = _SUB_TABLES * table_cells
     for start in range(member * BLOCK, cells, members * BLOCK):
-        cell = singly(start, BLOCK)
+        cell = one_per_thread(start, BLOCK)
         held = tl.load(state + cell, mask=cell < cells, other=0)
-        _queue(queue, wide(0), grown, waiting, held, cell // table_cells, cell < cells)
+        _queue(queue, as_int64(0), grown, waiting, held, cell // table_cells, cell < cells)
 
 
 @triton.jit
@@ -236,41 +229,41 @@ def _peel_round(
     member, members, begin, end, following, positions, state, sums, queue, waiting, out, seed, width,
     BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Peel queue[begin:end]; queue, behind them, candidates whose cells become pure, and count them."""
+    """Peel queue[begin:end]; append the candidates whose cells become pure; count them in following[0]."""
     for start in range(begin + member * BLOCK, end, members * BLOCK):
-        at = singly(start, BLOCK)
+        at = one_per_thread(start, BLOCK)
         inside = at < end
         item = tl.load(queue + at, mask=inside, other=0, cache_modifier=_SHARED)
-        candidate, alone_in = item // _ITEM, item % _ITEM
+        candidate, pure_table = item // _ITEM, item % _ITEM
         drawn = mixed(tl.load(positions + candidate, mask=inside, other=0), tl.load(seed))
         value = tl.zeros((BLOCK,), tl.int32)
         for j in tl.static_range(_SUB_TABLES):
             cell, negative = cells_of(drawn, j, width)
-            own = tl.load(sums + cell, mask=inside & (alone_in == j), other=0, cache_modifier=_SHARED)
-            value += tl.where(negative, 0 - own, own)
+            total = tl.load(sums + cell, mask=inside & (pure_table == j), other=0, cache_modifier=_SHARED)
+            value += tl.where(negative, 0 - total, total)
         tl.store(out + candidate, value, mask=inside)
         for j in tl.static_range(_SUB_TABLES):
             cell, negative = cells_of(drawn, j, width)
             change = tl.where(negative, value, 0 - value)
-            tl.atomic_add(sums + cell, change, mask=inside & (alone_in != j), sem="relaxed")
+            tl.atomic_add(sums + cell, change, mask=inside & (pure_table != j), sem="relaxed")
         for j in tl.static_range(_SUB_TABLES):
             cell, _ = cells_of(drawn, j, width)
-            shared = inside & (alone_in != j)
-            gone = candidate + _ONE
-            before = tl.atomic_add(state + cell, 0 - gone, mask=shared, sem="relaxed")
-            _queue(queue, end, following, waiting, before - gone, j, shared)
+            shared = inside & (pure_table != j)
+            peeled = candidate + _ONE
+            before = tl.atomic_add(state + cell, 0 - peeled, mask=shared, sem="relaxed")
+            _queue(queue, end, following, waiting, before - peeled, j, shared)
 
 
 @triton.jit
-def _meet(arrived, times, members):
+def _barrier(arrived, times, members):
     """Wait until all members have arrived `times` times; then each sees what all wrote before they arrived.
 
-    They must run at the same time, as those of a cooperative launch do.
+    arrived[0] counts arrivals. Members must run at the same time, as programs of a cooperative launch do.
     """
     tl.debug_barrier()
     if members > 1:
         tl.atomic_add(arrived, 1, sem="release")
-        while tl.load(arrived, volatile=True) < times * wide(members):
+        while tl.load(arrived, volatile=True) < times * as_int64(members):
             pass
         tl.atomic_add(arrived, 0, sem="acquire")
         tl.debug_barrier()
@@ -291,25 +284,25 @@ def rounds_kernel(
     (r + 1) % 3; the last counts arrivals at the barriers between rounds. All are added to peeled[0].
     """
     group, member = tl.program_id(0) // members, tl.program_id(0) % members
-    table_cells = wide(width)
+    table_cells = as_int64(width)
     for segment in range(group, segments, tl.num_programs(0) // members):
-        first = wide(segment) * _SUB_TABLES * table_cells
-        ours, state_, sums_, queue_ = progress + 4 * segment, state + first, sums + first, queue + first
+        first = as_int64(segment) * _SUB_TABLES * table_cells
+        counters, state_, sums_, queue_ = progress + 4 * segment, state + first, sums + first, queue + first
         if tl.load(held + segment) <= most:
-            _first_round(member, members, table_cells, queue_, ours, waiting, state_, BLOCK)
-        _meet(ours + 3, 1, members)
-        begin, round_ = wide(0), wide(0)
-        end = tl.load(ours, volatile=True)
+            _first_round(member, members, table_cells, queue_, counters, waiting, state_, BLOCK)
+        _barrier(counters + 3, 1, members)
+        begin, round_ = as_int64(0), as_int64(0)
+        end = tl.load(counters, volatile=True)
         while begin < end:
             # Every member has read this count before the last barrier; the next round adds to it.
-            tl.store(ours + (round_ + 2) % 3, wide(0))
-            following = ours + (round_ + 1) % 3
+            tl.store(counters + (round_ + 2) % 3, as_int64(0))
+            following = counters + (round_ + 1) % 3
             _peel_round(
                 member, members, begin, end, following, positions, state_, sums_, queue_, waiting, out, seed,
                 width, BLOCK,
             )  # fmt: skip
             round_ += 1
-            _meet(ours + 3, round_ + 1, members)
+            _barrier(counters + 3, round_ + 1, members)
             begin = end
             end += tl.load(following, volatile=True)
         if member == 0:

@@ -1,4 +1,4 @@
-"""Functions that kernels share: on words, on rows of 32 elements, and the hashes of both.
+"""Functions that kernels share: bit operations on words, rows of 32 elements as tiles, and the hash.
 
 Words are int32 on the device, element numbers int64. A tile is [words, 32 bits], so 32 neighbouring elements
 are one row.
@@ -18,14 +18,14 @@ _MIX_SECOND = tl.constexpr(layout.MIX_SECOND)
 
 
 @triton.jit
-def wide(x):
-    """Return a size as int64, even if Triton specialized it to a constant, as it does with 1."""
+def as_int64(x):
+    """Return an integer as int64, even if Triton specialized it to a constant, as it does with 1."""
     return tl.zeros((), tl.int64) + x
 
 
 @triton.jit
-def singly(start, BLOCK: tl.constexpr):
-    """Return int64[BLOCK] from `start` on, one per thread, for scattered accesses.
+def one_per_thread(start, BLOCK: tl.constexpr):
+    """Return the integers from `start` on, int64[BLOCK], laid out one per thread, for scattered accesses.
 
     With several per thread, Triton would read them at once but rearrange them through shared memory before
     each scattered access, which has one per thread.
@@ -57,13 +57,13 @@ def unpacked(words):
 
 @triton.jit
 def ranks(words, bases, tile):
-    """Count the set bits before each of a tile's words[w], including earlier tiles': int64[w]."""
+    """Count the set bits before each of a tile's words[w], including those of earlier tiles: int64[w]."""
     counts = popcount(words)
     return tl.load(bases + tile) + tl.cumsum(counts, axis=0) - counts
 
 
 @triton.jit
-def raise_to(largest, tile_largest):
+def atomic_max_if_larger(largest, tile_largest):
     """Raise largest[1] to tile_largest. Only tiles with a larger value execute the atomic."""
     tl.atomic_max(largest, tile_largest, mask=tile_largest > tl.load(largest), sem="relaxed")
 

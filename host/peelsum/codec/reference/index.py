@@ -14,26 +14,26 @@ class ReferenceIndex:
     """The operations of `Device` on bitmaps."""
 
     def count(self, index: Words) -> int:
-        """See `Device.count`."""
+        """Return how many bits of a bitmap are set."""
         return int(np.bitwise_count(index).sum())
 
     def positions(self, index: Words, elements: int, first: int = 0, count: int | None = None) -> Numbers:
-        """See `Device.positions`."""
+        """Return the positions of the set bits, plus `first`, ascending: int64[k]."""
         return np.flatnonzero(bits_of(index, elements)) + first
 
     def block_encode(self, index: Words, elements: int, block: int, out: Words) -> None:
-        """See `Device.block_encode`."""
+        """Write the bitmap of the blocks that hold a set bit."""
         bits = np.zeros(-(-elements // block) * block, np.bool_)
         bits[:elements] = bits_of(index, elements)
         out[:] = _packed(np.logical_or.reduce(bits.reshape(-1, block), axis=1), out.size)
 
     def block_decode(self, blocks: Words, elements: int, block: int, out: Words) -> None:
-        """See `Device.block_decode`."""
+        """Write the bitmap of all elements of the blocks that are set."""
         bits = np.repeat(bits_of(blocks, -(-elements // block)), block)
         out[:] = _packed(bits[:elements], out.size)
 
     def bloom_encode(self, layout: BloomLayout, index: Words, out: Words, first: int = 0) -> None:
-        """See `Device.bloom_encode`."""
+        """Write the Bloom filter of a bitmap."""
         rows, rotations = _bloom_places(layout, index.size, first)
         out[:] = 0
         np.bitwise_or.at(out, rows, _rotated(index[:, np.newaxis], rotations))
@@ -41,18 +41,18 @@ class ReferenceIndex:
     def bloom_decode(
         self, layout: BloomLayout, words: Words, elements: int, out: Words, first: int = 0
     ) -> None:
-        """See `Device.bloom_decode`."""
+        """Write the bitmap of the elements that pass a Bloom filter."""
         rows, rotations = _bloom_places(layout, out.size, first)
         passed = np.bitwise_and.reduce(_rotated(words[rows], WORD_BITS - rotations), axis=1)
         out[:] = _packed(bits_of(passed, elements), out.size)
 
     def gather_bits(self, index: Words, mask: Words, out: Words) -> None:
-        """See `Device.gather_bits`."""
+        """Write the bits that `mask` selects, end to end, as a shorter bitmap."""
         elements = WORD_BITS * mask.size
         out[:] = _packed(bits_of(index, elements)[bits_of(mask, elements)], out.size)
 
     def scatter_bits(self, bits: Words, mask: Words, out: Words, scan: None = None) -> None:
-        """See `Device.scatter_bits`."""
+        """Write consecutive bits to the set bits of `mask`: the inverse of `gather_bits`."""
         spread = bits_of(mask, WORD_BITS * mask.size).copy()
         spread[spread] = bits_of(bits, int(np.count_nonzero(spread)))
         out[:] = _packed(spread, out.size)
@@ -69,7 +69,7 @@ def index(values: Floats, out: Words) -> int:
 
 
 def occupied(positions: Numbers) -> Numbers:
-    """See `peelsum.codec.occupied`."""
+    """Count the blocks of 2**b elements that hold one of positions[k], for each b: int64[BLOCK_SIZES]."""
     return np.array([np.unique(positions >> bits).size for bits in range(BLOCK_SIZES)], np.int64)
 
 
@@ -103,10 +103,10 @@ def _bloom_places(layout: BloomLayout, words: int, first: int) -> tuple[Numbers,
     return sub_table * layout.rows + row.astype(np.int64), (hashed % np.uint64(WORD_BITS)).astype(np.uint32)
 
 
-def _rotated(words: Words, left: Words) -> Words:
-    """Rotate words left by 0 to 32 bits."""
-    wide = words.astype(np.uint64) << left.astype(np.uint64)
-    return (wide | wide >> np.uint64(32)).astype(np.uint32)
+def _rotated(words: Words, bits: Words) -> Words:
+    """Rotate words left by 0 to 32 bits each."""
+    shifted = words.astype(np.uint64) << bits.astype(np.uint64)
+    return (shifted | shifted >> np.uint64(32)).astype(np.uint32)
 
 
 def mixed(counter: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:

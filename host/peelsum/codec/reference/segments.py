@@ -1,4 +1,4 @@
-"""The segments of a step in NumPy: `SegmentCodec`, one segment after the other."""
+"""The segments of a step in NumPy, one after the other: the reference implementation of `SegmentCodec`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from peelsum.codec.arrays import Floats, Integers, Numbers, Words
 from peelsum.codec.fixed_point import NON_FINITE, fixed_point
 from peelsum.codec.index import BLOCK_SIZES
 from peelsum.codec.reference.index import bits_of, index, magnitudes_of, occupied
-from peelsum.codec.reference.scales import decoded, encoded
+from peelsum.codec.reference.scales import decode_scales, encode_scales
 from peelsum.codec.scales import ZERO
 from peelsum.codec.segments import Counts, Table
 
 
 class ReferenceSegments:
-    """See `SegmentCodec`."""
+    """Encodes the tensors of one step, and decodes their sums, in NumPy: a `SegmentCodec`."""
 
     def __init__(
         self, table: Table, values: Sequence[Floats], out: Sequence[Floats | None], workers: int
@@ -25,21 +25,22 @@ class ReferenceSegments:
         self._values = [values[s].copy() for s in range(len(table))]
         self._highest = fixed_point(0, workers).scale
         self.fields = self.scales = np.empty(0, np.int32)
-        #: The positions of each segment's numbers that are sent.
+        #: The elements of each segment whose numbers are sent.
         self._sent: list[Numbers] = []
+        self._local_counts, self._sum_counts = np.zeros((2, len(table)), np.int64)
 
     @property
     def sent(self) -> Numbers:
-        """See `SegmentCodec.sent`."""
+        """How many numbers of each segment are sent, int64[segments]."""
         return np.array(list(map(len, self._sent)), np.int64)
 
     def write_scales(self, out: Words) -> Words:
-        """See `SegmentCodec.write_scales`."""
+        """Write the words that agree on scales, of segments and of blocks; return the bitmap of non-zeros."""
         magnitudes = [
-            np.maximum.reduceat(magnitudes_of(own), np.arange(0, own.size, one.block))
-            for own, one in zip(self._values, self._table.segments, strict=True)
+            np.maximum.reduceat(magnitudes_of(values), np.arange(0, values.size, segment.block))
+            for values, segment in zip(self._values, self._table.segments, strict=True)
         ]
-        words = encoded(np.concatenate(magnitudes), self._table.blocks)
+        words = encode_scales(np.concatenate(magnitudes), self._table.blocks)
         out[:] = np.concatenate(words)
         bitmap = np.zeros(self._table.words, np.uint32)
         for s in range(self._table.dense, len(self._table)):
@@ -47,47 +48,48 @@ class ReferenceSegments:
         return bitmap
 
     def read_scales(self, words: Words) -> None:
-        """See `SegmentCodec.read_scales`."""
+        """Set `fields` and `scales` from the OR of all workers' words."""
         segments, blocks = np.split(words, [len(self._table)])
-        self.fields, fields = decoded(segments, blocks, self._table.blocks)
+        self.fields, fields = decode_scales(segments, blocks, self._table.blocks)
         self.scales = self._highest - fields
 
     def use(self, fields: Integers, scales: Integers) -> None:
-        """See `SegmentCodec.use`."""
+        """Set `fields` and `scales`, instead of those that `read_scales` computed."""
         self.fields, self.scales = fields, scales
 
     def values_at(self, elements: Numbers) -> Floats:
-        """See `SegmentCodec.values_at`."""
-        found: Floats = np.concatenate(self._values)[elements]
-        return found
+        """Return this worker's values of elements, which are numbered over all segments."""
+        values: Floats = np.concatenate(self._values)[elements]
+        return values
 
     def place(self, union: Words) -> tuple[int, int]:
-        """See `SegmentCodec.place`."""
+        """Set the candidates to those of a bitmap; return how many dense and sparse numbers are sent."""
         self._sent = []
-        for s, one in enumerate(self._table.segments):
-            if one.sparse:
-                self._sent.append(np.flatnonzero(bits_of(self._words(s, union), one.elements)))
+        for s, segment in enumerate(self._table.segments):
+            if segment.sparse:
+                self._sent.append(np.flatnonzero(bits_of(self._words(s, union), segment.elements)))
             else:
                 sent = self.fields[s] not in (ZERO, NON_FINITE)
-                self._sent.append(np.arange(one.elements if sent else 0))
+                self._sent.append(np.arange(segment.elements if sent else 0))
         dense = sum(map(len, self._sent[: self._table.dense]))
         return dense, sum(map(len, self._sent)) - dense
 
     def write_dense(self, out: Integers) -> None:
-        """See `SegmentCodec.write_dense`."""
+        """Write the integers of the dense segments, end to end."""
         self._write(range(self._table.dense), out)
 
     def gather(self, out: Integers) -> None:
-        """See `SegmentCodec.gather`."""
+        """Write the integers of the candidates, in order."""
         self._write(range(self._table.dense, len(self._table)), out)
 
     def read(
-        self, dense: Integers, sparse: Integers, divisor: int, wide: tuple[Numbers, Floats] | None = None
+        self, dense: Integers, sparse: Integers, divisor: int, overflow: tuple[Numbers, Floats] | None = None
     ) -> Sequence[Floats]:
-        """See `SegmentCodec.read`."""
+        """Return each segment's result, from the sums of its integers."""
         numbers, results = self._split(dense, sparse), list[Floats]()
-        for s, one in enumerate(self._table.segments):
-            result = np.zeros(one.elements, np.float32)
+        for s, segment in enumerate(self._table.segments):
+            self._sum_counts[s] = 0 if segment.sparse else np.count_nonzero(numbers[s])
+            result = np.zeros(segment.elements, np.float32)
             if self.fields[s] == NON_FINITE:
                 result[:] = np.nan
             elif self.fields[s] != ZERO:
@@ -98,46 +100,47 @@ class ReferenceSegments:
             if out is not None:
                 out[:] = result
             results.append(result if out is None else out)
-        for element, value in zip(*wide, strict=True) if wide else ():
+        for element, value in zip(*overflow, strict=True) if overflow else ():
             (s,) = self._table.segments_at(np.array([element]))
             results[s][element - self._table.begins[s]] = value
         return results
 
-    def counts(self, dense: Integers, sparse: Integers, own: tuple[Integers, Integers]) -> Counts:
-        """See `SegmentCodec.counts`."""
-        mine = [np.count_nonzero(one) for one in self._split(*own)]
-        total = [np.count_nonzero(one) for one in self._split(dense, sparse)]
-        totals = np.array(total, np.int64)
-        totals[self._table.dense :] = 0
-        return Counts(np.array(mine, np.int64), totals, self.sent)
+    def counts(self) -> Counts:
+        """Return the counts of each segment's non-zeros and sent numbers."""
+        return Counts(self._local_counts, self._sum_counts, self.sent)
 
-    def occupied(self, sparse: Integers, wanted: Numbers) -> Numbers:
-        """See `SegmentCodec.occupied`."""
+    def occupied(self, sparse: Integers, selected: Numbers) -> Numbers:
+        """Count the blocks of 2**b elements with a sum that is not 0, in the selected sparse segments."""
         out = np.zeros((len(self._table), BLOCK_SIZES), np.int64)
         numbers = self._split(np.zeros(0, np.int32), sparse)
         for s in range(self._table.dense, len(self._table)):
-            if wanted[s]:
+            if selected[s]:
                 out[s] = occupied(self._sent[s][numbers[s] != 0])
         return out
 
     def _words(self, s: int, bitmap: Words) -> Words:
+        """Return the words of a sparse segment in the sparse vector's bitmap."""
         first, end = self._table.first_words[s - self._table.dense :][:2]
         return bitmap[first:end]
 
     def _scales_of(self, s: int) -> Integers:
+        """Return the scales of a segment's elements whose numbers are sent."""
         scales: Integers = self.scales[self._table.blocks[s] + self._sent[s] // self._table.block[s]]
         return scales
 
     def _write(self, segments: range, out: Integers) -> None:
+        """Write the numbers of these segments, end to end, and count those that are not 0."""
         parts = [np.empty(0, np.int32)]
         for s in segments:
             with np.errstate(invalid="ignore", over="ignore"):
                 scaled = np.ldexp(self._values[s][self._sent[s]].astype(np.float64), self._scales_of(s))
                 parts.append(np.rint(scaled).astype(np.int64).astype(np.int32))
+            self._local_counts[s] = np.count_nonzero(parts[-1])
         out[:] = np.concatenate(parts)
 
     def _split(self, dense: Integers, sparse: Integers) -> list[Integers]:
-        """Return each segment's numbers, of those of the dense and the sparse vector."""
-        lengths = np.array([0 if not dense.size and s < self._table.dense else len(one)
-                            for s, one in enumerate(self._sent)])  # fmt: skip
+        """Return each segment's part of the numbers of the dense and the sparse vector."""
+        lengths = self.sent
+        if not dense.size:
+            lengths[: self._table.dense] = 0
         return np.split(np.concatenate([dense, sparse]), np.cumsum(lengths)[:-1])

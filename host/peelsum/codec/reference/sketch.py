@@ -20,7 +20,7 @@ class ReferenceSketch:
     """The operations of `Device` on sketches."""
 
     def sketch_encode(self, layout: SketchLayout, positions: Numbers, values: Integers, out: Words) -> None:
-        """See `Device.sketch_encode`."""
+        """Write the sketch of values[k] at positions[k]."""
         cells, signs = places(layout, positions)
         out[:] = 0
         np.add.at(out, cells, signs * values.view(np.uint32)[:, np.newaxis])
@@ -28,7 +28,7 @@ class ReferenceSketch:
     def sketch_decode(
         self, layout: SketchLayout, sketch: Words, positions: Numbers, out: Integers
     ) -> Numbers:
-        """See `Device.sketch_decode`."""
+        """Peel a sketch: write the candidates' values into `out`; return the indices of the unpeeled ones."""
         cells, signs = places(layout, positions)
         remaining = sketch.copy()
         numbers = out.view(np.uint32)
@@ -37,21 +37,21 @@ class ReferenceSketch:
         out[:] = 0
         segments = cells[:, 0] // layout.segment_cells
         crowded = np.bincount(segments, minlength=layout.segments)[segments] > MOST_CANDIDATES
-        left, unpeeled = np.flatnonzero(~crowded), np.flatnonzero(crowded)
+        waiting, skipped = np.flatnonzero(~crowded), np.flatnonzero(crowded)
         while True:
-            pure = load[cells[left]] == 1
+            pure = load[cells[waiting]] == 1
             peelable = pure.any(axis=1)
             if not peelable.any():
-                return np.sort(np.concatenate([left, unpeeled]))
-            peeled, sub_table = left[peelable], pure[peelable].argmax(axis=1)
+                return np.sort(np.concatenate([waiting, skipped]))
+            peeled, sub_table = waiting[peelable], pure[peelable].argmax(axis=1)
             numbers[peeled] = signs[peeled, sub_table] * remaining[cells[peeled, sub_table]]
             np.subtract.at(remaining, cells[peeled], signs[peeled] * numbers[peeled, np.newaxis])
             np.subtract.at(load, cells[peeled], np.uint32(1))
-            left = left[~peelable]
+            waiting = waiting[~peelable]
 
 
 def places(layout: SketchLayout, positions: Numbers) -> tuple[Numbers, Words]:
-    """Return cells int64[k, SUB_TABLES] and signs uint32[k, SUB_TABLES] (1 or 2**32 - 1)."""
+    """Return the candidates' cells int64[k, SUB_TABLES] and signs uint32[k, SUB_TABLES] (1 or 2**32 - 1)."""
     sub_table = np.arange(SUB_TABLES)
     drawn = mixed(positions.astype(np.uint64), layout.seed)[:, np.newaxis]
     part = drawn >> (DRAWN_BITS * sub_table).astype(np.uint64) & np.uint64(2**DRAWN_BITS - 1)
