@@ -173,7 +173,7 @@ def test_invalid_admission(tmp_path, monkeypatch, admission, message):
 
 def test_invalid_switch_address():
     line = refused(run("server", "run", "--switch", "localhost", "--admission", "{}"))
-    assert line == "localhost: give the switch port as host:port, for example 127.0.0.1:9559"
+    assert line == "--switch: localhost: give the switch port as host:port, for example 127.0.0.1:9559"
 
 
 LANES = "--lanes: '7' is unknown; use one of 32, 64, 128, 256, 512, 1024, 2048"

@@ -1,48 +1,43 @@
-"""The demo's processes: starts the star and the workers, and collects the workers' reports in step."""
+"""The demo's processes: starts the star and the workers, and gathers the workers' reports."""
 
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+from peelsum.bench.workers import Reports, gather_reports
 from peelsum.cli.demo.worker import SentAs
 from peelsum.options import Option, Settings
-from peelsum.processes import Child, ProcessError
+from peelsum.processes import Child
 from peelsum.processes.interrupts import Interruption
 from peelsum.topology import Star
 
-Reports = list[dict[str, Any]]
-_POLL_S = 0.05
-
-
 _FORM = Option(
-    "How sparse gradients are sent: as a sketch, or their non-zeros as they are (compact). With auto, the "
-    "cheaper of all forms for each tensor."
+    "Form of sparse gradients: a sketch, or their non-zeros (compact). With auto, the cheapest of all forms "
+    "for each tensor."
 )
 _LOSS = Option("Share of datagrams that each switch port loses in each direction, up to 0.3.", 0, 0.3)
 
 
 @dataclass(frozen=True)
 class DemoSettings(Settings):
-    """What the demo trains."""
+    """The demo's two trainings."""
 
     workers: Annotated[int, Option("Number of workers, 2 to 8.", 2, 8)] = 4
-    steps: Annotated[int, Option("Training steps, in each of both trainings.", 1, 1_000_000)] = 20
+    steps: Annotated[int, Option("Steps of each of the two trainings.", 1, 1_000_000)] = 20
     form: Annotated[SentAs, _FORM] = "sketch"
     loss: Annotated[float, _LOSS] = 0.0
     seed: Annotated[int, Option("Seed of the model, the batches and the lost packets.", 0, 2**31 - 1)] = 0
 
 
 class Processes:
-    """Training processes at a star. `stack` ends them; `patience_s` is the timeout of each report."""
+    """Training processes at a star. `stack` ends them; `timeout_s` is how long they may print nothing."""
 
-    def __init__(self, stack: ExitStack, interruption: Interruption, patience_s: float) -> None:
-        self._stack, self._interruption, self._patience_s = stack, interruption, patience_s
+    def __init__(self, stack: ExitStack, interruption: Interruption, timeout_s: float) -> None:
+        self._stack, self._interruption, self._timeout_s = stack, interruption, timeout_s
         self._workers: list[Child] = []
         self._star: Star | None = None
 
@@ -72,34 +67,11 @@ class Processes:
     def gather_reports(self) -> Reports:
         """Return the next report of every worker.
 
-        Raises ProcessError as soon as a process has failed, or with the names of silent workers if all have
-        printed nothing for too long. Raises Interrupted if a signal was received.
+        Raises ProcessError if a process fails or all workers are silent, and Interrupted after a signal.
         """
-        reports: dict[str, dict[str, Any]] = {}
-        asked_at = time.monotonic()
-        while silent := [child for child in self._workers if child.name not in reports]:
-            self._interruption.check()
-            if self._star is not None:
-                self._star.check()
-            # All workers wait while one compiles.
-            heard_at = max(asked_at, *(child.heard_at for child in self._workers))
-            if time.monotonic() > heard_at + self._patience_s:
-                raise ProcessError(self._silence(silent))
-            for child in silent:
-                if child.has_line(_POLL_S):
-                    reports[child.name] = _next_report(child)
-        return [reports[child.name] for child in self._workers]
+        return gather_reports(self._workers, self._check, self._timeout_s)
 
-    def _silence(self, silent: Sequence[Child]) -> str:
-        names = ", ".join(child.name + child.busy_with() for child in silent)
-        return (
-            f"{names}: no answer within {self._patience_s:g} s; check whether it is stopped, or give this "
-            "machine fewer --workers"
-        )
-
-
-def _next_report(child: Child) -> dict[str, Any]:
-    line = child.next_line(0)
-    if line is None:
-        raise ProcessError(f"{child.name}: ended early")
-    return line
+    def _check(self) -> None:
+        self._interruption.check()
+        if self._star is not None:
+            self._star.check()
