@@ -17,7 +17,7 @@ from benchmarks.experiments import plan_simulated
 from peelsum.allreduce import Choice, InvalidRequestError, NetworkModel, Settings
 from peelsum.allreduce.choosing import Chooser
 from peelsum.allreduce.plan import Layout, TensorPlan
-from peelsum.bench.codec import seen, taught
+from peelsum.bench.codec import add_to_history, seen
 from peelsum.bench.plan import method_rows, plan, step_of
 from peelsum.bench.point import Point
 from peelsum.compress import AXES, METHODS, LinkModel, Step, crossovers
@@ -31,7 +31,7 @@ def test_the_choice_is_what_an_allreduce_takes(gbps: float, rtt: float) -> None:
     request = Point(1 << 20, 0.01, gbps, rtt, 4, "rows")
     chooser = Chooser(network=request.network)
     tensor = TensorPlan("g", (1 << 20,), "float32", Choice("dense"))
-    taught(chooser, Layout([tensor]), seen("rows", 1 << 20, 0.01))
+    add_to_history(chooser, Layout([tensor]), seen("rows", 1 << 20, 0.01))
     (wanted,), ahead = chooser.choose([tensor], Settings())
     assert plan(request)["choice"]["form"] == wanted.choice.form
     assert (plan(request)["choice"]["exchanges"] == 1) == ahead

@@ -25,7 +25,7 @@ def test_long_exchanges_take_as_long_as_if_all_of_them_were_simulated(
 ) -> None:
     chunks = 7 * WINDOW + 77
     extended = which_form.exchange(gbps, rtt, 2, chunks)
-    monkeypatch.setattr(which_form, "_SIMULATED", 100)
+    monkeypatch.setattr(which_form, "_SIMULATED_WINDOWS", 100)
     which_form.exchange.cache_clear()
     whole = which_form.exchange(gbps, rtt, 2, chunks)
     which_form.exchange.cache_clear()
