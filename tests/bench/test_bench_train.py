@@ -88,7 +88,7 @@ def test_cpu_time_of_every_backend_is_compared_with_gloo_s() -> None:
 def test_gloo_runs_over_links_of_the_rate() -> None:
     try:
         with ShapedLan(2) as lan:
-            rows = list(bench.by_gloo(OPTIONS | STEPS, 2, (0.02, 1.0), lan))
+            rows = list(bench._measure_gloo(OPTIONS | STEPS, 2, (0.02, 1.0), lan))
     except TopologyError as error:
         pytest.skip(str(error))
     assert [(row["path"], row["gbps"]) for row in rows] == [
