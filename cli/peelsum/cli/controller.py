@@ -33,7 +33,7 @@ class _ControllerSettings(Settings):
     listen: Annotated[
         str,
         Option(
-            "Address for requests of `peelsum job --controller`, host:port; port 0 chooses a free one.",
+            "Address for requests of `peelsum job --controller`, host:port; port 0 chooses a free port.",
             parse=address("the address to listen at"),
         ),
     ] = "127.0.0.1:9564"

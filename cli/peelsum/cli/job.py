@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from peelsum.control import AdmittedJob, SwitchStatus
     from peelsum.control.cluster import JobController
     from peelsum.control.description import AnyDescription
-    from peelsum.control.drivers import Session
+    from peelsum.control.session import Session
     from peelsum.wire import Verdict
 
 app = typer.Typer(help="Admit, serve and evict jobs.", no_args_is_help=True)
@@ -173,19 +173,19 @@ class _Serving(Settings):
     listen: Annotated[
         str,
         Option(
-            "Where rank 0 requests the job, host:port (TCP).",
+            "Address at which rank 0 requests the job, host:port (TCP).",
             parse=address("the address to listen at"),
         ),
     ] = "127.0.0.1:9560"
     token: Annotated[
-        Path | None, Option("The job's token, which requests must contain; needed with --tls.")
+        Path | None, Option("File with the job's token, which requests must contain; needed with --tls.")
     ] = None
 
 
 @app.command()
 @with_settings
 def serve(description: Description, settings: _Serving, service: Service) -> None:
-    """Admit a job again, with a new aggregation server, whenever its workers start; until Ctrl-C."""
+    """Serve a job until Ctrl-C: admit it, with a new aggregation server, each time its workers start."""
     from peelsum.control import read_description
     from peelsum.tls import read_token, require_tls
     from peelsum.topology.serving import JobPlaces, ServeError, serve_job
@@ -216,7 +216,7 @@ def serve(description: Description, settings: _Serving, service: Service) -> Non
 @app.command()
 @with_settings
 def evict(job_id: JobId, switch: _SwitchAddress, request: JobRequestSettings, tls: Tls = None) -> None:
-    """Evict a job: its switch, or with --controller each of its switches, drops its packets from now on."""
+    """Evict a job from a switch, or with --controller from all its switches, which then drop its packets."""
     from peelsum.control import evict as evict_job
 
     if request.controller:

@@ -25,10 +25,11 @@ CHECK_INTERVAL_S = 1.0
 #: Errors in the values of the options below.
 OPTION_ERRORS = (TlsError, MetricsError, LogsError)
 
+_TLS = "Use TLS with the identity in this folder, which `peelsum certificates make` made."
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Tls = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="Use TLS, with the identity there: see `peelsum certificates make`."),
+    typer.Option(metavar="FOLDER", help=_TLS),
 ]
 Topology = Annotated[
     str, typer.Argument(help="star, two_racks, or a .toml or .json file that describes a network.")
@@ -41,15 +42,15 @@ class Service(Settings):
 
     tls: Annotated[
         Path | None,
-        Option("Use TLS, with the identity there: see `peelsum certificates make`.", metavar="FOLDER"),
+        Option(_TLS, metavar="FOLDER"),
     ] = None
     metrics: Annotated[
         str | None,
-        Option("Serve Prometheus metrics there; port 0 chooses a free one.", metavar="HOST:PORT"),
+        Option("Serve Prometheus metrics at this address; port 0 chooses a free port.", metavar="HOST:PORT"),
     ] = None
     log_format: Annotated[
         str | None,
-        Option("Log events to stderr in this form, with job and generation.", metavar="json|console"),
+        Option("Log events to stderr in this format, with job and generation.", metavar="json|console"),
     ] = None
     json: Annotated[bool, Option("Print JSON instead of text.", name="--json")] = False
     child: Annotated[bool, Option("End when standard input closes.", name="--child", hidden=True)] = False
@@ -135,7 +136,7 @@ class ClusterSettings(Settings):
     controller: Annotated[
         tuple[str, ...],
         Option(
-            "Ask the cluster's controller there; repeat it for a backup.",
+            "Ask the cluster's controller at this address; repeat the option for a backup.",
             metavar="HOST:PORT", parse=addresses("the controller"), repeated=True,
         ),
     ] = ()  # fmt: skip
@@ -146,7 +147,7 @@ class JobRequestSettings(ClusterSettings):
     """A request to a cluster's controller that changes a job."""
 
     token: Annotated[
-        Path | None, Option("The job's token, without which nobody else may change the job.")
+        Path | None, Option("File with the job's token. Without the token, nobody can change the job later.")
     ] = None
 
     def __post_init__(self) -> None:

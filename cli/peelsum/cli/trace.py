@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from peelsum.processes.progress import Tell
     from peelsum.traces import Trace
 
-app = typer.Typer(help="Record gradients, and replay them without torch.", no_args_is_help=True)
+app = typer.Typer(
+    help="Record the gradients of a training run, and show recorded ones.", no_args_is_help=True
+)
 
 
 @dataclass(frozen=True)

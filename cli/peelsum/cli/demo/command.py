@@ -13,7 +13,7 @@ import typer
 
 from peelsum.bench.workers import Reports
 from peelsum.cli.demo.processes import DemoSettings, Processes
-from peelsum.cli.demo.worker import SentAs
+from peelsum.cli.demo.worker import SparseForm
 from peelsum.cli.options import Json
 from peelsum.cli.output import empty_table, progress_bar
 from peelsum.cli.settings import with_settings
@@ -126,7 +126,7 @@ def _follow(processes: Processes, steps: int, progress: Progress, name: str, tel
 
 
 def _summary(
-    workers: int, form: SentAs, star: Star, sparse: TrainingReports, dense: TrainingReports
+    workers: int, form: SparseForm, star: Star, sparse: TrainingReports, dense: TrainingReports
 ) -> dict[str, Any]:
     assert star.report is not None
     packet_bytes = FRAME_BYTES + 16 + 4 * star.seats[0].admission["lanes"]

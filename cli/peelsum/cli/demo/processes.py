@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from peelsum.bench.workers import Reports, gather_reports
-from peelsum.cli.demo.worker import SentAs
+from peelsum.cli.demo.worker import SparseForm
 from peelsum.options import Option, Settings
 from peelsum.processes import Child
 from peelsum.processes.interrupts import Interruption
@@ -28,7 +28,7 @@ class DemoSettings(Settings):
 
     workers: Annotated[int, Option("Number of workers, 2 to 8.", 2, 8)] = 4
     steps: Annotated[int, Option("Steps of each of the two trainings.", 1, 1_000_000)] = 20
-    form: Annotated[SentAs, _FORM] = "sketch"
+    form: Annotated[SparseForm, _FORM] = "sketch"
     loss: Annotated[float, _LOSS] = 0.0
     seed: Annotated[int, Option("Seed of the model, the batches and the lost packets.", 0, 2**31 - 1)] = 0
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from peelsum.allreduce import RequestedForm, RequestedValues, StepResult
 
-#: How sparse gradients are sent: the argument `values` of `Allreduce` and the hook.
-SentAs = Literal["sketch", "compact", "auto"]
+#: The form of sparse gradients: the argument `values` of `Allreduce` and the hook.
+SparseForm = Literal["sketch", "compact", "auto"]
 
 WIDTH, LEARNING_RATE = 64, 0.1
 #: Tensors whose gradients have non-zero rows only for words of the batch or of the softmax's sample.
@@ -44,7 +44,7 @@ def command(
     store: Annotated[str, typer.Option(help="File through which gloo's processes find each other.")],
     steps: Annotated[int, typer.Option()],
     seed: Annotated[int, typer.Option()],
-    form: Annotated[SentAs, typer.Option()],
+    form: Annotated[SparseForm, typer.Option()],
 ) -> None:
     """Train as one worker of the demo. `peelsum demo` starts this process, and later sends it its seat."""
     from peelsum.allreduce import AllreduceError
@@ -106,7 +106,7 @@ class Replica:
 
 
 def _train(
-    replica: Replica, seat: Mapping[str, Any], check: GlooCheck, steps: int, seed: int, form: SentAs
+    replica: Replica, seat: Mapping[str, Any], check: GlooCheck, steps: int, seed: int, form: SparseForm
 ) -> None:
     """Train with gradients in `form`, then again with dense ones; report every step, and the packets sent."""
     from peelsum.allreduce import Allreduce
@@ -116,7 +116,7 @@ def _train(
     warm_up()
     with plug_in(seat) as summation:
         say(ready=True)
-        trainings: tuple[SentAs | Literal["dense"], ...] = (form, "dense")
+        trainings: tuple[SparseForm | Literal["dense"], ...] = (form, "dense")
         for training in trainings:
             forms, values = _allreduce_options(replica, training)
             allreduce = Allreduce(summation, forms=forms, values=values, average=True, seed=seed)
@@ -135,7 +135,7 @@ def _train(
             say(sent_packets=after.contributions - before.contributions + resends, resends=resends)
 
 
-def _allreduce_options(replica: Replica, form: SentAs | Literal["dense"]) -> tuple[Any, RequestedValues]:
+def _allreduce_options(replica: Replica, form: SparseForm | Literal["dense"]) -> tuple[Any, RequestedValues]:
     """Return the arguments `forms` and `values` of `Allreduce`."""
     if form == "auto" or form == "dense":
         return form, "auto"
