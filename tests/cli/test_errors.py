@@ -43,9 +43,9 @@ def refused(done):
     """Return the one line that a user error prints."""
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
-    # What takes seconds, as on a busy machine, is told before.
-    *told, line = done.stderr.splitlines()
-    assert all(re.search(r": \d+ s\b", one) for one in told)
+    # Progress messages come before it, where something takes seconds, as on a busy machine.
+    *progress, line = done.stderr.splitlines()
+    assert all(re.search(r": \d+ s\b", text) for text in progress)
     assert line.startswith("peelsum: ")
     return line.removeprefix("peelsum: ")
 

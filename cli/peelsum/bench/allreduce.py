@@ -116,6 +116,7 @@ def compared(
 
 
 def _row(case: Case, reports: Sequence[dict[str, Any]], dense_s: float) -> dict[str, Any]:
+    """Return a case's row: times of the slowest worker, and nccl-tests' rates in GB/s."""
     largest = {name: max(report[name] for report in reports) for name in reports[0]}
     workers, algbw = len(reports), _WORD_BYTES * case.elements / largest["time_s"] / 1e9
     times = {

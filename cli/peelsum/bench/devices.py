@@ -46,6 +46,7 @@ def median_s(run: Callable[[], object], device: torch.device, runs: int = 20, wa
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of one run."""
     import torch
 
     if device.type != "cuda":

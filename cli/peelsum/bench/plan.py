@@ -116,6 +116,7 @@ def _layout(request: Point, choice: Choice) -> str:
 
 
 def _index_layout(index: Index) -> str:
+    """Return the parameters of an index as text, which is empty if it has none."""
     if isinstance(index, BlockIndex):
         return f"blocks of {index.block}{', refined' if index.refined else ''}"
     if isinstance(index, BloomIndex):

@@ -86,6 +86,7 @@ def simulated(point: Point) -> list[FormTime]:
 
 
 def _simulated(point: Point, expected: FormTime) -> FormTime:
+    """Return the form's predicted time with its simulated one."""
     exchange_chunks, codec_s, wrong = _in_memory(point, expected.form)
     workers = max(point.workers, 2)
     exchanges = [exchange(point.gbps, point.rtt, workers, chunks) for chunks in exchange_chunks]
@@ -114,6 +115,7 @@ def _in_memory(point: Point, form: Form) -> tuple[tuple[int, ...], float, int]:
 
 
 def _run_in_memory(point: Point, form: Form) -> tuple[tuple[int, ...], float, int]:
+    """Do as `_in_memory`, without the cache."""
     backend, times, exchanges = Alone(), [], []
     allreduce = Allreduce(backend, **settings_of(form), network=point.network, seed=point.seed)
     for number in range(STEPS):

@@ -53,7 +53,7 @@ _SECONDS = Option("Seconds of each measurement.", 0.1, 3600)
 
 @dataclass(frozen=True)
 class _Runs(Settings):
-    """How often a benchmark measures, and what it prints."""
+    """The repetitions of a benchmark, and the format of its output."""
 
     repetitions: Annotated[
         int, Option("Number of measurements, each with another seed; medians are printed.", 1, 1000)
@@ -82,7 +82,7 @@ app = typer.Typer(cls=BenchGroup, help="Measure this machine: sums, switch, endp
 
 
 class _Benchmark(NamedTuple):
-    """How rows are measured and shown."""
+    """A measurement, its points, and the columns of its table."""
 
     measure: Callable[..., Iterable[Row]]
     """measure(seed=..., **point) measures a point's rows."""
@@ -317,6 +317,7 @@ def _measure(benchmark: _Benchmark, runs: _Runs, *errors: type[Exception]) -> No
 
 
 def _print(benchmark: _Benchmark, rows: Sequence[Row]) -> None:
+    """Print a table with a line for each key, of medians over its rows."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in benchmark.keys), []).append(row)

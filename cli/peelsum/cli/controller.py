@@ -127,6 +127,7 @@ def _read_token(path: Path | None) -> str:
 
 
 def _as_json(report: Report) -> dict[str, Any]:
+    """Return the report as `--json` prints it."""
     switches = [
         {
             **{name: value for name, value in asdict(switch).items() if name != "status"},
@@ -140,6 +141,7 @@ def _as_json(report: Report) -> dict[str, Any]:
 
 
 def _print(report: Report) -> None:
+    """Print the cluster's switches and jobs as tables."""
     from rich.console import Console
     from rich.table import Table
 

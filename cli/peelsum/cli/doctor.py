@@ -58,6 +58,7 @@ def command(
 
 
 def _print(findings: list[Finding], failed: int) -> None:
+    """Print a table of the findings, and the remedies below."""
     from rich.console import Console
     from rich.table import Table
 

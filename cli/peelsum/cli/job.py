@@ -67,7 +67,7 @@ class _SwitchAddress(Settings):
 
 @dataclass(frozen=True)
 class _Admission(JobRequestSettings):
-    """Who admits a job, and who holds it afterwards."""
+    """Options of `job admit`: a cluster's controller, or none, and whether to hold the job."""
 
     hold: Annotated[
         bool,
@@ -98,7 +98,9 @@ def admit(description: Description, settings: _Admission, service: Service) -> N
 
     settings.check(service)
     if settings.controller:
-        _show(request_admission(settings.controller, description, service.tls, settings.token), service)
+        _print_admission(
+            request_admission(settings.controller, description, service.tls, settings.token), service
+        )
         return
     if service.child:
         end_with_parent()
@@ -119,7 +121,7 @@ def admit(description: Description, settings: _Admission, service: Service) -> N
             jobs.hold(job)
         with taking_time("freeing the job's slots, filling tables", tell):
             admission = jobs.admit_job(job)
-        _show(admission, service)
+        _print_admission(admission, service)
         if settings.hold:
             log = service.job_event_logger(job=job.job.id, generation=admission["generation"])
             service.serve_metrics(stack, "controller", partial(job_metrics, jobs, job.job.id))
@@ -146,7 +148,7 @@ def _connecting(*addresses: str) -> str:
     return f"connecting to {', '.join(addresses)}"
 
 
-def _show(admission: Mapping[str, object], service: Service) -> None:
+def _print_admission(admission: Mapping[str, object], service: Service) -> None:
     lines = (f"{name} = {value}" for name, value in admission.items() if name != "secret")
     service.announce("\n".join(lines), **admission)
 
@@ -259,6 +261,7 @@ def status(
 
 
 def _print_status(switch: SwitchStatus) -> None:
+    """Print a switch's jobs and packet counts as tables."""
     from rich.console import Console
     from rich.table import Table
 

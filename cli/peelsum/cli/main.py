@@ -28,6 +28,7 @@ def main() -> None:
 
 
 def _run() -> None:
+    """Import the command line and run it, with the default handling of Ctrl-C before and after."""
     handler = signal.getsignal(signal.SIGINT)
     without_traceback = signal.SIG_IGN if handler is signal.SIG_IGN else signal.SIG_DFL
     signal.signal(signal.SIGINT, without_traceback)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal, Never, TextIO
 
 import typer
 
@@ -93,20 +93,30 @@ def up(topology: Topology, settings: _NetworkSettings) -> None:
             with ExitStack() as stack:
                 with taking_time("starting the network", tell):
                     stack.enter_context(network)
-                record = _write_record(network, process)
+                _write_record(network, process)
                 _announce(network, settings.json)
-                while True:
-                    readmit_requested = readmission.wait(_CHECK_INTERVAL_S)
-                    interruption.check()
-                    messages = network.check()
-                    if readmit_requested:
-                        messages.append(f"job: {network.readmit()}")
-                    if messages:
-                        record = _write_record(network, process)
-                    for message in messages:
-                        _print_message(network, message, settings.json)
+                _watch(network, process, interruption, readmission, settings.json)
         finally:
             records.end(record)
+
+
+def _watch(
+    network: Network, process: Process, interruption: Interruption, readmission: Signalled, json: bool
+) -> Never:
+    """Check the network, readmit its job on request, and print what happens, until a signal interrupts it."""
+    while True:
+        readmit_requested = readmission.wait(_CHECK_INTERVAL_S)
+        interruption.check()
+        messages = network.check()
+        if readmit_requested:
+            messages.append(f"job: {network.readmit()}")
+        if messages:
+            _write_record(network, process)
+        for message in messages:
+            if json:
+                say(news=message, processes=network.processes)
+            else:
+                print(message, flush=True)
 
 
 def _start_detached(arguments: Sequence[str]) -> int:
@@ -156,13 +166,11 @@ def _wait_until_ready(process: subprocess.Popen[bytes], stdout: TextIO, stderr: 
         time.sleep(_POLL_S)
 
 
-def _write_record(network: Network, process: Process) -> Record:
-    """Write and return the record of the network's current state, which `exec` reads."""
+def _write_record(network: Network, process: Process) -> None:
+    """Write the record of the network's current state, which `exec` reads."""
     from peelsum.topology.records import Record
 
-    record = Record(network.name, process, network.places, str(network.seats_file or ""))
-    record.write()
-    return record
+    Record(network.name, process, network.places, str(network.seats_file or "")).write()
 
 
 def exec_(
@@ -253,14 +261,8 @@ def down() -> None:
         records.end(record)
 
 
-def _print_message(network: Network, message: str, json: bool) -> None:
-    if json:
-        say(news=message, processes=network.processes)
-    else:
-        print(message, flush=True)
-
-
 def _announce(network: Network, json: bool) -> None:
+    """Print that the network is up, with its switches and its job."""
     if json:
         say(
             network=network.name,

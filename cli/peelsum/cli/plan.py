@@ -77,6 +77,7 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, s
 
 
 def _form(form: Mapping[str, Any]) -> str:
+    """Return a sentence with the time of a form's step."""
     line = f"{form['form']}: {form['predicted_ms']:.4g} ms a step, predicted"
     if form["ms"] is None:
         return f"{line}; not measured."

@@ -79,6 +79,7 @@ def _progress(tell: Callable[[str], None]) -> Callable[[Simulation], None]:
 
 
 def _print(report: Report) -> None:
+    """Print a table of the jobs, with counts of packets in its caption."""
     from rich.console import Console
 
     drops = {reason: count for reason, count in report.drops.items() if count}

@@ -147,6 +147,7 @@ def _clear(folder: Path) -> None:
 
 
 def _summary(trace: Trace, folder: Path) -> str:
+    """Return a line with a trace's name, sizes and folder."""
     size = sum(path.stat().st_size for path in folder.iterdir())
     return (
         f"{trace.name}: {trace.workers} workers, {trace.steps} steps, {sum(trace.elements):,} elements, "

@@ -46,6 +46,7 @@ def record(
 def _record(
     task: Task, workers: int, steps: int, seed: int, values: bool, on_step: Callable[[int], None]
 ) -> list[Trace]:
+    """Do as `record`, with the threads that torch has."""
     recorders = [Recorder(task.name, worker, workers, values=values) for worker in range(workers)]
     batches = [task.batches(worker, workers, seed) for worker in range(workers)]
     optimizer, buckets = task.optimizer(task.model.parameters()), _buckets(task.model)

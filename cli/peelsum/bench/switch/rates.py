@@ -113,6 +113,7 @@ def _measure(load: Load, hosts: Hosts, seconds: float, pid: int | None = None) -
 
 
 def _figures(latencies: ChunkLatencies, packets_per_s: float, lost: int) -> dict[str, Any]:
+    """Return a row's figures. lost: chunks lost under load."""
     p50, p99 = np.percentile(latencies.sum_us, (50, 99)).tolist()
     return {
         "packets_per_s": round(packets_per_s),

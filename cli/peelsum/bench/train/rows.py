@@ -114,6 +114,8 @@ def _measure_paths(
 
 
 def _row(reports: Reports) -> dict[str, Any]:
+    """Return a backend's row: times of the slowest worker, sums of processor times, mean densities."""
+
     def values(name: str) -> list[float]:
         return [report[name] for report in reports]
 

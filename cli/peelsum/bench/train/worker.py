@@ -290,6 +290,7 @@ class Trainer:
         return [self._iteration(batch, summed) for batch in batches]
 
     def _iteration(self, batch: Batch, summed: bool) -> Iteration:
+        """Run one iteration and measure its parts; without `summed`, leave out sums and optimizer."""
         before, network_s = self._stats(), self._network_s()
         started = time.perf_counter()
         self._optimizer.zero_grad()

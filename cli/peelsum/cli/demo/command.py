@@ -58,7 +58,7 @@ class TrainingReports:
         return sum(report[name] for step in self.steps for report in step)
 
     def total(self, name: str) -> int:
-        """Return the sum of a count of the whole training over workers."""
+        """Return the sum over workers of a count that they report at the end."""
         return sum(total[name] for total in self.totals)
 
 
@@ -128,6 +128,7 @@ def _follow(processes: Processes, steps: int, progress: Progress, name: str, tel
 def _summary(
     workers: int, form: SparseForm, star: Star, sparse: TrainingReports, dense: TrainingReports
 ) -> dict[str, Any]:
+    """Return the results of both trainings, as `--json` prints them."""
     assert star.report is not None
     packet_bytes = FRAME_BYTES + 16 + 4 * star.seats[0].admission["lanes"]
     sparse_costs, dense_costs = _costs(sparse, packet_bytes), _costs(dense, packet_bytes)
