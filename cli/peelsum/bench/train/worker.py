@@ -24,12 +24,11 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not ex
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from peelsum.allreduce import AllreduceError, Part, RequestedForm, Summation
+from peelsum.allreduce import AllreduceError, RequestedForm, Summation
 from peelsum.bench.devices import cpu_s
 from peelsum.processes import hear, say
 from peelsum.processes.reports import told_of_compiling
 from peelsum.processes.user_errors import reported
-from peelsum.summation import Words
 from peelsum.torch import HookError, HookStats, SwitchAllreduceState, TopK, hook
 from peelsum.training import Batch, Task, TrainingDataError, make_task
 from peelsum.transport import TransportError
@@ -110,22 +109,6 @@ class GradientRecorder:
         return gradients
 
 
-class TimedSums:
-    """A backend that measures the seconds of another backend's sums."""
-
-    def __init__(self, summation: Summation) -> None:
-        self._summation = summation
-        self.lanes, self.workers, self.worker_id = summation.lanes, summation.workers, summation.worker_id
-        self.seconds = 0.0
-
-    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        """See `Summation.sum_words`."""
-        started = time.perf_counter()
-        results = self._summation.sum_words(parts)
-        self.seconds += time.perf_counter() - started
-        return results
-
-
 class Trainer:
     """A new replica of the task's model, whose gradients one backend averages."""
 
@@ -134,10 +117,10 @@ class Trainer:
         task: Task,
         options: WorkerOptions,
         path: str,
-        sums: TimedSums | None,
+        summation: Summation | None,
         switch_pids: Sequence[int] = (),
     ) -> None:
-        """path: the backend. sums: the switch's backend, if `path` uses it, and the pids of its processes."""
+        """path: the backend. summation, switch_pids: of the switch, if the backend uses it."""
         torch.manual_seed(options.seed + options.rank)  # for dropout; DDP copies rank 0's parameters to all
         self._options, self._path, self._switch_pids = options, path, switch_pids
         self._device = torch.device(options.device)
@@ -145,11 +128,10 @@ class Trainer:
         self._optimizer = task.optimizer(self._model.parameters())
         self._batches = task.batches(options.rank, options.workers, options.seed)
         self._state: SwitchAllreduceState | None = None
-        self._sums = sums
         self._top_k = options.top_k if path in ("switch", HOOK_OVER_GLOO) else None
-        if sums is not None or path == HOOK_OVER_GLOO:
+        if summation is not None or path == HOOK_OVER_GLOO:
             self._state = SwitchAllreduceState(
-                over=sums or "gloo",
+                over=summation or "gloo",
                 names=self._model.module.named_parameters(),
                 forms=FORMS.get(path, "auto"),
                 compressor=TopK(self._top_k) if self._top_k else None,
@@ -277,9 +259,6 @@ class Trainer:
     def _stats(self) -> HookStats:
         return HookStats() if self._state is None else self._state.stats()
 
-    def _network_s(self) -> float:
-        return self._stats().network_s if self._sums is None else self._sums.seconds
-
     def _iterations(self, steps: int, *, summed: bool = True) -> list[Iteration]:
         """Run and measure `steps` iterations; all workers begin together."""
         batches = [
@@ -291,7 +270,7 @@ class Trainer:
 
     def _iteration(self, batch: Batch, summed: bool) -> Iteration:
         """Run one iteration and measure its parts; without `summed`, leave out sums and optimizer."""
-        before, network_s = self._stats(), self._network_s()
+        before = self._stats()
         started = time.perf_counter()
         self._optimizer.zero_grad()
         self._summing = summed
@@ -308,7 +287,7 @@ class Trainer:
             ended - computed,
             ended_cpu - computed_cpu,
             after.encode_s - before.encode_s,
-            self._network_s() - network_s,
+            after.network_s - before.network_s,
             after.decode_s - before.decode_s,
         )
 
@@ -369,9 +348,9 @@ def run(options: WorkerOptions) -> None:
     while paths := (request := hear())["paths"]:
         with ExitStack() as stack:
             seat = request["seat"]
-            sums = None if seat is None else TimedSums(stack.enter_context(plug_in(seat)))
+            summation = None if seat is None else stack.enter_context(plug_in(seat))
             for path in paths:
-                trainer = Trainer(task, options, path, sums, request["switch_pids"])
+                trainer = Trainer(task, options, path, summation, request["switch_pids"])
                 say(**trainer.measure())
                 trainer.close()
     dist.destroy_process_group()
