@@ -42,7 +42,7 @@ def test_a_wrong_peeled_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(GpuDevice, "sketch_decode", wrong)
     with pytest.raises(NotExactError, match=r"elements: 1 of \d+ peeled numbers are wrong"):
-        gpu_stages.stages(str(DEVICE), 3, 1001, 0.05, runs=1)
+        gpu_stages.stages(str(DEVICE), 3, 301, 0.05, runs=1)
 
 
 @no_gpu

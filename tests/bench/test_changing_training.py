@@ -36,9 +36,9 @@ def test_a_fixed_method_takes_what_the_cost_model_says(method: Any, ratio: float
         for _ in range(2):  # the second makes its sums again
             training.step()
         began = training.seconds
-        for _ in range(4):
+        for _ in range(2):
             training.step()
-        exchange_s = (training.seconds - began) / 4 - COMPUTE_S - (SELECT_S if ratio < 1 else 0)
+        exchange_s = (training.seconds - began) / 2 - COMPUTE_S - (SELECT_S if ratio < 1 else 0)
     step = Step(ELEMENTS, ratio, 3, steady(0), select_s=0.0, headers=1, few_words=2**12)
     expected = cost(method, step)
     # The model has one tensor, and no packet that is not full.

@@ -164,10 +164,8 @@ def test_one_worker_has_nothing_to_sum() -> None:
     assert planned["advice"] == "One worker has nothing to sum."
 
 
-@pytest.mark.parametrize("density", [0.01, 1.0])
-def test_the_largest_tensors_have_a_plan(density: float) -> None:
-    request = Point(2**39, density, 1, 3e-3, 4, "uniform")
-    assert plan(request)["choice"]["form"] == ("dense" if density == 1 else "compact")
+def test_the_largest_tensors_have_a_plan() -> None:
+    assert plan(Point(2**39, 0.01, 1, 3e-3, 4, "uniform"))["choice"]["form"] == "compact"
 
 
 @pytest.mark.parametrize(

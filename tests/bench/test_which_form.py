@@ -14,7 +14,6 @@ from peelsum.allreduce.plan import FORMS
 from peelsum.bench import which_form
 from peelsum.bench.alone import Alone
 from peelsum.bench.point import Point
-from peelsum.bench.which_form import WINDOW
 
 POINT = Point(elements=1 << 14, density=0.02, gbps=0.1, rtt=5e-3, workers=2)
 
@@ -23,7 +22,9 @@ POINT = Point(elements=1 << 14, density=0.02, gbps=0.1, rtt=5e-3, workers=2)
 def test_long_exchanges_take_as_long_as_if_all_of_them_were_simulated(
     gbps: float, rtt: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chunks = 7 * WINDOW + 77
+    monkeypatch.setattr(which_form, "WINDOW", 128)
+    chunks = 7 * 128 + 77
+    which_form.exchange.cache_clear()
     extended = which_form.exchange(gbps, rtt, 2, chunks)
     monkeypatch.setattr(which_form, "_SIMULATED_WINDOWS", 100)
     which_form.exchange.cache_clear()

@@ -238,19 +238,20 @@ def test_options_out_of_range(typed, message):
     assert refused(run(*typed.split())) == message
 
 
-PLAN = ["plan", "--elements=100000", "--density=0.01", "--gbps=10", "--rtt=0.0001"]
+DRAW = ["topo", "draw", "two_racks"]
+PLAN = ["plan", "--elements=100000", "--density=0.01", "--gbps=10", "--rtt=0.0001", "--json"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full: nothing that is always full")
 @pytest.mark.parametrize(
     ("arguments", "unbuffered"),
     [
-        (PLAN, ""),
-        pytest.param([*PLAN, "--json"], "", marks=pytest.mark.slow),
+        (DRAW, ""),
+        pytest.param(PLAN, "", marks=pytest.mark.slow),
         pytest.param(["--help"], "", marks=pytest.mark.slow),
         (["--version"], "1"),
     ],
-    ids=["table", "json", "help", "unbuffered"],
+    ids=["text", "json", "help", "unbuffered"],
 )
 def test_output_that_is_full_is_said_in_one_line(arguments, unbuffered):
     with Path("/dev/full").open("w") as full:
@@ -268,7 +269,7 @@ def test_output_that_is_full_is_said_in_one_line(arguments, unbuffered):
 
 
 @pytest.mark.parametrize(
-    "arguments", [PLAN, pytest.param([*PLAN, "--json"], marks=pytest.mark.slow)], ids=["table", "json"]
+    "arguments", [DRAW, pytest.param(PLAN, marks=pytest.mark.slow)], ids=["text", "json"]
 )
 def test_a_reader_that_left_causes_no_message(arguments):
     with subprocess.Popen([*PEELSUM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
