@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 from patience import PATIENCE_S
 
-from peelsum.cli.demo.processes import Processes
+from peelsum.cli.demo.command import Processes
 from peelsum.processes.interrupts import SIGNALS, Interrupted, Interruption
 
 DEMO = [sys.executable, "-m", "peelsum.cli", "demo", "--workers", "2", "--steps", "100000"]
