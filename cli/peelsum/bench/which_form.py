@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from peelsum.allreduce import Allreduce, Choice, Form, Settings, TensorPlan
 from peelsum.allreduce.choosing import Chooser
@@ -87,24 +87,30 @@ def simulated(point: Point) -> list[FormTime]:
 
 def _simulated(point: Point, expected: FormTime) -> FormTime:
     """Return the form's predicted time with its simulated one."""
-    exchange_chunks, codec_s, wrong = _in_memory(point, expected.form)
-    workers = max(point.workers, 2)
-    exchanges = [exchange(point.gbps, point.rtt, workers, chunks) for chunks in exchange_chunks]
+    step, workers = _in_memory(point, expected.form), max(point.workers, 2)
+    exchanges = [exchange(point.gbps, point.rtt, workers, chunks) for chunks in step.exchange_chunks]
     network_s, wrong_sums = (sum(column) for column in zip(*exchanges, strict=True))
-    times = 1e3 * (codec_s + network_s), 1e3 * codec_s
-    return FormTime(expected.form, expected.predicted_ms, *times, wrong + int(wrong_sums))
+    times = 1e3 * (step.codec_s + network_s), 1e3 * step.codec_s
+    return FormTime(expected.form, expected.predicted_ms, *times, step.wrong + int(wrong_sums))
 
 
-#: Results of `_run_in_memory`, which do not depend on the links except by the candidate.
-_in_memory_cache: dict[tuple[object, ...], tuple[tuple[int, ...], float, int]] = {}
+class SteadyStep(NamedTuple):
+    """The figures of one worker's steady steps in memory."""
+
+    exchange_chunks: tuple[int, ...]
+    """Chunks of each exchange of the median step, because some steps have a left-over round."""
+    codec_s: float
+    """Least processor seconds of a step, of all threads."""
+    wrong: int
+    """Wrong elements of the last step."""
 
 
-def _in_memory(point: Point, form: Form) -> tuple[tuple[int, ...], float, int]:
-    """Run one worker's steps, or return the cached result of the same steps for other links.
+#: Results of `_run_in_memory`, which depend on the links only by the candidate.
+_in_memory_cache: dict[tuple[object, ...], SteadyStep] = {}
 
-    Return the chunks of each exchange of the median steady step, because some have a left-over round; the
-    least processor seconds of a steady step, of all threads; and the last step's wrong elements.
-    """
+
+def _in_memory(point: Point, form: Form) -> SteadyStep:
+    """Run one worker's steps, or return the cached result of the same steps for other links."""
     way = best_candidate(point, **settings_of(form))
     key = point.elements, point.density, point.support, point.seed, way.choice, way.ahead
     if key not in _in_memory_cache:
@@ -114,8 +120,8 @@ def _in_memory(point: Point, form: Form) -> tuple[tuple[int, ...], float, int]:
     return _in_memory_cache[key]
 
 
-def _run_in_memory(point: Point, form: Form) -> tuple[tuple[int, ...], float, int]:
-    """Do as `_in_memory`, without the cache."""
+def _run_in_memory(point: Point, form: Form) -> SteadyStep:
+    """Run STEPS steps of one worker in this form."""
     backend, times, exchanges = Alone(), [], []
     allreduce = Allreduce(backend, **settings_of(form), network=point.network, seed=point.seed)
     for number in range(STEPS):
@@ -128,7 +134,7 @@ def _run_in_memory(point: Point, form: Form) -> tuple[tuple[int, ...], float, in
         exchanges.append(tuple(chunks))
     wrong = wrong_elements(step["gradient"], [tensor])
     steady = sorted(exchanges[STEADY:], key=lambda chunks: (len(chunks), sum(chunks)))
-    return steady[len(steady) // 2], min(times[STEADY:]), wrong
+    return SteadyStep(steady[len(steady) // 2], min(times[STEADY:]), wrong)
 
 
 @lru_cache(1 << 16)
