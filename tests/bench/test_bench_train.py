@@ -151,7 +151,6 @@ def test_densities_are_of_every_tensor_and_of_all() -> None:
 
 
 def test_a_task_of_ones_own_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.py").write_text("from peelsum.training import make_task\nmade = make_task('ncf')\n")
     (tmp_path / "mine.py").write_text(
         "from peelsum.training import make_task\n\ndef make():\n    return make_task('ncf')\n"
     )
