@@ -1,4 +1,4 @@
-# make setup | demo | test | test-system | test-all | mutants | check | docs | bench | experiments. Packages are installed in .venv alone.
+# make setup | demo | test | test-system | test-all | mutants | check | docs | bench | experiments — everything happens in .venv, from this folder's own files.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
