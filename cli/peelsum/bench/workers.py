@@ -34,7 +34,7 @@ def gather_reports(
                 "machine fewer --workers"
             )
         for worker in silent:
-            if worker.has_line(_POLL_S):
+            if worker.has_line(_POLL_S / len(silent)):
                 report = worker.next_line(0)
                 if report is None:
                     raise ProcessError(f"{worker.name}: ended early; run again, it may have been stopped")
