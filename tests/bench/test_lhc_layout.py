@@ -77,7 +77,7 @@ def test_every_table_that_is_tried_gives_the_exact_values(elements: int, density
     expected = (np.rint(values * 2.0**fixed.scale) * 2.0**-fixed.scale).astype(np.float32)
     variants = lhc_variants(positions.size, smallest_lhc(positions, elements))
     assert published_lhc(positions.size) in variants
-    counts = []
+    leftovers = []
     for layout in variants:
         index = layout.index(values)
         sketch, counts = layout.encode(values, fixed, index)
@@ -88,9 +88,9 @@ def test_every_table_that_is_tried_gives_the_exact_values(elements: int, density
         np.testing.assert_array_equal(out, expected)
         measured = lhc_step(TimedDevice.of("cpu"), layout, values, fixed)
         assert measured.words == layout.words(elements) + missing
-        counts.append(missing)
-    assert max(counts) > 0
-    assert min(counts) == 0 or density == 0.95
+        leftovers.append(missing)
+    assert max(leftovers) > 0
+    assert min(leftovers) == 0 or density == 0.95
 
 
 def test_the_best_is_the_fastest_of_all_runs() -> None:
