@@ -2,16 +2,16 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Seconds between two lines of `make setup` while pip is at work.
+# Seconds between two progress lines of `make setup`.
 BEAT_S ?= 10
 INPUTS := pyproject.toml constraints.txt
 # The tests start hundreds of processes, each of which would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-# A file of tests at a time to each process, the dear ones first (tests/support/suite_order.py).
+# Each process runs one test file at a time, the slowest folders first (tests/support/suite_order.py).
 PYTEST := $(BIN)/pytest -q --maxprocesses 8 --dist loadfile --no-loadscope-reorder -n
-# One process more than processors: many tests wait for others.
-ONE_MORE := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)' 2>/dev/null || echo logical)
+# One process more than there are processors, because many tests wait.
+TEST_PROCESSES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)' 2>/dev/null || echo logical)
 
 .PHONY: setup demo test test-system test-slow test-all test-torch test-trainers gpu mutants check docs format bench experiments clean
 .DEFAULT_GOAL := setup
@@ -22,13 +22,13 @@ demo: $(VENV)/.installed
 	$(BIN)/peelsum demo
 
 test: $(VENV)/.installed
-	$(PYTEST) $(ONE_MORE) -m "not slow and not system"
+	$(PYTEST) $(TEST_PROCESSES) -m "not slow and not system"
 
-# Whole systems of processes: a run of its own, as long as `make test`.
+# Whole systems of processes, which take as long as `make test`.
 test-system: $(VENV)/.installed
 	$(PYTEST) logical -m "system and not slow"
 
-# What neither of them runs.
+# The tests that neither of them runs.
 test-slow: $(VENV)/.installed
 	$(PYTEST) logical -m slow
 
@@ -39,22 +39,22 @@ test-all: $(VENV)/.installed
 mutants: $(VENV)/.installed
 	$(BIN)/python tests/mutation/run.py $(MUTANTS)
 
-# The tests of the PyTorch side with another version of torch, in an environment of its own.
+# tests/torch with another version of torch, in a separate environment.
 TORCH ?= 2.15.0
-OTHER := build/torch-$(TORCH)
+TORCH_VENV := build/torch-$(TORCH)
 test-torch:
-	test -d $(OTHER) || $(PYTHON) -m venv $(OTHER)
-	grep -v '^torch==' constraints.txt > $(OTHER)/constraints.txt
-	$(OTHER)/bin/pip install --quiet -c $(OTHER)/constraints.txt -e '.[dev]' torch==$(TORCH)
-	$(OTHER)/bin/pytest -q -n logical --dist loadfile tests/torch -m "not slow and not system"
-	$(OTHER)/bin/pytest -q tests/cli/test_snippets.py -k "torch.md or traces.md or train-a-model.md"
+	test -d $(TORCH_VENV) || $(PYTHON) -m venv $(TORCH_VENV)
+	grep -v '^torch==' constraints.txt > $(TORCH_VENV)/constraints.txt
+	$(TORCH_VENV)/bin/pip install --quiet -c $(TORCH_VENV)/constraints.txt -e '.[dev]' torch==$(TORCH)
+	$(TORCH_VENV)/bin/pytest -q -n logical --dist loadfile tests/torch -m "not slow and not system"
+	$(TORCH_VENV)/bin/pytest -q tests/cli/test_snippets.py -k "torch.md or traces.md or train-a-model.md"
 
-# The examples of all trainers, with those that `make setup` leaves out, in an environment of its own.
+# The examples of all trainers, with those that `make setup` leaves out, in a separate environment.
 TRAINERS := build/trainers
 test-trainers:
 	test -d $(TRAINERS) || $(PYTHON) -m venv $(TRAINERS)
 	$(TRAINERS)/bin/pip install --quiet -c constraints.txt -e '.[dev]' deepspeed==0.19.8 torchtitan==0.2.2
-	@echo "DeepSpeed compiles an operator if it has none yet: minutes"
+	@echo "DeepSpeed compiles an operator the first time, for minutes"
 	PATH=$(abspath $(TRAINERS)/bin):$$PATH DS_ACCELERATOR=cpu $(TRAINERS)/bin/python -c 'from deepspeed.accelerator import get_accelerator as a; a().create_op_builder("ShareMemCommBuilder").load()'
 	PATH=$(abspath $(TRAINERS)/bin):$$PATH DS_ACCELERATOR=cpu $(TRAINERS)/bin/pytest -q tests/torch/test_trainers.py
 
@@ -66,7 +66,7 @@ gpu: $(VENV)/.installed
 	$(BIN)/python -m benchmarks codec --device cuda --support uniform --elements 131072,1048576,16777216,67108864,134217728 --density 0.001,0.01,0.05,0.2 --out docs/results/gpu
 	$(BIN)/python -m benchmarks train --model ncf,lstm,vgg19,bert --cpu --device cuda --out docs/results/gpu
 
-# What must hold besides the tests: format, lint, types, layers.
+# Format, lint, types, layers.
 check: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -85,7 +85,7 @@ format: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks switch endpoint codec allreduce --again
 
-# The experiments of docs/results/experiments; goes on where an interrupted run ended.
+# The experiments of docs/results/experiments. An interrupted run is continued.
 EXPERIMENTS := $(notdir $(patsubst %/,%,$(wildcard docs/results/experiments/*/)))
 experiments: $(VENV)/.installed
 	$(BIN)/python -m benchmarks $(EXPERIMENTS)

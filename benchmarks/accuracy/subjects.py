@@ -23,14 +23,14 @@ from benchmarks.accuracy.small import SIDE, SmallConvNet, SmallTransformer, grat
 from peelsum.training import Batch, TrainingDataError
 from peelsum.training.lstm import FULL as FULL_LANGUAGE
 from peelsum.training.lstm import LanguageModel
-from peelsum.training.lstm import Size as LanguageSize
+from peelsum.training.lstm import LstmSize as LanguageSize
 from peelsum.training.ncf import FULL as FULL_RATINGS
 from peelsum.training.ncf import NEGATIVES, TASTES, NeuMF, Ratings, movielens, power_law
-from peelsum.training.ncf import Size as RatingsSize
+from peelsum.training.ncf import NcfSize as RatingsSize
 from peelsum.training.text import Text, standard_library, words_in
 from peelsum.training.vgg19 import FULL as FULL_IMAGES
 from peelsum.training.vgg19 import ArrayImages, Images, Vgg19, digits, images_in
-from peelsum.training.vgg19 import Size as ImagesSize
+from peelsum.training.vgg19 import Vgg19Size as ImagesSize
 
 SubjectName = Literal["digits", "images", "ratings", "text", "transformer"]
 SUBJECTS: tuple[SubjectName, ...] = get_args(SubjectName)

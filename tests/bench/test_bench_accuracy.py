@@ -62,7 +62,7 @@ def test_every_example_is_in_one_share(shares: str) -> None:
 
 def test_shares_differ_in_labels_as_they_say() -> None:
     def labels(shares: str) -> float:
-        return float(np.mean([np.unique(LABELS[one]).size for one in divide(LABELS, 4, shares, seed=0)]))
+        return float(np.mean([np.unique(LABELS[share]).size for share in divide(LABELS, 4, shares, seed=0)]))
 
     assert labels("iid") == labels("100") == 10
     assert labels("label") <= 3.5
@@ -97,7 +97,7 @@ def test_methods_are_made_of_names_arguments_and_flags() -> None:
         assert parse(text, 100).compressor == compressor
     assert parse("qsgd", 100, seed=3).compressor == QSGD(4, seed=3)
     assert parse("top-k+qsgd:seed=1", 100, seed=3).compressor == TopK(0.01, seed=1, quantizer=QSGD(seed=3))
-    assert [parse(one, 100).feedback for one in ("qsgd/feedback", "qsgd", "top-k/no-feedback")] == [
+    assert [parse(text, 100).feedback for text in ("qsgd/feedback", "qsgd", "top-k/no-feedback")] == [
         *(True, None, False)
     ]
     assert parse("top-k/momentum", 100).momentum == 0.9
@@ -135,13 +135,13 @@ def test_methods_that_do_not_exist(text: str, error: str) -> None:
 
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_a_subject_is_the_same_for_the_same_seed_and_can_be_measured(name: SubjectName) -> None:
-    one, other, third = make_subject(name), make_subject(name), make_subject(name, seed=1)
-    assert math.isfinite(one.measure())
-    assert one.measure() == other.measure()
-    assert not all(map(torch.equal, one.model.parameters(), third.model.parameters()))
+    subject, same, different = make_subject(name), make_subject(name), make_subject(name, seed=1)
+    assert math.isfinite(subject.measure())
+    assert subject.measure() == same.measure()
+    assert not all(map(torch.equal, subject.model.parameters(), different.model.parameters()))
     rng = np.random.default_rng(0)
-    assert one.model(*one.batch(np.arange(5), rng)).isfinite()
-    assert one.labels.size > 4 * one.batch_size
+    assert subject.model(*subject.batch(np.arange(5), rng)).isfinite()
+    assert subject.labels.size > 4 * subject.batch_size
 
 
 def test_a_run_is_the_same_for_the_same_seed() -> None:
@@ -209,7 +209,7 @@ def test_dense_gradients_take_the_planner_s_fastest_path() -> None:
     for gbps in (0.1, 100.0):
         link = LinkModel(1e-3, gbps)
         path = fastest(finished(compress_s=1.0, elements=100_000), link)
-        rows = costs(Step(100_000, 1.0, 4, link), [one for one in DENSE if one != "dense_switch"])
+        rows = costs(Step(100_000, 1.0, 4, link), [method for method in DENSE if method != "dense_switch"])
         assert path.network_s == pytest.approx(rows[0].seconds)
         assert path.name == rows[0].method.replace("dense_", "float ")
 

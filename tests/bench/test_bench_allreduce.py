@@ -12,7 +12,7 @@ import pytest
 from command_line import peelsum
 
 from peelsum.allreduce import Allreduce, LocalSummation, Part
-from peelsum.bench.allreduce import Case, measure, tensor_of, wrong_elements
+from peelsum.bench.allreduce import Case, measure, worker_tensor, wrong_elements
 from peelsum.wire import packet_bytes
 
 CASES = [
@@ -40,20 +40,20 @@ class Corrupting:
 def measured(case: Case, summations: Sequence[Any], **settings: Any) -> list[dict[str, Any]]:
     options = {"iterations": 2, "warmups": 1} | settings
     with ThreadPoolExecutor(len(summations)) as pool:
-        return list(pool.map(lambda one: measure(one, case, **options), summations))
+        return list(pool.map(lambda summation: measure(summation, case, **options), summations))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_exact_sums_count_no_wrong_element(case: Case) -> None:
-    for one in measured(case, LocalSummation.group(3)):
-        assert one["wrong"] == 0
-        assert one["time_s"] >= one["encode_s"] + one["network_s"] + one["decode_s"] > 0
+    for report in measured(case, LocalSummation.group(3)):
+        assert report["wrong"] == 0
+        assert report["time_s"] >= report["encode_s"] + report["network_s"] + report["decode_s"] > 0
 
 
 def test_one_wrong_bit_is_counted_where_it_arrived() -> None:
     group = LocalSummation.group(2)
     results = measured(CASES[1], [group[0], Corrupting(group[1])], iterations=1)
-    assert [one["wrong"] for one in results] == [0, 1]
+    assert [report["wrong"] for report in results] == [0, 1]
 
 
 @pytest.mark.usefixtures("forked_children")
@@ -76,20 +76,23 @@ def test_rows_over_a_real_switch() -> None:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_density_is_that_of_the_union(workers: int) -> None:
     case = Case(100_000, 0.05, "compact", seed=5)
-    tensors = [tensor_of(case, worker_id, workers) for worker_id in range(workers)]
+    tensors = [worker_tensor(case, worker_id, workers) for worker_id in range(workers)]
     union = np.logical_or.reduce([tensor != 0 for tensor in tensors])
     assert union.mean() == pytest.approx(0.05, rel=0.05)
     assert workers == 1 or all(0 < (tensor != 0).sum() < union.sum() for tensor in tensors)
-    np.testing.assert_array_equal(tensors[0], tensor_of(case, 0, workers))
+    np.testing.assert_array_equal(tensors[0], worker_tensor(case, 0, workers))
 
 
 def test_elements_are_wrong_that_differ_in_the_total_the_value_or_where_all_should_be_zero() -> None:
-    (one,) = LocalSummation.group(1)
-    tensor = tensor_of(CASES[1], 0, 1)
-    result, at = Allreduce(one).sum({"g": tensor})["g"], int(np.flatnonzero(tensor)[0])
+    (summation,) = LocalSummation.group(1)
+    tensor = worker_tensor(CASES[1], 0, 1)
+    result, at = Allreduce(summation).sum({"g": tensor})["g"], int(np.flatnonzero(tensor)[0])
     assert wrong_elements(result, [tensor]) == 0
     assert wrong_elements(result, [tensor, np.eye(1, tensor.size, at, dtype=np.float32)[0]]) == 1
     result.values[at] = np.nextafter(result.values[at], np.float32(9))
     assert wrong_elements(result, [tensor]) == 1
     zeros = np.zeros(9, np.float32)
-    assert wrong_elements(Allreduce(one).sum({"g": zeros})["g"], [zeros, np.eye(9, dtype=np.float32)[4]]) == 1
+    assert (
+        wrong_elements(Allreduce(summation).sum({"g": zeros})["g"], [zeros, np.eye(9, dtype=np.float32)[4]])
+        == 1
+    )

@@ -8,13 +8,13 @@ from peelsum.wire import Batch
 
 
 def test_a_row_for_each_way_has_its_share_of_bare_sockets(capsys: pytest.CaptureFixture[str]) -> None:
-    found = list(measure(32, seconds=0.02))
-    assert [row["way"] for row in found] == ["memory", "sockets", "bare"]
-    bare = found[-1]["packets_per_core_s"]
-    for row in found:
+    rows = list(measure(32, seconds=0.02))
+    assert [row["way"] for row in rows] == ["memory", "sockets", "bare"]
+    bare = rows[-1]["packets_per_core_s"]
+    for row in rows:
         assert row["share_of_bare"] == pytest.approx(row["packets_per_core_s"] / bare, abs=0.001)
-    assert found[0]["packets_per_s"] is None
-    assert all(row["packets_per_s"] > 0 for row in found[1:])
+    assert rows[0]["packets_per_s"] is None
+    assert all(row["packets_per_s"] > 0 for row in rows[1:])
     assert capsys.readouterr() == ("", "")
 
 

@@ -18,10 +18,10 @@ def drawn(workers: int = 3) -> dict[str, list[np.ndarray]]:
 
 def test_errors_are_relative_to_exact_sums() -> None:
     gradients = drawn()
-    found = list(precision.rows_of(gradients))
-    assert [row["tensor"] for row in found] == ["rows"] * 3 + ["all"] * 3
-    assert [row["way"] for row in found[:3]] == ["float32", "one scale", "blocks"]
-    float32, one_scale, blocks = found[:3]
+    rows = list(precision.rows_of(gradients))
+    assert [row["tensor"] for row in rows] == ["rows"] * 3 + ["all"] * 3
+    assert [row["way"] for row in rows[:3]] == ["float32", "one scale", "blocks"]
+    float32, one_scale, blocks = rows[:3]
     arrays = [array.astype(np.longdouble) for array in gradients["rows"]]
     exact = arrays[0] + arrays[1] + arrays[2]
     in_sequence = np.float32(np.float32(gradients["rows"][0] + gradients["rows"][1]) + gradients["rows"][2])
@@ -38,10 +38,10 @@ def test_errors_are_relative_to_exact_sums() -> None:
 
 
 def test_gradients_are_those_of_every_worker_at_the_steps_asked_for() -> None:
-    found = dict(precision.gradients_of("ncf", (0, 2), 2))
-    assert list(found) == [0, 2]
-    for gradients in found.values():
+    by_step = dict(precision.gradients_of("ncf", (0, 2), 2))
+    assert list(by_step) == [0, 2]
+    for gradients in by_step.values():
         assert all(len(arrays) == 2 for arrays in gradients.values())
         first, second = gradients["perceptron.0.weight"]
         assert (first != second).any()
-    assert (found[0]["score.weight"][0] != found[2]["score.weight"][0]).any()
+    assert (by_step[0]["score.weight"][0] != by_step[2]["score.weight"][0]).any()

@@ -88,7 +88,7 @@ def test_cpu_time_of_every_backend_is_compared_with_gloo_s() -> None:
 def test_gloo_runs_over_links_of_the_rate() -> None:
     try:
         with ShapedLan(2) as lan:
-            rows = list(bench.by_gloo(OPTIONS | STEPS, 2, (0.02, 1.0), lan))
+            rows = list(bench._measure_gloo(OPTIONS | STEPS, 2, (0.02, 1.0), lan))
     except TopologyError as error:
         pytest.skip(str(error))
     assert [(row["path"], row["gbps"]) for row in rows] == [
@@ -124,12 +124,12 @@ def test_ctrl_c_ends_all_that_it_started(tmp_path: Path) -> None:
 
 def started_from(folder: Path) -> list[str]:
     """Processes whose temporary files are there."""
-    found = []
+    pids = []
     for environ in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):  # ended meanwhile, or somebody else's
             if f"TMPDIR={folder}".encode() in environ.read_bytes().split(b"\0"):
-                found.append(environ.parent.name)
-    return found
+                pids.append(environ.parent.name)
+    return pids
 
 
 @pytest.mark.system
@@ -143,21 +143,20 @@ def test_the_worker_that_failed_is_named(tmp_path: Path) -> None:
 def test_densities_are_of_every_tensor_and_of_all() -> None:
     result = benchmarks("densities", "--model", "ncf", "--json")
     assert result.returncode == 0, result.stderr
-    found = {one["tensor"]: one for one in json.loads(result.stdout)}
-    assert {"users.weight", "perceptron.0.weight", "all"} < found.keys()
-    assert found["all"]["elements"] == sum(one["elements"] for one in found.values()) / 2
-    for one in found.values():
-        assert 0 < one["union_2"] <= one["union_4"] <= one["union_8"] <= 1
+    rows = {row["tensor"]: row for row in json.loads(result.stdout)}
+    assert {"users.weight", "perceptron.0.weight", "all"} < rows.keys()
+    assert rows["all"]["elements"] == sum(row["elements"] for row in rows.values()) / 2
+    for row in rows.values():
+        assert 0 < row["union_2"] <= row["union_4"] <= row["union_8"] <= 1
 
 
 def test_a_task_of_ones_own_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.py").write_text("from peelsum.training import make_task\nmade = make_task('ncf')\n")
     (tmp_path / "mine.py").write_text(
         "from peelsum.training import make_task\n\ndef make():\n    return make_task('ncf')\n"
     )
     monkeypatch.chdir(tmp_path)
-    own, ours = (make_task(name, seed=3).model.state_dict() for name in ("mine:make", "ncf"))
-    assert own.keys() == ours.keys()
+    task, expected = (make_task(name, seed=3).model.state_dict() for name in ("mine:make", "ncf"))
+    assert task.keys() == expected.keys()
     with pytest.raises(TrainingDataError, match="--model: 'mine:other' cannot be imported"):
         check_model("mine:other")
 

@@ -35,9 +35,9 @@ def test_no_other_filter_has_fewer_bits(density: float, cells: float) -> None:
 @pytest.mark.parametrize("hashes", [1, 3, 6])
 def test_a_filter_passes_its_positions_and_few_others(hashes: int) -> None:
     positions = support(0.02)
-    found = passing(positions, N, filter_words(positions.size, hashes), hashes)
-    assert np.isin(positions, found).all()
-    others = (found.size - positions.size) / (N - positions.size)
+    passed = passing(positions, N, filter_words(positions.size, hashes), hashes)
+    assert np.isin(positions, passed).all()
+    others = (passed.size - positions.size) / (N - positions.size)
     assert others == pytest.approx(0.5**hashes, rel=0.1)
 
 

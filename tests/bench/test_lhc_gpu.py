@@ -57,9 +57,9 @@ def test_recovers_what_parallel_peeling_recovers(
 ) -> None:
     values, positions = tensor("uniform", 6001, 0.3, 2)
     layout = LhcLayout(rows, seed=7, index_bits=index_bits)
-    left = layout.peeled(positions).left
-    assert (left > 0) == (rows < 60)
-    assert lhc_step(cuda, layout, values, FIXED).left == left
+    left_over = layout.peeled(positions).left
+    assert (left_over > 0) == (rows < 60)
+    assert lhc_step(cuda, layout, values, FIXED).left == left_over
 
 
 @pytest.mark.slow
@@ -73,11 +73,11 @@ def test_peeling_does_not_depend_on_the_order_of_programs() -> None:
             with shuffled(order):
                 there, index = on_device(values), lhc.index(on_device(values))
                 sketch, counts = lhc.encode(there, FIXED, index)
-                out, left = lhc.decode(sketch, counts, index, FIXED, len(values))
-            assert left == layout.peeled(positions).left
-            assert (left > 0) == (rows == 5)
+                out, left_over = lhc.decode(sketch, counts, index, FIXED, len(values))
+            assert left_over == layout.peeled(positions).left
+            assert (left_over > 0) == (rows == 5)
             ends.append(bits(out).tolist())
-        assert all(one == ends[0] for one in ends)
+        assert all(end == ends[0] for end in ends)
 
 
 def test_decodes_the_exact_sum_of_workers() -> None:
@@ -87,9 +87,9 @@ def test_decodes_the_exact_sum_of_workers() -> None:
     index = torch.stack([lhc.index(on_device(values)) for values in tensors]).sum(0, dtype=torch.int32)
     encoded = [lhc.encode(on_device(values), fixed, index) for values in tensors]
     total = torch.stack([sketch for sketch, _ in encoded]).sum(0, dtype=torch.int32)
-    out, left = lhc.decode(total, encoded[0][1], index, fixed, 5000)
+    out, left_over = lhc.decode(total, encoded[0][1], index, fixed, 5000)
     exact = sum(np.rint(values.astype(np.float64) * 2.0**fixed.scale) for values in tensors)
-    assert left == 0
+    assert left_over == 0
     assert out.device.type == DEVICE.type
     np.testing.assert_array_equal(out.cpu().numpy(), (exact * 2.0**-fixed.scale).astype(np.float32))
 

@@ -47,8 +47,8 @@ def test_decodes_the_exact_sum_of_workers(elements: int, density: float, index_b
     sketches = [layout.encode(values, fixed, index) for values in tensors]
     total = sum(sketch for sketch, _ in sketches)
     exact = sum(np.rint(values.astype(np.float64) * 2.0**fixed.scale) for values in tensors)
-    out, left = layout.decode(total, sketches[0][1], index, fixed, elements)
-    assert left == 0
+    out, left_over = layout.decode(total, sketches[0][1], index, fixed, elements)
+    assert left_over == 0
     np.testing.assert_array_equal(out, (exact * 2.0**-fixed.scale).astype(np.float32))
 
 
@@ -64,9 +64,9 @@ def test_index_counts_workers_and_overflows_at_sixteen() -> None:
 def test_what_is_left_over_is_what_parallel_peeling_leaves(rows: int) -> None:
     values, fixed = drawn(200_000, 0.2, 1)
     layout = LhcLayout(rows, seed=3)
-    left = layout.peeled(np.flatnonzero(values)).left
-    assert lhc_step(TimedDevice.of("cpu"), layout, values, fixed).left == left
-    assert (left > 0) == (rows < 400)
+    left_over = layout.peeled(np.flatnonzero(values)).left
+    assert lhc_step(TimedDevice.of("cpu"), layout, values, fixed).left == left_over
+    assert (left_over > 0) == (rows < 400)
 
 
 @pytest.mark.parametrize("elements", [5003, 60_000])
@@ -74,10 +74,10 @@ def test_what_is_left_over_is_what_parallel_peeling_leaves(rows: int) -> None:
 def test_every_table_that_is_tried_gives_the_exact_values(elements: int, density: float) -> None:
     values, fixed = drawn(elements, density, 6)
     positions = np.flatnonzero(values)
-    wanted = (np.rint(values * 2.0**fixed.scale) * 2.0**-fixed.scale).astype(np.float32)
+    expected = (np.rint(values * 2.0**fixed.scale) * 2.0**-fixed.scale).astype(np.float32)
     variants = lhc_variants(positions.size, smallest_lhc(positions, elements))
     assert published_lhc(positions.size) in variants
-    left = []
+    leftovers = []
     for layout in variants:
         index = layout.index(values)
         sketch, counts = layout.encode(values, fixed, index)
@@ -85,12 +85,12 @@ def test_every_table_that_is_tried_gives_the_exact_values(elements: int, density
         at, integers = layout.left_over(values, fixed, index)
         assert len(at) == missing == layout.peeled(positions).left
         layout.complete(out, at, integers, fixed)
-        np.testing.assert_array_equal(out, wanted)
+        np.testing.assert_array_equal(out, expected)
         measured = lhc_step(TimedDevice.of("cpu"), layout, values, fixed)
         assert measured.words == layout.words(elements) + missing
-        left.append(missing)
-    assert max(left) > 0
-    assert min(left) == 0 or density == 0.95
+        leftovers.append(missing)
+    assert max(leftovers) > 0
+    assert min(leftovers) == 0 or density == 0.95
 
 
 def test_the_best_is_the_fastest_of_all_runs() -> None:
@@ -140,9 +140,9 @@ def test_a_wrong_element_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = LhcLayout.decode
 
     def spoilt(*arguments: object) -> object:
-        out, left = honest(*arguments)  # type: ignore[arg-type]
+        out, left_over = honest(*arguments)  # type: ignore[arg-type]
         out[777] += 1
-        return out, left
+        return out, left_over
 
     values, fixed = drawn(2048, 0.1, 4)
     monkeypatch.setattr(LhcLayout, "decode", spoilt)

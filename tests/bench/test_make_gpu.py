@@ -21,14 +21,16 @@ def commands() -> list[list[str]]:
 
 
 def named_tests() -> list[Path]:
-    (command,) = (one for one in commands() if one[0].endswith("pytest"))
-    return [ROOT / one for one in command[1:] if one.endswith(".py")]
+    (command,) = (command for command in commands() if command[0].endswith("pytest"))
+    return [ROOT / word for word in command[1:] if word.endswith(".py")]
 
 
 def test_every_file_has_tests() -> None:
     for path in named_tests():
-        found = ast.parse(path.read_text()).body
-        assert any(isinstance(one, ast.FunctionDef) and one.name.startswith("test_") for one in found), path
+        functions = [
+            node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)
+        ]
+        assert any(name.startswith("test_") for name in functions), path
 
 
 def test_every_test_of_a_device_is_among_them() -> None:
@@ -38,9 +40,9 @@ def test_every_test_of_a_device_is_among_them() -> None:
 
 
 def test_the_benchmarks_take_the_options_that_they_are_given() -> None:
-    found = [words[3:] for words in commands() if words[1:3] == ["-m", "benchmarks"]]
-    assert len(found) == 3
-    for words in found:
+    arguments = [words[3:] for words in commands() if words[1:3] == ["-m", "benchmarks"]]
+    assert len(arguments) == 3
+    for words in arguments:
         options, others = _parser().parse_known_args(words)
         given = _given(others)
         assert len(_run(options.names[0], options, given).given) == len(given)

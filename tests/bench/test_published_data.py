@@ -17,9 +17,9 @@ if find_spec("sklearn") is None:  # its import takes seconds, of every process t
 from benchmarks.accuracy import subjects
 from benchmarks.accuracy.subjects import PUBLISHED, make_subject
 from peelsum.training import TrainingDataError
-from peelsum.training.lstm import Size as LanguageSize
-from peelsum.training.ncf import Size as RatingsSize
-from peelsum.training.vgg19 import Size as ImagesSize
+from peelsum.training.lstm import LstmSize as LanguageSize
+from peelsum.training.ncf import NcfSize as RatingsSize
+from peelsum.training.vgg19 import Vgg19Size as ImagesSize
 
 
 @pytest.fixture(autouse=True)

@@ -24,9 +24,9 @@ def workers_tensors(workers: int) -> list[bench.Floats]:
 
 
 def test_every_way_is_measured(rows: dict[int, list[dict[str, Any]]]) -> None:
-    for found in rows.values():
-        assert [row["way"] for row in found] == WAYS
-        for row in found:
+    for measured in rows.values():
+        assert [row["way"] for row in measured] == WAYS
+        for row in measured:
             assert row["arithmetic"] == ("int32" if row["way"] in bench.OURS else "float32")
             assert row["combine_ms"] > 0
             assert row["way"] == "float32" or min(row["encode_ms"], row["decode_ms"]) > 0
@@ -36,15 +36,15 @@ def test_sizes_are_those_of_the_tensors(rows: dict[int, list[dict[str, Any]]]) -
     for workers in WORKERS:
         sizes = {row["way"]: (row["bytes_sent"], row["bytes_received"]) for row in rows[workers]}
         used = [values != 0 for values in workers_tensors(workers)]
-        own, union = np.count_nonzero(used[0]), np.count_nonzero(np.any(used, axis=0))
+        nonzeros, union = np.count_nonzero(used[0]), np.count_nonzero(np.any(used, axis=0))
         assert sizes["float32"] == (4 * N, 4 * N)
-        assert sizes["torch.sparse_coo"] == (12 * own, 12 * union)
+        assert sizes["torch.sparse_coo"] == (12 * nonzeros, 12 * union)
         scales = 4 * N // 256  # blocks of 256 elements: the smallest with at most a word for 32 others
         assert sizes["compact"] == 2 * (N // 8 + 4 * 1 + scales + 4 * union,)
         assert sizes["auto"][0] <= sizes["compact"][0] < sizes["sketch"][0]
         for way in ("zstd level 1", "zstd level 3", "lz4"):
             sent, received = sizes[way]
-            assert 4 * own < sent < received < 4 * N
+            assert 4 * nonzeros < sent < received < 4 * N
 
 
 def test_the_exact_ways_give_the_sum_of_integers() -> None:

@@ -14,7 +14,6 @@ from peelsum.allreduce.plan import FORMS
 from peelsum.bench import which_form
 from peelsum.bench.alone import Alone
 from peelsum.bench.point import Point
-from peelsum.bench.which_form import WINDOW
 
 POINT = Point(elements=1 << 14, density=0.02, gbps=0.1, rtt=5e-3, workers=2)
 
@@ -23,9 +22,11 @@ POINT = Point(elements=1 << 14, density=0.02, gbps=0.1, rtt=5e-3, workers=2)
 def test_long_exchanges_take_as_long_as_if_all_of_them_were_simulated(
     gbps: float, rtt: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chunks = 7 * WINDOW + 77
+    monkeypatch.setattr(which_form, "WINDOW", 128)
+    chunks = 7 * 128 + 77
+    which_form.exchange.cache_clear()
     extended = which_form.exchange(gbps, rtt, 2, chunks)
-    monkeypatch.setattr(which_form, "_SIMULATED", 100)
+    monkeypatch.setattr(which_form, "_SIMULATED_WINDOWS", 100)
     which_form.exchange.cache_clear()
     whole = which_form.exchange(gbps, rtt, 2, chunks)
     which_form.exchange.cache_clear()
@@ -34,21 +35,21 @@ def test_long_exchanges_take_as_long_as_if_all_of_them_were_simulated(
 
 
 def test_a_simulated_step_is_exact_and_takes_its_codec_its_words_and_its_round_trips() -> None:
-    found = which_form.simulated(POINT)
-    assert [one.form for one in found] == list(FORMS)
-    for one in found:
-        assert one.wrong == 0
-        assert one.ms - one.codec_ms > 1e3 * POINT.rtt
-        assert one.codec_ms > 0
-        assert one.predicted_ms > 0
-    dense = found[0]
+    forms = which_form.simulated(POINT)
+    assert [form.form for form in forms] == list(FORMS)
+    for form in forms:
+        assert form.wrong == 0
+        assert form.ms - form.codec_ms > 1e3 * POINT.rtt
+        assert form.codec_ms > 0
+        assert form.predicted_ms > 0
+    dense = forms[0]
     assert dense.ms - dense.codec_ms > 1e3 * POINT.rtt + 1e3 * 32 * POINT.elements / (POINT.gbps * 1e9)
 
 
 def test_other_links_change_no_step_in_memory_unless_they_change_the_index() -> None:
     near = which_form.simulated(POINT)
     far = which_form.simulated(replace(POINT, rtt=8e-3))
-    assert [one.codec_ms for one in far] == [one.codec_ms for one in near]
+    assert [form.codec_ms for form in far] == [form.codec_ms for form in near]
     assert all(there.ms > here.ms + 2.9 for here, there in zip(near, far, strict=True))
 
 
@@ -73,11 +74,11 @@ def test_the_automatic_form_is_that_of_an_allreduce(point: Point) -> None:
 @pytest.mark.usefixtures("forked_children")
 def test_a_step_over_links_is_exact_and_no_quicker_than_they_are() -> None:
     points = [Point(5000, density, gbps=0.1, rtt=20e-3, workers=2) for density in (0.01, 0.1)]
-    found = list(over_links(points))
-    assert [point for point, _ in found] == points
-    for _, forms in found:
-        assert [one.form for one in forms] == list(FORMS)
-        assert all(one.wrong == 0 and one.ms >= 20 and one.codec_ms > 0 for one in forms)
+    measured = list(over_links(points))
+    assert [point for point, _ in measured] == points
+    for _, forms in measured:
+        assert [form.form for form in forms] == list(FORMS)
+        assert all(form.wrong == 0 and form.ms >= 20 and form.codec_ms > 0 for form in forms)
         assert forms[1].ms >= 2 * 20, "compact values follow the header"
 
 

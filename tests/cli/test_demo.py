@@ -116,10 +116,10 @@ def test_killed_demo_takes_its_processes_along(endless):
     assert not alive
 
 
-def test_steps_are_told_without_a_terminal():
-    told, reports = [], SimpleNamespace(gather_reports=lambda: [{"loss": 1.0}])
-    command._follow(reports, 2, Progress(disable=True), "training, dense", told.append)
-    assert told == ["training, dense: 0 s, step 1 of 2", "training, dense: 0 s, step 2 of 2"]
+def test_steps_are_reported_without_a_terminal():
+    lines, reports = [], SimpleNamespace(gather_reports=lambda: [{"loss": 1.0}])
+    command._follow(reports, 2, Progress(disable=True), "training, dense", lines.append)
+    assert lines == ["training, dense: 0 s, step 1 of 2", "training, dense: 0 s, step 2 of 2"]
 
 
 def test_missing_torch_is_named(monkeypatch):

@@ -13,7 +13,7 @@ import torch.distributed
 from patience import PATIENCE_S
 
 from peelsum.allreduce import Allreduce, LocalSummation
-from peelsum.cli.demo import command, processes
+from peelsum.cli.demo import command
 from peelsum.cli.demo.worker import GlooCheck, GlooError, InexactSumError
 from peelsum.processes import Child, ProcessError
 from peelsum.processes.interrupts import Interruption
@@ -86,7 +86,7 @@ def test_a_wrong_sum_ends_the_demo(monkeypatch, capsys):
             return Child(name, [sys.executable, "-c", ONE_BIT_WRONG, *arguments], **more)
         return Child(name, [sys.executable, "-m", "peelsum.cli", *arguments], **more)
 
-    monkeypatch.setattr(processes.Child, "peelsum", start)
+    monkeypatch.setattr(command.Child, "peelsum", start)
     with pytest.raises(SystemExit) as ended:
         command.command(workers=2, steps=3, form="sketch", loss=0.0, seed=0, json=True)
     assert ended.value.code == 2
@@ -107,9 +107,9 @@ def test_a_worker_stopped_while_starting_is_named(monkeypatch):
         assert hands._workers[0].has_line(PATIENCE_S)
         return Star(*arguments, **settings)
 
-    monkeypatch.setattr(processes, "Star", star_behind_a_stopped_worker)
+    monkeypatch.setattr(command, "Star", star_behind_a_stopped_worker)
     expected = r"^worker 1: no answer within 4 s; check whether it is stopped, or give this machine fewer"
     with ExitStack() as stack:
-        hands = processes.Processes(stack, Interruption(), 4.0)
+        hands = command.Processes(stack, Interruption(), 4.0)
         with pytest.raises(ProcessError, match=expected):
-            hands.start(processes.DemoSettings(workers=2, steps=3))
+            hands.start(command.DemoSettings(workers=2, steps=3))

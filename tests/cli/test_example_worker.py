@@ -77,7 +77,7 @@ def test_workers_that_start_again_under_an_old_generation(file):
     with Star(2) as star:
         places = [(seat.worker_id, f"{seat.switch_host}:{seat.switch_port}") for seat in star.seats]
         first, again = (
-            [said(one) for one in [started(path, *place) for place in places]]
+            [said(worker) for worker in [started(path, *place) for place in places]]
             for timeout_s in (PATIENCE_S, 5.0)
             for path in [file(json.dumps(star.seats[0].admission | {"timeout_s": timeout_s}))]
         )

@@ -58,7 +58,7 @@ def test_a_demo_adds_up_what_workers_report(monkeypatch, capsys):
     values = json.loads(capsys.readouterr().out)
     assert (values["exact"], values["tensors_checked"]) == (True, 56)
     sparse, dense = values["sparse"], values["dense"]
-    assert [one["wire_bytes_per_worker"] for one in (sparse, dense)] == [
+    assert [costs["wire_bytes_per_worker"] for costs in (sparse, dense)] == [
         packets * (42 + 16 + 4 * 256) for packets in (10, 40)
     ]
     assert (sparse["resends"], dense["resends"]) == (2, 4)
@@ -74,12 +74,12 @@ def test_the_tables_of_a_demo_fit_a_terminal_and_tell_of_the_sketch(monkeypatch,
     played(monkeypatch, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    told = dict(line.split(maxsplit=1) for line in map(str.strip, lines) if " " in line)
-    assert told["sketches"] == "520 cells for 400 candidates, 1.30 each"
-    assert told["peeled"] == "99.50%, left over 2"
-    assert told["words"] == "1.10 times the lower bound"
-    assert told["exact"] == "all 56 sums equal gloo's, bit for bit"
-    assert told["ratio"].split() == ["1", ":", "4.0"] * 2
+    facts = dict(line.split(maxsplit=1) for line in map(str.strip, lines) if " " in line)
+    assert facts["sketches"] == "520 cells for 400 candidates, 1.30 each"
+    assert facts["peeled"] == "99.50%, left over 2"
+    assert facts["words"] == "1.10 times the lower bound"
+    assert facts["exact"] == "all 56 sums equal gloo's, bit for bit"
+    assert facts["ratio"].split() == ["1", ":", "4.0"] * 2
 
 
 def row_of(kind, **changes):

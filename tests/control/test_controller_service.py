@@ -142,7 +142,7 @@ def findings(at):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("job", "evict", "3", "--controller", "9564"), "9564: give the controller as host:port"),
+        (("job", "evict", "3", "--controller", "9564"), "--controller: 9564: give the controller as"),
         (("job", "evict", "3", "--token", "t"), "--token: t: applies to --controller only; give that too"),
         (("job", "admit", "j", "--hold", "--controller", "h:1"), "--hold: a controller holds the job itself"),
         (("job", "admit", "no.toml", "--controller", "h:1"), "no.toml: No such file or directory; give the"),

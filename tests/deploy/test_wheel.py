@@ -62,15 +62,15 @@ def test_an_index_would_take_both(built):
 def test_both_are_whole(built):
     """The wheel has every file of the packages. The sdist can be built, tested and read like a checkout."""
     wheel, sdist = built
-    wanted = {
+    expected = {
         f"{there}/{path.relative_to(ROOT / here)}"
         for here, there in [*((path, "peelsum") for path in PACKAGES), *BESIDE.items()]
         for path in (ROOT / here).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert len(wanted) > 300
+    assert len(expected) > 300
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert packed == wanted
+    assert packed == expected
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {

@@ -18,22 +18,22 @@ CODE = ("code", "pre", "script", "style", "noscript")
 
 def defects(page: Path) -> list[str]:
     """Return what is wrong with a page of the built site."""
-    site, found = BeautifulSoup(page.read_text(), "html.parser"), []
+    site, problems = BeautifulSoup(page.read_text(), "html.parser"), []
     for element in site.select(
         "img, script[src], link[rel~=stylesheet], link[rel~=preload], link[rel~=icon]"
     ):
         place = element.get("src") or element.get("href", "")
         if re.match(r"(https?:)?//", place):
-            found.append(f"elsewhere: {place}")
+            problems.append(f"elsewhere: {place}")
         elif element.name == "img" and not place.startswith("data:") and not (page.parent / place).exists():
-            found.append(f"picture: {place}")
-    found += [f"markup: {code.text.strip()[:80]}" for code in site("pre") if DIAGRAM.match(code.text)]
+            problems.append(f"picture: {place}")
+    problems += [f"markup: {code.text.strip()[:80]}" for code in site("pre") if DIAGRAM.match(code.text)]
     for paragraph in site.select("article p:has(+ ol), article p:has(+ ul)"):
         if re.search(r"[\w,(]$", text := paragraph.text.strip()):
-            found.append(f"list in mid-sentence: {text[-40:]}")
+            problems.append(f"list in mid-sentence: {text[-40:]}")
     for code in site(CODE):
         code.decompose()
-    return found + [f"markup: {text[:80]}" for text in site.stripped_strings if RAW.search(text)]
+    return problems + [f"markup: {text[:80]}" for text in site.stripped_strings if RAW.search(text)]
 
 
 GOOD = """<h1>Title</h1><p>Pictures, <code>`code`</code> and a list, 2**3:</p><ol><li>one</li></ol>
@@ -60,8 +60,8 @@ GOOD = """<h1>Title</h1><p>Pictures, <code>`code`</code> and a list, 2**3:</p><o
 def test_a_defect_is_seen(tmp_path, body, defect):
     page = tmp_path / "page.html"
     page.write_text(f"<!doctype html><meta charset=utf-8><body><article>{GOOD}{body}</article>")
-    found = defects(page)
-    assert found[0].startswith(defect) if defect else found == []
+    problems = defects(page)
+    assert problems[0].startswith(defect) if defect else problems == []
 
 
 @pytest.mark.system
@@ -71,5 +71,5 @@ def test_every_page_is_complete(tmp_path):
     subprocess.run(build, cwd=ROOT, check=True)
     pages = sorted(tmp_path.rglob("*.html"))
     assert len(pages) > 100
-    found = {page.relative_to(tmp_path).as_posix(): defects(page) for page in pages}
-    assert {page: seen for page, seen in found.items() if seen} == {}
+    by_page = {page.relative_to(tmp_path).as_posix(): defects(page) for page in pages}
+    assert {page: problems for page, problems in by_page.items() if problems} == {}

@@ -21,15 +21,15 @@ DEBIANS = "3.11.2"
 FETCHERS = re.compile(r"\b(curl|wget|git|ADD|npm|cargo|apt-key|add-apt-repository)\b")
 
 
-def extras_with_torch(found=frozenset({"torch"})):
+def extras_with_torch(extras=frozenset({"torch"})):
     """Return the extras that install torch, themselves or through another; `gpu` needs another index."""
     needs = {name: " ".join(each) for name, each in EXTRAS.items()}
-    more = found | {
+    more = extras | {
         name
         for name, each in needs.items()
-        if found & set(re.findall(r"\w+", " ".join(re.findall(r"\[.*?\]", each))))
+        if extras & set(re.findall(r"\w+", " ".join(re.findall(r"\[.*?\]", each))))
     }
-    return found - {"gpu"} if more == found else extras_with_torch(more)
+    return extras - {"gpu"} if more == extras else extras_with_torch(more)
 
 
 NAMED = re.compile(rf"pip install [^`\n]*\[([a-z]+,)*({'|'.join(sorted(extras_with_torch()))})[],]")
@@ -60,29 +60,29 @@ def test_every_pinned_version_takes_debian_s_python():
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if not line.startswith("#")
     ]
-    wanted, checked = {}, 0
-    for one in pinned:
+    refusals, checked = {}, 0
+    for package in pinned:
         try:
-            found = metadata(one.name)
+            installed = metadata(package.name)
         except PackageNotFoundError:
             continue
-        if not one.specifier.contains(found["Version"], prereleases=True):
+        if not package.specifier.contains(installed["Version"], prereleases=True):
             continue  # this environment was not made from the constraints
         checked += 1
-        if not SpecifierSet(found.get("Requires-Python") or "").contains(DEBIANS):
-            wanted[one.name] = found["Requires-Python"]
-    assert wanted == {}
+        if not SpecifierSet(installed.get("Requires-Python") or "").contains(DEBIANS):
+            refusals[package.name] = installed["Requires-Python"]
+    assert refusals == {}
     assert checked > 50
 
 
 def test_the_container_file_is_one_that_engines_read_and_takes_packages_by_apt_and_pip():
     lines = (ROOT / "Containerfile").read_text().splitlines()
     text = "\n".join(line for line in lines if not line.startswith("#")).replace("\\\n", " ")
-    found = [line.split(maxsplit=1) for line in text.splitlines() if line]
-    assert found[0] == ["FROM", "docker.io/library/debian:bookworm-slim"]
-    assert {word for word, _ in found} == {"FROM", "RUN", "COPY", "ENV", "WORKDIR", "CMD"}
-    assert [json.loads(rest) for word, rest in found if word == "CMD"] == [["peelsum", "demo"]]
-    for word, rest in found:
+    instructions = [line.split(maxsplit=1) for line in text.splitlines() if line]
+    assert instructions[0] == ["FROM", "docker.io/library/debian:bookworm-slim"]
+    assert {word for word, _ in instructions} == {"FROM", "RUN", "COPY", "ENV", "WORKDIR", "CMD"}
+    assert [json.loads(rest) for word, rest in instructions if word == "CMD"] == [["peelsum", "demo"]]
+    for word, rest in instructions:
         if word == "RUN":
             assert subprocess.run(["sh", "-n", "-c", rest], check=False).returncode == 0
         assert not FETCHERS.search(rest)

@@ -28,18 +28,14 @@ Cell = str | float | Sequence[float]
 Row = dict[str, Any]
 Rows = Callable[[], Iterable[Sequence[Cell]]]
 
-#: By page and begin of a table's heading: what its rows hold, made from the committed rows.
+#: By page and beginning of a table's heading: the cells of its rows, made from the committed rows.
 TABLES: dict[tuple[str, str], Rows] = {}
 #: Tables that other tests compare, and one without figures.
-ELSEWHERE = {
-    ("training.md", "condition"): "",
-    ("gpu.md", "what | on an H100"): "",
-    ("codec.md", "form | aim"): "",
-}
+ELSEWHERE = {("training.md", "condition"), ("gpu.md", "what | on an H100"), ("codec.md", "form | aim")}
 
 
-def rows_of(page: str, heading: str) -> Callable[[Rows], Rows]:
-    """Register the rows of a table."""
+def table_of(page: str, heading: str) -> Callable[[Rows], Rows]:
+    """Register the function that yields a table's cells."""
 
     def register(rows: Rows) -> Rows:
         TABLES[page, heading] = rows
@@ -50,6 +46,22 @@ def rows_of(page: str, heading: str) -> Callable[[Rows], Rows]:
 
 def committed(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def select(name: str, **where: Any) -> list[Row]:
+    """Return the rows of a file with these values."""
+    return [row for row in committed(name) if where.items() <= row.items()]
+
+
+def only(name: str, **where: Any) -> Row:
+    (row,) = select(name, **where)
+    return row
+
+
+def figures(row: Row, columns: str) -> list[Cell]:
+    """Return a row's values of columns such as `lanes` and `100*density`, which are separated by spaces."""
+    parts = [column.rpartition("*") for column in columns.split()]
+    return [float(factor) * row[name] if factor else row[name] for factor, _, name in parts]
 
 
 def tables(page: Path) -> Iterator[tuple[str, list[list[str]]]]:
@@ -63,44 +75,41 @@ def tables(page: Path) -> Iterator[tuple[str, list[list[str]]]]:
         )
 
 
-def shows(cell: str, wanted: Cell) -> bool:
+def shows(cell: str, expected: Cell) -> bool:
     """Return whether a cell has a text, or figures rounded to as many digits as it prints."""
-    if isinstance(wanted, str):
-        return wanted in ("", cell)
+    if isinstance(expected, str):
+        return expected in ("", cell)
     printed = re.findall(r"-?\d[\d,]*(?:\.\d+)?", cell)
-    figures = [wanted] if isinstance(wanted, int | float) else list(wanted)
-    if len(printed) != len(figures):
-        return False
-    return all(
-        abs(float(text.replace(",", "")) - figure) <= 0.5 * 10.0 ** -len(text.partition(".")[2]) + 1e-9
-        for text, figure in zip(printed, figures, strict=True)
+    values = [expected] if isinstance(expected, int | float) else list(expected)
+    return len(printed) == len(values) and all(
+        abs(float(text.replace(",", "")) - value) <= 0.5 * 10.0 ** -len(text.partition(".")[2]) + 1e-9
+        for text, value in zip(printed, values, strict=True)
     )
 
 
 def _switch(name: str, key: str) -> Iterator[Sequence[Cell]]:
     for row in committed(name):
         assert row["bmv2"] == "measured"
-        latency = (row["latency_p50_us"], row["latency_p99_us"], row["latency_to_bmv2"])
-        yield row["target"], row["ports"], row[key], row["packets_per_s"], row["rate_to_bmv2"], *latency
+        latencies = "latency_p50_us latency_p99_us latency_to_bmv2"
+        yield figures(row, f"target ports {key} packets_per_s rate_to_bmv2 {latencies}")
 
 
-rows_of("performance.md", "target | ports | lanes")(lambda: _switch("switch", "lanes"))
-rows_of("performance.md", "target | ports | workers")(lambda: _switch("ports", "workers"))
+table_of("performance.md", "target | ports | lanes")(lambda: _switch("switch", "lanes"))
+table_of("performance.md", "target | ports | workers")(lambda: _switch("ports", "workers"))
 
 
-@rows_of("performance.md", "ports | lanes | workers")
+@table_of("performance.md", "ports | lanes | workers")
 def interfaces() -> Iterator[Sequence[Cell]]:
-    names = ("packets_per_s", "rate_to_bmv2", "latency_p50_us", "latency_p99_us", "packets_per_cpu_s")
-    rows = {
-        (row["target"], row["ports"], row["lanes"], row["workers"]): row for row in committed("interfaces")
-    }
-    for (target, *where), row in rows.items():
-        if target == "embedded" and row["ports"] != "udp":
-            share = row["packets_per_cpu_s"] / rows["forwarder", *where]["packets_per_cpu_s"]
-            yield *where, *(row[name] for name in names), share
+    names = "packets_per_s rate_to_bmv2 latency_p50_us latency_p99_us packets_per_cpu_s"
+    for row in select("interfaces", target="embedded"):
+        if row["ports"] != "udp":
+            where = {name: row[name] for name in ("ports", "lanes", "workers")}
+            forwarder = only("interfaces", target="forwarder", **where)
+            share = row["packets_per_cpu_s"] / forwarder["packets_per_cpu_s"]
+            yield *where.values(), *figures(row, names), share
 
 
-@rows_of("performance.md", "what | lanes")
+@table_of("performance.md", "what | lanes")
 def endpoint() -> Iterator[Sequence[Cell]]:
     names = {"memory": "endpoint, in memory", "sockets": "endpoint and sockets", "bare": "bare sockets"}
     for row in committed("endpoint"):
@@ -115,20 +124,14 @@ def _transcribed(begin: str) -> Iterator[Sequence[Cell]]:
     return iter(run["rows"])
 
 
-rows_of("performance.md", "planes | workers")(lambda: _transcribed("--planes"))
-rows_of("performance.md", "elements | density")(lambda: _transcribed("bench allreduce"))
+table_of("performance.md", "planes | workers")(lambda: _transcribed("--planes"))
+table_of("performance.md", "elements | density")(lambda: _transcribed("bench allreduce"))
 
 
-def _only(name: str, **where: Any) -> Row:
-    """Return the only row of a file with these values."""
-    (row,) = (row for row in committed(name) if where.items() <= row.items())
-    return row
-
-
-@rows_of("simulation.md", "loss | peelsum")
+@table_of("simulation.md", "loss | peelsum")
 def loss() -> Iterator[Sequence[Cell]]:
     for share in (0.0, 0.001, 0.005, 0.01, 0.02, 0.05):
-        of = partial(_only, "simulation_loss", loss=share)
+        of = partial(only, "simulation_loss", loss=share)
         mine, slow = (of(algorithm="peelsum", timers=timers) for timers in ("quick", "default"))
         pool, atp, ring = (of(algorithm=way) for way in ("switchml", "atp", "ring"))
         assert (atp["slots"], mine["slots"], pool["slots"]) == (40_000, 4096, 4096)
@@ -136,71 +139,65 @@ def loss() -> Iterator[Sequence[Cell]]:
         yield 100 * share, *cells, atp["goodput_gbps"], 100 * atp["in_switch"], ring["goodput_gbps"]
 
 
-@rows_of("codec.md", "non-zeros | lower bound, bits")
+@table_of("codec.md", "non-zeros | lower bound, bits")
 def size() -> Iterator[Sequence[Cell]]:
     forms = {"sketch": ("bitmap", "bloom"), "lhc": (None,), "lhc_fewest": (None,)}
     for share in (0.001, 0.01, 0.05, 0.2, 0.5):
         entropy = -share * log2(share) - (1 - share) * log2(1 - share)
-        found = [
-            _only("codec_size", density=share, support=support, form="auto")
-            for support in ("uniform", "rows", "columns")
+        points = [{"support": support, "form": "auto"} for support in ("uniform", "rows", "columns")]
+        points += [
+            {"support": "uniform", "form": form, **({"index": index} if index else {})}
+            for form, indexes in forms.items()
+            for index in indexes
         ]
-        for form, indexes in forms.items():
-            one = {"density": share, "support": "uniform", "form": form}
-            found += [_only("codec_size", **one, **({"index": index} if index else {})) for index in indexes]
-        yield 100 * share, 32 * share + entropy, *(row["over_lower_bound"] for row in found)
+        ratios = (only("codec_size", density=share, **point)["over_lower_bound"] for point in points)
+        yield 100 * share, 32 * share + entropy, *ratios
 
 
-@rows_of("codec.md", "densities | auto")
+@table_of("codec.md", "densities | auto")
 def sequences() -> Iterator[Sequence[Cell]]:
     columns = (("words", "auto"), ("default", "auto"), ("words", "sketch"))
     for sequence in dict.fromkeys(row["sequence"] for row in committed("codec_sequence")):
-        rows = [_only("codec_sequence", sequence=sequence, network=one, way=way) for one, way in columns]
+        rows = [only("codec_sequence", sequence=sequence, network=net, way=way) for net, way in columns]
         yield "", *(row["over_lower_bound"] for row in rows), rows[0]["exchanges"], rows[1]["exchanges"]
 
 
-@rows_of("codec.md", "support | cells")
+@table_of("codec.md", "support | cells")
 def recovery() -> Iterator[Sequence[Cell]]:
-    for row in committed("recovery"):
-        if row["kind"] == "table":
-            shares = 100 * row["lhc"], 100 * row["ours"]
-            yield row["support"], row["cells"], row["lanes"], *shares, row["ours_rounds"]
+    for row in select("recovery", kind="table"):
+        yield figures(row, "support cells lanes 100*lhc 100*ours ours_rounds")
 
 
-@rows_of("codec.md", "elements | non-zeros | LHC")
+@table_of("codec.md", "elements | non-zeros | LHC")
 def speed() -> Iterator[Sequence[Cell]]:
     forms = [("compact", "bitmap"), ("auto", None), ("sketch", "bitmap"), ("sketch", "bloom")]
     for elements in (2**20, 2**22, 2**24, 2**26):
         for share in (0.001, 0.01, 0.05, 0.1, 0.2):
-            one = {"elements": elements, "density": share, "support": "uniform"}
-            lhc = [_only("codec", **one, form=form)["codec_ms"] for form in ("lhc_published", "lhc_best")]
-            rows = [
-                _only("codec", **one, form=form, **({"index": index} if index else {}))
-                for form, index in forms
-            ]
+            of = partial(only, "codec", elements=elements, density=share, support="uniform")
+            lhc = [of(form=form)["codec_ms"] for form in ("lhc_published", "lhc_best")]
+            rows = [of(form=form, **({"index": index} if index else {})) for form, index in forms]
             times = [(row["codec_ms"], 1 / row["time_ratio_to_best"]) for row in rows]
             yield elements, 100 * share, *lhc, *times
 
 
-rows_of("codec.md", "model | step")(lambda: _transcribed("--precision"))
-rows_of("codec.md", "way | sent")(lambda: _transcribed("--rivals"))
+table_of("codec.md", "model | step")(lambda: _transcribed("--precision"))
+table_of("codec.md", "way | sent")(lambda: _transcribed("--rivals"))
 
 
-@rows_of("training.md", "model | tensor")
+@table_of("training.md", "model | tensor")
 def densities() -> Iterator[Sequence[Cell]]:
-    named = {
+    tensors = {
         "ncf": ("users.weight", "items.weight", "perceptron.0.weight"),
         "lstm": ("embedding.weight", "softmax.weight", "lstm.weight_hh_l0"),
         "vgg19": ("features.7.weight", "features.34.weight", "classifier.3.weight"),
         "bert": ("words.weight", "positions.weight", "encoder.layers.0.linear1.weight"),
     }
-    for model, names in named.items():
-        rows = committed("train")[f"peelsum bench densities --model {model}"]
-        of = {f"`{row['tensor']}`": row for row in rows}
-        for name in (*(f"`{name}`" for name in names), "all of it"):
-            row = of["`all`" if name == "all of it" else name]
-            shares = (100 * row[name] for name in ("worker", "union_2", "union_4", "union_8"))
-            yield model, name, row["elements"], *shares
+    for model, names in tensors.items():
+        rows = {row["tensor"]: row for row in committed("train")[f"peelsum bench densities --model {model}"]}
+        for name in (*names, "all"):
+            shown_name = "all of it" if name == "all" else f"`{name}`"
+            columns = "elements 100*worker 100*union_2 100*union_4 100*union_8"
+            yield model, shown_name, *figures(rows[name], columns)
 
 
 def _iterations() -> Iterator[tuple[str, float, dict[str, Row]]]:
@@ -215,7 +212,7 @@ def _iterations() -> Iterator[tuple[str, float, dict[str, Row]]]:
 PATHS = ("switch", "switch-dense", "gloo", "hook-gloo", "fp16")
 
 
-@rows_of("training.md", "model | union")
+@table_of("training.md", "model | union")
 def bytes_of_a_step() -> Iterator[Sequence[Cell]]:
     for name, gbps, rows in _iterations():
         if gbps == 1:
@@ -225,39 +222,38 @@ def bytes_of_a_step() -> Iterator[Sequence[Cell]]:
 
 def _times(of: str, over: str, *first: str) -> Iterator[Sequence[Cell]]:
     for name, gbps, rows in _iterations():
-        ours, by_gloo = rows["switch"], rows["hook-gloo"]
-        ratios = ours[f"{over}_over_dense"], *(row[f"{over}_over_gloo"] for row in (ours, by_gloo))
-        yield name, gbps, *(ours[one] for one in first), *(rows[path][of] for path in PATHS), *ratios
+        switch, gloo = rows["switch"], rows["hook-gloo"]
+        ratios = switch[f"{over}_over_dense"], switch[f"{over}_over_gloo"], gloo[f"{over}_over_gloo"]
+        yield name, gbps, *(switch[column] for column in first), *(rows[path][of] for path in PATHS), *ratios
 
 
-rows_of("training.md", "model | Gbit/s | computing")(lambda: _times("iteration_ms", "speedup", "compute_ms"))
-rows_of("training.md", "model | Gbit/s | switch, ms")(lambda: _times("aggregation_ms", "aggregation"))
+table_of("training.md", "model | Gbit/s | computing")(lambda: _times("iteration_ms", "speedup", "compute_ms"))
+table_of("training.md", "model | Gbit/s | switch, ms")(lambda: _times("aggregation_ms", "aggregation"))
 
 
-@rows_of("training.md", "sums by | lstm")
+@table_of("training.md", "sums by | lstm")
 def processor_time() -> Iterator[Sequence[Cell]]:
     for path in PATHS:
         cells: list[Cell] = []
         for model in ("lstm", "ncf", "bert", "vgg19"):
             begin = f"peelsum bench train --model {model} --cpu"
             runs = [rows for command, rows in committed("train").items() if command.startswith(begin)]
-            found = [next(row for row in rows if row["path"] == path) for rows in runs]
-            assert len(found) == 3
-            shares = [row["cpu_of_gloo"] for row in found]
-            ms = median(row["cpu_ms"] for row in found)
+            path_rows = [next(row for row in rows if row["path"] == path) for rows in runs]
+            assert len(path_rows) == 3
+            shares = [row["cpu_of_gloo"] for row in path_rows]
+            ms = median(row["cpu_ms"] for row in path_rows)
             cells.append((ms, median(shares), min(shares), max(shares)) if path != "gloo" else ms)
         yield "", *cells
 
 
 def _trained(model: str) -> Iterator[list[Row]]:
     """Yield the rows of each compressor, which differ in the rate, of a model's table."""
-    where = {"model": model, "workers": 4, "shares": "iid"}
-    rows = [row for row in committed("accuracy") if where.items() <= row.items()]
+    rows = select("accuracy", model=model, workers=4, shares="iid")
     for compressor in dict.fromkeys(row["compressor"] for row in rows):
         yield [row for row in rows if row["compressor"] == compressor]
 
 
-@rows_of("accuracy.md", "model | data")
+@table_of("accuracy.md", "model | data")
 def subjects() -> Iterator[Sequence[Cell]]:
     for model in ("digits", "ratings", "text", "transformer", "images"):
         dense, *_ = next(rows for rows in _trained(model) if rows[0]["compressor"] == "dense")
@@ -267,18 +263,16 @@ def subjects() -> Iterator[Sequence[Cell]]:
 
 
 def methods(model: str) -> Iterator[Sequence[Cell]]:
-    for one, *others in _trained(model):
-        dense = one["compressor"] == "dense"
-        times: list[Cell] = []
-        for row in (one, *others):
-            faster = [] if dense else [row["faster"]]
-            times.append("-" if row["time_s"] is None else [row["time_s"], row["time_spread_s"], *faster])
-        below = "-" if dense or one["faster"] is None else one["pays_below_gbps"] or "never"
-        compress = max(row["compress_ms"] for row in (one, *others))
-        final = "-" if one["final"] is None else (one["final"], one["final_spread"])
-        reached = one["steps_to_target"] or f"{one['reached']} of {one['seeds']} runs"
-        sent = one["bytes_per_step"], one["times_less"]
-        yield f"`{one['compressor']}`", final, sent, reached, compress, *times, below
+    for rows in _trained(model):
+        row, dense = rows[0], rows[0]["compressor"] == "dense"
+        columns = "time_s time_spread_s" + ("" if dense else " faster")
+        times = ("-" if at["time_s"] is None else figures(at, columns) for at in rows)
+        below = "-" if dense or row["faster"] is None else row["pays_below_gbps"] or "never"
+        compress = max(at["compress_ms"] for at in rows)
+        final = "-" if row["final"] is None else (row["final"], row["final_spread"])
+        reached = row["steps_to_target"] or f"{row['reached']} of {row['seeds']} runs"
+        sent = row["bytes_per_step"], row["times_less"]
+        yield f"`{row['compressor']}`", final, sent, reached, compress, *times, below
 
 
 for _model, _metric, _target in (
@@ -289,33 +283,33 @@ for _model, _metric, _target in (
     ("images", "accuracy", "0.732"),
 ):
     _heading = f"method | {_metric} at the end | bytes a step | steps to {_target}"
-    rows_of("accuracy.md", _heading)(partial(methods, _model))
+    table_of("accuracy.md", _heading)(partial(methods, _model))
 
 
-@rows_of("gpu.md", "elements | density")
+@table_of("gpu.md", "elements | density")
 def gpu_stages() -> Iterator[Sequence[Cell]]:
     for row in committed("gpu")["stages"]:
         rate = row["candidates"] / row["peel_us"] / 1e3
-        stages = [row[f"{stage}_us"] for stage in ("copy", "index", "numbers", "peel")]
-        yield f"2^{log2(row['elements']):.0f}", 100 * row["density"], *stages, rate, row["results_us"]
+        stages = figures(row, "100*density copy_us index_us numbers_us peel_us")
+        yield f"2^{log2(row['elements']):.0f}", *stages, rate, row["results_us"]
 
 
-@rows_of("gpu.md", "tensors | elements of each")
+@table_of("gpu.md", "tensors | elements of each")
 def gpu_buckets() -> Iterator[Sequence[Cell]]:
     for row in sorted(committed("gpu")["buckets"], key=lambda row: (row["tensors"], row["elements"])):
-        yield row["tensors"], row["elements"], row["tensor_us"]
+        yield figures(row, "tensors elements tensor_us")
 
 
-@rows_of("gpu.md", "model | parameters")
+@table_of("gpu.md", "model | parameters")
 def gpu_training() -> Iterator[Sequence[Cell]]:
     rows = committed("gpu")["training"]
     for model, name in (("ncf", "NCF"), ("bert", "BERT-base"), ("vgg19", "VGG19")):
-        own = {row["sums"]: row["step_ms"] for row in rows if row["model"] == model}
+        step_ms = {row["sums"]: row["step_ms"] for row in rows if row["model"] == model}
         (parameters,) = {row["parameters"] for row in rows if row["model"] == model}
-        yield name, parameters / 1e6, own["ddp"], own["hook, cpu"], own["hook, gpu"]
+        yield name, parameters / 1e6, step_ms["ddp"], step_ms["hook, cpu"], step_ms["hook, gpu"]
 
 
-@rows_of("gpu.md", "form | index")
+@table_of("gpu.md", "form | index")
 def gpu_codec() -> Iterator[Sequence[Cell]]:
     forms = {
         "lhc_published": "LHC, as published", "lhc_cuda": "LHC, its CUDA program",
@@ -324,10 +318,8 @@ def gpu_codec() -> Iterator[Sequence[Cell]]:
     indexes = {"four_bit": "four bits", "bitmap": "bitmap", "bloom": "Bloom filter"}
     for row in committed("gpu")["codec"]:
         name = forms.get(row["form"], f"`{row['form']}`")
-        yield (
-            name, indexes[row["index"]], row["bits_per_element"], row["encode_gbps"], row["decode_gbps"],
-            row["codec_ms"],
-        )  # fmt: skip
+        columns = "bits_per_element encode_gbps decode_gbps codec_ms"
+        yield name, indexes[row["index"]], *figures(row, columns)
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.iterdir()), ids=lambda path: path.name)
@@ -339,18 +331,12 @@ def test_results_are_json(path: Path) -> None:
 @pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.name)
 def test_tables_have_the_figures_of_their_rows(page: Path) -> None:
     for heading, printed in tables(page):
-        if any((page.name, begin) in ELSEWHERE for begin in _begins(page, heading, ELSEWHERE)):
-            continue
-        (begin,) = _begins(page, heading, TABLES)
-        wanted = list(TABLES[page.name, begin]())
-        assert len(printed) == len(wanted), heading
-        for cells, row in zip(printed, wanted, strict=True):
-            assert len(cells) == len(row), cells
-            assert [(cell, one) for cell, one in zip(cells, row, strict=True) if not shows(cell, one)] == []
-
-
-def _begins(page: Path, heading: str, known: Iterable[tuple[str, str]]) -> list[str]:
-    return [begin for name, begin in known if name == page.name and heading.startswith(begin)]
+        keys = [key for key in (*ELSEWHERE, *TABLES) if key[0] == page.name and heading.startswith(key[1])]
+        assert len(keys) == 1, heading
+        if keys[0] not in ELSEWHERE:
+            for cells, row in zip(printed, TABLES[keys[0]](), strict=True):
+                differing = [pair for pair in zip(cells, row, strict=True) if not shows(*pair)]
+                assert differing == [], heading
 
 
 def test_figures_are_compared_to_the_printed_precision() -> None:
@@ -382,7 +368,7 @@ def test_the_values_that_a_core_sums_are_those_of_the_rows() -> None:
     for lanes, *cells in printed:
         for ports, cell in zip(("udp", "xdp", "packet"), cells, strict=True):
             many = int(lanes.replace(",", ""))
-            row = _only("interfaces", target="embedded", ports=ports, lanes=many, workers=4)
+            row = only("interfaces", target="embedded", ports=ports, lanes=many, workers=4)
             assert shows(cell, row["packets_per_cpu_s"] * row["lanes"] * 32 / 1e9)
 
 

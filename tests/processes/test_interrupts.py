@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 from patience import PATIENCE_S
 
-from peelsum.cli.demo.processes import Processes
+from peelsum.cli.demo.command import Processes
 from peelsum.processes.interrupts import SIGNALS, Interrupted, Interruption
 
 DEMO = [sys.executable, "-m", "peelsum.cli", "demo", "--workers", "2", "--steps", "100000"]
@@ -102,7 +102,7 @@ def test_a_signal_that_c_has_swallowed_is_raised_again():
         with pytest.raises(Interrupted, match="SIGTERM"):
             interruption.check()
         with ExitStack() as stack:
-            processes = Processes(stack, interruption, patience_s=PATIENCE_S)
+            processes = Processes(stack, interruption, timeout_s=PATIENCE_S)
             processes.start_worker(0, "--help")
             with pytest.raises(Interrupted, match="SIGTERM"):
                 processes.gather_reports()

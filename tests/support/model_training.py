@@ -23,10 +23,10 @@ STEPS = 20
 _TEXT = Path(__file__).parents[2] / "LICENSE"
 _QUESTIONS, _IMAGES = "train.json", "data_batch_1.bin"
 _TINY: dict[ModelName, Callable[[Path], Task]] = {
-    "ncf": lambda _: ncf.make(ncf.Size(8, (16, 8), 16, users=200, items=100), None),
-    "lstm": lambda _: lstm.make(lstm.Size(16, 1, 0.0, 4, 8, samples=32, vocabulary=400), _TEXT),
-    "vgg19": lambda data: vgg19.make(vgg19.Size(32, 32, 4), data),
-    "bert": lambda data: bert.make(bert.Size(1, 32, 2, 400, positions=64, length=64, batch=4), data),
+    "ncf": lambda _: ncf.make(ncf.NcfSize(8, (16, 8), 16, users=200, items=100), None),
+    "lstm": lambda _: lstm.make(lstm.LstmSize(16, 1, 0.0, 4, 8, samples=32, vocabulary=400), _TEXT),
+    "vgg19": lambda data: vgg19.make(vgg19.Vgg19Size(32, 32, 4), data),
+    "bert": lambda data: bert.make(bert.BertSize(1, 32, 2, 400, positions=64, length=64, batch=4), data),
 }
 
 Parameters = dict[ModelName, np.ndarray]

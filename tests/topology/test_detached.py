@@ -71,7 +71,15 @@ def test_that_it_starts_is_told_without_a_terminal(pair, monkeypatch, capsys) ->
     monkeypatch.setattr(messages, "SHOWN_AFTER_S", 0.0)
     monkeypatch.setattr(UdpNetwork, "_start", start)
     with pytest.raises(SystemExit):
-        network.up(pair)
+        network.up(
+            topology=pair,
+            switch="embedded",
+            links="udp",
+            restart=False,
+            detach=False,
+            json=False,
+            child=False,
+        )
     assert shown == ["starting the network: 0 s"]
 
 
@@ -90,7 +98,7 @@ def test_ctrl_c_ends_what_is_not_up_yet(pair) -> None:
     program = (
         "import sys\nfrom peelsum.cli import network\n"
         "def interrupted(process, *rest):\n    print(process.pid, flush=True)\n    raise KeyboardInterrupt\n"
-        "network._until_ready = interrupted\nfrom peelsum.cli.main import main\nmain()\n"
+        "network._wait_until_ready = interrupted\nfrom peelsum.cli.main import main\nmain()\n"
     )
     command = [sys.executable, "-c", program, "up", pair, "--detach"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)

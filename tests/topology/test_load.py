@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from peelsum.bench.switch.load import Load, Timed, WrongSumError, drive, time_slots
+from peelsum.bench.switch.load import ChunkLatencies, Load, WrongSumError, drive, time_slots
 from peelsum.spec import SpecSwitch
 from peelsum.wire import Batch, fields_of
 
@@ -129,7 +129,7 @@ def test_a_slow_start_is_waited_for_up_to_a_limit(
         return looks[-1]
 
     done = run(load_of(), hosts, 5, look, first_within=first_within)
-    back = len(done.sum_us) if isinstance(done, Timed) else done.chunks
+    back = len(done.sum_us) if isinstance(done, ChunkLatencies) else done.chunks
     assert (back > 0) == (ends == 100)
     assert ends <= looks[-1] <= ends + 2 * WORKERS
 

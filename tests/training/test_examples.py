@@ -49,8 +49,8 @@ def digest(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "example",
     [
-        pytest.param(one, marks=pytest.mark.slow if one in ("train_bert", "train_lm") else [])
-        for one in MODELS
+        pytest.param(name, marks=pytest.mark.slow if name in ("train_bert", "train_lm") else [])
+        for name in MODELS
     ],
 )
 def test_training_in_two_parts(digest, tmp_path, example):

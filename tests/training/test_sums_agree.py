@@ -48,10 +48,10 @@ def trained(data: Path) -> Trained:
     def by_switch(first: int, at_server: int, **options: Any) -> list[Parameters]:
         with Star(RANKS, **options) as star:
             seats = [asdict(seat) for seat in star.seats]
-            found = run_ranks(RANKS, training.by_switch, data, seats, first, patience_s=SLOW_S)
+            parameters = run_ranks(RANKS, training.by_switch, data, seats, first, patience_s=SLOW_S)
         assert star.report is not None
         assert star.report.server["chunks_at_server"] >= at_server
-        return found
+        return parameters
 
     ways: dict[str, Callable[[], list[Parameters]]] = {
         "gloo": lambda: by_gloo(False),
@@ -74,11 +74,11 @@ def trained(data: Path) -> Trained:
     return of
 
 
-def distance(model: ModelName, one: Parameters, other: Parameters, data: Path) -> float:
+def distance(model: ModelName, first: Parameters, second: Parameters, data: Path) -> float:
     """Return the largest difference of a parameter, as a share of training's largest change."""
-    changed = float(np.abs(one[model] - training.untrained(model, data)).max())
+    changed = float(np.abs(first[model] - training.untrained(model, data)).max())
     assert changed > 0.001
-    return float(np.abs(one[model] - other[model]).max()) / changed
+    return float(np.abs(first[model] - second[model]).max()) / changed
 
 
 @pytest.mark.parametrize("model", MODELS)

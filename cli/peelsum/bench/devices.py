@@ -1,4 +1,4 @@
-"""The devices on which benchmarks run, the error for one that is missing, and time on them."""
+"""The devices on which benchmarks run, errors for missing devices, and time measurement."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ def require_gpu() -> None:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor seconds of a process, of all its threads, in the kernel and outside."""
+    """Return the processor seconds of a process: user and system time of all its threads."""
     return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid
 
 
 def median_s(run: Callable[[], object], device: torch.device, runs: int = 20, warm_runs: int = 3) -> float:
-    """Return the median seconds of some runs: between two events of a GPU, else by the clock."""
+    """Return the median seconds of some runs: between CUDA events on a GPU, else by the clock."""
     return median([_seconds(run, device) for _ in range(warm_runs + runs)][warm_runs:])
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of one run."""
     import torch
 
     if device.type != "cuda":
@@ -62,7 +63,7 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _no_gpu() -> str:
-    """Return why torch can use no GPU; an empty text if it can."""
+    """Return the reason why torch cannot use a GPU; an empty text if it can."""
     import torch
 
     return "" if torch.cuda.is_available() else f"torch {torch.__version__} finds no GPU"

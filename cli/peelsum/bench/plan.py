@@ -1,8 +1,7 @@
-"""Every way to send a tensor, with predicted bytes and time, the choice, and why.
+"""All ways to send a tensor, with predicted bytes and time, the recommended one, and the reasons.
 
 The formulas are those by which an allreduce chooses (`peelsum.allreduce.costs`), and those of the collectives
-(`peelsum.compress`). A check runs every way as one worker on this machine, and puts what it took beside what
-was predicted.
+(`peelsum.compress`). A check also measures every way, as one worker on this machine.
 """
 
 from __future__ import annotations
@@ -15,38 +14,39 @@ from typing import Any
 from peelsum.allreduce import BlockIndex, BloomIndex, Choice, Index, Settings
 from peelsum.allreduce.costs import Candidate, expected
 from peelsum.allreduce.level_loops import MARGIN
-from peelsum.bench.codec import Measured, TimedDevice, fastest, one_step, require_memory, tensor
+from peelsum.bench.codec import Measured, TimedDevice, fastest, measure_step, require_memory, tensor
 from peelsum.bench.point import Point
-from peelsum.bench.which_form import chosen, predictions, simulated, ways
+from peelsum.bench.which_form import all_candidates, best_candidate, predictions, simulated
 from peelsum.codec import SketchLayout, scale_for
 from peelsum.compress import AXES, DENSE, LinkModel, Step, costs, crossovers
 
 Row = Mapping[str, Any]
-#: Exponent field of 1.0: error bounds are given for tensors whose largest value is from 1 to 2.
+#: Exponent field of floats from 1 to 2, for which rounding errors are given.
 _EXPONENT_FIELD = 127
-#: Sending everything is preferred while it takes at most this many times as long: it loses nothing.
-_WORTH = 1.05
+#: A dense sum is recommended if it takes at most this many times as long as a sparse one.
+_DENSE_TOLERANCE = 1.05
 
 
 def plan(request: Point, *, check: bool = False) -> dict[str, Any]:
-    """Return the ways for a request; with `check`, run each as one worker on this machine.
+    """Return the ways to send a tensor; with `check`, measure each as one worker on this machine.
 
     - `candidates`: all ways through the switch, fastest first, with form, index, layout, bytes, exchanges and
-      milliseconds. With a check, `measured_...` are what they took, and `..._error` the share by which
-      predictions were above.
-    - `choice`: the candidate that an allreduce takes: the fastest, but dense only if small, or a fifth is not
-      zero. `why`: sentences that compare it with every other form.
-    - `forms`: the time of each form's step. `methods`, `crossovers`: of dense and sparse sums by every
-      collective, and where the fastest changes; empty with one worker. `advice`: which method to use.
+      milliseconds. With `check`, `measured_...` are the measured figures, and `..._error` is the relative
+      error of the prediction.
+    - `choice`: the candidate that an allreduce chooses: the fastest, but dense only if the tensor is small or
+      a fifth is not zero. `why`: sentences that compare it with every other form.
+    - `forms`: the time of a step in each form.
+    - `methods`: the times of dense and sparse sums by every collective; `crossovers`: where the fastest
+      changes; both are empty with one worker. `advice`: which method to use.
 
     Raises NotEnoughMemoryError if a check does not fit this machine, and NotExactError if it decodes a wrong
     value.
     """
-    possible = (way for way in ways(request.elements, request.seen) if math.isfinite(way.words))
-    found = sorted(possible, key=lambda way: way.seconds(request.network))
-    measured = _measured(request, found) if check else [None] * len(found)
-    rows = [_row(request, *pair) for pair in zip(found, measured, strict=True)]
-    choice = rows[found.index(chosen(request))]
+    candidates = [way for way in all_candidates(request.elements, request.seen) if math.isfinite(way.words)]
+    candidates.sort(key=lambda way: way.seconds(request.network))
+    measured = _measure(request, candidates) if check else [None] * len(candidates)
+    rows = [_row(request, *pair) for pair in zip(candidates, measured, strict=True)]
+    choice = rows[candidates.index(best_candidate(request))]
     step = step_of(request)
     methods = [] if step is None else method_rows(step)
     return {
@@ -61,31 +61,31 @@ def plan(request: Point, *, check: bool = False) -> dict[str, Any]:
 
 
 def step_of(request: Point) -> Step | None:
-    """Return the step by which methods are compared; None with one worker, which has nothing to sum."""
+    """Return the step for which collectives are compared; None with one worker, which has nothing to sum."""
     if request.workers < 2:
         return None
     ratio = request.density if request.ratio is None else request.ratio
     return Step(request.elements, ratio, request.workers, LinkModel(request.rtt / 2, request.gbps))
 
 
-def _measured(request: Point, found: Sequence[Candidate]) -> list[Measured]:
-    """Run each way as one worker; return the measurements in the same order."""
+def _measure(request: Point, candidates: Sequence[Candidate]) -> list[Measured]:
+    """Run each candidate as one worker; return the measurements in the same order."""
     require_memory(request.elements, request.density)
     device, settings = TimedDevice.of("cpu"), Settings()
     values, _ = tensor(request.support, request.elements, request.density, 0)
 
     def run(way: Candidate) -> Measured:
-        return fastest(lambda _: one_step(device, way.choice, values, settings, seed=0, ahead=way.ahead))
+        return fastest(lambda _: measure_step(device, way.choice, values, settings, seed=0, ahead=way.ahead))
 
-    return [run(way) for way in found]
+    return [run(way) for way in candidates]
 
 
 def _row(request: Point, way: Candidate, measured: Measured | None) -> dict[str, Any]:
-    """Return what one way takes, as predicted, and as measured, if it was."""
+    """Return the predicted figures of a candidate, and the measured ones if there are any."""
     network, index, size = request.network, way.choice.index, math.ceil(way.words) * 4
     sending_s, total_s = network.seconds(way.words, way.exchanges), way.seconds(network)
     codec_ms = round((total_s - sending_s) * 1e3, 4)
-    took_ms = None if measured is None else 1e3 * measured.codec_s
+    measured_ms = None if measured is None else 1e3 * measured.codec_s
     return {
         "form": way.choice.form,
         "index": index.form if index else "none",
@@ -97,18 +97,18 @@ def _row(request: Point, way: Candidate, measured: Measured | None) -> dict[str,
         "codec_ms": codec_ms,
         "total_ms": round(total_s * 1e3, 4),
         "measured_bytes": measured and 4 * measured.words,
-        "measured_codec_ms": took_ms and round(took_ms, 4),
+        "measured_codec_ms": measured_ms and round(measured_ms, 4),
         "bytes_error": measured and round(size / (4 * measured.words) - 1, 4),
-        "codec_error": took_ms and round(codec_ms / took_ms - 1, 4),
+        "codec_error": measured_ms and round(codec_ms / measured_ms - 1, 4),
     }
 
 
 def _layout(request: Point, choice: Choice) -> str:
-    """Return segments, sub-tables and their cells as text."""
+    """Return the index's layout, and a sketch's segments, sub-tables and cells, as text."""
     parts = [_index_layout(choice.index)] if choice.index else []
     if choice.form == "sketch" and choice.index:
-        _, passed = expected(choice.index, request.elements, request.seen)
-        count = math.ceil(passed)
+        _, candidates = expected(choice.index, request.elements, request.seen)
+        count = math.ceil(candidates)
         layout = SketchLayout.sized(count, 0, Settings().cells(count))
         segments = f"{layout.segments} x " if layout.segments > 1 else ""
         parts.append(f"{segments}3 x {layout.width} cells")
@@ -116,6 +116,7 @@ def _layout(request: Point, choice: Choice) -> str:
 
 
 def _index_layout(index: Index) -> str:
+    """Return the parameters of an index as text, which is empty if it has none."""
     if isinstance(index, BlockIndex):
         return f"blocks of {index.block}{', refined' if index.refined else ''}"
     if isinstance(index, BloomIndex):
@@ -124,7 +125,7 @@ def _index_layout(index: Index) -> str:
 
 
 def method_rows(step: Step) -> list[dict[str, Any]]:
-    """Return what every method takes for a step, fastest first: bytes on the busiest link, milliseconds."""
+    """Return a row for each collective, fastest first: bytes on the busiest link, and milliseconds."""
     return [
         {
             "method": method.method,
@@ -139,16 +140,16 @@ def method_rows(step: Step) -> list[dict[str, Any]]:
 
 
 def advice(rows: Sequence[Row]) -> str:
-    """Return a sentence that recommends one of the methods, of which the fastest is first.
+    """Return a sentence that recommends one of the collectives `rows`, which are sorted by time.
 
-    It recommends sending everything where that takes at most 5 % longer.
+    It recommends a dense sum where that takes at most 5 % longer than a sparse one.
     """
     if not rows:
         return "One worker has nothing to sum."
     dense = next(row for row in rows if row["method"] in DENSE)
     sparse = next(row for row in rows if row["method"] not in DENSE)
     dense_ms, sparse_ms = dense["total_ms"], sparse["total_ms"]
-    if dense_ms <= _WORTH * sparse_ms:
+    if dense_ms <= _DENSE_TOLERANCE * sparse_ms:
         return (
             f"Do not compress: {dense['method']} sends everything in {dense_ms:.3g} ms; "
             f"{sparse['method']}, the fastest that selects, takes {sparse_ms:.3g} ms."
@@ -160,7 +161,7 @@ def advice(rows: Sequence[Row]) -> str:
 
 
 def explanation(request: Point, best: Row, rows: Sequence[Row]) -> list[str]:
-    """Return sentences about the best row: what it takes, and how much more each other form would take."""
+    """Return sentences with the time of the best row, and how much longer each other form would take."""
     exchanges = "1 exchange" if best["exchanges"] == 1 else f"{best['exchanges']} exchanges"
     lines = [
         f"{_name(best)}: {best['words_ms']:.3g} ms for {best['bytes']:,} bytes at {request.gbps:g} Gbit/s, "
@@ -169,14 +170,14 @@ def explanation(request: Point, best: Row, rows: Sequence[Row]) -> list[str]:
     others = {row["form"]: row for row in reversed(rows) if row is not best}
     for row in sorted(others.values(), key=lambda row: row["total_ms"]):
         parts = ("total", "words", "exchanges", "codec")
-        more, words, trips, codec = (f"{row[f'{part}_ms'] - best[f'{part}_ms']:+.3g}" for part in parts)
-        lines.append(f"{_name(row)} would take {more} ms: bytes {words}, exchanges {trips}, codec {codec}.")
-    scale, when = scale_for(_EXPONENT_FIELD, request.workers), "is from 1 to 2"
+        total, words, trips, codec = (f"{row[f'{part}_ms'] - best[f'{part}_ms']:+.3g}" for part in parts)
+        lines.append(f"{_name(row)} would take {total} ms: bytes {words}, exchanges {trips}, codec {codec}.")
+    scale, condition = scale_for(_EXPONENT_FIELD, request.workers), "is from 1 to 2"
     if best["exchanges"] == 1:
-        scale, when = scale - MARGIN, "was from 1 to 2 in the step before"
+        scale, condition = scale - MARGIN, "was from 1 to 2 in the step before"
     lines.append(
         f"{request.workers} workers: floats are rounded to multiples of 2**{-scale} where the largest "
-        f"of their block {when}, and summed exactly."
+        f"of their block {condition}, and summed exactly."
     )
     return lines
 

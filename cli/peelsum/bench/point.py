@@ -1,4 +1,4 @@
-"""A tensor and its network, as options of `peelsum plan`; imports nothing that takes long."""
+"""A tensor and its network, as options of `peelsum plan`. Slow imports happen in the functions."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Point(Settings):
 
     elements: Annotated[int, Option("Elements of the tensor.", 1, 2**39)]
     density: Annotated[float, Option("Share of elements that are non-zero on some worker.", 0, 1)]
-    gbps: Annotated[float, Option("Rate at which a worker sends words, in Gbit/s.", 1e-6, 1e6)]
-    """The rate of every link."""
-    rtt: Annotated[float, Option("Seconds that the shortest exchange takes.", 0, 3600)]
-    """From a worker to the server and back: four times a link's delay."""
-    workers: Annotated[int, Option("Workers that sum; they share the bits of an int32.", 1, 1024)] = 4
-    support: Annotated[Support, Option("Non-zeros anywhere, in rows of 64, or in half of 256 columns.")] = (
-        "uniform"
-    )
+    gbps: Annotated[float, Option("Rate of every link in Gbit/s, as words are sent.", 1e-6, 1e6)]
+    rtt: Annotated[
+        float, Option("Seconds from a worker to the server and back: four links' delays.", 0, 3600)
+    ]
+    workers: Annotated[int, Option("Number of workers, 1 to 1024.", 1, 1024)] = 4
+    support: Annotated[
+        Support, Option("Where non-zeros are: anywhere, in rows of 64, or in half of 256 columns.")
+    ] = "uniform"
     ratio: Annotated[
         float | None,
         Option("Share of elements that a worker sends by a sparse method; by default --density.", 0, 1),
@@ -44,20 +44,20 @@ class Point(Settings):
 
     @property
     def network(self) -> NetworkModel:
-        """The network model that an allreduce is given."""
+        """The network model of these links."""
         from peelsum.allreduce import NetworkModel
 
         return NetworkModel(self.gbps, self.rtt)
 
     @property
     def seen(self) -> Seen:
-        """What workers expect of the next step's tensor."""
+        """The statistics of the tensor that a history of such steps has."""
         from peelsum.bench.codec import seen
 
         return seen(self.support, self.elements, self.density)
 
     def tensors(self, step: int) -> list[NDArray[np.float32]]:
-        """Return every worker's float32[elements] of a step."""
+        """Return every worker's random float32[elements] for a step."""
         import numpy as np
 
         from peelsum.bench.allreduce import shared_tensor

@@ -1,4 +1,4 @@
-"""The `peelsum` command: its groups of subcommands, and the handling of usage errors."""
+"""The `peelsum` command: its subcommands, and how usage errors are printed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from peelsum.cli import (
     server,
     simulate,
     switch,
-    topo,
     trace,
 )
 from peelsum.cli.demo import command as demo
@@ -39,7 +38,7 @@ app.add_typer(controller.app, name="controller")
 app.add_typer(server.app, name="server")
 app.add_typer(certificates.app, name="certificates")
 app.add_typer(bench.app, name="bench")
-app.add_typer(topo.app, name="topo")
+app.add_typer(network.topo_app, name="topo")
 app.add_typer(trace.app, name="trace")
 app.command("demo")(demo.command)
 app.command("demo-worker", hidden=True)(demo_worker.command)
@@ -53,8 +52,8 @@ app.command("readmit")(network.readmit)
 app.command("down")(network.down)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"peelsum {version('peelsum')}")
         raise typer.Exit
 
@@ -73,21 +72,24 @@ def run() -> None:
     # gRPC also logs to stderr what we report as an error.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     with delivered():
-        _run()
+        try:
+            sys.exit(app(prog_name="peelsum", standalone_mode=False))
+        except (typer.Abort, KeyboardInterrupt):
+            sys.exit(INTERRUPTED)
+        except Exception as error:
+            if not _print_usage_error(error):
+                raise
+            sys.exit(USER_ERROR)
 
 
-def _run() -> None:
-    try:
-        sys.exit(app(prog_name="peelsum", standalone_mode=False))
-    except (typer.Abort, KeyboardInterrupt):
-        sys.exit(INTERRUPTED)
-    except Exception as error:
-        # Typer has its own copy of Click's exceptions, without public names.
-        if type(error).__name__ == "NoArgsIsHelpError":
-            error.show()  # type: ignore[attr-defined]
-        elif hasattr(error, "format_message"):
-            message = " ".join(error.format_message().split()).removeprefix("Invalid value: ")
-            print(f"peelsum: {message}", file=sys.stderr)
-        else:
-            raise
-        sys.exit(USER_ERROR)
+def _print_usage_error(error: Exception) -> bool:
+    """Print an error of Click in one line on stderr; return whether it was one."""
+    # Typer has its own copy of Click's exceptions, without public names.
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()  # type: ignore[attr-defined]
+    elif hasattr(error, "format_message"):
+        message = " ".join(error.format_message().split()).removeprefix("Invalid value: ")
+        print(f"peelsum: {message}", file=sys.stderr)
+    else:
+        return False
+    return True

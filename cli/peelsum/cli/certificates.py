@@ -15,14 +15,16 @@ app = typer.Typer(help="Certificates and tokens, for connections between machine
 
 @app.command()
 def make(
-    role: Annotated[Role, typer.Argument(help="What its holder may do.")],
-    name: Annotated[str | None, typer.Option(help="Name of its folder; by default the role.")] = None,
+    role: Annotated[Role, typer.Argument(help="What the holder of the certificate may do.")],
+    name: Annotated[
+        str | None, typer.Option(help="Name of the identity's folder; by default the role.")
+    ] = None,
     host: Annotated[
         list[str] | None,
-        typer.Option(help="Address or name at which clients reach it, besides loopback; repeat it."),
+        typer.Option(help="Address or name at which clients reach the holder, besides loopback; repeat it."),
     ] = None,
-    days: Annotated[int, typer.Option(help="Days that it is valid.")] = 365,
-    certs: Annotated[Path, typer.Option(help="The CA's folder; made with a new CA if missing.")] = Path(
+    days: Annotated[int, typer.Option(help="Days for which the certificate is valid.")] = 365,
+    certs: Annotated[Path, typer.Option(help="The CA's folder; a new CA is made if it is missing.")] = Path(
         "certs"
     ),
 ) -> None:

@@ -1,18 +1,19 @@
-"""`peelsum controller`: the controller of several switches and jobs; and what `--controller` asks it."""
+"""`peelsum controller run`, the controller of a cluster; and commands that are requests to it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from peelsum.cli.options import Service, identity, reporting
-from peelsum.cli.options import address as host_and_port
+from peelsum.cli.options import Service, address, parse_address, read_identity, report_errors
 from peelsum.cli.settings import with_settings
+from peelsum.options import Option, Settings
 from peelsum.processes import Signalled, end_with_parent, say
 from peelsum.processes.progress import taking_time
 from peelsum.processes.reports import told
@@ -20,20 +21,27 @@ from peelsum.processes.reports import told
 if TYPE_CHECKING:
     from peelsum.control.cluster import ControllerClient, Event, Report
 
-app = typer.Typer(help="The controller of several switches and jobs.", no_args_is_help=True)
-_LOOK_EVERY_S = 0.2
+app = typer.Typer(help="The controller of a cluster of switches and jobs.", no_args_is_help=True)
+_CHECK_INTERVAL_S = 0.2
+
+
+@dataclass(frozen=True)
+class _ControllerSettings(Settings):
+    """A cluster's description, and where its controller listens."""
+
+    config: Annotated[Path, Option("The cluster's description, TOML.")]
+    listen: Annotated[
+        str,
+        Option(
+            "Address for requests of `peelsum job --controller`, host:port; port 0 chooses a free port.",
+            parse=address("the address to listen at"),
+        ),
+    ] = "127.0.0.1:9564"
 
 
 @app.command()
 @with_settings
-def run(
-    config: Annotated[Path, typer.Option(help="The cluster's description, TOML.")],
-    listen: Annotated[
-        str, typer.Option(help="Where `peelsum job --controller` asks, host:port; port 0 chooses a free one.")
-    ] = "127.0.0.1:9564",
-    *,
-    service: Service,
-) -> None:
+def run(settings: _ControllerSettings, service: Service) -> None:
     """Admit and evict jobs on request, and keep them on the cluster's switches, until Ctrl-C.
 
     Run it twice, with the same description and at two addresses: one is the backup of the other.
@@ -43,98 +51,83 @@ def run(
 
     if service.child:
         end_with_parent()
-    place = host_and_port(listen, "the address to listen at")
 
     def print_event(event: object) -> None:
         service.announce(str(event), **cast("Event", event).values())
 
-    with reporting(), ExitStack() as stack:
-        tell = service.logged("controller", print_event)
-        described, certificate = read_cluster(config), service.identity
-        store = stack.enter_context(Store(config.parent / described.controller.state))
-        socket = stack.enter_context(listening(place, certificate))
+    with report_errors(), ExitStack() as stack:
+        log = service.event_logger("controller", print_event)
+        description, identity = read_cluster(settings.config), service.identity
+        store = stack.enter_context(Store(settings.config.parent / description.controller.state))
+        socket = stack.enter_context(listening(parse_address(settings.listen), identity))
         calls = ("admit", "evict", "list")
-        requests = stack.enter_context(Requests(socket, "controller", calls, identity=certificate))
-        here = f"{listen.rpartition(':')[0]}:{socket.getsockname()[1]}"
-        cluster = Cluster(described, store, address=here, identity=certificate, tell=tell)
+        requests = stack.enter_context(Requests(socket, "controller", calls, identity=identity))
+        own_address = f"{settings.listen.rpartition(':')[0]}:{socket.getsockname()[1]}"
+        cluster = Cluster(description, store, address=own_address, identity=identity, tell=log)
 
-        def read() -> Values:
+        def read_metrics() -> Values:
             return cluster_values(cluster.totals())
 
-        url = service.serve_metrics(stack, "cluster", read)
-        ended = Signalled(SIGINT, SIGTERM)
-        service.announce(f"controller: asked at {here}", listen=here, **url)
+        url = service.serve_metrics(stack, "cluster", read_metrics)
+        signals = Signalled(SIGINT, SIGTERM)
+        service.announce(f"controller: listening at {own_address}", listen=own_address, **url)
         with cluster:
             answer_all(
                 requests,
                 cluster.respond,
                 lambda: None,
-                lambda: ended.wait(0) or cluster.wait(0.0),
-                every_s=_LOOK_EVERY_S,
+                lambda: signals.wait(0) or cluster.wait(0.0),
+                every_s=_CHECK_INTERVAL_S,
             )
 
 
-Controllers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--controller",
-        metavar="HOST:PORT",
-        help="Ask the cluster's controller there; repeat it for a backup.",
-    ),
-]
-Token = Annotated[
-    Path | None, typer.Option(help="The job's token, without which nobody else may change the job.")
-]
-
-
-def admit_there(
-    controllers: list[str], description: Path, tls: Path | None, token: Path | None
+def request_admission(
+    controllers: Sequence[str], description: Path, tls: Path | None, token: Path | None
 ) -> dict[str, Any]:
-    """Have a controller admit a job; return what its participants must know."""
+    """Ask a cluster's controller to admit a job; return the job's admission."""
     from peelsum.control.description import file_text
 
-    with reporting():
-        client, text = controllers_client(controllers, tls), file_text(description)
+    with report_errors():
+        client, text = _client(controllers, tls), file_text(description)
         with taking_time("waiting for the controller", told()):
-            return client.admit(text, str(description), _secret(token))
+            return client.admit(text, str(description), _read_token(token))
 
 
-def evict_there(controllers: list[str], job_id: int, tls: Path | None, token: Path | None) -> None:
-    """Have a controller evict a job, and print which switches will follow later."""
-    with reporting():
-        for switch in controllers_client(controllers, tls).evict(job_id, _secret(token))["waiting"]:
+def request_eviction(controllers: Sequence[str], job_id: int, tls: Path | None, token: Path | None) -> None:
+    """Ask a cluster's controller to evict a job; print the switches that still have to follow."""
+    with report_errors():
+        for switch in _client(controllers, tls).evict(job_id, _read_token(token))["waiting"]:
             print(f"switch: {switch} is away; the job is removed from it when it is up")
 
 
-def controllers_client(controllers: list[str] | None, tls: Path | None) -> ControllerClient:
-    """Return a client of the controllers at these addresses. Raises TlsError, or BadParameter for none."""
-    from peelsum.control.cluster import ControllerClient
+def show_cluster(controllers: Sequence[str], tls: Path | None, json: bool) -> None:
+    """Print the jobs and switches of a cluster, as its controller and as its switches report them.
 
-    if not controllers:
-        raise typer.BadParameter("--controller: is missing; give HOST:PORT of `peelsum controller run`")
-    for one in controllers:
-        host_and_port(one, "the controller")
-    return ControllerClient(controllers, identity(tls))
-
-
-def _secret(token: Path | None) -> str:
-    from peelsum.tls import read_token
-
-    return "" if token is None else read_token(token)
-
-
-def show_cluster(controllers: list[str], tls: Path | None, json: bool) -> None:
-    """Ask the cluster's primary, and then every switch; print both. Raises ControlError or TlsError."""
+    Raises ControlError or TlsError.
+    """
     from peelsum.control.cluster import observed
 
-    report = observed(controllers_client(controllers, tls).list(), identity(tls))
+    report = observed(_client(controllers, tls).list(), read_identity(tls))
     if json:
         say(**_as_json(report))
     else:
         _print(report)
 
 
+def _client(controllers: Sequence[str], tls: Path | None) -> ControllerClient:
+    from peelsum.control.cluster import ControllerClient
+
+    return ControllerClient(controllers, read_identity(tls))
+
+
+def _read_token(path: Path | None) -> str:
+    from peelsum.tls import read_token
+
+    return "" if path is None else read_token(path)
+
+
 def _as_json(report: Report) -> dict[str, Any]:
+    """Return the report as `--json` prints it."""
     switches = [
         {
             **{name: value for name, value in asdict(switch).items() if name != "status"},
@@ -148,20 +141,22 @@ def _as_json(report: Report) -> dict[str, Any]:
 
 
 def _print(report: Report) -> None:
+    """Print the cluster's switches and jobs as tables."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
     console.print(f"{report.address}: primary, epoch {report.epoch}")
-    switches = Table("switch", "device_id", "controller says", "switch says")
-    for one in report.switches:
-        says = f"{one.status.lanes} lanes, {one.status.slots} slots" if one.status else one.trouble
-        switches.add_row(one.p4runtime, str(one.device_id), one.state, says)
+    switches = Table("switch", "device_id", "controller reports", "switch reports")
+    for switch in report.switches:
+        status = switch.status
+        answer = f"{status.lanes} lanes, {status.slots} slots" if status else switch.trouble
+        switches.add_row(switch.p4runtime, str(switch.device_id), switch.state, answer)
     console.print(switches)
     jobs = Table("job", "switch", "desired generation", "actual generation", "state")
     for job in report.jobs:
         state = job.state or "not admitted by this controller"
-        generations = ("-" if one is None else str(one) for one in (job.desired, job.actual))
+        generations = ("-" if number is None else str(number) for number in (job.desired, job.actual))
         jobs.add_row(
             str(job.job_id), job.p4runtime, *generations, state if job.agrees else f"differs: {state}"
         )

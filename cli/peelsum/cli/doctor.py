@@ -1,4 +1,4 @@
-"""`peelsum doctor`: examine this machine, a job's switches or a cluster, and say what to do."""
+"""`peelsum doctor`: check this machine, a job's switches or a cluster, and print remedies."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peelsum.cli.controller import Controllers
-from peelsum.cli.options import Json, Tls, identity, reporting
+from peelsum.cli.options import ClusterSettings, Json, Tls, read_identity, report_errors
+from peelsum.cli.settings import with_settings
 from peelsum.processes import say
 from peelsum.wire import DEFAULT_LANES
 
@@ -17,32 +17,37 @@ if TYPE_CHECKING:
     from peelsum.topology.doctor import Finding
 
 
+@with_settings
 def command(
     description: Annotated[
-        Path | None, typer.Argument(help="A job's description, TOML: its switches are asked, too.")
+        Path | None, typer.Argument(help="A job's description, TOML: its switches are checked, too.")
     ] = None,
     interface: Annotated[
         list[str] | None,
-        typer.Option(help="An interface for a port of a switch, which must not run; repeat it for others."),
+        typer.Option(help="An interface to check as a switch port that no switch uses yet; repeat it."),
     ] = None,
-    controller: Controllers = None,
+    *,
+    cluster: ClusterSettings,
     tls: Tls = None,
     json: Json = False,
 ) -> None:
-    """Say what this machine has and lacks, and what to do; exit with status 1 if it lacks what is needed."""
+    """Check this machine, a job's switches or a cluster; exit with status 1 if something needed is missing.
+
+    Each finding that is not as it should be has a remedy.
+    """
     from peelsum.control import read_description
     from peelsum.topology.doctor import examine, examine_cluster, examine_interface, examine_job
 
-    with reporting():
+    with report_errors():
         job = None if description is None else read_description(description)
         lanes = job.plans()[0].switch.pipeline_lanes if job else DEFAULT_LANES
         findings = list(examine(lanes, job.job.window) if job else examine())
         for name in interface or []:
             findings += examine_interface(name, lanes)
         if job is not None:
-            findings += examine_job(job, identity(tls))
-        if controller:
-            findings += examine_cluster(controller, identity(tls))
+            findings += examine_job(job, read_identity(tls))
+        if cluster.controller:
+            findings += examine_cluster(cluster.controller, read_identity(tls))
     failed = [finding for finding in findings if finding.state == "failed"]
     if json:
         say(findings=[asdict(finding) for finding in findings], failed=len(failed))
@@ -53,16 +58,19 @@ def command(
 
 
 def _print(findings: list[Finding], failed: int) -> None:
+    """Print a table of the findings, and the remedies below."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
     colours = {"ok": "green", "note": "yellow", "failed": "red"}
-    table = Table("", "what", "found", "wanted")
-    for one in findings:
-        table.add_row(f"[{colours[one.state]}]{one.state}[/]", one.what, one.found, one.wanted)
+    table = Table("", "check", "result", "expected")
+    for finding in findings:
+        state = f"[{colours[finding.state]}]{finding.state}[/]"
+        table.add_row(state, finding.what, finding.found, finding.wanted)
     console.print(table)
-    for one in findings:
-        if one.remedy:
-            console.print(f"{one.what}: {one.remedy}", markup=False, highlight=False, soft_wrap=True)
+    for finding in findings:
+        if finding.remedy:
+            remedy = f"{finding.what}: {finding.remedy}"
+            console.print(remedy, markup=False, highlight=False, soft_wrap=True)
     console.print("something that is needed is missing" if failed else "nothing that is needed is missing")

@@ -1,4 +1,4 @@
-"""`peelsum job` and `peelsum status`: admit, serve, list and evict jobs, and show a switch's state."""
+"""`peelsum job` and `peelsum status`: admit, serve and evict jobs, and show a switch's state."""
 
 from __future__ import annotations
 
@@ -13,49 +13,82 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peelsum.cli.controller import Controllers, Token, admit_there, evict_there, show_cluster
-from peelsum.cli.job_serve import serve
-from peelsum.cli.options import LOOK_EVERY_S, Json, Service, Tls, identity, job_values, reporting
+from peelsum.cli.controller import request_admission, request_eviction, show_cluster
+from peelsum.cli.options import (
+    CHECK_INTERVAL_S,
+    ClusterSettings,
+    JobRequestSettings,
+    Json,
+    Service,
+    Tls,
+    address,
+    addresses,
+    job_metrics,
+    parse_address,
+    read_identity,
+    report_errors,
+)
 from peelsum.cli.settings import with_settings
-from peelsum.options import Option, Settings
+from peelsum.options import Option, OptionError, Settings
 from peelsum.processes import Signalled, end_with_parent, say
 from peelsum.processes.progress import taking_time
-from peelsum.processes.reports import told
+from peelsum.processes.reports import told, told_of_compiling
+from peelsum.topology import TopologyError
 
 if TYPE_CHECKING:
     from peelsum.control import AdmittedJob, SwitchStatus
     from peelsum.control.cluster import JobController
     from peelsum.control.description import AnyDescription
+    from peelsum.control.session import Session
     from peelsum.wire import Verdict
 
 app = typer.Typer(help="Admit, serve and evict jobs.", no_args_is_help=True)
-app.command()(serve)
+#: How long to wait while another controller is the primary, for example to admit or restore a job.
+_PRIMARY_TIMEOUT_S = 10.0
 
-#: How long to wait while another controller is primary, e.g. to admit or restore a job.
-_PATIENCE_S = 10.0
+Description = Annotated[Path, typer.Argument(help="The job's description, TOML.")]
+JobId = Annotated[int, typer.Argument(help="The job's number.")]
 
 
 @dataclass(frozen=True)
-class _Switch(Settings):
-    """The switch that is asked."""
+class _SwitchAddress(Settings):
+    """The P4Runtime server of a switch."""
 
     p4runtime: Annotated[str, Option("The switch's P4Runtime address.")] = "127.0.0.1:9559"
     device_id: Annotated[int, Option("P4Runtime's device_id.", 0, 2**64 - 1)] = 1
 
+    def connect(self, tls: Path | None) -> Session:
+        """Return a session with the switch. Raises ControlError or TlsError."""
+        from peelsum.control import open_session
+
+        with taking_time(_connecting(self.p4runtime), told()):
+            return open_session(self.p4runtime, self.device_id, identity=read_identity(tls))
+
+
+@dataclass(frozen=True)
+class _Admission(JobRequestSettings):
+    """Options of `job admit`: a cluster's controller, or none, and whether to hold the job."""
+
+    hold: Annotated[
+        bool,
+        Option("Stay until Ctrl-C, restore the tables of restarted switches, then evict the job."),
+    ] = False
+
+    def check(self, service: Service) -> None:
+        """Raise OptionError if options of a command that stays are given to one that does not."""
+        options = {"--metrics": service.metrics, "--log-format": service.log_format}
+        if self.controller and (self.hold or any(options.values())):
+            raise OptionError(
+                "--hold: a controller holds the job itself; leave --hold, --metrics and --log-format out"
+            )
+        for name, value in options.items():
+            if value is not None and not self.hold:
+                raise OptionError(f"{name}: {value}: applies to --hold only; give that too")
+
 
 @app.command()
 @with_settings
-def admit(
-    description: Annotated[Path, typer.Argument(help="The job's description, TOML.")],
-    hold: Annotated[
-        bool,
-        typer.Option(help="Stay until Ctrl-C, restore the tables of restarted switches, then evict the job."),
-    ] = False,
-    controller: Controllers = None,
-    token: Token = None,
-    *,
-    service: Service,
-) -> None:
+def admit(description: Description, settings: _Admission, service: Service) -> None:
     """Load the pipeline into switches that do not run it yet, and admit a job in a new generation.
 
     With --controller, a cluster's controller does so, and holds the job until it is evicted.
@@ -63,50 +96,44 @@ def admit(
     from peelsum.control import ControlError, read_description
     from peelsum.control.cluster import Event, JobController
 
-    follow = {"--metrics": service.metrics, "--log-format": service.log_format}
-    if controller:
-        if hold or any(follow.values()):
-            raise typer.BadParameter(
-                "--hold: a controller holds the job itself; leave --hold, --metrics and --log-format out"
-            )
-        _show(admit_there(controller, description, service.tls, token), service)
+    settings.check(service)
+    if settings.controller:
+        _print_admission(
+            request_admission(settings.controller, description, service.tls, settings.token), service
+        )
         return
-    _without_controller(token)
-    for name, value in follow.items():
-        if value is not None and not hold:
-            raise typer.BadParameter(f"{name}: {value}: applies to --hold only; give that too")
     if service.child:
         end_with_parent()
     tell = told(child=service.child)
-    with reporting(), ExitStack() as stack:
+    with report_errors(), ExitStack() as stack:
         job = read_description(description)
-        show: Callable[[Event], None] | None = None
+        log: Callable[[Event], None] | None = None
 
-        def tell_event(event: Event) -> None:
+        def on_event(event: Event) -> None:
             if event.kind == "ended":
                 raise ControlError(str(event))
-            if show is not None:
-                show(event)
+            if log is not None:
+                log(event)
 
-        jobs = stack.enter_context(JobController(identity=service.identity, tell=tell_event))
+        jobs = stack.enter_context(JobController(identity=service.identity, tell=on_event))
         switches = _connecting(*(plan.switch.p4runtime for plan in job.plans()))
         with taking_time(f"{switches}, loading a pipeline that it does not run yet", tell):
             jobs.hold(job)
         with taking_time("freeing the job's slots, filling tables", tell):
             admission = jobs.admit_job(job)
-        _show(admission, service)
-        if hold:
-            show = service.event_teller(job=job.job.id, generation=admission["generation"])
-            service.serve_metrics(stack, "controller", partial(job_values, jobs, job.job.id))
+        _print_admission(admission, service)
+        if settings.hold:
+            log = service.job_event_logger(job=job.job.id, generation=admission["generation"])
+            service.serve_metrics(stack, "controller", partial(job_metrics, jobs, job.job.id))
             _hold(jobs, job, service)
 
 
 def _hold(jobs: JobController, job: AnyDescription, service: Service) -> None:
-    """Check the job's switches until a signal comes, then evict the job. Raises ControlError."""
+    """Check the job's switches until a signal arrives, then evict the job. Raises ControlError."""
     from peelsum.control import ControlError
 
-    ended = Signalled(SIGINT, SIGTERM)
-    while not ended.wait(LOOK_EVERY_S):
+    signals = Signalled(SIGINT, SIGTERM)
+    while not signals.wait(CHECK_INTERVAL_S):
         jobs.poll()
     total: Counter[Verdict] = Counter()
     for verdicts in jobs.verdicts(job):
@@ -114,107 +141,154 @@ def _hold(jobs: JobController, job: AnyDescription, service: Service) -> None:
     if waiting := jobs.evict(job.job.id)["waiting"]:
         raise ControlError(f"job: {job.job.id}: is still on {', '.join(waiting)}, which is away")
     if service.json:
-        say(verdicts=_named(total))
+        say(verdicts=_by_name(total))
 
 
 def _connecting(*addresses: str) -> str:
     return f"connecting to {', '.join(addresses)}"
 
 
-def _show(admission: Mapping[str, object], service: Service) -> None:
+def _print_admission(admission: Mapping[str, object], service: Service) -> None:
     lines = (f"{name} = {value}" for name, value in admission.items() if name != "secret")
     service.announce("\n".join(lines), **admission)
 
 
-def _without_controller(token: Path | None) -> None:
-    if token is not None:
-        raise typer.BadParameter(f"--token: {token}: applies to --controller only; give that too")
+@dataclass(frozen=True)
+class _Serving(Settings):
+    """The ports of a job's switches, and where its workers request it."""
+
+    udp: Annotated[
+        tuple[str, ...],
+        Option(
+            "The switch's host:port, with the port of its --udp-base. With racks, repeat it for each "
+            "switch: the spine, then the racks in order.",
+            parse=addresses("the switch"), repeated=True,
+        ),
+    ] = ()  # fmt: skip
+    ethernet: Annotated[
+        bool,
+        Option(
+            "The switch's ports are interfaces, and the server's port is linked to this host; packets go to "
+            "switch.address of the description."
+        ),
+    ] = False
+    listen: Annotated[
+        str,
+        Option(
+            "Address at which rank 0 requests the job, host:port (TCP).",
+            parse=address("the address to listen at"),
+        ),
+    ] = "127.0.0.1:9560"
+    token: Annotated[
+        Path | None, Option("File with the job's token, which requests must contain; needed with --tls.")
+    ] = None
 
 
 @app.command()
 @with_settings
-def evict(
-    job_id: Annotated[int, typer.Argument(help="The job's number.")],
-    switch: _Switch,
-    controller: Controllers = None,
-    token: Token = None,
-    tls: Tls = None,
-) -> None:
-    """Evict a job: its switch, or with --controller each of its switches, drops its packets from now on."""
-    from peelsum.control import evict as evict_job
-    from peelsum.control import open_session
+def serve(description: Description, settings: _Serving, service: Service) -> None:
+    """Serve a job until Ctrl-C: admit it, with a new aggregation server, each time its workers start."""
+    from peelsum.control import read_description
+    from peelsum.tls import read_token, require_tls
+    from peelsum.topology.serving import JobPlaces, ServeError, serve_job
 
-    if controller:
-        evict_there(controller, job_id, tls, token)
-        return
-    _without_controller(token)
-    with reporting(), ExitStack() as stack:
-        with taking_time(_connecting(switch.p4runtime), told()):
-            session = stack.enter_context(
-                open_session(switch.p4runtime, switch.device_id, identity=identity(tls))
+    if service.child:
+        end_with_parent()
+    tell = told_of_compiling(child=service.child)
+    listen = parse_address(settings.listen)
+    with report_errors(ServeError, TopologyError), ExitStack() as stack:
+        identity, token = service.identity, "" if settings.token is None else read_token(settings.token)
+        require_tls("--listen", listen[0], identity)
+        if identity is not None and not token:
+            raise ServeError(
+                "token: is missing; give --token FILE (peelsum certificates token FILE makes it)"
             )
-            session.become_primary(patience_s=_PATIENCE_S)
+        job = read_description(description)
+        show = service.job_event_logger(job=job.job.id)
+
+        def announce(host: str, port: int, jobs: JobController) -> None:
+            url = service.serve_metrics(stack, "controller", partial(job_metrics, jobs, job.job.id))
+            line = f"job {job.job.id}: asked for at {host}:{port}"
+            service.announce(line, host=host, port=port, **url)
+
+        places = JobPlaces(job, [parse_address(base) for base in settings.udp], ethernet=settings.ethernet)
+        serve_job(places, listen, identity=identity, token=token, show=show, tell=tell, announce=announce)
+
+
+@app.command()
+@with_settings
+def evict(job_id: JobId, switch: _SwitchAddress, request: JobRequestSettings, tls: Tls = None) -> None:
+    """Evict a job from a switch, or with --controller from all its switches, which then drop its packets."""
+    from peelsum.control import evict as evict_job
+
+    if request.controller:
+        request_eviction(request.controller, job_id, tls, request.token)
+        return
+    with report_errors(), switch.connect(tls) as session:
+        with taking_time("waiting for the switch's primary", told()):
+            session.become_primary(patience_s=_PRIMARY_TIMEOUT_S)
         evict_job(session, job_id)
 
 
 @with_settings
 def status(
-    switch: _Switch,
-    controller: Controllers = None,
+    switch: _SwitchAddress,
+    cluster: ClusterSettings,
     tls: Tls = None,
     dashboard: Annotated[
         bool, typer.Option("--dashboard", help="Print a Grafana dashboard of all metrics instead.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show a switch's jobs and its packets by verdict; with --controller, a cluster's jobs and switches."""
-    from peelsum.control import open_session, read_status
+    """Show a switch's jobs and packet counts by verdict; with --controller, a cluster's jobs and switches."""
+    from peelsum.control import read_status
 
     if dashboard:
         from peelsum.metrics.dashboard import dashboard as grafana
 
         print(grafana(), end="")
         return
-    if controller:
-        with reporting():
-            show_cluster(controller, tls, json)
-        return
-    with reporting():
-        with taking_time(_connecting(switch.p4runtime), told()):
-            session = open_session(switch.p4runtime, switch.device_id, identity=identity(tls))
-        with session:
-            seen = read_status(session)
+    with report_errors():
+        if cluster.controller:
+            show_cluster(cluster.controller, tls, json)
+            return
+        with switch.connect(tls) as session:
+            state = read_status(session)
     if json:
-        say(**{**asdict(seen), "verdicts": _named(seen.verdicts)})
+        say(**{**asdict(state), "verdicts": _by_name(state.verdicts)})
     else:
-        _print_status(seen)
+        _print_status(state)
 
 
-def _print_status(seen: SwitchStatus) -> None:
+def _print_status(switch: SwitchStatus) -> None:
+    """Print a switch's jobs and packet counts as tables."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
-    in_use = "" if seen.slots_in_use is None else f", {sum(seen.slots_in_use.values())} in use"
-    console.print(f"{seen.address}: {seen.lanes} lanes, {seen.slots} slots{in_use}")
-    jobs = Table("job", "generation", "members", "their ports", "port upwards", "slots in use")
-    for job in seen.jobs:
-        used = "unknown" if seen.slots_in_use is None else str(seen.slots_in_use.get(job.job_id, 0))
-        below = job.worker_ports or job.rack_ports
-        ports = ", ".join(map(str, below.values()))
-        jobs.add_row(str(job.job_id), str(job.generation), _members(job), ports, str(job.server_port), used)
-    console.print(jobs if seen.jobs else "no jobs")
+    in_use = "" if switch.slots_in_use is None else f", {sum(switch.slots_in_use.values())} in use"
+    console.print(f"{switch.address}: {switch.lanes} lanes, {switch.slots} slots{in_use}")
+    jobs = Table("job", "generation", "members", "member ports", "uplink port", "slots in use")
+    for job in switch.jobs:
+        slots = "unknown" if switch.slots_in_use is None else str(switch.slots_in_use.get(job.job_id, 0))
+        ports = ", ".join(map(str, _member_ports(job).values()))
+        jobs.add_row(str(job.job_id), str(job.generation), _members(job), ports, str(job.server_port), slots)
+    console.print(jobs if switch.jobs else "no jobs")
     packets = Table("verdict", "packets")
-    for verdict, count in _named(seen.verdicts).items():
+    for verdict, count in _by_name(switch.verdicts).items():
         packets.add_row(verdict, f"{count:,}")
     console.print(packets if packets.row_count else "no packets yet")
 
 
+def _member_ports(job: AdmittedJob) -> Mapping[int, int]:
+    return job.worker_ports or job.rack_ports
+
+
 def _members(job: AdmittedJob) -> str:
-    """Return the members at this switch: `4 of 4 workers`, or at a spine `2 of 2 racks`."""
-    below = job.worker_ports or job.rack_ports
-    return f"{len(below)} of {job.expected_mask.bit_count()} {'racks' if job.rack_ports else 'workers'}"
+    """Return how many members this switch has of how many: `4 of 4 workers`, at a spine `2 of 2 racks`."""
+    kind = "racks" if job.rack_ports else "workers"
+    return f"{len(_member_ports(job))} of {job.expected_mask.bit_count()} {kind}"
 
 
-def _named(verdicts: Mapping[Verdict, int]) -> dict[str, int]:
+def _by_name(verdicts: Mapping[Verdict, int]) -> dict[str, int]:
     return {verdict.name.lower(): count for verdict, count in verdicts.items() if count}

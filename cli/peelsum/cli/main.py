@@ -1,4 +1,4 @@
-"""The entry point of `peelsum`. It imports little itself, so that Ctrl-C is quiet from the start."""
+"""The entry point of `peelsum`. It imports little, so that its handling of Ctrl-C starts early."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ _EXTRAS |= dict.fromkeys(("cryptography", "prometheus_client", "structlog"), "op
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C ends it without a traceback, even while it loads or exits."""
+    """Run the command line. Ctrl-C ends it without a traceback, even while modules load or at exit.
+
+    A missing package becomes one line that names the extra to install.
+    """
     try:
-        _main()
+        _run()
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if package not in _EXTRAS:
@@ -24,14 +27,15 @@ def main() -> None:
         sys.exit(2)
 
 
-def _main() -> None:
-    on_interrupt = signal.getsignal(signal.SIGINT)
-    quietly = signal.SIG_IGN if on_interrupt is signal.SIG_IGN else signal.SIG_DFL
-    signal.signal(signal.SIGINT, quietly)
-    from peelsum.cli.app import run
+def _run() -> None:
+    """Import the command line and run it, with the default handling of Ctrl-C before and after."""
+    handler = signal.getsignal(signal.SIGINT)
+    without_traceback = signal.SIG_IGN if handler is signal.SIG_IGN else signal.SIG_DFL
+    signal.signal(signal.SIGINT, without_traceback)
+    from peelsum.cli import app
 
-    signal.signal(signal.SIGINT, on_interrupt)
+    signal.signal(signal.SIGINT, handler)
     try:
-        run()
+        app.run()
     finally:
-        signal.signal(signal.SIGINT, quietly)
+        signal.signal(signal.SIGINT, without_traceback)

@@ -1,4 +1,7 @@
-"""`peelsum up`, `exec`, `readmit` and `down`: run a network on this machine, and commands in its hosts."""
+"""`peelsum up`, `exec`, `readmit` and `down`: run a network on this machine, and commands in its hosts.
+
+And `peelsum topo`, which draws a network.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,14 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Annotated, Literal, TextIO
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal, Never, TextIO
 
 import typer
 
-from peelsum.cli.options import Json
+from peelsum.cli.options import Topology
+from peelsum.cli.settings import with_settings
+from peelsum.options import Option, Settings
 from peelsum.processes import Signalled, end_with_parent, say
 from peelsum.processes.interrupts import Interrupted, Interruption
 from peelsum.processes.progress import taking_time
@@ -25,82 +31,92 @@ if TYPE_CHECKING:
     from peelsum.topology.network import Network
     from peelsum.topology.records import Process, Record
 
-_CHECK_EVERY_S = 0.5
-#: The beginning of the line that reports that a network is up; a JSON object does, too.
-READY = "run commands with"
+topo_app = typer.Typer(help="Draw descriptions of networks.", no_args_is_help=True)
+_CHECK_INTERVAL_S = 0.5
 _POLL_S = 0.05
-#: How long `exec` waits for a network without a record, such as one that has just been started.
-_APPEARANCE_S = 5.0
-#: How long `exec` waits before it says so.
-_SILENT_S = 1.0
+#: How the line begins that reports that a network is up; with `--json`, it begins with a brace.
+_READY = "run commands with"
+#: How long `exec` waits for a network to be started, and how long it waits before it says so.
+_START_TIMEOUT_S, _SILENT_S = 5.0, 1.0
 
 
-def up(
-    topology: Annotated[
-        str, typer.Argument(help="star, two_racks, or a .toml or .json file that describes a network.")
-    ],
+@dataclass(frozen=True)
+class _NetworkSettings(Settings):
+    """The parts of a network, and how `up` runs it."""
+
     switch: Annotated[
-        Literal["embedded", "bmv2"], typer.Option(help="The switches: the softswitch (embedded), or BMv2.")
-    ] = "embedded",
+        Literal["embedded", "bmv2"], Option("The switches: the softswitch (embedded), or BMv2.")
+    ] = "embedded"
     links: Annotated[
-        Literal["udp", "veth"],
-        typer.Option(help="Loopback UDP, or veth between network namespaces (needs root)."),
-    ] = "udp",
+        Literal["udp", "veth"], Option("Loopback UDP, or veth between network namespaces (needs root).")
+    ] = "udp"
     restart: Annotated[
-        bool,
-        typer.Option(help="Restart a switch or server that ends by itself, instead of ending the network."),
-    ] = False,
+        bool, Option("Restart a switch or server that ends by itself, instead of ending the network.")
+    ] = False
     detach: Annotated[
-        bool, typer.Option("--detach", help="Return once the network is up; `peelsum down` ends it.")
-    ] = False,
-    json: Json = False,
-    child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
-) -> None:
-    """Run a network until Ctrl-C or `peelsum down`, which leave nothing of it behind."""
+        bool, Option("Return once the network is up; `peelsum down` ends it.", name="--detach")
+    ] = False
+    json: Annotated[bool, Option("Print JSON instead of text.", name="--json")] = False
+    child: Annotated[bool, Option("End when standard input closes.", name="--child", hidden=True)] = False
+
+
+@with_settings
+def up(topology: Topology, settings: _NetworkSettings) -> None:
+    """Run a network until Ctrl-C or `peelsum down`, which end all of its processes."""
     from peelsum.topology import description, records
     from peelsum.topology.network import UdpNetwork, VethNetwork
 
-    if detach:
+    if settings.detach:
         with reported(TopologyError):
             raise SystemExit(_start_detached([word for word in sys.argv[1:] if word != "--detach"]))
-    if child:
+    if settings.child:
         end_with_parent()
-    tell = told(child=child)
+    tell = told(child=settings.child)
     with (
         reported(TopologyError),
         records.only_one(),
         suppress(Interrupted),  # the normal end
         Interruption() as interruption,
     ):
-        kind = VethNetwork if links == "veth" else UdpNetwork
-        network = kind(description.read(topology), switch, restart=restart)
-        left_over = records.Record.read()
-        if left_over is not None:
-            records.end(left_over)
-        myself = records.Process.of(os.getpid())
-        assert myself is not None
+        network_class = VethNetwork if settings.links == "veth" else UdpNetwork
+        network = network_class(description.read(topology), settings.switch, restart=settings.restart)
+        previous = records.Record.read()
+        if previous is not None:
+            records.end(previous)
+        process = records.Process.of(os.getpid())
+        assert process is not None
         readmission = Signalled(signal.SIGUSR1)
         # Written before anything starts, so that the next `up` or `down` can clean up after a SIGKILL.
-        record = records.Record(network.name, myself)
+        record = records.Record(network.name, process)
         record.write()
         try:
             with ExitStack() as stack:
                 with taking_time("starting the network", tell):
                     stack.enter_context(network)
-                record = _recorded(network, myself)
-                _announce(network, json)
-                while True:
-                    asked = readmission.wait(_CHECK_EVERY_S)
-                    interruption.check()
-                    news = network.check()
-                    if asked:
-                        news.append(f"job: {network.readmit()}")
-                    if news:
-                        record = _recorded(network, myself)
-                    for line in news:
-                        _tell(network, line, json)
+                _write_record(network, process)
+                _announce(network, settings.json)
+                _watch(network, process, interruption, readmission, settings.json)
         finally:
             records.end(record)
+
+
+def _watch(
+    network: Network, process: Process, interruption: Interruption, readmission: Signalled, json: bool
+) -> Never:
+    """Check the network, readmit its job on request, and print what happens, until a signal interrupts it."""
+    while True:
+        readmit_requested = readmission.wait(_CHECK_INTERVAL_S)
+        interruption.check()
+        messages = network.check()
+        if readmit_requested:
+            messages.append(f"job: {network.readmit()}")
+        if messages:
+            _write_record(network, process)
+        for message in messages:
+            if json:
+                say(news=message, processes=network.processes)
+            else:
+                print(message, flush=True)
 
 
 def _start_detached(arguments: Sequence[str]) -> int:
@@ -112,50 +128,49 @@ def _start_detached(arguments: Sequence[str]) -> int:
     from peelsum.topology import records
 
     with ExitStack() as files:
-        names = [records.folder() / name for name in ("up.out", "up.err")]
-        written = [files.enter_context(name.open("a", encoding="utf-8")) for name in names]
-        read = [files.enter_context(name.open(encoding="utf-8")) for name in names]
-        for file in read:
-            file.seek(0, 2)  # skip the output of earlier networks
+        paths = [records.folder() / name for name in ("up.out", "up.err")]
+        outputs = [files.enter_context(path.open("a", encoding="utf-8")) for path in paths]
+        readers = [files.enter_context(path.open(encoding="utf-8")) for path in paths]
+        for reader in readers:
+            reader.seek(0, os.SEEK_END)  # skip the output of earlier networks
         process = subprocess.Popen(
             [sys.executable, "-m", "peelsum.cli", *arguments],
             stdin=subprocess.DEVNULL,
-            stdout=written[0],
-            stderr=written[1],
+            stdout=outputs[0],
+            stderr=outputs[1],
             start_new_session=True,
         )
         try:
-            return _until_ready(process, *read)
+            return _wait_until_ready(process, *readers)
         except BaseException:
             process.terminate()
             process.wait()
             raise
 
 
-def _until_ready(process: subprocess.Popen[bytes], out: TextIO, errors: TextIO) -> int:
-    said = ""
+def _wait_until_ready(process: subprocess.Popen[bytes], stdout: TextIO, stderr: TextIO) -> int:
+    """Copy a process's output until it is ready or has ended; return 0, or its exit status."""
+    output = ""
     while True:
         status = process.poll()
-        new = out.read()
-        said += new
+        new = stdout.read()
+        output += new
         sys.stdout.write(new)
-        sys.stderr.write(errors.read())
+        sys.stderr.write(stderr.read())
         sys.stdout.flush()
-        complete = said.splitlines() if said.endswith("\n") else said.splitlines()[:-1]
-        if any(line.startswith((READY, "{")) for line in complete):
+        complete_lines = output.split("\n")[:-1]
+        if any(line.startswith((_READY, "{")) for line in complete_lines):
             return 0
         if status is not None:
             return status
         time.sleep(_POLL_S)
 
 
-def _recorded(network: Network, up: Process) -> Record:
-    """Write and return the record that `exec` needs of the network's current state."""
+def _write_record(network: Network, process: Process) -> None:
+    """Write the record of the network's current state, which `exec` reads."""
     from peelsum.topology.records import Record
 
-    record = Record(network.name, up, network.places, str(network.seats_file or ""))
-    record.write()
-    return record
+    Record(network.name, process, network.places, str(network.seats_file or "")).write()
 
 
 def exec_(
@@ -174,41 +189,43 @@ def exec_(
         record = _usable_record()
         place = record.places.get(host)
         if place is None:
-            known = ", ".join(record.places)
-            raise TopologyError(f"exec: {host}: is not a host of the network; use one of {known}")
+            hosts = ", ".join(record.places)
+            raise TopologyError(f"exec: {host}: is not a host of the network; use one of {hosts}")
         if place.namespace_of is not None:
             words = inside(place.namespace_of.pid, *words)
         try:
             inherited = {name: value for name, value in os.environ.items() if name != SEAT}
             os.execvpe(words[0], words, {**inherited, **place.environment})
         except (OSError, IndexError) as error:
-            what = words[0] if words else "command"
+            program = words[0] if words else "command"
             reason = error.strerror if isinstance(error, OSError) else "is missing"
-            raise TopologyError(f"exec: {what}: {reason}; give a command") from None
+            raise TopologyError(f"exec: {program}: {reason}; give a command") from None
 
 
 def _usable_record() -> Record:
     """Wait for the network and return its record. Raises TopologyError if no network is up."""
     from peelsum.topology.records import Record
 
-    started, told = time.monotonic(), False
+    started, announced = time.monotonic(), False
     while True:
         record = Record.read()
         running = record is not None and record.up.running
         if record is not None and running and record.usable:
             return record
-        waited = time.monotonic() - started
-        if not running and waited >= _APPEARANCE_S:
+        waited_s = time.monotonic() - started
+        if not running and waited_s >= _START_TIMEOUT_S:
             raise TopologyError("exec: no network is up; start one with `peelsum up`")
-        if not told and waited >= _SILENT_S:
-            told = True
-            print(f"exec: waiting {_awaited(record if running else None)}", file=sys.stderr, flush=True)
+        if not announced and waited_s >= _SILENT_S:
+            announced = True
+            condition = _missing_condition(record if running else None)
+            print(f"exec: waiting {condition}", file=sys.stderr, flush=True)
         time.sleep(_POLL_S)
 
 
-def _awaited(record: Record | None) -> str:
+def _missing_condition(record: Record | None) -> str:
+    """Return what a command waits for before it can run in a network with this record."""
     if record is None:
-        return f"{_APPEARANCE_S:g} s for a network: none is up yet"
+        return f"{_START_TIMEOUT_S:g} s for a network: none is up yet"
     if not record.places:
         return "until the network is up"
     return "for the job's next generation: the workers of the last have finished"
@@ -220,20 +237,20 @@ def readmit() -> None:
     from peelsum.transport.seats import SEAT
 
     with reported(TopologyError):
-        before = Record.read()
-        if before is None or not before.up.running:
+        record = Record.read()
+        if record is None or not record.up.running:
             raise TopologyError("readmit: no network is up; start one with `peelsum up`")
-        if not any(SEAT in place.environment for place in before.places.values()):
+        if not any(SEAT in place.environment for place in record.places.values()):
             raise TopologyError("readmit: the network has no job; add one to its description")
-        os.kill(before.up.pid, signal.SIGUSR1)
-        while Record.read() == before and before.up.running:  # it may have to compile
+        os.kill(record.up.pid, signal.SIGUSR1)
+        while Record.read() == record and record.up.running:  # `up` may have to compile
             time.sleep(_POLL_S)
-        if not before.up.running:
+        if not record.up.running:
             raise TopologyError("readmit: the job was not admitted; see the output of `peelsum up`")
 
 
 def down() -> None:
-    """End the network and everything that runs in it, or what is left after its `up` was killed."""
+    """End the network and everything that runs in it, or the rest of it after its `up` was killed."""
     from peelsum.topology import records
 
     with reported(TopologyError):
@@ -244,14 +261,8 @@ def down() -> None:
         records.end(record)
 
 
-def _tell(network: Network, line: str, json: bool) -> None:
-    if json:
-        say(news=line, processes=network.processes)
-    else:
-        print(line, flush=True)
-
-
 def _announce(network: Network, json: bool) -> None:
+    """Print that the network is up, with its switches and its job."""
     if json:
         say(
             network=network.name,
@@ -266,5 +277,20 @@ def _announce(network: Network, json: bool) -> None:
     if job is not None:
         print(f"job {job.id}: workers {', '.join(job.workers)}; server {job.server}")
     example = next(iter(network.topology.hosts), "HOST")
-    print(f"{READY} `peelsum exec {example} -- ...`, end with Ctrl-C or `peelsum down`")
+    print(f"{_READY} `peelsum exec {example} -- ...`, end with Ctrl-C or `peelsum down`")
     sys.stdout.flush()
+
+
+@topo_app.callback()
+def topo() -> None:
+    """Draw descriptions of networks."""
+
+
+@topo_app.command("draw")
+def draw(topology: Topology) -> None:
+    """Draw a network: its switches, hosts, links and roles."""
+    from peelsum.topology.description import read
+    from peelsum.topology.drawing import as_text
+
+    with reported(TopologyError):
+        print(as_text(read(topology)))

@@ -1,8 +1,8 @@
-"""Options that several commands share."""
+"""Options that several commands share, as settings classes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ import typer
 
 from peelsum.logs import LogsError, configure, log_event
 from peelsum.metrics import PARTS, MetricsError, MetricsServer, Values, controller_values, metrics_address
-from peelsum.options import Option, Settings
+from peelsum.options import Option, OptionError, Settings
 from peelsum.processes import say
 from peelsum.processes.user_errors import reported
 from peelsum.tls import Identity, TlsError
@@ -21,33 +21,36 @@ if TYPE_CHECKING:
     from peelsum.control.cluster import Event, JobController
 
 #: Seconds between two checks of a job's switches.
-LOOK_EVERY_S = 1.0
-#: What is wrong with the options below.
+CHECK_INTERVAL_S = 1.0
+#: Errors in the values of the options below.
 OPTION_ERRORS = (TlsError, MetricsError, LogsError)
 
+_TLS = "Use TLS with the identity in this folder, which `peelsum certificates make` made."
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-
 Tls = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="Use TLS, with the identity there: see `peelsum certificates make`."),
+    typer.Option(metavar="FOLDER", help=_TLS),
+]
+Topology = Annotated[
+    str, typer.Argument(help="star, two_racks, or a .toml or .json file that describes a network.")
 ]
 
 
 @dataclass(frozen=True)
 class Service(Settings):
-    """What all commands take that run until a signal comes."""
+    """Options of all commands that run until a signal arrives."""
 
     tls: Annotated[
         Path | None,
-        Option("Use TLS, with the identity there: see `peelsum certificates make`.", metavar="FOLDER"),
+        Option(_TLS, metavar="FOLDER"),
     ] = None
     metrics: Annotated[
         str | None,
-        Option("Serve Prometheus metrics there; port 0 chooses a free one.", metavar="HOST:PORT"),
+        Option("Serve Prometheus metrics at this address; port 0 chooses a free port.", metavar="HOST:PORT"),
     ] = None
     log_format: Annotated[
         str | None,
-        Option("Log events to stderr in this form, with job and generation.", metavar="json|console"),
+        Option("Log events to stderr in this format, with job and generation.", metavar="json|console"),
     ] = None
     json: Annotated[bool, Option("Print JSON instead of text.", name="--json")] = False
     child: Annotated[bool, Option("End when standard input closes.", name="--child", hidden=True)] = False
@@ -55,69 +58,117 @@ class Service(Settings):
     @property
     def identity(self) -> Identity | None:
         """The identity in the folder `tls`. Raises TlsError."""
-        return identity(self.tls)
+        return read_identity(self.tls)
 
     def announce(self, text: str, /, **values: object) -> None:
-        """Print a line, or its values as JSON."""
+        """Print the text, or with `--json` the values."""
         if self.json:
             say(**values)
         else:
             print(text, flush=True)
 
     def serve_metrics(self, stack: ExitStack, part: str, read: Callable[[], Values]) -> dict[str, str]:
-        """Serve a part's metrics, if asked, until the stack is closed; print the address.
+        """With `--metrics`, serve a part's metrics until the stack is closed, and print their URL.
 
-        Return what `--json` says of it. Raises MetricsError or TlsError.
+        Return the URL as `{"metrics": url}` for the command's JSON, or {}. Raises MetricsError or TlsError.
         """
         if self.metrics is None:
             return {}
-        where = metrics_address(self.metrics)
-        server = stack.enter_context(MetricsServer(where, PARTS[part], read, self.identity))
+        listen_address = metrics_address(self.metrics)
+        server = stack.enter_context(MetricsServer(listen_address, PARTS[part], read, self.identity))
         if not self.json:
             print(f"metrics at {server.url}", flush=True)
         return {"metrics": server.url}
 
-    def logged(
-        self, part: str, otherwise: Callable[[object], None], **known: object
+    def event_logger(
+        self, part: str, otherwise: Callable[[object], None], **context: object
     ) -> Callable[[object], None]:
-        """Return what to do with a part's events: log them if a format is given. Raises LogsError."""
+        """Return the function that logs a part's events: structured with `--log-format`, or `otherwise`.
+
+        context: fields of every log entry. Raises LogsError.
+        """
         if self.log_format is None:
             return otherwise
-        configure(self.log_format, part, known)
+        configure(self.log_format, part, context)
         return log_event
 
-    def event_teller(self, **known: object) -> Callable[[Event], None]:
-        """Return what logs or prints the events of a controller of one job. Raises LogsError."""
-        log = self.logged("controller", lambda event: self.announce(str(event), event=str(event)), **known)
+    def job_event_logger(self, **context: object) -> Callable[[Event], None]:
+        """Return the function that logs or prints a job controller's events. Raises LogsError."""
+        log = self.event_logger(
+            "controller", lambda event: self.announce(str(event), event=str(event)), **context
+        )
 
-        def tell(event: Event) -> None:
-            if event.kind not in ("admitted", "evicted"):  # which the command's own output says
+        def log_unless_printed(event: Event) -> None:
+            if event.kind not in ("admitted", "evicted"):  # the command's own output reports these
                 log(event)
 
-        return tell
+        return log_unless_printed
 
 
-def reporting(*more: type[Exception]) -> AbstractContextManager[None]:
-    """Report errors of the control plane, of these options, and `more` in one line, with exit status 2."""
+def parse_address(text: str, what: str = "the address") -> tuple[str, int]:
+    """Return host and port of `host:port`. Raises ValueError, whose message calls the address `what`."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{text}: give {what} as host:port, for example 127.0.0.1:9559")
+    return host, int(port)
+
+
+def address(what: str) -> Callable[[str], str]:
+    """Return the parser of an option that is an address: it returns the text, or raises ValueError."""
+
+    def parse(text: str) -> str:
+        parse_address(text, what)
+        return text
+
+    return parse
+
+
+def addresses(what: str) -> Callable[[Sequence[str]], tuple[str, ...]]:
+    """Return the parser of a repeated option, each of whose values is an address."""
+    parse = address(what)
+    return lambda texts: tuple(map(parse, texts))
+
+
+@dataclass(frozen=True)
+class ClusterSettings(Settings):
+    """The controllers of a cluster: its primary and its backups."""
+
+    controller: Annotated[
+        tuple[str, ...],
+        Option(
+            "Ask the cluster's controller at this address; repeat the option for a backup.",
+            metavar="HOST:PORT", parse=addresses("the controller"), repeated=True,
+        ),
+    ] = ()  # fmt: skip
+
+
+@dataclass(frozen=True)
+class JobRequestSettings(ClusterSettings):
+    """A request to a cluster's controller that changes a job."""
+
+    token: Annotated[
+        Path | None, Option("File with the job's token. Without the token, nobody can change the job later.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.token is not None and not self.controller:
+            raise OptionError(f"--token: {self.token}: applies to --controller only; give that too")
+
+
+def report_errors(*more: type[Exception]) -> AbstractContextManager[None]:
+    """Report errors of the control plane, of shared options, and `more` in one line, with exit status 2."""
     from peelsum.control import ControlError
     from peelsum.pipelines import PipelineError
 
     return reported(ControlError, PipelineError, *OPTION_ERRORS, *more)
 
 
-def job_values(jobs: JobController, job_id: int) -> Values:
-    """Return the values of the metrics of a controller of one job."""
+def job_metrics(jobs: JobController, job_id: int) -> Values:
+    """Return the metrics of a controller of one job."""
     return controller_values(job_id, jobs.generation(job_id), jobs.counts(job_id))
 
 
-def identity(folder: Path | None) -> Identity | None:
-    """Return the identity in the folder given, if one is. Raises TlsError."""
+def read_identity(folder: Path | None) -> Identity | None:
+    """Return the identity in `folder`; None for None. Raises TlsError."""
     return None if folder is None else Identity.read(folder)
-
-
-def address(text: str, what: str) -> tuple[str, int]:
-    """Return `host:port` as a pair. Raises typer.BadParameter naming `what`."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise typer.BadParameter(f"{text}: give {what} as host:port, for example 127.0.0.1:9559")
-    return host, int(port)

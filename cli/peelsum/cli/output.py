@@ -1,4 +1,4 @@
-"""Error reports, JSON, tables and lines, as commands print them."""
+"""How commands print errors, progress, JSON and tables."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def aligned(rows: Sequence[Sequence[str]], left: Collection[str] = ()) -> list[str]:
-    """Return lines of columns as wide as their cells, the first of which is the heading.
+def aligned(rows: Sequence[Sequence[str]], text_columns: Collection[str] = ()) -> list[str]:
+    """Return a table's lines. The first row has the headings.
 
-    Columns in `left` are left-justified.
+    Columns whose headings are in `text_columns` are left-justified, the others right-justified.
     """
     columns = [
-        [cell.ljust(width) if column[0] in left else cell.rjust(width) for cell in column]
+        [cell.ljust(width) if column[0] in text_columns else cell.rjust(width) for cell in column]
         for column in zip(*rows, strict=True)
         for width in [max(map(len, column))]
     ]
@@ -37,7 +37,7 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[str] = ()) -> list[s
 def measuring(*errors: type[Exception]) -> Iterator[Tell]:
     """Report these errors in one line with exit status 2, and Ctrl-C with the status that shells expect.
 
-    The value takes lines of progress, which go to stderr, as those of child processes do.
+    The context's value is a function that prints progress messages on stderr.
     """
     with reported(*errors), Interruption():
         yield told()
@@ -48,22 +48,22 @@ def print_json(value: object) -> None:
     sys.stdout.write(json_format.dumps(value, indent=2, default=asdict) + "\n")
 
 
-def table_of(headings: Iterable[str], *, left: Iterable[str] = (), **options: Any) -> Table:
-    """Return an empty table with a rule below its headings. Columns not in `left` are right-justified.
+def empty_table(headings: Iterable[str], *, text_columns: Iterable[str] = (), **options: Any) -> Table:
+    """Return a table without rows. Columns not in `text_columns` are right-justified.
 
-    `options` are rich.table.Table's.
+    options: those of rich.table.Table.
     """
     from rich import box
     from rich.table import Table
 
     table = Table(**{"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), **options})
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in left else "right")
+        table.add_column(heading, justify="left" if heading in text_columns else "right")
     return table
 
 
 def progress_bar(console: Console) -> Progress:
-    """Return a bar with what is done of how much, and the time left; without a terminal it shows nothing."""
+    """Return a progress bar with counts and the remaining time; without a terminal it shows nothing."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -1,4 +1,4 @@
-"""`peelsum plan`: the ways to send a tensor, as tables, with the reasons for the choice."""
+"""`peelsum plan`: the ways to send a tensor, as tables, with the reasons for the recommended one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from peelsum.cli.options import Json
 from peelsum.cli.output import aligned, measuring, print_json
 from peelsum.cli.settings import with_settings
 
-#: Of each table: the figures by heading, and how they are written.
+#: Columns of each table by heading: the row's key and the format.
 _WAYS = {
     "form": ("form", ""),
     "index": ("index", ""),
@@ -37,8 +37,7 @@ _METHODS = {
     "codec ms": ("codec_ms", ".3f"),
     "total ms": ("total_ms", ".3f"),
 }
-#: Headings of columns of words.
-_WORDS = ("form", "index", "layout", "method")
+_TEXT_COLUMNS = ("form", "index", "layout", "method")
 _UNITS = {"gbps": "Gbit/s", "latency_s": "s of latency", "ratio": "of all elements", "elements": "elements"}
 
 
@@ -46,14 +45,15 @@ _UNITS = {"gbps": "Gbit/s", "latency_s": "s of latency", "ratio": "of all elemen
 def plan(
     request: Point,
     check: Annotated[
-        bool, typer.Option(help="Run every way on this machine, and show the predictions' errors.")
+        bool,
+        typer.Option(help="Measure each on this machine too, and show the errors of predictions."),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show every way to send a tensor, with predicted bytes and time, the choice, and why.
+    """Compare all ways to sum a tensor, with predicted bytes and time, and explain the recommended one.
 
-    First through the switch, by form and index; then by every collective, dense and sparse, with the values
-    of rate, latency, ratio and size at which the fastest changes.
+    The first table has the ways through the switch, by form and index. The second has dense and sparse
+    collectives, and below it the values of rate, latency, ratio and size at which the fastest changes.
     """
     from peelsum.bench import plan as bench
     from peelsum.bench.codec import NotEnoughMemoryError, NotExactError
@@ -72,11 +72,12 @@ def plan(
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, str]]) -> list[str]:
-    cells = [[format(row[name], written) for name, written in columns.values()] for row in rows]
-    return aligned([list(columns), *cells], _WORDS)
+    cells = [[format(row[key], spec) for key, spec in columns.values()] for row in rows]
+    return aligned([list(columns), *cells], _TEXT_COLUMNS)
 
 
 def _form(form: Mapping[str, Any]) -> str:
+    """Return a sentence with the time of a form's step."""
     line = f"{form['form']}: {form['predicted_ms']:.4g} ms a step, predicted"
     if form["ms"] is None:
         return f"{line}; not measured."

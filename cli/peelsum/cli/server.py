@@ -7,27 +7,30 @@ import sys
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from peelsum.cli.options import OPTION_ERRORS, Service, address
+from peelsum.cli.options import OPTION_ERRORS, Service, address, parse_address
 from peelsum.cli.settings import with_settings
-from peelsum.options import Option, Settings
+from peelsum.options import Option, OptionError, Settings
 from peelsum.processes import end_with_parent
 from peelsum.processes.children import ADMISSION
 from peelsum.processes.reports import told_of_compiling
 from peelsum.processes.user_errors import reported
 from peelsum.reading import parse_json, read_text
 
-app = typer.Typer(help="The aggregation server.", no_args_is_help=True)
+app = typer.Typer(help="The aggregation server of a job.", no_args_is_help=True)
 
 
 @dataclass(frozen=True)
 class _ServerSettings(Settings):
-    """Which job is served, and where."""
+    """The job, and the switch port of its server."""
 
-    switch: Annotated[str, Option("The switch port to connect to, host:port (UDP).")]
+    switch: Annotated[
+        str,
+        Option("The switch port to connect to, host:port (UDP).", parse=address("the switch port")),
+    ]
     admission: Annotated[
         str, Option("Output of `peelsum job admit --json`, or a file of it.", envvar=ADMISSION)
     ]
@@ -49,62 +52,58 @@ def run(settings: _ServerSettings, service: Service) -> None:
     if service.child:
         end_with_parent()
     told_of_compiling(child=service.child)
-    host_and_port = address(settings.switch, "the switch port")
 
-    def report(event: Event) -> None:
+    def on_event(event: Event) -> None:
         # Removed before workers learn that they have finished, so that none of them ends earlier.
         if settings.seats is not None and isinstance(event, JobFinished):
             settings.seats.unlink(missing_ok=True)
-        tell(event)
+        log(event)
 
     def print_event(event: object) -> None:
         if not service.json:
             print(event, file=sys.stderr, flush=True)
 
     with reported(TransportError, *OPTION_ERRORS), ExitStack() as stack:
-        config = job_config(_admission(settings.admission))
-        known = {"job": config.job_id, "generation": config.generation}
-        tell = service.logged("server", print_event, **known)
-        wire: Literal["ethernet", "udp-port"] = "ethernet" if settings.ethernet else "udp-port"
-        server = stack.enter_context(AggregationService(config, host_and_port, wire=wire))
+        config = job_config(_read_admission(settings.admission))
+        log = service.event_logger("server", print_event, job=config.job_id, generation=config.generation)
+        server = stack.enter_context(
+            AggregationService(
+                config, parse_address(settings.switch), wire="ethernet" if settings.ethernet else "udp-port"
+            )
+        )
 
-        def read() -> Values:
+        def read_metrics() -> Values:
             return server_values({config.job_id: asdict(server.stats())})
 
-        url = service.serve_metrics(stack, "server", read)
-        stopped_by = []
+        url = service.serve_metrics(stack, "server", read_metrics)
+        signals: list[int] = []
 
         def stop(number: int, _: object) -> None:
-            stopped_by.append(number)
+            signals.append(number)
             server.stop()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
         line = f"job {config.job_id}: serving at {settings.switch}"
         service.announce(line, job_id=config.job_id, switch=settings.switch, **url)
-        stats = server.run(report)
-    values = asdict(stats)
-    service.announce("\n".join(f"{name} = {value}" for name, value in values.items()), **values)
-    if service.child and stopped_by and not server.finished:
-        # By the status 0, a parent would take the job for finished, and not start its server again.
-        signal.signal(stopped_by[0], signal.SIG_DFL)
-        signal.raise_signal(stopped_by[0])
+        statistics = asdict(server.run(on_event))
+    service.announce("\n".join(f"{name} = {value}" for name, value in statistics.items()), **statistics)
+    if service.child and signals and not server.finished:
+        # A parent takes the status 0 for a finished job, and would not start the job's server again.
+        signal.signal(signals[0], signal.SIG_DFL)
+        signal.raise_signal(signals[0])
 
 
-def _admission(text: str) -> dict[str, Any]:
-    """Return the JSON object in `text`, or in the file that it names."""
+def _read_admission(text: str) -> dict[str, Any]:
+    """Return the JSON object in `text`, or in the file that it names. Raises OptionError."""
     try:
         if not text.lstrip().startswith("{"):
             text = read_text(Path(text))
         values = parse_json(text)
     except OSError as error:
-        raise typer.BadParameter(
-            f"admission: {text}: {error.strerror}; give JSON or the path of a file"
-        ) from None
+        raise OptionError(f"admission: {text}: {error.strerror}; give JSON or the path of a file") from None
     except ValueError:
         values = None
     if not isinstance(values, dict):
-        raise typer.BadParameter(
-            "admission: is not a JSON object; give what `peelsum job admit --json` printed"
-        )
+        raise OptionError("admission: is not a JSON object; give what `peelsum job admit --json` printed")
     return values

@@ -14,9 +14,10 @@ from peelsum.options import OptionError, Settings, options_of, parsed
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with an option for each option of its parameters that are settings classes.
+    """Return the command as Typer takes it: options in place of parameters that are settings classes.
 
-    Other parameters stay. A value that an option does not take raises typer.BadParameter.
+    The returned function takes every option by keyword. An OptionError, of an option's value or of the
+    command, becomes typer.BadParameter.
     """
     classes: dict[str, type[Settings]] = {}
     parameters: list[Parameter] = []
@@ -32,9 +33,9 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     def run(**values: Any) -> None:
         try:
             settings = {name: parsed(kind, values) for name, kind in classes.items()}
+            command(**settings, **values)
         except OptionError as error:
             raise typer.BadParameter(str(error)) from None
-        command(**settings, **values)
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -42,8 +43,8 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters(settings: type[Settings]) -> list[Parameter]:
-    """Return a parameter, as Typer reads it, for each option of a settings class."""
-    hints, options, made = get_type_hints(settings), options_of(settings), list[Parameter]()
+    """Return a parameter with Typer's annotation for each option of a settings class."""
+    hints, options, parameters = get_type_hints(settings), options_of(settings), list[Parameter]()
     for field in fields(settings):
         if field.name not in options:
             continue
@@ -51,10 +52,12 @@ def _parameters(settings: type[Settings]) -> list[Parameter]:
         hint, default = hints[field.name], Parameter.empty if field.default is MISSING else field.default
         if option.parse is not None:
             hint, default = (list[str] | None, None) if option.repeated else (str, option.shown(default))
-        shown = typer.Option(
+        typer_option = typer.Option(
             *([option.name] if option.name else []),
             help=option.help, metavar=option.metavar, envvar=option.envvar, hidden=option.hidden,
         )  # fmt: skip
-        annotation: Any = Annotated[hint, shown]
-        made.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
-    return made
+        annotation: Any = Annotated[hint, typer_option]
+        parameters.append(
+            Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        )
+    return parameters

@@ -1,4 +1,4 @@
-"""`peelsum switch`: run the softswitch; rebuild its pipelines."""
+"""`peelsum switch`: run the softswitch, compile and export its pipelines."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from peelsum.processes.user_errors import reported
 from peelsum.switch_settings import SwitchSettings
 
 app = typer.Typer(help="The softswitch and its pipelines.", no_args_is_help=True)
-#: How long running P4Runtime calls may take to end.
-_LAST_CALLS_S = 0.5
+#: How long running P4Runtime calls may take to end before the process does.
+_GRACE_S = 0.5
 
 
 @app.command()
 @with_settings
 def run(settings: SwitchSettings, service: Service) -> None:
-    """Run the softswitch until Ctrl-C. A controller loads its pipeline: see `peelsum job admit`."""
+    """Run the softswitch until Ctrl-C. A controller loads its pipeline, for example `peelsum job admit`."""
     from peelsum.logs import configure, log_event
     from peelsum.metrics import Values, switch_values
     from peelsum.softswitch import SoftswitchError
@@ -38,13 +38,13 @@ def run(settings: SwitchSettings, service: Service) -> None:
 
     url: dict[str, str] = {}
 
-    def observe(count: Callable[[], SwitchCounts]) -> ExitStack:
-        def read() -> Values:
-            now = asdict(count())
-            return switch_values(now["lanes"], now["verdicts"], now["ports"], now["queues"])
+    def observe(read_counts: Callable[[], SwitchCounts]) -> ExitStack:
+        def read_metrics() -> Values:
+            counts = asdict(read_counts())
+            return switch_values(counts["lanes"], counts["verdicts"], counts["ports"], counts["queues"])
 
         stack = ExitStack()
-        url.update(service.serve_metrics(stack, "switch", read))
+        url.update(service.serve_metrics(stack, "switch", read_metrics))
         return stack
 
     def announce(listening: Listening) -> None:
@@ -56,7 +56,7 @@ def run(settings: SwitchSettings, service: Service) -> None:
         for port, name in listening.interfaces.items():
             lines.append(f"port {port} at {name} ({listening.ports_by[port]})")
         if listening.are_open:
-            lines.append("until a job is admitted, every program of this machine may take these ports")
+            lines.append("until a job is admitted, any program on this machine can take these ports")
         service.announce("\n".join(lines), **asdict(listening), **url)
 
     if service.child:
@@ -68,16 +68,16 @@ def run(settings: SwitchSettings, service: Service) -> None:
         counts = run_switch(settings, identity=service.identity, observe=observe, announce=announce)
     if service.json:
         say(**asdict(counts))
-    _leave()
+    _exit_if_compiling()
 
 
-def _leave() -> None:
-    """End the process at once if a pipeline is still being compiled, which cannot be interrupted."""
+def _exit_if_compiling() -> None:
+    """End the process at once if a pipeline is still being compiled, because that cannot be interrupted."""
     from peelsum.softswitch.p4runtime import THREAD_PREFIX
 
     threads = [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_PREFIX)]
     for thread in threads:
-        thread.join(_LAST_CALLS_S)
+        thread.join(_GRACE_S)
     if any(thread.is_alive() for thread in threads):
         sys.stdout.flush()
         os._exit(0)
@@ -85,19 +85,19 @@ def _leave() -> None:
 
 @dataclass(frozen=True)
 class _Compilation(Settings):
-    """What is compiled, and where to."""
+    """The target of the compilation, and its output folder."""
 
     tofino: Annotated[
         bool, Option("Compile for Tofino 1 and 2 instead, and rewrite the reports.", name="--tofino")
     ] = False
     out: Annotated[
         Path | None,
-        Option("With --tofino: keep the compiler's output and what a controller loads, by device."),
+        Option("With --tofino: folder for the compiler's output, which controllers load, by device."),
     ] = None
     processor_port: Annotated[
         int | None,
         Option(
-            "With --out: the processor's port on a Tofino 1, 0 to 511; 320 with four pipes. [default: 192]",
+            "With --out: the CPU port of a Tofino 1, 0 to 511; 320 with four pipes. [default: 192]",
             0,
             511,
         ),
@@ -109,29 +109,38 @@ class _Compilation(Settings):
             raise OptionError(f"--out: {self.out}: applies to --tofino only; give that too")
         if self.processor_port is not None and self.out is None:
             port = self.processor_port
-            raise OptionError(f"--processor-port: {port}: the committed reports are for 192; give --out, too")
+            raise OptionError(f"--processor-port: {port}: the committed reports are for 192; give --out too")
 
 
 @app.command("compile")
 @with_settings
 def compile_(settings: _Compilation) -> None:
-    """Rebuild the committed pipelines of switch/p4, by p4c-bm2-ss, or by p4c-barefoot and bfas."""
+    """Compile the P4 program for BMv2 and the softswitch, or for Tofino, and rewrite the committed output.
+
+    Needs a checkout and p4c-bm2-ss, or with --tofino p4c-barefoot and bfas.
+    """
     from peelsum.pipelines.artifacts import PipelineError, compile_pipelines
+
+    with reported(PipelineError, OSError):
+        if settings.tofino:
+            _compile_for_tofino(settings.out, settings.processor_port)
+            return
+        for pipeline in compile_pipelines():
+            print(f"{pipeline.lanes} lanes: {pipeline.json_path}")
+
+
+def _compile_for_tofino(out: Path | None, cpu_port: int | None) -> None:
+    """Compile for both Tofinos and rewrite their reports; with another CPU port, write only to `out`."""
     from peelsum.pipelines.tofino import ARCHITECTURES, compile_for, report_path
 
-    out = settings.out
-    with reported(PipelineError, OSError):
-        if not settings.tofino:
-            for built in compile_pipelines():
-                print(f"{built.lanes} lanes: {built.json_path}")
-        elif settings.processor_port is not None and out is not None:
-            report = compile_for("tofino", out / "tofino", processor_port=settings.processor_port)
-            print(f"{report.splitlines()[0]}; see {out / 'tofino'}")
-        else:
-            for device in ARCHITECTURES:
-                report = compile_for(device, out / device if out else None)
-                report_path(device).write_text(report)
-                print(f"{report.splitlines()[0]}; see {report_path(device)}")
+    if cpu_port is not None and out is not None:
+        report = compile_for("tofino", out / "tofino", processor_port=cpu_port)
+        print(f"{report.splitlines()[0]}; see {out / 'tofino'}")
+        return
+    for device in ARCHITECTURES:
+        report = compile_for(device, out / device if out else None)
+        report_path(device).write_text(report)
+        print(f"{report.splitlines()[0]}; see {report_path(device)}")
 
 
 @app.command()
@@ -139,7 +148,7 @@ def pipeline(
     lanes: Annotated[int, typer.Argument(help="Lanes of a packet: 32, 64, ... 2048.")],
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
 ) -> None:
-    """Write a compiled pipeline, BMv2 JSON and P4Info, for a switch or a controller of your own."""
+    """Write a compiled pipeline, BMv2 JSON and P4Info, for another switch or controller."""
     import shutil
 
     from peelsum.pipelines import PipelineError

@@ -1,4 +1,4 @@
-"""`peelsum trace`: record the gradients of a training run, and show what a trace holds."""
+"""`peelsum trace`: record the gradients of a training run, and show a recorded trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from peelsum.cli.options import Json
-from peelsum.cli.output import measuring, print_json, table_of
+from peelsum.cli.output import empty_table, measuring, print_json
 from peelsum.cli.settings import with_settings
 from peelsum.extras import missing
 from peelsum.options import Option, Settings
@@ -23,21 +23,23 @@ if TYPE_CHECKING:
     from peelsum.processes.progress import Tell
     from peelsum.traces import Trace
 
-app = typer.Typer(help="Record gradients, and replay them without torch.", no_args_is_help=True)
+app = typer.Typer(
+    help="Record the gradients of a training run, and show recorded ones.", no_args_is_help=True
+)
 
 
 @dataclass(frozen=True)
 class _Recording(Settings):
-    """What is recorded, and where to."""
+    """The training to record, and the trace's folder."""
 
-    out: Annotated[Path, Option("Folder for a file of each worker.")] = Path("trace")
+    out: Annotated[Path, Option("Folder of the trace, which has a file for each worker.")] = Path("trace")
     model: Annotated[
         str | None,
-        Option("Model to train in place of a command: ncf, lstm, vgg19, bert, or MODULE:FUNCTION."),
+        Option("Model to train instead of a command: ncf, lstm, vgg19, bert, or MODULE:FUNCTION."),
     ] = None
     workers: Annotated[int, Option("Number of workers that train --model.", 1, 1024)] = 4
     steps: Annotated[int, Option("Steps to record.", 1, 1_000_000)] = 50
-    values: Annotated[bool, Option("Record values too, 4 bytes each.", name="--values")] = False
+    values: Annotated[bool, Option("Record values too, 4 bytes for each non-zero.", name="--values")] = False
     seed: Annotated[int, Option("Seed of --model's parameters and batches.", 0, 2**31)] = 0
 
 
@@ -45,12 +47,12 @@ class _Recording(Settings):
 @with_settings
 def record(
     command: Annotated[
-        list[str] | None, typer.Argument(help="A command whose ranks use SwitchAllreduceState.")
+        list[str] | None, typer.Argument(help="A training command whose ranks use SwitchAllreduceState.")
     ] = None,
     *,
     settings: _Recording,
 ) -> None:
-    """Record the gradients of a training run as they are summed: supports, scales, buckets, times.
+    """Record the gradients of a training run: positions of non-zeros, scales, buckets, times.
 
     Put options before the command.
     """
@@ -60,15 +62,15 @@ def record(
         raise typer.BadParameter("COMMAND: give a command or --model, and not both")
     with measuring(TraceError) as tell:
         if settings.model is None:
-            _run(command or [], settings)
+            _record_command(command or [], settings)
         else:
-            _train(settings.model, settings, tell)
-        print(_line(read_folder(settings.out)[0], settings.out), flush=True)
+            _record_model(settings.model, settings, tell)
+        print(_summary(read_folder(settings.out)[0], settings.out), flush=True)
 
 
 @app.command("show")
 def show(folder: Annotated[Path, typer.Argument(help="A trace's folder.")], json: Json = False) -> None:
-    """Show a trace's tensors: shapes, buckets, shares of non-zeros."""
+    """Show a trace's tensors with their shapes, buckets and shares of non-zeros."""
     from rich.console import Console
 
     from peelsum.traces import TraceError, read_folder
@@ -79,22 +81,27 @@ def show(folder: Annotated[Path, typer.Argument(help="A trace's folder.")], json
         if json:
             print_json({"name": traces[0].name, "workers": len(traces), "tensors": rows})
             return
-        headings = ("tensor", "shape", "bucket", "non-zero, a worker", "on any")
-        table = table_of(headings, left=("tensor", "shape"), caption=_line(traces[0], folder))
+        headings = ("tensor", "shape", "bucket", "non-zero on a worker", "on any worker")
+        caption = _summary(traces[0], folder)
+        table = empty_table(headings, text_columns=("tensor", "shape"), caption=caption)
         for row in rows:
             shares = (f"{row['worker']:.3%}", f"{row['union']:.3%}")
             table.add_row(row["tensor"], str(row["shape"]), str(row["bucket"]), *shares)
         Console().print(table)
 
 
-def _run(command: Sequence[str], settings: _Recording) -> None:
-    """Run a command whose hooks record. Raises typer.BadParameter if it recorded nothing."""
+def _record_command(command: Sequence[str], settings: _Recording) -> None:
+    """Run a training command whose hooks write the trace. Raises BadParameter if it recorded nothing."""
     from peelsum.torch.tracing import TRACE
     from peelsum.traces import SUFFIX
 
     _clear(settings.out)
-    what = {"name": Path(command[-1]).name, "steps": settings.steps, "values": settings.values}
-    recording = {"folder": str(settings.out.resolve()), **what}
+    recording = {
+        "folder": str(settings.out.resolve()),
+        "name": Path(command[-1]).name,
+        "steps": settings.steps,
+        "values": settings.values,
+    }
     environment = {**os.environ, TRACE: json_format.dumps(recording)}
     try:
         status = subprocess.run(command, env=environment, check=False).returncode
@@ -106,22 +113,25 @@ def _run(command: Sequence[str], settings: _Recording) -> None:
         raise typer.BadParameter(f"{command[0]}: recorded nothing; its ranks must use SwitchAllreduceState")
 
 
-def _train(model: str, settings: _Recording, tell: Tell) -> None:
+def _record_model(model: str, settings: _Recording, tell: Tell) -> None:
+    """Train a model for some steps, and write the trace."""
     if find_spec("torch") is None:
         raise typer.BadParameter(missing("torch", "training"))
     from peelsum.traces import SUFFIX, write
     from peelsum.training import TrainingDataError, make_task
     from peelsum.training.recording import record as record_model
 
-    def told(step: int) -> None:
-        tell(f"{model}: step {step} of {settings.steps}")
-
     try:
         task = make_task(model, seed=settings.seed)
     except TrainingDataError as error:
         raise typer.BadParameter(str(error)) from None
     traces = record_model(
-        task, settings.workers, settings.steps, seed=settings.seed, values=settings.values, tell=told
+        task,
+        settings.workers,
+        settings.steps,
+        seed=settings.seed,
+        values=settings.values,
+        on_step=lambda step: tell(f"{model}: step {step} of {settings.steps}"),
     )
     _clear(settings.out)
     for trace in traces:
@@ -129,13 +139,15 @@ def _train(model: str, settings: _Recording, tell: Tell) -> None:
 
 
 def _clear(folder: Path) -> None:
+    """Remove the files of an earlier trace."""
     from peelsum.traces import SUFFIX
 
     for path in folder.glob(f"*{SUFFIX}"):
         path.unlink()
 
 
-def _line(trace: Trace, folder: Path) -> str:
+def _summary(trace: Trace, folder: Path) -> str:
+    """Return a line with a trace's name, sizes and folder."""
     size = sum(path.stat().st_size for path in folder.iterdir())
     return (
         f"{trace.name}: {trace.workers} workers, {trace.steps} steps, {sum(trace.elements):,} elements, "
@@ -152,14 +164,14 @@ def _rows(traces: Sequence[Trace]) -> list[dict[str, Any]]:
     first, rows = traces[0], []
     for tensor, (name, shape) in enumerate(zip(first.names, first.shapes, strict=True)):
         elements = max(first.elements[tensor], 1)
-        alone = [trace.count[:, tensor].mean() / elements if trace.steps else 0.0 for trace in traces]
+        workers = [trace.count[:, tensor].mean() / elements if trace.steps else 0.0 for trace in traces]
         unions = [union_count(traces, step, tensor) / elements for step in range(first.steps)]
         rows.append(
             {
                 "tensor": name,
                 "shape": list(shape),
                 "bucket": int(first.bucket[-1, tensor]) if first.steps else -1,
-                "worker": float(np.mean(alone)),
+                "worker": float(np.mean(workers)),
                 "union": float(np.mean(unions)) if unions else 0.0,
             }
         )

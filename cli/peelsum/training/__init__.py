@@ -1,4 +1,4 @@
-"""The four models whose training LHC's paper measures, with their data, at the published size and small.
+"""The four models whose training LHC's paper measures, in the published size and small, with their data.
 
 A task is a model, which returns the loss of a batch, and the source of its batches. Needs torch.
 """

@@ -24,12 +24,12 @@ from peelsum.training.text import Text, standard_library
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _BEGIN, _SEPARATOR, _PADDING = "[CLS]", "[SEP]", "[PAD]"
-#: Words of a synthetic passage; the most of its answer; those beside the answer that its question quotes.
-_PASSAGE, _ANSWER, _AROUND = 48, 3, 3
+#: Words of a synthetic passage, of its answer at most, and of the quotations before and after the answer.
+_PASSAGE, _ANSWER, _QUOTED = 48, 3, 3
 
 
 @dataclass(frozen=True)
-class Size:
+class BertSize:
     """The paper's hyper-parameters."""
 
     layers: int
@@ -43,15 +43,15 @@ class Size:
 
 
 #: BERT-base, uncased, and the smallest model of Turc et al. (arXiv 1908.08962).
-FULL = Size(12, 768, 12, vocabulary=30_522, positions=512, length=384, batch=8)
-SMALL = Size(2, 128, 2, vocabulary=10_000, positions=512, length=64, batch=8)
+FULL = BertSize(12, 768, 12, vocabulary=30_522, positions=512, length=384, batch=8)
+SMALL = BertSize(2, 128, 2, vocabulary=10_000, positions=512, length=64, batch=8)
 _DROPOUT = 0.1
 
 
 class Bert(nn.Module):
     """The encoder, and a linear layer that scores every word as the first and the last of the answer."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: BertSize) -> None:
         super().__init__()
         self.words = nn.Embedding(size.vocabulary, size.width)
         self.positions = nn.Embedding(size.positions, size.width)
@@ -74,8 +74,8 @@ class Bert(nn.Module):
 
         `words` and `segments` are int64[n, length]; `padding` is bool[n, length], True after the last word.
         """
-        places = torch.arange(words.shape[1], device=words.device)
-        embedded = self.words(words) + self.positions(places) + self.segments(segments)
+        positions = torch.arange(words.shape[1], device=words.device)
+        embedded = self.words(words) + self.positions(positions) + self.segments(segments)
         hidden = self.encoder(self.dropout(self.norm(embedded)), src_key_padding_mask=padding)
         scores = self.ends(hidden).masked_fill(padding[..., None], -torch.inf)
         return nn.functional.cross_entropy(scores, answers)
@@ -92,17 +92,17 @@ class Question:
 
 
 def quotations(words: Sequence[str]) -> list[Question]:
-    """Return synthetic questions about a text: which words stand between these and those?"""
+    """Return synthetic questions about a text, which ask for the words between two quotations."""
     rng = np.random.default_rng(0)
     words = [word for word in words if word != "\n"]
-    made = []
-    for at in range(0, len(words) - _PASSAGE, _PASSAGE):
-        passage = tuple(words[at : at + _PASSAGE])
-        first = int(rng.integers(_AROUND, _PASSAGE - _ANSWER - _AROUND))
+    questions = []
+    for start in range(0, len(words) - _PASSAGE, _PASSAGE):
+        passage = tuple(words[start : start + _PASSAGE])
+        first = int(rng.integers(_QUOTED, _PASSAGE - _ANSWER - _QUOTED))
         last = first + int(rng.integers(0, _ANSWER))
-        question = (*passage[first - _AROUND : first], "?", *passage[last + 1 : last + 1 + _AROUND])
-        made.append(Question(question, passage, (first, last)))
-    return made
+        question = (*passage[first - _QUOTED : first], "?", *passage[last + 1 : last + 1 + _QUOTED])
+        questions.append(Question(question, passage, (first, last)))
+    return questions
 
 
 def squad(path: Path) -> list[Question]:
@@ -114,48 +114,48 @@ def squad(path: Path) -> list[Question]:
     try:
         articles = json.loads(files[0].read_text(encoding="utf-8"))["data"]
         paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
-        made = [question for paragraph in paragraphs for question in _questions(paragraph)]
+        questions = [question for paragraph in paragraphs for question in _questions(paragraph)]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise TrainingDataError(
             f"{path}: {type(error).__name__} {error}; pass a file in SQuAD's format, e.g. train-v1.1.json"
         ) from error
-    if not made:
+    if not questions:
         raise TrainingDataError(f"{path}: has no question with an answer; pass SQuAD's train-v1.1.json")
-    return made
+    return questions
 
 
 def _questions(paragraph: dict[str, Any]) -> Iterator[Question]:
+    """Yield the answerable questions of a paragraph of SQuAD's JSON, each with its first answer."""
     matches = list(_WORD.finditer(paragraph["context"].lower()))
     passage = tuple(match[0] for match in matches)
     starts = np.array([match.start() for match in matches])
-    for asked in paragraph["qas"]:
-        for answer in asked["answers"][:1]:
+    for question in paragraph["qas"]:
+        for answer in question["answers"][:1]:
             begin = int(answer["answer_start"])
             end = begin + max(len(answer["text"]), 1)
             first, last = np.searchsorted(starts, (begin, end - 1), "right") - 1
             if first >= 0:
-                yield Question(tuple(_WORD.findall(asked["question"].lower())), passage, (first, last))
+                yield Question(tuple(_WORD.findall(question["question"].lower())), passage, (first, last))
 
 
 class Encoded:
     """Questions as arrays: words, segments, padding, answers. Questions that are too long are dropped."""
 
-    def __init__(self, questions: Sequence[Question], size: Size) -> None:
-        fitting = [one for one in questions if len(one.question) + len(one.passage) + 3 <= size.length]
-        if not fitting:
-            raise TrainingDataError(
-                f"questions: none of {len(questions)} fits {size.length} words; pass shorter ones"
-            )
-        rows = [(_BEGIN, *one.question, _SEPARATOR, *one.passage, _SEPARATOR) for one in fitting]
+    def __init__(self, questions: Sequence[Question], size: BertSize) -> None:
+        total = len(questions)
+        questions = [item for item in questions if len(item.question) + len(item.passage) + 3 <= size.length]
+        if not questions:
+            raise TrainingDataError(f"questions: none of {total} fits {size.length} words; pass shorter ones")
+        rows = [(_BEGIN, *item.question, _SEPARATOR, *item.passage, _SEPARATOR) for item in questions]
         padded = [word for row in rows for word in (*row, *[_PADDING] * (size.length - len(row)))]
         ids = Text.of(padded, size.vocabulary).ids
         self.words: NDArray[np.int64] = ids.reshape(len(rows), size.length)
-        passage = np.array([len(one.question) + 2 for one in fitting])
+        passage = np.array([len(item.question) + 2 for item in questions])
         ends = np.array([len(row) for row in rows])
-        places = np.arange(size.length)
-        self.segments = (places >= passage[:, None]).astype(np.int64)
-        self.padding = places >= ends[:, None]
-        self.answers = np.array([one.answer for one in fitting], np.int64) + passage[:, None]
+        positions = np.arange(size.length)
+        self.segments = (positions >= passage[:, None]).astype(np.int64)
+        self.padding = positions >= ends[:, None]
+        self.answers = np.array([item.answer for item in questions], np.int64) + passage[:, None]
 
     def at(self, numbers: NDArray[np.int64]) -> Batch:
         """Return the batch of the questions with these numbers."""
@@ -163,18 +163,18 @@ class Encoded:
         return tuple(torch.from_numpy(array[numbers]) for array in arrays)
 
 
-def make(size: Size, path: Path | None) -> Task:
+def make(size: BertSize, path: Path | None) -> Task:
     """Return BERT on the questions at `path`, or on quotations of Python's standard library."""
     data = Encoded(quotations(standard_library()) if path is None else squad(path), size)
 
     batches = partial(_batches, data, size.batch)
-    named = "quotations of Python's standard library" if path is None else f"the questions of {path}"
-    return Task("bert", named, Bert(size), batches, partial(torch.optim.AdamW, lr=3e-4))
+    data_name = "quotations of Python's standard library" if path is None else f"the questions of {path}"
+    return Task("bert", data_name, Bert(size), batches, partial(torch.optim.AdamW, lr=3e-4))
 
 
 def _batches(data: Encoded, batch: int, rank: int, workers: int, seed: int) -> Iterator[Batch]:
     require("questions", len(data.words), workers)
     rng = np.random.default_rng([seed, rank])
-    own = np.arange(len(data.words))[rank::workers]
+    share = np.arange(len(data.words))[rank::workers]
     while True:
-        yield data.at(rng.choice(own, batch))
+        yield data.at(rng.choice(share, batch))

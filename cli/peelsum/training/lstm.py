@@ -21,7 +21,7 @@ from peelsum.training.text import Text, standard_library, words_in
 
 
 @dataclass(frozen=True)
-class Size:
+class LstmSize:
     """The model's hyper-parameters."""
 
     width: int
@@ -35,14 +35,14 @@ class Size:
     vocabulary: int
 
 
-FULL = Size(1500, 2, 0.65, batch=20, length=35, samples=8192, vocabulary=1_000_000)
-SMALL = Size(128, 1, 0.0, batch=8, length=20, samples=256, vocabulary=10_000)
+FULL = LstmSize(1500, 2, 0.65, batch=20, length=35, samples=8192, vocabulary=1_000_000)
+SMALL = LstmSize(128, 1, 0.0, batch=8, length=20, samples=256, vocabulary=10_000)
 
 
 class LanguageModel(nn.Module):
     """An embedding, an LSTM, and a softmax over the vocabulary or over a sample of it."""
 
-    def __init__(self, vocabulary: int, size: Size) -> None:
+    def __init__(self, vocabulary: int, size: LstmSize) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, size.width)
         self.lstm = nn.LSTM(size.width, size.width, size.layers, batch_first=True, dropout=size.dropout)
@@ -64,32 +64,33 @@ class LanguageModel(nn.Module):
         if not sample.numel():
             scores = hidden @ self.softmax.weight.T + self.bias.weight.T
             return nn.functional.cross_entropy(scores, target)
-        right = (hidden * self.softmax(target)).sum(1) + self.bias(target).squeeze(1)
-        others = hidden @ self.softmax(sample).T + self.bias(sample).T
+        positive = (hidden * self.softmax(target)).sum(1) + self.bias(target).squeeze(1)
+        negative = hidden @ self.softmax(sample).T + self.bias(sample).T
         # Divide by the expected number of draws: the sum's expectation is then the whole vocabulary's.
-        others = others - self._log_expected(sample, len(sample))
-        others = others.masked_fill(target[:, None] == sample, -torch.inf)
-        scores = torch.cat((right[:, None], others), 1)
+        negative = negative - self._log_expected_draws(sample)
+        negative = negative.masked_fill(target[:, None] == sample, -torch.inf)
+        scores = torch.cat((positive[:, None], negative), 1)
         return nn.functional.cross_entropy(scores, torch.zeros_like(target))
 
-    def _log_expected(self, words: torch.Tensor, samples: int) -> torch.Tensor:
-        rank, count = words.double(), self.embedding.num_embeddings
-        share = torch.log1p(1 / (rank + 1)) / np.log(count + 1)
-        return torch.log(samples * share).float()
+    def _log_expected_draws(self, sample: torch.Tensor) -> torch.Tensor:
+        """Return the logarithm of the expected number of draws of each word in a sample from `draw`."""
+        rank, count = sample.double(), self.embedding.num_embeddings
+        probability = torch.log1p(1 / (rank + 1)) / np.log(count + 1)
+        return torch.log(len(sample) * probability).float()
 
 
 def draw(rng: np.random.Generator, vocabulary: int, samples: int) -> torch.Tensor:
-    """Draw words int64[samples] by Zipf's law; none if there are as many samples as words.
+    """Draw random words int64[samples] by Zipf's law; none if there are as many samples as words.
 
     Word i has probability log((i + 2) / (i + 1)) / log(vocabulary + 1).
     """
     if samples >= vocabulary:
         return torch.empty(0, dtype=torch.int64)
-    drawn = np.exp(rng.random(samples) * np.log(vocabulary + 1)).astype(np.int64) - 1
-    return torch.from_numpy(np.minimum(drawn, vocabulary - 1))
+    words = np.exp(rng.random(samples) * np.log(vocabulary + 1)).astype(np.int64) - 1
+    return torch.from_numpy(np.minimum(words, vocabulary - 1))
 
 
-def make(size: Size, path: Path | None) -> Task:
+def make(size: LstmSize, path: Path | None) -> Task:
     """Return the language model on the text at `path`, or on Python's standard library."""
     text = Text.of(standard_library() if path is None else words_in(path), size.vocabulary)
 
@@ -99,8 +100,8 @@ def make(size: Size, path: Path | None) -> Task:
     return Task("lstm", data, model, batches, partial(torch.optim.Adam, lr=2e-3))
 
 
-def _batches(text: Text, size: Size, rank: int, workers: int, seed: int) -> Iterator[Batch]:
-    """Yield batches of this worker's share of the text, as `batch` parallel streams, in an endless loop."""
+def _batches(text: Text, size: LstmSize, rank: int, workers: int, seed: int) -> Iterator[Batch]:
+    """Yield batches of this worker's share of the text, cut into `batch` parallel streams, without end."""
     rng = np.random.default_rng([seed, rank])
     share = text.ids.size // workers
     stream = share // size.batch
@@ -109,8 +110,8 @@ def _batches(text: Text, size: Size, rank: int, workers: int, seed: int) -> Iter
             f"text: {text.ids.size} words are too few for {workers} workers; pass "
             f"{workers * size.batch * (size.length + 1)} or more"
         )
-    own = text.ids[rank * share : rank * share + size.batch * stream].reshape(size.batch, stream)
+    streams = text.ids[rank * share : rank * share + size.batch * stream].reshape(size.batch, stream)
     while True:
-        for at in range(0, stream - size.length, size.length):
-            window = torch.from_numpy(own[:, at : at + size.length + 1])
+        for start in range(0, stream - size.length, size.length):
+            window = torch.from_numpy(streams[:, start : start + size.length + 1])
             yield window[:, :-1], window[:, 1:], draw(rng, len(text.words), size.samples)

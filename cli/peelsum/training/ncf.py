@@ -1,6 +1,6 @@
 """Neural collaborative filtering on MovieLens' ratings, or on ratings drawn from a power law.
 
-The model is NeuMF (He et al., WWW'17, arXiv 1708.05031). Its embeddings have one row per user or item, and a
+The model is NeuMF (He et al., WWW'17, arXiv 1708.05031). Its embeddings have a row for each user or item; a
 batch uses few of them.
 """
 
@@ -18,24 +18,24 @@ from torch import nn
 
 from peelsum.training.task import Batch, Task, TrainingDataError, require
 
-#: Negative samples per pair of the data.
+#: Negative samples per rated pair.
 NEGATIVES = 4
 #: Parameters of the power law.
-_RATINGS_OF_A_USER = 40
+_RATINGS_PER_USER = 40
 _EXPONENT = 0.8
-#: Number of tastes among users and items; share of ratings in which a user keeps to its own taste.
+#: Number of groups of users and items, and the share of ratings in which users prefer items of their group.
 TASTES = 8
-_FAITHFUL = 0.7
+_PREFERENCE = 0.7
 
 
 @dataclass(frozen=True)
-class Size:
+class NcfSize:
     """The model's hyper-parameters, and the size of the power law's data."""
 
     factors: int
     """Factors of the matrix factorization."""
     layers: tuple[int, ...]
-    """Widths of the perceptron's layers; the first is its two embeddings' together."""
+    """Widths of the perceptron's layers; the first is that of its two embeddings together."""
     batch: int
     """Rated pairs per batch, to which negative samples are added."""
     users: int
@@ -45,15 +45,15 @@ class Size:
 
 
 #: MLPerf Training v0.5's model, with as many users and items as MovieLens' ml-20m.
-FULL = Size(64, (256, 256, 128, 64), 2048, 138_493, 26_744)
+FULL = NcfSize(64, (256, 256, 128, 64), 2048, 138_493, 26_744)
 #: A smaller model, with as many users and items as ml-1m.
-SMALL = Size(16, (64, 32, 16), 256, 6040, 3706)
+SMALL = NcfSize(16, (64, 32, 16), 256, 6040, 3706)
 
 
 class NeuMF(nn.Module):
     """A matrix factorization and a perceptron in parallel, each with its own embeddings."""
 
-    def __init__(self, users: int, items: int, size: Size) -> None:
+    def __init__(self, users: int, items: int, size: NcfSize) -> None:
         super().__init__()
         half = size.layers[0] // 2
         self.users, self.items = nn.Embedding(users, size.factors), nn.Embedding(items, size.factors)
@@ -72,8 +72,8 @@ class NeuMF(nn.Module):
     def scores(self, user: torch.Tensor, item: torch.Tensor) -> torch.Tensor:
         """Return the scores float32[n] of the pairs `user`, `item` int64[n]: higher is liked more."""
         product = self.users(user) * self.items(item)
-        mixed = self.perceptron(torch.cat((self.perceptron_users(user), self.perceptron_items(item)), 1))
-        score: torch.Tensor = self.score(torch.cat((product, mixed), 1))
+        output = self.perceptron(torch.cat((self.perceptron_users(user), self.perceptron_items(item)), 1))
+        score: torch.Tensor = self.score(torch.cat((product, output), 1))
         return score.squeeze(1)
 
 
@@ -94,14 +94,15 @@ class Ratings:
 def power_law(users: int, items: int, seed: int = 0) -> Ratings:
     """Draw 40 ratings per user.
 
-    An item's popularity falls with a power of its rank, and users prefer items of their own taste.
+    An item's popularity decreases with a power of its rank. User and item numbers modulo `TASTES` are groups,
+    and users prefer items of their group.
     """
     rng = np.random.default_rng(seed)
     popularity = np.arange(1, items + 1) ** -_EXPONENT
-    user = rng.integers(0, users, users * _RATINGS_OF_A_USER)
+    user = rng.integers(0, users, users * _RATINGS_PER_USER)
     item = rng.choice(items, user.size, p=popularity / popularity.sum())
-    own = np.minimum(item - item % TASTES + user % TASTES, items - 1)
-    item = np.where(rng.random(user.size) < _FAITHFUL, own, item)
+    preferred = np.minimum(item - item % TASTES + user % TASTES, items - 1)
+    item = np.where(rng.random(user.size) < _PREFERENCE, preferred, item)
     return Ratings(user, item, users, items)
 
 
@@ -122,7 +123,7 @@ def movielens(path: Path) -> Ratings:
     return Ratings(user, item, len(users), len(items))
 
 
-def make(size: Size, path: Path | None) -> Task:
+def make(size: NcfSize, path: Path | None) -> Task:
     """Return the training of NeuMF on MovieLens' ratings at `path`; None draws ratings from a power law."""
     ratings = power_law(size.users, size.items) if path is None else movielens(path)
 
@@ -138,10 +139,10 @@ def _batches(ratings: Ratings, batch: int, rank: int, workers: int, seed: int) -
     rng = np.random.default_rng([seed, rank])
     user, item = ratings.user[rank::workers], ratings.item[rank::workers]
     while True:
-        drawn = rng.integers(0, user.size, batch)
-        others = rng.integers(0, ratings.items, batch * NEGATIVES)
-        users = np.concatenate((user[drawn], np.repeat(user[drawn], NEGATIVES)))
+        pairs = rng.integers(0, user.size, batch)
+        negatives = rng.integers(0, ratings.items, batch * NEGATIVES)
+        users = np.concatenate((user[pairs], np.repeat(user[pairs], NEGATIVES)))
         likes = np.zeros(users.size, np.float32)
         likes[:batch] = 1
-        items = np.concatenate((item[drawn], others))
+        items = np.concatenate((item[pairs], negatives))
         yield torch.from_numpy(users), torch.from_numpy(items), torch.from_numpy(likes)

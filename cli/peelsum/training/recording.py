@@ -1,8 +1,8 @@
 """Record traces of the models' training, all workers in one process.
 
-All workers have the same parameters, so one model computes their gradients, one worker after the other; the
-optimizer gets their average. Buckets are those that DistributedDataParallel makes at first. Times are of
-one processor's work, which other programs on the machine hardly change, unlike the wall clock's.
+All workers have the same parameters, so one model computes their gradients, one worker after the other, and
+the optimizer gets their average. Buckets are those that DistributedDataParallel starts with. Times are
+processor times of one thread, because other programs on the machine hardly change them.
 """
 
 from __future__ import annotations
@@ -22,49 +22,56 @@ _FIRST_BUCKET_BYTES, _BUCKET_BYTES = 2**20, 25 * 2**20
 
 
 def record(
-    task: Task, workers: int, steps: int, *, seed: int = 0, values: bool = False, tell: Callable[[int], None]
+    task: Task,
+    workers: int,
+    steps: int,
+    *,
+    seed: int = 0,
+    values: bool = False,
+    on_step: Callable[[int], None],
 ) -> list[Trace]:
-    """Train for `steps` steps; return the trace of each worker. `tell` is called after each step.
+    """Train for `steps` steps; return the trace of each worker.
 
-    `ready_s` is the processor time of one worker's pass, on one thread of torch, with the optimizer of the
-    step before. Needs torch with torch.distributed.
+    A gradient's time in the trace is the processor time of the previous optimizer step and of the worker's
+    pass until the gradient was ready, on one thread. on_step: called with the number of finished steps.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _record(task, workers, steps, seed, values, tell)
+        return _record(task, workers, steps, seed, values, on_step)
     finally:
         torch.set_num_threads(threads)
 
 
 def _record(
-    task: Task, workers: int, steps: int, seed: int, values: bool, tell: Callable[[int], None]
+    task: Task, workers: int, steps: int, seed: int, values: bool, on_step: Callable[[int], None]
 ) -> list[Trace]:
+    """Do as `record`, with the threads that torch has."""
     recorders = [Recorder(task.name, worker, workers, values=values) for worker in range(workers)]
     batches = [task.batches(worker, workers, seed) for worker in range(workers)]
     optimizer, buckets = task.optimizer(task.model.parameters()), _buckets(task.model)
     parameters = dict(task.model.named_parameters())
-    optimizing_s = 0.0
+    optimizer_s = 0.0
     for step in range(steps):
         sums = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-        for recorder, of_worker in zip(recorders, batches, strict=True):
-            ready_s = _pass(task, parameters, of_worker)
+        for recorder, worker_batches in zip(recorders, batches, strict=True):
+            ready_s = _backward(task, parameters, worker_batches)
             for names in buckets:
-                used = [name for name in names if parameters[name].grad is not None]
-                gradients = [_gradient(parameters[name]) for name in used]
-                shapes = [tuple(parameters[name].shape) for name in used]
+                updated = [name for name in names if parameters[name].grad is not None]
+                gradients = [_gradient(parameters[name]) for name in updated]
+                shapes = [tuple(parameters[name].shape) for name in updated]
                 arrays = [gradient.numpy() for gradient in gradients]
-                last_s = max((ready_s.get(name, 0.0) for name in used), default=0.0)
-                recorder.add(used, shapes, arrays, optimizing_s + last_s)
-                for name, gradient in zip(used, gradients, strict=True):
+                last_s = max((ready_s.get(name, 0.0) for name in updated), default=0.0)
+                recorder.add(updated, shapes, arrays, optimizer_s + last_s)
+                for name, gradient in zip(updated, gradients, strict=True):
                     sums[name] += gradient
             recorder.end_step()
-        began = time.process_time()
+        started = time.process_time()
         for name, parameter in parameters.items():
             parameter.grad = sums[name] / workers
         optimizer.step()
-        optimizing_s = time.process_time() - began
-        tell(step + 1)
+        optimizer_s = time.process_time() - started
+        on_step(step + 1)
     return [recorder.trace() for recorder in recorders]
 
 
@@ -73,22 +80,22 @@ def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
     return parameter.grad.detach().float()
 
 
-def _pass(
+def _backward(
     task: Task, parameters: dict[str, torch.nn.Parameter], batches: Iterator[Batch]
 ) -> dict[str, float]:
-    """Run one worker's forward and backward pass; return when each gradient was ready, in seconds."""
+    """Run one worker's forward and backward pass; return the seconds after which each gradient was ready."""
     ready_s: dict[str, float] = {}
     handles = []
     (batch,) = islice(batches, 1)
-    began = time.process_time()
+    started = time.process_time()
     for name, parameter in parameters.items():
         parameter.grad = None
 
-        def note(_: torch.Tensor, name: str = name) -> None:
-            ready_s[name] = time.process_time() - began
+        def record_time(_: torch.Tensor, name: str = name) -> None:
+            ready_s[name] = time.process_time() - started
 
         if parameter.requires_grad:
-            handles.append(parameter.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]
+            handles.append(parameter.register_post_accumulate_grad_hook(record_time))  # type: ignore[no-untyped-call]
     task.model(*batch).backward()
     for handle in handles:
         handle.remove()
@@ -96,10 +103,10 @@ def _pass(
 
 
 def _buckets(model: torch.nn.Module) -> list[list[str]]:
-    """Return the names of the parameters of each bucket, in the order in which DDP sums them at first."""
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    tensors: list[torch.Tensor] = [parameter for _, parameter in named]
+    """Return the parameter names of DDP's initial buckets, in the order in which DDP sums them."""
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    tensors: list[torch.Tensor] = [parameter for _, parameter in trained]
     limits = [_FIRST_BUCKET_BYTES, _BUCKET_BYTES]
-    dense = [False] * len(tensors)
-    numbers, _ = dist._compute_bucket_assignment_by_size(tensors, limits, dense)  # type: ignore[attr-defined]
-    return [[named[number][0] for number in bucket] for bucket in reversed(numbers)]
+    is_sparse = [False] * len(tensors)
+    buckets, _ = dist._compute_bucket_assignment_by_size(tensors, limits, is_sparse)  # type: ignore[attr-defined]
+    return [[trained[index][0] for index in bucket] for bucket in reversed(buckets)]

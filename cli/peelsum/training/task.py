@@ -1,4 +1,4 @@
-"""A training task, and the errors of data that it cannot use."""
+"""A training task, and the error for data that it cannot use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 class TrainingDataError(ValueError):
-    """Data that are missing or in the wrong format. The message names path, fault and what to pass."""
+    """Data that are missing or in the wrong format. The message names the path, the reason and the remedy."""
 
 
 #: The arguments of one call of the model.
@@ -24,11 +24,11 @@ class Task:
     name: str
     """The model's name."""
     data: str
-    """Description of the data, for humans."""
+    """Description of the data."""
     model: nn.Module
-    """Returns the mean loss of a batch; a wrapper such as DDP then covers the whole computation."""
+    """Returns the mean loss of a batch, so that a wrapper such as DDP covers the whole computation."""
     batches: Callable[[int, int, int], Iterator[Batch]]
-    """batches(rank, workers, seed) yields batches of that worker's share of the data, endlessly.
+    """batches(rank, workers, seed) yields batches of that worker's share of the data, without end.
 
     Equal arguments give equal batches.
     """
@@ -36,7 +36,7 @@ class Task:
     """Returns the optimizer of the model's parameters."""
 
 
-def require(what: str, count: int, workers: int) -> None:
-    """Raise TrainingDataError unless there is one for each worker."""
+def require(items: str, count: int, workers: int) -> None:
+    """Raise TrainingDataError, which names the `items`, unless there is one for each worker."""
     if count < workers:
-        raise TrainingDataError(f"{what}: {count} are too few for {workers} workers; pass {workers} or more")
+        raise TrainingDataError(f"{items}: {count} are too few for {workers} workers; pass {workers} or more")

@@ -1,4 +1,4 @@
-"""Make training tasks by name."""
+"""Training tasks by name."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ DATA: dict[ModelName, str] = {
     "vgg19": "the folder of CIFAR-10's binary version, or one with a folder of images for each class",
     "bert": "SQuAD's train-v1.1.json, or its folder",
 }
-#: Each has the sizes SMALL and FULL, the published one, and `make(size, path)`.
+#: Modules with the sizes SMALL and FULL, which is the published one, and `make(size, path)`.
 _MODULES: dict[ModelName, Any] = {"ncf": ncf, "lstm": lstm, "vgg19": vgg19, "bert": bert}
 
 
 def check_model(name: str) -> None:
     """Raise TrainingDataError unless `make_task` knows the model, or can import it as MODULE:FUNCTION."""
     if name not in MODELS:
-        _function(name)
+        _import_function(name)
 
 
 def make_task(
     name: ModelName | str, *, small: bool = True, path: str | Path | None = None, seed: int = 0
 ) -> Task:
-    """Return the task of a model, with parameters drawn from `seed`.
+    """Return the task of a model, with random parameters from `seed`.
 
-    A name MODULE:FUNCTION is that of a function of one's own, without arguments, that returns a Task.
-    The data are those at `path`, or if None, some that every machine has. `small` selects a small model
-    instead of the published size. Raises TrainingDataError if the data are missing or in the wrong format.
+    A name MODULE:FUNCTION is that of a user's function without arguments, which returns a Task. The data are
+    those at `path`; None stands for data that every machine has. `small` selects a small model instead of
+    the published size. Raises TrainingDataError if the data are missing or in the wrong format.
     """
     torch.manual_seed(seed)
     if name not in MODELS:
-        return _function(name)()
+        return _import_function(name)()
     if path is not None and not Path(path).exists():
         raise TrainingDataError(f"{path}: does not exist; pass {DATA[name]}")
     module = _MODULES[name]
@@ -51,16 +51,17 @@ def make_task(
     return task
 
 
-def _function(name: str) -> Callable[[], Task]:
+def _import_function(name: str) -> Callable[[], Task]:
+    """Import the function of a name MODULE:FUNCTION, from the current folder too."""
     module, _, function = name.partition(":")
     if not function:
-        known = ", ".join(MODELS)
-        raise TrainingDataError(f"--model: {name!r} is unknown; use {known}, or MODULE:FUNCTION of your own")
+        models = ", ".join(MODELS)
+        raise TrainingDataError(f"--model: {name!r} is unknown; use {models}, or MODULE:FUNCTION of your own")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        made: Callable[[], Task] = getattr(import_module(module), function)
+        task_function: Callable[[], Task] = getattr(import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise TrainingDataError(f"--model: {name!r} cannot be imported: {error}; run where it is") from None
+        raise TrainingDataError(f"--model: {name!r} cannot be imported: {error}; run in its folder") from None
     finally:
         sys.path.pop(0)
-    return made
+    return task_function

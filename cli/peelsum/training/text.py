@@ -1,4 +1,4 @@
-"""Read texts as word numbers: the user's, or Python's standard library, which is always present."""
+"""Texts as word numbers: the user's, or Python's standard library, which every machine has."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from peelsum.training.task import TrainingDataError
 
 UNKNOWN = 0
 END_OF_LINE = "<eos>"
-#: Words taken from the standard library: enough for a vocabulary of 10,000.
-_MOST_WORDS = 600_000
+#: Number of words of the standard library; enough for a vocabulary of 10,000.
+_LIBRARY_WORDS = 600_000
 _WORD = re.compile(r"\w+|[^\w\s]|\n")
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text as numbers of words."""
+    """A text as word numbers, and its vocabulary."""
 
     ids: NDArray[np.int64]
     """int64[n]: each word's index in `words`, or `UNKNOWN`."""
@@ -33,17 +33,17 @@ class Text:
 
     @classmethod
     def of(cls, words: Sequence[str], vocabulary: int) -> Text:
-        """Number the `vocabulary` - 1 most frequent words from 1, and return the text."""
+        """Return the text of these words, whose most frequent `vocabulary` - 1 words get numbers from 1."""
         frequent = ("<unk>", *(word for word, _ in Counter(words).most_common(vocabulary - 1)))
-        number = {word: i for i, word in enumerate(frequent) if i != UNKNOWN}
-        return cls(np.array([number.get(word, UNKNOWN) for word in words], np.int64), frequent)
+        numbers = {word: i for i, word in enumerate(frequent) if i != UNKNOWN}
+        return cls(np.array([numbers.get(word, UNKNOWN) for word in words], np.int64), frequent)
 
 
 def standard_library() -> list[str]:
     """Return the words of Python's standard library, file by file in alphabetical order."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     texts = (file.read_text(encoding="utf-8", errors="replace") for file in files)
-    return list(islice((word for text in texts for word in _WORD.findall(text)), _MOST_WORDS))
+    return list(islice((word for text in texts for word in _WORD.findall(text)), _LIBRARY_WORDS))
 
 
 def words_in(path: Path) -> list[str]:
@@ -54,10 +54,10 @@ def words_in(path: Path) -> list[str]:
     """
     file = path
     if path.is_dir():
-        found = sorted(path.glob("*train*"))
-        if not found:
+        files = sorted(path.glob("*train*"))
+        if not files:
             raise TrainingDataError(f"{path}: has no file named *train*; pass the text file itself")
-        file = found[0]
+        file = files[0]
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

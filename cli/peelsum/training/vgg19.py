@@ -24,7 +24,7 @@ _SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp")
 
 
 @dataclass(frozen=True)
-class Size:
+class Vgg19Size:
     """The model's hyper-parameters."""
 
     side: int
@@ -34,27 +34,27 @@ class Size:
     batch: int
 
 
-FULL = Size(224, 1, 32)
-SMALL = Size(32, 8, 16)
+FULL = Vgg19Size(224, 1, 32)
+SMALL = Vgg19Size(32, 8, 16)
 
 
 class Vgg19(nn.Module):
     """Sixteen convolutions and three linear layers."""
 
-    def __init__(self, classes: int, size: Size) -> None:
+    def __init__(self, classes: int, size: Vgg19Size) -> None:
         super().__init__()
         self.side = size.side
-        parts: list[nn.Module] = []
+        layers: list[nn.Module] = []
         channels = 3
-        for wide in CONFIGURATION:
-            if not wide:
-                parts.append(nn.MaxPool2d(2))
+        for width in CONFIGURATION:
+            if not width:
+                layers.append(nn.MaxPool2d(2))
                 continue
-            parts += [nn.Conv2d(channels, wide // size.narrower, 3, padding=1), nn.ReLU()]
-            channels = wide // size.narrower
-        self.features = nn.Sequential(*parts)
+            layers += [nn.Conv2d(channels, width // size.narrower, 3, padding=1), nn.ReLU()]
+            channels = width // size.narrower
+        self.features = nn.Sequential(*layers)
         width = 4096 // size.narrower
-        last = nn.Linear(width, classes)
+        output = nn.Linear(width, classes)
         self.classifier = nn.Sequential(
             nn.Linear(channels * (size.side // _REDUCTION) ** 2, width),
             nn.ReLU(),
@@ -62,14 +62,14 @@ class Vgg19(nn.Module):
             nn.Linear(width, width),
             nn.ReLU(),
             nn.Dropout(),
-            last,
+            output,
         )
-        for part in self.modules():
-            if isinstance(part, nn.Conv2d | nn.Linear):
-                nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
-                assert part.bias is not None
-                nn.init.zeros_(part.bias)
-        nn.init.normal_(last.weight, std=0.01)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                assert module.bias is not None
+                nn.init.zeros_(module.bias)
+        nn.init.normal_(output.weight, std=0.01)
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the mean cross-entropy of `images` float32[n, 3, side, side] against `labels` int64[n].
@@ -140,9 +140,9 @@ def digits() -> ArrayImages:
         raise TrainingDataError(
             f"{missing('scikit-learn', 'training')}, or pass a folder of images instead of its digits"
         ) from None
-    found = load_digits()
-    pixels = (found.images * (255 / 16)).astype(np.uint8).repeat(4, 1).repeat(4, 2)
-    return ArrayImages(np.repeat(pixels[:, None], 3, 1), found.target.astype(np.int64), 10)
+    digits = load_digits()
+    pixels = (digits.images * (255 / 16)).astype(np.uint8).repeat(4, 1).repeat(4, 2)
+    return ArrayImages(np.repeat(pixels[:, None], 3, 1), digits.target.astype(np.int64), 10)
 
 
 def images_in(path: Path, side: int) -> Images:
@@ -154,9 +154,9 @@ def images_in(path: Path, side: int) -> Images:
     if binary:
         return _cifar(binary)
     if path.is_dir():
-        found = FolderImages(path, side)
-        if found.labels.size:
-            return found
+        images = FolderImages(path, side)
+        if images.labels.size:
+            return images
     raise TrainingDataError(
         f"{path}: has no CIFAR-10 files (data_batch_1.bin) and no folder of images; pass a folder with either"
     )
@@ -176,7 +176,7 @@ def _cifar(files: list[Path]) -> ArrayImages:
     return ArrayImages(pixels, records[:, 0].astype(np.int64), 10)
 
 
-def make(size: Size, path: Path | None) -> Task:
+def make(size: Vgg19Size, path: Path | None) -> Task:
     """Return VGG19 on the images at `path`, or on scikit-learn's digits."""
     images: Images = digits() if path is None else images_in(path, size.side)
 
@@ -188,7 +188,7 @@ def make(size: Size, path: Path | None) -> Task:
 def _batches(images: Images, batch: int, rank: int, workers: int, seed: int) -> Iterator[Batch]:
     require("images", images.labels.size, workers)
     rng = np.random.default_rng([seed, rank])
-    own = np.random.default_rng(seed).permutation(images.labels.size)[rank::workers]
+    share = np.random.default_rng(seed).permutation(images.labels.size)[rank::workers]
     while True:
-        numbers = rng.choice(own, batch)
+        numbers = rng.choice(share, batch)
         yield torch.from_numpy(images.at(numbers)), torch.from_numpy(images.labels[numbers])

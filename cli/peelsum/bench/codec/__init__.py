@@ -1,9 +1,9 @@
-"""Tools to measure the codec: supports, one worker's timed rounds, and peeling in rounds."""
+"""`peelsum bench codec`, and its parts: tensors by support, timed steps, peeling in rounds."""
 
 from peelsum.bench.codec.device import NotEnoughMemoryError, TimedDevice, require_memory
 from peelsum.bench.codec.peeling import Peeled, peel, peel_sketch
 from peelsum.bench.codec.supports import SUPPORTS, seen, tensor
-from peelsum.bench.codec.timing import Measured, NotExactError, fastest, one_step, taught
+from peelsum.bench.codec.timing import Measured, NotExactError, add_to_history, fastest, measure_step
 from peelsum.bench.devices import NoDeviceError
 from peelsum.bench.point import Support
 
@@ -16,12 +16,12 @@ __all__ = [
     "Peeled",
     "Support",
     "TimedDevice",
+    "add_to_history",
     "fastest",
-    "one_step",
+    "measure_step",
     "peel",
     "peel_sketch",
     "require_memory",
     "seen",
-    "taught",
     "tensor",
 ]

@@ -1,4 +1,4 @@
-"""`peelsum bench codec`: size and speed of the codec by element count, density, support and form.
+"""`peelsum bench codec`: size and speed of the codec, by elements, density, support and form.
 
 Every decoded tensor is compared with NumPy's arithmetic.
 """
@@ -18,7 +18,7 @@ from peelsum.bench.codec import (
     Support,
     TimedDevice,
     fastest,
-    one_step,
+    measure_step,
     peel_sketch,
     require_memory,
     tensor,
@@ -40,11 +40,13 @@ class CodecBenchError(ValueError):
 
 
 class Drawn(NamedTuple):
-    """A tensor that was drawn for a device: float32[n], and the positions int64[k] of its non-zeros."""
+    """A random tensor, and the device on which it is measured."""
 
     device: TimedDevice
     values: NDArray[np.float32]
+    """float32[n], in the host's memory."""
     positions: NDArray[np.int64]
+    """int64[k]: the positions of its non-zeros."""
 
 
 def bench_codec(
@@ -57,7 +59,7 @@ def bench_codec(
     seed: int = 0,
     device: str = "cpu",
 ) -> Iterator[dict[str, Any]]:
-    """Measure a tensor in every form, each with its index, after compiling all loops; yield the rows.
+    """Measure a random tensor in each form and index of `ways`, after compiling all loops; yield the rows.
 
     Raises what `draw` raises, and NotExactError if an element is wrong.
     """
@@ -67,7 +69,7 @@ def bench_codec(
 
 
 def draw(support: Support, elements: int, density: float, seed: int, device: str) -> Drawn:
-    """Return a tensor for a device, whose loops are compiled.
+    """Return a random tensor, and a device whose loops are compiled.
 
     Raises NoDeviceError, NotEnoughMemoryError, and CodecBenchError if the tensor has no non-zeros.
     """
@@ -85,9 +87,9 @@ def draw(support: Support, elements: int, density: float, seed: int, device: str
 def ours(drawn: Drawn, form: Form, index: str, cells_per_candidate: float) -> dict[str, Any]:
     """Measure one form; return its row."""
     settings = Settings(cells_per_candidate=cells_per_candidate)
-    seen = Seen(tuple(occupied(drawn.positions).tolist()))
-    choice = fewest_words(form, index, drawn.values.size, seen, settings)
-    measured = fastest(lambda n: one_step(drawn.device, choice, drawn.values, settings, seed=n))
+    statistics = Seen(tuple(occupied(drawn.positions).tolist()))
+    choice = fewest_words(form, index, drawn.values.size, statistics, settings)
+    measured = fastest(lambda n: measure_step(drawn.device, choice, drawn.values, settings, seed=n))
     rounds = None
     if choice.form == "sketch" and measured.candidates is not None:
         layout = SketchLayout.sized(measured.candidates.size, 0, cells_per_candidate)
@@ -97,24 +99,24 @@ def ours(drawn: Drawn, form: Form, index: str, cells_per_candidate: float) -> di
 
 def fewest_words(form: Form, index: str, elements: int, seen: Seen, settings: Settings) -> Choice:
     """Return the choice for this form and index, with the parameters that need the fewest words."""
-    found = (
-        one
-        for one in candidates(elements, seen, settings)
-        if form == "auto" or (one.choice.form == form and one.choice.index and one.choice.index.form == index)
-    )
-    return min(found, key=lambda one: one.words).choice
+
+    def matches(choice: Choice) -> bool:
+        return form == "auto" or bool(choice.form == form and choice.index and choice.index.form == index)
+
+    matching = (way for way in candidates(elements, seen, settings) if matches(way.choice))
+    return min(matching, key=lambda way: way.words).choice
 
 
 def row_of(drawn: Drawn, form: str, index: str, measured: Measured, rounds: int | None) -> dict[str, Any]:
-    """Return the row of a form; rounds: those of peeling, or None if nothing was peeled."""
+    """Return the row of a measured form. rounds: of peeling; None if nothing was peeled."""
     elements, count = drawn.values.size, drawn.positions.size
-    peeled = count if measured.candidates is None else measured.candidates.size
+    candidates = count if measured.candidates is None else measured.candidates.size
     return {
         "form": form,
         "index": index,
         "bits_per_element": round(32 * measured.words / elements, 4),
         "over_lower_bound": round(32 * measured.words / lower_bound_bits(elements, count), 4),
-        "recovered_by_peeling": None if rounds is None else 1 - measured.left / peeled,
+        "recovered_by_peeling": None if rounds is None else 1 - measured.left / candidates,
         "rounds": rounds,
         "encode_gbps": round(32 * elements / measured.encode_s / 1e9, 3),
         "decode_gbps": round(32 * elements / measured.decode_s / 1e9, 3),

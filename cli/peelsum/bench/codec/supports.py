@@ -1,4 +1,4 @@
-"""Supports of the benchmarks' tensors: the non-zeros' positions at random, and their expected counts."""
+"""The benchmarks' tensors: random positions of non-zeros by support, and their expected counts."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from peelsum.bench.point import Support
 from peelsum.codec import BLOCK_SIZES
 
 SUPPORTS: tuple[Support, ...] = get_args(Support)
-#: Elements of a non-zero row in `rows`; number of `columns`, half of which are always zero.
+#: Elements of a row in support `rows`; number of columns in support `columns`, half of which are all zero.
 ROW = 64
 COLUMNS = 256
-_ALIVE = COLUMNS // 2
+_NONZERO_COLUMNS = COLUMNS // 2
 
 
 def positions(support: Support, elements: int, density: float, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return the elements that are not zero, ascending, int64[k].
+    """Return random positions of non-zeros, int64[k], ascending.
 
     With `uniform` each element, with `rows` each row of ROW elements is non-zero with probability `density`.
-    With `columns`, half of the columns are zero, and elements of the others are non-zero with twice that
-    probability; `density` is then at most 1/2.
+    With `columns`, half of the columns are zero, and elements of the others are non-zero with probability
+    `2 * density`; `density` is then at most 1/2.
     """
     if support == "rows":
         rows = np.flatnonzero(rng.random(-(-elements // ROW), np.float32) < density)
-        inside = (rows[:, np.newaxis] * ROW + np.arange(ROW)).reshape(-1)
-        return inside[: np.searchsorted(inside, elements)]
+        nonzero = (rows[:, np.newaxis] * ROW + np.arange(ROW)).reshape(-1)
+        return nonzero[: np.searchsorted(nonzero, elements)]
     if support == "uniform":
         return np.flatnonzero(rng.random(elements, np.float32) < density)
-    alive = np.resize(rng.permutation(COLUMNS) < _ALIVE, elements)
-    return np.flatnonzero(alive & (rng.random(elements, np.float32) < 2 * density))
+    in_nonzero_column = np.resize(rng.permutation(COLUMNS) < _NONZERO_COLUMNS, elements)
+    return np.flatnonzero(in_nonzero_column & (rng.random(elements, np.float32) < 2 * density))
 
 
 def tensor(
@@ -41,15 +41,15 @@ def tensor(
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return float32[elements] with normally distributed values at `positions`, and these positions."""
     rng = np.random.default_rng([seed, elements])
-    where = positions(support, elements, density, rng)
-    drawn = rng.standard_normal(where.size, np.float32)
+    nonzero = positions(support, elements, density, rng)
+    normal = rng.standard_normal(nonzero.size, np.float32)
     values = np.zeros(elements, np.float32)
-    values[where] = np.where(drawn == 0, np.float32(1), drawn)
-    return values, where
+    values[nonzero] = np.where(normal == 0, np.float32(1), normal)
+    return values, nonzero
 
 
 def seen(support: Support, elements: int, density: float) -> Seen:
-    """Return what workers see, on average, of a tensor with this support."""
+    """Return the expected statistics of a tensor with this support: its occupied blocks of each size."""
     if support == "uniform":
         return Seen.uniform(elements, density)
     share = _row_share if support == "rows" else _column_share
@@ -63,12 +63,13 @@ def _row_share(size: int, density: float) -> float:
 
 
 def _column_share(size: int, density: float) -> float:
+    """Return the same for support `columns`, by the number of a block's columns that are not all zero."""
     zero = 1 - 2 * density
     if size >= COLUMNS:
         return float(1 - zero ** (size // 2))
-    ways = math.comb(COLUMNS, size)
+    half, selections = _NONZERO_COLUMNS, math.comb(COLUMNS, size)
     empty = sum(
-        math.comb(_ALIVE, alive) * math.comb(_ALIVE, size - alive) / ways * zero**alive
-        for alive in range(max(0, size - _ALIVE), min(size, _ALIVE) + 1)
+        math.comb(half, count) * math.comb(half, size - count) / selections * zero**count
+        for count in range(max(0, size - half), min(size, half) + 1)
     )
     return 1 - empty

@@ -1,6 +1,6 @@
-"""A closed loop of contributions and results that keeps a switch busy and checks its sums.
+"""A closed loop of contributions and results, which loads a switch and checks its sums.
 
-The caller's `Hosts` carry the packets.
+The caller's `Hosts` send and receive the packets.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from peelsum.wire import EVERYONE, Batch, Kind, fields_of, pack, packet_bytes
 
-#: Seconds of silence after which chunks count as lost, and the number of first sums that are compared.
-_PATIENCE_S, _CHECKED = 0.2, 2048
+#: Seconds of silence after which chunks count as lost.
+_TIMEOUT_S = 0.2
+#: Number of sums that are compared, from the first.
+_CHECKED = 2048
 
 
 class Hosts(Protocol):
@@ -34,9 +36,9 @@ class Hosts(Protocol):
         """
 
     def receive_results(self, expected: int, timeout: float) -> int:
-        """Receive the workers' packets until there are `expected`, or after `timeout` seconds of silence.
+        """Receive `expected` packets at the workers, or fewer after `timeout` seconds of silence.
 
-        Return their number. With `expected` 0, take only those that have arrived already.
+        Return their number. With `expected` 0, receive only those that have arrived already.
         """
 
 
@@ -59,7 +61,7 @@ class Load:
     def random(
         cls, *, workers: int, window: int, lanes: int, job_id: int = 1, generation: int, seed: int = 0
     ) -> Load:
-        """Return a load of uniformly distributed 32-bit lanes, whose sums wrap."""
+        """Return a load of uniformly distributed 32-bit lanes, whose sums overflow."""
         values = np.random.default_rng(seed).integers(0, 1 << 32, (workers, window, lanes), np.uint32)
         return cls(job_id, generation, values, values.sum(axis=0, dtype=np.uint32))
 
@@ -117,90 +119,90 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Driven:
-    """The result of a closed loop."""
+class LoadResult:
+    """The result of `drive`."""
 
     chunks: int
     """Chunks summed in the switch."""
     seconds: float
     """Duration of the loop."""
     lost: int
-    """Chunks given up as lost."""
+    """Chunks counted as lost."""
 
 
 def drive(
     load: Load, hosts: Hosts, seconds: float, clock: Callable[[], float], *, first_within: float = 0.0
-) -> Driven:
-    """Send contributions as sums come back, for `seconds`; return every complete sum as its result.
+) -> LoadResult:
+    """Send contributions as sums arrive at the server, for `seconds`; the server returns them as results.
 
-    If nothing has come back by then, the loop continues until something has, up to `first_within` seconds.
-
-    Half a window of chunks is sent whenever as many have come back. After a silence, the outstanding chunks
-    are given up as lost, and others are sent. Raises WrongSumError if one of the first sums is wrong.
+    Half a window of chunks is sent whenever as many have arrived. After a silence, the outstanding chunks
+    count as lost, and others are sent. If no sum has arrived after `seconds`, the loop continues until one
+    has, up to `first_within` seconds. Raises WrongSumError if one of the first sums is wrong.
     """
     packets, half = [load.contributions(worker) for worker in range(load.workers)], load.window // 2
-    first = under_way = done = lost = 0
+    next_chunk = outstanding = done = lost = 0
     started = clock()
     while (now := clock()) < started + (seconds if done else max(seconds, first_within)):
-        while under_way + half <= load.window:
-            _send_half(load, hosts, packets, first, half)
-            first, under_way = first + half, under_way + half
+        while outstanding + half <= load.window:
+            _send_half(load, hosts, packets, next_chunk, half)
+            next_chunk, outstanding = next_chunk + half, outstanding + half
         hosts.receive_results(0, 0.0)
-        sums = hosts.receive_sums(_PATIENCE_S)
+        sums = hosts.receive_sums(_TIMEOUT_S)
         if sums is None:
-            lost, under_way = lost + under_way, 0
+            lost, outstanding = lost + outstanding, 0
             continue
         complete = _complete(load, sums)
         if done < _CHECKED:
             load.check(complete)
         hosts.send_results(as_results(complete, load.lanes.shape[2]))
         done += len(complete)
-        under_way = max(0, under_way - len(complete))
-    return Driven(done, now - started, lost)
+        outstanding = max(0, outstanding - len(complete))
+    return LoadResult(done, now - started, lost)
 
 
 @dataclass(frozen=True)
-class Timed:
-    """Latencies of chunks that are alone in the switch."""
+class ChunkLatencies:
+    """Latencies of chunks, each measured while no other chunk is in the switch."""
 
     sum_us: NDArray[np.float64]
-    """Microseconds[n] from sending the last worker's contribution to receiving the sum at the server."""
+    """float64[n]: microseconds from sending the last contribution to receiving the sum at the server."""
     lost: int
-    """Chunks that did not come back."""
+    """Chunks whose sum did not arrive."""
 
 
 def time_slots(
     load: Load, hosts: Hosts, seconds: float, clock: Callable[[], float], *, first_within: float = 0.0
-) -> Timed:
+) -> ChunkLatencies:
     """Time single chunks for `seconds`: a packet from each worker, the sum, its result; then the next chunk.
 
-    Workers' packets are sent one by one; time counts from the last. Chunks that do not come back are counted
-    as lost. `first_within` is as for `drive`. Raises WrongSumError if a sum is wrong.
+    The time starts with the last worker's packet. `first_within` is as for `drive`. Raises WrongSumError if
+    a sum is wrong.
     """
     packets = [load.contributions(worker) for worker in range(load.workers)]
     chunk, lost = 0, 0
-    taken: list[float] = []
+    latencies: list[float] = []
     started = clock()
-    while clock() < started + (seconds if taken else max(seconds, first_within)):
+    while clock() < started + (seconds if latencies else max(seconds, first_within)):
         row = chunk % load.window
         for worker, batch in enumerate(packets):
             fields_of(batch[row : row + 1], load.lanes.shape[2])["chunk_id"] = chunk
             sent = clock()
             hosts.send(worker, batch[row : row + 1])
-        sums = hosts.receive_sums(_PATIENCE_S)
-        came = clock()
+        sums = hosts.receive_sums(_TIMEOUT_S)
+        received = clock()
         chunk = (chunk + 1) & 0xFFFFFFFF
         if sums is None or not len(complete := _complete(load, sums)):
             lost += 1
             continue
         load.check(complete)
-        taken.append(came - sent)
+        latencies.append(received - sent)
         hosts.send_results(as_results(complete, load.lanes.shape[2]))
-        hosts.receive_results(load.workers, _PATIENCE_S)
-    return Timed(np.array(taken) * 1e6, lost)
+        hosts.receive_results(load.workers, _TIMEOUT_S)
+    return ChunkLatencies(np.array(latencies) * 1e6, lost)
 
 
 def _send_half(load: Load, hosts: Hosts, packets: list[Batch], first: int, half: int) -> None:
+    """Send the contributions of chunks `first` to `first + half - 1` from every worker's `packets`."""
     rows = slice(first % load.window, first % load.window + half)
     chunk_ids = np.arange(first, first + half) & 0xFFFFFFFF
     for worker, batch in enumerate(packets):
@@ -209,13 +211,13 @@ def _send_half(load: Load, hosts: Hosts, packets: list[Batch], first: int, half:
 
 
 def _complete(load: Load, sums: Batch) -> Batch:
-    """Return the packets that hold a complete sum; the others passed the switch without being summed."""
-    whole = fields_of(sums, load.lanes.shape[2])["bitmap"] == load.expected_mask
-    return sums if whole.all() else sums[whole]
+    """Return the packets with a complete sum; the switch has forwarded the others without adding them up."""
+    complete = fields_of(sums, load.lanes.shape[2])["bitmap"] == load.expected_mask
+    return sums if complete.all() else sums[complete]
 
 
 def as_results(batch: Batch, lanes: int) -> Batch:
-    """Turn sums, or the contributions of a job's only worker, into results, in place; return them."""
+    """Turn complete sums, or the contributions of a job's only worker, into results in place; return them."""
     fields = fields_of(batch, lanes)
     fields["kind"] = Kind.RESULT
     fields["sender"] = EVERYONE

@@ -1,9 +1,8 @@
-"""The hosts of a load: workers and server behind UDP ports of the softswitch, or on raw interfaces."""
+"""The hosts of a load: workers and server behind UDP ports of the softswitch, or on interfaces."""
 
 from __future__ import annotations
 
 import select
-import time
 from collections.abc import Mapping
 from typing import Self
 
@@ -14,15 +13,12 @@ from peelsum.softswitch.ports.interfaces import InterfacePorts
 from peelsum.softswitch.ports.udp import frame_header
 from peelsum.switch_settings import Method
 from peelsum.topology.errors import TopologyError
-from peelsum.topology.namespaces import RawInterface
 from peelsum.wire import FRAME_HEADER_BYTES, Batch
 from peelsum.wire.datagrams import BatchSocket
 
 _HELLOS = 50
-_HELLO_WAIT_S = 0.1
-#: Seconds during which sums on raw interfaces are collected for one batch, to leave more CPU to the switch.
-_GATHER_S = 0.001
-#: The most frames that hosts on rings send or receive at once.
+_HELLO_TIMEOUT_S = 0.1
+#: Maximum of frames that hosts on interfaces send or receive at once.
 _RING_BATCH = 4096
 
 
@@ -37,7 +33,7 @@ class UdpHosts:
                 sock = BatchSocket.bind(("127.0.0.1", 0), packet_bytes)
                 self._sockets.append(sock)
                 sock.connect((host, udp_ports[port]))
-                _greet(sock, udp_ports[port])
+                _say_hello(sock, udp_ports[port])
         except BaseException:
             self.close()
             raise
@@ -78,82 +74,25 @@ class UdpHosts:
                 return count
 
 
-def _greet(sock: BatchSocket, udp_port: int) -> None:
+def _say_hello(sock: BatchSocket, udp_port: int) -> None:
     """Send hellos until the switch answers one. Raises TopologyError if it does not."""
     for _ in range(_HELLOS):
         sock.send_hello()
-        if select.select([sock], [], [], _HELLO_WAIT_S)[0] and (burst := sock.receive()) and burst.hello:
+        if select.select([sock], [], [], _HELLO_TIMEOUT_S)[0] and (burst := sock.receive()) and burst.hello:
             return
     raise TopologyError(f"udp port {udp_port}: no switch answers; is it running?")
 
 
-class RawHosts:
-    """Workers and server at the host ends of wires: worker w at port w + 1, the server at the last port."""
-
-    def __init__(
-        self, interfaces: Mapping[int, str], workers: int, packet_bytes: int, *, one_by_one: bool = False
-    ) -> None:
-        """Open the host ends of wires, given by switch port in `interfaces`.
-
-        `one_by_one` is for single chunks: sums are not collected into batches, and workers receive results.
-        """
-        self._size = packet_bytes
-        self._gather_s = 0.0 if one_by_one else _GATHER_S
-        self._headers = [frame_header(port, packet_bytes) for port in range(1, workers + 2)]
-        # Under load the workers' results are not read; sockets without them leave more CPU to the switch.
-        self._raw = [
-            RawInterface(interfaces[port], receives=one_by_one or port == workers + 1)
-            for port in range(1, workers + 2)
-        ]
-        self._received = np.empty((256, FRAME_HEADER_BYTES + packet_bytes), np.uint8)
-        self._spare = np.empty((1, FRAME_HEADER_BYTES + packet_bytes), np.uint8)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for raw in self._raw:
-            raw.close()
-
-    def send(self, worker: int, batch: Batch) -> None:
-        """See `Hosts.send`."""
-        self._send(worker, batch)
-
-    def send_results(self, batch: Batch) -> None:
-        """See `Hosts.send_results`."""
-        self._send(-1, batch)
-
-    def receive_sums(self, timeout: float) -> Batch | None:
-        """See `Hosts.receive_sums`. Frame headers are removed."""
-        count, wait, deadline = 0, timeout, 0.0
-        while count < len(self._received) and select.select([self._raw[-1]], [], [], wait)[0]:
-            count += self._raw[-1].receive_into(self._received[count:])
-            now = time.perf_counter()
-            deadline = deadline or now + self._gather_s
-            wait = max(0.0, deadline - now)
-        return np.ascontiguousarray(self._received[:count, FRAME_HEADER_BYTES:]) if count else None
-
-    def receive_results(self, expected: int, timeout: float) -> int:
-        """See `Hosts.receive_results`. Returns 0 unless `one_by_one`."""
-        workers, count = self._raw[:-1], 0
-        while count < expected and select.select(workers, [], [], timeout)[0]:
-            count += sum(raw.receive_into(self._spare) for raw in workers)
-        return count
-
-    def _send(self, host: int, batch: Batch) -> None:
-        frames = np.empty((len(batch), FRAME_HEADER_BYTES + self._size), np.uint8)
-        frames[:, :FRAME_HEADER_BYTES] = self._headers[host]
-        frames[:, FRAME_HEADER_BYTES:] = batch
-        self._raw[host].send(frames)
-
-
 class RingHosts:
-    """Workers and server at the host ends of wires, by the softswitch's own ports on interfaces."""
+    """Workers and server at the host ends of virtual Ethernet pairs, by AF_XDP or AF_PACKET.
+
+    Worker w is at port w + 1, the server at the last port. They use the softswitch's own ports on interfaces.
+    """
 
     def __init__(
         self, interfaces: Mapping[int, str], workers: int, packet_bytes: int, method: Method
     ) -> None:
-        """Open the host ends of wires, given by switch port in `interfaces`."""
+        """Open the host ends, given by switch port in `interfaces`."""
         self._ports = InterfacePorts(interfaces, batch=_RING_BATCH, method=method)
         self._ports.resize(packet_bytes)
         self._server, self._workers = workers + 1, list(range(1, workers + 1))
@@ -173,8 +112,8 @@ class RingHosts:
         frames = self._frames[worker][: len(batch)]
         frames[:, FRAME_HEADER_BYTES:] = batch
         length = np.full(len(batch), self._size, np.int32)
-        number = self._server if worker < 0 else worker + 1
-        self._ports.send(Frames(frames, length, np.full_like(length, number)))
+        port = self._server if worker < 0 else worker + 1
+        self._ports.send(Frames(frames, length, np.full_like(length, port)))
 
     def send_results(self, batch: Batch) -> None:
         """See `Hosts.send_results`."""
@@ -183,8 +122,8 @@ class RingHosts:
     def receive_sums(self, timeout: float) -> Batch | None:
         """See `Hosts.receive_sums`. Frame headers are removed."""
         select.select([self._ports.ports[self._server].socket], [], [], timeout)
-        got = self._ports.receive([self._server])
-        return np.ascontiguousarray(got.data[:, FRAME_HEADER_BYTES : self._size]) if len(got) else None
+        frames = self._ports.receive([self._server])
+        return np.ascontiguousarray(frames.data[:, FRAME_HEADER_BYTES : self._size]) if len(frames) else None
 
     def receive_results(self, expected: int, timeout: float) -> int:
         """See `Hosts.receive_results`."""

@@ -1,6 +1,6 @@
-"""`peelsum bench switch`: measure rate and latency of one compiled pipeline, on the softswitch and on BMv2.
+"""`peelsum bench switch`: rate and latency of one compiled pipeline, on the softswitch and on BMv2.
 
-Every measurement runs in separate processes.
+Every measurement runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ MEASURES: dict[str, Measure] = {
     "packet": partial(rates.over_interfaces, method="packet"),
     "bmv2": rates.bmv2_over_veth,
 }
-#: Figures that not every row has.
-_SOME = (
+#: Figures that are missing in some rows.
+_OPTIONAL = (
     "packets_per_cpu_s",
     "latency_p50_us",
     "latency_p99_us",
@@ -60,11 +60,11 @@ print(time.perf_counter() - started)
 def compared(
     lanes: int, workers: int, seconds: float, on_interfaces: Mapping[str, Measure] | None = None
 ) -> list[dict[str, Any]]:
-    """Measure every switch with so many lanes and workers; return the rows.
+    """Measure every switch with these lanes and workers; return the rows.
 
-    Rows on interfaces are left out where this process may have none, and BMv2 where it is missing; every row
-    says why. `seconds` is the duration of each row's rate measurement, and of its latency measurement.
-    on_interfaces: more to be measured, by name, which `measured` describes.
+    There are no rows on interfaces if this process may not create any, and none of BMv2 if it is missing; the
+    field `bmv2` of all rows has the reason. `seconds` is the duration of each row's rate measurement, and of
+    its latency measurement. on_interfaces: further measurements, by their names for `measured`.
     """
     cold, cached = _first_packet_seconds(lanes)
     shape = lanes, workers, seconds
@@ -75,58 +75,58 @@ def compared(
         rows += [measured(name, *shape, measure) for name, measure in (on_interfaces or {}).items()]
         if not bmv2.available():
             raise TopologyError("not on PATH")
-        base = measured("bmv2", *shape)
+        baseline = measured("bmv2", *shape)
     except (TopologyError, ProcessError, OSError) as error:
         return [row | {"bmv2": str(error)} for row in rows]
     return [
         row
         | {
-            "rate_to_bmv2": round(row["packets_per_s"] / base["packets_per_s"], 1),
+            "rate_to_bmv2": round(row["packets_per_s"] / baseline["packets_per_s"], 1),
             "latency_to_bmv2": row["latency_p50_us"]
-            and round(row["latency_p50_us"] / base["latency_p50_us"], 3),
+            and round(row["latency_p50_us"] / baseline["latency_p50_us"], 3),
         }
-        for row in (*rows, base)
+        for row in (*rows, baseline)
     ]
 
 
 def measured(
     name: str, lanes: int, workers: int, seconds: float, measure: Measure | None = None
 ) -> dict[str, Any]:
-    """Measure one switch in a separate process, which takes its set-up with it when it ends.
+    """Measure one switch in a separate process, whose end also ends its namespaces; return the row.
 
-    name: "memory", "udp", "xdp" and "packet" for the softswitch, "bmv2" for BMv2 on veth; or PORTS_TARGET,
-    with `measure`. Raises TopologyError, or OSError if this process may not have such ports.
+    name: "memory", "udp", "xdp" and "packet" for the softswitch, "bmv2" for BMv2 on veth; or with `measure`,
+    PORTS_TARGET. Raises TopologyError, or OSError if this process may not have such ports.
     """
     figures = in_process(measure or MEASURES[name], lanes, workers, seconds)
     ports, _, target = name.partition("_")
     target, ports = ("bmv2", "packet") if name == "bmv2" else (target or "embedded", ports)
-    return {"target": target, "ports": ports, "bmv2": "measured", **dict.fromkeys(_SOME), **figures}
+    return {"target": target, "ports": ports, "bmv2": "measured", **dict.fromkeys(_OPTIONAL), **figures}
 
 
 def in_process(measure: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what a function returns in a new process."""
+    """Call a function in a new process; return its result."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        with _deaf_children():
-            running = process.submit(measure, *args, **kwargs)
-        return running.result()
+        with _sigint_blocked():
+            future = process.submit(measure, *args, **kwargs)
+        return future.result()
 
 
 @contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Start processes in the body with SIGINT blocked, because Ctrl-C reaches every process of the terminal.
+def _sigint_blocked() -> Iterator[None]:
+    """Block SIGINT in the body; children inherit that, because Ctrl-C reaches every process of the terminal.
 
     This process handles a SIGINT that arrives in the body after it.
     """
     resource_tracker.ensure_running()  # its start would unblock signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _first_packet_seconds(lanes: int) -> tuple[float, float]:
-    """Return the first packet's seconds without and with compiled code on disk."""
+    """Return the seconds until the first packet's output, without and with compiled code on disk."""
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
         command = [sys.executable, "-c", _FIRST_PACKET, str(lanes)]

@@ -17,18 +17,17 @@ from typing import Any
 
 from peelsum.bench.devices import require_device
 from peelsum.bench.train.links import ShapedLan
-from peelsum.bench.train.worker import FORMS, FP16, HOOK_OVER_GLOO, Job
+from peelsum.bench.train.worker import FORMS, FP16, HOOK_OVER_GLOO, WorkerOptions
+from peelsum.bench.workers import Reports, gather_reports
 from peelsum.processes import Child
 from peelsum.topology import Star, TopologyError
 from peelsum.topology.namespaces import HOST_INTERFACE
 
 #: Seconds that a sum waits for a worker. At the published sizes, steps take minutes and differ by as much.
 _TIMEOUT_SMALL_S, _TIMEOUT_FULL_S = 30.0, 600.0
-#: Seconds between two polls of the workers' output.
-_POLL_S = 0.05
 #: The backends without a switch.
-BY_GLOO = ["gloo", HOOK_OVER_GLOO, FP16]
-#: What is timed, of the slowest worker.
+GLOO_PATHS = ["gloo", HOOK_OVER_GLOO, FP16]
+#: Times of which a row has those of the slowest worker.
 _TIMES = (
     *("iteration", "iteration_least", "iteration_most", "compute", "encode", "network", "decode"),
     "aggregation",
@@ -38,107 +37,102 @@ _TIMES = (
 def bench_train(
     options: dict[str, Any], workers: int, gbps: Sequence[float], *, cpu: bool
 ) -> list[dict[str, Any]]:
-    """Measure each rate in turn; return the rows, compared with each other.
+    """Measure all backends at each rate; return the rows, compared with each other.
 
-    options: those of a worker's `Job` that all have in common. cpu: whether to compare CPU time, without
-    rates. Raises ProcessError if a process fails, and NoDeviceError without the requested device.
+    options: the fields of `WorkerOptions` that are the same for all workers. cpu: whether to compare CPU
+    time, without rates. Raises ProcessError if a process fails, and NoDeviceError if the device is missing.
     """
     require_device(options["device"])
     rates = [None] if cpu else list(gbps)
     with ExitStack() as stack:
         # Namespaces must exist before this process starts threads.
-        lan = None if cpu else _lan(stack, workers)
-        return compared([*_by_switch(options, workers, rates), *by_gloo(options, workers, rates, lan)])
+        lan = None if cpu else _shaped_lan(stack, workers)
+        rows = [*_measure_switch(options, workers, rates), *_measure_gloo(options, workers, rates, lan)]
+        return compared(rows)
 
 
-def _lan(stack: ExitStack, workers: int) -> ShapedLan | None:
-    """Return links whose rate can be limited; None if there are none."""
+def _shaped_lan(stack: ExitStack, workers: int) -> ShapedLan | None:
+    """Return links whose rate can be limited; None if this process may not create any."""
     try:
         return stack.enter_context(ShapedLan(workers))
     except TopologyError:
         return None
 
 
-def _by_switch(
+def _measure_switch(
     options: dict[str, Any], workers: int, rates: Sequence[float | None]
 ) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the backends that use the switch."""
     timeout_s = _TIMEOUT_SMALL_S if options["small"] else _TIMEOUT_FULL_S
     with ExitStack() as stack:
-        children = _started(stack, options, workers, None)
+        children = _start_workers(stack, options, workers, None)
         for gbps in rates:
             with Star(workers, rate_mbit=gbps and 1000 * gbps, timeout_s=timeout_s) as star:
-                for row in _asked(children, list(FORMS), star):
-                    star.check()
+                for row in _measure_paths(children, list(FORMS), star):
                     yield {**row, "gbps": gbps, "shaped_by": "switch ports" if gbps else None}
 
 
-def by_gloo(
+def _measure_gloo(
     options: dict[str, Any], workers: int, rates: Sequence[float | None], lan: ShapedLan | None
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of the backends without a switch; without `lan`, at no set rate."""
     with ExitStack() as stack:
-        children = _started(stack, options, workers, lan)
+        children = _start_workers(stack, options, workers, lan)
         for gbps in rates if lan else [None]:
             if lan and gbps:
                 lan.shape(gbps)
-            for row in _asked(children, BY_GLOO, None):
+            for row in _measure_paths(children, GLOO_PATHS, None):
                 yield {**row, "gbps": gbps, "shaped_by": "namespaces" if lan else None}
 
 
-def _started(stack: ExitStack, options: dict[str, Any], workers: int, lan: ShapedLan | None) -> list[Child]:
-    """Start the workers; return them when all are ready for commands."""
+def _start_workers(
+    stack: ExitStack, options: dict[str, Any], workers: int, lan: ShapedLan | None
+) -> list[Child]:
+    """Start the workers; return them when all are ready for requests."""
     store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-"))) / "gloo"
     network: dict[str, Any] = {"store": str(store), "interface": HOST_INTERFACE if lan else "lo"}
     children = []
     for rank in range(workers):
-        job = Job(rank=rank, workers=workers, **network, **options)
-        command = [sys.executable, "-m", "peelsum.bench.train.worker", json.dumps(asdict(job))]
+        arguments = WorkerOptions(rank=rank, workers=workers, **network, **options)
+        command = [sys.executable, "-m", "peelsum.bench.train.worker", json.dumps(asdict(arguments))]
         child = Child(f"worker {rank}", [*(lan.prefix(rank) if lan else []), *command])
         stack.callback(child.stop)
         children.append(child)
-    _answers(children)
+    gather_reports(children)
     return children
 
 
-def _asked(children: Sequence[Child], paths: list[str], star: Star | None) -> Iterator[dict[str, Any]]:
+def _measure_paths(
+    children: Sequence[Child], paths: list[str], star: Star | None
+) -> Iterator[dict[str, Any]]:
+    """Have the workers measure some backends; yield the row of each."""
     for rank, child in enumerate(children):
         seat = None if star is None else asdict(star.seats[rank])
-        child.tell(paths=paths, seat=seat, watched=star.process_ids if star and rank == 0 else [])
+        child.tell(paths=paths, seat=seat, switch_pids=star.process_ids if star and rank == 0 else [])
     for _ in paths:
-        yield _row(_answers(children))
+        yield _row(gather_reports(children, star.check) if star else gather_reports(children))
 
 
-def _answers(children: Sequence[Child]) -> list[dict[str, Any]]:
-    """Return every worker's next line. If workers fail, the error names the first, which made others fail."""
-    lines: dict[str, dict[str, Any]] = {}
-    while silent := [child for child in children if child.name not in lines]:
-        for child in silent:
-            if child.has_line(_POLL_S / len(silent)):
-                line = child.next_line(0)
-                if line is None:
-                    raise TopologyError(f"{child.name}: ended early; run again, it may have been stopped")
-                lines[child.name] = line
-    return [lines[child.name] for child in children]
+def _row(reports: Reports) -> dict[str, Any]:
+    """Return a backend's row: times of the slowest worker, sums of processor times, mean densities."""
 
+    def values(name: str) -> list[float]:
+        return [report[name] for report in reports]
 
-def _row(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    def of_all(name: str) -> list[float]:
-        return [one[name] for one in measured]
-
-    wrong = [one["wrong"] for one in measured if one["wrong"] is not None]
-    bits, first = 32 * measured[0]["elements"], measured[0]
-    slowest = {f"{name}_ms": round(1e3 * max(of_all(f"{name}_s")), 2) for name in _TIMES}
+    wrong = [report["wrong"] for report in reports if report["wrong"] is not None]
+    bits, first = 32 * reports[0]["elements"], reports[0]
+    times = {f"{name}_ms": round(1e3 * max(values(f"{name}_s")), 2) for name in _TIMES}
     return {
         "path": first["path"],
         "form": first["form"],
-        "density_worker": round(sum(of_all("density_worker")) / len(measured), 5),
+        "density_worker": round(sum(values("density_worker")) / len(reports), 5),
         "density_union": round(first["density_union"], 5),
-        "bytes_per_step": round(max(of_all("bytes_sent"))),
-        **slowest,
-        "aggregation_gbps": round(bits / max(of_all("aggregation_s")) / 1e9, 4),
+        "bytes_per_step": round(max(values("bytes_sent"))),
+        **times,
+        "aggregation_gbps": round(bits / max(values("aggregation_s")) / 1e9, 4),
         "exact": not any(wrong) if wrong else None,
-        "cpu_ms": round(1e3 * sum(of_all("cpu_s") + of_all("switch_cpu_s")), 2),
-        "switch_cpu_ms": round(1e3 * sum(of_all("switch_cpu_s")), 2),
+        "cpu_ms": round(1e3 * sum(values("cpu_s") + values("switch_cpu_s")), 2),
+        "switch_cpu_ms": round(1e3 * sum(values("switch_cpu_s")), 2),
     }
 
 
@@ -146,7 +140,7 @@ def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows sorted by rate, with their speedups over dense sums and over gloo."""
     by_path = {(row["path"], row["gbps"]): row for row in rows}
 
-    def against(row: dict[str, Any]) -> dict[str, Any]:
+    def with_ratios(row: dict[str, Any]) -> dict[str, Any]:
         dense = by_path.get(("switch-dense", row["gbps"]))
         # If gloo's links could not be shaped, its only row serves all rates.
         gloo = by_path.get(("gloo", row["gbps"])) or by_path.get(("gloo", None))
@@ -159,10 +153,10 @@ def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "cpu_of_gloo": _ratio(row, gloo, "cpu_ms"),
         }
 
-    return [against(row) for row in sorted(rows, key=lambda row: row["gbps"] or 0)]
+    return [with_ratios(row) for row in sorted(rows, key=lambda row: row["gbps"] or 0)]
 
 
-def _ratio(slow: dict[str, Any] | None, quick: dict[str, Any] | None, key: str) -> float | None:
-    if slow is None or quick is None or not quick[key]:
+def _ratio(numerator: dict[str, Any] | None, denominator: dict[str, Any] | None, key: str) -> float | None:
+    if numerator is None or denominator is None or not denominator[key]:
         return None
-    return float(round(slow[key] / quick[key], 3))
+    return float(round(numerator[key] / denominator[key], 3))

@@ -24,12 +24,11 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # not ex
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from peelsum.allreduce import AllreduceError, Part, RequestedForm, Summation
+from peelsum.allreduce import AllreduceError, RequestedForm, Summation
 from peelsum.bench.devices import cpu_s
 from peelsum.processes import hear, say
 from peelsum.processes.reports import told_of_compiling
 from peelsum.processes.user_errors import reported
-from peelsum.summation import Words
 from peelsum.torch import HookError, HookStats, SwitchAllreduceState, TopK, hook
 from peelsum.training import Batch, Task, TrainingDataError, make_task
 from peelsum.transport import TransportError
@@ -41,9 +40,11 @@ FORMS: dict[str, RequestedForm] = {"switch": "auto", "switch-dense": "dense"}
 HOOK_OVER_GLOO, FP16 = "hook-gloo", "fp16"
 _FLOAT_BYTES = 4
 
+Future = torch.futures.Future[torch.Tensor]
+
 
 @dataclass(frozen=True)
-class Job:
+class WorkerOptions:
     """The options of one worker."""
 
     model: str
@@ -60,6 +61,7 @@ class Job:
     warm_ups: int
     seed: int
     top_k: float | None
+    """Share of elements that the hook sends; None for all."""
     device: str
     """"cpu" or "cuda"."""
 
@@ -83,112 +85,100 @@ class Iteration:
 
 
 @dataclass
-class Recorder:
-    """A communication hook that, while `on`, keeps a copy of this worker's own gradients, by bucket."""
+class GradientRecorder:
+    """A communication hook that keeps copies of this worker's gradients, by bucket, while it is enabled."""
 
-    sum: Callable[[GradBucket], torch.futures.Future[torch.Tensor]]
-    on: bool = False
+    sum: Callable[[GradBucket], Future]
+    enabled: bool = False
     buckets: list[tuple[torch.Tensor, list[torch.Tensor]]] = field(default_factory=list)
 
-    def __call__(self, _: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def __call__(self, _: object, bucket: GradBucket) -> Future:
         """See `DistributedDataParallel.register_comm_hook`."""
-        if self.on:
+        if self.enabled:
             self.buckets.append((bucket.buffer().clone(), bucket.parameters()))
         return self.sum(bucket)
 
-    def own(self) -> dict[torch.Tensor, torch.Tensor]:
+    def gradients(self) -> dict[torch.Tensor, torch.Tensor]:
         """Return the recorded gradients by parameter."""
-        found: dict[torch.Tensor, torch.Tensor] = {}
+        gradients: dict[torch.Tensor, torch.Tensor] = {}
         for buffer, parameters in self.buckets:
             parts = torch.split(buffer, [parameter.numel() for parameter in parameters])
-            found |= {one: part.view_as(one) for one, part in zip(parameters, parts, strict=True)}
-        return found
-
-
-class TimedSums:
-    """A backend that measures the seconds of another backend's sums."""
-
-    def __init__(self, summation: Summation) -> None:
-        self._summation = summation
-        self.lanes, self.workers, self.worker_id = summation.lanes, summation.workers, summation.worker_id
-        self.seconds = 0.0
-
-    def sum_words(self, parts: Sequence[Part]) -> list[Words]:
-        """See `Summation.sum_words`."""
-        started = time.perf_counter()
-        results = self._summation.sum_words(parts)
-        self.seconds += time.perf_counter() - started
-        return results
+            gradients |= {
+                parameter: part.view_as(parameter) for parameter, part in zip(parameters, parts, strict=True)
+            }
+        return gradients
 
 
 class Trainer:
     """A new replica of the task's model, whose gradients one backend averages."""
 
     def __init__(
-        self, task: Task, job: Job, path: str, sums: TimedSums | None, watched: Sequence[int] = ()
+        self,
+        task: Task,
+        options: WorkerOptions,
+        path: str,
+        summation: Summation | None,
+        switch_pids: Sequence[int] = (),
     ) -> None:
-        """watched: ids of the switch's processes."""
-        torch.manual_seed(job.seed + job.rank)  # for dropout; DDP copies rank 0's parameters to all
-        self._job, self._path, self._watched = job, path, watched
-        self._device = torch.device(job.device)
+        """path: the backend. summation, switch_pids: of the switch, if the backend uses it."""
+        torch.manual_seed(options.seed + options.rank)  # for dropout; DDP copies rank 0's parameters to all
+        self._options, self._path, self._switch_pids = options, path, switch_pids
+        self._device = torch.device(options.device)
         self._model = DistributedDataParallel(copy.deepcopy(task.model).to(self._device))
         self._optimizer = task.optimizer(self._model.parameters())
-        self._batches = task.batches(job.rank, job.workers, job.seed)
+        self._batches = task.batches(options.rank, options.workers, options.seed)
         self._state: SwitchAllreduceState | None = None
-        self._sums, self._sparse = sums, path in ("switch", HOOK_OVER_GLOO) and job.top_k is not None
-        if sums is not None or path == HOOK_OVER_GLOO:
-            names = self._model.module.named_parameters()
-            top_k = TopK(job.top_k) if self._sparse and job.top_k else None
+        self._top_k = options.top_k if path in ("switch", HOOK_OVER_GLOO) else None
+        if summation is not None or path == HOOK_OVER_GLOO:
             self._state = SwitchAllreduceState(
-                over=sums or "gloo",
-                names=names,
+                over=summation or "gloo",
+                names=self._model.module.named_parameters(),
                 forms=FORMS.get(path, "auto"),
-                compressor=top_k,
+                compressor=TopK(self._top_k) if self._top_k else None,
             )
-        #: Whether buckets are summed, or returned as they are: what DDP does beside sums is no part of them.
+        #: Whether buckets are summed. Otherwise the hook returns them unchanged, to time the rest of DDP.
         self._summing = True
-        self._recorder = Recorder(self._sum)
+        self._recorder = GradientRecorder(self._sum)
         # DDP reads a hook's annotations, which an object lacks.
         self._model.register_comm_hook(None, lambda state, bucket: self._recorder(state, bucket))
 
     def measure(self) -> dict[str, Any]:
-        """Run steps to warm up, steps without sums, timed steps, a checked one, and sums alone.
+        """Run warm-up steps, steps without sums, timed steps, one checked step, and sums alone.
 
-        Seconds are per step: medians, but means of processor time beyond computation.
+        Return seconds per step: medians, except for processor time beyond computation, which is a mean.
         """
-        steps = self._job.steps
-        self._iterations(self._job.warm_ups)
+        steps = self._options.steps
+        self._iterations(self._options.warm_ups)
         unsummed, computing_s, _ = self._with_cpu(lambda: self._iterations(steps, summed=False))
-        gradients_s = median(one.all for one in unsummed)
         self._iterations(1)
         before = self._stats().wire_bytes
         timed, cpu_s, switch_cpu_s = self._with_cpu(lambda: self._iterations(steps))
-        computing_s += sum(one.optimizer_cpu for one in timed)
+        computing_s += sum(iteration.optimizer_cpu for iteration in timed)
         after = self._stats()
-        iteration_s = median(one.all for one in timed)
-        compute_s = gradients_s + median(one.optimizer for one in timed)
-        network_s = median(one.network for one in timed)
-        self._recorder.on = True
+        times = {
+            name: median(getattr(iteration, name) for iteration in timed)
+            for name in ("all", "optimizer", "encode", "network", "decode")
+        }
+        compute_s = median(iteration.all for iteration in unsummed) + times["optimizer"]
+        self._recorder.enabled = True
         self._iterations(1)
-        own = self._recorder.own()
-        elements = sum(gradient.numel() for gradient in own.values())
-        element_bytes = _FLOAT_BYTES / 2 if self._path == FP16 else _FLOAT_BYTES
-        ring_bytes = 2 * (self._job.workers - 1) / self._job.workers * element_bytes * elements
+        gradients = self._recorder.gradients()
+        elements = sum(gradient.numel() for gradient in gradients.values())
         return {
             "path": self._path,
             "form": self._form(after),
             "elements": elements,
-            **self._densities(after, own),
-            "bytes_sent": (after.wire_bytes - before) / steps if self._state else ring_bytes,
-            "iteration_s": iteration_s,
-            "iteration_least_s": min(one.all for one in timed),
-            "iteration_most_s": max(one.all for one in timed),
+            **self._densities(after, gradients),
+            "bytes_sent": (after.wire_bytes - before) / steps if self._state else self._ring_bytes(elements),
+            "iteration_s": times["all"],
+            "iteration_least_s": min(iteration.all for iteration in timed),
+            "iteration_most_s": max(iteration.all for iteration in timed),
             "compute_s": compute_s,
-            "encode_s": median(one.encode for one in timed),
-            "network_s": network_s if self._state else max(0.0, iteration_s - compute_s),
-            "decode_s": median(one.decode for one in timed),
-            "wrong": self._wrong(own),
-            "aggregation_s": median(self._sums_alone(steps)),
+            "encode_s": times["encode"],
+            "network_s": times["network"] if self._state else max(0.0, times["all"] - compute_s),
+            "decode_s": times["decode"],
+            "wrong": self._wrong(gradients),
+            "aggregation_s": median(self._time_sums_alone(steps)),
             "cpu_s": (cpu_s - computing_s) / steps,
             "switch_cpu_s": switch_cpu_s / steps,
         }
@@ -201,60 +191,69 @@ class Trainer:
     def _with_cpu(self, run: Callable[[], list[Iteration]]) -> tuple[list[Iteration], float, float]:
         """Run; return the result, and the CPU seconds of this process and of the switch's processes."""
         dist.barrier()
-        watched_s, own_s = sum(map(cpu_s, self._watched)), time.process_time()
+        switch_s, process_s = sum(map(cpu_s, self._switch_pids)), time.process_time()
         result = run()
         dist.barrier()
-        own_s, watched_s = time.process_time() - own_s, sum(map(cpu_s, self._watched)) - watched_s
-        return result, own_s, watched_s
+        return result, time.process_time() - process_s, sum(map(cpu_s, self._switch_pids)) - switch_s
 
-    def _sum(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _ring_bytes(self, elements: int) -> float:
+        """Return the bytes that a worker sends in a ring allreduce."""
+        element_bytes = _FLOAT_BYTES / 2 if self._path == FP16 else _FLOAT_BYTES
+        return 2 * (self._options.workers - 1) / self._options.workers * element_bytes * elements
+
+    def _sum(self, bucket: GradBucket) -> Future:
+        """Average a bucket over the workers, as a communication hook does."""
         if not self._summing:
-            done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-            done.set_result(bucket.buffer())
-            return done
+            unchanged = Future()
+            unchanged.set_result(bucket.buffer())
+            return unchanged
         if self._path == FP16:
             assert dist.group.WORLD is not None
             return fp16_compress_hook(dist.group.WORLD, bucket)
-        return self._by_gloo(bucket.buffer()) if self._state is None else hook(self._state, bucket)
+        return self._gloo_average(bucket.buffer()) if self._state is None else hook(self._state, bucket)
 
-    def _plainly(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Average a buffer without the hook, in half precision if the path is torch's fp16."""
+    def _average(self, buffer: torch.Tensor, parameters: list[torch.Tensor]) -> Future:
+        """Average the recorded gradients of a bucket outside of DDP."""
+        if self._state is not None:
+            return self._state.submit(buffer, parameters)
         if self._path != FP16:
-            return self._by_gloo(buffer)
-        return self._by_gloo(buffer.half()).then(lambda done: buffer.copy_(done.value()))
+            return self._gloo_average(buffer)
+        return self._gloo_average(buffer.half()).then(lambda done: buffer.copy_(done.value()))
 
-    def _by_gloo(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    def _gloo_average(self, buffer: torch.Tensor) -> Future:
         work = dist.all_reduce(buffer, async_op=True)
         future: torch.futures.Future[Any] = work.get_future()
-        return future.then(lambda done: done.value()[0].div_(self._job.workers))
+        return future.then(lambda done: done.value()[0].div_(self._options.workers))
 
     def _form(self, stats: HookStats) -> str:
-        forms = "+".join(sorted({one.form for one in stats.tensors.values()})) or "float32"
-        return f"top {self._job.top_k:.2%}, {forms}" if self._sparse else forms
+        forms = "+".join(sorted({tensor.form for tensor in stats.tensors.values()})) or "float32"
+        return f"top {self._top_k:.2%}, {forms}" if self._top_k is not None else forms
 
-    def _densities(self, stats: HookStats, own: Mapping[torch.Tensor, torch.Tensor]) -> dict[str, float]:
+    def _densities(
+        self, stats: HookStats, gradients: Mapping[torch.Tensor, torch.Tensor]
+    ) -> dict[str, float]:
         """Return the densities of the gradients, or, if they are sparsified, of what is sent."""
-        if not self._sparse:
-            return {"density_worker": _density(own), "density_union": _density(own, union=True)}
+        if self._top_k is None:
+            return {"density_worker": _density(gradients), "density_union": _density(gradients, union=True)}
         sent = stats.tensors.values()
-        elements = sum(one.elements for one in sent)
+        elements = sum(tensor.elements for tensor in sent)
         return {
-            "density_worker": sum(one.density_worker * one.elements for one in sent) / elements,
-            "density_union": sum(one.density * one.elements for one in sent) / elements,
+            "density_worker": sum(tensor.density_worker * tensor.elements for tensor in sent) / elements,
+            "density_union": sum(tensor.density * tensor.elements for tensor in sent) / elements,
         }
 
-    def _wrong(self, own: Mapping[torch.Tensor, torch.Tensor]) -> int | None:
-        """Count wrong elements.
+    def _wrong(self, gradients: Mapping[torch.Tensor, torch.Tensor]) -> int | None:
+        """Count wrong elements of the last step.
 
-        Return None for gloo, which adds floats, and for top-k, as only the hook knows what was sent.
+        Return None for gloo, which adds floats, and for top-k, because only the hook knows what was sent.
         """
-        if self._state is None or self._sparse:
+        if self._state is None or self._top_k is not None:
             return None
         names = {parameter: name for name, parameter in self._model.module.named_parameters()}
         sent = self._state.stats().tensors
         return sum(
             wrong_elements(parameter, gradient, sent[names[parameter]].error_bound)
-            for parameter, gradient in own.items()
+            for parameter, gradient in gradients.items()
         )
 
     def _stats(self) -> HookStats:
@@ -262,22 +261,25 @@ class Trainer:
 
     def _iterations(self, steps: int, *, summed: bool = True) -> list[Iteration]:
         """Run and measure `steps` iterations; all workers begin together."""
-        batches = [tuple(one.to(self._device) for one in batch) for batch in islice(self._batches, steps)]
-        self._settle()
+        batches = [
+            tuple(tensor.to(self._device) for tensor in batch) for batch in islice(self._batches, steps)
+        ]
+        self._synchronize()
         dist.barrier()
         return [self._iteration(batch, summed) for batch in batches]
 
     def _iteration(self, batch: Batch, summed: bool) -> Iteration:
-        before, network_s = self._stats(), self._network_s
+        """Run one iteration and measure its parts; without `summed`, leave out sums and optimizer."""
+        before = self._stats()
         started = time.perf_counter()
         self._optimizer.zero_grad()
         self._summing = summed
         self._model(*batch).backward()
-        self._settle()
+        self._synchronize()
         computed, computed_cpu = time.perf_counter(), time.thread_time()
         if summed:
             self._optimizer.step()
-        self._settle()
+        self._synchronize()
         ended, ended_cpu = time.perf_counter(), time.thread_time()
         after = self._stats()
         return Iteration(
@@ -285,76 +287,70 @@ class Trainer:
             ended - computed,
             ended_cpu - computed_cpu,
             after.encode_s - before.encode_s,
-            self._network_s - network_s,
+            after.network_s - before.network_s,
             after.decode_s - before.decode_s,
         )
 
-    def _sums_alone(self, steps: int) -> Iterator[float]:
-        """Sum all recorded buckets at once, `steps` times; yield the seconds of each."""
+    def _time_sums_alone(self, steps: int) -> Iterator[float]:
+        """Average all recorded buckets at once, `steps` times; yield the seconds of each time."""
         for _ in range(steps):
             buckets = [(buffer.clone(), parameters) for buffer, parameters in self._recorder.buckets]
-            self._settle()
+            self._synchronize()
             dist.barrier()
             started = time.perf_counter()
-            sums = [
-                self._plainly(buffer) if self._state is None else self._state.submit(buffer, parameters)
-                for buffer, parameters in buckets
-            ]
-            torch.futures.wait_all(sums)
-            self._settle()
+            torch.futures.wait_all([self._average(*bucket) for bucket in buckets])
+            self._synchronize()
             yield time.perf_counter() - started
             if self._state is not None:
                 self._state.end_step()
 
-    def _settle(self) -> None:
+    def _synchronize(self) -> None:
         """Wait for the GPU, so that times include its work."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    @property
-    def _network_s(self) -> float:
-        return self._stats().network_s if self._sums is None else self._sums.seconds
-
 
 def _density(gradients: Mapping[torch.Tensor, torch.Tensor], *, union: bool = False) -> float:
     """Return the share of all gradients' elements that are non-zero on this worker; with `union`, on any."""
-    occupied = 0
+    count = 0
     for gradient in gradients.values():
-        here = (gradient != 0).to(torch.uint8)
+        nonzero = (gradient != 0).to(torch.uint8)
         if union:
-            dist.all_reduce(here, dist.ReduceOp.MAX)
-        occupied += int(here.count_nonzero())
-    return occupied / max(1, sum(gradient.numel() for gradient in gradients.values()))
+            dist.all_reduce(nonzero, dist.ReduceOp.MAX)
+        count += int(nonzero.count_nonzero())
+    return count / max(1, sum(gradient.numel() for gradient in gradients.values()))
 
 
-def wrong_elements(parameter: torch.Tensor, own: torch.Tensor, bound: float) -> int:
-    """Count elements of the gradient with other bits on another worker, or with an error above `bound`.
+def wrong_elements(parameter: torch.Tensor, gradient: torch.Tensor, bound: float) -> int:
+    """Count elements of `parameter.grad` that other workers have with other bits, or that exceed `bound`.
 
-    The error is the difference from the average of `own` over workers, in float64. Of differing bits, the
-    worker with the largest, as an integer, counts none.
+    The error is the difference from the average of all workers' `gradient`, in float64. Of workers with
+    different bits, the one whose bits are the largest integer does not count the element.
     """
     assert parameter.grad is not None
-    bits, total = parameter.grad.view(torch.int32), own.double()
-    most = bits.clone()
-    dist.all_reduce(most, dist.ReduceOp.MAX)
+    bits, total = parameter.grad.view(torch.int32), gradient.double()
+    largest = bits.clone()
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
     dist.all_reduce(total)
-    far = (parameter.grad.double() - total / dist.get_world_size()).abs() > bound
-    return int((far | (bits != most)).count_nonzero())
+    out_of_bounds = (parameter.grad.double() - total / dist.get_world_size()).abs() > bound
+    return int((out_of_bounds | (bits != largest)).count_nonzero())
 
 
-def run(job: Job) -> None:
+def run(options: WorkerOptions) -> None:
     """Train on each requested backend and print its measurement, until there are no more requests."""
-    os.environ["GLOO_SOCKET_IFNAME"] = job.interface
+    os.environ["GLOO_SOCKET_IFNAME"] = options.interface
     torch.set_num_threads(1)
-    task = make_task(job.model, small=job.small, path=job.path, seed=job.seed)
-    dist.init_process_group("gloo", init_method=f"file://{job.store}", rank=job.rank, world_size=job.workers)
+    task = make_task(options.model, small=options.small, path=options.path, seed=options.seed)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{options.store}", rank=options.rank, world_size=options.workers
+    )
     say(ready=True)
-    while paths := (asked := hear())["paths"]:
+    while paths := (request := hear())["paths"]:
         with ExitStack() as stack:
-            seat = asked["seat"]
-            sums = None if seat is None else TimedSums(stack.enter_context(plug_in(seat)))
+            seat = request["seat"]
+            summation = None if seat is None else stack.enter_context(plug_in(seat))
             for path in paths:
-                trainer = Trainer(task, job, path, sums, asked["watched"])
+                trainer = Trainer(task, options, path, summation, request["switch_pids"])
                 say(**trainer.measure())
                 trainer.close()
     dist.destroy_process_group()
@@ -363,4 +359,4 @@ def run(job: Job) -> None:
 if __name__ == "__main__":
     told_of_compiling(child=True)
     with reported(AllreduceError, TransportError, HookError, TrainingDataError):
-        run(Job(**json.loads(sys.argv[1])))
+        run(WorkerOptions(**json.loads(sys.argv[1])))

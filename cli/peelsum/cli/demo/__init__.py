@@ -1,1 +1,1 @@
-"""`peelsum demo`: workers train a language model, and the switch sums their gradients."""
+"""`peelsum demo`: workers train a language model, and the switch program sums their gradients."""

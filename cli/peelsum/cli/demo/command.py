@@ -1,22 +1,25 @@
-"""`peelsum demo`: shows the progress of the training processes, and compares sparse with dense gradients."""
+"""`peelsum demo`: show the progress of both trainings, and compare sparse with dense gradients."""
 
 from __future__ import annotations
 
 import json as json_
+import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peelsum.cli.demo.processes import DemoSettings, Processes, Reports
-from peelsum.cli.demo.worker import SentAs
+from peelsum.bench.workers import Reports, gather_reports
+from peelsum.cli.demo.worker import SparseForm
 from peelsum.cli.options import Json
-from peelsum.cli.output import progress_bar, table_of
+from peelsum.cli.output import empty_table, progress_bar
 from peelsum.cli.settings import with_settings
 from peelsum.extras import missing
+from peelsum.options import Option, Settings
 from peelsum.processes import Child
 from peelsum.processes.interrupts import Interruption
 from peelsum.processes.progress import Tell, taking_time
@@ -30,19 +33,84 @@ if TYPE_CHECKING:
 
 #: Bytes of Ethernet, IPv4 and UDP headers around a packet.
 FRAME_BYTES = 42
-#: How long a worker may print nothing, in seconds. On the first run, Numba may have to compile everything.
-PATIENCE_S = 120.0
+#: Seconds for which all workers may print nothing. On the first run, Numba may have to compile everything.
+SILENCE_TIMEOUT_S = 120.0
 #: Width of the bars in the table.
-_BAR = 12
+_BAR_WIDTH = 12
+
+
+_FORM = Option(
+    "Form of sparse gradients: a sketch, or their non-zeros (compact). With auto, the cheapest of all forms "
+    "for each tensor."
+)
+_LOSS = Option("Share of datagrams that each switch port loses in each direction, up to 0.3.", 0, 0.3)
+
+
+@dataclass(frozen=True)
+class DemoSettings(Settings):
+    """The demo's two trainings."""
+
+    workers: Annotated[int, Option("Number of workers, 2 to 8.", 2, 8)] = 4
+    steps: Annotated[int, Option("Steps of each of the two trainings.", 1, 1_000_000)] = 20
+    form: Annotated[SparseForm, _FORM] = "sketch"
+    loss: Annotated[float, _LOSS] = 0.0
+    seed: Annotated[int, Option("Seed of the model, the batches and the lost packets.", 0, 2**31 - 1)] = 0
+
+
+class Processes:
+    """Training processes at a star. `stack` ends them; `timeout_s` is how long they may print nothing."""
+
+    def __init__(self, stack: ExitStack, interruption: Interruption, timeout_s: float) -> None:
+        self._stack, self._interruption, self._timeout_s = stack, interruption, timeout_s
+        self._workers: list[Child] = []
+        self._star: Star | None = None
+
+    def start(self, settings: DemoSettings) -> Star:
+        """Start all processes; return the star once every worker is ready for its first step."""
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="peelsum-"))
+        options = {**asdict(settings), "store": Path(folder) / "gloo"}
+        loss = options.pop("loss")
+        arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+        for worker in range(settings.workers):  # workers prepare their models while the star starts
+            self.start_worker(worker, *arguments)
+        star = Star(settings.workers, loss=loss, seed=settings.seed)
+        self._star = self._stack.enter_context(star)
+        self.gather_reports()
+        for child, seat in zip(self._workers, self._star.seats, strict=True):
+            child.tell(**asdict(seat))
+        self.gather_reports()
+        return self._star
+
+    def start_worker(self, worker_id: int, *arguments: str) -> None:
+        """Start one worker, which gets its seat later."""
+        name = f"worker {worker_id}"
+        child = Child.peelsum(name, "demo-worker", "--worker-id", str(worker_id), *arguments)
+        self._workers.append(child)
+        self._stack.callback(child.stop)
+
+    def gather_reports(self) -> Reports:
+        """Return the next report of every worker.
+
+        Raises ProcessError if a process fails or all workers are silent, and Interrupted after a signal.
+        """
+        return gather_reports(self._workers, self._check, self._timeout_s)
+
+    def _check(self) -> None:
+        self._interruption.check()
+        if self._star is not None:
+            self._star.check()
 
 
 @dataclass
-class Tally:
-    """The workers' reports of one training; lists have one entry for each step, of all workers."""
+class TrainingReports:
+    """The workers' reports of one training."""
 
     steps: list[Reports] = field(default_factory=list)
+    """The reports of each step, by worker."""
     totals: Reports = field(default_factory=list)
+    """The reports at the end of the training, by worker."""
     seconds: float = 0.0
+    """Duration of the training."""
 
     def mean(self, name: str, steps: slice = slice(None)) -> float:
         """Return the mean of a value over steps and workers."""
@@ -54,15 +122,15 @@ class Tally:
         return sum(report[name] for step in self.steps for report in step)
 
     def total(self, name: str) -> int:
-        """Return the sum of a count of the whole training over workers."""
+        """Return the sum over workers of a count that they report at the end."""
         return sum(total[name] for total in self.totals)
 
 
 @with_settings
 def command(settings: DemoSettings, json: Json = False) -> None:
-    """Train a language model on several workers, whose gradients the switch program sums.
+    """Train a language model on several workers; the switch program sums their gradients.
 
-    Sparse gradients travel as sketches, which the switch adds and every
+    Sparse gradients are sent as sketches, which the switch adds and every
     worker peels. Then the same steps are repeated with dense gradients, to
     compare bytes and time. Every sum is compared, bit for bit, with gloo's sum
     of the same integers.
@@ -70,7 +138,7 @@ def command(settings: DemoSettings, json: Json = False) -> None:
     if find_spec("torch") is None:
         raise typer.BadParameter(missing("torch", "demo"))
     with reported(TopologyError), Interruption() as interruption, ExitStack() as stack:
-        processes = Processes(stack, interruption, PATIENCE_S)
+        processes = Processes(stack, interruption, SILENCE_TIMEOUT_S)
         values = run(processes, settings, told())
     if json:
         print(json_.dumps(values))
@@ -81,50 +149,56 @@ def command(settings: DemoSettings, json: Json = False) -> None:
 
 
 def run(processes: Processes, settings: DemoSettings, tell: Tell) -> dict[str, Any]:
-    """Train; return the results that `--json` prints. `tell`: reports progress without a terminal."""
+    """Run both trainings; return the results that `--json` prints.
+
+    tell: reports progress where there is no terminal for a progress bar.
+    """
     from rich.console import Console
 
     with progress_bar(Console(stderr=True)) as progress:
-        tell_aside = tell if progress.disable else lambda _: None
-        started = f"starting switch, controller, server, {settings.workers} workers"
-        starting = progress.add_task(started, total=None)
+        tell_without_bar = tell if progress.disable else lambda _: None
+        start = f"starting switch, controller, server, {settings.workers} workers"
+        task = progress.add_task(start, total=None)
         if not progress.disable:
-            Child.on_work = staticmethod(lambda text: progress.update(starting, description=text))
-        with taking_time(started, tell_aside):
+            Child.on_work = staticmethod(lambda text: progress.update(task, description=text))
+        with taking_time(start, tell_without_bar):
             star = processes.start(settings)
-        progress.remove_task(starting)
+        progress.remove_task(task)
         Child.on_work = staticmethod(tell)
-        tallies = []
-        for sent_as in (settings.form, "dense"):
-            with taking_time(f"training, {sent_as}", tell_aside):
-                tallies.append(
-                    _follow(processes, settings.steps, progress, f"training, {sent_as}", tell_aside)
-                )
+        trainings = []
+        for form in (settings.form, "dense"):
+            name = f"training, {form}"
+            with taking_time(name, tell_without_bar):
+                trainings.append(_follow(processes, settings.steps, progress, name, tell_without_bar))
         star.close()
-    return _summary(settings.workers, settings.form, star, *tallies)
+    return _summary(settings.workers, settings.form, star, *trainings)
 
 
-def _follow(processes: Processes, steps: int, progress: Progress, training: str, tell: Tell) -> Tally:
-    tally = Tally()
-    task = progress.add_task(training, total=steps)
+def _follow(processes: Processes, steps: int, progress: Progress, name: str, tell: Tell) -> TrainingReports:
+    """Gather the reports of a training, and show its progress."""
+    training = TrainingReports()
+    task = progress.add_task(name, total=steps)
     started = time.monotonic()
     for step in range(1, steps + 1):
-        tally.steps.append(processes.gather_reports())
-        described = f"{training}, loss {tally.mean('loss', slice(-1, None)):.2f}"
-        progress.update(task, advance=1, description=described)
-        tell(f"{training}: {time.monotonic() - started:.0f} s, step {step} of {steps}")
-    tally.seconds = time.monotonic() - started
-    tally.totals = processes.gather_reports()
-    return tally
+        training.steps.append(processes.gather_reports())
+        loss = training.mean("loss", slice(-1, None))
+        progress.update(task, advance=1, description=f"{name}, loss {loss:.2f}")
+        tell(f"{name}: {time.monotonic() - started:.0f} s, step {step} of {steps}")
+    training.seconds = time.monotonic() - started
+    training.totals = processes.gather_reports()
+    return training
 
 
-def _summary(workers: int, form: SentAs, star: Star, sparse: Tally, dense: Tally) -> dict[str, Any]:
+def _summary(
+    workers: int, form: SparseForm, star: Star, sparse: TrainingReports, dense: TrainingReports
+) -> dict[str, Any]:
+    """Return the results of both trainings, as `--json` prints them."""
     assert star.report is not None
     packet_bytes = FRAME_BYTES + 16 + 4 * star.seats[0].admission["lanes"]
-    ours, theirs = _costs(sparse, packet_bytes), _costs(dense, packet_bytes)
+    sparse_costs, dense_costs = _costs(sparse, packet_bytes), _costs(dense, packet_bytes)
     words, bound = sparse.sum("sparse_words"), sparse.sum("bound_words")
     return {
-        "exact": True,  # or a worker would have ended
+        "exact": True,  # otherwise a worker would have ended with an error
         "tensors_checked": sparse.sum("tensors") + dense.sum("tensors"),
         "workers": workers,
         "steps": len(sparse.steps),
@@ -133,26 +207,26 @@ def _summary(workers: int, form: SentAs, star: Star, sparse: Tally, dense: Tally
         "density": round(dense.mean("density"), 5),
         **{name: sparse.sum(name) // workers for name in ("candidates", "cells", "left_over")},
         "over_lower_bound": round(words / bound, 4) if bound else None,
-        "sparse": ours,
-        "dense": theirs,
-        "bytes_ratio": round(theirs["wire_bytes_per_worker"] / ours["wire_bytes_per_worker"], 2),
-        "time_ratio": round(theirs["sum_ms_per_step"] / ours["sum_ms_per_step"], 2),
+        "sparse": sparse_costs,
+        "dense": dense_costs,
+        "bytes_ratio": round(dense_costs["wire_bytes_per_worker"] / sparse_costs["wire_bytes_per_worker"], 2),
+        "time_ratio": round(dense_costs["sum_ms_per_step"] / sparse_costs["sum_ms_per_step"], 2),
         "chunks_in_switch": star.report.server["chunks_in_switch"],
         "chunks_at_server": star.report.server["chunks_at_server"],
     }
 
 
-def _costs(tally: Tally, packet_bytes: int) -> dict[str, Any]:
-    """Return the losses of one training, and the cost of its sums."""
-    times = {part: 1e3 * tally.mean(f"{part}_s") for part in ("encode", "network", "decode")}
+def _costs(training: TrainingReports, packet_bytes: int) -> dict[str, Any]:
+    """Return the model's loss at start and end of a training, and bytes and times of its sums."""
+    times = {part: 1e3 * training.mean(f"{part}_s") for part in ("encode", "network", "decode")}
     return {
-        "loss_start": round(tally.mean("loss", slice(0, 1)), 4),
-        "loss_end": round(tally.mean("loss", slice(-1, None)), 4),
-        "wire_bytes_per_worker": tally.total("sent_packets") * packet_bytes // len(tally.totals),
-        "resends": tally.total("resends"),
+        "loss_start": round(training.mean("loss", slice(0, 1)), 4),
+        "loss_end": round(training.mean("loss", slice(-1, None)), 4),
+        "wire_bytes_per_worker": training.total("sent_packets") * packet_bytes // len(training.totals),
+        "resends": training.total("resends"),
         "sum_ms_per_step": round(sum(times.values()), 2),
         **{f"{part}_ms_per_step": round(ms, 2) for part, ms in times.items()},
-        "seconds": round(tally.seconds, 2),
+        "seconds": round(training.seconds, 2),
     }
 
 
@@ -162,35 +236,37 @@ def _comparison(values: dict[str, Any]) -> Table:
 
     title = f"{values['workers']} workers train a language model, {values['steps']} steps"
     headings = "gradients", "loss", "sent per worker", "", "time of a sum", " "
-    table = table_of(headings, left=headings[:3] + headings[4:5], title=title)
-    ours, theirs = values["sparse"], values["dense"]
+    table = empty_table(headings, text_columns=headings[:3] + headings[4:5], title=title)
+    sparse, dense = values["sparse"], values["dense"]
     measures = ("wire_bytes_per_worker", 1e6, "MB"), ("sum_ms_per_step", 1, "ms")
-    for name, one, style in (values["form"], ours, "green"), ("dense", theirs, "yellow"):
-        row: list[Any] = [name, f"{one['loss_start']:.2f} -> {one['loss_end']:.2f}"]
+    for name, costs, style in (values["form"], sparse, "green"), ("dense", dense, "yellow"):
+        row: list[Any] = [name, f"{costs['loss_start']:.2f} -> {costs['loss_end']:.2f}"]
         for measure, unit, symbol in measures:
-            most = max(ours[measure], theirs[measure])
-            bar = ProgressBar(most, one[measure], _BAR, complete_style=style, finished_style=style)
-            row += [bar, f"{one[measure] / unit:,.1f} {symbol}"]
+            longest = max(sparse[measure], dense[measure])
+            bar = ProgressBar(longest, costs[measure], _BAR_WIDTH, complete_style=style, finished_style=style)
+            row += [bar, f"{costs[measure] / unit:,.1f} {symbol}"]
         table.add_row(*row)
     table.add_row("ratio", "", "", f"1 : {values['bytes_ratio']:.1f}", "", f"1 : {values['time_ratio']:.1f}")
     return table
 
 
 def _facts(values: dict[str, Any]) -> Table:
-    """Return a table of the gradients, the sketch, and who summed it."""
-    table = table_of(("", " "), left=("", " "), show_header=False)
+    """Return a table of the gradients, the sketches, and how many chunks the switch summed."""
+    table = empty_table(("", " "), text_columns=("", " "), show_header=False)
     table.add_row("density", f"{values['density']:.1%} of {values['elements']:,} elements are not zero")
     if values["cells"]:
-        cells, candidates, left = (values[name] for name in ("cells", "candidates", "left_over"))
-        each = f"{cells / candidates:.2f} each"
-        table.add_row("sketches", f"{cells:,} cells for {candidates:,} candidates, {each}")
-        table.add_row("peeled", f"{1 - left / candidates:.2%}, left over {left:,}")
+        cells, candidates, unpeeled = (values[name] for name in ("cells", "candidates", "left_over"))
+        ratio = f"{cells / candidates:.2f} each"
+        table.add_row("sketches", f"{cells:,} cells for {candidates:,} candidates, {ratio}")
+        table.add_row("peeled", f"{1 - unpeeled / candidates:.2%}, left over {unpeeled:,}")
     if values["over_lower_bound"]:
         table.add_row("words", f"{values['over_lower_bound']:.2f} times the lower bound")
     times = (values["sparse"][f"{part}_ms_per_step"] for part in ("encode", "network", "decode"))
     table.add_row("time of a sum", "encode {:.1f}, network {:.1f}, decode {:.1f} ms".format(*times))
-    inside, outside = values["chunks_in_switch"], values["chunks_at_server"]
+    in_switch, at_server = values["chunks_in_switch"], values["chunks_at_server"]
     resends = values["sparse"]["resends"] + values["dense"]["resends"]
-    table.add_row("switch", f"summed {inside:,} of {inside + outside:,} chunks; sent again: {resends:,}")
+    table.add_row(
+        "switch", f"summed {in_switch:,} of {in_switch + at_server:,} chunks; sent again: {resends:,}"
+    )
     table.add_row("exact", f"all {values['tensors_checked']:,} sums equal gloo's, bit for bit", style="green")
     return table

@@ -1,4 +1,4 @@
-"""A worker of the demo: trains its replica, sums gradients over the switch, checks sums with gloo."""
+"""A worker of the demo: train a replica, sum its gradients over the switch, check the sums with gloo."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from peelsum.allreduce import RequestedForm, RequestedValues, StepResult
 
-#: How sparse gradients are sent: the argument `values` of `Allreduce` and the hook.
-SentAs = Literal["sketch", "compact", "auto"]
+#: The form of sparse gradients: the argument `values` of `Allreduce` and the hook.
+SparseForm = Literal["sketch", "compact", "auto"]
 
 WIDTH, LEARNING_RATE = 64, 0.1
-#: Tensors whose gradients are sparse: only rows of words in the batch, or the softmax's sample, are not zero.
-SPARSE = ("embedding.weight", "softmax.weight", "bias.weight")
+#: Tensors whose gradients have non-zero rows only for words of the batch or of the softmax's sample.
+SPARSE_TENSORS = ("embedding.weight", "softmax.weight", "bias.weight")
 #: Timeout of gloo's connections and sums, longer than the demo's own, whose error names silent workers.
 GLOO_TIMEOUT_S = 300.0
 
@@ -44,14 +44,14 @@ def command(
     store: Annotated[str, typer.Option(help="File through which gloo's processes find each other.")],
     steps: Annotated[int, typer.Option()],
     seed: Annotated[int, typer.Option()],
-    form: Annotated[SentAs, typer.Option()],
+    form: Annotated[SparseForm, typer.Option()],
 ) -> None:
-    """Train as one worker of the demo, which `peelsum demo` starts and later sends its seat."""
+    """Train as one worker of the demo. `peelsum demo` starts this process, and later sends it its seat."""
     from peelsum.allreduce import AllreduceError
     from peelsum.allreduce.history_loops import warm_up
     from peelsum.transport import TransportError
 
-    told_of_compiling(child=True)("")  # report before PyTorch loads, which takes long
+    told_of_compiling(child=True)("")  # a report before PyTorch loads, which takes long
     with reported(InexactSumError, GlooError, AllreduceError, TransportError):
         replica = Replica(worker_id, workers, seed)
         if worker_id == 0:
@@ -74,14 +74,14 @@ class Replica:
         torch.manual_seed(seed)
         task = lstm.make(replace(lstm.SMALL, width=WIDTH), None)
         self.network = task.model
-        self._begin = partial(task.batches, worker_id, workers, seed)
-        self._untrained = {name: values.clone() for name, values in self.network.state_dict().items()}
+        self._first_batches = partial(task.batches, worker_id, workers, seed)
+        self._initial = {name: values.clone() for name, values in self.network.state_dict().items()}
 
     def restart(self) -> None:
         """Go back to the untrained model and the first batch."""
-        self.network.load_state_dict(self._untrained)
-        self._batches = self._begin()
-        self._squares = {name: 0 * values for name, values in self._untrained.items()}
+        self.network.load_state_dict(self._initial)
+        self._batches = self._first_batches()
+        self._squares = {name: 0 * values for name, values in self._initial.items()}
 
     def backward(self) -> float:
         """Compute the next batch's gradients; return its loss."""
@@ -91,12 +91,12 @@ class Replica:
         return float(loss.item())
 
     def gradients(self) -> dict[str, NDArray[np.float32]]:
-        """Return every parameter's gradient by name, sharing memory."""
-        named = self.network.named_parameters()
-        return {name: parameter.grad.numpy() for name, parameter in named if parameter.grad is not None}
+        """Return the gradients by parameter name, as arrays that share the tensors' memory."""
+        parameters = self.network.named_parameters()
+        return {name: parameter.grad.numpy() for name, parameter in parameters if parameter.grad is not None}
 
     def apply(self, result: StepResult) -> None:
-        """Take a step of Adagrad along the averaged gradients. To load torch.optim would take seconds."""
+        """Take a step of Adagrad along the averaged gradients. Importing torch.optim would take seconds."""
         import torch
 
         for name, parameter in self.network.named_parameters():
@@ -106,9 +106,9 @@ class Replica:
 
 
 def _train(
-    replica: Replica, seat: Mapping[str, Any], check: GlooCheck, steps: int, seed: int, form: SentAs
+    replica: Replica, seat: Mapping[str, Any], check: GlooCheck, steps: int, seed: int, form: SparseForm
 ) -> None:
-    """Train in the form, then again with dense gradients; report each step, and each training's packets."""
+    """Train with gradients in `form`, then again with dense ones; report every step, and the packets sent."""
     from peelsum.allreduce import Allreduce
     from peelsum.allreduce.history_loops import warm_up
     from peelsum.transport.seats import plug_in
@@ -116,9 +116,9 @@ def _train(
     warm_up()
     with plug_in(seat) as summation:
         say(ready=True)
-        trainings: tuple[SentAs | Literal["dense"], ...] = (form, "dense")
-        for sent_as in trainings:
-            forms, values = _requested(replica, sent_as)
+        trainings: tuple[SparseForm | Literal["dense"], ...] = (form, "dense")
+        for training in trainings:
+            forms, values = _allreduce_options(replica, training)
             allreduce = Allreduce(summation, forms=forms, values=values, average=True, seed=seed)
             before = summation.stats()
             replica.restart()
@@ -135,22 +135,22 @@ def _train(
             say(sent_packets=after.contributions - before.contributions + resends, resends=resends)
 
 
-def _requested(replica: Replica, sent_as: SentAs | Literal["dense"]) -> tuple[Any, RequestedValues]:
+def _allreduce_options(replica: Replica, form: SparseForm | Literal["dense"]) -> tuple[Any, RequestedValues]:
     """Return the arguments `forms` and `values` of `Allreduce`."""
-    if sent_as == "auto" or sent_as == "dense":
-        return sent_as, "auto"
+    if form == "auto" or form == "dense":
+        return form, "auto"
     forms: dict[str, RequestedForm] = dict.fromkeys(dict(replica.network.named_parameters()), "dense")
-    return forms | dict.fromkeys(SPARSE, "sparse"), sent_as
+    return forms | dict.fromkeys(SPARSE_TENSORS, "sparse"), form
 
 
 def _costs(result: StepResult) -> dict[str, Any]:
-    """Return a step's density, sketch, words of sparse tensors with their lower bound, and time."""
+    """Return a step's density, sketch sizes and times, and the words of its sparse tensors."""
     import numpy as np
 
     from peelsum.allreduce.costs import lower_bound_bits
 
     sparse, tally = [tensor for tensor in result.tensors if tensor.index is not None], result.tally
-    bits = sum(lower_bound_bits(one.elements, int(np.count_nonzero(one.total_at))) for one in sparse)
+    bits = sum(lower_bound_bits(tensor.elements, int(np.count_nonzero(tensor.total_at))) for tensor in sparse)
     return {
         "density": result.density,
         "elements": tally.elements,
@@ -175,7 +175,7 @@ class GlooCheck:
         import torch.distributed as dist
 
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        with self._translated():
+        with self._gloo_errors():
             dist.init_process_group(
                 "gloo",
                 init_method=f"file://{store}",
@@ -185,10 +185,10 @@ class GlooCheck:
             )
 
     def meet(self) -> None:
-        """Wait for all workers: the time of a sum is then its own. Raises GlooError."""
+        """Wait for all workers, so that the next sum's time has no waiting for them. Raises GlooError."""
         import torch.distributed as dist
 
-        with self._translated():
+        with self._gloo_errors():
             dist.barrier()
 
     def compare(self, result: StepResult) -> None:
@@ -202,20 +202,22 @@ class GlooCheck:
         import torch.distributed as dist
 
         flat = torch.from_numpy(np.concatenate([tensor.quantized.ravel() for tensor in result.tensors]))
-        with self._translated():
+        with self._gloo_errors():
             dist.all_reduce(flat)
-        expected = np.split(flat.numpy(), np.cumsum([tensor.elements for tensor in result.tensors])[:-1])
-        for tensor, gloo in zip(result.tensors, expected, strict=True):
-            ours = tensor.total.ravel()
-            wrong = np.flatnonzero(ours != gloo)
+        ends = np.cumsum([tensor.elements for tensor in result.tensors])
+        for tensor, expected in zip(result.tensors, np.split(flat.numpy(), ends[:-1]), strict=True):
+            total = tensor.total.ravel()
+            wrong = np.flatnonzero(total != expected)
             if wrong.size:
+                element = wrong[0]
                 raise InexactSumError(
-                    f"tensor {tensor.name}, element {wrong[0]}: "
-                    f"the switch summed to {ours[wrong[0]]}, gloo to {gloo[wrong[0]]}"
+                    f"tensor {tensor.name}, element {element}: "
+                    f"the switch summed to {total[element]}, gloo to {expected[element]}"
                 )
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _gloo_errors(self) -> Iterator[None]:
+        """Turn RuntimeError, as gloo raises it, into GlooError."""
         try:
             yield
         except RuntimeError as error:
