@@ -73,7 +73,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv(cache.CACHE_DIR, str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # two sources of a second may have one size
-    monkeypatch.setattr(progress._work, "tell", print)  # on a busy machine it would add to the log
+    monkeypatch.setattr(progress._progress, "tell", print)  # on a busy machine it would add to the log
     for cached in (cache.folder, cache._warn_once, cache._remove_unused):
         cached.cache_clear()
     yield tmp_path / "cache" / "peelsum"

@@ -97,6 +97,6 @@ def _await_listener(address: str, child: Child) -> None:
         else:
             return
     raise TopologyError(
-        f"{child.name}: {BINARY} does not listen on {address} after {_PATIENCE:g} s{child.last_words()}; "
+        f"{child.name}: {BINARY} does not listen on {address} after {_PATIENCE:g} s{child.output_tail()}; "
         "check whether another program uses one of its ports"
     )

@@ -27,7 +27,7 @@ from peelsum.control import (
     read_status,
 )
 from peelsum.control.cluster import ControllerClient, observed
-from peelsum.extras import command_for
+from peelsum.extras import install_command
 from peelsum.softswitch.ports.interfaces import best_method
 from peelsum.tls import Identity
 from peelsum.wire import packet_bytes
@@ -258,7 +258,7 @@ def _package(name: str, extra: str | None) -> Finding:
     try:
         found = version(name)
     except PackageNotFoundError:
-        remedy = command_for(name, extra or "cli")
+        remedy = install_command(name, extra or "cli")
         return Finding(name, "not installed", "installed", remedy, "note" if extra else "failed")
     return _finding(name, found, "installed", "", True)
 
@@ -299,7 +299,7 @@ def _descriptors() -> Finding:
 
 def _compiled_code() -> Finding:
     """Report the folder for machine code, its free space, and why others before it cannot be used."""
-    examined = list(cache.examine())
+    examined = list(cache.examine_candidates())
     place, problem = examined[-1]
     found = "; ".join(f"{refused}: {why}" for refused, why in examined if why)
     if not problem:

@@ -13,7 +13,7 @@ from peelsum.control.drivers import open_session
 from peelsum.control.errors import ControlError
 from peelsum.control.sections import TofinoSection
 from peelsum.control.status import SwitchStatus, read_status
-from peelsum.requests import LONGEST_REQUEST, ask, decoded, encoded
+from peelsum.requests import MAX_REQUEST_BYTES, ask, decode_line, encode_line
 from peelsum.tls import Identity, TlsError, require_tls
 from peelsum.tls.identity import tls_reason
 
@@ -66,9 +66,9 @@ class ControllerClient:
     def _call(self, address: str, values: dict[str, object]) -> dict[str, Any]:
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
-        if len(encoded(values)) > LONGEST_REQUEST:
+        if len(encode_line(values)) > MAX_REQUEST_BYTES:
             raise ControlError(
-                f"controller: a request has at most {LONGEST_REQUEST:,} bytes; shorten the description"
+                f"controller: a request has at most {MAX_REQUEST_BYTES:,} bytes; shorten the description"
             )
         try:
             require_tls("controller", host, self._identity)
@@ -90,7 +90,7 @@ class ControllerClient:
             raise _OtherError(_nobody(address)) from None
         with closing(link):
             try:
-                response = decoded(line)
+                response = decode_line(line)
             except ValueError:
                 raise _OtherError(_nobody(address)) from None
         if "error" in response:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from peelsum.control.errors import ControlError
-from peelsum.requests import LONGEST_REQUEST, encoded, parsed_request
-from peelsum.tls import Identity, Role, require_tls, same_token
+from peelsum.requests import MAX_REQUEST_BYTES, encode_line, parsed_request
+from peelsum.tls import Identity, Role, require_tls, tokens_equal
 from peelsum.tls.acceptor import oldest_of_largest_source, source_of
 from peelsum.tls.roles import role_of_peer
 
@@ -115,7 +115,7 @@ class Requests:
         token: if not empty, what starts must contain.
         """
         self._listening, self._name, self._calls, self._token = listening, name, calls, token
-        self._longest = LONGEST_REQUEST if "admit" in calls else _SHORT_REQUEST
+        self._longest = MAX_REQUEST_BYTES if "admit" in calls else _SHORT_REQUEST
         self._tls = None if identity is None else identity.context(server=True)
         self._selector = selectors.DefaultSelector()
         listening.setblocking(False)
@@ -261,7 +261,7 @@ class Requests:
         if self._tls is not None and guest.role not in roles:
             wanted = " or ".join(roles)
             self._refuse(guest, f"{call} needs a certificate of role {wanted}; this one's is {guest.role}")
-        elif call == "start" and self._token and not same_token(request.get("token", ""), self._token):
+        elif call == "start" and self._token and not tokens_equal(request.get("token", ""), self._token):
             self._refuse(guest, "the token is not this job's; set PEELSUM_TOKEN to a file with the job's")
         else:
             guest.request, guest.until, guest.heard = request, now + WAIT_S, b""
@@ -290,7 +290,7 @@ class Requests:
             return False
         try:
             guest.link.settimeout(SPEAK_S)
-            guest.link.sendall(encoded(answer))
+            guest.link.sendall(encode_line(answer))
             guest.link.setblocking(False)
         except OSError:
             return False
