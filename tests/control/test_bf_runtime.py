@@ -21,7 +21,7 @@ from peelsum.control.cluster.cluster import parse_cluster
 from peelsum.control.description import parse_description
 from peelsum.control.drivers import driver_of
 from peelsum.control.entries import age_limit_entry
-from peelsum.control.errors import DescriptionError, NotPrimaryError, RefusedError, UnsupportedError
+from peelsum.control.errors import DescriptionError, NotPrimaryError, UnsupportedError, UpdateRefusedError
 from peelsum.control.session import pipeline_schema
 from peelsum.control.status import read_jobs
 from peelsum.control.tables import Placement
@@ -276,7 +276,7 @@ def test_an_ended_stream_is_noticed(switch, session):
 
 
 def refusal(session, update, pipe=0xFFFF):
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(UpdateRefusedError) as caught:
         session.write_raw([update], pipe)
     assert "refused writing: update 0 of 1: " in str(caught.value)
     return caught.value.reason
@@ -349,7 +349,7 @@ def test_a_client_that_has_not_subscribed_or_bound_is_refused(switch, session, f
         other._subscribe()
         with pytest.raises(SwitchError, match="Unable to get bound_program"):
             other.write_raw([row("DELETE", session.tables.table("$pre.mgid"), 1)])
-        monkeypatch.setattr("peelsum.control.bfruntime.session._new_client", lambda: session._client_id)
+        monkeypatch.setattr("peelsum.control.bfruntime.session._new_client_id", lambda: session._client_id)
         with pytest.raises(SwitchError, match="two clients with the same client id"):
             other._subscribe()
 

@@ -70,7 +70,7 @@ def test_a_bmv2_without_thrift_is_given_no_port_for_it(install, taken) -> None:
 
 
 def test_a_bmv2_that_does_not_listen_is_quoted(install, taken, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bmv2, "_PATIENCE", 3.0)
+    monkeypatch.setattr(bmv2, "_START_TIMEOUT_S", 3.0)
     install(thrift=True, listed=False, default=taken)
     with pytest.raises(TopologyError) as caught, bmv2.running({}):
         pass

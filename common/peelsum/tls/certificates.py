@@ -102,14 +102,14 @@ def _read_or_make_ca(certs: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Cert
         write_new(path, ca.public_bytes(serialization.Encoding.PEM), 0o644)
         return key, ca
     try:
-        key = serialization.load_pem_private_key(key_path.read_bytes(), None)
+        loaded = serialization.load_pem_private_key(key_path.read_bytes(), None)
         ca = x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not PEM without a password"
         raise TlsError(f"{certs}: {CA_FILE} or {CA_KEY_FILE}: {reason}; give another --certs") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
+    if not isinstance(loaded, ec.EllipticCurvePrivateKey):
         raise TlsError(f"{key_path}: is not an elliptic curve's key; give another --certs")
-    return key, ca
+    return loaded, ca
 
 
 def _builder(

@@ -1,4 +1,4 @@
-"""The description of a job, in TOML: on one switch, or on racks below a spine.
+"""The description of a job in TOML: on one switch, or on several racks below a spine switch.
 
 A description with neither `[spine]` nor `[[racks]]` is for one switch.
 """
@@ -21,18 +21,18 @@ from peelsum.wire import MAX_WORKERS, Level
 Model = TypeVar("Model", bound=Section)
 #: A spine has one bit of a bitmap for each rack.
 MAX_RACKS = 32
-#: Most bytes of a description: three times those of a switch with full tables. Parsing takes up to 400 times
-#: as much memory.
-MOST_DESCRIPTION = 1 << 18
+#: The size limit of a description in bytes, three times the size for a switch with full tables. Parsing takes
+#: up to 400 times as much memory.
+MAX_DESCRIPTION_BYTES = 1 << 18
 
 
 class PortsSection(Section):
-    """`[ports]`: the switch's ports to the aggregation server and to worker 0, 1, ..."""
+    """`[ports]`: the switch's ports to the aggregation server and to the workers 0, 1, ..."""
 
     server: Port
     workers: tuple[Port, ...] = Field(strict=False)
     spare: tuple[Port, ...] = Field(default=(), strict=False)
-    """Ports for further groups of workers: each takes one for each of its ranks, and one for its server."""
+    """Ports for further groups of workers. A group takes one for each of its ranks and one for its server."""
 
 
 class JobDescription(Section):
@@ -41,7 +41,7 @@ class JobDescription(Section):
     job: JobSection
     """The job's number, workers, window and timeout."""
     switch: SwitchSection = SwitchSection()
-    """The switch, and how it is set up."""
+    """The switch and its settings."""
     ports: PortsSection
     """The switch's ports to the participants."""
     hosts: dict[str, HostAddress] = Field(default_factory=dict)
@@ -74,7 +74,7 @@ class JobDescription(Section):
         return self.ports.workers
 
     def plans(self) -> tuple[SwitchPlan, ...]:
-        """Return what each switch gets; here for the only one."""
+        """Return the plan of the only switch, in a tuple."""
         return (
             SwitchPlan(
                 switch=self.switch,
@@ -90,7 +90,7 @@ class JobDescription(Section):
 
 
 class RacksJobSection(JobSection):
-    """`[job]`, as for one switch. Each rack may have as many workers as one switch."""
+    """`[job]`, with more workers than one switch can have."""
 
     workers: int = Field(ge=2, le=MAX_RACKS * MAX_WORKERS)
 
@@ -99,7 +99,7 @@ class SpineSection(SwitchSection):
     """`[spine]`: the upper switch."""
 
     server: Port
-    """Its port to the aggregation server."""
+    """The spine's port to the aggregation server."""
     hosts: dict[str, HostAddress] = Field(default_factory=dict)
     """Addresses of hosts, by the number of the port that leads to them."""
 
@@ -108,19 +108,19 @@ class RackSection(SwitchSection):
     """`[[racks]]`: a rack's switch and its workers."""
 
     uplink: Port
-    """Its port to the spine."""
+    """The rack's port to the spine."""
     spine_port: Port
-    """The spine's port to it."""
+    """The spine's port to the rack."""
     workers: tuple[Port, ...] = Field(strict=False, min_length=1, max_length=MAX_WORKERS)
-    """Its ports to the rack's workers."""
+    """The rack's ports to its workers."""
     hosts: dict[str, HostAddress] = Field(default_factory=dict)
     """Addresses of hosts, by the number of the port that leads to them."""
 
 
 class RacksDescription(Section):
-    """A job on racks below a spine. Worker number: rack * 32 + its index in the rack's list of ports.
+    """A job on racks below a spine. A worker's number is rack * 32 + its index in the rack's `workers`.
 
-    >>> found = parse_description('''
+    >>> description = parse_description('''
     ... [job]
     ... id = 1
     ... workers = 3
@@ -138,7 +138,7 @@ class RacksDescription(Section):
     ... spine_port = 1
     ... workers = [1]                 # worker 32
     ... ''')
-    >>> found.rack_sizes
+    >>> description.rack_sizes
     (2, 1)
     """
 
@@ -151,12 +151,13 @@ class RacksDescription(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        listed = sum(self.rack_sizes)
-        if listed != self.job.workers:
+        port_count = sum(self.rack_sizes)
+        if port_count != self.job.workers:
             raise ValueError(
-                f"racks: list {listed} workers for job.workers = {self.job.workers}; give each worker a port"
+                f"racks: list {port_count} workers for job.workers = {self.job.workers}; give each worker "
+                "a port"
             )
-        taken: dict[tuple[str, int], str] = {}
+        tables_by_place: dict[tuple[str, int], str] = {}
         for where, switch in self._switches():
             switch.check(where, switch.hosts)
             if switch.pipeline_lanes != self.spine.pipeline_lanes:
@@ -169,7 +170,7 @@ class RacksDescription(Section):
                     f"{where}.tofino.program: {_program(switch)!r}: spine has {_program(self.spine)!r}; give "
                     "all switches the same"
                 )
-            other = taken.setdefault(switch.place, where)
+            other = tables_by_place.setdefault(switch.place, where)
             if other != where:
                 raise ValueError(
                     f"{where}.p4runtime: {switch.p4runtime!r}: is {other} already; "
@@ -196,7 +197,7 @@ class RacksDescription(Section):
         return tuple(port for rack in self.racks for port in rack.workers)
 
     def plans(self) -> tuple[SwitchPlan, ...]:
-        """Return what each switch gets, the spine first."""
+        """Return the plan of each switch, the spine's first."""
         spine = SwitchPlan(
             switch=self.spine,
             job_id=self.job.id,
@@ -250,9 +251,9 @@ AnyDescription = JobDescription | RacksDescription
 
 
 def parse_description(text: str, source: str = "job description") -> AnyDescription:
-    """Return the description, of either kind, in a TOML text.
+    """Parse a job description of either kind.
 
-    Raises DescriptionError naming `source`, field, value and remedy.
+    source: where the text is from. Raises DescriptionError, which names source, field, value and remedy.
     """
     values = parsed_toml(text, source)
     if "spine" in values or "racks" in values:
@@ -261,17 +262,14 @@ def parse_description(text: str, source: str = "job description") -> AnyDescript
 
 
 def read_description(path: Path) -> AnyDescription:
-    """Return the description, of either kind, in a file.
-
-    Raises DescriptionError as `parse_description`, or for an unreadable file.
-    """
+    """Read a job description of either kind from a file. Raises DescriptionError."""
     return parse_description(file_text(path), str(path))
 
 
 def file_text(path: Path, of: str = "a job description") -> str:
-    """Return the text of a description's file; of: what is described. Raises DescriptionError."""
+    """Return the text of a description file. Raises DescriptionError. of: the kind of description."""
     try:
-        return read_text(path, MOST_DESCRIPTION)
+        return read_text(path, MAX_DESCRIPTION_BYTES)
     except OSError as error:
         raise DescriptionError(f"{path}: {error.strerror}; give the path of {of}") from None
     except UnicodeDecodeError as error:
@@ -279,10 +277,10 @@ def file_text(path: Path, of: str = "a job description") -> str:
 
 
 def parsed_toml(text: str, source: str) -> dict[str, Any]:
-    """Parse TOML. Raises DescriptionError naming `source`."""
+    """Parse TOML. Raises DescriptionError, which names `source`."""
     try:
-        text.encode()  # TOML is UTF-8; whatever stores or sends the text relies on that
-        return parse_toml(text, MOST_DESCRIPTION)
+        text.encode()  # the text is stored and sent as UTF-8
+        return parse_toml(text, MAX_DESCRIPTION_BYTES)
     except UnicodeEncodeError as error:
         line = text.count("\n", 0, error.start) + 1
         raise DescriptionError(
@@ -297,7 +295,7 @@ def parsed_toml(text: str, source: str) -> dict[str, Any]:
 def validated(
     model: type[Model], values: Mapping[str, Any], source: str, of: str = "a job description"
 ) -> Model:
-    """Build a description from parsed TOML. Raises DescriptionError naming `source`, field, value, remedy."""
+    """Validate parsed TOML. Raises DescriptionError, which names `source`, field, value and remedy."""
     try:
         return model.model_validate(values)
     except ValidationError as error:

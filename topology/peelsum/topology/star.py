@@ -148,8 +148,8 @@ class Star:
                 ]
             )
         self.seats = [
-            Seat(worker, **own, more_planes=more)
-            for worker, (own, *more) in enumerate(zip(*places, strict=True))
+            Seat(worker, **first, more_planes=more)
+            for worker, (first, *more) in enumerate(zip(*places, strict=True))
         ]
 
     def _names(self, part: str) -> list[str]:
