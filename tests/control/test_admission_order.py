@@ -133,7 +133,7 @@ def test_putting_a_job_back_frees_what_its_slots_hold(controller, description, d
     controller.session.write([-P4TableEntry("jobs", match=P4TableMatch(job_id=3))])
     freed.clear()
     (plan,) = description.plans()
-    admission.put_back(Placement(controller.session, plan), admitted.generation, admitted.secret)
+    admission.restore(Placement(controller.session, plan), admitted.generation, admitted.secret)
     assert [rows(device, name) for name in ("jobs", "members", "return_paths")] == before
     assert len(freed) >= 2
     assert controller.status().slots_in_use == {}

@@ -403,7 +403,7 @@ def test_a_program_without_our_tables_is_named(session):
 
 def refuses_the_limits_of_v1model(session):
     for use in (lambda: session.write([~age_limit_entry(1)]), lambda: session.entries("limits")):
-        with pytest.raises(SwitchError, match=r"does not take this: .*limits.*; correct"):
+        with pytest.raises(SwitchError, match=r"does not accept this: .*limits.*; correct"):
             use()
 
 
