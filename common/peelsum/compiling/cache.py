@@ -16,10 +16,10 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
@@ -28,6 +28,7 @@ from numba.core.sigutils import normalize_signature
 
 from peelsum.compiling.fingerprint import fingerprint
 from peelsum.compiling.progress import report_waiting
+from peelsum.forks import keep_from_children
 
 #: Numba's own variable.
 CACHE_DIR = "NUMBA_CACHE_DIR"
@@ -153,7 +154,7 @@ class CodeCache(NullCache):
         if path is None or path.exists():
             yield
         else:
-            with _locks.held(path, self._loop):
+            with _lock(path, self._loop):
                 yield
 
     def _path(self, signature: Any) -> Path | None:
@@ -208,49 +209,22 @@ def _warn_once(message: str) -> None:
     _log.warning(message)
 
 
-class _Locks:
-    """Locks between processes, one for each file of machine code.
+@contextmanager
+def _lock(path: Path, loop: Any) -> Iterator[None]:
+    """Hold a lock among processes, for the file of machine code `path`, during the body.
 
-    They are POSIX locks on single bytes of the file `.lock`, at offsets derived from the files' names.
-    Closing any descriptor of `.lock` releases all locks of the process. So the outermost lock opens the file,
-    and closes it when it is released. Forked children do not inherit the locks.
+    The lock is on a file beside it. If locks do not work there, as on some network file systems, continue
+    without one. loop: the function, for progress messages.
     """
-
-    def __init__(self) -> None:
-        self._file: IO[bytes] | None = None
-
-    @contextmanager
-    def held(self, path: Path, loop: Any) -> Iterator[None]:
-        """Hold the lock of `path` during the body. If locks do not work there, continue without one."""
-        outermost, offset = self._file is None, int(path.stem[-15:], 16)
-        try:
-            self._acquire(path.parent / ".lock", offset, loop)
-            yield
-        finally:
-            if outermost:
-                self._file, file = None, self._file
-                if file is not None:
-                    file.close()
-            else:
-                self._release(offset)
-
-    def _acquire(self, file: Path, offset: int, loop: Any) -> None:
+    with ExitStack() as stack:
         with suppress(ImportError, OSError):  # Windows has no fcntl
             import fcntl
 
-            self._file = self._file or file.open("ab")
+            file = stack.enter_context(path.with_suffix(".lock").open("ab"))
+            keep_from_children(file)
             try:
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
-            except (BlockingIOError, PermissionError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
                 with report_waiting(loop):
-                    fcntl.lockf(self._file, fcntl.LOCK_EX, 1, offset)
-
-    def _release(self, offset: int) -> None:
-        with suppress(ImportError, OSError):
-            import fcntl
-
-            if self._file is not None:
-                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, offset)
-
-
-_locks = _Locks()
+                    fcntl.flock(file, fcntl.LOCK_EX)
+        yield

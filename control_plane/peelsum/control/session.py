@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NoReturn
@@ -70,7 +71,8 @@ class Session:
         """
         #: The address of the P4Runtime server, host:port.
         self.address = address
-        self.schema = None
+        #: The running pipeline, as of the last read; None if the switch has none.
+        self.schema: P4Schema | None = None
         self._device_id = device_id
         self._timeout_s = timeout_s
         self._cookie = 0
@@ -101,19 +103,6 @@ class Session:
         for job_id in list(self._leases):
             self.release_lease(job_id)
         self._channel.close()
-
-    @property
-    def schema(self) -> P4Schema | None:
-        """The running pipeline, as of the last read; None if the switch has none."""
-        return self._schema
-
-    @schema.setter
-    def schema(self, schema: P4Schema | None) -> None:
-        self._schema = schema
-        registers = list(schema.registers) if schema else []
-        # On a Tofino, each lane's register is in a P4 control of its own, with the name `sums`.
-        self._lanes = lanes_in(register.name.removesuffix(".sums") for register in registers)
-        self._slots = min((register.size for register in registers), default=0)
 
     # Primary and backup
 
@@ -273,17 +262,17 @@ class Session:
         return self.schema
 
     def _read_pipeline(self) -> None:
-        self.schema, self._cookie = None, 0
         request = _Get(device_id=self._device_id, response_type=_Get.P4INFO_AND_COOKIE)
         try:
             response = self._stub.GetForwardingPipelineConfig(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
-                return
-            self._raise(error, "reading the pipeline")
-        self._cookie = response.config.cookie.cookie
-        if response.config.p4info.tables:
-            self.schema = P4Schema(response.config.p4info)
+            self.schema = None
+            if error.code() != grpc.StatusCode.FAILED_PRECONDITION:
+                self._raise(error, "reading the pipeline")
+            return
+        p4info, self._cookie = response.config.p4info, response.config.cookie.cookie
+        if self.schema is None or self.schema.p4info != p4info:
+            self.schema = P4Schema(p4info) if p4info.tables else None
 
     # Entities
 
@@ -386,18 +375,26 @@ def peelsum_lanes(session: Session) -> int:
 
     Raises SwitchError if the switch has no pipeline.
     """
-    session.running_schema()
-    return session._lanes
+    return _lanes_and_slots(session.running_schema())[0]
 
 
 def lanes(session: Session) -> int:
     """Return the 32-bit values per packet of the running pipeline. Raises SwitchError for other programs."""
-    if not peelsum_lanes(session):
+    if not (count := peelsum_lanes(session)):
         raise SwitchError(f"switch: the pipeline of {session.address} is not peelsum's; load that first")
-    return session._lanes
+    return count
 
 
 def slots(session: Session) -> int:
     """Return the number of slots of the running pipeline. Raises SwitchError for other programs."""
     lanes(session)
-    return session._slots
+    return _lanes_and_slots(session.running_schema())[1]
+
+
+@lru_cache(maxsize=16)
+def _lanes_and_slots(schema: P4Schema) -> tuple[int, int]:
+    """Return 32-bit values per packet, 0 for other programs, and the number of slots of a pipeline."""
+    registers = list(schema.registers)
+    # On a Tofino, each lane's register is in a P4 control of its own, with the name `sums`.
+    count = lanes_in(register.name.removesuffix(".sums") for register in registers)
+    return count, min((register.size for register in registers), default=0)

@@ -5,7 +5,6 @@ A controller either owns its switches, or shares them with other controllers, ea
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -96,7 +95,7 @@ class DesiredJob(NamedTuple):
     """The job's secret for UDP ports, in hexadecimal."""
 
 
-class ManagedSwitch(ABC):
+class ManagedSwitch:
     """A switch whose tables a controller reconciles with its desired jobs. Callers must hold `lock`."""
 
     def __init__(self, described: PlacedSwitch, pipeline: P4Schema, identity: Identity | None) -> None:
@@ -142,25 +141,24 @@ class ManagedSwitch(ABC):
             self._session.close()
         self._session = None
 
-    @abstractmethod
     def mark_unverified(self) -> None:
-        """Make the next reconciliation compare all tables, because writes may have failed in between."""
+        """Make the next reconciliation compare all tables, because writes may have failed in between.
 
-    @abstractmethod
+        Here do nothing: every reconciliation reads the rows of all jobs.
+        """
+
     def acquire_lease(self, job_id: int) -> None:
-        """Acquire the lease on a job, so that no other controller admits the job."""
+        """Acquire the lease on a job, if other controllers could admit the job."""
 
-    @abstractmethod
     def release_lease(self, job_id: int) -> None:
-        """Release the lease on a job."""
+        """Release the lease on a job, if there are leases."""
 
-    @abstractmethod
     def as_primary(self, epoch: int, job_id: int) -> AbstractContextManager[Session]:
         """Return a context manager of a session as the primary, for a job. It raises SwitchError."""
+        raise NotImplementedError
 
-    @abstractmethod
     def load_pipeline(self, session: Session, plan: SwitchPlan) -> None:
-        """Load a job's pipeline if it is not running. Raises DescriptionError if other jobs need another."""
+        """Load a job's pipeline if it is not running, and was not loaded by `reconcile`."""
 
     def evict(self, epoch: int, job_id: int, generation: int) -> bool:
         """Close a job on the switch; return whether that succeeded."""
@@ -181,9 +179,9 @@ class ManagedSwitch(ABC):
         """Return whether this controller's admission is the last one, so that it may evict the job."""
         return True
 
-    @abstractmethod
     def _reconcile(self, epoch: int, desired: Mapping[int, DesiredJob]) -> Iterator[Event]:
         """Do one attempt of `reconcile`. Raises SwitchError."""
+        raise NotImplementedError
 
     def _report_failure(self, error: SwitchError) -> Iterator[Event]:
         self.close()
@@ -239,15 +237,6 @@ class OwnedSwitch(ManagedSwitch):
     def mark_unverified(self) -> None:
         """Make the next reconciliation compare all tables, because writes may have failed in between."""
         self._verified = False
-
-    def acquire_lease(self, job_id: int) -> None:
-        """Do nothing: the switch refuses all other controllers' writes."""
-
-    def release_lease(self, job_id: int) -> None:
-        """Do nothing, because there are no leases."""
-
-    def load_pipeline(self, session: Session, plan: SwitchPlan) -> None:
-        """Do nothing: the pipeline was loaded after connecting."""
 
     def has_primary(self) -> bool | None:
         """Return whether any controller is the switch's primary; None if the switch does not answer."""
@@ -396,9 +385,6 @@ class SharedSwitch(ManagedSwitch):
                 f"ask for {lanes} lanes if it is as new"
             )
         session.commit(self._pipeline)
-
-    def mark_unverified(self) -> None:
-        """Do nothing: every check reads the rows of all jobs."""
 
     def _owns_generation(self, session: Session, job_id: int, generation: int) -> bool:
         """Return False if another controller has admitted the job again."""
