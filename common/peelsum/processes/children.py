@@ -91,6 +91,25 @@ class Child:
         command = [*prefix, sys.executable, "-m", "peelsum.cli", *arguments]
         return cls(name, command, environment=environment)
 
+    @classmethod
+    def start_ready(
+        cls,
+        name: str,
+        *arguments: str,
+        prefix: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> tuple[Self, dict[str, Any]]:
+        """Start a `peelsum` subcommand as a child, and wait until it is ready; return it and its message.
+
+        If it ends or is not ready in time, stop it and raise ProcessError.
+        """
+        child = cls.peelsum(name, *arguments, "--json", "--child", prefix=prefix, environment=environment)
+        try:
+            return child, child.ready()
+        except BaseException:
+            child.stop()
+            raise
+
     @property
     def pid(self) -> int:
         """The process id."""

@@ -153,7 +153,7 @@ class Network(ABC):
 
     def _child(self, stack: ExitStack, name: str, *arguments: str) -> dict[str, Any]:
         """Start a `peelsum` command that ends with `stack`; return its first message."""
-        child, message = _ready(name, *arguments)
+        child, message = Child.start_ready(name, *arguments)
         self._register(stack, child)
         return message
 
@@ -184,7 +184,8 @@ class Network(ABC):
     ) -> None:
         assert self.seats_file is not None
         options = ("server", "run", "--switch", switch, *more, "--seats", str(self.seats_file))
-        start = partial(_ready, _SERVER, *options, pid=pid, environment={ADMISSION: json.dumps(admission)})
+        prefix, environment = () if pid is None else inside(pid), {ADMISSION: json.dumps(admission)}
+        start = partial(Child.start_ready, _SERVER, *options, prefix=prefix, environment=environment)
         self._register(self._job_stack, start()[0])
         # When the job ends, this file is removed first, so that `exec` starts no worker without a server.
         self._job_stack.callback(self.seats_file.unlink, missing_ok=True)
@@ -269,7 +270,9 @@ class UdpNetwork(Network):
         for port, udp in udp_ports.items():
             same += ["--udp-port", f"{port}@{udp}"]
         # A restarted switch has to send hellos on its trunks, because its neighbours no longer do.
-        self._processes[name].again = lambda: _ready(name, *command, *same, *self._peer_options(name))[0]
+        self._processes[name].again = lambda: Child.start_ready(
+            name, *command, *same, *self._peer_options(name)
+        )[0]
         return udp_ports
 
     def _peer_options(self, name: str) -> list[str]:
@@ -340,7 +343,7 @@ class VethNetwork(Network):
         command += [word for port, end in interfaces.items() for word in ("--interface", f"{port}@{end}")]
         listening = self._child(self._stack, name, *command, "--p4runtime", f"{_LOOPBACK}:0")
         address = f"{_LOOPBACK}:{listening['grpc_port']}"
-        self._processes[name].again = lambda: _ready(name, *command, "--p4runtime", address)[0]
+        self._processes[name].again = lambda: Child.start_ready(name, *command, "--p4runtime", address)[0]
         return address
 
     def _start_job(self) -> None:
@@ -369,22 +372,6 @@ class VethNetwork(Network):
             if done.returncode:
                 reason = done.stderr.strip() or f"status {done.returncode}"
                 raise TopologyError(f"hosts.{host}.commands: {command!r}: {reason}; correct it")
-
-
-def _ready(
-    name: str, *arguments: str, pid: int | None = None, environment: Mapping[str, str] | None = None
-) -> tuple[Child, dict[str, Any]]:
-    """Start a `peelsum` command, and wait until it is ready; return the child and its first message.
-
-    pid: a process in whose network namespace the command runs.
-    """
-    prefix = () if pid is None else inside(pid)
-    child = Child.peelsum(name, *arguments, "--json", "--child", prefix=prefix, environment=environment)
-    try:
-        return child, child.ready()
-    except BaseException:
-        child.stop()
-        raise
 
 
 def _switch_of(end: str) -> str | None:

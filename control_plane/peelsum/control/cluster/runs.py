@@ -86,17 +86,8 @@ class Run:
     def _start_server(self, admission: dict[str, Any]) -> Child:
         address = self._port_address(self._bases[0], self.job.server_port)
         wire = ["--ethernet"] if self._ethernet else []
-        server = Child.peelsum(
-            "server",
-            *("server", "run", "--switch", address, "--json", "--child", *wire),
-            environment={ADMISSION: json.dumps(admission)},
-        )
-        try:
-            server.ready()
-        except BaseException:
-            server.stop()
-            raise
-        return server
+        command = ("server", "run", "--switch", address, *wire)
+        return Child.start_ready("server", *command, environment={ADMISSION: json.dumps(admission)})[0]
 
     def _worker_addresses(self) -> list[str]:
         """Return the address of each worker's switch port, in the order of the workers' numbers."""
