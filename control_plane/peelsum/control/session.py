@@ -394,7 +394,7 @@ def slots(session: Session) -> int:
 @lru_cache(maxsize=16)
 def _lanes_and_slots(schema: P4Schema) -> tuple[int, int]:
     """Return 32-bit values per packet, 0 for other programs, and the number of slots of a pipeline."""
-    registers = list(schema.registers)
+    sizes = {register.name: register.size for register in schema.registers}
     # On a Tofino, each lane's register is in a P4 control of its own, with the name `sums`.
-    count = lanes_in(register.name.removesuffix(".sums") for register in registers)
-    return count, min((register.size for register in registers), default=0)
+    count = lanes_in([name.removesuffix(".sums") for name in sizes])
+    return count, min(sizes.values(), default=0)
