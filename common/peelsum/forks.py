@@ -29,6 +29,7 @@ def keep_from_children(opened: _HasFileno) -> None:
 
 
 def _replace_with_null_device() -> None:
+    """Replace all tracked descriptors by the null device, in a forked child."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for opened in _tracked:
         with suppress(ValueError):  # it is closed, but something, e.g. a traceback, still refers to it

@@ -86,6 +86,7 @@ def ask(
 
 
 def _wrap_in_tls(connection: socket.socket, identity: Identity, host: str) -> ssl.SSLSocket:
+    """Do the TLS handshake as a client. Raises OSError."""
     try:
         return identity.context(server=False).wrap_socket(connection, server_hostname=host)
     except OSError as error:
@@ -95,6 +96,7 @@ def _wrap_in_tls(connection: socket.socket, identity: Identity, host: str) -> ss
 
 
 def _exchange(connection: socket.socket, request: bytes, *, secured: bool) -> bytes:
+    """Send a request, and return the line of the response; empty if a plain connection was closed."""
     try:
         connection.sendall(request)
         with connection.makefile("rb") as lines:

@@ -78,6 +78,7 @@ class _UsedValues:
                     self.add(getattr(value, name), names)
 
     def _add_new(self, value: Any) -> None:
+        """Hash a value that was not hashed before, by its type."""
         self._hash_texts(type(value).__qualname__)
         match value:
             case Dispatcher():
@@ -108,6 +109,7 @@ class _UsedValues:
                 self._add_other(value)
 
     def _add_other(self, value: Any) -> None:
+        """Hash a value by its `repr`. Raises TypeError if that is only an address."""
         representation = repr(value)
         if " at 0x" in representation:
             raise TypeError(
@@ -121,6 +123,7 @@ class _UsedValues:
             self.add(value, ())
 
     def _add_function(self, function: Any) -> None:
+        """Hash a function: its code, default arguments, closure, and the globals that it uses."""
         if _is_versioned(function.__module__):
             self._hash_texts(function.__module__, function.__qualname__)
             return

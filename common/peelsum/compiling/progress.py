@@ -68,6 +68,7 @@ class _CompilationProgress(event.Listener):
             self._busy.clear()
 
     def _report_regularly(self) -> None:
+        """Report the current activity every INTERVAL_S; the loop of the thread."""
         while True:
             self._busy.wait()
             time.sleep(INTERVAL_S)

@@ -44,6 +44,7 @@ def expression(metric: Metric) -> str:
 
 
 def _panel(metric: Metric) -> dict[str, Any]:
+    """Return the panel of a metric, a time series, in Grafana's JSON model."""
     legend = " ".join(f"{{{{{label}}}}}" for label in ("instance", *metric.labels))
     words = metric.name.removeprefix("peelsum_").removesuffix("_total").split("_")
     title = " ".join(words) + (" per second" if metric.kind == "counter" else "")

@@ -83,6 +83,7 @@ class MetricsServer:
         self._acceptor.close()
 
     def _serve(self, connection: socket.socket) -> None:
+        """Take over an accepted connection: handle it in a new thread, or close it if there are too many."""
         with self._lock:
             if len(self._clients) >= MAX_CLIENTS and not self._make_room():
                 connection.close()
@@ -104,6 +105,7 @@ class MetricsServer:
         return True
 
     def _handle(self, connection: socket.socket) -> None:
+        """Handle the request of a connection, and close the connection."""
         connection.settimeout(REQUEST_TIMEOUT_S)
         try:
             with suppress(OSError):  # the client has closed the connection, or sends nothing in time
@@ -123,6 +125,8 @@ class MetricsServer:
 
 
 class _Collector:
+    """Passes the current values to prometheus_client whenever metrics are requested."""
+
     def __init__(self, metrics: Sequence[Metric], read: Callable[[], Values]) -> None:
         self._metrics, self._read = metrics, read
 
@@ -144,6 +148,8 @@ class _Collector:
 
 
 class _Handler(BaseHTTPRequestHandler):
+    """Answers one HTTP request."""
+
     server: MetricsServer  # type: ignore[assignment]  # a handler uses nothing else of a server
 
     def setup(self) -> None:
@@ -157,6 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile = BytesIO(request)
 
     def do_GET(self) -> None:
+        """Send the metrics in the format that the client accepts."""
         from prometheus_client.exposition import choose_encoder
 
         if self.path.partition("?")[0] != "/metrics":

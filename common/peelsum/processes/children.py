@@ -144,6 +144,7 @@ class Child:
         return message
 
     def _next_message(self, timeout_s: float) -> dict[str, Any] | None:
+        """Wait for the next message, or None at the end of the output. Raises ProcessError."""
         started_at = time.monotonic()
         while True:
             remaining_s = self._time_limit(started_at, timeout_s) - time.monotonic()

@@ -76,6 +76,7 @@ class Acceptor:
         self._listener.close()
 
     def _run(self) -> None:
+        """Accept connections and continue handshakes until `close`; the loop of the thread."""
         while not self._closed:
             for key, _ in self._selector.select(_SELECT_S):
                 if key.fileobj is self._listener:
@@ -89,6 +90,7 @@ class Acceptor:
                 self._drop(connection)
 
     def _accept(self) -> None:
+        """Accept all connections that wait, up to _MAX_BATCH."""
         for _ in range(_MAX_BATCH):
             try:
                 connection, (host, *_) = self._listener.accept()
@@ -139,6 +141,7 @@ class Acceptor:
         self._hand_over(connection)
 
     def _hand_over(self, connection: socket.socket) -> None:
+        """Pass a connection to the service, as a blocking socket."""
         connection.settimeout(None)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -151,6 +154,7 @@ class Acceptor:
         return self._pending.pop(connection)
 
     def _drop(self, connection: socket.socket) -> None:
+        """Close a connection, and forget it if it is pending."""
         if connection in self._pending:
             self._forget(connection)
         with suppress(OSError):

@@ -115,6 +115,7 @@ def _read_or_make_ca(certs: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Cert
 def _builder(
     name: str, key: ec.EllipticCurvePrivateKey, expires_at: datetime, issuer: x509.Name | None = None
 ) -> x509.CertificateBuilder:
+    """Return a builder with the fields that all certificates have."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     return (
         x509.CertificateBuilder()
@@ -128,6 +129,7 @@ def _builder(
 
 
 def _general_name(host: str) -> x509.GeneralName:
+    """Return an IP address or a DNS name as a subject alternative name. Raises TlsError."""
     try:
         return x509.IPAddress(ip_address(host))
     except ValueError:

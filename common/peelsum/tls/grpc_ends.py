@@ -102,6 +102,7 @@ class LimitedServer:
         self._resources.close()
 
     def _bind(self, address: str) -> int:
+        """Bind an address of the gRPC server; return the port. Raises OSError."""
         try:
             port = self.grpc.add_insecure_port(address)
         except RuntimeError:

@@ -126,6 +126,7 @@ class Identity:
         )
 
     def _read_file(self, name: str) -> bytes:
+        """Read a file of the identity. Raises TlsError."""
         try:
             return read_bytes(self.folder / name)
         except OSError as error:

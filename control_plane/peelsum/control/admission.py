@@ -87,6 +87,7 @@ def restore(placement: Placement, generation: int, secret: str, *, free: bool = 
 
 
 def _configure(placements: Sequence[Placement], generation: int, secret: str, free: bool) -> None:
+    """Close a job, free its slots, write its rows and open it, on all its switches."""
     for placement in reversed(placements):
         placement.close(generation)
     if free:

@@ -228,6 +228,7 @@ class RacksDescription(Section):
             yield f"racks.{number}", rack
 
     def _leaf_plan(self, rack: int, section: RackSection) -> SwitchPlan:
+        """Return the plan of a rack's switch."""
         first = rack * MAX_WORKERS
         return SwitchPlan(
             switch=section,

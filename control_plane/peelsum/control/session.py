@@ -219,6 +219,7 @@ class Session:
                 pass
 
     def _await_channel(self, timeout_s: float, hint: str) -> None:
+        """Wait until the channel is connected. Raises SwitchError with a hint about TLS."""
         try:
             grpc.channel_ready_future(self._channel).result(timeout=timeout_s)
         except grpc.FutureTimeoutError:
@@ -262,6 +263,7 @@ class Session:
         return self.schema
 
     def _read_pipeline(self) -> None:
+        """Read the running pipeline's P4Info and cookie. Raises SwitchError."""
         request = _Get(device_id=self._device_id, response_type=_Get.P4INFO_AND_COOKIE)
         try:
             response = self._stub.GetForwardingPipelineConfig(request, timeout=self._timeout_s)

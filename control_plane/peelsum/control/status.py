@@ -93,6 +93,7 @@ def read_jobs(session: Session) -> list[AdmittedJob]:
 
 
 def _admitted_job(row: P4TableEntry, workers: dict[int, int], racks: dict[int, int]) -> AdmittedJob:
+    """Return the job of a row in `jobs`, with its workers' or racks' ports."""
     values = args(row)
     assert isinstance(row.action, P4TableAction)
     return AdmittedJob(

@@ -92,6 +92,7 @@ class StreamChannel:
         return None
 
     def _receive(self, responses: Iterable[p4r.StreamMessageResponse]) -> None:
+        """Put responses into the queue, and at last the error that ends the stream; in a thread."""
         try:
             for response in responses:
                 self._incoming.put(response)
@@ -100,6 +101,7 @@ class StreamChannel:
             self._incoming.put(switch_error(error, self._address, "in session", election_id=self.election_id))
 
     def _send_bid(self, election_id: int, deadline: float) -> p4r.MasterArbitrationUpdate:
+        """Send an election id, and wait for the switch's response. Raises SwitchError."""
         self.election_id = election_id
         bid = p4r.MasterArbitrationUpdate(
             device_id=self._device_id,
@@ -113,6 +115,7 @@ class StreamChannel:
         raise SwitchError(f"switch: {self._address} does not answer arbitration; is it a P4Runtime switch?")
 
     def _next_message(self, deadline: float) -> p4r.StreamMessageResponse | None:
+        """Wait for the next message until `deadline`; raise the error that has ended the stream."""
         try:
             message = self._incoming.get(timeout=max(0.0, deadline - monotonic()))
         except queue.Empty:

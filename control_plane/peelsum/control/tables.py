@@ -161,6 +161,7 @@ class Placement:
         self.session.write([~job_entry(self.plan, generation)])
 
     def _check_size(self) -> None:
+        """Raise DescriptionError if the pipeline has other lanes, or too few slots for the window."""
         plan, have = self.plan, lanes(self.session)
         if plan.switch.pipeline_lanes != have:
             raise DescriptionError(

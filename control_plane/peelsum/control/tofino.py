@@ -178,6 +178,7 @@ class Tofino:
 
 
 def _settings(port: TofinoPort) -> Mapping[str, object]:
+    """Return the data of a row in `$PORT` for a described port."""
     settings = {
         "$SPEED": _SPEEDS.format(port.speed),
         "$FEC": _FEC[port.fec],

@@ -110,6 +110,7 @@ class V1Model:
 
 
 def _secret_update(port: int, secret: str, *, has_secret: bool) -> p4r.Update:
+    """Return the update that sets or removes a port's secret."""
     value = AnyMessage()
     value.Pack(BytesValue(value=bytes.fromhex(secret)))
     update = p4r.Update.MODIFY if has_secret else p4r.Update.INSERT
@@ -209,6 +210,7 @@ def reset_slots(session: Session, slots: Iterable[int], lanes: int) -> None:
 
 
 def _reset_batch(session: Session, targets: list[int], lanes: int, request: int) -> None:
+    """Free some slots at once. Raises SwitchError if some are not acknowledged after _ATTEMPTS."""
     missing, stream = set(targets), session.stream
     for _ in range(_ATTEMPTS):
         for frame in reset_frames(sorted(missing), lanes, request):

@@ -88,6 +88,7 @@ def held_tcp_port() -> Iterator[int]:
 
 
 def _wait_until_listening(address: str, child: Child) -> None:
+    """Wait until BMv2 accepts connections. Raises TopologyError if it ends or takes too long."""
     host, port = address.split(":")
     deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline:

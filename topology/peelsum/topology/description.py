@@ -305,6 +305,7 @@ def parse(text: str, source: str) -> Topology:
 
 
 def _check_names(topology: Topology) -> None:
+    """Raise ValueError for a name of the wrong form, or of both a host and a switch."""
     for kind, names, pattern, example in (
         ("hosts", topology.hosts, _HOST_NAME, "h1"),
         ("switches", topology.switches, _SWITCH_NAME, "s1"),
@@ -318,6 +319,7 @@ def _check_names(topology: Topology) -> None:
 
 
 def _check_links(topology: Topology) -> None:
+    """Raise ValueError for wrong ends, or if an end has no link or several."""
     for number, link in enumerate(topology.links):
         for end in link.ends:
             _check_end(topology, f"links.{number}", end)
@@ -348,6 +350,7 @@ def _check_trunks(topology: Topology) -> None:
 
 
 def _check_end(topology: Topology, field: str, end: str) -> None:
+    """Raise ValueError if a link's end is neither a host nor a port of a switch."""
     if end in topology.hosts:
         return
     port = switch_port(end)
@@ -360,6 +363,7 @@ def _check_end(topology: Topology, field: str, end: str) -> None:
 
 
 def _check_addresses(topology: Topology) -> None:
+    """Raise ValueError if two nodes have the same address."""
     if len(topology.hosts) + len(topology.switches) > 254:
         raise ValueError(f"hosts: {len(topology.hosts)}: are too many; use fewer than 250")
     owners: dict[str, str] = {}
@@ -372,6 +376,7 @@ def _check_addresses(topology: Topology) -> None:
 
 
 def _check_job(topology: Topology) -> None:
+    """Raise ValueError if the job's hosts do not exist, have two roles or are behind wrong switches."""
     job = topology.job
     if job is None:
         return

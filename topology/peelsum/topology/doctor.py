@@ -152,6 +152,7 @@ def _read_text(path: Path) -> str:
 
 
 def _method(name: str) -> Finding:
+    """Check by which method, AF_XDP or AF_PACKET, a switch can use an interface."""
     what = f"interface {name}"
     try:
         method, why = best_method(name)
@@ -253,6 +254,7 @@ _REFUSING_VERDICTS = (
 
 
 def _job_text(job: AdmittedJob | None) -> str:
+    """Return a text about a job on a switch."""
     if job is None:
         return "not admitted"
     below = job.worker_ports or job.rack_ports
@@ -267,6 +269,7 @@ def _check_result(
 
 
 def _package(name: str, extra: str | None) -> Finding:
+    """Check that a package is installed. extra: the extra that has an optional package."""
     try:
         installed = version(name)
     except PackageNotFoundError:
@@ -323,6 +326,7 @@ def _compiled_code() -> Finding:
 
 
 def _loopback() -> Finding:
+    """Check that UDP works on loopback."""
     try:
         with _connected_sockets() as (sender, receiver):
             sender.send(b"peelsum")
@@ -344,6 +348,7 @@ def _offloads() -> Iterator[Finding]:
 
 
 def _segmented() -> str:
+    """Try UDP_SEGMENT; return `works`, or the sizes that arrived."""
     with _connected_sockets() as (sender, receiver):
         sender.setsockopt(socket.SOL_UDP, _UDP_SEGMENT, _SIZE)
         sender.send(bytes(_SEGMENTS * _SIZE))
@@ -352,6 +357,7 @@ def _segmented() -> str:
 
 
 def _merged() -> str:
+    """Try UDP_GRO; return `works`, or what is wrong."""
     with _connected_sockets() as (sender, receiver):
         receiver.setsockopt(socket.SOL_UDP, _UDP_GRO, 1)
         sender.setsockopt(socket.SOL_UDP, _UDP_SEGMENT, _SIZE)
@@ -389,6 +395,7 @@ def _buffers(lanes: int, window: int) -> Finding:
 
 
 def _mtu(lanes: int) -> Iterator[Finding]:
+    """Check the MTU of all interfaces that are up."""
     needed = needed_mtu(packet_bytes(lanes))
     for path in sorted(Path("/sys/class/net").glob("*/mtu")):
         name, mtu = path.parent.name, 0

@@ -52,6 +52,7 @@ def _properties(link: Link) -> str:
 
 
 def _role(topology: Topology, node: str) -> str:
+    """Return the role of a node in parentheses: switch, worker or server."""
     job = topology.job
     if node in topology.switches:
         return " (switch)"

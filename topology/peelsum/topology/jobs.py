@@ -68,6 +68,7 @@ def _ports(topology: Topology, hosts: Iterable[str]) -> list[int]:
 
 
 def _addresses(topology: Topology, switch: str, section: str, hosts: Iterable[str]) -> str:
+    """Return the lines of a section with the addresses of a switch and its hosts, and its bridge."""
     mac, ip = topology.address_of(switch)
     text = f'address = {{ mac = "{mac}", ip = "{ip.partition("/")[0]}" }}\n'
     bridge = ", ".join(f'"{mac}" = {port}' for mac, port in topology.bridge(switch).items())

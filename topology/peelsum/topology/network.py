@@ -113,6 +113,7 @@ class Network(ABC):
         return "admitted again in a new generation"
 
     def _controller_events(self) -> list[str]:
+        """Return the events that the controller has printed since the last call."""
         events = []
         controller = self._processes.get(_CONTROLLER)
         while controller is not None and controller.child.running and controller.child.has_line(0):
@@ -182,6 +183,7 @@ class Network(ABC):
     def _start_server(
         self, switch: str, admission: Mapping[str, Any], *more: str, pid: int | None = None
     ) -> None:
+        """Start the aggregation server, at the address `switch`, in the namespace of `pid` if given."""
         assert self.seats_file is not None
         options = ("server", "run", "--switch", switch, *more, "--seats", str(self.seats_file))
         prefix, environment = () if pid is None else inside(pid), {ADMISSION: json.dumps(admission)}
@@ -321,6 +323,7 @@ class VethNetwork(Network):
         return holder.pid
 
     def _configure(self, host: str, pid: int) -> None:
+        """Configure a host's interface and neighbours, and shape what it sends."""
         link = next(link for link in self.topology.links if host in link.ends)
         names = [name for name in (*self.topology.hosts, *self.topology.switches) if name != host]
         addresses = map(self.topology.address_of, names)
@@ -365,6 +368,7 @@ class VethNetwork(Network):
         return self.topology.address_of(switch)[1].partition("/")[0], UDP_PORT
 
     def _run_commands(self, host: str, pid: int) -> None:
+        """Run the commands of a host's description. Raises TopologyError if one fails."""
         for command in self.topology.hosts[host].commands:
             done = subprocess.run(
                 inside(pid, "sh", "-c", command), capture_output=True, text=True, check=False

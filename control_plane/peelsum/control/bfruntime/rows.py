@@ -65,6 +65,7 @@ def _add_key(entity: Any, row: p4r.TableEntry, schema: Schema) -> None:
 
 
 def _set_key(message: Any, field: TableField, match: p4r.FieldMatch | None) -> None:
+    """Set the value of a key's field, zero if there is no match."""
     if field.match == "LPM":
         value = match.lpm.value if match is not None else b""
         message.lpm.value = field.encoded(int.from_bytes(value, "big"))
@@ -86,6 +87,7 @@ def _match(field: Any) -> p4r.FieldMatch | None:
 
 
 def _data(action: p4r.Action, table: TableSchema) -> Any:
+    """Convert an action with its parameters to a row's data."""
     data = Entity().table_entry.data
     data.action_id = action.action_id
     fields = table.actions[action.action_id]
@@ -144,6 +146,7 @@ def default_row(table: TableSchema, data: Mapping[str, object]) -> Any:
 
 
 def _update(verb: str, table: TableSchema, data: Mapping[str, object]) -> Any:
+    """Return an update of a table with data, but without a key."""
     update = Update(type=verb)
     update.entity.table_entry.table_id = table.number
     for name, value in data.items():
@@ -153,6 +156,7 @@ def _update(verb: str, table: TableSchema, data: Mapping[str, object]) -> Any:
 
 
 def _set(message: Any, field: TableField, value: object) -> None:
+    """Set a data field, in the protobuf field for the type of its value."""
     match value:
         case bool():
             message.bool_val = value

@@ -139,6 +139,7 @@ class BfRuntimeSession(Session):
         """Do nothing: BF Runtime has no roles, and so no leases."""
 
     def _subscribe(self) -> None:
+        """Open a stream and subscribe, as a new client. Raises SwitchError."""
         responses: queue.SimpleQueue[Any] = queue.SimpleQueue()
         # A new client id, because the switch may not have noticed yet that the last stream has ended.
         self._outgoing, self._client_id = queue.SimpleQueue(), _new_client_id()
@@ -159,6 +160,7 @@ class BfRuntimeSession(Session):
             self._raise(response, "subscribing")
 
     def _bind(self) -> None:
+        """Bind the running program. Raises NotPrimaryError if another client has bound it."""
         if not self.program_name:
             return  # there is nothing to bind before a program is loaded
         request = Set(device_id=self._device_id, client_id=self._client_id, action="BIND")
@@ -194,6 +196,7 @@ class BfRuntimeSession(Session):
         self.become_primary(patience_s=_UNBIND_S)
 
     def _read_pipeline(self) -> None:
+        """Read the running program and its tables, and compare it with the expected program."""
         self.schema, self.program_name, self.tables = None, "", Schema()
         request = Get(device_id=self._device_id, client_id=self._client_id)
         try:
@@ -300,6 +303,7 @@ class BfRuntimeSession(Session):
                 yield P4MulticastGroupEntry(number, replicas=ports_of(data, node)).encode(schema)
 
     def _counters(self, selector: P4CounterEntry, schema: P4Schema) -> Iterator[p4r.Entity]:
+        """Yield the entries of a counter, as P4Runtime entities."""
         table = self.tables.table(schema.counters[selector.counter_id].name)
         for index, data in self.values(table).items():
             entity = selector.encode(schema)

@@ -68,6 +68,7 @@ class ControllerClient:
             sleep(_RETRY_S)
 
     def _send(self, address: str, values: dict[str, object]) -> dict[str, Any]:
+        """Send a request to one controller; return the response. Raises ControlError or _UnavailableError."""
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         if len(encode_line(values)) > MAX_REQUEST_BYTES:
@@ -181,6 +182,7 @@ def observed(listed: Mapping[str, Any], identity: Identity | None = None) -> Rep
 
 
 def _observe_switch(listed: Mapping[str, Any], identity: Identity | None) -> ObservedSwitch:
+    """Read the status of a switch that a controller has listed."""
     tofino = TofinoSection.model_validate(listed["tofino"]) if listed["tofino"] else None
     place, status, trouble = (listed["p4runtime"], listed["device_id"]), None, ""
     try:

@@ -193,6 +193,7 @@ class Cluster(JobController):
         self._role_reported = True
 
     def _describe_primary(self, address: str) -> str:
+        """Return a text about the primary, for the event that this controller is a backup."""
         if not address:
             return "there is no primary yet"
         if self._file.switches() == set(self._switches):
@@ -213,6 +214,7 @@ class Cluster(JobController):
         return self._polls_without_primary >= (1 if resigned else _POLLS_WITHOUT_PRIMARY)
 
     def _step_down(self) -> None:
+        """Become a backup: close all connections."""
         self._epoch = self._polls_without_primary = 0
         for switch in self._switches.values():
             with switch.lock:
@@ -227,6 +229,7 @@ class Cluster(JobController):
         super().poll()
 
     def _repeat(self, work: Callable[[], None]) -> None:
+        """Do `work` every poll interval, until `end`; the loop of a thread."""
         while not self._ended:
             try:
                 work()
@@ -300,6 +303,7 @@ class Cluster(JobController):
         return {**now, **self.counts()}
 
     def _job_state(self, job: StoredJob) -> dict[str, Any]:
+        """Return a job with its switches and its state, as `listed` does."""
         places = [plan.switch.place for plan in plans_of(job)]
         return {
             "job_id": job.job_id,
@@ -313,6 +317,7 @@ class Cluster(JobController):
         }
 
     def _problem_of(self, job_id: int, place: tuple[str, int]) -> str:
+        """Return why a job is not on a switch; empty if it is."""
         switch = self._switches.get(place)
         if switch is None:
             return f"waits: {place[0]} is not in the cluster's file"

@@ -150,6 +150,7 @@ class JobController:
         is_new: bool = False,
         **options: Any,
     ) -> dict[str, Any]:
+        """Admit a job to its switches, and store it with its description and its token's digest."""
         job_id, plans = job.job.id, job.plans()
         with self._change_lock:
             epoch, known = self._require_primary(), self._check_token(job_id, digest)
@@ -233,6 +234,7 @@ class JobController:
         return [self._switch_of(plan) for plan in plans]
 
     def _switch_of(self, plan: SwitchPlan) -> ManagedSwitch:
+        """Return the switch of a plan; add it if it is new."""
         place = plan.switch.place
         if place not in self._switches:
             pipeline = pipeline_schema(*program_files(plan.switch.pipeline_lanes, plan.switch.tofino))
@@ -240,6 +242,7 @@ class JobController:
         return self._switches[place]
 
     def _desired_jobs(self, switch: ManagedSwitch) -> dict[int, DesiredJob]:
+        """Return the jobs that should be on a switch, by number."""
         return {
             job.job_id: DesiredJob(plan, job.generation, job.secret)
             for job in self._store.jobs()

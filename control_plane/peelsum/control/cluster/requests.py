@@ -189,6 +189,7 @@ class Requests:
             self._close(self._current)
 
     def _accept_connection(self, now: float) -> None:
+        """Accept a connection, and close another one if there are too many."""
         try:
             connection, (host, *_) = self._listening.accept()
         except OSError as error:  # the client has closed the connection, or there is no descriptor for it
@@ -242,6 +243,7 @@ class Requests:
         client.handshake_done, client.role = True, role_of_peer(client.connection)
 
     def _read(self, client: ConnectedClient, now: float) -> None:
+        """Read what a client has sent: continue the TLS handshake, or the request."""
         if not client.handshake_done:
             self._shake_hands(client)
             if not client.handshake_done or client.connection not in self._clients:
@@ -292,6 +294,7 @@ class Requests:
                 self._reject(client)
 
     def _reject(self, client: ConnectedClient) -> None:
+        """Send the reason why a client gets no response, and close the connection."""
         if not client.request:
             whose = " or ".join(sorted({_EXPECTED_CLIENTS[call] for call in self._calls}))
             why = f"takes requests of {whose}; this was not a request"
@@ -316,6 +319,7 @@ class Requests:
         return True
 
     def _close(self, client: ConnectedClient) -> None:
+        """Close a connection, which frees its lease."""
         client.closed = True
         if client is self._holder:
             self._holder = None

@@ -148,6 +148,7 @@ class Runs:
                 run.look()
 
     def _start_group(self, client: ConnectedClient, ranks: int) -> dict[str, Any]:
+        """Start a run for a further group of `ranks` workers, at spare ports; return the response."""
         self.look()
         if self._job is None:
             return {"refused": "a job over racks has no jobs for further groups; use one switch"}
@@ -184,6 +185,7 @@ class Runs:
                 self._spare_ports.extend(ports)
 
     def _group_job(self, job: JobDescription, number: int, ports: Sequence[int]) -> JobDescription:
+        """Return the job description of a group: the first port is the server's."""
         server, *workers = ports
         return JobDescription(
             job=job.job.model_copy(update={"id": number, "workers": len(workers)}),
@@ -193,6 +195,7 @@ class Runs:
         )
 
     def _end_group(self, client: ConnectedClient) -> None:
+        """End the run of a group, and free its ports."""
         run = self._groups.pop(client)
         run.end()
         self._controller.release(run.job)

@@ -183,6 +183,7 @@ class Store:
         return [StoredJob(row[0], bool(row[1]), *row[2:]) for row in rows]
 
     def _prepare(self) -> None:
+        """Create the tables in a new file, or check the version of an existing one."""
         self._file.execute("PRAGMA journal_mode = WAL")
         self._file.execute("PRAGMA synchronous = FULL")
         with self._transaction():
@@ -199,6 +200,7 @@ class Store:
 
     @contextmanager
     def _change(self, epoch: int) -> Iterator[None]:
+        """Run the body in a transaction of an epoch's primary. Raises BackupError if the epoch has ended."""
         with self._errors_translated(), self._transaction():
             leader = Leader(*self._file.execute("SELECT epoch, address FROM leader").fetchone())
             if leader.epoch != epoch:
@@ -207,6 +209,7 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
+        """Run the body in a transaction, which is rolled back if an exception is raised."""
         with self._lock:
             self._file.execute("BEGIN IMMEDIATE")
             try:
@@ -219,6 +222,7 @@ class Store:
 
     @contextmanager
     def _errors_translated(self) -> Iterator[None]:
+        """Translate errors of SQLite into StoreError, which is also raised if the file was removed."""
         with self._lock:
             # SQLite would continue with a deleted file, and all changes would be lost.
             if self._file_id is not None and _file_id(self._path) != self._file_id:

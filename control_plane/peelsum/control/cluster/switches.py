@@ -184,6 +184,7 @@ class ManagedSwitch:
         raise NotImplementedError
 
     def _report_failure(self, error: SwitchError) -> Iterator[Event]:
+        """Close the connection, and yield an event if the failure was not reported yet."""
         self.close()
         self.problem = str(error).removeprefix("switch: ").partition(";")[0]
         if not self._loss_reported:
@@ -196,6 +197,7 @@ class ManagedSwitch:
         self.problem, self._loss_reported = "", False
 
     def _connected(self, connect_s: float = _CONNECT_S) -> Session:
+        """Return the session with the switch; connect if there is none. Raises SwitchError."""
         if self._session is None:
             self._session = open_session(
                 *self.described.place,
@@ -298,6 +300,7 @@ class OwnedSwitch(ManagedSwitch):
     def _repair(
         self, session: Session, desired: Mapping[int, DesiredJob], pipeline_is_new: bool
     ) -> Iterator[Event]:
+        """Compare all tables with the desired jobs, and remove and restore jobs. Yield events."""
         tables = TableSnapshot(session)
         present, hosts = tables.job_rows(), values(session, tables.rows["hosts"])
         self.refused = {job_id: why for job_id, why in self.refused.items() if job_id in desired}
@@ -417,6 +420,7 @@ class SharedSwitch(ManagedSwitch):
         yield from self._report_regained(restored)
 
     def _restore_jobs(self, session: Session, missing: Mapping[int, DesiredJob]) -> Iterator[Event]:
+        """Restore missing jobs, as the primary. Yield events."""
         for job_id, job in missing.items():
             try:
                 self._ensure_pipeline(session, job_id)
@@ -445,6 +449,7 @@ class SharedSwitch(ManagedSwitch):
         )
 
     def _ensure_pipeline(self, session: Session, job_id: int) -> None:
+        """Load the pipeline if none is running. Raises ControlError if another one is running."""
         if session.schema is None:
             session.commit(self._pipeline)
         elif not session.runs(self._pipeline):
@@ -454,6 +459,7 @@ class SharedSwitch(ManagedSwitch):
             )
 
     def _report_failure(self, error: SwitchError) -> Iterator[Event]:
+        """Close the connection, and yield an event if the failure was not reported yet."""
         if not isinstance(error, NotPrimaryError):
             yield from super()._report_failure(error)
 
