@@ -251,7 +251,7 @@ def test_a_forked_child_does_not_hold_the_lock(tmp_path, folder):
             os.close(write)
             os.read(read, 1)
             os._exit(0)
-    script = "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'ab'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    script = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'ab'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     subprocess.run([sys.executable, "-c", script, str(folder / f"loop-{'0' * 16}.lock")], check=True)
     os.close(write)
     os.waitpid(child, 0)

@@ -178,14 +178,14 @@ def test_a_port_in_use_is_named(served):
         MetricsServer(("127.0.0.1", port), PARTS["switch"], dict)
 
 
-class Store:
+class KeyValueStore:
     def set(self, key, value): ...
     def get(self, key): ...
 
 
 def two_workers_that_sum(seats, caplog, stack):
     """Sum 40 chunks of words by two workers that leave with `stack`; return their statistics and metrics."""
-    workers = [connect_rank(str(seats), rank, 2, Store(), PATIENCE_S) for rank in range(2)]
+    workers = [connect_rank(str(seats), rank, 2, KeyValueStore(), PATIENCE_S) for rank in range(2)]
     urls = [record.args[0] for record in caplog.records if record.msg == "metrics at %s"]
     words = np.arange(40 * 32, dtype=np.uint32)
     with ThreadPoolExecutor(2) as pool:

@@ -45,7 +45,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         fake.write_text(FAKE.format(help=LISTED if listed else "Options:", thrift=thrift, default=default))
         fake.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
-        bmv2._takes_thrift_port.cache_clear()
+        bmv2._has_thrift_option.cache_clear()
 
     return put
 

@@ -68,7 +68,7 @@ def test_that_it_starts_is_told_without_a_terminal(pair, monkeypatch, capsys) ->
         raise TopologyError("enough")
 
     monkeypatch.setattr(progress, "INTERVAL_S", 0.01)
-    monkeypatch.setattr(messages, "SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(messages, "FIRST_AFTER_S", 0.0)
     monkeypatch.setattr(UdpNetwork, "_start", start)
     with pytest.raises(SystemExit):
         network.up(pair)

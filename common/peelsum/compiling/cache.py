@@ -28,7 +28,6 @@ from numba.core.sigutils import normalize_signature
 
 from peelsum.compiling.fingerprint import fingerprint
 from peelsum.compiling.progress import report_waiting
-from peelsum.forks import keep_from_children
 
 #: Numba's own variable.
 CACHE_DIR = "NUMBA_CACHE_DIR"
@@ -213,18 +212,17 @@ def _warn_once(message: str) -> None:
 def _lock(path: Path, loop: Any) -> Iterator[None]:
     """Hold a lock among processes, for the file of machine code `path`, during the body.
 
-    The lock is on a file beside it. If locks do not work there, as on some network file systems, continue
-    without one. loop: the function, for progress messages.
+    The lock is a POSIX lock, which forked children do not inherit, on a file beside it. If locks do not work
+    there, as on some network file systems, continue without one. loop: the function, for progress messages.
     """
     with ExitStack() as stack:
         with suppress(ImportError, OSError):  # Windows has no fcntl
             import fcntl
 
             file = stack.enter_context(path.with_suffix(".lock").open("ab"))
-            keep_from_children(file)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
                 with report_waiting(loop):
-                    fcntl.flock(file, fcntl.LOCK_EX)
+                    fcntl.lockf(file, fcntl.LOCK_EX)
         yield

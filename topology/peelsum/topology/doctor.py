@@ -11,7 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -62,7 +62,6 @@ _PORTS = {
     9560: "job serve --listen",
     9564: "controller run --listen",
 }
-_SYSCTL = Path("/proc/sys")
 
 
 @dataclass(frozen=True)
@@ -388,7 +387,7 @@ def _buffers(lanes: int, window: int) -> Finding:
     """Check that a socket's buffer has room for a whole window of packets."""
     with closing(BatchSocket.bind(("127.0.0.1", 0), packet_bytes(lanes))) as opened:
         room = opened.room
-    limit = _read_sysctl("net/core/rmem_max") or "unknown"
+    limit = _read_text(Path("/proc/sys/net/core/rmem_max"))
     remedy = "as root: sysctl -w net.core.rmem_max=16777216 net.core.wmem_max=16777216; else windows shrink"
     report = f"room for {room} packets (rmem_max {limit})"
     return _check_result("socket buffers", report, f"a window of {window}", remedy, room >= window, "note")
@@ -398,17 +397,19 @@ def _mtu(lanes: int) -> Iterator[Finding]:
     """Check the MTU of all interfaces that are up."""
     needed = needed_mtu(packet_bytes(lanes))
     for path in sorted(Path("/sys/class/net").glob("*/mtu")):
-        name, mtu = path.parent.name, 0
-        with suppress(OSError, ValueError):
-            if (path.parent / "operstate").read_text().strip() == "down":
-                continue
-            mtu = int(path.read_text())
+        name, text = path.parent.name, _read_text(path)
+        if not text.isdecimal() or _read_text(path.parent / "operstate") == "down":
+            continue
+        mtu = int(text)
         remedy = f"ip link set {name} mtu {needed}, if peelsum's packets go there; or use fewer lanes"
         yield _check_result(f"MTU of {name}", str(mtu), f"{needed} or more", remedy, mtu >= needed, "note")
 
 
 def _namespaces() -> Finding:
-    root, allowed = os.geteuid() == 0, int(_read_sysctl("user/max_net_namespaces") or 0) > 0
+    root, allowed = (
+        os.geteuid() == 0,
+        _read_text(Path("/proc/sys/user/max_net_namespaces")) not in ("0", "unknown"),
+    )
     report = f"{'root' if root else 'not root'}, {'' if allowed else 'not '}allowed"
     remedy = "only --links veth needs it: run as root, with user.max_net_namespaces above 0"
     return _check_result("network namespaces", report, "root, allowed", remedy, root and allowed, "note")
@@ -432,16 +433,7 @@ def _clock() -> Finding:
     for _ in range(reads):
         time.monotonic_ns()
     each = (time.perf_counter_ns() - began) / reads
-    source = "unknown"
-    with suppress(OSError):
-        source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()
+    source = _read_text(Path("/sys/devices/system/clocksource/clocksource0/current_clocksource"))
     report = f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, {source}, {each:.0f} ns a reading"
     remedy = "choose another clock source (tsc, kvm-clock): this one is slow to read"
     return _check_result("clock", report, "under 1,000 ns a reading", remedy, each < 1000, "note")
-
-
-def _read_sysctl(name: str) -> str | None:
-    try:
-        return (_SYSCTL / name).read_text().strip()
-    except OSError:
-        return None

@@ -28,17 +28,14 @@ def message(name: str) -> Any:
 
 #: The service's methods, with the classes of their requests and responses.
 METHODS = {
-    "Write": (message("WriteRequest"), message("WriteResponse")),
-    "Read": (message("ReadRequest"), message("ReadResponse")),
-    "SetForwardingPipelineConfig": (
-        message("SetForwardingPipelineConfigRequest"),
-        message("SetForwardingPipelineConfigResponse"),
-    ),
-    "GetForwardingPipelineConfig": (
-        message("GetForwardingPipelineConfigRequest"),
-        message("GetForwardingPipelineConfigResponse"),
-    ),
-    "StreamChannel": (message("StreamMessageRequest"), message("StreamMessageResponse")),
+    name: (message(f"{prefix}Request"), message(f"{prefix}Response"))
+    for name, prefix in (
+        ("Write", "Write"),
+        ("Read", "Read"),
+        ("SetForwardingPipelineConfig", "SetForwardingPipelineConfig"),
+        ("GetForwardingPipelineConfig", "GetForwardingPipelineConfig"),
+        ("StreamChannel", "StreamMessage"),
+    )
 }
 Update, Entity, TableEntry = message("Update"), message("Entity"), message("TableEntry")
 Error = message("Error")
