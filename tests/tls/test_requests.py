@@ -117,12 +117,11 @@ def test_strangers_who_reset_their_connections_end_nothing(serving, ask, said):
         with socket.create_connection(serving.address, PATIENCE_S) as stranger:
             stranger.sendall(said)
             stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        assert not serving.requests.next_client(0.0, PATIENCE_S)
+        assert not serving.requests.next_client(0.0, 0.0)
     assert ask("worker") == {"welcome": True}
 
 
 def test_silent_strangers_do_not_keep_a_worker_out(serving, ask):
-    # As many as fit in the listening socket's queue, too, because nobody accepts them yet.
     strangers = [socket.create_connection(serving.address, PATIENCE_S) for _ in range(MAX_CONNECTIONS + 20)]
     assert ask("worker") == {"welcome": True}
     for stranger in strangers:

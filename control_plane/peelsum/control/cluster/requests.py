@@ -6,7 +6,6 @@ until the connection is closed.
 
 from __future__ import annotations
 
-import errno
 import selectors
 import socket
 import ssl
@@ -14,12 +13,13 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 from peelsum.control.errors import ControlError
 from peelsum.requests import MAX_REQUEST_BYTES, encode_line, parsed_request
 from peelsum.tls import Identity, Role, require_tls, tokens_equal
-from peelsum.tls.acceptor import oldest_of_largest_source, source_of
+from peelsum.tls.acceptor import Acceptor, oldest_of_largest_source, source_of
 from peelsum.tls.roles import role_of_peer
 
 #: Seconds that a client may take to send its request, and to receive the response.
@@ -30,8 +30,6 @@ LEASE_TIMEOUT_S = 8.0
 MAX_CONNECTIONS = 100
 #: The size limit of requests, including the line end, if none has a job description.
 _MAX_SHORT_REQUEST_BYTES = 1 << 10
-#: Seconds for which no connection is accepted after the process has run out of file descriptors.
-PAUSE_S = 1.0
 #: Options of TCP keep-alive: the connection of a crashed machine is closed after 2 + 3 * 1 seconds.
 _KEEP_ALIVE_OPTIONS = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3))
 #: With TLS, the roles that may send each request.
@@ -59,8 +57,6 @@ class ConnectedClient:
     """The request, as `parsed_request` returns it; empty until it has arrived."""
     role: Role | None = None
     """The role in the client's certificate; None without TLS."""
-    handshake_done: bool = True
-    """Whether the TLS handshake is finished; True without TLS."""
     answered: bool = False
     """Whether `next_client` has returned the client, so that it gets its response."""
     closed: bool = False
@@ -118,24 +114,31 @@ class Requests:
         identity: if given, clients need TLS and a certificate with a role that may send the request.
         token: if not empty, requests `start` must contain it.
         """
-        self._listening, self._name, self._calls, self._token = listening, name, calls, token
+        self._name, self._calls, self._token = name, calls, token
         self._max_bytes = MAX_REQUEST_BYTES if "admit" in calls else _MAX_SHORT_REQUEST_BYTES
         self._tls = None if identity is None else identity.context(server=True)
-        self._selector = selectors.DefaultSelector()
-        listening.setblocking(False)
-        self._selector.register(listening, selectors.EVENT_READ)
         self._clients: dict[socket.socket, ConnectedClient] = {}
         self._holder: ConnectedClient | None = None
         self._current: ConnectedClient | None = None
-        self._paused_until: float | None = None
+        self._accepted: SimpleQueue[socket.socket] = SimpleQueue()
+        self._selector = selectors.DefaultSelector()
+        #: A byte here makes `next_client` look for accepted connections.
+        self._wakeup, self._notifier = socket.socketpair()
+        self._notifier.setblocking(False)
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
+        self._acceptor = Acceptor(listening, self._hand_over, self._tls)
 
     def __enter__(self) -> Requests:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._acceptor.close()
+        while not self._accepted.empty():
+            self._accepted.get().close()
         for client in list(self._clients.values()):
             self._close(client)
-        self._selector.close()
+        for resource in (self._selector, self._wakeup, self._notifier):
+            resource.close()
 
     @property
     def holder(self) -> str | None:
@@ -147,12 +150,9 @@ class Requests:
 
         The caller carries out the request, and then calls `respond`. now: the current time in seconds.
         """
-        if self._paused_until is not None and now >= self._paused_until:
-            self._paused_until = None
-            self._selector.register(self._listening, selectors.EVENT_READ)
-        for key, _ in self._selector.select(timeout_s):
-            if key.fileobj is self._listening:
-                self._accept_connection(now)
+        for key, _ in self._selector.select(0.0 if self._waiting() else timeout_s):
+            if key.fileobj is self._wakeup:
+                self._add_accepted(now)
             elif client := self._clients.get(key.fileobj):  # type: ignore[call-overload]  # sockets only
                 self._read(client, now)
         self._current = None
@@ -188,37 +188,33 @@ class Requests:
         if not self._send(self._current, response) or not is_lease:
             self._close(self._current)
 
-    def _accept_connection(self, now: float) -> None:
-        """Accept a connection, and close another one if there are too many."""
-        try:
-            connection, (host, *_) = self._listening.accept()
-        except OSError as error:  # the client has closed the connection, or there is no descriptor for it
-            if error.errno in (errno.EMFILE, errno.ENFILE) and not self._make_room():
-                self._paused_until = now + PAUSE_S
-                self._selector.unregister(self._listening)
-            return
-        if len(self._clients) == MAX_CONNECTIONS and not self._make_room():
-            connection.close()
-            return
-        try:
-            connection = self._configure(connection)
-        except OSError:  # the client has reset the connection, or sent data and closed it
-            connection.close()
-            return
-        self._selector.register(connection, selectors.EVENT_READ)
-        self._clients[connection] = ConnectedClient(
-            connection, host, now + REQUEST_TIMEOUT_S, handshake_done=self._tls is None
-        )
+    def _hand_over(self, connection: socket.socket) -> None:
+        """Take over a connection from the acceptor, in its thread."""
+        self._accepted.put(connection)
+        with suppress(BlockingIOError):  # there are enough bytes
+            self._notifier.send(b"\0")
 
-    def _configure(self, connection: socket.socket) -> socket.socket:
-        """Set the socket's options, and wrap it in TLS if needed. Raises OSError if it has been closed."""
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEP_ALIVE_OPTIONS:
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
-        connection.setblocking(False)
-        if self._tls is None:
-            return connection
-        return self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+    def _add_accepted(self, now: float) -> None:
+        """Add the accepted connections, and close others, or them, if there are too many."""
+        self._wakeup.recv(1 << 12)
+        while not self._accepted.empty():
+            connection = self._accepted.get()
+            if len(self._clients) == MAX_CONNECTIONS and not self._make_room():
+                connection.close()
+                continue
+            try:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in _KEEP_ALIVE_OPTIONS:
+                    connection.setsockopt(socket.IPPROTO_TCP, option, value)
+                host = connection.getpeername()[0]
+            except OSError:  # the client has reset the connection
+                connection.close()
+                continue
+            connection.setblocking(False)
+            role = role_of_peer(connection) if isinstance(connection, ssl.SSLSocket) else None
+            client = ConnectedClient(connection, host, now + REQUEST_TIMEOUT_S, role=role)
+            self._clients[connection] = client
+            self._selector.register(connection, selectors.EVENT_READ)
 
     def _make_room(self) -> bool:
         """Close the oldest connection without a request of the source with the most of them.
@@ -230,24 +226,8 @@ class Requests:
             self._close(oldest_of_largest_source(silent))
         return bool(silent)
 
-    def _shake_hands(self, client: ConnectedClient) -> None:
-        """Continue the TLS handshake."""
-        assert isinstance(client.connection, ssl.SSLSocket)
-        try:
-            client.connection.do_handshake()
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return
-        except OSError:
-            self._close(client)
-            return
-        client.handshake_done, client.role = True, role_of_peer(client.connection)
-
     def _read(self, client: ConnectedClient, now: float) -> None:
-        """Read what a client has sent: continue the TLS handshake, or the request."""
-        if not client.handshake_done:
-            self._shake_hands(client)
-            if not client.handshake_done or client.connection not in self._clients:
-                return
+        """Read what a client has sent of its request, or that it has closed the connection."""
         try:
             # If unread data remained, `close` would reset the connection. A TLS record has up to 16 KiB.
             data = client.connection.recv(1 << 14)
@@ -308,8 +288,6 @@ class Requests:
 
     def _send(self, client: ConnectedClient, response: dict[str, Any]) -> bool:
         """Send a response; return whether that succeeded."""
-        if not client.handshake_done:
-            return False
         try:
             client.connection.settimeout(REQUEST_TIMEOUT_S)
             client.connection.sendall(encode_line(response))
