@@ -6,11 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from networks import ROOT, exec_in, needs, own_folder, said, up
 
 from peelsum.topology import TopologyError, bmv2
-
-__all__ = ["own_folder"]
 
 #: Behaves like BMv2: help, a Thrift server at `default` unless told otherwise, a gRPC server. Never ends.
 FAKE = f"""#!{sys.executable}
@@ -80,12 +77,3 @@ def test_a_bmv2_that_does_not_listen_is_quoted(install, taken, monkeypatch: pyte
         r"check whether another program uses one of its ports",
         str(caught.value),
     )
-
-
-@pytest.mark.usefixtures("own_folder")
-def test_two_racks_on_bmv2_sum_exactly() -> None:
-    needs("veth", "bmv2")
-    with up("two_racks", "veth", "bmv2"):
-        hosts = ("h1", "h2", "h3", "h4")
-        workers = [exec_in(host, sys.executable, str(ROOT / "examples/sum.py")) for host in hosts]
-        assert [said(worker) for worker in workers] == [f"worker {n}: exact" for n in (0, 1, 32, 33)]

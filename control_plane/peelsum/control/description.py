@@ -5,7 +5,7 @@ A description with neither `[spine]` nor `[[racks]]` is for one switch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -75,17 +75,9 @@ class JobDescription(Section):
 
     def plans(self) -> tuple[SwitchPlan, ...]:
         """Return the plan of the only switch, in a tuple."""
+        ports = self.ports
         return (
-            SwitchPlan(
-                switch=self.switch,
-                job_id=self.job.id,
-                window=self.job.window,
-                level=Level.ONLY,
-                up_port=self.ports.server,
-                members=tuple(Member(port, 1 << n, n) for n, port in enumerate(self.ports.workers)),
-                return_ports=dict(enumerate(self.ports.workers)),
-                hosts={int(name): host for name, host in self.hosts.items()},
-            ),
+            _plan(self.job, self.switch, self.hosts, Level.ONLY, ports.server, ports.workers, 0, "switch"),
         )
 
 
@@ -229,18 +221,33 @@ class RacksDescription(Section):
 
     def _leaf_plan(self, rack: int, section: RackSection) -> SwitchPlan:
         """Return the plan of a rack's switch."""
-        first = rack * MAX_WORKERS
-        return SwitchPlan(
-            switch=section,
-            job_id=self.job.id,
-            window=self.job.window,
-            level=Level.LEAF,
-            up_port=section.uplink,
-            members=tuple(Member(port, 1 << n, first + n) for n, port in enumerate(section.workers)),
-            return_ports={first + n: port for n, port in enumerate(section.workers)},
-            hosts={int(name): host for name, host in section.hosts.items()},
-            section=f"racks.{rack}",
-        )
+        first, name = rack * MAX_WORKERS, f"racks.{rack}"
+        ports = section.uplink, section.workers
+        return _plan(self.job, section, section.hosts, Level.LEAF, *ports, first, name)
+
+
+def _plan(
+    job: JobSection,
+    switch: SwitchSection,
+    hosts: Mapping[str, HostAddress],
+    level: Level,
+    up_port: int,
+    worker_ports: Sequence[int],
+    first_worker: int,
+    section: str,
+) -> SwitchPlan:
+    """Return the plan of a switch with workers at `worker_ports`, numbered from `first_worker` on."""
+    return SwitchPlan(
+        switch=switch,
+        job_id=job.id,
+        window=job.window,
+        level=level,
+        up_port=up_port,
+        members=tuple(Member(port, 1 << n, first_worker + n) for n, port in enumerate(worker_ports)),
+        return_ports=dict(enumerate(worker_ports, first_worker)),
+        hosts={int(name): host for name, host in hosts.items()},
+        section=section,
+    )
 
 
 def _program(switch: SwitchSection) -> str:
