@@ -9,7 +9,7 @@ from finsy.p4entity import P4CounterEntry, P4TableAction, P4TableEntry
 
 from peelsum.control.drivers import driver_of
 from peelsum.control.session import Session, lanes, slots
-from peelsum.control.tables import TableSnapshot, args, is_closed
+from peelsum.control.tables import TableSnapshot, action_args, is_closed
 from peelsum.wire import MAX_WORKERS, Level, Verdict
 
 
@@ -79,7 +79,7 @@ def read_jobs(session: Session) -> list[AdmittedJob]:
     workers: defaultdict[int, dict[int, int]] = defaultdict(dict)
     racks: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for row in snapshot.rows["members"]:
-        job_id, port, values = row["job_id"], row["ingress_port"], args(row)
+        job_id, port, values = row["job_id"], row["ingress_port"], action_args(row)
         if "worker_id" in values:
             workers[job_id][values["worker_id"]] = port
         elif "first_worker" in values:
@@ -94,7 +94,7 @@ def read_jobs(session: Session) -> list[AdmittedJob]:
 
 def _admitted_job(row: P4TableEntry, workers: dict[int, int], racks: dict[int, int]) -> AdmittedJob:
     """Return the job of a row in `jobs`, with its workers' or racks' ports."""
-    values = args(row)
+    values = action_args(row)
     assert isinstance(row.action, P4TableAction)
     return AdmittedJob(
         job_id=row["job_id"],

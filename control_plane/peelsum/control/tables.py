@@ -52,7 +52,7 @@ class TableSnapshot:
                 self.groups[group.multicast_group_id] = {str(replica) for replica in group.replicas}
         #: The last generation of each job, by number, including closed jobs.
         self.generations: dict[int, int] = {
-            row["job_id"]: args(row)["generation"] for row in self.rows["jobs"]
+            row["job_id"]: action_args(row)["generation"] for row in self.rows["jobs"]
         }
 
     def participants(self, job_id: int) -> list[P4TableEntry]:
@@ -122,7 +122,11 @@ class Placement:
         for row in self._snapshot.rows["hosts"]:
             port = row["egress_port"]
             host = plan.hosts.get(port)
-            if host and port in others and (args(row)["dst_mac"], args(row)["dst_ip"]) != (host.mac, host.ip):
+            if (
+                host
+                and port in others
+                and (action_args(row)["dst_mac"], action_args(row)["dst_ip"]) != (host.mac, host.ip)
+            ):
                 raise DescriptionError(
                     f"{plan.prefix}hosts.{port}: has another address for job {others[port]}; evict that job "
                     "first"
@@ -146,7 +150,7 @@ class Placement:
         self._driver.bring_up(plan.switch.tofino, plan.section)
         hosts = [row for row in snapshot.rows["hosts"] if row["egress_port"] in plan.hosts]
         present = [*snapshot.participants(plan.job_id), *snapshot.exclusive_hosts(plan.job_id), *hosts]
-        updates = changes(session, present, [*participant_entries(plan), *host_entries(plan)])
+        updates = row_updates(session, present, [*participant_entries(plan), *host_entries(plan)])
         group = group_entry(plan)
         updates.append(~group if group.multicast_group_id in snapshot.groups else +group)
         secrets = dict.fromkeys(snapshot.exclusive_ports(plan.job_id), "")
@@ -206,11 +210,11 @@ class Placement:
             group = flood_entry(switch.bridge)
             updates.append(~group if FLOOD_GROUP in self._snapshot.groups else +group)
             present = self.session.entries("bridge")
-            updates += changes(self.session, present, bridge_entries(switch.bridge))
+            updates += row_updates(self.session, present, bridge_entries(switch.bridge))
         if switch.routes:
             assert switch.address is not None  # the description's own check
             routes = route_entries(switch.routes, switch.address.mac)
-            updates += changes(self.session, self.session.entries("routes"), routes)
+            updates += row_updates(self.session, self.session.entries("routes"), routes)
         return updates
 
 
@@ -221,7 +225,7 @@ def known_generation(session: Session, job_id: int, *, closed: bool = True) -> i
     """
     for row in session.entries("jobs", {"job_id": job_id}):
         if closed or not is_closed(row):
-            generation: int = args(row)["generation"]
+            generation: int = action_args(row)["generation"]
             return generation
     return None
 
@@ -235,7 +239,7 @@ def close_job(session: Session, job_id: int, generation: int) -> None:
     snapshot, driver = TableSnapshot(session), driver_of(session)
     session.write([_close_update(snapshot, job_id, generation)])
     secrets = dict.fromkeys(snapshot.exclusive_ports(job_id), "")
-    updates = changes(session, [*snapshot.participants(job_id), *snapshot.exclusive_hosts(job_id)], [])
+    updates = row_updates(session, [*snapshot.participants(job_id), *snapshot.exclusive_hosts(job_id)], [])
     updates += driver.secret_updates(secrets, driver.secret_ports() if secrets else None)
     if group_of(job_id) in snapshot.groups:
         updates.append(-P4MulticastGroupEntry(group_of(job_id)))
@@ -253,13 +257,15 @@ def host_entries(plan: SwitchPlan) -> list[P4TableEntry]:
     return [host_entry(port, host, address) for port, host in plan.hosts.items() if address is not None]
 
 
-def changes(session: Session, present: Iterable[P4TableEntry], desired: Iterable[P4TableEntry]) -> list[Any]:
+def row_updates(
+    session: Session, present: Iterable[P4TableEntry], desired: Iterable[P4TableEntry]
+) -> list[Any]:
     """Return the updates that turn the rows `present` into the rows `desired`.
 
     Rows that do not change are not written, and a changed row is modified, not deleted and inserted.
     Raises SwitchError for rows that are invalid for the switch's program.
     """
-    before, after = by_key(session, present), by_key(session, desired)
+    before, after = rows_by_key(session, present), rows_by_key(session, desired)
     updates: list[Any] = [
         -P4TableEntry(row.table_id, match=row.match) for key, (row, _) in before.items() if key not in after
     ]
@@ -271,7 +277,7 @@ def changes(session: Session, present: Iterable[P4TableEntry], desired: Iterable
     return updates
 
 
-def by_key(
+def rows_by_key(
     session: Session, rows: Iterable[P4TableEntry]
 ) -> dict[tuple[object, ...], tuple[P4TableEntry, tuple[object, ...]]]:
     """Return each row by its encoded key, together with its encoded action, so that rows can be compared.
@@ -288,17 +294,17 @@ def by_key(
     return encoded_rows
 
 
-def values(session: Session, rows: Iterable[P4TableEntry]) -> set[object]:
+def encoded_rows(session: Session, rows: Iterable[P4TableEntry]) -> set[object]:
     """Return the encoded keys and actions of rows, so that sets of rows can be compared."""
-    return {(key, value) for key, (_, value) in by_key(session, rows).items()}
+    return {(key, value) for key, (_, value) in rows_by_key(session, rows).items()}
 
 
 def is_closed(row: P4TableEntry) -> bool:
     """Return whether a row of table `jobs` belongs to a closed job."""
-    return not args(row)["expected_mask"]
+    return not action_args(row)["expected_mask"]
 
 
-def args(row: P4TableEntry) -> dict[str, Any]:
+def action_args(row: P4TableEntry) -> dict[str, Any]:
     """Return the parameters of a row's action."""
     assert isinstance(row.action, P4TableAction)
     return row.action.args

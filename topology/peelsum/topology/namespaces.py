@@ -76,10 +76,10 @@ def enter_own_namespace() -> None:
         reason = errno.errorcode.get(ctypes.get_errno(), "unknown error")
         raise TopologyError(f"network namespace: refused ({reason}); run as root")
     run("link lo", "ip", "link", "set", "lo", "up")
-    quieten()
+    disable_ipv6()
 
 
-def quieten() -> None:
+def disable_ipv6() -> None:
     """Disable IPv6 in this network namespace, so that the kernel sends no neighbour discovery."""
     with suppress(OSError):
         _IPV6_OFF.write_text("1")
@@ -158,7 +158,7 @@ def configure_host(pid: int, address: str, neighbours: Mapping[str, str]) -> Non
     IPv4 address, for permanent neighbour entries and routes.
     """
     with _inside_namespace(pid):
-        quieten()
+        disable_ipv6()
         # Bursts are segmented before they leave the host, so that a lossy link drops single packets.
         without_offloads(HOST_INTERFACE)
     end = f"dev {HOST_INTERFACE}"
@@ -187,7 +187,7 @@ def shape(name: str, *, rate_mbit: float | None, latency_ms: float, pid: int | N
         run(f"link {name}: latency {latency_ms:g} ms", *add, *place, "handle", "2:", "netem", "delay", delay)
 
 
-def lose(share: float, *interfaces: str) -> None:
+def drop_packets(share: float, *interfaces: str) -> None:
     """Drop a share, from 0 to 1, of the packets that arrive at each of these interfaces.
 
     Raises TopologyError if nftables is missing or fails.

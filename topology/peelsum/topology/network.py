@@ -30,10 +30,10 @@ from peelsum.topology.namespaces import (
     attach_host,
     bridge,
     configure_host,
+    drop_packets,
     enter_own_namespace,
     hold_namespace,
     inside,
-    lose,
     shape,
 )
 from peelsum.topology.records import MARKER, Place, Process, files_of
@@ -398,6 +398,6 @@ def _create_link(topology: Topology, link: Link, holders: Mapping[str, int]) -> 
         add_wire(far, other_end)
     if link.loss:
         bridge(switch_end + "b", near, far)
-        lose(link.loss, near, far)
+        drop_packets(link.loss, near, far)
     for end in (end for end in link.ends if end not in holders):
         shape(end, rate_mbit=link.rate_mbit, latency_ms=link.latency_ms)

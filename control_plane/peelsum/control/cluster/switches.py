@@ -31,12 +31,12 @@ from peelsum.control.status import AdmittedJob, read_jobs, read_verdicts
 from peelsum.control.tables import (
     Placement,
     TableSnapshot,
-    changes,
     close_job,
+    encoded_rows,
     host_entries,
     is_closed,
     known_generation,
-    values,
+    row_updates,
 )
 from peelsum.tls import Identity
 from peelsum.wire import Verdict
@@ -302,7 +302,7 @@ class OwnedSwitch(ManagedSwitch):
     ) -> Iterator[Event]:
         """Compare all tables with the desired jobs, and remove and restore jobs. Yield events."""
         tables = TableSnapshot(session)
-        present, hosts = tables.job_rows(), values(session, tables.rows["hosts"])
+        present, hosts = tables.job_rows(), encoded_rows(session, tables.rows["hosts"])
         self.refused = {job_id: why for job_id, why in self.refused.items() if job_id in desired}
         for job_id in present.keys() - desired.keys():
             close_job(session, job_id, tables.generations.get(job_id, 0))
@@ -310,7 +310,7 @@ class OwnedSwitch(ManagedSwitch):
         used = {port for job in desired.values() for port in job.plan.ports}
         # Read the rows again: `close_job` may have removed some.
         idle = [row for row in session.entries("hosts") if row["egress_port"] not in used]
-        session.write(changes(session, idle, []))
+        session.write(row_updates(session, idle, []))
         free = True
         for job_id, job in desired.items():
             rows = present.get(job_id, [])
@@ -466,8 +466,8 @@ class SharedSwitch(ManagedSwitch):
 
 def jobs_agree(session: Session, desired: Mapping[int, DesiredJob]) -> bool:
     """Read the table `jobs`; return whether the desired jobs are open and no others. Raises SwitchError."""
-    expected = values(session, [job_entry(job.plan, job.generation) for job in desired.values()])
-    return values(session, [row for row in session.entries("jobs") if not is_closed(row)]) == expected
+    expected = encoded_rows(session, [job_entry(job.plan, job.generation) for job in desired.values()])
+    return encoded_rows(session, [row for row in session.entries("jobs") if not is_closed(row)]) == expected
 
 
 def is_complete(
@@ -475,6 +475,6 @@ def is_complete(
 ) -> bool:
     """Return whether `rows` are exactly a job's rows, and the encoded rows `hosts` include its hosts."""
     expected = [job_entry(job.plan, job.generation), *participant_entries(job.plan)]
-    if values(session, rows) != values(session, expected):
+    if encoded_rows(session, rows) != encoded_rows(session, expected):
         return False
-    return all(host in hosts for host in values(session, host_entries(job.plan)))
+    return all(host in hosts for host in encoded_rows(session, host_entries(job.plan)))
