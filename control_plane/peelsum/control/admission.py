@@ -20,7 +20,7 @@ _GENERATION_S = 0.25
 
 
 @dataclass(frozen=True)
-class Admission:
+class JobAdmission:
     """An admitted job, as its workers and its server need to know it."""
 
     job_id: int
@@ -53,7 +53,7 @@ def admit(
     free: bool = True,
     known: Sequence[int] = (),
     secret: str | None = None,
-) -> Admission:
+) -> JobAdmission:
     """Admit a job to all its switches in a new generation.
 
     The steps are: close the job, from the workers' switches to the server's; free its slots; write its rows;
@@ -118,9 +118,9 @@ def next_generation(known: Sequence[int], now: float) -> int:
 
 def admission_of(
     description: AnyDescription, generation: int, sessions: Sequence[Session], secret: str = ""
-) -> Admission:
-    """Return the `Admission` of a job on the switches of these sessions."""
-    return Admission(
+) -> JobAdmission:
+    """Return the `JobAdmission` of a job on the switches of these sessions."""
+    return JobAdmission(
         description.job.id,
         generation,
         description.job.workers,

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from peelsum.control.errors import DescriptionError
-from peelsum.control.plan import Member, SwitchPlan
+from peelsum.control.plan import SwitchMember, SwitchPlan
 from peelsum.control.sections import HostAddress, JobSection, Port, Section, SwitchSection, check_ports
 from peelsum.control.validation import first_validation_error
 from peelsum.reading import LimitError, parse_toml, read_text
@@ -197,7 +197,7 @@ class RacksDescription(Section):
             level=Level.SPINE,
             up_port=self.spine.server,
             members=tuple(
-                Member(port, 1 << rack, rack * MAX_WORKERS, is_rack=True)
+                SwitchMember(port, 1 << rack, rack * MAX_WORKERS, is_rack=True)
                 for rack, port in enumerate(self._spine_ports)
             ),
             return_ports={
@@ -243,7 +243,7 @@ def _plan(
         window=job.window,
         level=level,
         up_port=up_port,
-        members=tuple(Member(port, 1 << n, first_worker + n) for n, port in enumerate(worker_ports)),
+        members=tuple(SwitchMember(port, 1 << n, first_worker + n) for n, port in enumerate(worker_ports)),
         return_ports=dict(enumerate(worker_ports, first_worker)),
         hosts={int(name): host for name, host in hosts.items()},
         section=section,

@@ -11,7 +11,7 @@ from finsy.p4entity import (
     P4TableMatch,
 )
 
-from peelsum.control.plan import Member, SwitchPlan
+from peelsum.control.plan import SwitchMember, SwitchPlan
 from peelsum.control.sections import HostAddress, NextHop, Prefix
 
 #: Because the factor is odd, all jobs get different salts; because it is large, consecutive job numbers get
@@ -67,7 +67,7 @@ def participant_entries(plan: SwitchPlan) -> list[P4TableEntry]:
     return entries
 
 
-def _member_action(member: Member) -> P4TableAction:
+def _member_action(member: SwitchMember) -> P4TableAction:
     if member.is_rack:
         return P4TableAction("admit_rack", rack_mask=member.mask, first_worker=member.first_worker)
     return P4TableAction("admit_worker", worker_mask=member.mask, worker_id=member.first_worker)

@@ -11,7 +11,7 @@ from peelsum.wire import Level
 
 
 @dataclass(frozen=True)
-class Member:
+class SwitchMember:
     """A worker, or a rack of workers, behind one port of a switch."""
 
     port: int
@@ -38,7 +38,7 @@ class SwitchPlan:
     """The switch's position: the only switch, a rack's (leaf), or the spine."""
     up_port: int
     """The uplink: the port to the aggregation server or to the spine."""
-    members: tuple[Member, ...]
+    members: tuple[SwitchMember, ...]
     """The workers or racks below this switch."""
     return_ports: Mapping[int, int]
     """The port towards each worker, by worker number."""
